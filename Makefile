@@ -6,7 +6,8 @@
 #   make demo-par           searches an order of attention and feed-forward blocks (PAR), then trains what it found; build/demo_par.svg shows it
 #   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
-#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/plot, build/cuts, build/hello
+#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/plot, build/cuts, build/hello,
+#                           build/remember, build/own_family
 #   make shared             build/libseqtx.so: all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
 #   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
 #   make bench              timings, against CBLAS and PyTorch where they are installed
@@ -45,7 +46,7 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 # but for the tests of the trainers
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h)) examples/text
 TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
-TOOLS    = build/hello $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.c)) $(if $(SPM),build/spm_train)
+TOOLS    = build/hello build/own_family build/remember $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.c)) $(if $(SPM),build/spm_train)
 # what a file depends on the compiler writes down
 DEPS     = -MMD -MP -MF $@.d -MT $@
 
@@ -266,6 +267,8 @@ $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,embed,,sh tests/embed.sh)
+$(call RUN,names,,sh tests/names.sh)
+$(call RUN,cookbook,build/train_attn_span build/plot $(call LIB,f32) $(call LIB,f64),env LDLIBS="$(abspath $(SPM)) $(LDLIBS)" sh tests/cookbook.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else

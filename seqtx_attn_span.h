@@ -202,6 +202,41 @@
        - z is clamped to [0,1] after the update, not in the forward.
        - no_renorm makes S part of the model: a key with m = 0 inside the window takes probability, one outside takes none.
 
+   Names in other programs' checkpoints; tools/convert.py turns them into ours, and ours into them. V is the vocabulary, N is pers, f is
+   inner, l a layer, i a cluster of adaptive words, K their cutoffs. Names of the authors begin with module., those of fairseq with
+   decoder.model.; where no shape is said ours is the original's.
+
+       original                                                                ours                               shape of the original
+       key_pe                                                                  key_pe, (L,D)                      (1,D,L)
+       in_emb.weight                                                           in_emb.weight                      (V,d)
+       out_emb.weight                                                          out_emb.weight                     (V,d)
+       out_emb.bias                                                            out_emb.bias                       (V)
+       in_emb.emb_layers.i.weight                                              in_emb.tables.i                    (size i, width i)
+       in_emb.emb_projs.i                                                      in_emb.projs.i                     (d, width i)
+       out_emb.out_layers.i.weight                                             out_emb.tables.i; tied: not there  (size i, width i)
+       out_emb.out_layers.i.bias                                               out_emb.biases.i                   (size i)
+       out_emb.out_projs.i                                                     out_emb.projs.i; tied: not there   (d, width i)
+       out_emb.cluster_proj.weight                                             out_emb.cluster.weight             (K,d)
+       out_emb.cluster_proj.bias                                               out_emb.cluster.bias               (K)
+       layers.l.attn.attn.adaptive_span._mask.current_val                      layers.l.attn.span, (H)            (H,1,1)
+       layers.l.attn.attn.adaptive_span._mask.mask_template                    made anew: 1-L .. 0                (L)
+       layers.l.attn.attn.persistent_memory.adaptive_span._mask.current_val    the same as the one above          (H,1,1)
+       layers.l.attn.attn.persistent_memory.adaptive_span._mask.mask_template  made anew                          (L)
+       layers.l.attn.attn.persistent_memory.key                                layers.l.attn.pers_key, (H,N,D)    (H,D,N)
+       layers.l.attn.attn.persistent_memory.val                                layers.l.attn.pers_val             (H,N,D)
+       layers.l.attn.proj_query.weight                                         layers.l.attn.wq                   (d,d)
+       layers.l.attn.proj_out.weight                                           layers.l.attn.wo                   (d,d)
+       layers.l.attn.proj_val.weight                                           layers.l.attn.wv                   (d,d)
+       layers.l.attn.proj_key.weight                                           layers.l.attn.wk                   (d,d)
+       layers.l.norm1.weight                                                   layers.l.norm1.weight              (d)
+       layers.l.norm1.bias                                                     layers.l.norm1.bias                (d)
+       layers.l.norm2.weight                                                   layers.l.norm2.weight              (d)
+       layers.l.norm2.bias                                                     layers.l.norm2.bias                (d)
+       layers.l.ff.fc1.weight                                                  layers.l.ff.fc1.weight             (f,d)
+       layers.l.ff.fc1.bias                                                    layers.l.ff.fc1.bias               (f)
+       layers.l.ff.fc2.weight                                                  layers.l.ff.fc2.weight             (d,f)
+       layers.l.ff.fc2.bias                                                    layers.l.ff.fc2.bias               (d)
+
    Compile-time options: those of seqtx.h.
    GPU. Nothing changes in a program but desc.device (see seqtx.h), and that a step written as a function can be replayed:
        stx_tokens_set(x, in, ..); stx_tokens_set(x, out, ..); stx_optim_rate(optim, lr);

@@ -188,6 +188,47 @@
        - A call with T < S forgets its tokens. Text that comes in pieces goes to stx_comp_gen, or waits until a segment is full.
        - Evaluation wants a state of its own. With larger memories (stx_comp_state_create_sized) only STX_COMP_XL knows the distances.
 
+   Names in the port's checkpoints; tools/convert.py turns them into ours, and ours into them. V is the vocabulary, E is emb, l a layer;
+   names of its wrapper begin with net.; where no shape is said ours is the original's.
+
+       original                                         ours                                            shape of the original
+       token_emb.weight                                 in_emb.weight                                   (V,E)
+       to_model_dim.weight                              in_proj.weight                                  (D,E)
+       to_model_dim.bias                                in_proj.bias                                    (D)
+       to_logits.1.weight                               out_emb.weight (0.3.13: to_logits.weight);      (V,E); (E,D)
+                                                        that of to_logits.0: out_proj.weight
+       to_logits.1.bias                                 out_emb.bias (0.3.13: to_logits.bias); that of  (V); (E)
+                                                        to_logits.0: out_proj.bias
+       pos_emb                                          key_pe, (S + M + C, D)                          (H, S + M + C, D / H)
+       attn_layers.l.fn.norm.weight                     layers.l.attn.norm.weight                       (D)
+       attn_layers.l.fn.norm.bias                       layers.l.attn.norm.bias                         (D)
+       attn_layers.l.fn.fn.to_q.weight                  layers.l.attn.query.weight                      (D,D)
+       attn_layers.l.fn.fn.to_kv.weight                 layers.l.attn.kv.weight                         (2 D, D);
+                                                                                                        one head: (2 D / H, D)
+       attn_layers.l.fn.fn.to_out.weight                layers.l.attn.out.weight                        (D,D)
+       attn_layers.l.fn.fn.to_out.bias                  layers.l.attn.out.bias                          (D)
+       attn_layers.l.fn.fn.compress_mem_fn.conv.weight  layers.l.compress.weight, (D, r D), by tap      (D,D,r)
+       attn_layers.l.fn.fn.compress_mem_fn.conv.bias    layers.l.compress.bias                          (D)
+       attn_layers.l.gru.weight_ih                      layers.l.attn.gate.weight_ih (0.3.18:           (3 D, D)
+                                                        weight_ih_l0, and so on)
+       attn_layers.l.gru.weight_hh                      layers.l.attn.gate.weight_hh                    (3 D, D)
+       attn_layers.l.gru.bias_ih                        layers.l.attn.gate.bias_ih                      (3 D)
+       attn_layers.l.gru.bias_hh                        layers.l.attn.gate.bias_hh                      (3 D)
+       attn_layers.l.mogrify.Q.i.weight                 layers.l.attn.gate.mogrify.q0, q1               (D / 4, D), (D, D / 4)
+       attn_layers.l.mogrify.R.i.weight                 layers.l.attn.gate.mogrify.r0, r1               (D / 4, D), (D, D / 4)
+       ff_layers.l.fn.norm.weight                       layers.l.ff.norm.weight                         (D)
+       ff_layers.l.fn.norm.bias                         layers.l.ff.norm.bias                           (D)
+       ff_layers.l.fn.fn.w1.weight                      layers.l.ff.fc1.weight                          (4 D, D); GLU: (8 D, D)
+       ff_layers.l.fn.fn.w1.bias                        layers.l.ff.fc1.bias                            (4 D); GLU: (8 D)
+       ff_layers.l.fn.fn.w2.weight                      layers.l.ff.fc2.weight                          (D, 4 D)
+       ff_layers.l.fn.fn.w2.bias                        layers.l.ff.fc2.bias                            (D)
+       ff_layers.l.gru.weight_ih                        layers.l.ff.gate.weight_ih                      (3 D, D)
+       ff_layers.l.gru.weight_hh                        layers.l.ff.gate.weight_hh                      (3 D, D)
+       ff_layers.l.gru.bias_ih                          layers.l.ff.gate.bias_ih                        (3 D)
+       ff_layers.l.gru.bias_hh                          layers.l.ff.gate.bias_hh                        (3 D)
+       ff_layers.l.mogrify.Q.i.weight                   layers.l.ff.gate.mogrify.q0, q1                 (D / 4, D), (D, D / 4)
+       ff_layers.l.mogrify.R.i.weight                   layers.l.ff.gate.mogrify.r0, r1                 (D / 4, D), (D, D / 4)
+
    Compile-time options: those of seqtx.h.
    GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
        stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user)

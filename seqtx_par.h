@@ -166,6 +166,75 @@
        - Costs of latency in a unit in which Lat is more than 1, for STX_PAR_LATENCY_FBNET.
        - Generation sees M rows before each token, a call of T tokens up to M + T - 1: compare with calls of one token, or give it more.
 
+   Names in Transformer-XL's checkpoints (the authors' PyTorch, and Hugging Face's, which begin with transformer., but for crit.);
+   tools/convert.py turns them into ours, and ours into them. V is the vocabulary, d = D, H heads of dh, f = F, l a layer, which is the
+   blocks 2l and 2l + 1 here, i a cluster, K the clusters but the first; where no shape is said ours is the original's.
+
+       original                             ours                                            shape of the original
+       word_emb.emb_layers.i.weight         in_emb.weight; with clusters in_emb.tables.i,   (V,d); (size i, width i)
+                                            one table is cut
+       word_emb.emb_projs.i                 in_emb.projs.i                                  (d, width i)
+       crit.out_layers.i.weight             the same as the embedding's                     (V,d); (size i, width i)
+       crit.out_layers.i.bias               out_emb.bias; out_emb.biases.i                  (V); (size i)
+       crit.out_projs.i                     out_emb.projs.i; tied: not there                (d, width i)
+       crit.cluster_weight                  out_emb.cluster.weight; of Hugging Face with    (K, width 0)
+                                            its rows turned round
+       crit.cluster_bias                    out_emb.cluster.bias; turned round, too         (K)
+       r_w_bias                             attn.u                                          (H,dh)
+       r_r_bias                             attn.v                                          (H,dh)
+       layers.l.dec_attn.r_w_bias           Hugging Face: layers.2l.attn.u                  (H,dh)
+       layers.l.dec_attn.r_r_bias           Hugging Face: layers.2l.attn.v                  (H,dh)
+       layers.l.dec_attn.qkv_net.weight     its first H dh rows                             (3 H dh, d)
+                                            layers.2l.attn.query.weight, the others
+                                            .kv.weight
+       layers.l.dec_attn.o_net.weight       layers.2l.attn.out.weight                       (d, H dh)
+       layers.l.dec_attn.r_net.weight       layers.2l.attn.pos.weight                       (H dh, d)
+       layers.l.dec_attn.layer_norm.weight  layers.2l.attn.norm.weight                      (d)
+       layers.l.dec_attn.layer_norm.bias    layers.2l.attn.norm.bias                        (d)
+       layers.l.pos_ff.CoreNet.0.weight     layers.2l+1.ff.fc1.weight; of CoreNet.3:        (f,d); (d,f)
+                                            fc2.weight
+       layers.l.pos_ff.CoreNet.0.bias       layers.2l+1.ff.fc1.bias; of CoreNet.3:          (f); (d)
+                                            fc2.bias
+       layers.l.pos_ff.layer_norm.weight    layers.2l+1.ff.norm.weight                      (d)
+       layers.l.pos_ff.layer_norm.bias      layers.2l+1.ff.norm.bias                        (d)
+       pos_emb.inv_freq                     made anew                                       (d / 2)
+
+   And in those of PAR's reference, which tools/convert.py reads; each name ends in /.ATTRIBUTES/VARIABLE_VALUE, and matrices are (in,out)
+   there and (out,in) here. l is a block, c0 the size of the first cluster, J the number of the others.
+
+       original                                                ours                                            shape of the original
+       model/embed/embeddings                                  in_emb.weight                                   (V,D)
+       model/stoch_blks/l/rmha/W_emb/kernel                    Q: layers.l.attn.query.weight; K, V:            (D, 3 D), columns Q, V, K
+                                                               layers.l.attn.kv.weight
+       model/stoch_blks/l/rmha/W_emb/bias                      layers.l.attn.query.bias, kv.bias               (3 D)
+       model/stoch_blks/l/rmha/W_pos/kernel                    layers.l.attn.pos.weight                        (D,D)
+       model/stoch_blks/l/rmha/W_pos/bias                      layers.l.attn.pos.bias                          (D)
+       model/stoch_blks/l/rmha/global_content_bias             layers.l.attn.u, (H,dh)                         (1,H,1,dh)
+       model/stoch_blks/l/rmha/u                               the same, in other versions                     (1,H,1,dh)
+       model/stoch_blks/l/rmha/global_position_bias            layers.l.attn.v, (H,dh)                         (1,H,1,dh)
+       model/stoch_blks/l/rmha/v                               the same, in other versions                     (1,H,1,dh)
+       model/stoch_blks/l/rmha/dense/kernel                    layers.l.attn.out.weight                        (D,D)
+       model/stoch_blks/l/rmha/dense/bias                      layers.l.attn.out.bias                          (D)
+       model/stoch_blks/l/ffn/layer_with_weights-0/kernel      layers.l.ff.fc1.weight                          (D,F)
+       model/stoch_blks/l/ffn/layer_with_weights-0/bias        layers.l.ff.fc1.bias                            (F)
+       model/stoch_blks/l/ffn/layer_with_weights-1/kernel      layers.l.ff.fc2.weight                          (F,D)
+       model/stoch_blks/l/ffn/layer_with_weights-1/bias        layers.l.ff.fc2.bias                            (D)
+       model/stoch_blks/l/layernorm_mha/gamma                  layers.l.attn.norm.weight                       (D)
+       model/stoch_blks/l/layernorm_mha/beta                   layers.l.attn.norm.bias                         (D)
+       model/stoch_blks/l/layernorm_ffn/gamma                  layers.l.ff.norm.weight                         (D)
+       model/stoch_blks/l/layernorm_ffn/beta                   layers.l.ff.norm.bias                           (D)
+       model/stoch_blks/l/pi                                   arch.l                                          (3)
+       model/stoch_blks/l/tau                                  left out                                        ()
+       model/final_layer/head_w/kernel                         its first c0 columns out_emb.tables.0, the      (D, c0 + J)
+                                                               others out_emb.cluster.weight
+       model/final_layer/head_w/bias                           out_emb.biases.0, out_emb.cluster.bias          (c0 + J)
+       model/final_layer/tail_w/i/layer_with_weights-0/kernel  out_emb.projs.i+1, not transposed               (D, width)
+       model/final_layer/tail_w/i/layer_with_weights-0/bias    out_emb.proj_biases.i+1                         (width)
+       model/final_layer/tail_w/i/layer_with_weights-1/kernel  out_emb.tables.i+1                              (width, size)
+       model/final_layer/tail_w/i/layer_with_weights-1/bias    out_emb.biases.i+1                              (size)
+       model/final_layer/kernel                                without clusters: out_emb.weight                (D,V)
+       model/final_layer/bias                                  without clusters: out_emb.bias                  (V)
+
    Compile-time options: those of seqtx.h.
    GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
        stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)   stx_par_set_tau, .._set_uniforms between steps

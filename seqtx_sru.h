@@ -171,6 +171,40 @@
          stx_sru_state.window and keep.
        - The state in and the memory in are constants: gradients stop at a segment's edge.
 
+   Names in the reference's checkpoints; tools/convert.py turns them into ours, and ours into them. V is the vocabulary, E the width of the
+   embedding, d of the last hidden states, I of what comes into a layer, O of what goes out, P is proj, l a layer, i a cluster of
+   adaptive words, c1 the size of the first one, K the others. Names of a stack inside a language model begin with rnn.; "by product": the
+   rows (unit, product) there are (product, unit) here; where no shape is said ours is the original's.
+
+       original                                      ours                                            shape of the original
+       embedding_layer.weight                        in_emb.weight                                   (V,E)
+       output_layer.weight                           out_emb.weight                                  (V,d)
+       output_layer.bias                             out_emb.bias                                    (V)
+       output_layer.out_layers.i.weight              out_emb.tables.i; the last K rows of the        (size i, width i);
+                                                     first: out_emb.cluster.weight                   first (c1 + K, width)
+       output_layer.out_layers.i.bias                out_emb.biases.i; the last K of the first:      (size i); first (c1 + K)
+                                                     out_emb.cluster.bias
+       output_layer.out_projs.i                      out_emb.projs.i                                 (d, width i)
+       embedding_layer.emb_projs.i                   in_emb.projs.i; shared: not there               (d, width i)
+       input_to_hidden.weight                        input.weight                                    (O, input)
+       rnn_lst.l.weight_proj                         2.6: layers.l.w1, transposed                    (I,P)
+       rnn_lst.l.weight                              2.6: layers.l.w3, transposed, by product        (I or P, O k)
+       rnn_lst.l.transform_module.weight             3.0: layers.l.w3, by product                    (O k, I)
+       rnn_lst.l.transform_module.0.weight           3.0: layers.l.w1                                (P,I)
+       rnn_lst.l.transform_module.1.weight           3.0: layers.l.w3, by product                    (O k, P)
+       rnn_lst.l.transform_module.linear1.weight     SRU++: layers.l.w1                              (P,I)
+       rnn_lst.l.transform_module.linear2.weight     SRU++: layers.l.w2; in a layer without          (2 P, P); (O k, P)
+                                                     attention layers.l.w3, by product
+       rnn_lst.l.transform_module.linear3.weight     SRU++: layers.l.w3, by product                  (O k, P)
+       rnn_lst.l.transform_module.alpha              layers.l.alpha                                  (1)
+       rnn_lst.l.transform_module.layer_norm.weight  layers.l.attn_norm.weight                       (P)
+       rnn_lst.l.transform_module.layer_norm.bias    layers.l.attn_norm.bias                         (P)
+       rnn_lst.l.weight_c                            layers.l.v, (2,O)                               (2 O)
+       rnn_lst.l.bias                                layers.l.bias, (2,O)                            (2 O)
+       rnn_lst.l.scale_x                             --rescale and --highway-bias                    (1)
+       rnn_lst.l.layer_norm.weight                   layers.l.norm.weight                            (I) before, (O) after
+       rnn_lst.l.layer_norm.bias                     layers.l.norm.bias                              (I) before, (O) after
+
    Compile-time options: those of seqtx.h.
    GPU. As in seqtx.h; seqtx_cuda.cu has the recurrence's kernels when this header stands beside it. A step can be replayed:
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user)

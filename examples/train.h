@@ -67,6 +67,8 @@
        TR_FIXED  from the checkpoint; a run cannot go on with another value. Evaluation and generation may
        TR_MODEL  from the checkpoint, always: its numbers mean nothing without it
 
+   A run that begins with the weights of another one (TR_INIT) takes options of TR_MODEL, and those with TR_KEPT added.
+
    Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
    path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
    event file never stop a training: they report their first failure once, undo the half line and fall silent.
@@ -349,7 +351,9 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
 enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE };
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
 enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
-       TR_LATER = 8 };      /* added to a class: checkpoints from before this option was made go on with its default */
+       TR_LATER = 8,        /* added to a class: checkpoints from before this option was made go on with its default */
+       TR_KEPT = 16 };      /* added to a class: it decides what the weights compute; who takes these takes it, too, unless it is given */
+enum { TR_LOOK, TR_RESUME, TR_INIT };       /* tr_options_adopt: evaluation or generation; the run goes on; its weights begin another run */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
 
 typedef struct {
@@ -1088,21 +1092,22 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
 }
 
 /* On resume: gives each option that is not TR_LOCAL the checkpoint's value, or keeps the one that was given, or refuses, as
-   its class says (see the manual). A preset counts as giving its options. training: 0 when the checkpoint is only evaluated or
-   sampled. `json` is what tr_options_json wrote. */
-TR_DEF int tr_options_adopt(tr_options *o, const char *json, int training, tr_adopted *a, char *err, size_t size) {
+   its class says (see the manual). A preset counts as giving its options. why_opened: TR_LOOK, TR_RESUME or TR_INIT. `json` is what
+   tr_options_json wrote. */
+TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_adopted *a, char *err, size_t size) {
     char saved[4096], here[64], why[TR_ERR];
     const char *now;
     tr_opt *p;
     memset(a, 0, sizeof *a);
     for (p = o->opt; p->type != TR_T_END; p++) {
-        int keep = p->keep & ~TR_LATER, found, given = p->from >= TR_FROM_PRESET, none;
+        int keep = p->keep & ~(TR_LATER | TR_KEPT), found, given = p->from >= TR_FROM_PRESET, none;
         if (p->type == TR_T_GROUP || keep == TR_LOCAL) continue;
+        if (why_opened == TR_INIT && keep != TR_MODEL && !(p->keep & TR_KEPT)) continue;
         found = tr_json_find(json, p->name, saved, sizeof saved);
         if (found < 0) { tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name); goto bad; }
         if (found == 0) {
             tr_buf *list = given ? &a->given : &a->missing;
-            if (keep == TR_HINT || (p->keep & TR_LATER)) continue;
+            if (keep == TR_HINT || (p->keep & TR_LATER) || why_opened == TR_INIT) continue;
             tr_buf_puts(list, list->n ? ", --" : "--");
             tr_buf_puts(list, p->name);
             continue;
@@ -1117,12 +1122,12 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int training, tr_ad
         tr_value(p, here);
         now = p->type == TR_T_TEXT ? *(const char **)p->to : here;
         if (now == NULL ? none : !none && strcmp(now, saved) == 0) continue;
-        if (keep == TR_HINT || (!training && keep != TR_MODEL)) continue;
+        if (keep == TR_HINT || (why_opened != TR_RESUME && keep != TR_MODEL)) continue;
         if (keep != TR_FREE) {
-            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to continue that run, or "
-                    "name another checkpoint file", p->name, now != NULL ? now : "none",
-                    p->from == TR_FROM_PRESET ? "--preset " : "the command line",
-                    p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved, p->from == TR_FROM_PRESET ? "--preset" : "it");
+            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to %s", p->name,
+                    now != NULL ? now : "none", p->from == TR_FROM_PRESET ? "--preset " : "the command line",
+                    p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved, p->from == TR_FROM_PRESET ? "--preset" : "it",
+                    why_opened == TR_INIT ? "begin with its weights" : "continue that run, or name another checkpoint file");
             goto bad;
         }
         tr_buf_puts(&a->changed, a->changed.n ? ", --" : "--");
@@ -1144,7 +1149,8 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int training, tr_ad
     }
     if (a->json.n) tr_buf_puts(&a->json, "}");
     if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) { tr_fail(err, size, "out of memory"); goto bad; }
-    if (!o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1 && strcmp(saved, "null") != 0)
+    if (why_opened != TR_INIT && !o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1
+        && strcmp(saved, "null") != 0)
         strcpy(o->preset_used, saved);
     return 1;
 bad:
@@ -1990,11 +1996,12 @@ TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };      /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */
+enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };    /* tr_lm_opt.score_by */
 
 typedef struct {
-    const char *data, *pieces, *checkpoint, *best, *log, *tensorboard, *out, *prompt, *stop;
-    int         tokens, join_lines, reading, unit, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune, dry_run,
-        list_presets, version, keep_best, interactive;
+    const char *data, *pieces, *checkpoint, *init_from, *score, *best, *log, *tensorboard, *out, *prompt, *stop;
+    int         tokens, join_lines, reading, unit, score_by, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune,
+        dry_run, list_presets, version, keep_best, interactive;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
                 update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty;
@@ -2031,6 +2038,8 @@ typedef struct {
         "DIR/log.jsonl and --tensorboard DIR/tb, where these are not given"), \
     TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every " \
         "option that decides training"), \
+    TR_TEXT("init-from", TR_LOCAL, &(o).init_from, "begin a new run with the weights of this checkpoint (fine-tuning), also of one that " \
+        "tools/convert.py made: the model's options and vocabulary are its own; optimiser, schedule and memories begin anew"), \
     TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
     TR_TEXT("best", TR_LOCAL, &(o).best, "save here whenever an evaluation between steps is the best so far"), \
     TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, "the same beside --checkpoint: run.best.safetensors for run.safetensors"), \
@@ -2044,6 +2053,10 @@ typedef struct {
     TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, "write TensorBoard event files into this directory")
 #define TR_LM_RUNNING(o) \
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
+    TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a " \
+        "table with tabs, then stop; nats are -ln of the probability"), \
+    TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, " \
+        "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
     TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
@@ -2304,6 +2317,12 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
         }
     }
     return marked > 0 ? marked : words;
+}
+
+/* The option that makes the model read token by token; NULL: none does. */
+TR_DEF const char *tr_lm_by_token(const tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    return o->interactive ? "interactive" : o->generate ? "generate" : o->score && o->score_by != TR_BY_FILE ? "score-by" : NULL;
 }
 
 /* ---- context */
@@ -2578,17 +2597,20 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     free(blob);
     return ok;
 }
-/* The checkpoint that there is, opened: its form is checked, its options and its vocabulary are taken. It may ask for another context than
-   there is, which is made then. *f NULL: there is none. */
+/* The checkpoint that there is, or the one of --init-from, opened: its form is checked, its options and its vocabulary are taken. It may
+   ask for another context than there is, which is made then. *f NULL: there is none. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const tr_lm_kind *k = t->kind;
-    const char *path = t->opt->checkpoint, *config, *format;
+    const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own, *config, *format;
     const stx_entry *e;
     struct stat st;
     *f = NULL;
+    if (from && own && !stat(own, &st))
+        return tr_fail(t->err, TR_ERR, "--init-from %.400s begins a new run, but --checkpoint %.400s is there, and a run goes on from it: "
+            "leave --init-from out to go on, or name another --checkpoint", from, own);
     if (!path || (stat(path, &st) && errno == ENOENT)) {
-        if (t->training || t->opt->dry_run) return 1;
-        return tr_fail(t->err, TR_ERR, "--checkpoint %s: %s", path ? path : "", strerror(ENOENT));
+        if (!from && (t->training || t->opt->dry_run)) return 1;
+        return tr_fail(t->err, TR_ERR, "--%s %s: %s", from ? "init-from" : "checkpoint", path ? path : "", strerror(ENOENT));
     }
     *f = stx_file_open(t->x, path);
     if (!*f) return tr_lm_why(t);
@@ -2598,7 +2620,10 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
-    if (!tr_options_adopt(t->options, config, t->training, &t->adopted, t->err, TR_ERR)) return 0;
+    if (t->training && !from && stx_file_meta(*f, "converted.from"))
+        return tr_fail(t->err, TR_ERR, "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
+            "--init-from %.400s begins a new one with them", path, path);
+    if (!tr_options_adopt(t->options, config, from ? TR_INIT : t->training ? TR_RESUME : TR_LOOK, &t->adopted, t->err, TR_ERR)) return 0;
     if (t->training && t->adopted.missing.n)
         return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
             "the --preset, that the run began with",
@@ -2631,7 +2656,7 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     }
     return stx_entry_put(e, t->grads, e->count);
 }
-/* Parameters and step from an open checkpoint; in training also all else. */
+/* Parameters and step from an open checkpoint; in training also all else; for --init-from parameters alone. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
@@ -2640,6 +2665,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     char prefix[64];
     const char *best = stx_file_meta(f, "best");
     if (!stx_params_load(t->lm.params, f, "") || (t->load_more && !t->load_more(t, f))) return 0;
+    if (t->opt->init_from) return 1;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
@@ -2792,6 +2818,7 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
                size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
     }
     if (!t->training) return;
+    if (o->init_from) tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew", o->init_from);
     if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
     if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
         t->adopted.given.s);
@@ -3288,11 +3315,18 @@ TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len
     free(ids);
     return ok;
 }
+/* What stands before a text that begins with nothing: a line end, or what comes next to it */
+TR_DEF int32_t tr_lm_before(const tr_lm *t) {
+    int32_t token = stx_vocab_eos(t->vocab);
+    if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
+    if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
+    return token < 0 ? 0 : token;
+}
 /* The prompt, --generate tokens after it, and a line end if they do not end in one, to standard output. Draws depend on --seed and the
    prompt: with the same draws for all, texts from different prompts run into one another. */
 TR_DEF int tr_lm_generate(tr_lm *t) {
     uint64_t seed = tr_lm_sampling_seed(t);
-    int32_t token = stx_vocab_eos(t->vocab);
+    int32_t token;
     tr_speaker s;
     int ok = tr_lm_speaker_open(t, &s);
     if (ok && t->prompt_len) {
@@ -3300,9 +3334,7 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
         seed ^= s.hash;
         if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) tr_lm_put(&s, stdout, " ", 1);
     } else if (ok) {
-        if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
-        if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
-        if (token < 0) token = 0;
+        token = tr_lm_before(t);
         ok = tr_lm_hear(t, &s, &token, 1);
     }
     if (ok) tr_lm_speak(t, &s, t->opt->generate, seed, stdout, t->stop);
@@ -3407,6 +3439,135 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     return ok;
 }
 
+/* ---- --score: how likely a text is. Every token counts, the first one after tr_lm_before. By file the model reads blocks, as in
+   evaluation, in one stream; else token by token, as in generation, for the losses of a block come as one mean. */
+
+typedef struct tr_scorer {
+    void           *state, *gen;    /* by file what is remembered; else the generation */
+    const stx_real *scores;         /* (V) for the next token: log p but for a number */
+    int32_t        *in, *out;       /* by file: a block (T), of which `held` are there */
+    size_t          T, held;
+    double          tokens, nats;   /* since the last row */
+} tr_scorer;
+
+/* By file: the block so far is read, and makes room for the next one. */
+TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
+    size_t n = s->held;
+    double nll, m = t->counted ? t->counted(t, s->out, n) : (double)n;
+    if (!n) return stx_ok(t->x);
+    stx_begin(t->x, STX_EVAL);
+    nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, s->in, 1, n), stx_tokens(t->x, s->out, 1, n), s->state, s->state));
+    s->tokens += m;
+    s->nats += nll * (t->mean_of_all ? (double)n : m);
+    s->in[0] = s->out[n - 1];
+    s->held = 0;
+    return stx_ok(t->x);
+}
+/* The next token; 0 in error */
+TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
+    size_t V = stx_vocab_size(t->vocab), i;
+    double top = -HUGE_VAL, sum = 0, m = t->counted ? t->counted(t, &id, 1) : 1;
+    if (s->state) {
+        if (s->held) s->in[s->held] = s->out[s->held - 1];
+        s->out[s->held++] = id;
+        return s->held < s->T || tr_lm_score_block(t, s);
+    }
+    for (i = 0; i < V; i++) if ((double)s->scores[i] > top) top = (double)s->scores[i];
+    for (i = 0; i < V; i++) sum += exp((double)s->scores[i] - top);
+    s->tokens += m;
+    s->nats += m * (top + log(sum) - (double)s->scores[id]);
+    s->scores = t->lm.gen_feed(s->gen, &id, 1);
+    return s->scores != NULL;
+}
+/* Nothing is remembered but tr_lm_before. */
+TR_DEF int tr_lm_score_begin(tr_lm *t, tr_scorer *s) {
+    int32_t before = tr_lm_before(t);
+    if (s->state) { s->in[0] = before; return 1; }
+    t->lm.gen_reset(s->gen);
+    s->scores = t->lm.gen_feed(s->gen, &before, 1);
+    return s->scores != NULL;
+}
+/* tokens, bytes, nats, bits per byte and perplexity, with tabs between: the end of a row */
+TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
+    printf("%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", s->tokens, bytes, s->nats, bytes > 0 ? s->nats / log(2.0) / bytes : 0,
+        s->tokens > 0 ? exp(s->nats / s->tokens) : 1);
+    s->tokens = s->nats = 0;
+}
+/* By tokens: the row of one, its text with line ends, tabs and backslashes as \n, \t, \\ */
+TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
+    size_t len = 0, i;
+    const char *text = stx_vocab_piece(t->vocab, id, &len);
+    if (id == stx_vocab_eos(t->vocab)) { text = "\n"; len = 1; }
+    printf("%llu\t%.6f\t", (unsigned long long)line, s->nats);
+    for (i = 0; text && i < len; i++) {
+        const char *as = text[i] == '\n' ? "\\n" : text[i] == '\t' ? "\\t" : text[i] == '\\' ? "\\\\" : NULL;
+        if (as) fputs(as, stdout);
+        else putchar(text[i]);
+    }
+    putchar('\n');
+    s->tokens = s->nats = 0;
+}
+/* A line with its end, if it has one. 0 in error. *bytes: of its text */
+TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line, double *bytes) {
+    int by = t->opt->score_by, ok = 1;
+    size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
+    int32_t *ids = n == STX_NPOS ? NULL : (int32_t *)malloc((n + 1) * sizeof *ids);
+    if (!ids) {
+        if (stx_ok(t->x)) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
+        tr_lm_why(t);
+        stx_clear_error(t->x);
+        stx_fail(t->x, STX_ERR_ARG, "--score %.300s, line %llu: %.600s", t->opt->score, (unsigned long long)line, t->err);
+        return 0;
+    }
+    stx_vocab_encode(t->vocab, text, len, ids, n);
+    *bytes = (double)(stx_vocab_kind(t->vocab) == STX_TOK_IDS ? stx_vocab_decode(t->vocab, ids, n, NULL, 0) : len);
+    if (by == TR_BY_TEXTS) ok = tr_lm_score_begin(t, s);
+    for (i = 0; ok && i < n && !tr_stop_requested(); i++) {
+        ok = tr_lm_score_token(t, s, ids[i]);
+        if (ok && by == TR_BY_TOKENS) tr_lm_score_piece(t, s, line, ids[i]);
+    }
+    free(ids);
+    return ok;
+}
+TR_DEF int tr_lm_score(tr_lm *t) {
+    static const char *const head[] = {"tokens\tbytes\tnats\tbpb\tppl", "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"};
+    const tr_lm_opt *o = t->opt;
+    FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
+    int by = o->score_by, ok;
+    char *text = NULL;
+    size_t room = 0;
+    ssize_t len = 0;
+    uint64_t line = 0;
+    double bytes, all = 0;
+    tr_scorer s;
+    memset(&s, 0, sizeof s);
+    s.T = t->eval_block;
+    if (by != TR_BY_FILE) s.gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    else s.state = t->lm.state_create(t->lm.model, 1, t->eval_window);
+    s.in = (int32_t *)malloc(2 * s.T * sizeof *s.in);
+    s.out = s.in + s.T;
+    if (!f) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
+    else if (!s.in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
+    ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
+    if (ok) puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
+    while (ok && !tr_stop_requested() && (len = getline(&text, &room, f)) > 0) {
+        ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
+        all += bytes;
+        if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
+        printf("%llu\t", (unsigned long long)line);
+        tr_lm_score_row(&s, bytes);
+    }
+    if (ok && f && ferror(f) && !tr_stop_requested()) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
+    if (ok && by == TR_BY_FILE && !tr_stop_requested() && tr_lm_score_block(t, &s)) tr_lm_score_row(&s, all);
+    if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
+    if (f && f != stdin) fclose(f);
+    if (s.gen) t->lm.gen_free(s.gen);
+    if (s.state) t->lm.state_free(s.state);
+    free(s.in);
+    free(text);
+    return stx_ok(t->x);
+}
+
 /* ---- the whole program */
 
 /* Parameters of the model that the options describe; 0: t->err. */
@@ -3475,7 +3636,7 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
 }
 /* What this run writes as --name is none of its other files. 0: err */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
-    static const char *const other[] = {"data", "checkpoint", "best", "log", "pieces", "inherit"};
+    static const char *const other[] = {"data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"};
     static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
     char text[4096];
     size_t i;
@@ -3501,9 +3662,11 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"top-p", draws, "--generate and --interactive"},
         {"repetition-penalty", draws, "--generate and --interactive"},
         {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
-        {"weights", !t->training, "generation and evaluation: --no-train, --interactive, --eval-only"},
-        {"log", !o->interactive, "training and evaluation, not for --interactive"},
-        {"tensorboard", !o->interactive, "training and evaluation, not for --interactive"},
+        {"weights", !t->training, "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
+        {"log", !o->interactive && !o->score, "training and evaluation, not for --interactive and --score"},
+        {"tensorboard", !o->interactive && !o->score, "training and evaluation, not for --interactive and --score"},
+        {"data", !o->score, "training and evaluation: --score has its text"},
+        {"score-by", o->score != NULL, "--score"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
         {"sample-length", o->sample_every > 0, "--sample-every"},
         {"save-every", o->checkpoint != NULL, "a --checkpoint"},
@@ -3527,6 +3690,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
     if (!tr_lm_needed(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
+    if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
+        return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
     if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
@@ -3547,12 +3712,15 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     stx_file *f = NULL;
     int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
     if (!tr_lm_context(t)) return 0;
+    if (!t->training && o->init_from)
+        return tr_fail(t->err, TR_ERR, "--init-from %.400s is for training: to evaluate, score or sample that file, give it as "
+            "--checkpoint", o->init_from);
     if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
         "load is needed");
-    if (o->interactive) more = 0;
+    if (o->interactive || o->score) more = 0;
     ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the model, the precision and the vocabulary */
     ok = ok && (!more || tr_lm_data(t));
-    if (ok && t->training && !f) ok = tr_lm_size(t) && tr_lm_check(t);
+    if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1])
         ok = tr_fail(t->err, TR_ERR, "--%s: there is no validation text", o->keep_best ? "keep-best" : "best");
     t->unit = o->unit ? o->unit : o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
@@ -3561,7 +3729,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every", o->keep_best ? "keep-best" : "best");
     if (ok) ok = tr_lm_words(t);
     ok = ok && t->kind->make(t);
-    if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->checkpoint, stx_error(t->x));
+    if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint, stx_error(t->x));
     stx_file_close(f);
     if (ok && o->weights) {
         t->packed = stx_params_pack(t->lm.params, o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
@@ -3589,12 +3757,17 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         if (!tr_lm_talk(t, &refused)) return tr_lm_failed(t);
         return tr_stop_requested() ? 128 + tr_stop_requested() : refused && !isatty(0);
     }
+    if (o->score) {
+        if (!tr_lm_score(t)) return tr_lm_failed(t);
+        return tr_stop_requested() ? 128 + tr_stop_requested() : 0;
+    }
     if (t->training) {
         t->saved = t->step;
         t->loss = (double)NAN;
         t->began = tr_seconds();
-        tr_rate_start(&t->rate, t->began);
-        t->kind->train(t);
+        if (o->init_from) ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);      /* where it begins */
+        tr_rate_start(&t->rate, tr_seconds());
+        if (ok) t->kind->train(t);
         ok = tr_lm_trained(t);
     }
     if (ok && !tr_stop_requested() && (t->training || (evaluating && !t->no_evaluation))) {
@@ -3652,16 +3825,19 @@ TR_DEF int tr_lm_names(tr_lm *t) {
     free(path);
     return ok;
 }
-/* --interactive evaluates nothing: refuses options that ask for it. */
-TR_DEF int tr_lm_only_talks(tr_lm *t, int evaluating, const int *evaluate) {
+/* --interactive and --score do nothing else: refuses options that ask for it. */
+TR_DEF int tr_lm_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
+    const tr_lm_opt *o = t->opt;
     const tr_opt *p;
-    if (t->opt->prompt && !strcmp(t->opt->prompt, "-"))
+    if (o->interactive && o->prompt && !strcmp(o->prompt, "-"))
         return tr_fail(t->err, TR_ERR, "--prompt -: with --interactive standard input is the conversation: give the text itself");
+    if (o->score && (o->interactive || o->generate))
+        return tr_fail(t->err, TR_ERR, "--score and --%s: one of them only", o->interactive ? "interactive" : "generate");
     if (!evaluating) return 1;
     for (p = t->options->opt; p->type != TR_T_END; p++)
-        if (p->type == TR_T_FLAG && *(const int *)p->to && (p->to == (const void *)&t->opt->eval_only || p->to == (const void *)evaluate))
-            return tr_fail(t->err, TR_ERR, "--interactive and --%s: one of them only", p->name);
-    return tr_fail(t->err, TR_ERR, "--interactive does not evaluate");
+        if (p->type == TR_T_FLAG && *(const int *)p->to && (p->to == (const void *)&o->eval_only || p->to == (const void *)evaluate))
+            return tr_fail(t->err, TR_ERR, "--%s and --%s: one of them only", name, p->name);
+    return tr_fail(t->err, TR_ERR, "--%s does not evaluate", name);
 }
 /* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
    option of the
@@ -3679,9 +3855,11 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     case 2: break;
     default:
         evaluating = opt->eval_only || (evaluate && *evaluate);
-        t->training = !evaluating && !opt->no_train && !opt->dry_run && !opt->interactive;
+        t->training = !evaluating && !opt->no_train && !opt->dry_run && !opt->interactive && !opt->score;
         if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
-        else if (!tr_lm_names(t) || (opt->interactive && !tr_lm_only_talks(t, evaluating, evaluate))) code = tr_lm_refuse(t);
+        else if (!tr_lm_names(t)) code = tr_lm_refuse(t);
+        else if ((opt->interactive || opt->score) && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
+            code = tr_lm_refuse(t);
         else if (opt->list_presets) code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
         else if (opt->dry_run) code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
         else code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);

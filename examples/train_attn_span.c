@@ -66,7 +66,7 @@ static tr_opt table[] = {
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
         "memory)"),
-    TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per step"),
+    TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30, "tokens of each stream per step"),
     TR_SIZE("niter", TR_FREE, &opt.niter, 1, 1u << 30, "iterations of --nbatches steps"),
     TR_SIZE("nbatches", TR_FREE, &opt.nbatches, 1, 1u << 30, "steps per iteration; after each the model is evaluated and saved"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "steps in all, instead of niter x nbatches; 0: niter x nbatches"),

@@ -101,9 +101,11 @@ static tr_opt table[] = {
         "that differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
-    TR_INT("eval-mem", TR_FREE, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory of each memory layer; -1: as in "
+    TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
+        "evaluation and generation: rows of memory of each memory layer; -1: as in "
         "training"),
-    TR_INT("eval-cmem", TR_FREE, &opt.eval_cmem, -1, MAX_ROWS, "... rows of compressed memory, where there is any; -1: as in training"),
+    TR_INT("eval-cmem", TR_FREE | TR_KEPT, &opt.eval_cmem, -1, MAX_ROWS,
+        "... rows of compressed memory, where there is any; -1: as in training"),
     TR_SIZE("eval-positions", TR_LOCAL, &opt.eval_positions, 0, TR_INF, "at the end, loss of the validation text by the number of tokens "
         "before, with memory emptied every so many; a multiple of --block-sz. 0: no"),
     TR_LM_RUNNING(opt.lm),

@@ -54,8 +54,8 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("block-sz", "tgt-len|seq-len", TR_MODEL, &opt.block_sz, 1, MAX_ROWS, "segment: tokens of each stream per step"),
     TR_SIZE_ALSO("mem", "mem-len", TR_MODEL, &opt.mem, 0, MAX_ROWS, "rows of memory of each attention; 0: none"),
     TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned", "sines of the distance, or a table for each attention"),
-    TR_SIZE("clamp-len", TR_FIXED, &opt.clamp_len, 0, MAX_ROWS, "distances beyond it count as it; 0: none do"),
-    TR_FLAG("same-length", TR_FIXED, &opt.same_length, "a query sees --mem keys and no more, itself included"),
+    TR_SIZE("clamp-len", TR_FIXED | TR_KEPT, &opt.clamp_len, 0, MAX_ROWS, "distances beyond it count as it; 0: none do"),
+    TR_FLAG("same-length", TR_FIXED | TR_KEPT, &opt.same_length, "a query sees --mem keys and no more, itself included"),
     TR_FLAG("norm-before", TR_MODEL, &opt.norm_before, "layer norm before each branch, and one at the end, in place of after it"),
     TR_REAL("norm-eps", TR_MODEL, &opt.norm_eps, 0, 1, "of layer norms; 0: 1e-5"),
     TR_FLAG("own-uv", TR_MODEL, &opt.own_uv, "each attention has its own u and v; without, all have one pair"),
@@ -90,7 +90,8 @@ static tr_opt table[] = {
     TR_CHOICE("arch", TR_MODEL, &opt.arch, "logits|pi", "a block's three numbers: logits, or weights that are cut off at 0 (the "
               "reference)"),
     TR_FLAG("straight-through", TR_FIXED, &opt.straight_through, "training runs with one branch a block, and learns as if with a mixture"),
-    TR_CHOICE("gate-eval", TR_FREE, &opt.gate_eval, "argmax|soft|noise", "evaluation: the likeliest branch of each block; the mixture; a "
+    TR_CHOICE("gate-eval", TR_FREE | TR_KEPT, &opt.gate_eval, "argmax|soft|noise",
+        "evaluation: the likeliest branch of each block; the mixture; a "
         "mixture with noise, as in training (the reference)"),
     TR_CHOICE("noise", TR_FIXED, &opt.noise, "step|sequence|tokens", "Gumbel noise is drawn once a step; for each stream; for each "
         "--noise-tokens of each stream"),
@@ -158,10 +159,12 @@ static tr_opt table[] = {
             "given, else that differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end; with --epochs after each", "the whole text"),
-    TR_INT("eval-mem", TR_FREE, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory; -1: as in training"),
-    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE, &opt.eval_block_sz, 0, MAX_ROWS, "evaluation: tokens at once; 0: --block-sz"),
-    TR_INT("eval-clamp-len", TR_FREE, &opt.eval_clamp_len, -1, MAX_ROWS, "evaluation and generation: --clamp-len; -1: as in training"),
-    TR_FLAG("eval-same-length", TR_FREE, &opt.eval_same_length, "... --same-length, if it is not already"),
+    TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS, "evaluation and generation: rows of memory; -1: as in training"),
+    TR_SIZE_ALSO("eval-block-sz", "eval-tgt-len", TR_FREE | TR_KEPT, &opt.eval_block_sz, 0, MAX_ROWS,
+        "evaluation: tokens at once; 0: --block-sz"),
+    TR_INT("eval-clamp-len", TR_FREE | TR_KEPT, &opt.eval_clamp_len, -1, MAX_ROWS,
+        "evaluation and generation: --clamp-len; -1: as in training"),
+    TR_FLAG("eval-same-length", TR_FREE | TR_KEPT, &opt.eval_same_length, "... --same-length, if it is not already"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
@@ -763,6 +766,7 @@ static int load_more(tr_lm *t, const stx_file *f) {
     const char *tau = stx_file_meta(f, "tau");
     int i, other = 0;
     if (!stx_params_load(r->model->arch, f, "")) return 0;
+    if (t->opt->init_from) return 1;
     if (tau && (!tr_read_real(tau, &r->tau) || !(r->tau > 0))) {
         stx_fail(t->x, STX_ERR_FORMAT, "metadata \"tau\" is no temperature");
         return 0;
@@ -1053,6 +1057,9 @@ static int check(tr_lm *t) {
         if (!expand(t, "race", opt.race, r->blocks, pattern)) return 0;
         if (!*pattern) return tr_fail(t->err, TR_ERR, "--race: want a pattern to race against, as xl");
     }
+    if (opt.inherit && opt.lm.init_from)
+        return tr_fail(t->err, TR_ERR, "--inherit and --init-from: one of them only. --init-from takes the blocks of its file, too; "
+            "--inherit is for another --pattern");
     if (*r->pattern) {
         static const char *const search[] = {"arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
             "tau-form", "tau-steps", "arch-optim", "arch-lr", "arch-weight-decay", "arch-from", "arch-until", "arch-share", "arch-every", "latency",
@@ -1065,9 +1072,9 @@ static int check(tr_lm *t) {
         return 1;
     }
     if (opt.derive && t->opt->no_train) return tr_fail(t->err, TR_ERR, "--derive evaluates: it does not go with --no-train");
-    if (opt.gate_eval == STX_PAR_EVAL_NOISE && (opt.lm.generate || opt.lm.interactive || (t->training && opt.lm.sample_every)))
-        return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: text is not drawn by gates with noise: give --gate-eval argmax or "
-                       "soft", opt.lm.interactive ? "interactive" : opt.lm.generate ? "generate" : "sample-every");
+    if (opt.gate_eval == STX_PAR_EVAL_NOISE && (tr_lm_by_token(t) || (t->training && opt.lm.sample_every)))
+        return tr_fail(t->err, TR_ERR, "--%s with --gate-eval noise: gates with noise do not read token by token: give --gate-eval argmax "
+                       "or soft", tr_lm_by_token(t) ? tr_lm_by_token(t) : "sample-every");
     if (opt.inherit) return tr_fail(t->err, TR_ERR, "--inherit is for a fixed --pattern");
     if (opt.arch_until && opt.arch_until <= opt.arch_from)
         return tr_fail(t->err, TR_ERR, "--arch-until %llu: the gates would never learn, for they rest until --arch-from %llu",

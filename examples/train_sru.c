@@ -97,7 +97,8 @@ static tr_opt table[] = {
     TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30, "work on the batch in this many parts, one after the other (less "
         "memory)"),
-    TR_SIZE("block-sz", TR_FIXED, &opt.block_sz, 1, 1u << 30, "tokens of each stream per pass (unroll); attention also sees the block "
+    TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30,
+        "tokens of each stream per pass (unroll); attention also sees the block "
         "before"),
     TR_SIZE("update-param-freq", TR_FIXED, &opt.update_param_freq, 1, 1u << 20, "blocks of each stream per update, one after the other"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "updates in all; 0: 1000"),
@@ -105,7 +106,8 @@ static tr_opt table[] = {
         "differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
-    TR_SIZE("eval-unroll", TR_FREE, &opt.eval_unroll, 0, 1u << 30, "evaluation and generation: block, and how far back attention sees "
+    TR_SIZE("eval-unroll", TR_FREE | TR_KEPT, &opt.eval_unroll, 0, 1u << 30,
+        "evaluation and generation: block, and how far back attention sees "
         "from every token; 0: --block-sz"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
@@ -385,9 +387,9 @@ static int check(tr_lm *t) {
     if (opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
             (unsigned long long)opt.proj_sz);
-    if ((opt.lm.generate || opt.lm.interactive) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && attends)
+    if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && attends)
         return tr_fail(t->err, TR_ERR, "--%s: with --literal and --norm before a key depends on where its block began; leave "
-            "--%s out", opt.lm.interactive ? "interactive" : "generate", opt.lm.interactive ? "interactive" : "generate");
+            "--%s out", tr_lm_by_token(t), tr_lm_by_token(t));
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
     if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");

@@ -1,6 +1,7 @@
 #!/bin/sh
 # embed.sh - seqtx in other people's builds: several C files, an installed copy by pkg-config and by CMake, the source tree by CMake,
 # a shared library from Python. Skipped: what is not there (cmake, pkg-config, python3). What they compile is not optimised here.
+# Two blocks of commands are those of docs/cookbook.md.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-embed.XXXXXX") || exit 1
@@ -46,9 +47,11 @@ fi
 
 if there cmake "CMake's targets"; then
     debug="-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=$CC -DCMAKE_CXX_COMPILER=$CXX"
-    mkdir "$work/project" && cp -R "$embed" "$work/project/embed"
-    # alone: its ../.. has no seqtx
-    check "CMake, the installed package" "cmake -S project/embed -B by_package $debug -DCMAKE_PREFIX_PATH='$prefix' -DCMAKE_CXX_FLAGS='$W' && cmake --build by_package && ./by_package/app 8 | grep -q '^step 8: [0-7]\.'"
+    mkdir -p "$work/project/examples" && cp -R "$embed" "$work/project/examples/embed"
+    sh tests/cookbook.sh --print tests/embed.sh 1 > "$work/by_cmake"
+    # alone: its ../.. has no seqtx. CMAKE_BUILD_TYPE is read by CMake 3.22 and later; earlier ones optimise
+    check "CMake, the installed package, as in docs/cookbook.md" "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
+        sh -e ../by_cmake > said && cat said && grep -q '^step 8: [0-7]\.' said"
     # its own flags come from the tree
     check "CMake, the source tree" "cmake -S $embed -B by_tree $debug -DCMAKE_DISABLE_FIND_PACKAGE_seqtx=1 && make -C by_tree app.o && make -C by_tree predictor.o 2>&1 | grep -q 'No rule'"
     check "CMake's own install is make's" "cmake -S $root -B by_self -DCMAKE_C_COMPILER=$CC > /dev/null && cmake --install by_self --prefix again > /dev/null && diff -r again '$prefix'"
@@ -63,11 +66,12 @@ fi
 
 # a shared library, by the Makefile in a copy of the tree; from Python its structs are read out of the headers
 if there python3 "Python by ctypes"; then
-    mkdir -p "$work/tree/examples" "$work/tree/tests"
-    cp Makefile seqtx.h seqtx_attn_span.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
-    check "make shared" "make -s -C tree MAKEFLAGS= MAKELEVEL= T= CC='$CC' CFLAGS='-std=c99' shared"
+    mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
+    cp Makefile README.md seqtx.h seqtx_attn_span.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
+    printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" MAKEFLAGS= MAKELEVEL= T= CC="%s" CFLAGS=-std=c99\n' "$PATH" "$CC" > "$work/bin/make"; chmod +x "$work/bin/make"
+    sh tests/cookbook.sh --print tests/embed.sh 2 > "$work/by_python"
+    check "make shared, and Python by ctypes, as in docs/cookbook.md" "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"
     check "it exports functions of the API, and nothing else" "nm -D --defined-only tree/build/libseqtx.so > names && [ \$(grep -c ' T stx_[a-z]' names) -ge 250 ] && ! grep -v ' T stx_[a-z]' names"
-    check "Python by ctypes" "python3 tree/examples/ctypes_demo.py $root/README.md 3 20 > out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' out && [ \$(wc -c < out) -gt 45 ]"
     check "Python: headers of another version" "sed 's/VERSION  *\"$version\"/VERSION \"9.9.9\"/' $root/seqtx.h > seqtx.h && cp $root/seqtx_attn_span.h . &&
         ! SEQTX_INCLUDE=\$(pwd) python3 tree/examples/ctypes_demo.py 2> said && grep -q 'is seqtx $version, the headers in .* are 9.9.9' said"
     cat > "$work/sizes.py" <<'P'

@@ -996,9 +996,12 @@ def test_vocabularies():
 
 
 def test_document():
-    """Commands of docs/convert.md, as they stand, in its order."""
+    """Commands of docs/convert.md, as they stand, in its order, and those of docs/cookbook.md that are for this test."""
     text = open(os.path.join(ROOT, "docs", "convert.md")).read()
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines() if line.strip()]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    recipe = open(os.path.join(ROOT, "docs", "cookbook.md")).read()
+    blocks += re.findall(r"<!-- run by: tests/test_convert.py -->\n```sh\n(.*?)```", recipe, re.S)
+    lines = [line.replace("${STEPS:-2000}", "3") for block in blocks for line in block.splitlines() if line.strip()]
     os.makedirs(path("doc/build"))
     for name in ("attn_span", "sru", "compressive", "par"):
         os.symlink(os.path.join(os.path.abspath(BUILD), "train_" + name), path(f"doc/build/train_{name}"))
@@ -1041,7 +1044,13 @@ def test_document():
         except (convert.Refuse, RuntimeError) as e:
             check(False, f"docs/convert.md: {line}: {e}")
     os.chdir(here)
-    check(len(lines) == 23 and len(seen) == 10, f"docs/convert.md: {len(lines)} commands, {sorted(seen)}")
+    ours = {re.sub(r"\.(\d+|2?l|i|2l\+1|i\+1)(?=\.|$)", ".N", n) for row in re.findall(r"^\| `[^|]*\|([^|]*)\|", text, re.M)
+            for n in re.findall(r"`([^`]+)`", row)}
+    for name in ("enwik8", "fairseq", "sru", "srupp", "compressive", "xl", "wt103", "par"):
+        tensors = convert.read_safetensors(path(f"doc/{name}.safetensors"))[0]
+        unknown = [n for n in tensors if n != "vocab" and not any(re.sub(r"\.\d+(?=\.|$)", ".N", n).endswith(o.lstrip(".")) for o in ours)]
+        check(tensors and not unknown, f"docs/convert.md has no row with {unknown} of ours")
+    check(len(lines) == 26 and len(seen) == 10, f"docs/convert.md: {len(lines)} commands, {sorted(seen)}")
     names = {n.replace("/", ".") for n in re.findall(r"^\| `([^`]+)`", text, re.M)}
     par = [n for short in (True, False) for n in par_variables(search, 1, short)[0] if n.startswith("model/") and "OPTIMIZER" not in n]
     for sd in (span_model(1, N=2), span_model(1, sizes=[9, 9]), sru_model(1, "2.6", P=6, norm="before", first=True, E=8),
@@ -1060,7 +1069,9 @@ def test_document():
 
 
 def test_use():
-    """Generation, and what a trainer says when it shall go on training."""
+    """Generation, fine-tuning, which begins with the loss of the evaluation, and what a trainer says when it shall go on training."""
+    with open(path("text.txt"), "w") as f:
+        f.write("text to train on\n" * 100)
     ours = path("ours.safetensors")
     cfg = compressive_oracle.Config(vocab=256, mem=8, cmem=2, aux="none", gate="gru")
     for family, sd, options in (
@@ -1072,10 +1083,16 @@ def test_use():
         words = [os.path.join(BUILD, "train_" + family), "--checkpoint", ours, "--no-train", "--generate", "100", "--prompt", "ab"]
         done = subprocess.run(words + ["--seed", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
         check(done.returncode == 0 and len(done.stdout) in (102, 103), f"{family} --generate 100: {len(done.stdout)} bytes, {done.stderr}")
-    with open(path("text.txt"), "w") as f:
-        f.write("text to train on\n" * 100)
+        streams = ["--data", path("text.txt"), "--eval-batch-sz", "1"]
+        done = train(family, "--checkpoint", ours, "--eval-only", *streams)
+        loss = re.search(r"valid bpb \S+ \(loss (\S+)\)", done.stdout)
+        done = train(family, "--init-from", ours, "--steps", "2", "--checkpoint", path(f"tuned.{family}"), *streams)
+        first = re.search(r"step 0: valid bpb \S+ \(loss ([0-9.]+)", done.stderr)
+        check(done.returncode == 0 and loss and first and loss[1] == first[1],
+              f"{family}: fine-tuning begins with {first and first[1]}, the evaluation says {loss and loss[1]}: {done.stderr}")
     done = train("attn_span", "--checkpoint", ours, "--data", path("text.txt"))
-    check(done.returncode == 2 and done.stderr.count("\n") == 1, f"training from a converted file: {done.stderr}")
+    check(done.returncode == 2 and done.stderr.count("\n") == 1 and f"--init-from {ours} begins a new one" in done.stderr,
+          f"training from a converted file: {done.stderr}")
     done = program(sys.executable, os.path.join(ROOT, "tools", "convert.py"), path("none.pt"), path("x.safetensors"))
     check(done.returncode == 2 and done.stderr.startswith("convert.py: "), f"the program itself: {done.returncode}, {done.stderr}")
 

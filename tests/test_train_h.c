@@ -94,7 +94,7 @@ static tr_opt table[] = {
     TR_INT("nheads", TR_MODEL, &nheads, 0, 0, "number of heads"),
     TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn each head's span"),
     TR_FLAG("fast", TR_LOCAL, &fast, "be fast"),
-    TR_REAL_OPEN("dropout", TR_FREE, &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
+    TR_REAL_OPEN("dropout", TR_FREE | TR_KEPT, &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
     TR_GROUP("Training"),
     TR_SIZE("steps", TR_FREE, &steps, 1, TR_INF, "optimiser steps"),
     TR_REAL_OPEN("lr", TR_FREE, &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
@@ -313,11 +313,11 @@ static void test_help(void) {
 }
 
 /* What tr_options_adopt says of `line` beside a checkpoint `json`: "CHANGED|JSON|GIVEN|MISSING", or "refused". */
-static const char *adopted(const char *line, const char *json, int training) {
+static const char *adopted(const char *line, const char *json, int why_opened) {
     static char out[1024];
     tr_adopted a;
     if (parse(line) != 1) return "not parsed";
-    if (tr_options_adopt(&options, json, training, &a, err, sizeof err) != 1) return "refused";
+    if (tr_options_adopt(&options, json, why_opened, &a, err, sizeof err) != 1) return "refused";
     snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "", a.json.n ? a.json.s : "", a.given.n ? a.given.s : "",
              a.missing.n ? a.missing.s : "");
     tr_adopted_free(&a);
@@ -378,6 +378,18 @@ static void test_configuration(void) {
     SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4", "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1),
          "||--adapt-span, --dropout, --lr, --optim|--steps");
     free(json);
+    /* weights that begin another run: of TR_MODEL and TR_KEPT alone, and nothing is told */
+    json = (char *)"{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\","
+                   "\"data\":\"there\"}";
+    SAME(adopted("", json, TR_INIT), "|||");
+    CHECK(nlayers == 4 && nheads == 2 && dropout == 0.25 && steps == 1000 && lr == 0.07 && optim == 0 && data == NULL);
+    CHECK(!options.preset_used[0]);
+    SAME(adopted("--dropout=0.5|--nlayers=4|--lr=1|--nheads=3", json, TR_INIT), "|||");
+    CHECK(nlayers == 4 && dropout == 0.5 && lr == 1 && nheads == 3);
+    SAME(adopted("--nlayers=5", json, TR_INIT), "refused");
+    HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out to begin with its weights");
+    SAME(adopted("--preset=enwik8_large", json, TR_INIT), "refused");
+    HOLDS(err, "(from --preset enwik8_large) but 4 in the checkpoint: leave --preset out to begin with its weights");
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
     CHECK(prompt == NULL);

@@ -757,6 +757,73 @@ check "the results are on standard output" [ "$(grep -c '^step 100: \(valid\|tes
 family_evaluation
 
 # =====================================================================================================================
+section "scores and other runs' weights"
+
+# --score: the same number as an evaluation of that text behind a line end, in one stream; the tables are parts of each other
+mkdir score score/d
+head -n 12 t.txt >score/text
+cp t.txt score/d/train.txt; { echo; cat score/text; } >score/d/test.txt
+good "--score" score --checkpoint ../eval/never.st --threads 1 --score text $token_by_token
+cp out score/file
+check "a head and a row" [ "$(head -n 1 out)" = "$(printf 'tokens\tbytes\tnats\tbpb\tppl')" -a "$(wc -l <out)" -eq 2 ]
+good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $token_by_token --data d --eval-only --eval-batch-sz 1 --log only.jsonl
+check "is the same" awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
+    function is(a, b) { return a - b < 1e-5 && b - a < 1e-5 }
+    NR == 2 { exit !($2 > 400 && $1 == $2 && is($3 / $1, loss) && is($4, bpb) && is(log($5), loss)) }' score/file
+for by in lines tokens texts; do good "--score-by $by" score --checkpoint ../eval/never.st --threads 1 --score text --score-by $by; cp out score/$by; done
+check "a row for each line, which add up to the file" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { t = $1; b = $2; n = $3; next }
+    { if ($1 != ++rows) bad = 1; t -= $2; b -= $3; n -= $4 } END { exit bad || rows != 12 || t || b || n > 1e-2 || n < -1e-2 }' score/file score/lines
+check "a row for each token, which add up to the lines" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /lines/ { t += $2; n[$1] = $4; next }
+    { t--; n[$1] -= $2; text = text $3 } END { for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1; exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/ }' score/lines score/tokens
+check "of equal texts equal" [ "$(sed -n 2p score/texts | cut -f 2-)" = "$(sed -n 9p score/texts | cut -f 2-)" ]
+(cd score && exec "$bin" --checkpoint ../eval/never.st --threads 1 --score - --score-by lines <text) >x 2>err
+check "from standard input" cmp score/lines x
+good "words" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by texts
+check "150 lines of nine words and an end" [ "$(awk 'NR > 1 && $2 == 10' out | wc -l)" -eq 150 ]
+cp out x
+good "of one text" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by lines
+check "the first line is the same, later ones are others" [ "$(sed -n 2p out)" = "$(sed -n 2p x)" -a "$(sed -n 3p out)" != "$(sed -n 3p x)" ]
+printf 'the cat\nthe #\n' >score/odd
+run score --checkpoint ../bad/chars.st --threads 1 --score odd
+check "a character that is not known: exit code 1, the line" [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
+
+# --init-from: it begins with the loss that the evaluation gives, and is a run like any other from then on
+mkdir tune
+tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4 --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
+good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only --eval-batch-sz 2 --log only.jsonl
+good "fine-tuning" tune $tuned --steps 10 --log log.jsonl
+check "it says so" grep -q '^weights of ../eval/never.st; optimiser, schedule and memories begin anew' err
+check "it begins with the loss of the evaluation" [ -n "$(grep '"step":0,' tune/log.jsonl | field loss)" -a "$(grep '"step":0,' tune/log.jsonl | field loss)" = "$(head -n 1 tune/only.jsonl | field loss)" ]
+check "and goes on" differ tune/new.st eval/never.st
+check "from step 0, with an optimiser of its own" [ "$(meta tune/new.st step)" = 10 -a "$(meta tune/new.st optim.step)" -le 10 ]
+mv tune/new.st tune/ten.st
+good "five steps" tune $tuned --steps 5
+good "and five more" tune --checkpoint new.st --steps 10 --threads 1
+check "5 + 5 steps are 10, bit for bit" same_state tune/ten.st tune/new.st
+good "without a checkpoint of its own" tune --init-from ten.st --data ../t.txt --threads 1 --steps 2
+good "a dry run" tune --init-from ten.st --dry-run
+n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
+check "counts its parameters" [ "$(grep '"start"' tune/log.jsonl | field params)" = "$n" ]
+cd tune
+refused "--init-from ten.st begins a new run, but --checkpoint new.st is there.*leave --init-from out to go on" --init-from ten.st --data ../t.txt --checkpoint new.st
+refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to begin with its weights" --init-from ten.st --data ../t.txt --hid-sz 8
+refused "--tokens is chars here .* but bytes in the checkpoint" --init-from ten.st --data ../t.txt --tokens chars
+refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to begin" --init-from ten.st --data ../t.txt --preset $another_preset
+refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
+refused "no --data" --init-from ten.st
+refused "w.txt.*'" --init-from ../bad/chars.st --data ../w.txt
+refused "--init-from ten.st is for training: .*give it as --checkpoint" --init-from ten.st --data ../t.txt --eval-only
+refused "--log and --init-from are the same file\|it is no log" --init-from ten.st --data ../t.txt --log ten.st
+refused "--score and --generate" --checkpoint ten.st --score ../t.txt --generate 5
+refused "--score and --eval-only" --checkpoint ten.st --score ../t.txt --eval-only
+refused "--data would change nothing" --checkpoint ten.st --score ../t.txt --data ../t.txt
+refused "--score-by would change nothing" --checkpoint ten.st --score-by lines --no-train
+refused "--score none: No such file" --checkpoint ten.st --score none
+refused "a --checkpoint to load is needed" --score ../t.txt
+cd ..
+good "the weights of a checkpoint of the first version" tune --init-from ../old/run.st --data ../t.txt --threads 1 --steps 2
+
+# =====================================================================================================================
 section "generation and help"
 
 sample() { # FILE OPTIONS...: 40 tokens, without data; standard output is the text and nothing else
@@ -950,21 +1017,6 @@ check "reads only" [ "$(ls new/run/tb | wc -l)" = 2 ]
 check "the log is as it was" cmp x new/run/log.jsonl
 good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-blocks 1 --out new/best --keep-best
 check "its name" [ -s new/best/model.best.safetensors ]
-# what the cookbook says, with fewer steps
-if [ $family = attn_span ]; then
-    mkdir -p cook/build
-    printf '#!/bin/sh\nexec "%s" "$@" --threads 1 --steps 20\n' "$bin" >cook/build/train_attn_span
-    chmod +x cook/build/train_attn_span
-    cp t.txt cook/my.txt
-    sed -n '/^## Watch and talk/,$ { s/^    \(.*build.train.*\)/\1/p; }' "$here/../docs/cookbook.md" >cook/commands
-    check "the cookbook's commands: $(wc -l <cook/commands)" [ "$(wc -l <cook/commands)" -ge 4 ]
-    while read -r command; do
-        (cd cook && printf 'The cat\n' | timeout 60 sh -c "$command") >out 2>err
-        rc=$?
-        check "cookbook: $command: $(tail -n 1 err)" [ $rc -eq 0 ]
-    done <cook/commands
-    check "what they leave" [ -s cook/runs/first/model.safetensors -a -s cook/runs/first/model.best.safetensors -a -s cook/answer.txt ]
-fi
 # refused
 cd bad || exit 1
 refused 'a --checkpoint to load is needed' --interactive

@@ -21,7 +21,9 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz ratio batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+token_by_token=
+tune_more=
+local_options="checkpoint init-from score score-by best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=

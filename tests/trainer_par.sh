@@ -23,7 +23,9 @@ another_preset=enwik8
 sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-every sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+token_by_token="--eval-block-sz 1"      # a block sees more of its past than a token in generation
+tune_more="--tau-steps 100"
+local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
@@ -128,6 +130,8 @@ family_more() {
     check "and the best" grep -q '^best: [sfi0-9]*$' found
     good "the same again" search $data --checkpoint run.st --derive --derive-samples 5 --eval-blocks 4 --threads 1
     check "is the same" cmp found out
+    good "a new run with its weights" search $data --init-from run.st --steps 1 --lr 0 --arch-from 9 --log tuned.jsonl --threads 1
+    check "has its gates" [ "$(probabilities search/tuned.jsonl)" = "$(probabilities search/log.jsonl)" ]
     # the network by itself is the search with gates that are certain
     best=$(sed -n 's/^argmax  *\([sfi0-9]*\) .*/\1/p' found)
     good "a network of that pattern, with its weights" search $data $tiny --pattern "$best" --inherit run.st --steps 1 --lr 0 --eval-blocks 4 --checkpoint found.st
@@ -263,6 +267,8 @@ family_bad() {
     for more in "generate 5" "sample-every 2"; do
         refused "--${more%% *} with --gate-eval noise" $t $tiny $new --pattern search --gate-eval noise --$more
     done
+    refused "--score-by with --gate-eval noise" --checkpoint good.st --score t.txt --score-by lines --gate-eval noise
+    refused "--inherit and --init-from" $t $new --init-from good.st --inherit good.st
     refused '--pattern: it is empty' $t $tiny $new --pattern ""
     refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
     refused '--pos-mode is fixed, want dist but for --sines reference' $t $tiny $new --pos-mode fixed

@@ -20,7 +20,9 @@ another_preset=enwik8-base
 sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
-local_options="checkpoint best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+token_by_token=
+tune_more=
+local_options="checkpoint init-from score score-by best log tensorboard eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
 old_options='"lr":0.02,"schedule":"recursive","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9302
 old_given="--preset demo --nlayers 1 --hid-sz 4 --proj-sz 2 --nheads 1 --block-sz 8 --batch-sz 2 --tokens bytes-compact --attention-last 0 --steps 60"
@@ -181,6 +183,9 @@ family_bad() {
     refused 'tied.*adapt-io' $t $tiny $new --tied --adapt-io
     refused 'tied.*emb-sz' $t $tiny $new --tied --emb-sz 8
     refused 'noam.*lr-warmup' $t $tiny $new --schedule noam --lr-warmup 0
+    good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 --checkpoint literal.st
+    refused '--score-by: with --literal' --checkpoint literal.st --score t.txt --score-by lines
+    good "scores a file" . --checkpoint literal.st --score t.txt --threads 1
     refused 'cell' $t $tiny $new --cell lstm
     refused 'norm' $t $tiny $new --norm between
     refused 'max-memory' $t $tiny $new --hid-sz 268435456
