@@ -5111,12 +5111,22 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
     }
 }
 
+/* Asks for the next four rows of bytes at p, a cache line of each: rows of a few KB end before the processor foresees them */
+STX_INNER void stx__ask4(const void *p, size_t row) {
+#ifdef __GNUC__
+    const char *c = (const char *)p + 4 * row;
+    __builtin_prefetch(c); __builtin_prefetch(c + row); __builtin_prefetch(c + 2 * row); __builtin_prefetch(c + 3 * row);
+#else
+    (void)p; (void)row;
+#endif
+}
 /* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
 STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
+        stx__ask4(b + p, ldb * sizeof *b);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
@@ -5184,15 +5194,6 @@ STX_INNER stx_real stx__wide(uint16_t h) {
     float f;
     memcpy(&f, &b, 4);
     return (stx_real)f;
-}
-/* Asks for the next four rows of bytes at p, a cache line of each: rows of a few KB end before the processor foresees them */
-STX_INNER void stx__ask4(const void *p, size_t row) {
-#ifdef __GNUC__
-    const char *c = (const char *)p + 4 * row;
-    __builtin_prefetch(c); __builtin_prefetch(c + row); __builtin_prefetch(c + 2 * row); __builtin_prefetch(c + 3 * row);
-#else
-    (void)p; (void)row;
-#endif
 }
 /* stx__dot4 of packed rows, in the same order: its bits for the rounded numbers. col: of the first number */
 STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint16_t *b, size_t ldb, size_t k) {
