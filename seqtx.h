@@ -97,7 +97,7 @@
        SEQTX_API        what stands before every function, for shared libraries: -DSEQTX_API='__attribute__((visibility("default")))'
                         with -fvisibility=hidden; on Windows __declspec(dllexport) in the library, __declspec(dllimport) in its users.
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
-                        built-in products.
+                        built-in products. On macOS -framework Accelerate, whose headers are not needed; -DSEQTX_CBLAS=2: another BLAS.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
        SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
@@ -1701,7 +1701,37 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
   #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
 #endif
 #ifdef SEQTX_CBLAS
-  #include <cblas.h>
+  #ifdef __APPLE__
+/* Accelerate, by the names in it, since its headers depend on a macro (ACCELERATE_NEW_LAPACK) that a program may have set otherwise when it
+   included them. macOS 13.3 has a newer CBLAS, of other names, beside the older one. Another BLAS has the older names: SEQTX_CBLAS=2. */
+    #ifdef SEQTX_DOUBLE
+      #define STX__CBLAS_NAME "_cblas_dgemm"
+    #else
+      #define STX__CBLAS_NAME "_cblas_sgemm"
+    #endif
+    #if SEQTX_CBLAS + 0 != 2 && defined(__ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__) && \
+        __ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__ >= 130300
+      #define STX__CBLAS_SYMBOL STX__CBLAS_NAME "$NEWLAPACK"
+    #else
+      #define STX__CBLAS_SYMBOL STX__CBLAS_NAME
+    #endif
+    #ifdef __cplusplus
+extern "C"
+    #endif
+void stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real alpha, const stx_real *a, int lda, const stx_real *b, int ldb,
+                     stx_real beta, stx_real *c, int ldc) __asm__(STX__CBLAS_SYMBOL);
+    #define STX__CBLAS_ROWS 101
+    #define STX__CBLAS_TRANS(t) ((t) ? 112 : 111)
+  #else
+    #include <cblas.h>
+    #ifdef SEQTX_DOUBLE
+      #define stx__cblas_gemm cblas_dgemm
+    #else
+      #define stx__cblas_gemm cblas_sgemm
+    #endif
+    #define STX__CBLAS_ROWS CblasRowMajor
+    #define STX__CBLAS_TRANS(t) ((t) ? CblasTrans : CblasNoTrans)
+  #endif
 #endif
 #if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
   #include <dnnl.h>
@@ -5548,12 +5578,8 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
         size_t e;
         for (e = 0; e < g->batch; e++)
-  #ifdef SEQTX_DOUBLE
-            cblas_dgemm(
-  #else
-            cblas_sgemm(
-  #endif
-                CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, g->alpha,
+            stx__cblas_gemm(
+                STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb), (int)M, (int)N, (int)K, g->alpha,
                 g->A + e * g->sa, (int)g->lda, g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
         if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
@@ -9417,6 +9443,14 @@ static int stx__write_all(int fd, const void *data, size_t n) {
     return 1;
 }
 
+/* To the disk itself: on macOS fsync leaves the bytes in the disk's own memory, where a loss of power takes them */
+static int stx__flush_file(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) return 0;      /* file systems without it: what there is */
+#endif
+    return fsync(fd);
+}
+
 /* Makes the rename itself durable. File systems that cannot flush a directory are let pass. */
 static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
@@ -9515,7 +9549,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         } else {
             bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
             for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
-            if (!bad) bad = fsync(fd) != 0;
+            if (!bad) bad = stx__flush_file(fd) != 0;
             k = errno;
             if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
             if (bad) unlink(tmp);
