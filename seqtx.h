@@ -1358,6 +1358,8 @@ typedef struct stx_lm {
 
 #if defined(__GNUC__) || defined(__clang__)
   #define STX_RESTRICT __restrict__
+#elif defined(_MSC_VER)
+  #define STX_RESTRICT __restrict
 #else
   #define STX_RESTRICT
 #endif
@@ -1395,7 +1397,7 @@ static inline int stx__finite(double v) {
 
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
   #include <immintrin.h>
 static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
 static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
