@@ -8,27 +8,37 @@
 #   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
 #   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/plot, build/cuts, build/hello,
 #                           build/remember, build/own_family
-#   make shared             build/libseqtx.so: all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
+#   make shared             build/libseqtx.so (.dylib, .dll): all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
 #   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
 #   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
 #
-# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), THREADS=-DSEQTX_NO_THREADS (to build without threads), CBLAS=1 (to link a CBLAS),
+# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), THREADS=-DSEQTX_NO_THREADS (to build without threads), CBLAS=1 (to link a CBLAS:
+# OpenBLAS, on macOS Accelerate, or CBLAS_LIBS),
 # ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl),
 # SENTENCEPIECE=1 (the trainers cut text by SentencePiece models, --tokens spm, and there is build/spm_train; SENTENCEPIECE_LIBS).
+# For GNU make 3.81 (macOS) or newer. On Windows in a shell of MSYS2's; from elsewhere, make CC=x86_64-w64-mingw32-gcc examples.
 
 CC      = cc
 CXX     = c++
 NVCC    = nvcc
 ARCH    =
 WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
-THREADS = -pthread
-CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN)
+CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN) $(ALIGN)
+# for which system CC compiles; macOS has threads in its C library, Windows (MinGW) in its own, and there gcc's vector code needs ALIGN (seqtx.h, >>loops)
+TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
+DARWIN := $(findstring darwin,$(TARGET))$(findstring macos,$(TARGET))
+ALIGN   =
+WINDOWS := $(findstring mingw,$(TARGET))$(findstring windows-gnu,$(TARGET))
+THREADS = $(if $(DARWIN)$(WINDOWS),,-pthread)
+ifneq ($(WINDOWS),)
+ALIGN  := $(shell echo 'int stx;' | $(CC) -Wa,-muse-unaligned-vector-move -x c -c - -o /dev/null 2>/dev/null && echo -Wa,-muse-unaligned-vector-move)
+endif
 ifdef CBLAS
-CFLAGS += -DSEQTX_CBLAS
-LDLIBS += $(or $(CBLAS_LIBS),-lopenblas)
+CFLAGS += -DSEQTX_CBLAS$(if $(CBLAS_LIBS),=2)
+LDLIBS += $(or $(CBLAS_LIBS),$(if $(DARWIN),-framework Accelerate,-lopenblas))
 endif
 ifdef ONEDNN
 CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
@@ -104,13 +114,14 @@ build/spm_train:
 endif
 
 # >>shared: what each header exports, and nothing else
-EXPORT = -fPIC -fvisibility=hidden -DSEQTX_API='__attribute__((visibility("default")))'
+EXPORT = $(if $(WINDOWS),-DSEQTX_API='__declspec(dllexport)',-fPIC -fvisibility=hidden -DSEQTX_API='__attribute__((visibility("default")))')
+SHARED = build/libseqtx.$(if $(DARWIN),dylib,$(if $(WINDOWS),dll,so))
 $(PARTS:%=build/shared/%.o): build/shared/%.o: %.h build/flags
 	@mkdir -p $(@D)
 	$(T) $(F32) $(EXPORT) $(DEPS) -I. -D$(call MACRO,$*) -x c -c $< -o $@
-build/libseqtx.so: $(PARTS:%=build/shared/%.o)
-	$(T) $(CC) -shared $(THREADS) $^ -o $@ -lm $(filter-out -lstdc++ -lsentencepiece%,$(LDLIBS))
-shared: build/libseqtx.so
+$(SHARED): $(PARTS:%=build/shared/%.o)
+	$(T) $(CC) $(if $(DARWIN),-dynamiclib -install_name @rpath/$(@F),-shared) $(THREADS) $^ -o $@ -lm $(filter-out -lstdc++ -lsentencepiece%,$(LDLIBS))
+shared: $(SHARED)
 
 # >>install: headers only, there is nothing to compile
 PREFIX  = /usr/local
@@ -280,6 +291,10 @@ RUNS += arm
 run-arm:
 	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
 	else sh tests/run.sh --skip arm 'no aarch64-linux-gnu-gcc, or no qemu-aarch64'; fi
+RUNS += platforms
+run-platforms:
+	@if sh tests/platforms.sh --probe; then sh tests/run.sh platforms sh tests/platforms.sh; \
+	else sh tests/run.sh --skip platforms 'no clang, MinGW, zig or riscv64-linux-gnu-gcc'; fi
 RUNS += convert
 run-convert: $(TRAINERS)
 	@if sh tests/convert.sh --probe; then sh tests/run.sh convert sh tests/convert.sh; \

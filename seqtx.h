@@ -89,13 +89,16 @@
    activations as bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to
    the other.
 
+   Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in every file that implements a part of the
+   library or has kernels of its own; in one compiled without it portable loops run in place of AVX2 and AVX-512. clang needs nothing.
+
    Compile-time options (give the same to every file that includes this header)
        SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
        SEQTX_STATIC     the implementation is private to the including file.
        SEQTX_API        what stands before every function, for shared libraries: -DSEQTX_API='__attribute__((visibility("default")))'
                         with -fvisibility=hidden; on Windows __declspec(dllexport) in the library, __declspec(dllimport) in its users.
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
-                        built-in products.
+                        built-in products. On macOS -framework Accelerate, whose headers are not needed; -DSEQTX_CBLAS=2: another BLAS.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
        SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
@@ -1366,6 +1369,8 @@ typedef struct stx_lm {
 
 #if defined(__GNUC__) || defined(__clang__)
   #define STX_RESTRICT __restrict__
+#elif defined(_MSC_VER)
+  #define STX_RESTRICT __restrict
 #else
   #define STX_RESTRICT
 #endif
@@ -1403,7 +1408,7 @@ static inline int stx__finite(double v) {
 
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
   #include <immintrin.h>
 static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
 static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
@@ -1449,7 +1454,7 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
   #define STX__NEON 1           /* every such processor has it, and fused multiply-adds */
   #include <arm_neon.h>
 #endif
-#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && !defined(_WIN32)))     /* gcc spills vectors unaligned on Windows */
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
   #define STX__X86 1
   #include <immintrin.h>
   #define STX__AVX2 __attribute__((target("avx2,fma")))
@@ -1458,12 +1463,28 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
   #else
     #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
   #endif
+  #if defined(_WIN32) && !defined(__clang__)
+/* gcc keeps vectors on the stack by aligned moves, but the stack of Windows is aligned to 16 bytes only (gcc's bug 54412): a crash, in some
+   runs. With -Wa,-muse-unaligned-vector-move (binutils 2.38) the assembler makes unaligned moves of all. Whether this file had it
+   shows in the code of the move below, which is jumped over: its third byte is 0x11, else 0x29. Without it no vector code is run. */
+STX_INNER int stx__moves_unaligned(void) {
+    const unsigned char *code;
+    __asm__("jmp .Lstx_after%=\n.Lstx_move%=:\n\tvmovaps {%%ymm0, (%%rax)|YMMWORD PTR [rax], ymm0}\n.Lstx_after%=:\n\t"
+            "lea {.Lstx_move%=(%%rip), %0|%0, .Lstx_move%=[rip]}" : "=r"(code));
+    return code[2] == 0x11;
+}
+    #define STX__VECTORS_SAFE stx__moves_unaligned()
+  #else
+    #define STX__VECTORS_SAFE 1
+  #endif
   #define STX_EACH_ISA(fn, params, ...) \
     STX_VECTOR static void fn##_base params { fn(0, __VA_ARGS__); } \
     STX__AVX2 STX_VECTOR static void fn##_avx2 params { fn(1, __VA_ARGS__); } \
     STX__AVX512 STX_VECTOR static void fn##_avx512 params { fn(1, __VA_ARGS__); }
   #define STX_CALL(x, fn, args) \
-    do { switch (stx_isa(x)) { case STX__ISA_AVX512: fn##_avx512 args; break; case STX__ISA_AVX2: fn##_avx2 args; break; \
+    do { switch (STX__VECTORS_SAFE ? stx_isa(x) : STX__ISA_BASE) { \
+        case STX__ISA_AVX512: fn##_avx512 args; break; \
+        case STX__ISA_AVX2: fn##_avx2 args; break; \
         default: fn##_base args; } } while (0)
 #else
   #ifdef STX__NEON
@@ -1657,6 +1678,7 @@ int madvise(void *p, size_t n, int advice);
 #endif
 #endif
 #elif defined(_WIN32)
+#include <io.h>
 #include <process.h>
 #ifndef WIN32_LEAN_AND_MEAN
   #define WIN32_LEAN_AND_MEAN
@@ -1692,7 +1714,37 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
   #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
 #endif
 #ifdef SEQTX_CBLAS
-  #include <cblas.h>
+  #ifdef __APPLE__
+/* Accelerate, by the names in it, since its headers depend on a macro (ACCELERATE_NEW_LAPACK) that a program may have set otherwise when it
+   included them. macOS 13.3 has a newer CBLAS, of other names, beside the older one. Another BLAS has the older names: SEQTX_CBLAS=2. */
+    #ifdef SEQTX_DOUBLE
+      #define STX__CBLAS_NAME "_cblas_dgemm"
+    #else
+      #define STX__CBLAS_NAME "_cblas_sgemm"
+    #endif
+    #if SEQTX_CBLAS + 0 != 2 && defined(__ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__) && \
+        __ENVIRONMENT_MAC_OS_X_VERSION_MIN_REQUIRED__ >= 130300
+      #define STX__CBLAS_SYMBOL STX__CBLAS_NAME "$NEWLAPACK"
+    #else
+      #define STX__CBLAS_SYMBOL STX__CBLAS_NAME
+    #endif
+    #ifdef __cplusplus
+extern "C"
+    #endif
+void stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real alpha, const stx_real *a, int lda, const stx_real *b, int ldb,
+                     stx_real beta, stx_real *c, int ldc) __asm__(STX__CBLAS_SYMBOL);
+    #define STX__CBLAS_ROWS 101
+    #define STX__CBLAS_TRANS(t) ((t) ? 112 : 111)
+  #else
+    #include <cblas.h>
+    #ifdef SEQTX_DOUBLE
+      #define stx__cblas_gemm cblas_dgemm
+    #else
+      #define stx__cblas_gemm cblas_sgemm
+    #endif
+    #define STX__CBLAS_ROWS CblasRowMajor
+    #define STX__CBLAS_TRANS(t) ((t) ? CblasTrans : CblasNoTrans)
+  #endif
 #endif
 #if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE)     /* oneDNN has no double on CPUs */
   #include <dnnl.h>
@@ -1843,6 +1895,7 @@ struct stx_ctx {
 };
 static int stx__find_isa(void) {
 #ifdef STX__X86
+    if (!STX__VECTORS_SAFE) return STX__ISA_BASE;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) return STX__ISA_AVX512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return STX__ISA_AVX2;
@@ -5870,12 +5923,8 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX) {
         size_t e;
         for (e = 0; e < g->batch; e++)
-  #ifdef SEQTX_DOUBLE
-            cblas_dgemm(
-  #else
-            cblas_sgemm(
-  #endif
-                CblasRowMajor, g->ta ? CblasTrans : CblasNoTrans, g->tb ? CblasTrans : CblasNoTrans, (int)M, (int)N, (int)K, g->alpha,
+            stx__cblas_gemm(
+                STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb), (int)M, (int)N, (int)K, g->alpha,
                 g->A + e * g->sa, (int)g->lda, g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
         if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
@@ -9744,6 +9793,14 @@ static int stx__write_all(int fd, const void *data, size_t n) {
     return 1;
 }
 
+/* To the disk itself: on macOS fsync leaves the bytes in the disk's own memory, where a loss of power takes them */
+static int stx__flush_file(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) return 0;      /* file systems without it: what there is */
+#endif
+    return fsync(fd);
+}
+
 /* Makes the rename itself durable. File systems that cannot flush a directory are let pass. */
 static int stx__sync_dir(stx_ctx *x, char *target) {
     char *slash = strrchr(target, '/'), keep = 0;
@@ -9842,7 +9899,7 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
         } else {
             bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
             for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
-            if (!bad) bad = fsync(fd) != 0;
+            if (!bad) bad = stx__flush_file(fd) != 0;
             k = errno;
             if (!bad && rename(tmp, target) != 0) { bad = 1; k = errno; }
             if (bad) unlink(tmp);
@@ -9878,6 +9935,9 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
     }
     for (i = 0; i < parts && !bad; i++) bad = part[i].bytes && fwrite(part[i].data, 1, part[i].bytes, f) != part[i].bytes;
     if (!bad) bad = fflush(f) != 0;
+#ifdef _WIN32
+    if (!bad) bad = _commit(_fileno(f)) != 0;       /* on the disk before it takes the other's place */
+#endif
     err = errno;
     if (fclose(f) != 0 && !bad) { bad = 1; err = errno; }
 #ifdef _WIN32

@@ -73,7 +73,7 @@ class Library:
 
 
 def main():
-    library = os.environ.get("SEQTX_LIBRARY") or os.path.join(HERE, "../build/libseqtx.so")
+    library = os.environ.get("SEQTX_LIBRARY") or os.path.join(HERE, "../build/libseqtx." + {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so"))
     include = os.environ.get("SEQTX_INCLUDE") or os.path.join(HERE, "..")
     lib = Library(library, include, ["seqtx.h", "seqtx_attn_span.h"])
     path = sys.argv[1] if len(sys.argv) > 1 else __file__
@@ -120,4 +120,4 @@ if __name__ == "__main__":
     try:
         main()
     except (OSError, ValueError) as e:
-        sys.exit(f"ctypes_demo: {e}" + ("\n`make shared` makes the library" if "libseqtx.so" in str(e) else ""))
+        sys.exit(f"ctypes_demo: {e}" + ("\n`make shared` makes the library" if "libseqtx." in str(e) else ""))

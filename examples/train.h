@@ -84,6 +84,9 @@
 #if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
 #define _DARWIN_C_SOURCE                    /* there _POSIX_C_SOURCE alone hides ru_maxrss, _SC_PHYS_PAGES and TIOCGWINSZ */
 #endif
+#if defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
+#define _FILE_OFFSET_BITS 64                /* off_t */
+#endif
 
 #include <errno.h>
 #include <fcntl.h>
@@ -97,21 +100,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <time.h>
+#ifndef _WIN32
+#include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
+#endif
 
 #if defined(__GNUC__) || defined(__clang__)
 #define TR_UNUSED __attribute__((unused))
+#if defined(__MINGW32__) && !defined(__clang__)
+#define TR_PRINTF(fmt, args) __attribute__((format(gnu_printf, fmt, args)))
+#else
 #define TR_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#endif
 #else
 #define TR_UNUSED
 #define TR_PRINTF(fmt, args)
 #endif
 #define TR_DEF static TR_UNUSED
+#ifdef _WIN32
+#include "win.h"
+#endif
 
 #define TR_ERR 1024        /* size of an error buffer: room for a long path */
 

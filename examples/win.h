@@ -1,0 +1,230 @@
+/* win.h - what train.h uses of POSIX, made of what Windows has, for MinGW (gcc or clang): files, the console, Ctrl-C, clocks, memory.
+   Included by train.h and nothing else. Names of POSIX become macros for functions of ours, so that train.h reads as it does elsewhere.
+
+   Other than POSIX: files and standard streams are binary (a line ends in \n alone); paths are those of the C library (the system's code
+   page), with / between directories; there are no symbolic links, and no modes of files. Ctrl-C and Ctrl-Break are SIGINT and SIGTERM; a
+   console that closes, a logout and a shutdown are SIGHUP, after which the system gives a program five seconds. */
+#ifndef SEQTX_EXAMPLES_WIN_H
+#define SEQTX_EXAMPLES_WIN_H
+
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#ifndef NOGDI
+#define NOGDI               /* it takes names like PATTERN */
+#endif
+#include <windows.h>
+#define PSAPI_VERSION 2             /* GetProcessMemoryInfo is in kernel32 */
+#include <psapi.h>
+#include <direct.h>
+#include <io.h>
+#include <process.h>
+#include <sys/types.h>
+
+#define TR_WIN static __attribute__((unused))
+
+/* ---- at the start of a program ---- */
+
+static __attribute__((constructor)) void tr_win_start(void) {
+    HANDLE console = GetStdHandle(STD_ERROR_HANDLE);
+    DWORD mode;
+    int i;
+    _fmode = _O_BINARY;
+    for (i = 0; i < 3; i++) (void)_setmode(i, _O_BINARY);
+    if (GetConsoleMode(console, &mode)) (void)SetConsoleMode(console, mode | 4);      /* 4: escape sequences, by Windows 10 and later */
+}
+
+/* ---- files ---- */
+
+#ifndef O_CLOEXEC
+#define O_CLOEXEC _O_NOINHERIT
+#endif
+#define S_ISLNK(mode) ((void)(mode), 0)
+#undef X_OK
+#define X_OK 0              /* directories can be searched; programs are not asked about */
+#define fsync _commit
+#define mkdir(path, mode) _mkdir(path)
+#define fchmod(fd, mode) ((void)(fd), (void)(mode), 0)
+
+struct tr_win_stat { unsigned st_mode; int64_t st_size; uint64_t st_dev, st_ino; };
+
+/* 0, or -1 with errno. A file and its other names have one st_ino, which the C library here does not tell. */
+TR_WIN int tr_win_look(HANDLE file, struct tr_win_stat *st) {
+    BY_HANDLE_FILE_INFORMATION f;
+    DWORD kind = GetFileType(file);
+    memset(st, 0, sizeof *st);
+    if (kind == FILE_TYPE_DISK && GetFileInformationByHandle(file, &f)) {
+        st->st_mode = f.dwFileAttributes & FILE_ATTRIBUTE_DIRECTORY ? S_IFDIR : S_IFREG;
+        st->st_mode |= f.dwFileAttributes & FILE_ATTRIBUTE_READONLY ? 0444 : 0666;
+        st->st_size = (int64_t)((uint64_t)f.nFileSizeHigh << 32 | f.nFileSizeLow);
+        st->st_dev = f.dwVolumeSerialNumber;
+        st->st_ino = (uint64_t)f.nFileIndexHigh << 32 | f.nFileIndexLow;
+        return 0;
+    }
+    st->st_mode = kind == FILE_TYPE_PIPE ? S_IFIFO : S_IFCHR;
+    if (kind == FILE_TYPE_PIPE || kind == FILE_TYPE_CHAR) return 0;
+    errno = EIO;
+    return -1;
+}
+TR_WIN int tr_win_stat(const char *path, struct tr_win_stat *st) {
+    /* FLAG_BACKUP_SEMANTICS: a directory may be opened too. 0: to look at it, not to read */
+    HANDLE file = CreateFileA(path, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
+                              FILE_FLAG_BACKUP_SEMANTICS, NULL);
+    int result;
+    if (file == INVALID_HANDLE_VALUE) {
+        DWORD why = GetLastError();
+        errno = why == ERROR_ACCESS_DENIED || why == ERROR_SHARING_VIOLATION ? EACCES : ENOENT;
+        return -1;
+    }
+    result = tr_win_look(file, st);
+    CloseHandle(file);
+    return result;
+}
+TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) { return tr_win_look((HANDLE)_get_osfhandle(fd), st); }
+#undef stat              /* with 64 bits of size they are macros already */
+#undef fstat
+#define stat tr_win_stat
+#define lstat tr_win_stat
+#define fstat tr_win_fstat
+
+/* No links: the path itself, if there is such a file */
+TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
+    struct tr_win_stat st;
+    (void)to; (void)room;
+    if (tr_win_stat(path, &st) == 0) errno = EINVAL;
+    return -1;
+}
+#define readlink tr_win_readlink
+
+/* The library's own refuses to replace a file. */
+TR_WIN int tr_win_rename(const char *from, const char *to) {
+    if (MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
+    errno = EACCES;
+    return -1;
+}
+#define rename tr_win_rename
+
+TR_WIN int tr_win_truncate(int fd, int64_t size) { return _chsize_s(fd, size) ? -1 : 0; }
+#define ftruncate tr_win_truncate
+
+TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
+    size_t n = 0;
+    int c;
+    while ((c = getc(in)) != EOF) {
+        if (n + 2 > *room) {
+            size_t more = *room < 64 ? 128 : 2 * *room;
+            char *grown = (char *)realloc(*line, more);
+            if (grown == NULL) { errno = ENOMEM; return -1; }
+            *line = grown;
+            *room = more;
+        }
+        (*line)[n++] = (char)c;
+        if (c == '\n') break;
+    }
+    if (n == 0 || (c == EOF && ferror(in))) return -1;
+    (*line)[n] = 0;
+    return (ssize_t)n;
+}
+#define getline tr_win_getline
+
+/* ---- the console ---- */
+
+#define TIOCGWINSZ 1
+struct winsize { size_t ws_col; };
+TR_WIN int tr_win_size(int fd, int what, struct winsize *w) {
+    CONSOLE_SCREEN_BUFFER_INFO info;
+    (void)what;
+    if (!GetConsoleScreenBufferInfo((HANDLE)_get_osfhandle(fd), &info)) return -1;
+    w->ws_col = (size_t)(info.srWindow.Right - info.srWindow.Left + 1);
+    return 0;
+}
+#define ioctl tr_win_size
+
+/* For the C library NUL is a terminal */
+TR_WIN int tr_win_isatty(int fd) {
+    DWORD mode;
+    return GetConsoleMode((HANDLE)_get_osfhandle(fd), &mode) != 0;
+}
+#define isatty tr_win_isatty
+
+/* ---- signals ---- */
+
+#ifndef SIGHUP
+#define SIGHUP 1
+#endif
+struct tr_win_sigaction { void (*sa_handler)(int); int sa_mask; };
+static void (*tr_win_handler)(int) TR_UNUSED;
+/* On a thread of the system's, beside the program */
+TR_WIN BOOL WINAPI tr_win_event(DWORD event) {
+    int sig = event == CTRL_C_EVENT ? SIGINT : event == CTRL_BREAK_EVENT ? SIGTERM : SIGHUP;
+    if (tr_win_handler == NULL) return FALSE;
+    tr_win_handler(sig);
+    if (sig == SIGHUP) Sleep(INFINITE);         /* the process ends when this returns, or five seconds later */
+    return TRUE;
+}
+TR_WIN int tr_win_sigaction(int sig, const struct tr_win_sigaction *now, struct tr_win_sigaction *was) {
+    (void)sig;
+    if (was != NULL) was->sa_handler = NULL;
+    if (now == NULL) return 0;
+    if (tr_win_handler == NULL && !SetConsoleCtrlHandler(tr_win_event, TRUE)) { errno = EINVAL; return -1; }
+    tr_win_handler = now->sa_handler;
+    return 0;
+}
+#define sigaction tr_win_sigaction
+#define sigemptyset(set) ((void)(*(set) = 0))
+#define sigaddset(set, sig) ((void)(set), (void)(sig))
+
+/* ---- clocks, the machine ---- */
+
+#define CLOCK_REALTIME 0
+#define CLOCK_MONOTONIC 1
+TR_WIN int tr_win_clock(int which, struct timespec *t) {
+    LARGE_INTEGER count, per_second;
+    FILETIME now;
+    uint64_t ticks;                         /* of 100 ns; the system's begin in 1601 */
+    if (which == CLOCK_REALTIME) {
+        GetSystemTimeAsFileTime(&now);
+        ticks = ((uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime) - 116444736000000000u;
+    } else {
+        QueryPerformanceCounter(&count);
+        QueryPerformanceFrequency(&per_second);
+        ticks = (uint64_t)(count.QuadPart / per_second.QuadPart) * 10000000u
+              + (uint64_t)(count.QuadPart % per_second.QuadPart) * 10000000u / (uint64_t)per_second.QuadPart;
+    }
+    t->tv_sec = (time_t)(ticks / 10000000u);
+    t->tv_nsec = (long)(ticks % 10000000u * 100u);
+    return 0;
+}
+#define clock_gettime tr_win_clock
+
+#define RUSAGE_SELF 0
+struct rusage { int64_t ru_maxrss; };       /* KiB */
+TR_WIN int tr_win_usage(int who, struct rusage *u) {
+    PROCESS_MEMORY_COUNTERS m;
+    (void)who;
+    if (!GetProcessMemoryInfo(GetCurrentProcess(), &m, sizeof m)) return -1;
+    u->ru_maxrss = (int64_t)(m.PeakWorkingSetSize / 1024);
+    return 0;
+}
+#define getrusage tr_win_usage
+
+#define _SC_PHYS_PAGES 0
+#define _SC_PAGESIZE 1
+TR_WIN int64_t tr_win_sysconf(int what) {
+    MEMORYSTATUSEX m;
+    m.dwLength = sizeof m;
+    if (what == _SC_PAGESIZE) return 4096;
+    return GlobalMemoryStatusEx(&m) ? (int64_t)(m.ullTotalPhys / 4096) : -1;
+}
+#define sysconf tr_win_sysconf
+
+TR_WIN int tr_win_hostname(char *name, size_t size) {
+    DWORD n = (DWORD)size;
+    return GetComputerNameA(name, &n) ? 0 : -1;
+}
+#define gethostname tr_win_hostname
+
+#endif /* SEQTX_EXAMPLES_WIN_H */
