@@ -2020,7 +2020,7 @@ typedef struct {
 } tr_lm_opt;
 
 /* The first words of every trainer's defaults. */
-#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 "
+#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 sample-prime=256 sample-length=500 "
 
 /* Rows of the table of options; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
@@ -2107,13 +2107,13 @@ typedef struct {
         "of the bytes; --eval-only says what that costs"), \
     TR_TEXT("stop", TR_LOCAL, &(o).stop, "a text, or an answer, ends behind this (\\n: a line end, \\t, \\\\); none: only the number of " \
         "tokens ends it, of words, too")
-/* Texts while it trains: for trainers that want them. */
+/* Texts while it trains. */
 #define TR_LM_SAMPLING(o) \
-    TR_SIZE("sample-every", TR_FREE, &(o).sample_every, 0, TR_INF, "training: steps between texts to look at, on standard error; " \
-        "0: none"), \
-    TR_SIZE("sample-prime", TR_FREE, &(o).sample_prime, 1, 1u << 30, "... each goes on from so many tokens of the validation " \
-        "text, from a random place on"), \
-    TR_SIZE("sample-length", TR_FREE, &(o).sample_length, 1, TR_INF, "... by so many")
+    TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, "training: steps between texts to look at, on standard " \
+        "error; 0: none"), \
+    TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, "... each goes on from so many tokens of the " \
+        "validation text, from a random place on"), \
+    TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, "... by so many")
 /* The help's last paragraph. */
 #define TR_LM_AFTER \
     "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide " \

@@ -78,6 +78,7 @@ static tr_opt table[] = {
         "then stop"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
+    TR_LM_SAMPLING(opt.lm),
     TR_END
 };
 

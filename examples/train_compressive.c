@@ -116,7 +116,7 @@ static tr_opt table[] = {
 
 /* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
 #define BASE "memory-layers=all ratio=4 positions=learned recurrence=none no-final-norm aux-weight=1 optim=adam " \
-    "batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 sample-prime=256 sample-length=500 "
+    "batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 "
 #define DEMO BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 positions=xl norm-after " \
     "lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
 /* The reference's enwik8 example, with what it has no option for mended (seqtx_compressive.h, Fidelity): its own forms are

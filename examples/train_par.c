@@ -173,8 +173,7 @@ static tr_opt table[] = {
 
 /* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
 #define BASE "pattern=xl batch-split=1 update-every=1 eval-mem=-1 eval-clamp-len=-1 pad-id=-1 " \
-    "arch-every=5 derive-samples=8 tau-start=1 tau-end=0.1 arch-lr=0.01 arch-optim=adam latency-weight=1 sample-prime=256 " \
-    "sample-length=500 "
+    "arch-every=5 derive-samples=8 tau-start=1 tau-end=0.1 arch-lr=0.01 arch-optim=adam latency-weight=1 "
 #define DEMO BASE "tokens=bytes nlayers=6 hid-sz=128 nheads=4 inner-hid-sz=512 block-sz=64 mem=64 dropout=0 optim=adam lr=0.003 " \
     "schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
 /* The reference's base_model.sh, in the reference's own forms. Pieces are those of a SentencePiece model of 12,000. */

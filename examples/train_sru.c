@@ -111,6 +111,7 @@ static tr_opt table[] = {
         "from every token; 0: --block-sz"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
+    TR_LM_SAMPLING(opt.lm),
     TR_END
 };
 

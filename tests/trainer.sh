@@ -977,6 +977,13 @@ check "but again" [ -n "$(head -c 63 t2 | od -An -v -tx1 | tr -s ' ' '\n' | grep
 sample t1 --temperature 0 --prompt "the" --repetition-penalty 1
 sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 is none" cmp t1 t2
+# texts while it trains
+good "texts while it trains" log $learn --steps 20 --sample-every 10 --sample-prime 20 --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
+check "two of them, on standard error" [ "$(grep -c '^--- step [12]0, the model goes on' err)" -eq 2 ]
+check "a piece of the held-out text and 30 bytes" [ "$(tr '\n' ' ' <err | grep -o '==> .\{20\}==>.\{30\} ---' | wc -l)" -eq 2 ]
+check "nothing but results on standard output" [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
+good "without them" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
+check "the run is the same" same_state log/sampled.st log/plain.st
 # --weights: a model with matrices that are worth it
 wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--inner-hid-sz 64/')
 good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1

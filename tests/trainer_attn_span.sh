@@ -5,7 +5,7 @@ sizes="--nlayers 2 --hid-sz 16 --inner-hid-sz 32 --nheads 2 --attn-span 32 --blo
 trained="--batch-split 2 --adapt-span --adapt-span-loss 0.0001 --adapt-span-init 0.5 --adapt-span-ramp 8 --dropout 0.2 --emb-dropout 0.1 --optim adagrad --lr 0.07 --grad-clip 0.3 --lr-warmup 20"
 adapts=yes
 steps_matter=no
-long_more="--eval-every 50"
+long_more="--eval-every 50 --sample-every 60 --sample-prime 8 --sample-length 4"
 no_cadence="--nbatches 100000"
 no_evaluation="--eval-every 100000"
 state_names='"memory\.[01]\.[a-z.0-9]*"' states=2
@@ -18,7 +18,7 @@ words_more=
 train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,seconds,peak_bytes,span_avg,span_max,spans
 learned='^learned span of each head\|^  layer '
 another_preset=enwik8_small
-sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches"
+sizes_above_0="nlayers hid-sz inner-hid-sz nheads attn-span block-sz batch-sz batch-split niter nbatches sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=

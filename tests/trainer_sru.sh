@@ -4,7 +4,7 @@ sizes="--nlayers 2 --hid-sz 16 --proj-sz 8 --nheads 1 --block-sz 16 --batch-sz 4
 trained="--nheads 2 --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --lr-warmup 20 --weight-decay 0.01 --schedule constant"
 adapts=yes
 steps_matter=yes       # the kills are of a schedule that depends on --steps
-long_more="--schedule recursive --eval-every 25 --batch-split 2"
+long_more="--schedule recursive --eval-every 25 --batch-split 2 --sample-every 60 --sample-prime 8 --sample-length 4"
 no_cadence=
 no_evaluation=
 state_names='"state\.[01]\.[a-z.0-9]*"' states=6
@@ -17,7 +17,7 @@ words_more="--adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"
 train_keys=event,step,loss,bpb,lr,grad_norm,tokens_per_s,seconds,peak_bytes,skipped
 learned='^learned weight of attention: .*(layer 1), .*(layer 2)$'
 another_preset=enwik8-base
-sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq"
+sizes_above_0="nlayers hid-sz nheads block-sz batch-sz batch-split update-param-freq sample-prime sample-length"
 too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=
