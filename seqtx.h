@@ -5248,7 +5248,7 @@ STX_INNER stx_real stx__wide(uint16_t h) {
     memcpy(&f, &b, 4);
     return (stx_real)f;
 }
-/* stx__dot4 of packed rows, in the same order: its bits for the rounded numbers. col: of the first number */
+/* stx__dot4 of packed rows, in the same order: its bits for the rounded numbers, unless the compiler contracts (gcc without -std=c99) */
 STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint16_t *b, size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
@@ -5421,10 +5421,10 @@ static void stx__unpack_one(stx_ctx *x, stx__packed *w) {
     x->packed_count--;
     memmove(w, w + 1, (size_t)(x->packed + x->packed_count - w) * sizeof *w);
 }
-/* A matrix, or whatever stands there, is written to; NULL: any may be */
+/* Somebody writes there */
 static void stx__unpack(stx_ctx *x, const stx_real *written) {
-    stx__packed *w;
-    while (x->packed_count && (w = written ? stx__packed_at(x, written) : x->packed) != NULL) stx__unpack_one(x, w);
+    stx__packed *w = x->packed_count ? stx__packed_at(x, written) : NULL;
+    if (w) stx__unpack_one(x, w);
 }
 /* Can the product read B's packed numbers? */
 static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
@@ -5485,7 +5485,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
                      "or its file is damaged", j, p->name[i], v);
             return 0;
         }
-    for (i = 0; i < p->count; i++) while ((w = stx__packed_at(x, p->tensor[i]->data)) != NULL) stx__unpack_one(x, w);
+    for (i = 0; i < p->count; i++) stx__unpack(x, p->tensor[i]->data);
     n = x->packed_count;
     list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
     if (!list) return 0;
@@ -8300,8 +8300,9 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
     return p;
 }
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
+    size_t i;
     if (!stx_ok(x) || !p || !p->count) return;
-    stx__unpack(x, NULL);
+    for (i = 0; x->packed_count && i < p->count; i++) stx__unpack(x, p->piece[i].p);
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
     stx__changed(x);
 }
@@ -8412,6 +8413,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_optim_desc resolved;
     const stx_optim_desc *d = &resolved;
     double beta1, beta2;
+    size_t i;
     if (!stx_ok(x)) return 0;
     resolved = o->desc;
     resolved.beta1 = beta1 = stx__beta(d->beta1);
@@ -8423,7 +8425,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     }
     stx_optim_rate(o, lr);
     if (!stx_ok(x)) return 0;
-    stx__unpack(x, NULL);
+    for (i = 0; x->packed_count && i < o->count; i++) stx__unpack(x, o->params->tensor[i]->data);
     if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
     STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));

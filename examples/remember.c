@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     static char line[LINE];
     mind a = {0};
     stx_span_desc d = {0};
-    if (argc < 3) { fprintf(stderr, "usage: remember MODEL MEMORY [TEXT [STEPS]]\n"); return 2; }
+    if (argc < 3 || (argc > 4 && atoi(argv[4]) < 1)) { fprintf(stderr, "usage: remember MODEL MEMORY [TEXT [STEPS]]\n"); return 2; }
     a.x = stx_create(NULL);
     a.last = '\n';
     d.vocab = 256; d.layers = 2; d.dim = 64; d.heads = 4; d.span = 512;

@@ -1380,7 +1380,7 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
         if (tr_log_drops(line, (size_t)n, step)) dropped++;
         else tr_buf_put(&keep, line, (size_t)n);
     }
-    if (ferror(in)) { tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno)); goto done; }
+    if (!feof(in)) { tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno)); goto done; }      /* or no memory */
     if (dropped == 0) { ok = 1; goto done; }
     real = tr_behind_links(path);                                /* replace the file, not a link to it */
     if (real == NULL) { tr_fail(err, size, "%s: %s", path, strerror(errno)); goto done; }
@@ -2034,7 +2034,7 @@ typedef struct {
         "piece a line; a checkpoint holds what was in it"), \
     TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, "spm: line ends are no token (the reference of PAR)"), \
     TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
-        "<unk> for what is new"), \
+        "<unk> for what is new, 1 none; not given: 2 if the validation or test text needs it, else 1"), \
     TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", "report bits per byte, perplexity of a token, or of a word " \
         "whatever the tokens are; auto: perplexity of a token for words, else bits")
 /* How the text is read and when parameters are updated: for trainers that call tr_lm_next and use t->share and t->update. */
@@ -2167,6 +2167,7 @@ struct tr_lm {
     uint64_t     logged, saved;   /* updates since the last log record, step of the last save */
     size_t       bad;             /* updates in a row that were not finite */
     size_t       packed;          /* bytes of --weights */
+    int          unk_made;        /* the texts asked for an <unk>, and got it */
     double       sum, loss;       /* of the losses since the last log record; the last one */
     uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
@@ -2402,13 +2403,15 @@ TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
     return h;
 }
 /* The three texts, and their vocabulary unless a checkpoint gave it. */
+TR_DEF int tr_lm_decided(const tr_lm *t, const char *name);
+TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value);
 TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
     const tr_lm_opt *o = t->opt;
     char path[3][4096];
     uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
-    int part, dir, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
+    int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
         return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
@@ -2429,6 +2432,7 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     }
     if (!t->vocab) {
         stx_vocab_desc d;
+        fresh = 1;
         memset(&d, 0, sizeof d);
         d.kind = o->tokens >= TR_CHARS ? STX_TOK_CHARS + (o->tokens - TR_CHARS) : STX_TOK_BYTES;
         d.pieces = o->pieces;
@@ -2444,7 +2448,16 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     for (part = 0; part < 3; part++) {
         if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
         t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
-        if (!t->text[part]) return tr_lm_why(t);
+        if (t->text[part]) continue;
+        tr_lm_why(t);
+        if (!part || !fresh || t->unk_made || (o->tokens != TR_CHARS && o->tokens != TR_WORDS) || tr_lm_decided(t, "min-count")) return 0;
+        /* words that the training text does not have: again, with an <unk> for them */
+        stx_clear_error(t->x);
+        for (part = 0; part < 3; part++) { stx_corpus_close(t->text[part]); t->text[part] = NULL; }
+        stx_vocab_free(t->vocab);
+        t->vocab = NULL;
+        t->unk_made = 1;
+        return tr_lm_suggest(t, "min-count", 2) && tr_lm_data(t);
     }
     for (part = 0; part < 3; part++)
         if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
@@ -2831,6 +2844,8 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     }
     if (!t->training) return;
     if (o->init_from) tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew", o->init_from);
+    if (t->unk_made) tr_say(&t->term, "the validation or test text has %s that the training text has not: those that it has once are "
+        "read as <unk>, too (--min-count 2; --min-count 1 refuses such a text)", o->tokens == TR_WORDS ? "words" : "characters");
     if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
     if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
         t->adopted.given.s);
@@ -3360,8 +3375,9 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
    followed by its answer, and a line end between an answer and the next line. The draws of an answer depend on --seed and on all of the
    text before it, so that an answer is what --generate gives with that text as its --prompt. */
 
-/* One line of standard input without its end, more where it ends in a backslash: then the line end belongs to it. 0: there is none */
-TR_DEF int tr_lm_ask(tr_buf *line, int terminal) {
+/* One line of standard input without its end, more where it ends in a backslash: then the line end belongs to it. 0: there is none, and
+   where the input has not ended *why is the reason */
+TR_DEF int tr_lm_ask(tr_buf *line, int terminal, int *why) {
     char *got = NULL;
     size_t room = 0;
     ssize_t n;
@@ -3372,7 +3388,8 @@ TR_DEF int tr_lm_ask(tr_buf *line, int terminal) {
         do {
             clearerr(stdin);
             n = tr_stop_requested() ? -1 : getline(&got, &room, stdin);
-        } while (n < 0 && ferror(stdin) && errno == EINTR && !tr_stop_requested());
+            *why = errno;
+        } while (n < 0 && ferror(stdin) && *why == EINTR && !tr_stop_requested());
         if (n < 0) break;
         any = 1;
         if (n > 0 && got[n - 1] == '\n') n--;
@@ -3398,7 +3415,7 @@ TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_speaker *s) {
 TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     const tr_lm_opt *o = t->opt;
     uint64_t seed = tr_lm_sampling_seed(t), first;
-    int terminal = isatty(0), ok, answered = 0, words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
+    int unread = 0, terminal = isatty(0), ok, answered = 0, words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
     int32_t end_of_line = -1;
     tr_buf line, text;
     tr_speaker s;
@@ -3410,7 +3427,7 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     if (n == STX_NPOS) stx_clear_error(t->x);
     if (terminal) tr_say(&t->term, "--- /help says what can be typed; Ctrl-D ends");
     ok = tr_lm_speaker_open(t, &s) && tr_lm_talk_begin(t, &s);
-    while (ok && tr_lm_ask(&line, terminal)) {
+    while (ok && tr_lm_ask(&line, terminal, &unread)) {
         if (line.n == 5 && !memcmp(line.s, "/help", 5)) { tr_lm_talk_help(); continue; }
         if (line.n == 0 || (line.n == 6 && !memcmp(line.s, "/reset", 6))) {
             ok = tr_lm_talk_begin(t, &s);
@@ -3441,8 +3458,8 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
         if (terminal && tr_stop_requested() == SIGINT) tr_stop_done();      /* it was for the answer */
     }
     if (terminal) fputs("\n", stderr);
-    if (ok && ferror(stdin) && !tr_stop_requested()) {
-        stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(errno));
+    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* also a line that there is no memory for */
+        stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(unread));
         ok = 0;
     }
     tr_lm_speaker_close(t, &s);
@@ -3460,6 +3477,7 @@ typedef struct tr_scorer {
     int32_t        *in, *out;       /* by file: a block (T), of which `held` are there */
     size_t          T, held;
     double          tokens, nats;   /* since the last row */
+    uint64_t read, unknown;       /* tokens; those that became <unk> */
 } tr_scorer;
 
 /* By file: the block so far is read, and makes room for the next one. */
@@ -3505,7 +3523,7 @@ TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
         s->tokens > 0 ? exp(s->nats / s->tokens) : 1);
     s->tokens = s->nats = 0;
 }
-/* By tokens: the row of one, its text with line ends, tabs and backslashes as \n, \t, \\ */
+/* By tokens: the row of one, its text with line ends, tabs and backslashes as \n, \t, \\, other control characters as \x0d */
 TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
     size_t len = 0, i;
     const char *text = stx_vocab_piece(t->vocab, id, &len);
@@ -3513,8 +3531,10 @@ TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32
     printf("%llu\t%.6f\t", (unsigned long long)line, s->nats);
     for (i = 0; text && i < len; i++) {
         const char *as = text[i] == '\n' ? "\\n" : text[i] == '\t' ? "\\t" : text[i] == '\\' ? "\\\\" : NULL;
+        int c = (unsigned char)text[i];
         if (as) fputs(as, stdout);
-        else putchar(text[i]);
+        else if (c < 32 || c == 127) printf("\\x%02x", (unsigned)c);
+        else putchar(c);
     }
     putchar('\n');
     s->tokens = s->nats = 0;
@@ -3535,6 +3555,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     *bytes = (double)(stx_vocab_kind(t->vocab) == STX_TOK_IDS ? stx_vocab_decode(t->vocab, ids, n, NULL, 0) : len);
     if (by == TR_BY_TEXTS) ok = tr_lm_score_begin(t, s);
     for (i = 0; ok && i < n && !tr_stop_requested(); i++) {
+        s->read++;
+        s->unknown += ids[i] == stx_vocab_unk(t->vocab);
         ok = tr_lm_score_token(t, s, ids[i]);
         if (ok && by == TR_BY_TOKENS) tr_lm_score_piece(t, s, line, ids[i]);
     }
@@ -3550,26 +3572,33 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     size_t room = 0;
     ssize_t len = 0;
     uint64_t line = 0;
-    double bytes, all = 0;
+    double bytes = 0, all = 0;
     tr_scorer s;
     memset(&s, 0, sizeof s);
     s.T = t->eval_block;
     if (by != TR_BY_FILE) s.gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
     else s.state = t->lm.state_create(t->lm.model, 1, t->eval_window);
     s.in = (int32_t *)malloc(2 * s.T * sizeof *s.in);
-    s.out = s.in + s.T;
+    s.out = s.in ? s.in + s.T : NULL;
     if (!f) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
     else if (!s.in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
     ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
-    if (ok) puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
-    while (ok && !tr_stop_requested() && (len = getline(&text, &room, f)) > 0) {
+    while (ok && !tr_stop_requested()) {
+        len = getline(&text, &room, f);
+        if (len < 0 && !feof(f)) {          /* also a line that there is no memory for */
+            if (!tr_stop_requested()) stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s", o->score,
+                                               (unsigned long long)line + 1, strerror(errno));
+            ok = 0;
+        } else if (!line) puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
+        if (!ok || len <= 0) break;
         ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
         all += bytes;
         if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
         printf("%llu\t", (unsigned long long)line);
         tr_lm_score_row(&s, bytes);
     }
-    if (ok && f && ferror(f) && !tr_stop_requested()) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
+    if (s.unknown) tr_say(&t->term, "%llu of %llu tokens are not in the vocabulary, read as <unk>: which word each is costs nothing here",
+                          (unsigned long long)s.unknown, (unsigned long long)s.read);
     if (ok && by == TR_BY_FILE && !tr_stop_requested() && tr_lm_score_block(t, &s)) tr_lm_score_row(&s, all);
     if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
     if (f && f != stdin) fclose(f);
@@ -3679,6 +3708,11 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"tensorboard", !o->interactive && !o->score, "training and evaluation, not for --interactive and --score"},
         {"data", !o->score, "training and evaluation: --score has its text"},
         {"score-by", o->score != NULL, "--score"},
+        {"eval-batch-sz", !o->score, "training and evaluation, not for --score"},
+        {"eval-blocks", !o->score, "training and evaluation, not for --score"},
+        {"no-train", !o->score, "--generate; --score does not train"},
+        {"keep-best", t->training, "training"},
+        {"best", t->training, "training"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
         {"sample-length", o->sample_every > 0, "--sample-every"},
         {"save-every", o->checkpoint != NULL, "a --checkpoint"},
@@ -3758,6 +3792,20 @@ TR_DEF int tr_lm_failed(tr_lm *t) {
     fprintf(stderr, "%s: %s\n", t->options->program, t->err);
     return early ? 2 : 1;
 }
+/* How much of the training text (of its first million tokens) a vocabulary from elsewhere does not know */
+TR_DEF void tr_lm_say_unknown_share(tr_lm *t) {
+    int32_t ids[4096], unk = stx_vocab_unk(t->vocab);
+    uint64_t n = stx_corpus_size(t->text[0]), at, unknown = 0;
+    size_t some, i;
+    if (n > 1000000) n = 1000000;
+    for (at = 0; unk >= 0 && at < n; at += some) {
+        some = n - at < 4096 ? (size_t)(n - at) : 4096;
+        if (!stx_corpus_read(t->text[0], at, some, ids)) return;        /* training says why */
+        for (i = 0; i < some; i++) unknown += ids[i] == unk;
+    }
+    if (unknown) tr_say(&t->term, "%.1f %% of the training text is <unk>, a word that the vocabulary of --init-from does not have",
+                        100.0 * (double)unknown / (double)n);
+}
 TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     const tr_lm_opt *o = t->opt;
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
@@ -3777,7 +3825,11 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         t->saved = t->step;
         t->loss = (double)NAN;
         t->began = tr_seconds();
-        if (o->init_from) ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);      /* where it begins */
+        if (o->init_from) {         /* where it begins; fine-tuning may only make it worse */
+            tr_lm_say_unknown_share(t);
+            ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+            if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
+        }
         tr_rate_start(&t->rate, tr_seconds());
         if (ok) t->kind->train(t);
         ok = tr_lm_trained(t);

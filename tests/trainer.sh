@@ -319,10 +319,15 @@ size=$(wc -c <good.st)
 sed 's/"step":"6"/"step":"7"/' good.st >step.st
 refused 'bit.st.*damaged' --data t.txt $full --checkpoint bit.st --steps 12
 refused 'step.st.*damaged' --data t.txt $full --checkpoint step.st --steps 12
-# words: held-out ones that are new are refused with the option that helps, and accepted with it
+# words: held-out ones that are new are read as <unk>; with --min-count 1 they are refused, with the option that helps
 awk 'BEGIN { for (i = 0; i < 400; i++) print "the same words again and again"; for (i = 0; i < 60; i++) print "fresh" i }' >new.txt
-refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words
-good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2
+refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words --min-count 1
+good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2 --checkpoint min2.st
+good "words that are new" . --data new.txt $tiny --tokens words --steps 2 --checkpoint unsaid.st
+check "it is said" grep -q '^the validation or test text has words that the training text has not:.*--min-count 2;' "$T/err"
+check "the same as with the option" same_state min2.st unsaid.st
+good "goes on" . --checkpoint unsaid.st --steps 3
+check "the option is in the file" [ "$(header unsaid.st | grep -c 'min-count[^0-9]*2,')$(grep -c 'validation or test text has words' "$T/err")" = 10 ]
 good "the largest seed" . --data t.txt $full --steps 2 --checkpoint seed.st --seed 18446744073709551615
 good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint seed.st --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
@@ -787,6 +792,17 @@ printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
 check "a character that is not known: exit code 1, the line" [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
 
+# a line that there is no memory for is an error, not an end; a directory has no table
+if (ulimit -v 250000) 2>/dev/null; then
+    (cd score && { cat text; head -c 300000000 /dev/zero | tr '\0' x; } | (ulimit -v 250000; exec "$bin" --checkpoint ../eval/never.st --threads 1 --score -)) >out 2>err
+    rc=$?
+    check "no memory for a line: exit code $rc, $(head -c 200 err)" [ $rc -eq 1 -a "$(grep -c "^$prog: --score -, line $(($(wc -l <score/text) + 1)): " err)" -eq 1 ]
+fi
+run score --checkpoint ../eval/never.st --threads 1 --score .
+check "a directory: $(head -n 1 err)" [ $rc -ne 0 -a ! -s out ]
+printf 'a\rb\033\n' >score/control
+good "control characters" score --checkpoint ../eval/never.st --threads 1 --score control --score-by tokens
+check "are told, not done: $(cut -f 3 out | tr '\n' ' ')" [ "$(cut -f 3 out | tr '\n' ' ')" = 'text a \x0d b \x1b \n ' ]
 # --init-from: it begins with the loss that the evaluation gives, and is a run like any other from then on
 mkdir tune
 tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4 --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
@@ -821,6 +837,10 @@ refused "--score-by would change nothing" --checkpoint ten.st --score-by lines -
 refused "--score none: No such file" --checkpoint ten.st --score none
 refused "a --checkpoint to load is needed" --score ../t.txt
 cd ..
+rm -f tune/new.st
+good "the start may be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 --keep-best --log worse.jsonl
+check "and is kept: $(events tune/worse.jsonl best | field step | tr '\n' ' ')" [ "$(meta tune/new.best.st step) $(events tune/worse.jsonl best | head -n 1 | field step)" = "0 0" ]
+rm -f tune/new.st
 good "the weights of a checkpoint of the first version" tune --init-from ../old/run.st --data ../t.txt --threads 1 --steps 2
 
 # =====================================================================================================================
@@ -954,6 +974,12 @@ check "unknown words are said" grep -q "^not in the vocabulary, read as <unk>: '
 check "and answered" [ -s t1 ]
 good "unknown words of a prompt" log --checkpoint unk.st --no-train --generate 3 --prompt "one zebra" --threads 1
 check "are said, too" grep -q "^not in the vocabulary, read as <unk>: 'zebra'$" err
+printf 'one zebra two yak\n' >log/zebra
+good "unknown words of a text that is scored" log --checkpoint unk.st --score zebra --threads 1
+check "are counted" grep -q '^2 of 5 tokens are not in the vocabulary, read as <unk>' err
+awk 'BEGIN { for (i = 0; i < 300; i++) print "one two zebra" }' >log/zebras
+good "and of one to begin with" log --init-from unk.st --data zebras --steps 1 --threads 1 --batch-sz 2 --eval-batch-sz 1
+check "too: $(grep unk err)" grep -q '^2[0-9].[0-9] % of the training text is <unk>' err
 talk t1 words.st 'zebra\none\n' --generate 3 --seed 1
 check "a line that cannot be read: exit code 1, not $rc" [ $rc -eq 1 ]
 check "the word is named" grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*this line is not read$" err
