@@ -72,6 +72,11 @@ make_part() {
     results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
     results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
+    results_weights)
+        echo '| ms a token | f32 | bf16 | int8 |'
+        echo '|---|--:|--:|--:|'
+        awk -F'|' '/^## Tokens/ { on = 1 } on && $4 ~ /f32|bf16|int8/ { gsub(/^ +| +$/, "", $2); gsub(/ /, "", $5)
+            if ($2) printf "| %s, %.0fM parameters", $2, $3; printf " | %s", $5; if ($4 ~ /int8/) print " |" }' bench/results/2026-11-23-intel-xeon-processor-2c-weights.md ;;
     *) echo "no such part: $1" ;;
     esac
 }
