@@ -72,6 +72,11 @@ make_part() {
     results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
     results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
+    results_claim)
+        echo '| network | attention | parameters | perplexity of a piece, valid | test | step | evaluation | token |'
+        echo '|---|--:|--:|--:|--:|--:|--:|--:|'
+        awk -F'|' -v OFS='|' '/^\| (found|xl|par) / { gsub(/^ +| +$/, "", $2); gsub(/^ +| +$/, "", $3); gsub(/\+-/, "±")
+            printf "| %s, `%s` |%s|%s|%s|%s|%s|%s|%s|\n", $2, $3, $4, $5, $7, $8, $12, $13, $15 }' bench/results/par-2026-11-23-intel-xeon-processor-2c.md ;;
     results_weights)
         echo '| ms a token | f32 | bf16 | int8 |'
         echo '|---|--:|--:|--:|'
