@@ -4824,7 +4824,6 @@ STX_INNER void stx__zip_rows(int fma, uint32_t *STX_RESTRICT to, const uint16_t 
     for (i = 0; i < n; i++) to[i] = r0[i] | (uint32_t)r1[i] << 16;
 }
 STX_EACH_ISA(stx__zip_rows, (uint32_t *to, const uint16_t *r0, const uint16_t *r1, size_t n), to, r0, r1, n)
-#ifndef SEQTX_DOUBLE
 /* A bfloat16 is the upper half of a float; rounded to nearest even, NaN stays NaN. */
 STX_INNER uint32_t stx__bf16(stx_real v) {
     float f = (float)v;
@@ -4832,6 +4831,7 @@ STX_INNER uint32_t stx__bf16(stx_real v) {
     memcpy(&b, &f, 4);
     return (b & 0x7fffffffu) > 0x7f800000u ? b >> 16 | 0x40u : (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
 }
+#ifndef SEQTX_DOUBLE
 STX_INNER void stx__round_row(int fma, uint16_t *STX_RESTRICT to, const stx_real *STX_RESTRICT from, size_t n) {
     size_t i;
     (void)fma;
@@ -5196,17 +5196,21 @@ STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a, 
     size_t j;
     for (j = 0; j < n; j++) c[j] = STX_FMA(fma, a3, b3[j], STX_FMA(fma, a2, b2[j], STX_FMA(fma, a1, b1[j], STX_FMA(fma, a0, b[j], c[j]))));
 }
+STX_INNER void stx__gemv_beta(const stx_gemm_args *g) {       /* C = beta C */
+    size_t i, j;
+    for (i = 0; i < g->M; i++) {
+        stx_real *c = g->C + i * g->ldc;
+        if (g->beta == 0) memset(c, 0, g->N * sizeof *c);
+        else if (g->beta != 1) for (j = 0; j < g->N; j++) c[j] *= g->beta;
+    }
+}
 STX_INNER void stx__gemv(int fma, const stx_gemm_args *g) {
     const int ta = g->ta, tb = g->tb;
     const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
-    const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
+    const stx_real alpha = g->alpha, *A = g->A, *B = g->B;
     stx_real *C = g->C;
     size_t i, j, k;
-    for (i = 0; i < M; i++) {
-        stx_real *c = C + i * ldc;
-        if (beta == 0) memset(c, 0, N * sizeof *c);
-        else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
-    }
+    stx__gemv_beta(g);
     if (alpha == 0) return;           /* A and B are not looked at */
     if (tb && !ta) {
         for (j = 0; j < N; j += 4)
@@ -5370,13 +5374,9 @@ STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_re
 STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q) {
     enum { PIECE = 1024 };        /* numbers of c that stay in the first cache */
     const size_t M = g->M, N = g->N, K = g->K, C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
-    const stx_real alpha = g->alpha, beta = g->beta;
+    const stx_real alpha = g->alpha;
     size_t i, j, k, e;
-    for (i = 0; i < M; i++) {
-        stx_real *c = g->C + i * g->ldc;
-        if (beta == 0) memset(c, 0, N * sizeof *c);
-        else if (beta != 1) for (j = 0; j < N; j++) c[j] *= beta;
-    }
+    stx__gemv_beta(g);
     if (g->tb) {
         for (j = 0; j < N; j += 4) {
             const size_t n = STX_MIN((size_t)4, N - j), b = (row + j) * C + col, f = (row + j) * G + col / STX__INT8_GROUP;
@@ -5442,10 +5442,7 @@ static int stx__packs(const stx_tensor *t) { return t->ndim == 2 && t->dim[0] >=
 static void stx__pack_row(stx_real *w, size_t C, uint16_t *h, int8_t *q, float *s) {
     size_t i, g, n;
     if (h) for (i = 0; i < C; i++) {
-        float f = (float)w[i];
-        uint32_t b;
-        memcpy(&b, &f, 4);
-        h[i] = (uint16_t)((b + 0x7fffu + (b >> 16 & 1u)) >> 16);        /* to nearest even; finite ones only */
+        h[i] = (uint16_t)stx__bf16(w[i]);
         w[i] = stx__wide(h[i]);
     } else for (g = 0; g < C; g += STX__INT8_GROUP, s++) {
         stx_real most = 0;
