@@ -199,8 +199,8 @@
        layers.l.pos_ff.layer_norm.bias      layers.2l+1.ff.norm.bias                        (d)
        pos_emb.inv_freq                     made anew                                       (d / 2)
 
-   And in those of PAR's reference, which tools/convert.py reads; each name ends in /.ATTRIBUTES/VARIABLE_VALUE, and matrices are (in,out)
-   there and (out,in) here. l is a block, c0 the size of the first cluster, J the number of the others.
+   And in those of PAR's reference (TensorFlow), likewise; each name ends in /.ATTRIBUTES/VARIABLE_VALUE, and matrices are (in,out) there
+   and (out,in) here. l is a block, c0 the size of the first cluster, J the number of the others.
 
        original                                                ours                                            shape of the original
        model/embed/embeddings                                  in_emb.weight                                   (V,D)
@@ -224,7 +224,8 @@
        model/stoch_blks/l/layernorm_ffn/gamma                  layers.l.ff.norm.weight                         (D)
        model/stoch_blks/l/layernorm_ffn/beta                   layers.l.ff.norm.bias                           (D)
        model/stoch_blks/l/pi                                   arch.l                                          (3)
-       model/stoch_blks/l/tau                                  left out                                        ()
+       model/stoch_blks/l/tau                                  unused.stoch_blks.l.tau, (1), where it is       ()
+                                                               there: the original never uses it
        model/final_layer/head_w/kernel                         its first c0 columns out_emb.tables.0, the      (D, c0 + J)
                                                                others out_emb.cluster.weight
        model/final_layer/head_w/bias                           out_emb.biases.0, out_emb.cluster.bias          (c0 + J)

@@ -95,22 +95,31 @@ def checksum(tensors, meta):
 
 def write_whole(path, put):
     """put(file) into a file beside path, which then takes its place: path is there whole or not at all."""
+    write_together([(path, put)])
+
+
+def write_together(files):
+    """files: (path, put), as above. None takes its place before all are written."""
+    made = []
     try:
-        fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=os.path.basename(path) + ".")
-    except OSError as e:
-        raise Refuse(f"cannot write {path}: {e.strerror}") from None
-    try:
-        with os.fdopen(fd, "wb") as f:
-            put(f)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        for path, put in files:
+            fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=os.path.basename(path) + ".")
+            made.append(temporary)
+            with os.fdopen(fd, "wb") as f:
+                put(f)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            if os.path.isdir(path):
+                raise Refuse(f"cannot write {path}: it is a directory")
+        for temporary, (path, _) in zip(made, files):
+            os.replace(temporary, path)
     except OSError as e:
         raise Refuse(f"cannot write {path}: {e.strerror or e}") from None
     finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        for temporary in made:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
 
 
 def write_safetensors(path, tensors, meta):
@@ -219,7 +228,60 @@ def state_dict_of(path, value):
 
 # >>tensorflow: checkpoints of objects, PREFIX.index and PREFIX.data-00000-of-00001 ------------------------------------------
 
+# The index is a sorted table as LevelDB has it: blocks of (key, value), each with a byte for its compression and a checksum, then a
+# block with the places of these, and a footer. A key is a variable's path; its value says type, shape, place and checksum in the data.
+# A text among the variables, the graph of objects, says which variables belong to which object under which names.
+
 TABLE_MAGIC = 0xdb4775248b80fb57
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+TYPES = {"float32": 1, "int64": 9}
+TEXT = 7
+
+
+def crc_tables():
+    """[k]: four tables, one for each byte of a CRC-32C, of what 2^k bytes of zeros make of it."""
+    byte = np.arange(256, dtype=np.uint32)
+    first = byte
+    for _ in range(8):
+        first = np.where(first & 1, first >> 1 ^ np.uint32(0x82F63B78), first >> 1)
+    tables = [[first, byte, byte << 8, byte << 16]]
+    for k in range(40):
+        tables.append([crc_zeros(tables[k], t) for t in tables[k]])
+    return tables
+
+
+def crc_zeros(table, c):
+    return table[0][c & 255] ^ table[1][c >> 8 & 255] ^ table[2][c >> 16 & 255] ^ table[3][c >> 24]
+
+
+CRC = crc_tables()
+
+
+def crc32c(data):
+    """CRC-32C of bytes. A CRC is linear: that of two halves is that of the first, as if zeros came behind it, xor that of the second. So
+    all pairs of words become one word each, at once, then all pairs of pairs."""
+    data, crc = np.frombuffer(data, np.uint8), np.array([0xFFFFFFFF], np.uint32)
+    for at in range(0, len(data), 1 << 20):
+        piece = data[at:at + (1 << 20)]
+        words = np.concatenate([np.zeros(-len(piece) % 4, np.uint8), piece]).view("<u4")    # zeros in front change nothing
+        k = 2
+        while len(words) > 1:
+            if len(words) % 2:
+                words = np.concatenate([words[:1] * 0, words])
+            words = crc_zeros(CRC[k], words[::2]) ^ words[1::2]
+            k += 1
+        for k in range(len(piece).bit_length()):
+            if len(piece) >> k & 1:
+                crc = crc_zeros(CRC[k], crc)
+        crc = crc ^ crc_zeros(CRC[2], words)
+    return int(crc[0]) ^ 0xFFFFFFFF
+
+
+def masked_crc(data):
+    """As it is stored, so that a CRC over bytes with a CRC in them is none of its own."""
+    crc = crc32c(data)
+    return (((crc >> 15 | crc << 17) & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def varint(data, at):
@@ -229,6 +291,13 @@ def varint(data, at):
         at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
         if byte < 128:
             return value, at
+
+
+def as_varint(n):
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
 
 
 def fields(data):
@@ -249,14 +318,23 @@ def fields(data):
         yield key >> 3, value
 
 
-def table_block(data, handle):
+def field(number, value):
+    """One field: a number, which is left out where it is 0, or bytes."""
+    if isinstance(value, int):
+        return as_varint(number << 3) + as_varint(value) if value else b""
+    return as_varint(number << 3 | 2) + as_varint(len(value)) + value
+
+
+def table_block(path, data, handle):
     """(key, value) of a block of a sorted table; handle: its place, two varints."""
     begin, at = varint(handle, 0)
     size, _ = varint(handle, at)
     if begin + size + 5 > len(data):
         raise IndexError("a block ends behind the end")
+    if masked_crc(data[begin:begin + size + 1]) != data[begin + size + 1:begin + size + 5]:
+        raise Refuse(f"{path} is damaged: its block at byte {begin} does not match its checksum; use another copy")
     if data[begin + size]:
-        raise Refuse("its index is compressed, which TensorFlow's own are not")
+        raise Refuse(f"{path} is compressed, which TensorFlow's own are not")
     block, key, at = data[begin:begin + size], b"", 0
     end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
     while at < end:
@@ -268,26 +346,38 @@ def table_block(data, handle):
         at += more + length
 
 
+def block_of(entries):
+    """The same, made: every 16th key is whole, of the others what differs from the key before."""
+    body, last, restarts = b"", b"", [0]
+    for i, (key, value) in enumerate(entries):
+        shared = len(os.path.commonprefix([last, key])) if i % 16 else 0
+        if i and not i % 16:
+            restarts.append(len(body))
+        body += as_varint(shared) + as_varint(len(key) - shared) + as_varint(len(value)) + key[shared:] + value
+        last = key
+    return body + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
+
+
 def read_tensorflow(prefix):
     """name -> array of the variables of `model`; the optimiser and counters are left out."""
-    out, tail = OrderedDict(), "/.ATTRIBUTES/VARIABLE_VALUE"
+    out, index_path, data_path = OrderedDict(), prefix + ".index", prefix + ".data-00000-of-00001"
     try:
-        with open(prefix + ".index", "rb") as f:
+        with open(index_path, "rb") as f:
             index = f.read()
-        with open(prefix + ".data-00000-of-00001", "rb") as f:
+        with open(data_path, "rb") as f:
             data = f.read()
     except OSError as e:
         raise Refuse(f"{e.filename}: {e.strerror}") from None
     try:
         footer = index[-48:]
         if len(footer) < 48 or int.from_bytes(footer[-8:], "little") != TABLE_MAGIC:
-            raise Refuse(f"{prefix}.index is no index of a TensorFlow checkpoint, or is cut short")
+            raise Refuse(f"{index_path} is no index of a TensorFlow checkpoint, or is cut short")
         _, at = varint(footer, 0)
         _, at = varint(footer, at)
-        for _, handle in table_block(index, footer[at:]):
-            for key, value in table_block(index, handle):
+        for _, handle in table_block(index_path, index, footer[at:]):
+            for key, value in table_block(index_path, index, handle):
                 name = key.decode()
-                if not name.startswith("model/") or not name.endswith(tail) or ".OPTIMIZER_SLOT" in name:
+                if not name.startswith("model/") or not name.endswith(VALUE) or ".OPTIMIZER_SLOT" in name:
                     continue
                 entry = dict(fields(value))
                 shape = [dict(fields(dim)).get(1, 0) for n, dim in fields(entry.get(2, b"")) if n == 2]
@@ -295,11 +385,82 @@ def read_tensorflow(prefix):
                 if entry.get(1) != 1:
                     raise Refuse(f"{name} has numbers of type {entry.get(1)}, want 1, which is float32")
                 if begin + size > len(data) or entry.get(3, 0):
-                    raise Refuse(f"{prefix}.data-00000-of-00001 is cut short, or there are more such files: {name} is not in it")
-                out[name[:-len(tail)]] = np.frombuffer(data[begin:begin + size], "<f4").reshape(shape)
+                    raise Refuse(f"{data_path} is cut short, or there are more such files: {name} is not in it")
+                numbers = data[begin:begin + size]
+                if masked_crc(numbers) != entry.get(6, bytes(4)):       # a field that is 0 is left out
+                    raise Refuse(f"{data_path} is damaged: {name} does not match its checksum; use another copy")
+                out[name[:-len(VALUE)]] = np.frombuffer(numbers, "<f4").reshape(shape)
     except (IndexError, KeyError, ValueError, TypeError) as e:
-        raise Refuse(f"{prefix}.index is damaged ({e})") from None
+        raise Refuse(f"{index_path} is damaged ({e})") from None
     return out
+
+
+def object_graph(names, aliases):
+    """The graph's bytes (a TrackableObjectGraph): node 0 is the root, a node has its children by their names, and a variable its key. An
+    object whose name has an alias is its parent's child under both."""
+    children, paths = [{}], {}
+    for name in names:
+        at = 0
+        for part in name.split("/"):
+            if part not in children[at]:
+                children[at][part] = len(children)
+                children.append({})
+            at = children[at][part]
+        paths[at] = name
+    out = b""
+    for at, own in enumerate(children):
+        own = dict(own, **{b: own[a] for a, b in aliases.items() if a in own})
+        node = b"".join(field(1, field(1, child) + field(2, part.encode())) for part, child in own.items())
+        if at in paths:
+            node += field(2, field(1, b"VARIABLE_VALUE") + field(2, paths[at].encode()) + field(3, (paths[at] + VALUE).encode()))
+        out += field(1, node)
+    return out
+
+
+def write_tensorflow(prefix, variables, aliases):
+    """variables: path of objects -> array. A third file, `checkpoint`, says that this is the newest one of its directory."""
+    graph = object_graph(variables, aliases)
+    # of a text: its length, that length's checksum, the text; the checksum of all takes the length as four bytes
+    length = struct.pack("<I", len(graph))
+    length, head = length + masked_crc(length), as_varint(len(graph)) + masked_crc(length)
+    parts = {GRAPH: (TEXT, (), head + graph, masked_crc(length + graph))}
+    for name, a in variables.items():
+        numbers = a.astype(a.dtype.newbyteorder("<")).tobytes()
+        parts[name + VALUE] = TYPES[a.dtype.name], a.shape, numbers, masked_crc(numbers)
+    entries, at = [(b"", field(1, 1) + field(3, field(1, 1)))], 0       # one file of data; little-endian; version 1
+    keys = sorted(parts, key=str.encode)
+    for key in keys:
+        kind, shape, numbers, crc = parts[key]
+        dims = b"".join(field(2, field(1, n)) for n in shape)
+        entries.append((key.encode(), field(1, kind) + field(2, dims) + field(4, at) + field(5, len(numbers)) + b"\x35" + crc))
+        at += len(numbers)
+    index, handles, group = b"", [], []
+
+    def put_block(entries):
+        nonlocal index
+        block = block_of(entries)
+        handle = as_varint(len(index)) + as_varint(len(block))
+        index += block + b"\0" + masked_crc(block + b"\0")
+        return handle
+    for entry in entries:
+        group.append(entry)
+        if sum(len(k) + len(v) for k, v in group) >= 4096 or entry is entries[-1]:
+            handles.append((entry[0], put_block(group)))
+            group = []
+    footer = put_block([]) + put_block(handles)
+    index += footer.ljust(40, b"\0") + struct.pack("<Q", TABLE_MAGIC)
+
+    def put_data(f):
+        for key in keys:
+            f.write(parts[key][2])
+    name = "".join(chr(c) if 32 <= c < 127 and c not in b"\"\\" else f"\\{c:03o}" for c in os.fsencode(os.path.basename(prefix)))
+    state = f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'.encode()
+    write_together([(path, put) for path, put in zip(tensorflow_files(prefix), (
+        put_data, lambda f: f.write(index), lambda f: f.write(state)))])
+
+
+def tensorflow_files(prefix):
+    return prefix + ".data-00000-of-00001", prefix + ".index", os.path.join(os.path.dirname(prefix), "checkpoint")
 
 
 # >>vocabulary -----------------------------------------------------------------------------------------------------------
@@ -503,7 +664,8 @@ STATE = ("optim.", "memory.", "state.", "arch.", "grads", "vocab")
 
 
 def to_theirs(rows, source):
-    left, out = {k: v for k, v in source.items() if not k.startswith(STATE)}, OrderedDict()
+    wanted = {n for row in rows for n in row.ours}      # PAR's gates are of its model
+    left, out = {k: v for k, v in source.items() if k in wanted or not k.startswith(STATE)}, OrderedDict()
     for row in rows:
         lost = [n for n in row.ours if n not in left]
         if lost:
@@ -513,7 +675,7 @@ def to_theirs(rows, source):
         except ValueError:
             raise Refuse(f"{words_of(row.ours)}: the shape is not the one that the rest of the model has") from None
         for (name, shape), a in zip(row.orig, made):
-            out[name] = np.ascontiguousarray(checked(name, a, shape))
+            out[name] = np.asarray(checked(name, a, shape), order="C")      # ascontiguousarray gives a number a dimension
     if left:
         raise Refuse(f"names that are not known: {words_of(left)}")
     return out
@@ -1157,6 +1319,9 @@ def xl_out(c, t, hf):
 
 # >>par ------------------------------------------------------------------------------------------------------------------
 
+PAR_UV = "global_content_bias", "global_position_bias"      # the names of u and v; in other versions u and v
+
+
 def par_rows(s):
     """Kernels are (in,out) there."""
     D, H, F, V, L = s["D"], s["H"], s["F"], s["V"], s["L"]
@@ -1165,10 +1330,14 @@ def par_rows(s):
     def cut(a):         # the columns of W_emb are Q | V | K; here keys stand before values
         q, v, k = np.split(a[0].T, 3)
         return [q, np.concatenate([k, v])]
+
+    def joined(a):
+        k, v = np.split(a[1], 2)
+        return [np.concatenate([a[0], v, k]).T]
     for l in range(L):
         b, a, f = f"model/stoch_blks/{l}/", f"layers.{l}.attn.", f"layers.{l}.ff."
-        rows += [Row([(b + "rmha/W_emb/kernel", (D, 3 * D))], [a + "query.weight", a + "kv.weight"], cut),
-                 Row([(b + "rmha/W_emb/bias", (3 * D,))], [a + "query.bias", a + "kv.bias"], cut)]
+        rows += [Row([(b + "rmha/W_emb/kernel", (D, 3 * D))], [a + "query.weight", a + "kv.weight"], cut, joined),
+                 Row([(b + "rmha/W_emb/bias", (3 * D,))], [a + "query.bias", a + "kv.bias"], cut, joined)]
         for name, shape, to in (("rmha/W_pos", (D, D), a + "pos"), ("rmha/dense", (D, D), a + "out"),
                                 ("ffn/layer_with_weights-0", (D, F), f + "fc1"), ("ffn/layer_with_weights-1", (F, D), f + "fc2")):
             rows += [turned(f"{b}{name}/kernel", shape, to + ".weight"), same(f"{b}{name}/bias", (shape[1],), to + ".bias")]
@@ -1176,13 +1345,16 @@ def par_rows(s):
             rows += [reshaped(f"{b}rmha/{name}", (1, H, 1, D // H), a + to, (H, D // H))]
         for name, to in (("layernorm_mha", a), ("layernorm_ffn", f)):
             rows += [same(f"{b}{name}/gamma", (D,), to + "norm.weight"), same(f"{b}{name}/beta", (D,), to + "norm.bias")]
-        rows += [same(b + "pi", (3,), f"arch.{l}"), buffer(b + "tau", (), 1, [b + "tau"])]
+        rows += [same(b + "pi", (3,), f"arch.{l}")]
+        if s["tau"]:        # which the original never uses
+            rows += [reshaped(b + "tau", (), f"unused.stoch_blks.{l}.tau", (1,))]
     w = "model/final_layer/"
     if not s["tails"]:
         return rows + [turned(w + "kernel", (D, V), "out_emb.weight"), same(w + "bias", (V,), "out_emb.bias")]
     J, c0 = len(s["tails"]), V - sum(n for _, n in s["tails"])
     rows += [Row([(f"{w}head_w/{name}", shape)], ["out_emb.tables.0" if name == "kernel" else "out_emb.biases.0",
-                                                 f"out_emb.cluster.{to}"], lambda a: np.split(a[0].T, [c0]))
+                                                 f"out_emb.cluster.{to}"], lambda a: np.split(a[0].T, [c0]),
+                 lambda a: [np.concatenate(a).T])
              for name, shape, to in (("kernel", (D, c0 + J), "weight"), ("bias", (c0 + J,), "bias"))]
     for i, (h, n) in enumerate(s["tails"]):
         t = f"{w}tail_w/{i}/layer_with_weights-"
@@ -1194,14 +1366,14 @@ def par_rows(s):
 def par_in(t, o):
     V, D = shape_of(t, "model/embed/embeddings", 2)
     b = "model/stoch_blks/0/"
-    uv = ("global_content_bias", "global_position_bias") if b + "rmha/global_content_bias" in t else ("u", "v")
+    uv = PAR_UV if f"{b}rmha/{PAR_UV[0]}" in t else ("u", "v")
     H = shape_of(t, f"{b}rmha/{uv[0]}", 4)[1]
     k = count_of(t, "model/final_layer/tail_w/%d/layer_with_weights-1/kernel")
     tails = [shape_of(t, f"model/final_layer/tail_w/{i}/layer_with_weights-1/kernel", 2) for i in range(k)]
     if not H or D % H:
         raise Refuse(f"{H} heads do not divide {D}")
     s = {"D": D, "H": H, "F": shape_of(t, b + "ffn/layer_with_weights-0/kernel", 2)[1], "V": V, "uv": uv, "tails": tails,
-         "L": count_of(t, "model/stoch_blks/%d/pi")}
+         "L": count_of(t, "model/stoch_blks/%d/pi"), "tau": b + "tau" in t}
     ends = [V - sum(n for _, n in tails[i:]) for i in range(k)]
     config = {"nlayers": s["L"], "pattern": "search", "hid-sz": D, "nheads": H, "head-sz": 0, "inner-hid-sz": s["F"],
               "block-sz": o.need("block-sz", "the tokens of a segment, on which the positions depend; the file does not say it"),
@@ -1217,8 +1389,35 @@ def par_in(t, o):
     return "seqtx.par.1", par_rows(s), config, blob
 
 
-def par_out(c, t, stack):
-    raise Refuse("PAR's TensorFlow checkpoints are read and not written")
+def par_out(c, t, uv):
+    want = {"pattern": "search", "positions": "sines", "clamp-len": 0, "same-length": False, "norm-before": False, "norm-eps": 0.001,
+            "own-uv": True, "biases": True, "adaptive-in": False, "tied": False, "arch": "pi", "sines": "reference",
+            "pos-mode": "reference", "full-scale": True, "attn-relu": True}
+    for name, value in want.items():
+        if c[name] != value:
+            raise Refuse(f"PAR's files have no place for --{name} {c[name]}, only for --{name} {value}" if not isinstance(value, bool) else
+                         f"PAR's files have no place for a model {'without' if value else 'with'} --{name}")
+    V, D = shape_of(t, "in_emb.weight", 2)
+    H, k = c["nheads"], count_of(t, "out_emb.tables.%d")
+    if c["words-out"] != ("reference" if k else "plain"):
+        raise Refuse(f"PAR's files have no place for --words-out {c['words-out']}, only for plain and reference")
+    if c["head-sz"] not in (0, D // H) or c["emb-scale"] not in (0, math.sqrt(D)):
+        raise Refuse(f"PAR's files have no place for --head-sz {c['head-sz']} and --emb-scale {c['emb-scale']}: heads divide --hid-sz, and "
+                     "the embedding is multiplied by its root")
+    tails = [shape_of(t, f"out_emb.tables.{i}", 2)[::-1] for i in range(1, k)]
+    return par_rows({"D": D, "H": H, "F": shape_of(t, "layers.0.ff.fc1.weight", 2)[0], "V": V, "uv": uv, "tails": tails,
+                     "L": c["nlayers"], "tau": "unused.stoch_blks.0.tau" in t})
+
+
+def write_par(path, out, plain):
+    """Both names of u and v lead to them, so that a model of either version finds them. A counter of saves goes with the others."""
+    prefix = out[:-6] if out.endswith(".index") else out
+    if any(os.path.exists(f) and os.path.samefile(path, f) for f in tensorflow_files(prefix)):
+        raise Refuse(f"{path}: IN and OUT are one file")
+    number = re.search(r"-(\d{1,18})$", prefix)       # TensorFlow numbers them by it
+    plain["save_counter"] = np.array(int(number[1]) if number else 1, np.int64)
+    aliases = dict(zip(PAR_UV + ("u", "v"), ("u", "v") + PAR_UV))
+    write_tensorflow(prefix, plain, aliases)
 
 
 # >>formats --------------------------------------------------------------------------------------------------------------
@@ -1233,7 +1432,8 @@ FORMATS = OrderedDict([
     ("compressive", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, ""))),
     ("compressive-0.3.18", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.18"))),
     ("compressive-0.3.13", ("net.", "compressive", comp_in, lambda c, t, stack: comp_out(c, t, "0.3.13"))),
-    ("par", ("", "par", par_in, par_out)),
+    ("par", ("", "par", par_in, lambda c, t, stack: par_out(c, t, PAR_UV))),
+    ("par-uv", ("", "par", par_in, lambda c, t, stack: par_out(c, t, ("u", "v")))),
     ("transformer-xl", ("", "par", lambda t, o: xl_in(t, o, False), lambda c, t, stack: xl_out(c, t, False))),
     ("transfo-xl", ("", "par", lambda t, o: xl_in(t, o, True), lambda c, t, stack: xl_out(c, t, True))),
 ])
@@ -1259,6 +1459,8 @@ def recognise(tensors, path):
                 return "compressive-0.3.13", pre
             if kind == "compressive" and pre + "attn_layers.0.gru.weight_ih_l0" in tensors:
                 return "compressive-0.3.18", pre
+            if kind == "par" and "model/stoch_blks/0/rmha/u" in tensors:
+                kind = "par-uv"
             if kind.startswith("transfo") and any(n.startswith(pre + "transformer.") for n in tensors):
                 kind = "transfo-xl"
             return kind, pre
@@ -1303,7 +1505,7 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     if to is None:
         sure = {"attn_span": "fairseq-span" if config.get("no-renorm") else "attn-span", "compressive": "compressive",
                 "sru": "sru++" if config.get("cell") == "sru++" else None,
-                "par": "transfo-xl" if config.get("own-uv") else "transformer-xl"}
+                "par": "par" if config.get("sines") == "reference" else "transfo-xl" if config.get("own-uv") else "transformer-xl"}
         to = meta.get("converted.from", sure[family[0]])
         if to is None:
             raise Refuse("--to is needed: sru-2.6 or sru-3.0, which store their products in different ways")
@@ -1317,6 +1519,9 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     except (TypeError, ValueError, AttributeError, ArithmeticError) as e:
         raise Refuse(f"{path}: its configuration is not one that a trainer writes ({e})") from None
     plain = to_theirs(rows, tensors)
+    if to in ("par", "par-uv"):
+        write_par(path, out, plain)
+        return f"{form} -> {out}: {to}"
     torch = import_torch()
     pre = meta.get("converted.prefix", FORMATS[to][0]) if meta.get("converted.from") == to else FORMATS[to][0]
     state = OrderedDict((pre + n, torch.from_numpy(np.array(a))) for n, a in plain.items())
