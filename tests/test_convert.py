@@ -28,6 +28,7 @@ sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(HERE, "golden")]
 import compressive_oracle  # noqa: E402
 import convert  # noqa: E402
 import par_oracle  # noqa: E402
+import par_tensorflow  # noqa: E402
 
 F64 = torch.float64
 BUILD, WORK = "build", ""
@@ -919,6 +920,21 @@ def there_and_back(what, theirs, again, number):
                     names.add(name[:-len(x)] + y)
         bad += [n for n in names if again.find(n) != [key]]
     check(not bad, f"{what}: objects that do not lead to their variables: {bad[:4]}")
+
+
+def test_par_original():
+    """A checkpoint that TensorFlow itself wrote (golden/par_tensorflow.py): its numbers are known, and come back."""
+    golden, ours, again = os.path.join(HERE, "golden", "par_ckpt-3"), path("ours.safetensors"), path("golden-3")
+    run_convert(golden, ours, "--block-sz", "6", "--mem", "4", "--tokens", "ids", "--vocab", vocabulary_file(12))
+    run_convert(ours, again)
+    theirs = Bundle(golden)
+    there_and_back("par, of TensorFlow itself", theirs, Bundle(again), 3)
+    bad = [k for k, (_, shape, b) in theirs.values("model/").items()
+           if b != par_tensorflow.numbers(k[:-len("/.ATTRIBUTES/VARIABLE_VALUE")], shape).tobytes()]
+    check(len(theirs.values("model/")) > 40 and not bad, f"par, of TensorFlow itself: other numbers in {bad[:4]}")
+    tensors = convert.read_safetensors(ours)[0]
+    want = par_tensorflow.numbers("model/stoch_blks/1/rmha/W_pos/kernel", (4, 4)).T
+    check(np.array_equal(tensors["layers.1.attn.pos.weight"], want), "par, of TensorFlow itself: W_pos is not transposed")
 
 
 def test_par_trained():
