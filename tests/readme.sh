@@ -41,6 +41,8 @@ results() {
                 for (i = 1; i <= rows; i++) {
                     name = order[i]
                     if ((name ~ /bf16/) != half) continue
+                    for (t = 1; t <= n && !v[name, t]; t++) {}
+                    if (t > n) continue
                     printf "| %s |", name
                     for (t = 1; t <= n; t++) { x = v[name, t]; printf " %s |", !x ? "-" : x == most[half, t] ? "**" x "**" : x }
                     printf "\n"
@@ -60,6 +62,7 @@ headline() {
     echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 4ca5fea |"
     echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | 7d8cbdf |"
     echo "| Compressive Transformer | $(make_part results_comp | range) | Xeon with AMX | 0644760 |"
+    echo "| Transformer-XL and PAR | $(make_part results_par | range) | Xeon without AMX | 3a48185 |"
 }
 make_part() {
     case $1 in
@@ -72,6 +75,7 @@ make_part() {
     results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
     results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
+    results_par) results bench/results/2026-11-23-intel-xeon-processor-2c-par.md 'par-base,enwik8,wt103' ;;
     results_claim)
         echo '| network | attention | parameters | perplexity of a piece, valid | test | step | evaluation | token |'
         echo '|---|--:|--:|--:|--:|--:|--:|--:|'
