@@ -12,6 +12,8 @@
 #   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
 #   make bench              timings, against CBLAS and PyTorch where they are installed
 #   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
+#   make cuda CUDA_ARCH=sm_90 NCCL=1  .. for groups of GPUs, one a process (NCCL 2.14 or newer; NCCL_FLAGS and NCCL_LIBS where it is not in the usual
+#                           places: -I.., -L.. -lnccl); check-cuda as well
 #   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
 #   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
 #
@@ -19,6 +21,7 @@
 # OpenBLAS, on macOS Accelerate, or CBLAS_LIBS),
 # ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl),
 # SENTENCEPIECE=1 (the trainers cut text by SentencePiece models, --tokens spm, and there is build/spm_train; SENTENCEPIECE_LIBS).
+# MPI=1 (trainers that train together as the ranks of `mpirun -np N`, docs/distributed.md; MPICC where it is not mpicc),
 # For GNU make 3.81 (macOS) or newer. On Windows in a shell of MSYS2's; from elsewhere, make CC=x86_64-w64-mingw32-gcc examples.
 
 CC      = cc
@@ -44,6 +47,15 @@ ifdef ONEDNN
 CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
 LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
+# Open MPI's and MPICH's mpicc take the compiler from these
+export OMPI_CC  := $(CC)
+export MPICH_CC := $(CC)
+export OMPI_CXX := $(CXX)
+MPICC   = mpicc
+ifdef MPI
+override CC := $(MPICC)
+CFLAGS += -DSEQTX_MPI
+endif
 ifdef SENTENCEPIECE
 CFLAGS += -DSEQTX_SENTENCEPIECE
 LDLIBS += $(or $(SENTENCEPIECE_LIBS),-lsentencepiece_train -lsentencepiece) -lstdc++
@@ -67,7 +79,7 @@ examples: $(TRAINERS) $(TOOLS) build/plot
 build:
 	@mkdir -p build
 # build/flags changes when the flags do, or the headers that there are, and everything is built again
-FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(F64) $(THREADS) $(LDLIBS) $(SAN) $(LESS)
+FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(F64) $(THREADS) $(LDLIBS) $(SAN) $(LESS) $(GPU_F32) $(CUDA_F32) $(CXXSHIM)
 build/flags: FORCE | build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
@@ -91,7 +103,7 @@ F64 = $(CC) $(CFLAGS) -O2 $(THREADS) -DSEQTX_DOUBLE
 # A null pointer and what lies past an object the address sanitizer sees as well, where it is read or written. A pointer alone, not used, is
 # seen in the manuals' programs only, by clang's sanitizer (tests/portability.sh). Without these checks it is a third less to compile
 LESS    = -fno-sanitize=null,pointer-overflow,object-size
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
@@ -103,6 +115,19 @@ USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|
 $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
 $(TRAINERS) $(TOOLS): build/%: examples/%.c
 	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+
+# the trainers as ranks, and a test in double, where there is an mpicc: the core is compiled with MPI, all else is the same
+WITH_MPI := $(shell command -v $(MPICC) 2>/dev/null)
+build/lib_mpi/seqtx.o build/lib_mpi64/seqtx.o: seqtx.h build/flags
+	@mkdir -p $(@D)
+	$(T) $(MPICC) $(CFLAGS) $(THREADS) $(if $(findstring 64,$@),-O2 -DSEQTX_DOUBLE) -DSEQTX_MPI $(DEPS) -I. -DSEQTX_IMPLEMENTATION -x c -c $< -o $@
+MPI_TRAINERS = $(TRAINERS:build/%=build/mpi/%)
+$(foreach t,$(TRAINERS),$(eval $(t:build/%=build/mpi/%): build/lib_mpi/seqtx.o $(filter-out %/seqtx.o,$(call USED,f32,$(t:build/%=examples/%.c)))))
+$(MPI_TRAINERS): build/mpi/%: examples/%.c
+	@mkdir -p $(@D)
+	$(T) $(MPICC) $(CFLAGS) $(THREADS) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+build/test_group: tests/test_group.c build/lib_mpi64/seqtx.o $(filter-out %/seqtx.o,$(call LIB,f64))
+	$(T) $(MPICC) $(CFLAGS) $(THREADS) -O1 -DSEQTX_DOUBLE $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
 # of the library it has the version's number alone
 build/plot: examples/plot.c build/flags
@@ -172,7 +197,7 @@ demo-par: build/train_par $(DATA)
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
-ONLY       = grad train_h onednn flags $(filter cuda_%,$(ALL))
+ONLY       = grad train_h onednn flags group $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
 TESTS_F64  = grad $(filter-out io,$(TESTS))
 TESTS_SAN  = $(TESTS)
@@ -208,9 +233,9 @@ build/test_train_h: tests/test_train_h.c build/flags
 CXXHOST = $(CXX) -std=c++17 $(WARN) -Itests/cuda_host
 # fmaf as an instruction where the processor has it: in the library it is a call, and most of what kernels do
 FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -mfma -ffp-contract=off)
-CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
 STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
-CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST
+CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
 # -O1, as the kernels: what the tests do on the CPU beside them is little
 $(eval $(call library,cuda,$$(CUDA_F32) -O1))
 SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
@@ -287,6 +312,20 @@ RUNS += cuda_nvcc
 run-cuda_nvcc:
 	@sh tests/run.sh --skip cuda_nvcc 'no nvcc'
 endif
+ifneq ($(WITH_MPI),)
+$(call RUN,group,build/test_group,sh tests/group.sh --core build/test_group)
+$(call RUN,distributed,build/mpi/train_attn_span,env MPICC="$(MPICC)" LDLIBS="$(abspath $(SPM)) $(LDLIBS)" sh tests/distributed.sh)
+$(foreach t,$(TRAINERS:build/train_%=%),$(call RUN,group_$(t),build/mpi/train_$(t) build/train_$(t),sh tests/group.sh $(t) build/mpi/train_$(t) build/train_$(t)))
+else
+RUNS += group distributed
+run-group run-distributed:
+	@sh tests/run.sh --skip $(@:run-%=%) 'no mpicc'
+endif
+RUNS += cuda_nccl
+run-cuda_nccl:
+	@export CC="$(CC)" NVCC="$(NVCC)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)"; \
+	if sh tests/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/nccl.sh; \
+	else sh tests/run.sh --skip cuda_nccl 'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
 RUNS += arm
 run-arm:
 	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
@@ -305,7 +344,7 @@ run-onednn:
 	if sh tests/onednn.sh --probe; then sh tests/run.sh onednn sh tests/onednn.sh; \
 	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
-FIRST = $(filter cuda_nvcc%,$(RUNS)) $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
+FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
 	trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
@@ -326,17 +365,18 @@ quick:
 # >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
 CUDA_ARCH =
 CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
-CUDA_LIBS = -L$(CUDA_DIR)/lib64 -lcublasLt -lcudart -lstdc++ -lm
+CUDA_LIBS = -L$(CUDA_DIR)/lib64 $(if $(NCCL),$(or $(NCCL_LIBS),-lnccl)) -lcublasLt -lcudart -lstdc++ -lm
+CUDA_NCCL = $(if $(NCCL),-DSEQTX_NCCL $(NCCL_FLAGS))
 CUDA_TESTS = $(TESTS_CUDA:%=build/cuda/test_cuda_%)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
 build/cuda:
 	@mkdir -p build/cuda
 build/cuda/arch: FORCE | build/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
-	@echo '$(NVCC) $(CUDA_ARCH)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH)' > $@
+	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
 build/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
-	$(NVCC) -O3 -std=c++17 $(GENCODE) -Xcompiler -Wall,-Wextra -c $< -o $@
-GPU_F32 = $(F32) -DSEQTX_CUDA
+	$(NVCC) -O3 -std=c++17 $(GENCODE) $(CUDA_NCCL) -Xcompiler -Wall,-Wextra -c $< -o $@
+GPU_F32 = $(F32) -DSEQTX_CUDA $(if $(NCCL),-DSEQTX_NCCL)
 $(eval $(call library,gpu,$$(GPU_F32)))
 $(foreach t,$(TRAINERS),$(eval $(t:build/%=build/cuda/%): $(call USED,gpu,$(t:build/%=examples/%.c))))
 $(TRAINERS:build/%=build/cuda/%): build/cuda/%: examples/%.c build/cuda/seqtx_cuda.o
@@ -346,7 +386,7 @@ $(CUDA_NEW:%=build/cuda/test_cuda_%): build/cuda/test_cuda_%: tests/test_cuda_%.
 $(patsubst %,build/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): build/cuda/test_cuda_%: tests/test_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
 	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PARTS:%=%.h) build/flags build/cuda/seqtx_cuda.o
-	$(CC) $(CFLAGS) $(THREADS) -DSEQTX_CUDA -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
+	$(GPU_F32) -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o build/flags
 	$(CUDA_F32) $(DEPS) -c $< -o $@.o
 	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)

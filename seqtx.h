@@ -101,6 +101,8 @@
                         built-in products. On macOS -framework Accelerate, whose headers are not needed; -DSEQTX_CBLAS=2: another BLAS.
        SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
                         only.) What stays built in, how its threads follow desc.threads, its memory: see stx__dnnl_gemm.
+       SEQTX_MPI        several processes train one model (>>api: group), by MPI: compile with mpicc. (Implementation file only.)
+       SEQTX_NCCL       the same on GPUs, by NCCL: also for seqtx_cuda.cu; link -lnccl.
        SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
        SEQTX_NO_THREADS  no threads: every loop runs in the caller's. (Implementation file only.) Otherwise POSIX threads, or Windows's.
        SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
@@ -331,6 +333,7 @@ typedef struct stx_params {
     size_t       grads_size, grads_count;
     void        *grads_memory;     /* where gradients stand */
     int          held;             /* an optimiser knows their addresses */
+    struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
 } stx_params;
 
@@ -486,9 +489,13 @@ STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout, Gal & Ghahramani 2016, 1512.05287). */
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
-/* y (n) = a mask / keep, and da += dy mask / keep by the same call */
+/* The same of what all ranks of a group have alike (positions, say), by masks that are alike, too: stx_dropout takes a's first dimension
+   for this rank's share of the batch. Without a group they are one. */
+STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p);
+/* y (n) = a mask / keep, and da += dy mask / keep by the same call. The mask of 8 neighbours comes from one stx_philox(seed, stream, ..),
+   the first ones' from number `first` */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
-                             int accumulate))
+                             uint64_t first, int accumulate))
 
 /* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
@@ -523,7 +530,7 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop 0: no dropout */
-    uint64_t seed, stream;                  /* of the dropout */
+    uint64_t seed, stream, first;           /* of the dropout */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift;           /* (C) */
     stx_real *y, *s;                        /* (N,C) */
@@ -636,10 +643,10 @@ STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, st
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
                                    const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
                                    int accumulate))
-/* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0: the sum of those that count (w = 0 if that is 0),
-   and known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
+/* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0: N mean[0], or with mean NULL the sum of those that
+   count (w = 0 if that is 0), and known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
 STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore, int32_t ignored, double divisor))
+                               int ignore, int32_t ignored, double divisor, const stx_real *mean))
 /* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
    have nll = 0 and dlogits = 0. */
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
@@ -712,7 +719,7 @@ typedef struct stx_attention_args {
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream;                  /* of the dropout */
+    uint64_t seed, stream, first;           /* of the dropout; first: its first Philox call (0 but in a group) */
     const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
     const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
     const stx_real *pk, *pv;                /* (H,N,D) */
@@ -835,11 +842,13 @@ typedef struct stx_optim {
     stx_params    *params;
     stx_optim_desc desc;
     size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams and LAMB; NULL where unused */
+    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams and LAMB; NULL where unused. With
+                                     stx_group_desc.shard: (n) of this rank's numbers, NULL where it has none */
     uint64_t       step;          /* updates made;                                          these three are as old as the last */
     uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
-    size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share */
+    size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share (and with
+                                     stx_group_desc.shard the ranks: those of others have n = 0 here) */
     stx_piece     *piece;
     double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
     stx_update    *update;        /* these three on the device */
@@ -932,6 +941,67 @@ STX_DEF const char *stx_step_note(const stx_ctx *x);
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
+// >>api: group ---------------------------------------------------------------------------------------------
+
+/* Data parallel training: a program runs N times, as the ranks 0 .. N-1 of a group, on one machine or many. All have the same model; rank r
+   works on its share of every batch, the streams [r B/N, (r+1) B/N) of B. In a group
+     - a loss is the mean over this rank's rows, and stx_optim_step begins with the mean of the ranks' gradients: clipping, skipping what is
+       not finite and the update are then those of the whole batch, the same at all ranks. A loss that leaves rows out
+       (stx_token_loss.mean) divides by the mean number of rows of the ranks, so that the mean of the ranks' losses is that of all rows;
+     - random numbers are those that one rank would draw for the whole batch: what is dropped out belongs to the streams, and
+       each rank draws for its own (but see stx_dropout_alike);
+     - parameters are drawn alike from one seed; after loading, or a draw of your own, stx_group_params makes them equal;
+     - STX_EVAL exchanges nothing: ranks may evaluate each its part, or one of them alone.
+   So N ranks do what one does with the whole batch, but for the order of sums. The same N give the same bits.
+
+   Where it says "all ranks", each of them has to make the call, in the same order and with equal sizes; one that does not leaves the others
+   waiting. A program looks alone at errors: one that ends, or is killed, without stx_group_leave takes the others with it
+   (mpirun's part, which says which rank on which host it was).
+
+   SEQTX_MPI: the engine is MPI, on a CPU (mpicc; see the options above). SEQTX_NCCL: NCCL, on GPUs, started by MPI, or without it from what
+   torchrun or srun leave in the environment. Neither: there is no group but that of one. Guide: docs/distributed.md. */
+
+/* How this process was started, by the environment that mpirun, srun and torchrun make (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with
+   WORLD_SIZE): rank of ranks, and of those on this machine. by: the variable that said so; NULL: alone, rank 0 of 1. */
+typedef struct stx_start { int rank, ranks, local, locals; const char *by; } stx_start;
+STX_DEF stx_start stx_started(void);
+
+typedef struct stx_group_desc {
+    size_t bucket;              /* numbers of a gradient that go out at once; 0: 1048576, on a GPU 4194304. Larger ones cost fewer messages,
+                                   smaller ones begin earlier */
+    int    shard;               /* 1: each rank holds the optimisers' state of its share of the parameters only, updates these, and gives
+                                   them to the others (ZeRO, Rajbhandari et al. 2020, 1910.02054, stage 1): less memory, as many bytes
+                                   sent */
+} stx_group_desc;
+/* The context joins the group that its process was started in; d NULL: zeros. All ranks, before the first parameter. Started alone: a group
+   of one. MPI is initialised, unless the program has done that; with desc.threads 0 ranks that share processors share them out. 1; or 0 and
+   an error: of how it was started and what this build has. */
+STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
+/* The end of it, when all is done: all ranks. With the last context MPI is finalised, if stx_group_join had initialised it; then nobody can
+   join any more. Not called: see above. */
+STX_DEF void stx_group_leave(stx_ctx *x);
+/* Ends the processes of all ranks, now, as MPI_Abort does; without a group nothing happens. For a rank that cannot go on. */
+STX_DEF void stx_group_abort(stx_ctx *x, int code);
+STX_DEF int stx_rank(const stx_ctx *x);                     /* 0 without a group */
+STX_DEF int stx_ranks(const stx_ctx *x);                    /* 1 without a group */
+
+/* Numbers and bytes on the host, all ranks. Sums and maxima (a NaN wins) are the same at all of them, to the bit. 1, or 0 and an error;
+   without a group v stays as it is. */
+STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n);
+STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n);
+STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
+/* n bytes of rank `from` into those of rank `to`; the others only pass by */
+STX_DEF int stx_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
+/* Every rank gets rank 0's parameters. All ranks */
+STX_DEF int stx_group_params(stx_params *p);
+/* In STX_TRAIN, all ranks: n over the mean of the ranks' n -> (1), on the device; 1 without a group, 0 where all have none. A mean over n
+   of this rank's numbers, times this, is a loss whose mean over the ranks is that over all their numbers (stx_token_loss.mean does so by
+   itself). */
+STX_DEF stx_tensor *stx_group_part(stx_ctx *x, double n);
+/* Before the last stx_backward of an update: gradients of o's parameters go out while it still makes those of earlier layers. Without this
+   they go in stx_optim_step. All ranks; one optimiser at a time. */
+STX_DEF void stx_group_overlap(stx_optim *o);
+
 // >>api: schedules -----------------------------------------------------------------------------------------
 
 /* Learning rate at update n = 1, 2, .. */
@@ -1011,6 +1081,26 @@ extern void   stx_cuda_graph_launch(stx_ctx *x, stx_graph *graph);
 extern void   stx_cuda_graph_free(stx_ctx *x, stx_graph *graph);
 extern int    stx_cuda_capturing(const stx_ctx *x);
 extern const char *stx_cuda_capture_error(const stx_ctx *x);                /* why the last begin or end gave nothing; "" if it did */
+#ifdef SEQTX_NCCL
+/* A group of GPUs, one a rank. id: its name, STX_NCCL_ID bytes, which rank 0 makes and all need; by_address: NCCL_COMM_ID is the name, and
+   where that is not set, MASTER_ADDR (SLURM: the first node of the step) and the port after MASTER_PORT. 1, or 0 and an error. */
+enum { STX_NCCL_ID = 128 };
+extern int    stx_cuda_group_id(stx_ctx *x, void *id, int by_address);
+extern int    stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks);
+extern void   stx_cuda_group_leave(stx_ctx *x);                             /* stx_cuda_close does it, too */
+extern void   stx_cuda_group_abort(stx_ctx *x);
+/* n floats on the device become the ranks' mean, at all of them, or (owner: 0 or more) at that rank, which leaves anything at the others;
+   spread: the owner's go to all (not the bfloat16 copies of parameters). Behind the work so far, on a stream of their own; also while
+   capturing. group_wait: work from here on comes behind all of these. sum: n doubles on the device, in the context's stream. */
+extern void   stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
+extern void   stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner);
+extern void   stx_cuda_group_wait(stx_ctx *x);
+extern void   stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
+/* Host memory, as stx_group_sum and _max, _broadcast, _send; they wait. A rank that does not answer is an error and not a wait for ever. */
+extern int    stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
+extern int    stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
+extern int    stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
+#endif
 /* Which attention runs, for tests: 0 the fused kernels where they can, 1 version 0 (products and a kernel for the rows between them),
    2 as 0, 3 version 0 in the smallest pieces, as if there were no memory, 4 as 0 with tiles of 128 queries, where else their number decides
    (bf16, heads of 64 and less). Not between a forward pass and its backward one. */
@@ -1082,6 +1172,11 @@ STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
    1 on success; frees w in every case. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
+/* The same bytes in memory, *n of them, to be freed by stx_block_free: to send a file instead of writing it. NULL in error; frees w in
+   every case. */
+STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
+/* Opens such a file: n bytes that stay as they are until it is closed. name: what errors call it. */
+STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n);
 
 /* A whole file in memory, read only: mapped, or read where there is no mmap. An empty file has size 0. 1; or 0 and an error
    when path is no regular file that can be read. The file must not be cut shorter in place while it is open. */
@@ -1122,7 +1217,8 @@ STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *pref
    file lacks or has in another shape is an error (STX_ERR_FORMAT) that names it, and nothing changes. Entries that the list
    does not have are left alone. */
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
-/* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". */
+/* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind", "optim.step", "optim.skipped". With stx_group_desc.shard
+   all ranks save, and rank 0's file gets the state of all; the w of the others is NULL. */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 /* The same of another optimiser in the same file: prefix, at most 64 letters, stands before the names of its numbers and entries. */
@@ -1336,6 +1432,8 @@ typedef struct stx_lm {
     void        (*state_free)(void *state);
     void        (*state_reset)(void *state);
     void        (*state_reset_stream)(void *state, size_t b);
+    /* n streams of `from`, from c on, become those from b on of `to`, as stx_rows_copy: 1, or 0 and an error */
+    int         (*state_copy)(void *to, size_t b, const void *from, size_t c, size_t n);
     int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
     int         (*state_load)(void *state, const stx_file *f, const char *prefix);
     /* Generation of B streams: feed takes ids (B,n) and gives, for the token after, log p (B,V) but for a number a row; window as above */
@@ -1688,6 +1786,18 @@ int madvise(void *p, size_t n, int advice);
 #endif
 #include <windows.h>
 #endif
+#if defined(SEQTX_NCCL) && !defined(SEQTX_CUDA)
+  #error "SEQTX_NCCL is for builds with SEQTX_CUDA"
+#endif
+#ifdef SEQTX_MPI
+  #define OMPI_SKIP_MPICXX 1        /* not the C++ interface of old */
+  #define MPICH_SKIP_MPICXX 1
+  #include <mpi.h>
+  #ifndef _WIN32
+    #include <sched.h>
+    #include <unistd.h>
+  #endif
+#endif
 #if !defined(SEQTX_NO_THREADS) && (defined(__GNUC__) || defined(__clang__)) && (defined(__unix__) || defined(__APPLE__)) && \
     !(defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__))
   #define STX__PTHREADS 1
@@ -1884,6 +1994,14 @@ struct stx_ctx {
     int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
     char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
+    int rank, ranks;              /* in its group; 0, 0 without one */
+    void *group;                  /* stx__mpi, see >>group */
+    size_t bucket;                /* numbers */
+    stx_ids *row;                 /* (1,1): a zero */
+    int shard;                    /* 1: of optimisers' state a rank has its share */
+    int threads_auto;             /* desc.threads was 0 */
+    stx_params *sending;          /* the list whose gradients go out while stx_backward makes them; NULL: none */
+    struct stx__uses *uses;       /* while stx_recompute runs ahead: which gradients its function will add to */
     uint64_t params_made;
     stx_real *scratch;            /* one piece of STX__PACK numbers a thread */
     struct stx__pool *pool;       /* NULL: no threads but the caller's */
@@ -2233,6 +2351,14 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 static uint64_t stx__stream(stx_ctx *x) { return (x->tick << 24) | (x->op++ & 0xffffffu); }
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
+/* In a group: the first Philox call of this rank's n of N n numbers. 0 and an error where it would begin inside one. */
+static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
+    *first = (uint64_t)x->rank * (n / 8);
+    if (x->ranks < 2 || n % 8 == 0) return 1;
+    stx_fail(x, STX_ERR_SHAPE, "%s: a rank's share has %zu numbers; random numbers that do not depend on the number of ranks want a "
+             "multiple of 8: use a width of which 8 is a factor", op, n);
+    return 0;
+}
 /* Dropout takes 16 bits of a Philox call for each of 8 neighbours: those below keep16 are kept. */
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
@@ -2490,8 +2616,10 @@ STX_DEF size_t stx_params_size(const stx_params *p) {
     for (i = 0; p && i < p->count; i++) n += p->tensor[i]->size;
     return n;
 }
+static int stx__not_sent(stx_ctx *x, const char *op);
 STX_DEF void stx_params_zero_grad(stx_params *p) {
     size_t i;
+    if (p && !stx__not_sent(p->ctx, "stx_params_zero_grad")) return;
     for (i = 0; p && stx_ok(p->ctx) && i < p->count; i++) STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 /* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller (1958), drawn again from counters of its own until it
@@ -2596,10 +2724,21 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 // >>tape
 
+/* Which parameters' gradients stx_recompute's function will add to, when it is run again: from the lowest to the highest */
+typedef struct stx__uses { const stx_real *lo, *hi; } stx__uses;
+static void stx__note_uses(stx__uses *u, stx_tensor *const *in, int count) {
+    int i;
+    for (i = 0; i < count; i++) {
+        if (!in[i] || !in[i]->is_param) continue;
+        if (!u->lo || in[i]->grad < u->lo) u->lo = in[i]->grad;
+        if (in[i]->grad + in[i]->size > u->hi) u->hi = in[i]->grad + in[i]->size;
+    }
+}
 /* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in error). */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *), stx_tensor **in, int count) {
     stx__node *n;
     int i, need = 0;
+    if (x->uses) stx__note_uses(x->uses, in, count);
     if (!x->recording) return NULL;
     for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
     if (!need) return NULL;
@@ -2700,9 +2839,9 @@ static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
 }
 
-typedef struct stx__own { stx_back_fn back; void *save; } stx__own;
+typedef struct stx__own_op { stx_back_fn back; void *save; } stx__own_op;
 static void stx__own_back(stx_ctx *x, stx__node *n) {
-    const stx__own *o = (const stx__own *)n->save;
+    const stx__own_op *o = (const stx__own_op *)n->save;
     o->back(x, n->y, n->in, o->save);
 }
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save) {
@@ -2712,7 +2851,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
                                void *save) {
     stx_tensor *ins[9];
     stx__node *n;
-    stx__own *o;
+    stx__own_op *o;
     int i;
     if (!stx_ok(x) || !y) return 0;
     if (results < 1 || results > 1 + STX_MAX_MORE) {
@@ -2731,7 +2870,7 @@ STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, st
         n->more[i - 1] = y[i];
         y[i]->needs_grad = 1;
     }
-    o = (stx__own *)stx_step_alloc(x, sizeof *o);
+    o = (stx__own_op *)stx_step_alloc(x, sizeof *o);
     if (!o) return 0;
     o->back = back;
     o->save = save;
@@ -2757,12 +2896,16 @@ static int stx__made(const stx__node *n, const stx_tensor *t) {
     return made;
 }
 
+static size_t stx__send_begin(stx_ctx *x);
+static void stx__send_ready(stx_ctx *x, size_t left);
 static void stx__walk(stx_ctx *x) {
-    int recording = x->recording;
+    int recording = x->recording, sending = x->sending && !x->inner;
+    size_t left = sending ? stx__send_begin(x) : 0;        /* nodes on the tape */
     x->recording = 0;
-    while (x->tape && !x->code) {
+    for (; x->tape && !x->code; left--) {
         stx__node *n = x->tape;
         int i, flowed = n->y->grad != NULL;
+        if (sending) stx__send_ready(x, left);
         x->tape = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
         if (!flowed) continue;
@@ -2770,6 +2913,8 @@ static void stx__walk(stx_ctx *x) {
         stx__grad_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
+    if (sending && !x->code) stx__send_ready(x, 0);
+    if (sending) x->sending = NULL;
     x->recording = recording;
 }
 /* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts: 1, or 0 in error */
@@ -2783,6 +2928,7 @@ static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
                  "or begin another step");
         return 0;
     }
+    if (!stx__not_sent(x, "stx_backward")) return 0;
     g = stx__grad(x, y);
     given = g ? stx__grad_take(x, y->size, y->full) : NULL;
     if (!given) return 0;
@@ -2851,7 +2997,7 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
         a->used = m.used[i];
     }
 }
-typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; } stx__recompute_save;
+typedef struct stx__recompute_save { stx_recompute_fn fn; void *user; uint64_t op; int count, more; stx__uses uses; } stx__recompute_save;
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
     stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
@@ -2955,10 +3101,13 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
     op = x->op;
+    s->uses.lo = s->uses.hi = NULL;
+    x->uses = x->ranks > 1 ? &s->uses : NULL;
     mark = stx__step_mark(x);
     x->recording = 0;
     made[0] = fn(x, user, in, made + 1);
     x->recording = 1;
+    x->uses = NULL;
     if (!made[0]) { stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL"); return NULL; }
     if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
     memset(n, 0, sizeof *n);
@@ -3200,19 +3349,28 @@ static void stx__pool_clear(stx__pool *q) {
     pthread_cond_destroy(&q->done);
 }
 /* How many processors this process may use */
-static int stx__processors(void) {
+/* How many processors this process may use, and (which: not NULL) a number for which ones, the same for processes that may use the same */
+static int stx__processors(uint64_t *which) {
     long n = 0;
-#if defined(__linux__) && defined(CPU_COUNT)
-    cpu_set_t set;
-    if (!sched_getaffinity(0, sizeof set, &set)) n = CPU_COUNT(&set);
-#elif defined(__linux__) && !defined(__cplusplus)
-    extern int sched_getaffinity(pid_t pid, size_t size, void *set);        /* hidden by -std=c99 */
+    uint64_t key = 0;
+#if defined(__linux__) && (defined(CPU_COUNT) || !defined(__cplusplus))
     unsigned char set[128];                                                 /* 1024 processors */
     size_t i;
     int k;
+  #ifdef CPU_COUNT
+    cpu_set_t *mask = (cpu_set_t *)(void *)set;
+  #else
+    extern int sched_getaffinity(pid_t pid, size_t size, void *set);        /* hidden by -std=c99 */
+    void *mask = set;
+  #endif
     memset(set, 0, sizeof set);
-    if (!sched_getaffinity(0, sizeof set, set)) for (i = 0; i < sizeof set; i++) for (k = 0; k < 8; k++) n += set[i] >> k & 1;
+    if (!sched_getaffinity(0, sizeof set, mask))
+        for (i = 0; i < sizeof set; i++) {
+            for (k = 0; k < 8; k++) n += set[i] >> k & 1;
+            key = stx_key_add(key, set[i]);
+        }
 #endif
+    if (which) *which = key;
 #ifdef _SC_NPROCESSORS_ONLN
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
 #elif defined(__FreeBSD__)
@@ -3231,9 +3389,10 @@ static void stx__pool_open(stx__pool *q) {
     InitializeConditionVariable(&q->done);
 }
 static void stx__pool_clear(stx__pool *q) { (void)q; }
-static int stx__processors(void) {
+static int stx__processors(uint64_t *which) {
     DWORD_PTR mine, all;
     int n = 0;
+    if (which) *which = 0;
     if (GetProcessAffinityMask(GetCurrentProcess(), &mine, &all)) for (; mine; mine &= mine - 1) n++;
     return n < 1 ? 1 : n;
 }
@@ -3732,34 +3891,37 @@ STX_DEF void stx_act_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, const stx
 
 // >>dropout
 
-typedef struct stx__dropout_save { uint64_t stream; stx_real p; } stx__dropout_save;
+typedef struct stx__dropout_save { uint64_t stream, first; stx_real p; } stx__dropout_save;
 static void stx__dropout_back(stx_ctx *x, stx__node *n) {
     stx__dropout_save *s = (stx__dropout_save *)n->save;
     int fresh;
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
-    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, !fresh));
+    if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, s->first, !fresh));
 }
-STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
+static stx_tensor *stx__dropout(stx_ctx *x, stx_tensor *a, double p, int alike) {
     stx_tensor *y;
     stx__node *node;
-    uint64_t stream;
+    uint64_t stream, first = 0;
     if (!stx_ok(x) || !a) return NULL;
     STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout: probability %g, want 0 <= p < 1", p);
-    if (!stx_training(x) || p == 0) return a;
+    if (!stx_training(x) || p == 0 || (!alike && !stx__first_call(x, "stx_dropout", a->size, &first))) return a;
     stream = stx__stream(x);
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_dropout_fwd, (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, 0));
+    STX_RUN(x, stx_dropout_fwd, (x, y->data, a->data, a->size, (stx_real)p, x->desc.seed, stream, first, 0));
     node = stx__record1(x, y, stx__dropout_back, a);
     if (node) {
         stx__dropout_save *s = (stx__dropout_save *)stx_step_alloc(x, sizeof *s);
         if (!s) return NULL;
         s->stream = stream;
+        s->first = first;
         s->p = (stx_real)p;
         node->save = s;
     }
     return y;
 }
+STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) { return stx__dropout(x, a, p, 0); }
+STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p) { return stx__dropout(x, a, p, 1); }
 
 typedef struct stx__time_save { stx_real *mask; size_t B, n, C; } stx__time_save;
 static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
@@ -3838,7 +4000,7 @@ typedef struct stx__dropout_job {
     stx_real *y;
     const stx_real *a;
     size_t n;
-    uint64_t seed, stream;
+    uint64_t seed, stream, first;
     uint32_t keep;
     int accumulate;
 } stx__dropout_job;
@@ -3846,12 +4008,12 @@ static void stx__dropout_part(const stx_share *s, const void *job) {
     const stx__dropout_job *j = (const stx__dropout_job *)job;
     size_t at, n = stx__numbers_of(s, j->n, &at);
     stx_real inv = (stx_real)(65536.0 / j->keep);
-    STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, at / 8, j->keep, inv, j->accumulate));
+    STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv, j->accumulate));
 }
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
-                             int accumulate) {
+                             uint64_t first, int accumulate) {
     stx__dropout_job j;
-    j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.keep = stx__keep16(p); j.accumulate = accumulate;
+    j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.first = first; j.keep = stx__keep16(p); j.accumulate = accumulate;
     stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
 }
 
@@ -4211,6 +4373,7 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k->drop = (stx_real)(stx_training(x) ? p : 0);
     k->seed = x->desc.seed;
     k->stream = k->drop > 0 ? stx__stream(x) : 0;
+    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->first)) return NULL;
     k->h = h->data; k->f = f->data; k->gain = gain->data; k->shift = shift->data;
     k->y = y->data;
     k->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
@@ -4228,7 +4391,7 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
 STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
     size_t n = a->N * a->C;
     if (a->drop > 0) {
-        stx_dropout_fwd(x, a->s, a->f, n, a->drop, a->seed, a->stream, 0);
+        stx_dropout_fwd(x, a->s, a->f, n, a->drop, a->seed, a->stream, a->first, 0);
         stx_axpy(x, a->s, a->h, n, 1, 1);
     } else {
         stx_add_fwd(x, a->s, a->h, a->f, n, n);
@@ -4239,7 +4402,7 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     size_t n = a->N * a->C;
     stx_layernorm_bwd(x, a->ds, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C, 0);
-    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, a->ds, n, a->drop, a->seed, a->stream, a->accumulate);
+    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, a->ds, n, a->drop, a->seed, a->stream, a->first, a->accumulate);
     else if (a->df) stx_axpy(x, a->df, a->ds, n, 1, a->accumulate);
 }
 
@@ -6379,12 +6542,16 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t
     if (node) node->save = s;
     return y;
 }
-/* The rows' weights and known targets, on the device; 0 and an error */
+static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
+static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n);
+/* The rows' weights and known targets, on the device; 0 and an error. In a group the mean is over all ranks' rows: N times
+   `mean` of them at a rank, on average. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
                               int32_t **known) {
     size_t N = targets->B * targets->T;
     const stx_tensor *weights = how ? how->weights : NULL;
     double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
+    stx_real *mean = NULL;
     if (how && !(how->divisor >= 0 && stx__finite(how->divisor) && !(how->mean && how->divisor > 0))) {
         stx_fail(x, STX_ERR_ARG, "%s: divisor %g, want a finite one, 0 or more, and 0 with mean", op, how->divisor);
         return 0;
@@ -6398,9 +6565,18 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
     *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
     *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
+    if (divisor == 0 && x->ranks > 1 && stx_training(x)) {
+        mean = (stx_real *)stx_step_bytes(x, sizeof *mean);
+        if (!mean) return 0;
+        STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how->ignore, how->ignored, 1,
+                                       NULL));
+        STX_RUN(x, stx_mean_fwd, (x, mean, *w, N));
+        stx__engine_mean(x, mean, 1, -1);
+        stx__engine_wait(x, mean, 1);
+    }
     STX_RUN(x, stx_token_weights, (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how ? how->ignore : 0, how
-                                   ? how->ignored : 0, divisor));
-    return 1;
+                                   ? how->ignored : 0, divisor, mean));
+    return stx_ok(x);
 }
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
     stx_tensor *nll, *y;
@@ -6488,11 +6664,12 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
 }
 
 STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore, int32_t ignored, double divisor) {
+                               int ignore, int32_t ignored, double divisor, const stx_real *mean) {
     size_t n;
     (void)x;
     for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
-    if (divisor == 0) for (n = 0; n < N; n++) if (known[n] >= 0) divisor += weights ? (double)weights[n] : 1;
+    if (divisor == 0 && mean) divisor = (double)mean[0] * (double)N;
+    else if (divisor == 0) for (n = 0; n < N; n++) if (known[n] >= 0) divisor += weights ? (double)weights[n] : 1;
     for (n = 0; n < N; n++) w[n] = known[n] >= 0 && divisor != 0 ? (stx_real)((weights ? (double)weights[n] : 1) / divisor) : 0;
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
@@ -6659,6 +6836,8 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
 /* stk: numbers from one batch of k and v to the next, 0: as their shape says */
+/* Philox calls of a row of the dropout: one for 8 keys of the window, whose old end need not be the first of 8, and for the others */
+static uint64_t stx__attn_calls(const stx_attention_args *a) { return ((uint64_t)a->S + a->span + a->N) / 8 + 2; }
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
     stx_tensor *y, *q, *k, *v, *ins[9];
     stx_attention_args *a;
@@ -6726,7 +6905,10 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
     if (!a->top) return NULL;
     a->inv = a->top + a->B * H * a->T;
-    if (stx_training(x) && d->dropout > 0) { a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x); }
+    if (stx_training(x) && d->dropout > 0) {
+        a->drop = (stx_real)d->dropout; a->seed = x->desc.seed; a->stream = stx__stream(x);
+        a->first = (uint64_t)x->rank * a->B * H * a->T * stx__attn_calls(a);
+    }
     stx_attention_run(x, a);
     if (in->made) *in->made = a;
     ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk;
@@ -6792,7 +6974,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
             size_t at = a->span + n - zero;                 /* its 16 random bits are counted from the window's old end */
             w[n] *= stx__attn_plain_mask(ramp[n]);
             if (!(a->drop > 0) || !(w[n] > 0)) continue;
-            stx_philox(a->seed, a->stream, row * ((a->S + a->span + a->N) / 8 + 2) + at / 8, r);
+            stx_philox(a->seed, a->stream, a->first + row * stx__attn_calls(a) + at / 8, r);
             w[n] *= (r[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
         }
         for (d = 0; d < D; d++) {
@@ -7266,7 +7448,7 @@ STX_EACH_ISA(stx__mask_row, (stx_real *STX_RESTRICT m, uint64_t at, uint64_t end
    so that tiles do not matter; the persistent vectors come after the window, and their values are sqrt(N) pv. */
 static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->A->a;
-    uint64_t S = (uint64_t)a->S + (uint64_t)a->span, groups = (S + a->N) / 8 + 2, row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
+    uint64_t S = (uint64_t)a->S + (uint64_t)a->span, row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
     uint64_t at = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->lo[r]), end = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->hi[r]);
     stx_real *m = t->R.m, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
     size_t n = (size_t)(t->hi[r] - t->lo[r]), i;
@@ -7274,7 +7456,7 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
     if (a->drop > 0) {
         uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
-        STX_CALL(x, stx__mask_row, (m, at, end, a->seed, a->stream, row * groups, keep, f));
+        STX_CALL(x, stx__mask_row, (m, at, end, a->seed, a->stream, a->first + row * stx__attn_calls(a), keep, f));
     } else if (t->persistent) {
         for (i = 0; i < n; i++) m[i] = f;
     } else {
@@ -8123,6 +8305,19 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     return 1;
 }
 
+/* A dropout of rows (m,C) that belong to the tokens place[0..m) of n: what to multiply them by, or NULL. It is drawn for all tokens, for
+   which rows a rank has in a cluster, and in what order, depends on its share of the batch. */
+static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place, size_t m) {
+    stx_tensor *all, *mask;
+    if (!stx_ok(x) || !stx_training(x) || p == 0) return NULL;
+    all = stx_new_full(x, n, C, 0, 0);
+    if (!all) return NULL;
+    STX_RUN(x, stx_fill, (x, all->data, all->size, 1));
+    all = stx_dropout(x, all, p);
+    mask = m ? stx_new_full(x, m, C, 0, 0) : NULL;
+    if (all && mask) STX_RUN(x, stx_embedding_fwd, (x, mask->data, all->data, place, m, C, 1));
+    return all ? mask : NULL;
+}
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
     size_t n, c, d = 0, dim[3];
     stx__sorted s;
@@ -8134,10 +8329,12 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG, "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
     if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *e;
+        stx_tensor *e, *mask;
         dim[0] = 1; dim[1] = s.k.first[c + 1] - s.k.first[c]; dim[2] = stx__last(a->table[c]);
+        mask = stx__token_mask(x, n, dim[2], a->dropout, s.place + s.k.first[c], dim[1]);
         if (!dim[1]) continue;
-        e = stx_dropout(x, stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim), a->dropout);
+        e = stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim);
+        if (mask) e = stx_mul(x, e, mask);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
         d = stx__last(e);
@@ -8151,11 +8348,11 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     return y;
 }
 /* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
-   ascending order of column. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout) {
+   ascending order of column. mask: of the dropout of a cluster's rows; NULL: by `dropout`. */
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout, stx_tensor *mask) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
     if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
-    e = stx_dropout(x, e, dropout);
+    e = mask ? stx_mul(x, e, mask) : stx_dropout(x, e, dropout);
     l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
     if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
     return l;
@@ -8185,14 +8382,15 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
         nll = stx_new_full(x, n, 0, 0, 0);
         if (!nll) return NULL;
         if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
-        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, w, nll->data);
-    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout), s.at, (double)n, 0);
+        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, w, nll->data);
+    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, (double)n, 0);
     for (c = 1; c < a->clusters; c++) {
         const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
-        stx_tensor *l;
+        stx_tensor *l, *mask;
         dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
+        mask = stx__token_mask(x, n, a->proj[c] ? a->proj[c]->dim[1] : dim[1], a->dropout, place, dim[0]);
         if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, a->dropout);
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask);
         if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
         wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
         if (!wc) return NULL;
@@ -8231,7 +8429,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0);
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL);
         size_t start = stx__cluster_start(a, c);
         if (!l || !out || !gate) { out = NULL; break; }
         STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters,
@@ -8306,13 +8504,38 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double
 
 static int stx__make_report(stx_ctx *x);
 static int stx__reports(stx_ctx *x);
+static int stx__make_buckets(stx_params *p);
+static void stx__mean_grads(stx_params *p);
+static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
+/* An optimiser whose state is spread over ranks that the context has left: 0 and an error */
+static int stx__state_here(stx_ctx *x, const char *op) {
+    if (!x->shard || x->ranks > 1) return 1;
+    stx_fail(x, STX_ERR_ARG, "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left them: "
+             "save before stx_group_leave, and load into an optimiser made after it", op);
+    return 0;
+}
+static void stx__spread_params(stx_optim *o);
+static size_t stx__pieces_of(size_t n) { return (n + STX__PIECE - 1) / STX__PIECE; }
+/* Which numbers of a tensor of `size`, whose first piece is number `first` of all the list's, a rank has the state of: [from, to), whole
+   pieces. All of them but for stx_group_desc.shard. */
+typedef struct stx__own { size_t from, to; } stx__own;
+static stx__own stx__owned_by(size_t pieces, size_t first, size_t size, size_t rank, size_t ranks) {
+    size_t a = pieces * rank / ranks, b = pieces * (rank + 1) / ranks;
+    stx__own own;
+    own.from = a <= first ? 0 : STX_MIN(size, (a - first) * STX__PIECE);
+    own.to = b <= first ? 0 : STX_MIN(size, (b - first) * STX__PIECE);
+    return own;
+}
+static stx__own stx__owned(size_t pieces, size_t first, size_t size, const stx_ctx *x) {
+    return x->shard ? stx__owned_by(pieces, first, size, (size_t)x->rank, (size_t)x->ranks) : stx__owned_by(pieces, first, size, 0, 1);
+}
 /* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is, so that it means the same when it is given again. */
 static double stx__beta(double b) { return b == -1 ? 0 : b; }
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
     stx_piece *q, *pieces;
-    size_t i, at;
+    size_t i, at, first, size;
     int k, states;
     if (!stx_ok(x)) return NULL;
     o = (stx_optim *)stx_persist(x, sizeof *o);
@@ -8336,11 +8559,12 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
               "stx_optim_create: eps_hat goes with STX_ADAM and STX_ADAMW, not with optimiser %d", o->desc.kind);
     STX__NEED(x, o->desc.kind == STX_LAMB || (!o->desc.no_correction && o->desc.trust_max == 0), STX_ERR_ARG,
               "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d", o->desc.kind);
+    if (x->ranks > 1 && !stx__make_buckets(p)) return NULL;
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
     p->held = 1;
-    for (i = 0; i < p->count; i++) o->pieces += (p->tensor[i]->size + STX__PIECE - 1) / STX__PIECE;
+    for (i = 0; i < p->count; i++) o->pieces += stx__pieces_of(p->tensor[i]->size);
     o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1, sizeof *o->squares));
     pieces = stx__on_gpu(x) ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece)) : o->piece;
@@ -8354,20 +8578,26 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
-        for (i = 0; i < p->count; i++) {
-            o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
+        for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
+            stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
+            if (own.from == own.to) continue;
+            if (!x->shard) o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
+            else { size = own.to - own.from; o->state[k][i] = stx__tensor(x, STX__STATE, 1, &size); }
             if (!o->state[k][i]) return NULL;
             STX_RUN(x, stx_fill, (x, o->state[k][i]->data, o->state[k][i]->size, 0));
         }
     }
-    for (i = 0, q = pieces; i < p->count; i++)
+    for (i = first = 0, q = pieces; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
+        stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
         for (at = 0; at < p->tensor[i]->size; at += STX__PIECE, q++) {
+            q->tensor = i;
+            if (at < own.from || at >= own.to) continue;
             q->p = p->tensor[i]->data + at;
             q->g = p->tensor[i]->grad + at;
-            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + at;
+            for (k = 0; k < states; k++) q->s[k] = o->state[k][i]->data + (at - own.from);
             q->n = STX_MIN((size_t)STX__PIECE, p->tensor[i]->size - at);
-            q->tensor = i;
         }
+    }
     if (pieces != o->piece) {
         stx__put_bytes(x, o->piece, pieces, o->pieces * sizeof *pieces);
         stx_block_free(x, pieces);
@@ -8421,10 +8651,13 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         return 0;
     }
     stx_optim_rate(o, lr);
+    if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
+    stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
     for (i = 0; x->packed_count && i < o->count; i++) stx__unpack(x, o->params->tensor[i]->data);
     if (d->clip_value > 0) STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
+    stx__sum_squares(x, o->squares, o->pieces);
     STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update, (x, o->update, o->piece, o->pieces, (stx_real)d->momentum, (stx_real)d->weight_decay));
@@ -8434,12 +8667,14 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         double *squares = o->squares + o->pieces;
         STX_RUN(x, stx_lamb_direction, (x, o->update, o->piece, o->pieces, squares, (stx_real)beta1, (stx_real)(1 - beta1),
                                         (stx_real)beta2, (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)d->weight_decay));
+        stx__sum_squares(x, squares, 2 * o->pieces);
         STX_RUN(x, stx_lamb_update, (x, o->update, o->piece, o->pieces, squares, d->trust_max));
     } else {
         double coupled = d->kind == STX_ADAM ? d->weight_decay : 0, decoupled = d->kind == STX_ADAM ? 0 : d->weight_decay;
         STX_RUN(x, stx_adam_update, (x, o->update, o->piece, o->pieces, (stx_real)beta1, (stx_real)(1 - beta1), (stx_real)beta2,
                                      (stx_real)(1 - beta2), (stx_real)d->eps, (stx_real)coupled, (stx_real)decoupled));
     }
+    stx__spread_params(o);
     stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
@@ -8894,6 +9129,577 @@ STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, i
     *meter = (accumulate ? *meter : 0) + s * (double)a[0];
 }
 
+// >>group
+
+static int stx__env_number(const char *name, int missing) {
+    const char *s = getenv(name);
+    char *end;
+    long v = s ? strtol(s, &end, 10) : missing;
+    return s && (end == s || *end || v < 0 || v > 1 << 24) ? missing : (int)v;
+}
+STX_DEF stx_start stx_started(void) {
+    static const char *const names[][4] = {      /* rank, ranks, rank on this machine, ranks on it */
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        /* not SLURM_NTASKS, which also a script of sbatch has, whose programs are started alone */
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
+        {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
+    stx_start s;
+    size_t i;
+    memset(&s, 0, sizeof s);
+    s.ranks = s.locals = 1;
+    for (i = 0; i < sizeof names / sizeof *names; i++) {
+        int rank = stx__env_number(names[i][0], -1), ranks = stx__env_number(names[i][1], 0);
+        if (rank < 0 || rank >= ranks || ranks < 2) continue;
+        s.rank = rank; s.ranks = ranks; s.by = names[i][1];
+        s.local = stx__env_number(names[i][2], 0);
+        s.locals = STX_MAX(1, stx__env_number(names[i][3], 1));
+        break;
+    }
+    return s;
+}
+STX_DEF int stx_rank(const stx_ctx *x) { return x ? x->rank : 0; }
+STX_DEF int stx_ranks(const stx_ctx *x) { return x && x->ranks > 1 ? x->ranks : 1; }
+
+/* THE ENGINES. Each can reduce (sums; most: maxima), broadcast and send host memory, done when it returns; and make numbers of the device
+   the ranks' mean, at all of them or (owner: 0 or more) at one, which leaves anything at the others; spread gives an owner's to all. As
+   many are under way as were begun, in the order of the calls; wait ends all. sum: of doubles of the device. MPI does it on a CPU; with
+   GPUs NCCL does what is on the device, and the rest, too, where MPI did not start the ranks. */
+#ifdef SEQTX_MPI
+typedef struct stx__mpi {
+    MPI_Comm comm;
+    MPI_Request *req;             /* (room): under way */
+    int reqs, room;
+    long parent;                  /* who started this process: mpirun, or its deputy on this machine */
+} stx__mpi;
+static int stx__mpi_ours, stx__mpi_joined;      /* MPI was initialised here; contexts that are in it. Of the process, as MPI itself is */
+static int stx__mpi_ok(stx_ctx *x, const char *what, int code) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n;
+    if (code == MPI_SUCCESS) return 1;
+    MPI_Error_string(code, text, &n);
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d: MPI says: %.200s", what, x->rank, text);
+    return 0;
+}
+static long stx__mpi_parent(void) {
+#ifdef _WIN32
+    return 0;
+#else
+    return (long)getppid();
+#endif
+}
+/* Waits as one who shares the machine: looks for some microseconds, then gives way to others between two looks. Who started the ranks ends
+   them all when one ends; when it is gone itself, nobody does. */
+static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) {
+    int done = 0, code = MPI_SUCCESS;
+    unsigned looks = 0;
+    while (code == MPI_SUCCESS && !done) {
+        code = MPI_Testall(n, req, &done, MPI_STATUSES_IGNORE);
+        if (done || ++looks < 200) continue;
+#ifdef _WIN32
+        SwitchToThread();
+#else
+        sched_yield();
+#endif
+        if (looks % 4096 == 0 && stx__mpi_parent() != ((const stx__mpi *)x->group)->parent) {
+            stx_fail(x, STX_ERR_DEVICE, "%s: rank %d waits for the others, and the program that started them (mpirun, srun) is gone", what,
+                     x->rank);
+            return 0;
+        }
+    }
+    return stx__mpi_ok(x, what, code);
+}
+static int stx__mpi_reduce(stx_ctx *x, stx__mpi *g, double *v, size_t n, int most) {
+    MPI_Request req;
+    const void *from = x->rank ? (const void *)v : MPI_IN_PLACE;
+    if (n > INT_MAX) { stx_fail(x, STX_ERR_ARG, "stx_group_sum: %zu numbers at once are too many", n); return 0; }
+    /* to one rank, and from there: not each its own sum, whose last bits might differ */
+    return stx__mpi_ok(x, "stx_group_sum", MPI_Ireduce(from, v, (int)n, MPI_DOUBLE, most ? MPI_MAX : MPI_SUM, 0, g->comm, &req)) &&
+           stx__mpi_wait(x, "stx_group_sum", 1, &req) &&
+           stx__mpi_ok(x, "stx_group_sum", MPI_Ibcast(v, (int)n, MPI_DOUBLE, 0, g->comm, &req)) &&
+           stx__mpi_wait(x, "stx_group_sum", 1, &req);
+}
+enum { STX__MPI_MOST = 1 << 30 };      /* bytes of one call, which counts them in an int */
+static int stx__mpi_broadcast(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int from) {
+    char *at = (char *)bytes;
+    size_t m;
+    MPI_Request req;
+    for (; n; at += m, n -= m) {
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (!stx__mpi_ok(x, "stx_group_broadcast", MPI_Ibcast(at, (int)m, MPI_BYTE, from, g->comm, &req)) ||
+            !stx__mpi_wait(x, "stx_group_broadcast", 1, &req)) return 0;
+    }
+    return 1;
+}
+static int stx__mpi_send(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int from, int to) {
+    char *at = (char *)bytes;
+    size_t m;
+    MPI_Request req;
+    for (; n; at += m, n -= m) {
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (!stx__mpi_ok(x, "stx_group_send", x->rank == from ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
+                                                              : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req)) ||
+            !stx__mpi_wait(x, "stx_group_send", 1, &req)) return 0;
+    }
+    return 1;
+}
+static const char stx__of_mean[] = "the mean of the ranks' gradients";
+/* Where the next request goes, NULL in error */
+static MPI_Request *stx__mpi_next(stx_ctx *x, stx__mpi *g) {
+    if (g->reqs == g->room) {
+        if (!stx__mpi_wait(x, stx__of_mean, g->reqs, g->req)) return NULL;
+        g->reqs = 0;
+    }
+    return g->req + g->reqs++;
+}
+enum { STX__MPI_REAL = sizeof(stx_real) };
+static void stx__mpi_mean(stx_ctx *x, stx__mpi *g, stx_real *p, size_t n, int owner) {
+    MPI_Datatype type = STX__MPI_REAL == 4 ? MPI_FLOAT : MPI_DOUBLE;
+    MPI_Request *req = stx__mpi_next(x, g);
+    const void *from = owner == x->rank ? MPI_IN_PLACE : (const void *)p;
+    if (!req) return;
+    stx__mpi_ok(x, stx__of_mean, owner < 0 ? MPI_Iallreduce(MPI_IN_PLACE, p, (int)n, type, MPI_SUM, g->comm, req)
+                                           : MPI_Ireduce(from, p, (int)n, type, MPI_SUM, owner, g->comm, req));
+}
+static void stx__mpi_spread(stx_ctx *x, stx__mpi *g, stx_real *p, size_t n, int owner) {
+    MPI_Datatype type = STX__MPI_REAL == 4 ? MPI_FLOAT : MPI_DOUBLE;
+    size_t m;
+    for (; n; p += m, n -= m) {
+        MPI_Request *req = stx__mpi_next(x, g);
+        m = STX_MIN((size_t)STX__MPI_MOST, n);
+        if (!req || !stx__mpi_ok(x, "the ranks' parameters", MPI_Ibcast(p, (int)m, type, owner, g->comm, req))) return;
+    }
+}
+typedef struct stx__share_out { stx_real *p, s; } stx__share_out;
+static void stx__share_out_part(const stx_share *s, const void *job) {
+    const stx__share_out *j = (const stx__share_out *)job;
+    size_t i;
+    for (i = s->from; i < s->to; i++) j->p[i] *= j->s;
+}
+static void stx__mpi_end(stx_ctx *x, stx__mpi *g, stx_real *means, size_t n) {
+    stx__share_out j;
+    int ok = stx__mpi_wait(x, stx__of_mean, g->reqs, g->req);
+    g->reqs = 0;
+    j.p = means; j.s = (stx_real)(1.0 / x->ranks);
+    if (ok && n) stx_parallel(x, n, n, stx__share_out_part, &j);
+}
+/* Says which processors this rank may use, on which machine */
+static uint64_t stx__mpi_place(void) {
+    char name[MPI_MAX_PROCESSOR_NAME + 1] = "";
+    uint64_t h = 14695981039346656037u, mask = 0;
+    int n = 0, i;
+    MPI_Get_processor_name(name, &n);
+    for (i = 0; i < n; i++) h = stx_key_add(h, (unsigned char)name[i]);
+#if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
+    stx__processors(&mask);
+#endif
+    return stx_key_add(h, mask);
+}
+/* 1: the process is a rank of MPI's, or stands alone (x->ranks is 0). 0: an error */
+static int stx__mpi_join(stx_ctx *x, const stx_start *s) {
+    stx__mpi *g;
+    int on = 0, ended = 0, have, i, alike = 0;
+    uint64_t here, *all;
+    if (MPI_Initialized(&on) != MPI_SUCCESS) on = 0;
+    if (MPI_Finalized(&ended) != MPI_SUCCESS) ended = 0;
+    if ((!on || ended) && !s->by) return 1;         /* started alone: MPI need not know */
+    if (ended) {
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: the last context has left, and MPI begins once in a process: join before that");
+        return 0;
+    }
+    g = (stx__mpi *)stx_persist(x, sizeof *g);
+    if (!g) return 0;
+    if (!on && !stx__mpi_ok(x, "stx_group_join", MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &have))) return 0;
+    stx__mpi_ours |= !on;
+    if (!stx__mpi_ok(x, "stx_group_join", MPI_Comm_dup(MPI_COMM_WORLD, &g->comm))) return 0;
+    MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(g->comm, &x->rank);
+    MPI_Comm_size(g->comm, &x->ranks);
+    x->group = g;
+    g->parent = stx__mpi_parent();
+    stx__mpi_joined++;
+    g->room = 256;
+    g->req = (MPI_Request *)stx_persist(x, (size_t)g->room * sizeof *g->req);
+    all = (uint64_t *)stx_block(x, (size_t)x->ranks * sizeof *all);
+    if (!g->req || !all) return 0;
+    here = stx__mpi_place();
+    if (stx__mpi_ok(x, "stx_group_join", MPI_Allgather(&here, 8, MPI_BYTE, all, 8, MPI_BYTE, g->comm)))
+        for (i = 0; i < x->ranks; i++) alike += all[i] == here;
+    if (x->threads_auto && alike > 1) {
+        x->desc.threads = STX_MAX(1, x->desc.threads / alike);
+        stx__pool_free(x);            /* it was for as many as before */
+        stx__pool_make(x);
+    }
+    stx_block_free(x, all);
+    return stx_ok(x);
+}
+static void stx__mpi_leave(stx_ctx *x) {
+    stx__mpi *g = (stx__mpi *)x->group;
+    MPI_Comm_free(&g->comm);
+    if (--stx__mpi_joined || !stx__mpi_ours) return;
+    MPI_Finalize();
+    stx__mpi_ours = 0;
+}
+#endif
+
+static int stx__engine_reduce(stx_ctx *x, double *v, size_t n, int most) {
+#ifdef SEQTX_MPI
+    if (x->group) return stx__mpi_reduce(x, (stx__mpi *)x->group, v, n, most);
+#endif
+#ifdef SEQTX_NCCL
+    return stx_cuda_group_reduce(x, v, n, most);
+#else
+    (void)x; (void)v; (void)n; (void)most;
+    return 1;
+#endif
+}
+static int stx__engine_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+#ifdef SEQTX_MPI
+    if (x->group) return stx__mpi_broadcast(x, (stx__mpi *)x->group, bytes, n, from);
+#endif
+#ifdef SEQTX_NCCL
+    return stx_cuda_group_broadcast(x, bytes, n, from);
+#else
+    (void)x; (void)bytes; (void)n; (void)from;
+    return 1;
+#endif
+}
+static int stx__engine_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+#ifdef SEQTX_MPI
+    if (x->group) return stx__mpi_send(x, (stx__mpi *)x->group, bytes, n, from, to);
+#endif
+#ifdef SEQTX_NCCL
+    return stx_cuda_group_send(x, bytes, n, from, to);
+#else
+    (void)x; (void)bytes; (void)n; (void)from; (void)to;
+    return 1;
+#endif
+}
+static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) { stx_cuda_group_mean(x, p, n, owner); return; }
+#endif
+#ifdef SEQTX_MPI
+    stx__mpi_mean(x, (stx__mpi *)x->group, p, n, owner);
+#else
+    (void)x; (void)p; (void)n; (void)owner;
+#endif
+}
+static void stx__engine_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) { stx_cuda_group_spread(x, p, n, owner); return; }
+#endif
+#ifdef SEQTX_MPI
+    stx__mpi_spread(x, (stx__mpi *)x->group, p, n, owner);
+#else
+    (void)x; (void)p; (void)n; (void)owner;
+#endif
+}
+/* means (n): all of which means were begun; or n = 0 */
+static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n) {
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) { stx_cuda_group_wait(x); return; }
+#endif
+#ifdef SEQTX_MPI
+    stx__mpi_end(x, (stx__mpi *)x->group, means, n);
+#else
+    (void)x; (void)means; (void)n;
+#endif
+}
+static void stx__engine_sum(stx_ctx *x, double *v, size_t n) {
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) { stx_cuda_group_sum(x, v, n); return; }
+#endif
+#ifdef SEQTX_MPI
+    stx__mpi_reduce(x, (stx__mpi *)x->group, v, n, 0);
+#else
+    (void)x; (void)v; (void)n;
+#endif
+}
+/* MPI moves data only inside its own calls: helps on what is under way. */
+static void stx__engine_poll(stx_ctx *x) {
+#ifdef SEQTX_MPI
+    stx__mpi *g = (stx__mpi *)x->group;
+    int done;
+    if (g && g->reqs) stx__mpi_ok(x, stx__of_mean, MPI_Testall(g->reqs, g->req, &done, MPI_STATUSES_IGNORE));
+#else
+    (void)x;
+#endif
+}
+static int stx__engine_join(stx_ctx *x, const stx_start *s) {
+#ifdef SEQTX_MPI
+    if (!stx__mpi_join(x, s)) return 0;
+#endif
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x) && (x->ranks > 1 || s->by)) {
+        unsigned char id[STX_NCCL_ID];
+        /* started by MPI: rank 0 makes a name for the group, and MPI tells it. Else all make the same one, of rank 0's address */
+        memset(id, 0, sizeof id);
+        if (x->ranks < 2) { x->rank = s->rank; x->ranks = s->ranks; }
+        if ((!x->group || !x->rank) && !stx_cuda_group_id(x, id, !x->group)) return 0;
+        if (x->group && !stx__engine_broadcast(x, id, sizeof id, 0)) return 0;
+        return stx_cuda_group_join(x, id, x->rank, x->ranks);
+    }
+#endif
+    if (stx__on_gpu(x) && (x->ranks > 1 || s->by))
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: ranks with GPUs want NCCL: define SEQTX_NCCL (make cuda NCCL=1), or use STX_CPU");
+    else if (s->by && x->ranks < 2)
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: %s says that this process is one of %d, but %s, or start it alone", s->by, s->ranks,
+#ifdef SEQTX_MPI
+                 "MPI says that it is the only one: start it by the mpirun of the MPI that the program is linked with, or by srun "
+                 "--mpi=pmix"
+#else
+                 "this build has no engine for that: define SEQTX_MPI and link an MPI (make MPI=1)"
+#endif
+                 );
+    return stx_ok(x);
+}
+STX_DEF void stx_group_leave(stx_ctx *x) {
+    if (!x || x->ranks < 1) return;
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) stx_cuda_group_leave(x);
+#endif
+#ifdef SEQTX_MPI
+    if (x->group) stx__mpi_leave(x);
+#endif
+    x->group = NULL;
+    x->rank = x->ranks = 0;
+    stx__forget_steps(x);       /* what was captured has the group's exchanges */
+}
+STX_DEF void stx_group_abort(stx_ctx *x, int code) {
+    if (!x || x->ranks < 1) return;
+#ifdef SEQTX_NCCL
+    if (stx__on_gpu(x)) stx_cuda_group_abort(x);
+#endif
+#ifdef SEQTX_MPI
+    if (x->group) MPI_Abort(((stx__mpi *)x->group)->comm, code);
+#else
+    (void)code;
+#endif
+}
+
+STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
+    stx_start s = stx_started();
+    if (!stx_ok(x)) return 0;
+    if (x->group || x->lists) {
+        stx_fail(x, STX_ERR_ARG, "stx_group_join: %s: a context joins once, before its first parameter list",
+                 x->group ? "it is in a group" : "there are parameters");
+        return 0;
+    }
+    x->bucket = d && d->bucket ? d->bucket : (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
+    x->shard = d && d->shard;
+    if (x->bucket > (size_t)1 << 28) {
+        stx_fail(x, STX_ERR_ARG, "stx_group_join: a bucket of %zu numbers, want at most %d", x->bucket, 1 << 28);
+        return 0;
+    }
+    if (!stx__engine_join(x, &s) || !stx_ok(x)) return 0;
+    if (x->ranks < 2) { x->shard = 0; return 1; }
+    x->row = stx_tokens_create(x, 1, 1);
+    return x->row != NULL;
+}
+/* Is there anybody else? Then arguments are checked. */
+static int stx__together(stx_ctx *x, const char *op, const void *p, size_t n, int from, int to) {
+    if (!stx_ok(x) || x->ranks < 2) return 0;
+    if ((p || !n) && from >= 0 && from < x->ranks && to >= 0 && to < x->ranks) return 1;
+    stx_fail(x, STX_ERR_ARG, "%s: %s", op, p || !n ? "there is no such rank" : "no memory is given");
+    return 0;
+}
+STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n) {
+    return stx__together(x, "stx_group_sum", v, n, 0, 0) ? stx__engine_reduce(x, v, n, 0) : stx_ok(x);
+}
+STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
+    size_t i;
+    double *nans;
+    int ok;
+    if (!stx__together(x, "stx_group_max", v, n, 0, 0)) return stx_ok(x);
+    nans = (double *)stx_block(x, stx_bytes_of(n, sizeof *nans, 1));       /* what a maximum makes of NaN is not said anywhere */
+    if (!nans) return 0;
+    for (i = 0; i < n; i++) {
+        nans[i] = stx__finite(v[i]) || v[i] >= HUGE_VAL || v[i] <= -HUGE_VAL ? 0 : 1;
+        if (nans[i] > 0) v[i] = -HUGE_VAL;
+    }
+    ok = stx__engine_reduce(x, nans, n, 0) && stx__engine_reduce(x, v, n, 1);
+    for (i = 0; i < n; i++) if (nans[i] > 0) v[i] = (double)NAN;
+    stx_block_free(x, nans);
+    return ok;
+}
+STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+    return stx__together(x, "stx_group_broadcast", bytes, n, from, 0) ? stx__engine_broadcast(x, bytes, n, from) : stx_ok(x);
+}
+STX_DEF int stx_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+    int mine = x && (x->rank == from || x->rank == to);
+    if (!stx__together(x, "stx_group_send", mine ? bytes : x, n, from, to)) return stx_ok(x);
+    return mine && from != to ? stx__engine_send(x, bytes, n, from, to) : 1;
+}
+STX_DEF int stx_group_params(stx_params *p) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    size_t i, n;
+    if (!stx_ok(x)) return 0;
+    for (i = 0; x->ranks > 1 && i < p->count; i++) {
+        stx_tensor *t = p->tensor[i];
+        stx_real *copy;
+        n = t->size;
+        if (!stx__on_gpu(x)) {
+            stx__unpack(x, t->data);
+            if (!stx__engine_broadcast(x, t->data, n * sizeof *t->data, 0)) return 0;
+            continue;
+        }
+        copy = (stx_real *)stx_block(x, n * sizeof *copy);
+        if (copy && !x->rank) stx_fetch(x, copy, t->data, n);
+        if (!copy || !stx__engine_broadcast(x, copy, n * sizeof *copy, 0)) return 0;
+        if (x->rank) stx_put(x, t->data, copy, n);
+        stx_block_free(x, copy);
+    }
+    return stx_ok(x);
+}
+
+STX_DEF stx_tensor *stx_group_part(stx_ctx *x, double n) {
+    stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *mine, *all;
+    int32_t *known;
+    if (!y) return NULL;
+    STX_RUN(x, stx_fill, (x, y->data, 1, 1));
+    if (x->ranks < 2) return y;
+    mine = stx_new_full(x, 1, 0, 0, 0);
+    all = stx_new_full(x, 1, 0, 0, 0);
+    known = (int32_t *)stx_step_bytes(x, sizeof *known);
+    if (!mine || !all || !known) return NULL;
+    STX_RUN(x, stx_fill, (x, mine->data, 1, (stx_real)n));
+    STX_RUN(x, stx_fill, (x, all->data, 1, (stx_real)n));
+    stx__engine_mean(x, all->data, 1, -1);
+    stx__engine_wait(x, all->data, 1);
+    /* as a loss of one row weighs it: n / all */
+    STX_RUN(x, stx_token_weights, (x, y->data, known, x->row->device, mine->data, 1, 0, 0, 0, all->data));
+    return stx_ok(x) ? y : NULL;
+}
+
+/* The gradients of a list are one block (stx_params_grads), cut in buckets. They go out in the order of falling number, at all ranks alike:
+   backward comes to the first parameters last. With stx_group_desc.shard a bucket has one owner, to whom it goes. */
+typedef struct stx__buckets {
+    size_t count, sent;           /* how many; those from `sent` on are under way (count: none) */
+    size_t *at;                   /* (count + 1): where each begins */
+    size_t *until;                /* (count): complete as soon as no more than so many nodes are on the tape */
+    int *owner;                   /* (count) */
+} stx__buckets;
+/* Where rank r's part of the block begins: with its first piece */
+static size_t stx__part_begins(const stx_params *p, size_t pieces, int r) {
+    size_t i, first = 0, want = pieces * (size_t)r / (size_t)p->ctx->ranks;
+    for (i = 0; i < p->count; i++) {
+        size_t n = stx__pieces_of(p->tensor[i]->size);
+        if (want < first + n) return (size_t)(p->tensor[i]->grad - p->grads) + (want - first) * STX__PIECE;
+        first += n;
+    }
+    return p->grads_size;
+}
+static int stx__make_buckets(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    size_t n, i, at, end, pieces = 0, most;
+    int r, parts = x->shard ? x->ranks : 1;
+    stx__buckets *b;
+    if (!stx_params_grads(p, &n)) return 0;
+    for (i = 0; i < p->count; i++) pieces += stx__pieces_of(p->tensor[i]->size);
+    most = (n + x->bucket - 1) / x->bucket + (size_t)parts;
+    b = (stx__buckets *)stx_persist(x, sizeof *b);
+    if (!b) return 0;
+    b->at = (size_t *)stx_persist(x, (most + 1) * sizeof *b->at);
+    b->until = (size_t *)stx_persist(x, most * sizeof *b->until);
+    b->owner = (int *)stx_persist(x, most * sizeof *b->owner);
+    if (!b->at || !b->until || !b->owner) return 0;
+    for (r = 0, at = 0; r < parts; r++) {
+        end = r + 1 < parts ? stx__part_begins(p, pieces, r + 1) : n;
+        for (; at < end; at = STX_MIN(end, at + x->bucket)) { b->at[b->count] = at; b->owner[b->count++] = r; }
+    }
+    b->at[b->count] = n;
+    b->sent = b->count;
+    p->buckets = b;
+    return 1;
+}
+STX_DEF void stx_group_overlap(stx_optim *o) {
+    stx_ctx *x = o ? o->params->ctx : NULL;
+    if (stx_ok(x) && x->ranks > 1) x->sending = o->params;
+}
+static void stx__send_bucket(stx_ctx *x, stx_params *p) {
+    const stx__buckets *b = p->buckets;
+    size_t k = --p->buckets->sent;
+    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->shard ? b->owner[k] : -1);
+}
+/* The node at place `place` of the tape adds to gradients [lo, hi) */
+static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_real *hi, size_t place) {
+    const stx__buckets *b = p->buckets;
+    size_t k = 0, last = b->count, from, to;
+    if (lo < p->grads) lo = p->grads;
+    if (hi > p->grads + p->grads_size) hi = p->grads + p->grads_size;
+    if (lo >= hi) return;
+    from = (size_t)(lo - p->grads); to = (size_t)(hi - p->grads);
+    while (last - k > 1) if (b->at[(k + last) / 2] <= from) k = (k + last) / 2; else last = (k + last) / 2;
+    for (; k < b->count && b->at[k] < to; k++) b->until[k] = place;
+}
+/* Finds out when each bucket will be complete; the length of the tape. Walked from its end: what is said last stays, and is said of the
+   node that backward comes to last. */
+static size_t stx__send_begin(stx_ctx *x) {
+    const stx_params *p = x->sending;
+    size_t n = 0, k;
+    const stx__node *node;
+    int i;
+    for (node = x->tape; node; node = node->prev) n++;
+    for (k = 0; k < p->buckets->count; k++) p->buckets->until[k] = n;
+    for (node = x->tape, k = n; node; node = node->prev) {
+        k--;
+        for (i = 0; i < 9; i++)
+            if (node->in[i] && node->in[i]->is_param) stx__bucket_used(p, node->in[i]->grad, node->in[i]->grad + node->in[i]->size, k);
+        if (node->back == stx__recompute_back) {
+            const stx__recompute_save *s = (const stx__recompute_save *)node->save;
+            if (s->uses.lo) stx__bucket_used(p, s->uses.lo, s->uses.hi, k);
+        }
+    }
+    return n;
+}
+static void stx__send_ready(stx_ctx *x, size_t left) {
+    stx_params *p = x->sending;
+    const stx__buckets *b = p->buckets;
+    while (b->sent && left <= b->until[b->sent - 1] && stx_ok(x)) stx__send_bucket(x, p);
+    if (b->sent < b->count) stx__engine_poll(x);
+}
+/* What is not under way goes; the gradients are the ranks' mean then. */
+static void stx__mean_grads(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    if (x->ranks < 2 || !stx_ok(x)) return;
+    while (p->buckets->sent && stx_ok(x)) stx__send_bucket(x, p);
+    stx__engine_wait(x, p->grads, p->grads_size);
+    p->buckets->sent = p->buckets->count;
+}
+/* With stx_group_desc.shard: sums over pieces become those over all ranks' */
+static void stx__sum_squares(stx_ctx *x, double *squares, size_t n) { if (x->shard && stx_ok(x)) stx__engine_sum(x, squares, n); }
+/* ... and each rank's parameters go to the others. Gradients that went to their owners are left over here: they become zero. */
+static void stx__spread_params(stx_optim *o) {
+    stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first;
+    int r;
+    if (!x->shard) return;
+    for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size))
+        for (r = 0; r < x->ranks && stx_ok(x); r++) {
+            stx__own own = stx__owned_by(o->pieces, first, p->tensor[i]->size, (size_t)r, (size_t)x->ranks);
+            if (own.from < own.to) stx__engine_spread(x, p->tensor[i]->data + own.from, own.to - own.from, r);
+        }
+    stx__engine_wait(x, NULL, 0);
+    /* what came from others came past the kernels, which keep bfloat16 copies current */
+    for (i = 0; i < p->count && stx__halved(x); i++)
+        STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
+    STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
+}
+/* More gradients for buckets that are under way? 0 and an error. */
+static int stx__not_sent(stx_ctx *x, const char *op) {
+    const stx_params *p;
+    for (p = x->ranks > 1 ? x->lists : NULL; p; p = p->next)
+        if (p->buckets && p->buckets->sent < p->buckets->count) {
+            stx_fail(x, STX_ERR_ARG, "%s: gradients are on their way to the other ranks: call stx_group_overlap before the last "
+                     "stx_backward of an update, then stx_optim_step", op);
+            return 0;
+        }
+    return 1;
+}
+
 // >>schedules
 
 static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
@@ -9021,7 +9827,8 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 #endif
     x->isa = stx__find_isa();
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    if (d.threads == 0) d.threads = stx__processors();
+    x->threads_auto = d.threads == 0;
+    if (d.threads == 0) d.threads = stx__processors(NULL);
 #else
     if (d.threads >= 0) d.threads = 1;
 #endif
@@ -9290,6 +10097,7 @@ typedef struct { const char *key, *value; } stx__pair;
 struct stx_file {
     stx_ctx *x;
     stx_map map;
+    int in_memory;                  /* ... of the caller */
     char *path;
     char *pool;                     /* every string of the header, decoded */
     stx_entry *entry;               /* in the order of the header */
@@ -9616,11 +10424,25 @@ STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path) {
     return f;
 }
 
+STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n) {
+    stx_file *f;
+    if (!stx_ok(x)) return NULL;
+    if (!name || !bytes) { stx_fail(x, STX_ERR_ARG, "stx_file_in_memory: no %s", name ? "bytes" : "name"); return NULL; }
+    if ((f = (stx_file *)stx_block(x, sizeof *f)) == NULL) return NULL;
+    f->x = x;
+    f->in_memory = 1;
+    f->map.data = (const unsigned char *)bytes;
+    f->map.size = n;
+    f->path = stx__copy(x, name);
+    if (f->path && stx__file_parse(f)) return f;
+    stx_file_close(f);
+    return NULL;
+}
 STX_DEF void stx_file_close(stx_file *f) {
     stx_ctx *x;
     if (!f) return;
     x = f->x;
-    stx_map_close(&f->map);
+    if (!f->in_memory) stx_map_close(&f->map);
     stx_block_free(x, f->path);
     stx_block_free(x, f->pool);
     stx_block_free(x, f->entry);
@@ -10182,29 +11004,50 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
     return 1;
 }
 
-STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
+/* A file from its parts, one after the other: at path, or (NULL) into memory. 1, or 0 and an error */
+static int stx__writer_end(stx_writer *w, const char *path, unsigned char **bytes, size_t *n) {
     static const uint16_t one = 1;
     stx__text t;
     stx__part *part;
-    stx_ctx *x;
+    stx_ctx *x = w->x;
+    size_t i, at;
     int done = 0;
-    if (!w) return 0;
-    x = w->x;
     if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is "
                                          "written");
-    else if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: the path is NULL");
     else if (stx_ok(x) && *(const unsigned char *)&one != 1)
-        stx_fail(x, STX_ERR_IO, "cannot write %s: safetensors are little-endian and this machine is not", path);
+        stx_fail(x, STX_ERR_IO, "cannot write %s: safetensors are little-endian and this machine is not", path ? path : "to memory");
     if (stx_ok(x)) {
         memset(&t, 0, sizeof t);
         t.x = x;
         part = (stx__part *)stx_block(x, (w->count + 1) * sizeof *part);
-        done = part && stx__writer_header(w, &t, part) && stx__replace(x, path, part, w->count + 1);
+        done = part && stx__writer_header(w, &t, part);
+        if (done && path) done = stx__replace(x, path, part, w->count + 1);
+        else if (done) {
+            for (i = 0, *n = 0; i <= w->count; i++) *n = stx_size_add(*n, part[i].bytes, 1);
+            *bytes = (unsigned char *)stx_block(x, *n);
+            for (i = at = 0; *bytes && i <= w->count; at += part[i++].bytes)
+                if (part[i].bytes) memcpy(*bytes + at, part[i].data, part[i].bytes);
+            done = *bytes != NULL;
+        }
         stx_block_free(x, t.s);
         stx_block_free(x, part);
     }
     stx_writer_free(w);
     return done;
+}
+STX_DEF int stx_writer_finish(stx_writer *w, const char *path) {
+    if (!w) return 0;
+    if (!path) stx_fail(w->x, STX_ERR_ARG, "stx_writer_finish: the path is NULL");
+    if (!path) { stx_writer_free(w); return 0; }
+    return stx__writer_end(w, path, NULL, NULL);
+}
+STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n) {
+    unsigned char *bytes = NULL;
+    size_t count = 0;
+    if (n) *n = 0;
+    if (!w || !stx__writer_end(w, NULL, &bytes, &count)) return NULL;
+    if (n) *n = count;
+    return bytes;
 }
 
 // >>checkpoints
@@ -10264,6 +11107,16 @@ static const char *stx__join(char *buf, size_t n, const char *a, const char *b) 
     int len = snprintf(buf, n, "%s%s", a, b);
     return len >= 0 && (size_t)len < n ? buf : NULL;
 }
+/* Room for n numbers that lives as long as the writer; NULL in error */
+static stx__fetched *stx__fetched_add(stx_writer *w, size_t n) {
+    stx__fetched *c = (stx__fetched *)stx_block(w->x, sizeof *c);
+    if (!c) { w->failed = 1; return NULL; }
+    c->data = (stx_real *)stx_block(w->x, stx_bytes_of(n, 1, sizeof *c->data));
+    c->next = w->copies;
+    w->copies = c;
+    if (!c->data) w->failed = 1;
+    return c->data ? c : NULL;
+}
 STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data) {
     stx__fetched *c;
     size_t n = 1;
@@ -10271,12 +11124,8 @@ STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, co
     if (!w || !stx_ok(w->x)) return 0;
     if (!stx__on_gpu(w->x)) return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, data);
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, dim[i], 1);
-    c = (stx__fetched *)stx_block(w->x, sizeof *c);
-    if (!c) { w->failed = 1; return 0; }
-    c->data = (stx_real *)stx_block(w->x, stx_bytes_of(n, 1, sizeof *c->data));
-    c->next = w->copies;
-    w->copies = c;
-    if (!c->data) { w->failed = 1; return 0; }
+    c = stx__fetched_add(w, n);
+    if (!c) return 0;
     stx_fetch(w->x, c->data, data, n);
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
 }
@@ -10365,19 +11214,69 @@ static const char *stx__optim_name(char *out, size_t room, const char *prefix, c
     snprintf(out, room, "%.64s%s", prefix, name);
     return out;
 }
+/* With stx_group_desc.shard: state k of all ranks into rank 0's file. All ranks */
+static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char *prefix) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first;
+    int r, ok = 1;
+    for (i = first = 0; ok && i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
+        const stx_tensor *t = p->tensor[i];
+        char full[512];
+        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
+        stx__fetched *c = w ? stx__fetched_add(w, t->size) : NULL;
+        if (w && (!c || !name)) return 0;
+        for (r = 0; ok && r < x->ranks; r++) {
+            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r, (size_t)x->ranks);
+            size_t n = own.to - own.from;
+            stx_real *part;
+            if (!n || (x->rank && x->rank != r)) continue;
+            part = c ? c->data + own.from : (stx_real *)stx_block(x, n * sizeof *part);
+            if (!part) return 0;
+            if (x->rank == r) stx_fetch(x, part, o->state[k][i]->data, n);
+            ok = stx_ok(x) && stx_group_send(x, part, n * sizeof *part, r, 0);
+            if (!c) stx_block_free(x, part);
+        }
+        if (ok && c) ok = stx_writer_add(w, name, STX_REAL_DTYPE, t->ndim, t->dim, c->data);
+    }
+    return ok;
+}
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix) {
     static const char *const state[2] = {"optim.0.", "optim.1."};
     char n[96];
-    int k;
+    int k, shard;
     if (!o || !stx_ok(o->params->ctx)) return 0;
+    shard = o->params->ctx->shard;
+    if (!stx__state_here(o->params->ctx, "stx_optim_save")) return 0;
     stx_optim_sync((stx_optim *)(uintptr_t)o);
-    for (k = 0; k < 2; k++) if (o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count,
+    for (k = 0; k < 2; k++)
+        if (shard && o->state[k] && !stx__save_shards(w, o, k, stx__optim_name(n, sizeof n, prefix, state[k]))) return 0;
+    if (shard && !w && o->params->ctx->rank) return 1;
+    for (k = 0; k < 2; k++) if (!shard && o->state[k] && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count,
         stx__optim_name(n, sizeof n, prefix, state[k]))) return 0;
     return stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.kind"), (uint64_t)o->desc.kind) &&
            stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.step"), o->step) &&
            stx_writer_meta_u64(w, stx__optim_name(n, sizeof n, prefix, "optim.skipped"), o->skipped);
 }
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o) { return stx_optim_save_as(w, o, ""); }
+/* This rank's share of state k */
+static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *prefix) {
+    const stx_params *p = o->params;
+    stx_ctx *x = p->ctx;
+    size_t i, first;
+    for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
+        stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
+        char full[512];
+        const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
+        stx_real *all;
+        if (own.from == own.to) continue;
+        all = (stx_real *)stx_block(x, p->tensor[i]->size * sizeof *all);
+        if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, p->tensor[i]->size)) return 0;
+        stx_put(x, o->state[k][i]->data, all + own.from, own.to - own.from);
+        stx_block_free(x, all);
+    }
+    return stx_ok(x);
+}
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix) {
     static const char *const state[2] = {"optim.0.", "optim.1."};
     char n[96];
@@ -10393,9 +11292,16 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
                  "radam, 6 lamb): use the same", (int)kind, o->desc.kind);
         return 0;
     }
+    /* the state has the shapes of the parameters, and with stx_group_desc.shard less of them here */
+    if (!stx__state_here(x, "stx_optim_load")) return 0;
     for (copy = 0; copy < 2; copy++)
-        for (k = 0; k < 2; k++) if (o->state[k] && !stx__load_tensors(x, o->state[k], o->params->name, o->params->count, f,
-            stx__optim_name(n, sizeof n, prefix, state[k]), copy)) return 0;
+        for (k = 0; k < 2; k++) {
+            const char *named = stx__optim_name(n, sizeof n, prefix, state[k]);
+            if (!o->state[k]) continue;
+            if (!stx__load_tensors(x, x->shard ? o->params->tensor : o->state[k], o->params->name, o->params->count, f, named,
+                copy && !x->shard)) return 0;
+            if (copy && x->shard && !stx__load_shards(o, k, f, named)) return 0;
+        }
     if (!stx__reports(x)) return 0;
     o->step = step;
     o->skipped = skipped;

@@ -817,6 +817,10 @@ static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__span_lm_state_free(void *s) { stx_span_state_free((stx_span_state *)s); }
 static void stx__span_lm_state_reset(void *s) { stx_span_state_reset((stx_span_state *)s); }
 static void stx__span_lm_state_reset_stream(void *s, size_t b) { stx_span_state_reset_stream((stx_span_state *)s, b); }
+static int stx__span_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
+    const stx_span_state *s = (const stx_span_state *)from;
+    return to && stx_rows_copy(((stx_span_state *)to)->rows, b, s ? s->rows : NULL, c, n);
+}
 static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
     return stx_span_state_save(w, (const stx_span_state *)s, prefix);
 }
@@ -845,6 +849,7 @@ STX_DEF stx_lm stx_span_lm(stx_span *m) {
     lm.state_free = stx__span_lm_state_free;
     lm.state_reset = stx__span_lm_state_reset;
     lm.state_reset_stream = stx__span_lm_state_reset_stream;
+    lm.state_copy = stx__span_lm_state_copy;
     lm.state_save = stx__span_lm_state_save;
     lm.state_load = stx__span_lm_state_load;
     lm.gen_create = stx__span_lm_gen_create;

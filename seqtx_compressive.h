@@ -336,7 +336,8 @@ typedef struct stx_comp {
     size_t          taps, ahead;            /* rows of one compression: r, r + overlap; how many of them stand before its group */
     size_t          A;                      /* memory layers with C > 0: what the aux loss is divided by */
     stx_tensor    **aux, **ratio;           /* results of the last forward, of each layer, (1) each, of this step: the aux loss, and
-                                               sum (t-c)^2 / sum t^2. NULL: none (no eviction, evaluation) */
+                                               sum (t-c)^2 / sum t^2. NULL: none (no eviction, evaluation). In a group the ratio is of this
+                                               rank's rows, and the aux loss that whose mean over the ranks is the loss of all rows */
 } stx_comp;
 
 /* Makes a model with fresh parameters in x; it lives as long as x. NULL and the context's error when the desc makes no sense. */
@@ -1583,7 +1584,8 @@ typedef struct stx__comp_job {
     const stx_ids *mask, *pad, *unpad, *ahead;    /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
     const stx_ids *old_pad, *comp_pad, *skip;       /* (B,e), (B,G): missing rows; rows that do not count in the aux loss */
     stx_comp_groups groups;
-    double count;               /* numbers in the aux loss; 0: there is none */
+    double count;               /* numbers in the aux loss */
+    int aux;                    /* is there one? Where nothing counts there is none; in a group all ranks have it, or none */
     int past, source, usage;    /* which of the layer's inputs these are; 0: none */
 } stx__comp_job;
 
@@ -1638,11 +1640,13 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     int32_t *v;
     size_t b, i, counted = 0, target = d->literal_target ? j->n : j->e, from = d->literal_target ? j->c : 0;
     const stx_ids *pad = d->literal_target ? j->mask : j->old_pad;
+    const int group = stx_ranks(x) > 1;
     j->count = 0;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         for (i = 0; i < B * j->e; i++) counted += !j->old_pad || !j->old_pad->data[i];
         j->skip = j->old_pad;
         j->count = (double)counted * (double)d->dim;
+        j->aux = group || counted > 0;
         return;
     }
     v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *v));
@@ -1658,6 +1662,7 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     }
     j->skip = stx__comp_ids(x, v, B, T);
     j->count = (double)counted * (double)d->dim;
+    j->aux = group || counted > 0;
 }
 /* literal_mask: padding is no key for the queries that are real, which see all of the memory. Padded ones see the memory alone */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
@@ -2028,8 +2033,8 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor 
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
         g.pad = NULL;
-        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip, j->count,
-                                  ratio);
+        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip,
+                                  STX_MAX(j->count, 1), ratio);
     }
     kv = stx_detach(x, kv);
     if (d->literal_target) {
@@ -2051,7 +2056,7 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor 
     k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
     q = stx_detach(x, q);
     return stx__comp_distance(x, stx__comp_look(m, q, k, j->comp_pad, d->aux_dropout), stx_detach(x, stx__comp_look(m, q, target, pad, 0)),
-                              j->skip, j->count, ratio);
+                              j->skip, STX_MAX(j->count, 1), ratio);
 }
 /* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
    out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */
@@ -2094,7 +2099,7 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     if (j->e > j->n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j->e - j->n));
     out[2] = stx__comp_compress(x, j, old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT) out[1] = src;
-    else if (j->count > 0) out[0] = stx__comp_aux(x, j, q, kv, rows, old, out[2], &out[1]);
+    else if (j->aux) out[0] = stx__comp_aux(x, j, q, kv, rows, old, out[2], &out[1]);
     return y;
 }
 
@@ -2150,11 +2155,14 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
         if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
         if (!stx_ok(x)) return NULL;
-        if (d->literal_freeze && j->count > 0) m->layer[l].frozen = 1;
+        if (d->literal_freeze && j->aux) m->layer[l].frozen = 1;
         j->frozen = m->layer[l].frozen;
         y = d->recompute ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
         if (!y) return NULL;
-        if (j->count > 0) { m->aux[l] = made[0]; m->ratio[l] = made[1]; }
+        if (j->aux) {
+            m->aux[l] = stx_ranks(x) > 1 ? stx_scale_by(x, made[0], stx_group_part(x, j->count)) : made[0];
+            m->ratio[l] = made[1];
+        }
         if (push && p->memory) {
             t = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : lay[1]), d->literal_mask ? NULL : pad);
             if (!stx__comp_push(out, j, t, made[2], made[1], d->compress == STX_COMP_USED ? made[0] : NULL)) return NULL;
@@ -2210,7 +2218,8 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     }
     h = stx__comp_out(m, h);
     kind = stx__comp_ignored(targets);
-    if (!kind && !pad) return stx_words_loss(m->words, h, targets, NULL);
+    if (!kind && !pad && (stx_ranks(x) < 2 || !stx_training(x))) return stx_words_loss(m->words, h, targets, NULL);
+    /* (in a group the other ranks may have such targets: all make the mean of those that count) */
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
     how.ignored = -1;
@@ -2538,6 +2547,9 @@ static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__comp_lm_state_free(void *s) { stx_comp_state_free((stx_comp_state *)s); }
 static void stx__comp_lm_state_reset(void *s) { stx_comp_state_reset((stx_comp_state *)s); }
 static void stx__comp_lm_state_reset_stream(void *s, size_t b) { stx_comp_state_reset_stream((stx_comp_state *)s, b); }
+static int stx__comp_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
+    return stx_comp_state_copy((stx_comp_state *)to, b, (const stx_comp_state *)from, c, n);
+}
 static int stx__comp_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
     return stx_comp_state_save(w, (const stx_comp_state *)s, prefix);
 }
@@ -2566,6 +2578,7 @@ STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
     lm.state_free = stx__comp_lm_state_free;
     lm.state_reset = stx__comp_lm_state_reset;
     lm.state_reset_stream = stx__comp_lm_state_reset_stream;
+    lm.state_copy = stx__comp_lm_state_copy;
     lm.state_save = stx__comp_lm_state_save;
     lm.state_load = stx__comp_lm_state_load;
     lm.gen_create = stx__comp_lm_gen_create;

@@ -4,6 +4,8 @@
        nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu
        cc -DSEQTX_CUDA ... your files ... seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
 
+   -DSEQTX_NCCL in both commands, and -lnccl, for groups of GPUs (>>group; NCCL 2.14 or newer).
+
    The only CUDA translation unit. A function stem_cuda here is the twin of stem in seqtx.h: the same contract, on device memory, put on
    the context's stream and not waited for. `grep stx_layernorm_bwd` finds both.
 
@@ -12,11 +14,11 @@
    not.
 
    The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
-   a GPU has stands before (>>common) and behind (>>device, >>graph).
+   a GPU has stands before (>>common) and behind (>>device, >>graph, >>group).
 
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
    stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>groups to >>gates
-   (Compressive Transformer), >>gate to >>latency (PAR), >>optimisers, >>device, >>graph.
+   (Compressive Transformer), >>gate to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -44,6 +46,11 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cublasLt.h>
+#ifdef SEQTX_NCCL
+  #include <nccl.h>
+  #include <chrono>
+  #include <thread>
+#endif
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -230,6 +237,8 @@ struct stx_gpu {
     unsigned reports;
     char name[96];
     char graph_error[128];              /* why the last step could not be captured; "" if it could */
+    stx_graph *graphs;                  /* those that there are: >>graph */
+    struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
 };
 static stx_gpu *stx__gpu(const stx_ctx *x) { return (stx_gpu *)stx_ctx_gpu(x); }
 /* The same, and its GPU is the thread's current one: contexts on several GPUs may take turns in a thread, and threads begin with GPU 0. */
@@ -280,6 +289,10 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
    there is no memory. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
 enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
+
+/* The host waits for the stream, or for the event if there is one: 1, or 0 and an error. Every wait for the GPU is this one: what runs
+   there may itself wait for other ranks, and they may be gone (>>group). */
+static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what);
 
 /* >>gemm's part of opening and closing a device: 1, or 0 and an error */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
@@ -645,9 +658,9 @@ void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_re
 
 /* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
    number i + e; i is a multiple of W. */
-typedef struct stx__drop { uint64_t seed, stream; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
-static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream) {
-    stx__drop d = {seed, stream, stx__gpu(x)->shift, 0, 1};
+typedef struct stx__drop { uint64_t seed, stream, first; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream, uint64_t first) {
+    stx__drop d = {seed, stream, first, stx__gpu(x)->shift, 0, 1};
     if (p > 0) {                            /* keep 0: no dropout */
         double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
         d.keep = (uint32_t)(k < 1 ? 1 : k);
@@ -657,7 +670,7 @@ static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t st
 }
 static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
 template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
-    uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+    uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
     uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
     if constexpr (W == 4) {
         by[0] = (lo & 0xffffu) < d.keep ? d.inv : 0;
@@ -674,7 +687,7 @@ template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W],
 template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
     uint64_t stream = stx__drop_stream(d);
     STX__STEP(i, n, 8) {
-        uint4 r = stx__philox(d.seed, stream, (uint64_t)i / 8);
+        uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
         uint32_t bits[4] = {r.x, r.y, r.z, r.w};
         #pragma unroll
         for (int e = 0; e < 8; e += W) {
@@ -690,9 +703,9 @@ template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num 
     }
 }
 void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
-                          int accumulate) {
+                          uint64_t first, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    stx__drop d = stx__drop_of(x, p, seed, stream);
+    stx__drop d = stx__drop_of(x, p, seed, stream, first);
     unsigned grid = stx__grid(x, (n + 7) / 8);
     if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
     if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n,
@@ -1029,7 +1042,7 @@ template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(st
 template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     stx__num Y = stx__num_of(x, a->y), S = stx__num_of(x, a->s), M = stx__num_of(x, a->mean), R = stx__num_of(x, a->rstd);
     stx__num A = stx__num_of(x, a->h), F = stx__num_of(x, a->f), G = stx__num_of(x, a->gain), B = stx__num_of(x, a->shift);
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream);
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
     int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
@@ -1165,7 +1178,7 @@ template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__norm_nums v
 /* add_ds: ds is added to, not written */
 static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a, int add_ds) {
     const size_t N = a->N, C = a->C;
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream);
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     stx__norm_nums v;
     int four;
     v.din = stx__num_of(x, a->ds); v.df = stx__num_of(x, a->df); v.dy = stx__num_of(x, a->dy); v.in = stx__num_of(x, a->s);
@@ -1557,6 +1570,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
+    stx_gpu *g = stx__gpu(x);
     stx__plan *p;
     cublasStatus_t s;
     for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
@@ -1565,7 +1579,9 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     p = (stx__plan *)calloc(1, sizeof *p);
     if (!p) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what); return NULL; }
     memcpy(&p->key, key, sizeof *key);          /* padding as well */
-    s = stx__plan_make(stx__gpu(x), p, o);
+    /* timing waits for what runs before it, which may be other ranks */
+    if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
+    s = stx__plan_make(g, p, o);
     if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
@@ -1987,10 +2003,11 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
    all rows: a thread adds every 1024th, then a fixed tree. */
 static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
                                                                          stx__num weights, size_t N, int ignore, int32_t ignored,
-                                                                         double divisor) {
+                                                                         double divisor, stx__num mean) {
     STX__SHARED(double, sh, 32);
     double s = 0;
-    if (divisor == 0) {
+    if (divisor == 0 && mean.p) divisor = (double)stx__get(mean, 0) * (double)N;
+    else if (divisor == 0) {
         for (size_t n = threadIdx.x; n < N; n += 1024)
             if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
         divisor = stx__row_sum<1024>(s, sh);
@@ -2002,10 +2019,10 @@ static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__nu
     }
 }
 void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                            int ignore, int32_t ignored, double divisor) {
-    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights);
+                            int ignore, int32_t ignored, double divisor, const stx_real *mean) {
+    stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights), M = stx__num_of(x, mean);
     if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
-                           divisor);
+                           divisor, M);
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
 template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
@@ -2252,7 +2269,7 @@ typedef struct stx__attn0_rows {
     float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
                                                               a kept weight's */
     uint32_t keep;                      /* of 65536; 0: no dropout */
-    uint64_t seed, stream;
+    uint64_t seed, stream, first_call;
     const uint64_t *shift;
     stx__num z;
     const int32_t *pad;                 /* see stx_attention_args */
@@ -2306,7 +2323,7 @@ static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, si
     float f = c < p.W ? 1.0f : p.wide;
     if (!p.keep) return f;
     at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
-    uint4 v = stx__philox(p.seed, stream, row * groups + at / 8);
+    uint4 v = stx__philox(p.seed, stream, p.first_call + row * groups + at / 8);
     uint32_t word = at % 8 < 2 ? v.x : at % 8 < 4 ? v.y : at % 8 < 6 ? v.z : v.w;
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
@@ -2590,7 +2607,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
         double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
         p.keep = (uint32_t)(k < 1 ? 1 : k);
         p.inv_keep = (float)(65536.0 / p.keep);
-        p.seed = a->seed; p.stream = a->stream; p.shift = stx__gpu(A->x)->shift;
+        p.seed = a->seed; p.stream = a->stream; p.first_call = a->first; p.shift = stx__gpu(A->x)->shift;
     }
     p.z = stx__num_of(A->x, a->z);
     p.pad = a->pad; p.stpad = a->stpad;
@@ -2707,7 +2724,7 @@ typedef struct stx__at {
     float *top, *inv;                           /* (B,H,T) */
     stx__num u, vb, z;                          /* (H D) twice, (H) */
     size_t ldq, ldk, stq, stk;                  /* numbers between rows and batches */
-    uint64_t groups, seed, stream;              /* Philox calls of a row of the dropout */
+    uint64_t groups, seed, stream, first;              /* Philox calls of a row of the dropout */
     const uint64_t *shift;
     int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
     int span, dmin, lo;                         /* lo: the first key that there is */
@@ -2765,7 +2782,7 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
         p->keep = (uint32_t)(k < 1 ? 1 : k);
         p->unkeep = (float)(65536.0 / p->keep);
         p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
-        p->seed = a->seed; p->stream = a->stream; p->shift = g->shift;
+        p->seed = a->seed; p->stream = a->stream; p->first = a->first; p->shift = g->shift;
     }
     return 1;
 }
@@ -2801,7 +2818,7 @@ static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx
 }
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
 static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
-    return stx__philox(p.seed, stream, row * p.groups + (uint64_t)(at >> 3));
+    return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
 }
 
 /* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
@@ -5538,7 +5555,7 @@ void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 typedef struct stx__par_gate {
     size_t R, ldu;
     int kind, hard, noisy, latency;
-    uint64_t seed, stream;
+    uint64_t seed, stream, first;
     const uint64_t *shift;
     stx__num al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
 } stx__par_gate;
@@ -5547,7 +5564,7 @@ static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     memset(&g, 0, sizeof g);
     g.R = a->R; g.ldu = a->ldu;
     g.kind = a->kind; g.hard = a->hard; g.noisy = a->noisy; g.latency = a->latency;
-    g.seed = a->seed; g.stream = a->stream; g.shift = stx__gpu(x)->shift;
+    g.seed = a->seed; g.stream = a->stream; g.first = a->first; g.shift = stx__gpu(x)->shift;
     g.al = stx__num_of(x, a->al); g.tau = stx__num_of(x, a->tau); g.u = stx__num_of(x, a->u);
     g.cost = stx__num_of(x, a->cost); g.before = stx__num_of(x, a->before);
     g.w = stx__num_of(x, a->w); g.y = stx__num_of(x, a->y); g.lat = stx__num_of(x, a->lat);
@@ -5587,7 +5604,7 @@ template<int T> static __global__ void __launch_bounds__(T, 1) stx__par_gate_fwd
         double sum = 0, top;
         int best = 0;
         uint4 bits = make_uint4(0, 0, 0, 0);
-        if (a.noisy && !a.u.p) bits = stx__philox(a.seed, a.stream + *a.shift, (uint64_t)r);
+        if (a.noisy && !a.u.p) bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
         #pragma unroll
         for (int k = 0; k < 3; k++) {
             double u = a.noisy && a.u.p ? (double)stx__get(a.u, r * a.ldu + (size_t)k) :
@@ -6571,6 +6588,20 @@ static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
              cudaGetErrorString(e), cudaGetErrorName(e), g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
     return 0;
 }
+#ifdef SEQTX_NCCL
+static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what);
+static int stx__group_lives(const stx_gpu *g);
+#endif
+static void stx__group_free(stx_gpu *g);
+static cudaError_t stx__group_join_streams(stx_gpu *g);
+static void stx__group_after_capture(stx_gpu *g);
+static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what) {
+#ifdef SEQTX_NCCL
+    if (stx__group_lives(g)) return stx__group_wait_for(x, g, stream, event, what);
+#endif
+    return stx__ok_or(x, g, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(stream), what);
+}
+
 /* One kernel in this file that does nothing: whether the device can run the code is asked of it, before anything is allocated. */
 static __global__ void stx__probe_kernel(void) {}
 
@@ -6630,6 +6661,7 @@ void stx_cuda_close(stx_gpu *g) {
     int i;
     if (!g) return;
     (void)cudaSetDevice(g->index);
+    stx__group_free(g);
     if (g->stream) (void)cudaStreamSynchronize(g->stream);
     stx__gemm_close(g);
     while (g->ranges) {
@@ -6691,7 +6723,8 @@ void stx_cuda_free(stx_ctx *x, void *p) {
     }
     *at = r->next;
     if (g->last == r) g->last = NULL;
-    (void)cudaStreamSynchronize(g->stream);
+    (void)stx__group_join_streams(g);       /* what the other ranks still need of it, too */
+    stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
     g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
     (void)cudaFree(r->base);
     if (r->twin) (void)cudaFree(r->twin);
@@ -6748,8 +6781,7 @@ void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
     while (bytes && stx_ok(x)) {
         unsigned k = g->stages++ % 4;
         size_t n = bytes < (size_t)STX__STAGE_BYTES ? bytes : (size_t)STX__STAGE_BYTES;
-        if (!stx__ok_or(x, g, cudaEventSynchronize(g->staged[k]), "a copy to the GPU")) return;      /* the copy before the last three has
-                                                                                                        left */
+        if (!stx__wait(x, g, g->stream, g->staged[k], "a copy to the GPU")) return;      /* the copy before the last three has left */
         memcpy(g->stage[k], host, n);
         if (!stx__ok_or(x, g, cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU")) return;
         stx__ok_or(x, g, cudaEventRecord(g->staged[k], g->stream), "a copy to the GPU");
@@ -6762,8 +6794,9 @@ void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes) return;
     if (!stx__not_captured(g)) { memset(host, 0, bytes); return; }
+    if (g->group && !stx__wait(x, g, g->stream, NULL, "a copy from the GPU")) return;       /* a copy to such memory waits by itself */
     if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream), "a copy from the GPU"))
-        stx__ok_or(x, g, cudaStreamSynchronize(g->stream), "a copy from the GPU");
+        stx__wait(x, g, g->stream, NULL, "a copy from the GPU");
 }
 /* to (n) = from (n), whatever is stored in either; a thread a number. */
 static __global__ void stx__convert_kernel(stx__num to, stx__num from, size_t n) {
@@ -6812,7 +6845,7 @@ void stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes) {
 }
 void stx_cuda_sync(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
-    if (g && !g->capturing) stx__ok_or(x, g, cudaStreamSynchronize(g->stream), "waiting for the GPU");
+    if (g && !g->capturing) stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
 }
 void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
 const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
@@ -6854,13 +6887,13 @@ void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
 const void *stx_cuda_report_wait(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     unsigned k = g->reports % 4;
-    return stx_ok(x) && stx__ok_or(x, g, cudaEventSynchronize(g->reported[k]), "a step on the GPU (desc.no_graph and "
-                                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)") ? g->report[k] : NULL;
+    return stx_ok(x) && stx__wait(x, g, g->stream, g->reported[k], "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which "
+                                  "op it is)") ? g->report[k] : NULL;
 }
 
 // >>graph -------------------------------------------------------------------------------------------------------------
 
-struct stx_graph { cudaGraphExec_t exec; };
+struct stx_graph { cudaGraphExec_t exec; stx_graph *next; };      /* exec: NULL once the group that it was captured in has ended */
 
 /* Without a graph the step is launched anew, which is right and slower: no error, but told (stx_step_note). What the device itself
    has suffered is told by the launch that comes next. */
@@ -6875,6 +6908,7 @@ int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->ca
 int stx_cuda_capture_begin(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
+    if (!stx__ok_or(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;       /* what is under way is not the step's */
     if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "cannot capture the step")) return 0;
     g->capturing = g->repeatable = 1;
     return 1;
@@ -6884,7 +6918,9 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
-    int failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
+    int failed;
+    (void)stx__group_join_streams(g);       /* a step that has not come to its update has not waited for the ranks' means */
+    failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
     g->capturing = 0;
     if (!failed && !g->repeatable)
         snprintf(g->graph_error, sizeof g->graph_error, "while it is captured something goes between host and GPU that did not before");
@@ -6894,19 +6930,356 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
         else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0), "cannot make a graph of the step")) {
             free(r);
             r = NULL;
+        } else {
+            r->next = g->graphs;
+            g->graphs = r;
         }
     }
     if (graph) (void)cudaGraphDestroy(graph);
+    stx__group_after_capture(g);
     return r;
 }
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
     stx_gpu *g = stx__use(x);
+    if (stx_ok(x) && r && !r->exec) stx_fail(x, STX_ERR_ARG, "stx_step_run: the group that the step was captured in has ended");
     if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step (desc.no_graph and "
                                    "CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
 }
 void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
+    stx_graph **at;
     if (!r) return;
     stx_cuda_sync(x);
-    (void)cudaGraphExecDestroy(r->exec);
+    for (at = &stx__gpu(x)->graphs; *at; at = &(*at)->next) if (*at == r) { *at = r->next; break; }
+    if (r->exec) (void)cudaGraphExecDestroy(r->exec);
     free(r);
 }
+
+// >>group -------------------------------------------------------------------------------------------------------------
+
+/* A group of ranks, each with a GPU and a process of its own, by NCCL. The ranks' means run on a stream of their own, so that the kernels
+   of earlier layers go on meanwhile: an event lets it begin behind the work so far (the fork), another lets the context's stream go on
+   behind it (the join). Both are dependencies of a CUDA graph when a step is captured.
+   No call blocks: the communicator is made so (ncclConfig_t.blocking = 0), and what is under way is asked for until it is done, or the
+   group has an error, or the others have kept this rank waiting for too long. In the last two cases the group is given up (ncclCommAbort,
+   which ends the kernels that wait for others), and the context has the error. */
+#ifdef SEQTX_NCCL
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
+  #error "SEQTX_NCCL needs NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
+#endif
+typedef struct stx__group {
+    ncclComm_t comm;                    /* NULL: given up, or not there yet */
+    int rank, ranks;
+    int forked;                         /* there are means that the context's stream has not been made to wait for */
+    int given_up;                       /* while a step is captured: comm ends with the capture */
+    double timeout;                     /* seconds */
+    cudaStream_t stream;
+    cudaEvent_t ready, done;
+    char *pinned, *device;              /* STX__GROUP_BYTES each, on their way between host and ranks */
+} stx__group;
+enum { STX__GROUP_BYTES = 1 << 20 };
+
+/* NCCL waits until the last graph that holds its kernels is gone before it lets a communicator go: they go first. What runs still runs. */
+static void stx__graphs_end(stx_gpu *g) {
+    for (stx_graph *r = g->graphs; r; r = r->next) {
+        if (r->exec) (void)cudaGraphExecDestroy(r->exec);
+        r->exec = NULL;
+    }
+}
+static void stx__group_give_up(stx_gpu *g) {
+    stx__group *c = g->group;
+    if (!c || !c->comm) return;
+    if (g->capturing) { c->given_up = 1; return; }          /* the graph to be holds its kernels, too */
+    stx__graphs_end(g);
+    (void)ncclCommAbort(c->comm);
+    c->comm = NULL;
+}
+static void stx__group_after_capture(stx_gpu *g) { if (g->group && g->group->given_up) stx__group_give_up(g); }
+static int stx__group_lives(const stx_gpu *g) { return g->group && g->group->comm && !g->group->given_up; }
+/* Is there a group to talk to? 0 and an error. */
+static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
+    if (!stx_ok(x)) return 0;
+    if (stx__group_lives(g)) return 1;
+    stx_fail(x, STX_ERR_DEVICE, "%s: the context is in no group, or its group has ended", what);
+    return 0;
+}
+static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
+    const stx__group *c = g->group;
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank, c->ranks, ncclGetErrorString(r),
+             ncclGetLastError(c->comm), r == ncclInvalidUsage ? ": each rank needs a GPU of its own, as desc.gpu = stx_started().local" :
+             r == ncclRemoteError || r == ncclSystemError ? ": another rank may have ended; NCCL_DEBUG=WARN tells more" : "");
+    stx__group_give_up(g);
+    return 0;
+}
+/* The event, or the stream, or else NCCL's own last call, is done: 1. Who waits looks again and again, for NCCL has no other way; after
+   some milliseconds it sleeps between two looks, for a small part of what it has waited so far. */
+static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what) {
+    typedef std::chrono::steady_clock watch;
+    const watch::time_point begin = watch::now();
+    const stx__group *c = g->group;
+    for (;;) {
+        ncclResult_t state = ncclSuccess, r;
+        double seconds;
+        if (event || stream) {
+            cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
+            if (e != cudaErrorNotReady) return stx__ok_or(x, g, e, what);
+            (void)cudaGetLastError();                       /* "not yet" is no error */
+        }
+        r = ncclCommGetAsyncError(c->comm, &state);
+        if (r != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
+            return stx__nccl_failed(x, g, r != ncclSuccess ? r : state, what);
+        if (!event && !stream && state == ncclSuccess) return 1;
+        seconds = std::chrono::duration<double>(watch::now() - begin).count();
+        if (seconds > c->timeout) break;
+        if (seconds < 0.01) std::this_thread::yield();
+        else std::this_thread::sleep_for(std::chrono::duration<double>(seconds < 1 ? seconds / 200 : 0.005));
+    }
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have ended (who may be "
+             "kept waiting for longer sets SEQTX_GROUP_TIMEOUT, in seconds)", what, c->rank, c->ranks, c->timeout);
+    stx__group_give_up(g);
+    return 0;
+}
+/* What a call of NCCL's gave: 1, or 0 and an error */
+static int stx__nccl_ok(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
+    if (r == ncclInProgress) return stx__group_wait_for(x, g, NULL, NULL, what);
+    return r == ncclSuccess || stx__nccl_failed(x, g, r, what);
+}
+
+/* "gpu[03-05,9]" and "gpu03-ib,gpu07" begin with the hosts gpu03 and gpu03-ib: a list of SLURM's. 0: it does not fit. */
+static int stx__first_host(char *out, size_t size, const char *list) {
+    size_t n = 0;
+    int in = 0, first = 1;           /* within brackets; and still in their first number */
+    for (; *list && (in || *list != ','); list++) {
+        if (*list == '[' || *list == ']') { in = *list == '['; first = 1; continue; }
+        if (in && (*list == '-' || *list == ',')) first = 0;
+        if (in && !first) continue;
+        if (n + 1 >= size) return 0;
+        out[n++] = *list;
+    }
+    out[n] = 0;
+    return n > 0;
+}
+/* NCCL_COMM_ID, which makes ncclGetUniqueId give the same at all ranks; rank 0 listens there. */
+static int stx__group_address(stx_ctx *x) {
+    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *list = getenv("SLURM_STEP_NODELIST");
+    char host[256], id[300], *end;
+    long n = 29500;
+    if (getenv("NCCL_COMM_ID") && *getenv("NCCL_COMM_ID")) return 1;
+    if (!list || !*list) list = getenv("SLURM_JOB_NODELIST");
+    if (!addr || !*addr) {
+        if (!list || !*list) {
+            stx_fail(x, STX_ERR_DEVICE, "stx_group_join: where is rank 0? Set MASTER_ADDR (and MASTER_PORT), which torchrun does, or "
+                     "NCCL_COMM_ID=host:port; srun's SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not there");
+            return 0;
+        }
+        addr = stx__first_host(host, sizeof host, list) ? host : NULL;
+    }
+    if (port && *port) {
+        n = strtol(port, &end, 10);
+        if (*end) n = 0;
+    }
+    if (!addr || strlen(addr) >= sizeof host || n < 1 || n > 65534) {
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: MASTER_ADDR is %.80s, MASTER_PORT %.40s, the list of hosts %.80s: want the host of "
+                 "rank 0 and a port from 1 to 65534", addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
+        return 0;
+    }
+    /* an address of IPv6 stands in brackets */
+    snprintf(id, sizeof id, strchr(addr, ':') && addr[0] != '[' ? "[%s]:%ld" : "%s:%ld", addr, n + 1);
+    if (setenv("NCCL_COMM_ID", id, 1) == 0) return 1;
+    stx_fail(x, STX_ERR_MEMORY, "stx_group_join: no memory");
+    return 0;
+}
+int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
+    ncclUniqueId u;
+    ncclResult_t r;
+    static_assert(sizeof u == STX_NCCL_ID, "NCCL's name of a group has another size");
+    if (!stx__use(x) || !stx_ok(x) || (by_address && !stx__group_address(x))) return 0;
+    memset(&u, 0, sizeof u);
+    r = ncclGetUniqueId(&u);
+    if (r != ncclSuccess)
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: NCCL says \"%s\" (%.200s)%s%.80s", ncclGetErrorString(r), ncclGetLastError(NULL),
+                 by_address ? ": NCCL_COMM_ID is " : "", by_address ? getenv("NCCL_COMM_ID") : "");
+    memcpy(id, &u, sizeof u);
+    return stx_ok(x);
+}
+static void stx__group_free(stx_gpu *g) {
+    stx__group *c = g->group;
+    if (!c) return;
+    stx__group_give_up(g);
+    if (c->stream) (void)cudaStreamSynchronize(c->stream);
+    if (c->device) { (void)cudaStreamSynchronize(g->stream); (void)cudaFree(c->device); g->bytes -= STX__GROUP_BYTES; }
+    if (c->pinned) (void)cudaFreeHost(c->pinned);
+    if (c->ready) (void)cudaEventDestroy(c->ready);
+    if (c->done) (void)cudaEventDestroy(c->done);
+    if (c->stream) (void)cudaStreamDestroy(c->stream);
+    free(c);
+    g->group = NULL;
+}
+int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
+    static const char what[] = "stx_group_join";
+    stx_gpu *g = stx__use(x);
+    const char *seconds = getenv("SEQTX_GROUP_TIMEOUT");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId u;
+    stx__group *c;
+    int version = 0;
+    if (!g || !stx_ok(x)) return 0;
+    if (g->group) { stx_fail(x, STX_ERR_ARG, "%s: the context is in a group: it joins once", what); return 0; }
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 14, 0)) {
+        stx_fail(x, STX_ERR_DEVICE, "%s: the NCCL that was loaded is of version %d, want 2.14 (%d) or newer", what, version,
+                 NCCL_VERSION(2, 14, 0));
+        return 0;
+    }
+    c = (stx__group *)calloc(1, sizeof *c);
+    if (!c) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what); return 0; }
+    g->group = c;
+    c->rank = rank;
+    c->ranks = ranks;
+    c->timeout = seconds ? strtod(seconds, NULL) : 0;
+    if (!(c->timeout > 0)) c->timeout = 600;
+    memcpy(&u, id, sizeof u);
+    config.blocking = 0;
+    if (stx__ok_or(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what) &&
+        stx__ok_or(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what) &&
+        stx__ok_or(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what) &&
+        stx__ok_or(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what) &&
+        stx__ok_or(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what)) {
+        g->bytes += STX__GROUP_BYTES;
+        stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, ranks, u, rank, &config), what);
+    }
+    if (!stx_ok(x)) stx__group_free(g);
+    return stx_ok(x);
+}
+/* The fork: what comes next on the group's stream stands behind the work so far. */
+static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
+    stx__group *c = g->group;
+    c->forked = 1;
+    return stx__ok_or(x, g, cudaEventRecord(c->ready, g->stream), what) &&
+           stx__ok_or(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
+}
+/* The join; also in error, for what a capture has forked must come together again */
+static cudaError_t stx__group_join_streams(stx_gpu *g) {
+    stx__group *c = g->group;
+    cudaError_t e;
+    if (!c || !c->forked) return cudaSuccess;
+    c->forked = 0;
+    e = cudaEventRecord(c->done, c->stream);
+    return e == cudaSuccess ? cudaStreamWaitEvent(g->stream, c->done, 0) : e;
+}
+static const char stx__of_mean[] = "the mean of the ranks' gradients";
+void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    stx_gpu *g = stx__use(x);
+    if (n && stx__group_here(x, g, stx__of_mean) && stx__group_fork(x, g, stx__of_mean))
+        stx__nccl_ok(x, g, owner < 0 ? ncclAllReduce(p, p, n, ncclFloat, ncclAvg, g->group->comm, g->group->stream)
+                                     : ncclReduce(p, p, n, ncclFloat, ncclAvg, owner, g->group->comm, g->group->stream), stx__of_mean);
+}
+void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
+    static const char what[] = "the ranks' parameters";
+    stx_gpu *g = stx__use(x);
+    if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what))
+        stx__nccl_ok(x, g, ncclBroadcast(p, p, n, ncclFloat, owner, g->group->comm, g->group->stream), what);
+}
+void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
+    static const char what[] = "sums over the ranks' parameters";
+    stx_gpu *g = stx__use(x);
+    if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what)) {
+        stx__nccl_ok(x, g, ncclAllReduce(p, p, n, ncclDouble, ncclSum, g->group->comm, g->group->stream), what);
+        stx_cuda_group_wait(x);
+    }
+}
+void stx_cuda_group_wait(stx_ctx *x) {
+    stx_gpu *g = stx__use(x);
+    if (stx_ok(x)) stx__ok_or(x, g, stx__group_join_streams(g), stx__of_mean);
+}
+
+/* What the host exchanges stands behind the work so far, too, though it needs none of it: the exchanges of one communicator must come in
+   the same order at all ranks, and a replayed step has its own. A part: at most STX__GROUP_BYTES. */
+static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
+    /* a step that exchanges something with the host is not repeated: it will be launched anew, and exchanges then */
+    return stx__group_here(x, g, what) && stx__not_captured(g) && stx__group_fork(x, g, what);
+}
+static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes, const char *what) {
+    stx__group *c = g->group;
+    memcpy(c->pinned, part, bytes);
+    return stx__ok_or(x, g, cudaMemcpyAsync(c->device, c->pinned, bytes, cudaMemcpyHostToDevice, c->stream), what);
+}
+/* to: where the device's part goes on the host; NULL: nowhere. Waits in any case: the next part takes the same memory. */
+static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
+    stx__group *c = g->group;
+    if (to && !stx__ok_or(x, g, cudaMemcpyAsync(c->pinned, c->device, bytes, cudaMemcpyDeviceToHost, c->stream), what)) return 0;
+    if (!stx__wait(x, g, c->stream, NULL, what)) return 0;
+    if (to) memcpy(to, c->pinned, bytes);
+    return 1;
+}
+int stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most) {
+    static const char what[] = "stx_group_sum";
+    stx_gpu *g = stx__use(x);
+    stx__group *c;
+    size_t m;
+    int ok = n && stx__group_begin(x, g, what);
+    for (c = g->group; ok && n; v += m, n -= m) {
+        m = n < STX__GROUP_BYTES / sizeof *v ? n : STX__GROUP_BYTES / sizeof *v;
+        /* to one rank, and from there: not each its own sum, whose last bits might differ */
+        ok = stx__group_put(x, g, v, m * sizeof *v, what) &&
+             stx__nccl_ok(x, g, ncclReduce(c->device, c->device, m, ncclDouble, most ? ncclMax : ncclSum, 0, c->comm, c->stream), what) &&
+             stx__nccl_ok(x, g, ncclBroadcast(c->device, c->device, m, ncclDouble, 0, c->comm, c->stream), what) &&
+             stx__group_end(x, g, v, m * sizeof *v, what);
+    }
+    return stx_ok(x);
+}
+int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
+    static const char what[] = "stx_group_broadcast";
+    stx_gpu *g = stx__use(x);
+    stx__group *c;
+    char *at = (char *)bytes;
+    size_t m;
+    int ok = n && stx__group_begin(x, g, what);
+    for (c = g->group; ok && n; at += m, n -= m) {
+        m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
+        ok = (c->rank != from || stx__group_put(x, g, at, m, what)) &&
+             stx__nccl_ok(x, g, ncclBroadcast(c->device, c->device, m, ncclUint8, from, c->comm, c->stream), what) &&
+             stx__group_end(x, g, c->rank == from ? NULL : at, m, what);
+    }
+    return stx_ok(x);
+}
+int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+    static const char what[] = "stx_group_send";
+    stx_gpu *g = stx__use(x);
+    stx__group *c;
+    char *at = (char *)bytes;
+    size_t m;
+    int ok = n && stx__group_begin(x, g, what);
+    for (c = g->group; ok && n; at += m, n -= m) {
+        m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
+        if (c->rank == from)
+            ok = stx__group_put(x, g, at, m, what) &&
+                 stx__nccl_ok(x, g, ncclSend(c->device, m, ncclUint8, to, c->comm, c->stream), what) && stx__group_end(x, g, NULL, m, what);
+        else if (c->rank == to)
+            ok = stx__nccl_ok(x, g, ncclRecv(c->device, m, ncclUint8, from, c->comm, c->stream), what) && stx__group_end(x, g, at, m, what);
+        else break;
+    }
+    return stx_ok(x);
+}
+void stx_cuda_group_leave(stx_ctx *x) {
+    static const char what[] = "stx_group_leave";
+    stx_gpu *g = stx__use(x);
+    stx__group *c = g ? g->group : NULL;
+    if (!c) return;
+    /* together, if all is well: else the others may be gone */
+    if (stx_ok(x) && c->comm && stx__ok_or(x, g, stx__group_join_streams(g), what) && stx__wait(x, g, g->stream, NULL, what)) {
+        stx__graphs_end(g);
+        if (stx__nccl_ok(x, g, ncclCommFinalize(c->comm), what)) {
+            (void)ncclCommDestroy(c->comm);
+            c->comm = NULL;
+        }
+    }
+    stx__group_free(g);
+}
+void stx_cuda_group_abort(stx_ctx *x) {
+    stx_gpu *g = stx__use(x);
+    if (g) stx__group_give_up(g);
+}
+#else
+static void stx__group_free(stx_gpu *g) { (void)g; }
+static cudaError_t stx__group_join_streams(stx_gpu *g) { (void)g; return cudaSuccess; }
+static void stx__group_after_capture(stx_gpu *g) { (void)g; }
+#endif

@@ -433,7 +433,8 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
 /* What is minimised: nll, with the latency of the last forward, Lat = sum_l sum_k v_lk c_k, v = p or w (latency_w):
        ADD     nll + lam Lat                            HINGE   nll + lam max(0, Lat / target - 1)
        FBNET   nll lam ln(max(Lat, 1))^beta             choose a unit of time in which Lat is above 1
-   nll itself in evaluation, without latency and without a supernet. */
+   nll itself in evaluation, without latency and without a supernet. In a group a rank knows the w of its own streams: then HINGE and FBNET
+   want p, or one draw a step (STX_PAR_NOISE_STEP). */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
    stx_step_run; salt: what else decides. A memory of training is taken for one of training still: evaluate with another. */
@@ -540,7 +541,7 @@ STX_DEF stx_lm stx_par_lm(stx_par *m);
 /* Gates of one block for R draws. With ln q: kind LOGITS: log_softmax(al); PI: ln(max(al, 0) + 1e-5), and p = q / sum q:
        g = -ln(-ln U)     a = (ln q + g) / tau     y = softmax(a)     w = y, or with hard the one-hot of the first largest a
    With noisy = 0: g = 0 and tau = 1, y = p. U: number k of draw r is u[r ldu + k], or with u NULL
-       ((bits >> 9) + 0.5) 2^-23 of bits = word k of stx_philox(seed, stream, r)
+       ((bits >> 9) + 0.5) 2^-23 of bits = word k of stx_philox(seed, stream, first + r)
    which is never 0 or 1 and in float exact. lat (1) = before[0] + the mean over draws of sum_k v_k cost[k], v = p with latency 1 (which
    needs no mean), w with latency 2; latency 0: lat, before, cost are not read. Everything is made in double and rounded once.
    Backward, with y and the hard gate's w as constants, dw_k += dlat cost[k] / R where latency is 2:
@@ -551,7 +552,7 @@ STX_DEF stx_lm stx_par_lm(stx_par *m);
 typedef struct stx_par_gate_args {
     size_t R, ldu;
     int    kind, hard, noisy, latency;
-    uint64_t seed, stream;
+    uint64_t seed, stream, first;
     const stx_real *al;             /* (3) */
     const stx_real *tau;            /* (1) */
     const stx_real *u;              /* (R,..) or NULL */
@@ -621,7 +622,7 @@ STX_STRICT_ON
 static void stx__par_uniform(const stx_par_gate_args *a, size_t r, double *u) {
     uint32_t bits[4];
     int k;
-    stx_philox(a->seed, a->stream, r, bits);
+    stx_philox(a->seed, a->stream, a->first + r, bits);
     for (k = 0; k < 3; k++) u[k] = a->u ? (double)a->u[r * a->ldu + (size_t)k] : ((double)(bits[k] >> 9) + 0.5) / 8388608;
 }
 /* q and p = q / sum q of the parameters; in lnq their logarithms */
@@ -1916,6 +1917,13 @@ static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, co
     a.seed = stx_ctx_desc(x)->seed;
     /* in evaluation, which draws no streams, by how much text was read: other noise in each call, the same for the same text */
     if (a.noisy && !u) a.stream = stx_training(x) ? stx_random_stream(x) : (uint64_t)1 << 62 | (calls & 0xffffffffffffu) << 12 | l;
+    /* in a group a stream's draws are its own, those of a step are alike */
+    if (stx_training(x) && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
+    if (a.latency == 2 && stx_ranks(x) > 1 && d->noise != STX_PAR_NOISE_STEP && d->latency != STX_PAR_LATENCY_ADD) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_segment: the latency of w is a mean over all streams, and a rank has its own: in a group want "
+                 "noise STX_PAR_NOISE_STEP, latency_w STX_PAR_LATENCY_OF_P, or latency STX_PAR_LATENCY_ADD");
+        return NULL;
+    }
     a.tau = m->tau->data;
     a.u = u ? u + 3 * l : NULL;
     a.ldu = 3 * d->blocks;
@@ -2009,7 +2017,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
             if (!j->pos) return NULL;
             /* one dropout of positions for all blocks: of those that have as many rows */
             if (j->pos->sines && (!sines || sines->dim[0] != reach))
-                sines = stx_dropout(x, stx__par_last(m, j->pos->sines, reach), d->pos_dropout);
+                sines = stx_dropout_alike(x, stx__par_last(m, j->pos->sines, reach), d->pos_dropout);
             j->sines = sines;
         }
         if (j->kind == 'g') ins[j->w = count++] = stx__par_gate_of(m, l, B, T, u, calls, j);
@@ -2051,7 +2059,8 @@ static int stx__par_how(const stx_par *m, const stx_ids *targets, stx_token_loss
     how->ignored = m->desc.pads ? m->desc.pad_id : -1;
     for (i = 0; targets && kind < 2 && i < targets->B * targets->T; i++)
         if (targets->data[i] < 0) kind = targets->data[i] == how->ignored ? 1 : 2;
-    how->ignore = kind > 0;
+    /* in a group other ranks may have such targets: all make the mean of those that count */
+    how->ignore = kind > 0 || (!m->desc.divide_all && stx_ranks(m->ctx) > 1 && stx_training(m->ctx));
     how->mean = how->ignore && !m->desc.divide_all;
     return kind;
 }
@@ -2062,7 +2071,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
     if (rows) *rows = NULL;
     if (!stx__par_worded(m, "stx_par_nll") || !h || !targets) return NULL;
     kind = stx__par_how(m, targets, &how);
-    if (!kind && !rows) return stx_words_loss(m->words, h, targets, NULL);
+    if (!how.ignore && !rows) return stx_words_loss(m->words, h, targets, NULL);
     if (kind == 2) {
         size_t i, n = targets->B * targets->T;
         int32_t *v = (int32_t *)stx_step_alloc(m->ctx, stx_bytes_of(n, sizeof *v, 1));
@@ -2317,6 +2326,9 @@ static void *stx__par_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__par_lm_state_free(void *s) { stx_par_state_free((stx_par_state *)s); }
 static void stx__par_lm_state_reset(void *s) { stx_par_state_reset((stx_par_state *)s); }
 static void stx__par_lm_state_reset_stream(void *s, size_t b) { stx_par_state_reset_stream((stx_par_state *)s, b); }
+static int stx__par_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
+    return stx_par_state_copy((stx_par_state *)to, b, (const stx_par_state *)from, c, n);
+}
 static int stx__par_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
     return stx_par_state_save(w, (const stx_par_state *)s, prefix);
 }
@@ -2345,6 +2357,7 @@ STX_DEF stx_lm stx_par_lm(stx_par *m) {
     lm.state_free = stx__par_lm_state_free;
     lm.state_reset = stx__par_lm_state_reset;
     lm.state_reset_stream = stx__par_lm_state_reset_stream;
+    lm.state_copy = stx__par_lm_state_copy;
     lm.state_save = stx__par_lm_state_save;
     lm.state_load = stx__par_lm_state_load;
     lm.gen_create = stx__par_lm_gen_create;

@@ -336,6 +336,8 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);         /* in error nothing: clear it first */
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);        /* stream b alone: another text begins there */
+/* n streams of `from`, from c on, become those from b on of `to`, which is of the same model, as stx_rows_copy. */
+STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from, size_t c, size_t n);
 /* In a checkpoint: entries "<prefix>c" and those of stx_rows_save; prefix at most 64 letters. The state must not change until
    stx_writer_finish. load fills a state of the same B; 1, or 0 and an error: then it has no
    memory, and is to be reset once the error is cleared. */
@@ -1640,6 +1642,14 @@ static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
     snprintf(name, room, "%.80sc", prefix);
     return name;
 }
+STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from, size_t c, size_t n) {
+    if (!to || !stx_ok(to->model->ctx)) return 0;
+    if (!from || from->model != to->model) {
+        stx_fail(to->model->ctx, STX_ERR_ARG, "stx_sru_state_copy: from is NULL or of another model");
+        return 0;
+    }
+    return stx_rows_copy(to->states, b, from->states, c, n) && (!to->memory || stx_rows_copy(to->memory, b, from->memory, c, n));
+}
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
     char name[96];
     return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix)) && stx_rows_save(w, s->memory, prefix);
@@ -1917,6 +1927,9 @@ static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
 static void stx__sru_lm_state_free(void *s) { stx_sru_state_free((stx_sru_state *)s); }
 static void stx__sru_lm_state_reset(void *s) { stx_sru_state_reset((stx_sru_state *)s); }
 static void stx__sru_lm_state_reset_stream(void *s, size_t b) { stx_sru_state_reset_stream((stx_sru_state *)s, b); }
+static int stx__sru_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
+    return stx_sru_state_copy((stx_sru_state *)to, b, (const stx_sru_state *)from, c, n);
+}
 static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
     return stx_sru_state_save(w, (const stx_sru_state *)s, prefix);
 }
@@ -1943,6 +1956,7 @@ STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
     lm.state_free = stx__sru_lm_state_free;
     lm.state_reset = stx__sru_lm_state_reset;
     lm.state_reset_stream = stx__sru_lm_state_reset_stream;
+    lm.state_copy = stx__sru_lm_state_copy;
     lm.state_save = stx__sru_lm_state_save;
     lm.state_load = stx__sru_lm_state_load;
     lm.gen_create = stx__sru_lm_gen_create;

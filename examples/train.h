@@ -1647,16 +1647,17 @@ typedef struct {
 
 TR_DEF double tr_seconds(void);    /* >>clock */
 
+/* f NULL: nothing is shown or said. */
 TR_DEF void tr_term_open(tr_term *t, FILE *f) {
     const char *kind = getenv("TERM");
     memset(t, 0, sizeof *t);
     t->f = f;
-    t->tty = isatty(fileno(f)) && !(kind != NULL && strcmp(kind, "dumb") == 0);
+    t->tty = f != NULL && isatty(fileno(f)) && !(kind != NULL && strcmp(kind, "dumb") == 0);
     t->drawn = -1;
 }
 
 TR_DEF void tr_term_write(tr_term *t, const char *text, size_t n) {
-    if (t->failed) return;
+    if (t->failed || t->f == NULL) return;
     if (fflush(t->f) == 0 && tr_write_all(fileno(t->f), text, n)) return;
     t->failed = 1;
     fprintf(stderr, "cannot write progress: %s; going on without\n", strerror(errno));
@@ -1888,15 +1889,20 @@ TR_DEF void tr_on_signal(int sig) {
 /* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The signals
    wait for each other. */
 TR_DEF int tr_signals(int ask, char *err, size_t size) {
-    static const int which[3] = {SIGINT, SIGTERM, SIGHUP};
+#ifdef SIGUSR1
+    static const int which[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};       /* the last: what mpirun hands on, and srun --signal sends */
+#else
+    static const int which[] = {SIGINT, SIGTERM, SIGHUP};
+#endif
+    const int count = (int)(sizeof which / sizeof *which);
     struct sigaction act, was;
     int i;
     memset(&act, 0, sizeof act);
     act.sa_handler = tr_on_signal;
     sigemptyset(&act.sa_mask);
-    for (i = 0; i < 3; i++) sigaddset(&act.sa_mask, which[i]);
+    for (i = 0; i < count; i++) sigaddset(&act.sa_mask, which[i]);
     tr_ask = ask;
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < count; i++) {
         if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN) continue;      /* nohup */
         if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
     }
@@ -2013,7 +2019,7 @@ enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };    /* tr_lm_opt.sco
 typedef struct {
     const char *data, *pieces, *checkpoint, *init_from, *score, *best, *log, *tensorboard, *out, *prompt, *stop;
     int         tokens, join_lines, reading, unit, score_by, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune,
-        dry_run, list_presets, version, keep_best, interactive;
+        dry_run, list_presets, version, keep_best, interactive, shard;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
                 update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty;
@@ -2071,6 +2077,8 @@ typedef struct {
         "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
+    TR_FLAG("shard", TR_LOCAL, &(o).shard, "of several ranks (mpirun, docs/distributed.md) each holds the optimiser's state of its share " \
+        "of the parameters only"), \
     TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
         "float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
     TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
@@ -2149,8 +2157,15 @@ struct tr_lm {
     tr_options       *options;
     const tr_lm_opt  *opt;
     const tr_lm_kind *kind;
-    int          training;
+    int          training, evaluating;    /* ... on the whole texts, without it */
     stx_ctx     *x;
+    stx_start    start;           /* which of how many processes this is: see >>api: group of seqtx.h */
+    int          agreed;          /* the signal by which the ranks agreed to stop, 0: none */
+    int          save_due;        /* ... to save, with the next update */
+    int          share_pass;      /* tr_lm_pass: the text is shared out over the ranks */
+    int          whole_pass;      /* never: evaluation draws numbers for each stream, counted from the first of the call. Set by make */
+    void       **whole;           /* (wholes): states of all ranks' streams, while a checkpoint is written */
+    size_t       wholes;
     stx_vocab   *vocab;
     stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
     stx_lm       lm;              /* the model */
@@ -2158,9 +2173,9 @@ struct tr_lm {
     stx_optim   *optim;
     stx_schedule schedule;
     size_t       parts, pieces;   /* of the batch; of an update: part p of its block k is piece [k parts + p] of in and out */
-    void       **state;           /* of each part: what it remembers */
+    void       **state;           /* of each part: what it remembers. Of several ranks each has its share of every part's streams */
     stx_ids    **in, **out;       /* tokens and targets of an update */
-    int32_t     *tokens, *targets;        /* the same on the host: what stx_batches_next gives, block after block */
+    int32_t     *tokens, *targets;        /* the same on the host, all ranks': what stx_batches_next gives, block after block */
     size_t       eval_block, eval_window; /* evaluation: tokens of a stream at once; the window of its states and of generation */
     int          eval_literal;    /* ... as the reference counts */
     uint64_t     log_every, eval_every, save_every, eval_blocks;  /* 0: never; eval_blocks 0: the whole text */
@@ -2209,11 +2224,41 @@ struct tr_lm {
     char         err[TR_ERR];
 };
 
-/* Prints why and gives the exit code of bad input. */
-TR_DEF int tr_lm_refuse(const tr_lm *t) {
-    fprintf(stderr, "%s: %s\n", t->options->program, t->err);
-    return 2;
+/* ---- several processes: the ranks of a group */
+
+TR_DEF int tr_lm_ranks(const tr_lm *t) { return stx_ranks(t->x); }
+/* The signal that all ranks stop by; of one process: that it got */
+TR_DEF int tr_lm_stop(const tr_lm *t) { return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested(); }
+/* All ranks: the n numbers of v become their sums; and a signal that any of them got is known to all. 0 in error */
+TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
+    double sig = tr_stop_requested();
+    if (tr_lm_ranks(t) < 2) return 1;
+    if (!stx_group_sum(t->x, v, n) || !stx_group_max(t->x, &sig, 1)) return 0;
+    t->agreed = (int)sig;
+    return 1;
 }
+/* Prints why the program ends; of one rank of several with its name, and the others end with it. Bad input mostly is so at all ranks: then
+   rank 0 says it. Gives the exit code. */
+TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
+    char host[256] = "";
+    if (t->start.ranks < 2) {
+        fprintf(stderr, "%s: %s\n", t->options->program, why);
+        return code;
+    }
+#ifndef _WIN32
+    gethostname(host, sizeof host - 1);
+#endif
+#ifndef _WIN32
+    /* where rank 0 says it, mpirun ends this one; it may take a second until it does */
+    if (t->start.rank > 0) { struct timespec time = {3, 0}; nanosleep(&time, NULL); }
+#endif
+    fprintf(stderr, "%s: rank %d of %d, on %s: %s\n", t->options->program, t->start.rank, t->start.ranks, host, why);
+    fflush(stderr);
+    stx_group_abort(t->x, code);
+    return code;
+}
+/* Prints why and gives the exit code of bad input. */
+TR_DEF int tr_lm_refuse(const tr_lm *t) { return tr_lm_end(t, t->err, 2); }
 /* What the library calls something, and the option's word for it */
 typedef struct tr_word { const char *from, *to; } tr_word;
 /* text into out, with `to` in place of each `from`, but for words whose `to` is the mere name of an option (tr_lm_why_in). Returns the
@@ -2354,7 +2399,7 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     d.threads = o->threads;
     d.precision = o->precision;
     d.device = o->device;
-    d.gpu = (int)o->gpu;
+    d.gpu = tr_given(t->options, "gpu") ? (int)o->gpu : t->start.local;
     d.tf32 = o->tf32;
     d.tune = o->tune;
     d.no_graph = o->no_graph || *t->kind->adapt_io;
@@ -2364,6 +2409,12 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     stx_destroy(t->x);
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
+    if ((t->training || t->evaluating) && t->start.ranks > 1) {
+        stx_group_desc g;
+        memset(&g, 0, sizeof g);
+        g.shard = o->shard;
+        stx_group_join(t->x, &g);
+    }
     if (stx_ok(t->x)) return 1;
     return tr_lm_why(t);
 }
@@ -2545,7 +2596,7 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     size_t k, rows;
     t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
     t->pieces = t->parts * (size_t)freq;
-    rows = (size_t)B / t->parts;
+    rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
     if (!tr_lm_batches(t, B, T)) return 0;
     if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
         return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
@@ -2591,7 +2642,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim) && (!t->save_more || t->save_more(t, w));
+    ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
     if (ok && tr_lm_pending(t))
         ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t)) && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
             && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
@@ -2604,21 +2655,132 @@ TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_
     snprintf(prefix, room, "%s.%zu.", t->kind->states, part);
     return prefix;
 }
-/* Writes the file at path, whole or not at all; path NULL: no file is wanted. */
+/* Of several ranks: the states of each rank's streams, on rank 0 as one of all; elsewhere, and in error, NULL. */
+TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
+    stx_ctx *x = t->x;
+    size_t rows = t->in[0]->B;
+    int ranks = tr_lm_ranks(t), r, ok = 1;
+    void *whole = NULL;
+    if (!stx_rank(x)) {
+        whole = t->lm.state_create(t->lm.model, rows * (size_t)ranks, 0);
+        ok = whole && t->lm.state_copy(whole, 0, state, 0, rows);
+    }
+    for (r = 1; ok && r < ranks; r++) {
+        uint64_t n = 0;
+        size_t size = 0;
+        void *bytes = NULL, *one;
+        stx_file *f;
+        if (stx_rank(x) == r) {
+            stx_writer *w = stx_writer_create(x);
+            if (t->lm.state_save(w, state, "")) bytes = stx_writer_bytes(w, &size);
+            else stx_writer_free(w);
+            n = size;
+            ok = bytes && stx_group_send(x, &n, sizeof n, r, 0) && stx_group_send(x, bytes, size, r, 0);
+        } else if (stx_rank(x)) continue;
+        else {
+            if (stx_group_send(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
+            one = t->lm.state_create(t->lm.model, rows, 0);
+            f = bytes && stx_group_send(x, bytes, (size_t)n, r, 0) ? stx_file_in_memory(x, "another rank's state", bytes, (size_t)n) : NULL;
+            ok = f && one && t->lm.state_load(one, f, "") && t->lm.state_copy(whole, (size_t)r * rows, one, 0, rows);
+            stx_file_close(f);
+            if (one) t->lm.state_free(one);
+        }
+        stx_block_free(x, bytes);
+    }
+    if (ok) return whole;
+    if (whole) t->lm.state_free(whole);
+    return NULL;
+}
+/* Adds what the streams of a part of the batch remember, of all ranks; all ranks call it, w is rank 0's. */
+TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const char *prefix) {
+    void **list, *whole;
+    if (tr_lm_ranks(t) < 2) return t->lm.state_save(w, state, prefix);
+    whole = tr_lm_gather(t, state);
+    if (stx_rank(t->x)) return stx_ok(t->x);
+    if (!whole) return 0;
+    list = (void **)realloc(t->whole, (t->wholes + 1) * sizeof *list);
+    if (!list) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to save"); t->lm.state_free(whole); return 0; }
+    t->whole = list;
+    list[t->wholes++] = whole;             /* the writer reads it when all is added */
+    return t->lm.state_save(w, whole, prefix);
+}
+/* The other way: this rank's share */
+TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char *prefix) {
+    size_t rows = t->in[0]->B;
+    void *whole;
+    int ok;
+    if (tr_lm_ranks(t) < 2) return t->lm.state_load(state, f, prefix);
+    whole = t->lm.state_create(t->lm.model, rows * (size_t)tr_lm_ranks(t), 0);
+    ok = whole && t->lm.state_load(whole, f, prefix) && t->lm.state_copy(state, 0, whole, rows * (size_t)stx_rank(t->x), rows);
+    if (whole) t->lm.state_free(whole);
+    return ok;
+}
+/* Ranks whose numbers came apart (a defect of a machine or its network) must not go on. 0 and an error */
+TR_DEF int tr_lm_alike(tr_lm *t) {
+    const stx_params *p = t->lm.params;
+    uint64_t h = TR_HASH_BEGIN;
+    double v[2];
+    size_t i;
+    if (tr_lm_ranks(t) < 2) return 1;
+    for (i = 0; i < p->count; i++) {
+        size_t n = p->tensor[i]->size;
+        stx_real *copy = (stx_real *)malloc(n * sizeof *copy);
+        if (!copy) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the ranks' parameters"); return 0; }
+        stx_get(t->x, p->tensor[i], copy);
+        h = tr_hash(h, (const char *)copy, n * sizeof *copy);
+        free(copy);
+    }
+    v[0] = (double)(h >> 32);
+    v[1] = -v[0];
+    if (!stx_group_max(t->x, v, 2)) return 0;
+    if (v[0] == -v[1]) return 1;
+    stx_fail(t->x, STX_ERR_DEVICE, "after step %llu the ranks' parameters are no longer alike: a machine or its network computes wrongly; "
+             "nothing is saved, the last checkpoint is good", (unsigned long long)t->step);
+    return 0;
+}
+/* What ranks other than 0 have to do while rank 0 saves an optimiser */
+TR_DEF int tr_lm_save_optim(const tr_lm *t, const stx_optim *o, const char *prefix) {
+    return !t->opt->shard || tr_lm_ranks(t) < 2 || stx_optim_save_as(NULL, o, prefix);
+}
+/* Between two updates each rank has gradients of its own. A checkpoint gets their mean, and with that all go on: the mean of equal ones,
+   with what is added to them later, is the whole batch's. */
+TR_DEF int tr_lm_pool(tr_lm *t) {
+    size_t at, i, n;
+    stx_real part[1024];
+    double sum[1024];
+    if (tr_lm_ranks(t) < 2 || !tr_lm_pending(t)) return 1;
+    for (at = 0; at < t->grads_size; at += n) {
+        n = t->grads_size - at < 1024 ? t->grads_size - at : 1024;
+        stx_fetch(t->x, part, t->grads + at, n);
+        for (i = 0; i < n; i++) sum[i] = (double)part[i];
+        if (!stx_group_sum(t->x, sum, n)) return 0;
+        for (i = 0; i < n; i++) part[i] = (stx_real)(sum[i] / tr_lm_ranks(t));
+        stx_put(t->x, t->grads + at, part, n);
+    }
+    return stx_ok(t->x);
+}
+/* Writes the file at path, whole or not at all; path NULL: no file is wanted. All ranks; rank 0 writes. */
 TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     size_t len = stx_vocab_save(t->vocab, NULL, 0), part;
-    stx_writer *w = path ? tr_lm_save_begin(t) : NULL;
+    stx_writer *w;
     char prefix[64];
-    int ok = 1;
+    int ok;
     void *blob;
-    if (!w) return path == NULL;
+    if (!path) return 1;
+    if (!tr_lm_alike(t) || !tr_lm_pool(t)) return 0;
+    w = stx_rank(t->x) ? NULL : tr_lm_save_begin(t);
+    ok = stx_rank(t->x) ? tr_lm_save_optim(t, t->optim, "") : w != NULL;
+    for (part = 0; ok && part < t->parts; part++)
+        ok = tr_lm_save_state(t, w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
+    if (ok && t->save_more) ok = t->save_more(t, w);
+    if (stx_rank(t->x)) return ok;
     blob = malloc(len + 1);
-    for (part = 0; ok && part < t->parts; part++) ok = t->lm.state_save(w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
         && stx_writer_checksum(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
     if (ok) ok = stx_writer_finish(w, path);
     else stx_writer_free(w);
+    while (t->wholes) t->lm.state_free(t->whole[--t->wholes]);
     free(blob);
     return ok;
 }
@@ -2720,7 +2882,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos) || !tr_lm_load_grads(t, f)) return 0;
     stx_set_tick(x, tick);
     for (part = 0; part < t->parts; part++)
-        if (!t->lm.state_load(t->state[part], f, tr_lm_prefix(t, part, prefix, sizeof prefix))) return 0;
+        if (!tr_lm_load_state(t, f, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix))) return 0;
     return 1;
 }
 
@@ -2786,13 +2948,14 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     if (!tr_lm_prompt(t) || !tr_lm_stop_text(t)) return 0;
     if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
         return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+    t->config = tr_options_json(t->options, 1);
+    if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
+    if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR);      /* rank 0 writes the files */
     if (t->training && o->out && !tr_lm_make_out(t)) return 0;
     if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)
         && (!tr_can_write("log", o->log, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
-    t->config = tr_options_json(t->options, 1);
-    if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
 }
 /* Opens log and event file and writes the first record. It is called when the first step, or evaluation, is done: what it needs has been
@@ -2800,7 +2963,7 @@ TR_DEF int tr_lm_open(tr_lm *t) {
 TR_DEF int tr_lm_begin(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char *all;
-    if (t->begun) return 1;
+    if (t->begun || stx_rank(t->x)) { t->begun = 1; return 1; }
     /* only a run that goes on from its checkpoint writes the later lines of its log again */
     if (!tr_board_open(&t->board, o->tensorboard, t->training ? t->first : 0, t->err, TR_ERR)
         || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err, TR_ERR)) {
@@ -2824,7 +2987,8 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
 TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
-    tr_term_open(&t->term, stderr);
+    tr_term_open(&t->term, stx_rank(t->x) ? NULL : stderr);
+    if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
     tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
     if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab),
@@ -2870,6 +3034,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     free(t->stop);
     if (t->made && !t->begun) rmdir(t->made);        /* nothing was written: no trace */
     free(t->made);
+    free(t->whole);
     free(t->tokens);
     stx_destroy(t->x);
 }
@@ -2936,6 +3101,7 @@ TR_DEF int tr_lm_better(tr_lm *t, double nll) {
 TR_DEF int tr_lm_save_best(tr_lm *t) {
     const char *path = t->opt->best;
     if (!tr_lm_save(t, path)) return 0;
+    if (stx_rank(t->x)) return 1;
     tr_say(&t->term, "step %llu: the best so far, saved in %.1000s", (unsigned long long)t->step, path);
     tr_log_begin(&t->log, "best");
     tr_log_int(&t->log, "step", t->step);
@@ -2961,7 +3127,10 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
     size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
-    void *state = t->lm.state_create(t->lm.model, B, t->eval_window < whole ? t->eval_window : whole);
+    /* of several ranks each has a share of the streams: [b0, b0 + mine), perhaps none */
+    size_t ranks = t->share_pass ? (size_t)tr_lm_ranks(t) : 1, rank = t->share_pass ? (size_t)stx_rank(t->x) : 0;
+    size_t b0 = B * rank / ranks, mine = B * (rank + 1) / ranks - b0;
+    void *state = t->lm.state_create(t->lm.model, mine + !mine, t->eval_window < whole ? t->eval_window : whole);
     double sum = 0, count = 0, exps = 0, all = 0;
     uint64_t k = 0;
     memset(&d, 0, sizeof d);
@@ -2971,14 +3140,25 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
-        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
-            double nll, m = t->counted ? t->counted(t, out, B * n) : (double)(B * n);
-            stx_begin(t->x, STX_EVAL);
-            nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, out, B, n), state, state));
-            sum += nll * (t->mean_of_all ? (double)(B * n) : m);
+        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_lm_stop(t); k++) {
+            const int32_t *from = in + b0 * n, *to = out + b0 * n;
+            double v[4] = {0, 0, 0, 0}, nll = 0;            /* sum of losses, of how many, tokens that count, all */
+            if (mine) {
+                v[3] = (double)(mine * n);
+                v[2] = t->counted ? t->counted(t, to, mine * n) : v[3];
+                v[1] = t->mean_of_all ? v[3] : v[2];
+                stx_begin(t->x, STX_EVAL);
+                nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, from, mine, n), stx_tokens(t->x, to, mine, n), state, state));
+                v[0] = v[1] > 0 ? nll * v[1] : 0;
+            }
+            if (ranks > 1) {
+                if (!stx_ok(t->x) || !tr_lm_agree(t, v, 4)) break;
+                nll = v[1] > 0 ? v[0] / v[1] : 0;
+            }
+            sum += v[0];
             exps += exp(nll);
-            count += m;
-            all += (double)(B * n);
+            count += v[2];
+            all += v[3];
         }
     }
     t->counted_share = all > 0 ? count / all : 1;
@@ -2988,7 +3168,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     stx_batches_free(b);
     t->lm.state_free(state);
     *scored = count;
-    return count > 0 && !tr_stop_requested() ? sum / count : (double)NAN;
+    return count > 0 && !tr_lm_stop(t) ? sum / count : (double)NAN;
 }
 /* A result: to standard output, or where that is for the generated text, to standard error. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
@@ -2998,7 +3178,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     double m;
     int more = t->more_figures && t->unit == TR_PPL;
     char tag[40], figures[96] = "", *line = t->result;
-    if (tr_stop_requested()) return 1;
+    if (tr_lm_stop(t)) return 1;
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
@@ -3007,6 +3187,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
         tr_lm_unit(t), m, nll, figures, blocks ? ", part of the text" : "");
     tr_term_close(&t->term);      /* the progress line of this step stays above it */
+    if (stx_rank(t->x)) return 1;
     if (t->last && tr_lm_results(t) == stdout) printf("%s\n", line);
     else tr_say(&t->term, "%s", line);
     fflush(stdout);
@@ -3040,7 +3221,9 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     *nll = (double)NAN;
     if (!t->text[part]) return 1;
     tr_lm_fit(t->text[part], &B, &T);
+    t->share_pass = !t->whole_pass;
     *nll = tr_lm_pass(t, t->text[part], B, T, blocks, &scored);
+    t->share_pass = 0;
     return tr_lm_report(t, part, *nll, scored, blocks);
 }
 
@@ -3152,15 +3335,18 @@ TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE
 
 /* ---- the training loop's parts, in the order in which it calls them */
 
+/* Several ranks between two updates: each has gradients of its own. Saving and stopping wait for the update, so that a run that was stopped
+   goes on to the bit; what cannot wait, the last step or the best so far, is saved with the mean of them (tr_lm_pool). */
+TR_DEF int tr_lm_between(const tr_lm *t) { return tr_lm_ranks(t) > 1 && tr_lm_pending(t) > 0; }
 /* Is there another step? */
 TR_DEF int tr_lm_more(const tr_lm *t) {
-    return t->step < t->steps && !tr_stop_requested() && stx_ok(t->x);
+    return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
 /* The next block of every stream into t->tokens and t->targets, as stx_batches_next. With --random-segments N: of pieces of N blocks, whose
    places are a function of seed and step alone, so that a run that goes on needs no more. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     uint64_t N = t->opt->random_segments, b;
-    size_t B = t->parts * t->in[0]->B, T = t->in[0]->T;
+    size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
     if (!N) return stx_batches_next(t->batches, t->tokens, t->targets);
     for (b = 0; b < B; b++) {
         uint32_t r[4];
@@ -3184,10 +3370,10 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
         void *s = k < t->parts ? t->state[k] : NULL;        /* those of later blocks follow from it */
-        size_t n = t->in[k]->B * t->in[k]->T;
+        size_t n = t->in[k]->B * t->in[k]->T, at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
         if (s && fresh) t->lm.state_reset(s);
-        stx_tokens_set(t->x, t->in[k], t->tokens + k * n);
-        stx_tokens_set(t->x, t->out[k], t->targets + k * n);
+        stx_tokens_set(t->x, t->in[k], t->tokens + at);
+        stx_tokens_set(t->x, t->out[k], t->targets + at);
         key = t->lm.key(t->lm.model, t->in[k], t->out[k], s, key);
     }
     return key;
@@ -3195,7 +3381,10 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
 /* After a step whose mean loss was nll: counts it, or says that the update was skipped; shows progress. 0: the run ends here. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     size_t k;
-    int done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
+    int done;
+    if (!tr_lm_agree(t, &nll, 1)) return 0;
+    nll /= tr_lm_ranks(t);
+    done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
     if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;        /* it fits: now the files may be written */
     t->step++;
     if (done) { t->sum += nll; t->logged++; t->loss = nll; t->bad = 0; }
@@ -3208,7 +3397,7 @@ TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
             return 0;
         }
     }
-    tr_rate_add(&t->rate, tr_seconds(), 1, (double)(t->pieces * t->in[0]->B * t->in[0]->T));
+    tr_rate_add(&t->rate, tr_seconds(), 1, (double)(t->pieces * t->in[0]->B * t->in[0]->T) * tr_lm_ranks(t));
     tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
     return 1;
 }
@@ -3250,6 +3439,7 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
         int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
         if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
+        if (!ok && tr_lm_ranks(t) > 1) return 0;    /* the others may have no error, and wait */
         if (!ok) {                                  /* say why at the end, but lose nothing */
             tr_lm_why(t);
             stx_clear_error(t->x);
@@ -3259,11 +3449,13 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
         }
         tr_rate_skip(&t->rate, tr_seconds());
     }
-    if (o->sample_every && t->step % o->sample_every == 0) {
+    if (o->sample_every && t->step % o->sample_every == 0 && !stx_rank(t->x)) {
         if (!tr_lm_show_sample(t)) return 0;
         tr_rate_skip(&t->rate, tr_seconds());
     }
-    if (t->save_every && t->step % t->save_every == 0 && t->step < t->steps) {
+    t->save_due |= t->save_every && t->step % t->save_every == 0 && t->step < t->steps;
+    if (t->save_due && !tr_lm_between(t)) {
+        t->save_due = 0;
         if (!tr_lm_save(t, o->checkpoint)) return 0;
         t->saved = t->step;
         tr_rate_skip(&t->rate, tr_seconds());
@@ -3719,6 +3911,7 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"pieces", o->tokens == TR_SPM || o->tokens == TR_IDS, "--tokens spm and ids"},
         {"join-lines", o->tokens == TR_SPM, "--tokens spm"},
         {"gpu", o->device, "--device cuda"},
+        {"shard", t->start.ranks > 1, "several ranks"},
         {"tf32", o->device, "--device cuda"},
         {"tune", o->device, "--device cuda"},
         {"no-graph", o->device, "--device cuda"}
@@ -3732,6 +3925,10 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (B % split)
         return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
                        (unsigned long long)split, (unsigned long long)B);
+    if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
+        return tr_fail(t->err, TR_ERR, "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
+                       "another --batch-sz", tr_lm_ranks(t), (unsigned long long)(B / split),
+                       split > 1 ? "a part of the batch (--batch-sz / --batch-split)" : "the batch (--batch-sz)");
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
         return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
                        (unsigned long long)o->update_after);
@@ -3751,6 +3948,68 @@ TR_DEF int tr_lm_words(tr_lm *t) {
             "words");
     }
     return 1;
+}
+/* What all ranks must have alike, a line each. Where the data lie may differ, what they are may not. 0: no memory */
+TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
+    static const char *const text[3] = {"training", "validation", "test"};
+    const tr_opt *p;
+    char line[160], value[64];
+    int i;
+    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+    void *blob = malloc(len + 1);
+    snprintf(line, sizeof line, "version: %s\n--device: %d\n", STX_VERSION, t->opt->device);
+    tr_buf_puts(b, line);
+    for (p = t->options->opt; p->type != TR_T_END; p++) {
+        int keep = p->keep & ~(TR_LATER | TR_KEPT);
+        if (p->type == TR_T_GROUP || keep == TR_LOCAL || keep == TR_HINT) continue;
+        tr_value(p, value);
+        tr_buf_puts(b, "--");
+        tr_buf_puts(b, p->name);
+        tr_buf_puts(b, ": ");
+        tr_buf_puts(b, p->type != TR_T_TEXT ? value : *(const char *const *)p->to ? *(const char *const *)p->to : "none");
+        tr_buf_puts(b, "\n");
+    }
+    if (blob && stx_vocab_save(t->vocab, blob, len) == len) {
+        snprintf(line, sizeof line, "vocabulary: %016" PRIx64 "\n", tr_hash(TR_HASH_BEGIN, (const char *)blob, len));
+        tr_buf_puts(b, line);
+    }
+    free(blob);
+    for (i = 0; i < 3; i++) if (t->text[i]) {
+        snprintf(line, sizeof line, "%s text: %zu tokens, %016" PRIx64 "\n", text[i], stx_corpus_size(t->text[i]), tr_lm_print(t->text[i]));
+        tr_buf_puts(b, line);
+    }
+    snprintf(line, sizeof line, "checkpoint: step %" PRIu64 "\n", t->step);
+    tr_buf_puts(b, line);
+    return !b->oom;
+}
+/* Refuses ranks that differ from rank 0, and says in what. All ranks */
+TR_DEF int tr_lm_compare(tr_lm *t) {
+    tr_buf mine;
+    char *his = NULL;
+    const char *a, *b;
+    uint64_t n;
+    int ok;
+    if (tr_lm_ranks(t) < 2) return 1;
+    memset(&mine, 0, sizeof mine);
+    ok = tr_lm_facts(t, &mine) || tr_fail(t->err, TR_ERR, "no memory");
+    n = mine.n;
+    ok = ok && stx_group_broadcast(t->x, &n, sizeof n, 0);
+    his = ok ? (char *)calloc((size_t)n + 1, 1) : NULL;
+    if (his && !stx_rank(t->x)) memcpy(his, mine.s, mine.n);
+    ok = his && stx_group_broadcast(t->x, his, (size_t)n, 0);
+    if (!ok && !stx_ok(t->x)) tr_lm_why(t);
+    for (a = mine.s, b = his; ok && (*a || *b); ) {
+        size_t la = strcspn(a, "\n"), lb = strcspn(b, "\n"), name = strcspn(b, ":");
+        if (la == lb && !memcmp(a, b, la)) { a += la + (a[la] != 0); b += lb + (b[lb] != 0); continue; }
+        if (name < la && !memcmp(a, b, name + 1)) ok = tr_fail(t->err, TR_ERR, "%.*s is%.*s, rank 0 has%.*s: ranks want the same program, "
+            "options and texts", (int)name, a, (int)(la - name - 1 < 300 ? la - name - 1 : 300), a + name + 1,
+            (int)(lb - name - 1 < 300 ? lb - name - 1 : 300), b + name + 1);
+        else ok = tr_fail(t->err, TR_ERR, "this program has \"%.*s\" where rank 0 has \"%.*s\": ranks want the same program, options and "
+            "texts", (int)(la < 300 ? la : 300), a, (int)(lb < 300 ? lb : 300), b);
+    }
+    tr_buf_free(&mine);
+    free(his);
+    return ok;
 }
 /* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
@@ -3783,14 +4042,15 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         else if (!t->packed) ok = tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d x %d or more",
                                           STX_PACK_LEAST, STX_PACK_LEAST);
     }
+    ok = ok && tr_lm_compare(t);
+    if (ok && !stx_group_params(t->lm.params)) ok = tr_lm_why(t);
     return ok && tr_lm_open(t);
 }
 /* Why the run ended with an error; its exit code. */
 TR_DEF int tr_lm_failed(tr_lm *t) {
     int early = !t->begun && (stx_error_code(t->x) == STX_ERR_MEMORY || stx_error_code(t->x) == STX_ERR_IO);
     tr_lm_why(t);
-    fprintf(stderr, "%s: %s\n", t->options->program, t->err);
-    return early ? 2 : 1;
+    return tr_lm_end(t, t->err, early ? 2 : 1);
 }
 /* How much of the training text (of its first million tokens) a vocabulary from elsewhere does not know */
 TR_DEF void tr_lm_say_unknown_share(tr_lm *t) {
@@ -3834,15 +4094,15 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         if (ok) t->kind->train(t);
         ok = tr_lm_trained(t);
     }
-    if (ok && !tr_stop_requested() && (t->training || (evaluating && !t->no_evaluation))) {
+    if (ok && !tr_lm_stop(t) && (t->training || (evaluating && !t->no_evaluation))) {
         t->last = 1;
         if (t->evaluated != t->step || t->blocks != blocks) ok = tr_lm_evaluate(t, 1, blocks, &nll);
-        else if (tr_lm_results(t) == stdout) printf("%s\n", t->result);      /* --best wanted it already */
+        else if (tr_lm_results(t) == stdout && !stx_rank(t->x)) printf("%s\n", t->result);      /* --best wanted it already */
         if (ok && !t->training) ok = tr_lm_evaluate(t, 2, 0, &nll);
     }
     tr_term_close(&t->term);
-    if (ok && !tr_stop_requested()) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
-    if (ok && !tr_stop_requested()) {
+    if (ok && !tr_lm_stop(t)) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
+    if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
     }
@@ -3851,15 +4111,16 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         else { stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno)); ok = 0; }
         clearerr(stdout);
     }
-    if (ok && !tr_stop_requested() && o->generate) ok = tr_lm_generate(t);
+    if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
-    if (!tr_stop_requested()) return 0;
+    if (!tr_lm_stop(t)) return 0;
+    if (stx_rank(t->x)) return 128 + tr_lm_stop(t);
     if (t->training)
         fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
                 !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" :
                 t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
     else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
-    return 128 + tr_stop_requested();
+    return 128 + tr_lm_stop(t);
 }
 /* --out and --keep-best become the options that they stand for. */
 TR_DEF int tr_lm_names(tr_lm *t) {
@@ -3903,13 +4164,20 @@ TR_DEF int tr_lm_alone(tr_lm *t, const char *name, int evaluating, const int *ev
             return tr_fail(t->err, TR_ERR, "--%s and --%s: one of them only", name, p->name);
     return tr_fail(t->err, TR_ERR, "--%s does not evaluate", name);
 }
+#ifdef _WIN32
+#define TR_NOWHERE "NUL"
+#else
+#define TR_NOWHERE "/dev/null"
+#endif
 /* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
    option of the
    trainer's that asks for an evaluation and no training, or NULL. */
 TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt, const int *evaluate, int argc,
     char **argv) {
-    int code = 0, evaluating;
+    int code = 0, evaluating, tells;
     t->options = options; t->opt = opt; t->kind = kind;
+    t->start = stx_started();
+    if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;       /* results, and help, are rank 0's */
     t->best = t->seen = (double)NAN;
     t->evaluated = UINT64_MAX;
     t->counted_share = 1;
@@ -3919,7 +4187,10 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     case 2: break;
     default:
         evaluating = opt->eval_only || (evaluate && *evaluate);
-        t->training = !evaluating && !opt->no_train && !opt->dry_run && !opt->interactive && !opt->score;
+        tells = opt->version || opt->list_presets || opt->dry_run || opt->interactive || opt->score;
+        t->training = !evaluating && !opt->no_train && !tells;
+        t->evaluating = evaluating && !tells;
+        if (t->start.rank && !t->training && !t->evaluating) break;      /* of several ranks one does what is not theirs together */
         if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
         else if (!tr_lm_names(t)) code = tr_lm_refuse(t);
         else if ((opt->interactive || opt->score) && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
@@ -3928,6 +4199,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
         else if (opt->dry_run) code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
         else code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
     }
+    if (code != 1 && code != 2) stx_group_leave(t->x);      /* else the others were told to end */
     tr_lm_close(t);
     return code;
 }

@@ -155,6 +155,7 @@ static void step(void *user) {
         stx_begin(x, STX_TRAIN);
         loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_note(x, NOTE_LOSS, loss, 1.0 / (double)parts, part > 0);
+        if (part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts));
     }
     stx_optim_step(r->t.optim, r->t.lr);

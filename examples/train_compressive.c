@@ -156,6 +156,7 @@ typedef struct run {
     stx_comp *model;
     size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];     /* the lists of the desc */
     size_t reported[MAX_LAYERS], n;     /* layers whose compression has a loss, from 0 on; how many */
+    double figure[2][MAX_LAYERS];       /* of each: that loss, and sum (t - c)^2 / sum t^2; of the step that was asked for last */
 } run;
 
 // >>training
@@ -180,21 +181,39 @@ static void step(void *user) {
             stx_note(x, NOTE_AUX + 2 * (int)i, aux ? aux : loss, aux ? each : 0, part > 0);
             stx_note(x, NOTE_AUX + 2 * (int)i + 1, ratio ? ratio : loss, ratio ? each : 0, part > 0);
         }
+        if (r->t.update && part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, stx_comp_total(r->model, loss), each * r->t.share));
     }
     if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
+}
+/* The figures of the last step, all ranks': the mean of the losses, and the ratio of the sums. A rank's sum t^2 is its loss / its ratio. */
+static void figures(run *r) {
+    double v[2 * MAX_LAYERS];
+    size_t i;
+    for (i = 0; i < r->n; i++) {
+        double loss = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i), ratio = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i + 1);
+        r->figure[0][i] = v[2 * i] = loss;
+        r->figure[1][i] = ratio;
+        v[2 * i + 1] = ratio > 0 ? loss / ratio : 0;
+    }
+    if (tr_lm_ranks(&r->t) < 2 || !stx_group_sum(r->t.x, v, 2 * r->n)) return;
+    for (i = 0; i < r->n; i++) {
+        r->figure[0][i] = v[2 * i] / tr_lm_ranks(&r->t);
+        r->figure[1][i] = v[2 * i + 1] > 0 ? v[2 * i] / v[2 * i + 1] : 0;
+    }
 }
 /* Each layer's compression loss and what share of the rows' square it loses, of the last step: a list each, and curves. */
 static void log_compression(run *r) {
     static const char *const name[2] = {"aux", "ratio"}, *const curve[2] = {"loss", "ratio"};
     size_t k, i;
+    figures(r);
     for (k = 0; k < 2; k++) {
         tr_buf list;
         memset(&list, 0, sizeof list);
         tr_buf_puts(&list, "[");
         for (i = 0; i < r->n; i++) {
             char text[64];
-            double v = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i + (int)k);
+            double v = r->figure[k][i];
             tr_number(text, v);
             if (i) tr_buf_puts(&list, ",");
             tr_buf_puts(&list, text);
@@ -234,6 +253,7 @@ static void train(tr_lm *t) {
         }
         if (!tr_lm_look_and_save(t)) break;
     }
+    if (stx_ok(t->x)) figures(r);
 }
 static void print_compression(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
@@ -241,7 +261,7 @@ static void print_compression(const tr_lm *t, FILE *out) {
     if (!r->n || t->step == t->first) return;
     fprintf(out, "lost by compression, sum (t - c)^2 / sum t^2:");
     for (i = 0; i < r->n; i++)
-        fprintf(out, "%s %.3f (layer %zu)", i ? "," : "", stx_noted(t->x, NOTE_AUX + 2 * (int)i + 1), r->reported[i] + 1);
+        fprintf(out, "%s %.3f (layer %zu)", i ? "," : "", r->figure[1][i], r->reported[i] + 1);
     fprintf(out, "\n");
 }
 

@@ -280,6 +280,7 @@ static void step(void *user) {
         stx_begin(x, STX_TRAIN);
         loss = stx_par_loss(r->model, r->t.in[part], r->t.out[part], m, m);
         stx_note(x, NOTE_LOSS, loss, each, part > 0);
+        if (r->t.update && part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, stx_par_total(r->model, loss), each * r->t.share));
     }
     if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
@@ -738,19 +739,20 @@ static int save_more(tr_lm *t, stx_writer *w) {
     run *r = (run *)t;
     char prefix[64];
     size_t part;
-    int ok = stx_params_save(w, r->model->arch, "") && (!r->arch || stx_optim_save_as(w, r->arch, "arch."));
-    if (ok) {
+    int ok = w ? stx_params_save(w, r->model->arch, "") && (!r->arch || stx_optim_save_as(w, r->arch, "arch."))
+               : !r->arch || tr_lm_save_optim(t, r->arch, "arch.");
+    if (ok && w) {
         char tau[64];
         tr_number(tau, r->tau);
         ok = stx_writer_meta(w, "tau", tau);
     }
     if (ok && r->own) {
         stx_batches_state pos = stx_batches_get(r->own);
-        ok = stx_writer_meta_u64(w, "arch.position", pos.p) && stx_writer_meta_u64(w, "arch.wraps", pos.wraps)
-            && stx_writer_meta_u64(w, "arch.fresh", (uint64_t)pos.fresh);
+        ok = !w || (stx_writer_meta_u64(w, "arch.position", pos.p) && stx_writer_meta_u64(w, "arch.wraps", pos.wraps)
+            && stx_writer_meta_u64(w, "arch.fresh", (uint64_t)pos.fresh));
         for (part = 0; ok && part < t->parts; part++) {
             snprintf(prefix, sizeof prefix, "arch.memory.%zu.", part);
-            ok = t->lm.state_save(w, r->own_state[part], prefix);
+            ok = tr_lm_save_state(t, w, r->own_state[part], prefix);
         }
     }
     return ok;
@@ -786,7 +788,7 @@ static int load_more(tr_lm *t, const stx_file *f) {
     if (!stx_batches_set(r->own, pos)) return 0;
     for (part = 0; part < t->parts; part++) {
         snprintf(prefix, sizeof prefix, "arch.memory.%zu.", part);
-        if (!t->lm.state_load(r->own_state[part], f, prefix)) return 0;
+        if (!tr_lm_load_state(t, f, r->own_state[part], prefix)) return 0;
     }
     return 1;
 }
@@ -894,7 +896,7 @@ static int fill_table(run *r) {
     double cost[2], unit = opt.latency == STX_PAR_LATENCY_FBNET ? 1000 : 1;
     if (*r->pattern || !opt.latency || !r->t.training || (opt.latency_table && *opt.latency_table)) return 1;
     if (!stx_par_resolve(t->x, &r->desc, &d)) return why(t);
-    if (!measure(r, cost)) return 0;
+    if (!measure(r, cost) || !stx_group_broadcast(r->t.x, cost, 2 * sizeof *cost, 0)) return 0;      /* all ranks: what rank 0 measured */
     snprintf(a, sizeof a, "%.4g", cost[0] * unit);
     snprintf(b, sizeof b, "%.4g", cost[1] * unit);
     snprintf(word, sizeof word, "latency-table=%s,%s", a, b);
@@ -960,8 +962,7 @@ static int make_search(run *r, const stx_optim_desc *weights) {
         if (!r->own && stx_error_code(t->x) != STX_ERR_MEMORY)
             return tr_fail(t->err, TR_ERR, "--arch-share %g: %s", opt.arch_share, stx_error(t->x));
         r->own_state = (void **)stx_block(t->x, t->parts * sizeof *r->own_state);
-        for (k = 0; r->own_state && k < t->parts; k++) r->own_state[k] = t->lm.state_create(t->lm.model, (size_t)opt.batch_sz / t->parts,
-            0);
+        for (k = 0; r->own_state && k < t->parts; k++) r->own_state[k] = t->lm.state_create(t->lm.model, t->in[0]->B, 0);
     }
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
@@ -998,6 +999,7 @@ static int make(tr_lm *t) {
     if (opt.pad_id >= 0) { t->counted = counted; t->mean_of_all = opt.divide_all; }
     if (opt.eval_mem > 0 && !eval_fits(r)) return 0;
     if (r->model->arch) { t->save_more = save_more; t->load_more = load_more; }
+    t->whole_pass = r->model->arch && opt.gate_eval == STX_PAR_EVAL_NOISE && opt.noise != STX_PAR_NOISE_STEP;
     if (!t->training) return stx_ok(t->x) ? 1 : why(t);
     memset(&od, 0, sizeof od);
     od.kind = kinds[opt.optim];
@@ -1080,6 +1082,9 @@ static int check(tr_lm *t) {
                        (unsigned long long)opt.arch_until, (unsigned long long)opt.arch_from);
     if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
         return tr_fail(t->err, TR_ERR, "--latency hinge wants a --latency-target, a share of Transformer-XL's time, as 0.65");
+    if (t->training && tr_lm_ranks(t) > 1 && opt.latency > STX_PAR_LATENCY_ADD && opt.latency_of && opt.noise != STX_PAR_NOISE_STEP)
+        return tr_fail(t->err, TR_ERR, "--latency hinge and fbnet, --latency-of w and --noise sequence or tokens: each of several ranks would "
+                       "have a time of its own streams, and the loss would not be the mean of theirs; give --latency-of p or --noise step");
     if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens) return tr_fail(t->err, TR_ERR, "--noise tokens wants --noise-tokens");
     if (t->training && opt.lm.update_every > 1)
         return tr_fail(t->err, TR_ERR, "--update-every is for a fixed --pattern: a search updates in every step (--batch-split saves "

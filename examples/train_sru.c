@@ -211,6 +211,7 @@ static void step(void *user) {
         stx_begin(x, STX_TRAIN);
         loss = stx_sru_lm_loss(r->model, r->t.in[k], r->t.out[k], s, s);
         stx_note(x, NOTE_LOSS, loss, each, k > 0);
+        if (k + 1 == blocks) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, loss, opt.sum_loss ? each * (double)opt.block_sz : each));
     }
     stx_optim_step(r->t.optim, r->t.lr);

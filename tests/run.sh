@@ -68,7 +68,7 @@ done
 for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null | awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
     { part = "compiling trainers"
       if ($1 ~ /^run:form/) part = "forms of the headers (form.sh)"
-      else if ($1 ~ /^run:cuda_nvcc/) part = "nvcc"
+      else if ($1 ~ /^run:cuda_nvcc|^run:cuda_nccl/) part = "nvcc"
       else if ($1 ~ /^run:trainer|^run:cuda_trainer/) part = "tests of the trainers"
       else if ($1 ~ /^run:.*_san$/) part = "test programs, sanitizers"
       else if ($1 ~ /^run:cuda/) part = "test programs, CUDA on the host"

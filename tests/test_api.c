@@ -1945,8 +1945,8 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     }
 
     for (i = 0; i < n; i += 8) mask8(mask + i, 11, 5, i / 8, inner_keep((stx_real)0.3), (stx_real)(65536.0 / inner_keep((stx_real)0.3)));
-    KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0), (double)(stx_real)(a[i] * mask[i]));
-    KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
+    KERNEL("dropout", n, 0, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0, 0), (double)(stx_real)(a[i] * mask[i]));
+    KERNEL("dropout +=", n, 4, stx_dropout_fwd(x, y, a, n, (stx_real)0.3, 11, 5, 0, 1), (double)c[i] + (double)a[i] * (double)mask[i]);
     for (act = 0; act < 2; act++) {     /* residual and normalisation in one against the three kernels, without and with dropout */
         stx_real drop = (stx_real)(act ? 0.3 : 0);
         stx_residual_norm_args k;
@@ -1956,7 +1956,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         k.h = sm; k.f = a; k.gain = b; k.shift = dy; k.dy = dy;
         k.s = v0; k.mean = mean; k.rstd = rstd;
         for (i = 0; i < n; i++) sm[i] = c[i];
-        if (act) stx_dropout_fwd(one, v, a, n, drop, 11, 5, 0); else memcpy(v, a, n * sizeof *v);
+        if (act) stx_dropout_fwd(one, v, a, n, drop, 11, 5, 0, 0); else memcpy(v, a, n * sizeof *v);
         stx_axpy(one, v, sm, n, 1, 1);
         stx_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
         for (i = 0; i < n; i++) w[i] = (double)m[i];

@@ -46,15 +46,16 @@ static void test_flat(void) {
             arr_free(&z); arr_free(&d); arr_free(&g);
         }
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc), (gx, y.d, a.d, n, 0.3f,
-                0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, (int)acc));
+            BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, 1000 * (uint64_t)acc, (int)acc),
+                (gx, y.d, a.d, n, 0.3f, 0x9e3779b97f4a7c15u, (uint64_t)1 << 63 | 5, 1000 * (uint64_t)acc, (int)acc));
             arr_check("dropout", &y, 1e-6);
         }
         BOTH(stx_fill, (cx, a.c, n, 1), (gx, a.d, n, 1));
-        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 11, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0)); arr_check("dropout mask", &y, 0);
-        BOTH(stx_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0), (gx, y.d, b.d, n, 0, 9, 11, 0)); arr_check("dropout 0", &y, 0);
+        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 11, 0, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0)); arr_check("dropout mask", &y, 0);
+        BOTH(stx_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0)); arr_check("dropout 0", &y, 0);
         stx_cuda_shift(gx, 1000);       /* a replayed step: the stream moves on */
-        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0)); arr_check("dropout shifted", &y, 0);
+        BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0), (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
+        arr_check("dropout shifted", &y, 0);
         stx_cuda_shift(gx, 0);
         {
             arr l = arr_of(1, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(n, 1, 0, N_), e = arr_of(n, 1, 0, N_);
@@ -78,7 +79,7 @@ static void test_flat(void) {
         arr y = arr_of(8, 1, 0, N_);
         stx_fill_cuda(gx, y.d, 0, 5); stx_axpy_cuda(gx, y.d, y.d, 0, 5, 1); stx_copy2d_cuda(gx, y.d, 4, y.d, 4, 0, 4, 0);
         stx_sum_rows_cuda(gx, y.d, y.d, 0, 8);
-        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0); stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0);
+        stx_dropout_fwd_cuda(gx, y.d, y.d, 0, 0.5f, 1, 1, 0, 0); stx_layernorm_fwd_cuda(gx, y.d, y.d, y.d, y.d, y.d, y.d, 0, 8, 0);
         stx_softmax_fwd_cuda(gx, y.d, y.d, 0, 8);
         stx_embedding_bwd_cuda(gx, y.d, y.d, NULL, 0, 8, 1); stx_add_fwd_cuda(gx, y.d, y.d, y.d, 0, 8);
         arr_check("no numbers", &y, 0);
@@ -263,8 +264,8 @@ static void test_cross_entropy(void) {
         dev_known = ids_to(ids, N);
         for (how = 0; how < 4; how++) {
             double divisor = how & 1 ? 3 : 0;
-            BOTH(stx_token_weights, (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor), (gx, w.d, dev_known, dev,
-                how & 2 ? weights.d : NULL, N, 1, -100, divisor));
+            BOTH(stx_token_weights, (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor, NULL), (gx, w.d, dev_known,
+                dev, how & 2 ? weights.d : NULL, N, 1, -100, divisor, NULL));
             arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
             stx_cuda_get(gx, got, dev_known, N * sizeof *got);
             CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1) && known[0] == ids[0], "known targets");
@@ -385,7 +386,8 @@ static void test_special(void) {        /* NaN, infinities, zeros, extremes thro
     }
     BOTH(stx_add_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("add extremes", &y, 0);
     BOTH(stx_mul_fwd, (cx, y.c, a.c, g.c, n, n), (gx, y.d, a.d, g.d, n, n)); arr_check("mul extremes", &y, 0);
-    BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 3, 4, 0), (gx, y.d, a.d, n, 0.5f, 3, 4, 0)); arr_check("dropout of extremes", &y, 0);
+    BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 3, 4, 0, 0), (gx, y.d, a.d, n, 0.5f, 3, 4, 0, 0));
+    arr_check("dropout of extremes", &y, 0);
     BOTH(stx_copy2d, (cx, y.c, 8, a.c, 8, 8, 8, 0), (gx, y.d, 8, a.d, 8, 8, 8, 0)); arr_check("copy2d of extremes", &y, 0);
     arr_free(&a); arr_free(&y); arr_free(&g); arr_free(&d);
 }

@@ -32,7 +32,7 @@ static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
     static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f}, costs[3] = {1.7f, 0.6f, 0};
     size_t i, ldu = 3 + R % 4;
     memset(t, 0, sizeof *t);
-    t->c.R = R; t->c.ldu = ldu; t->c.kind = kind; t->c.seed = 7 + R; t->c.stream = R << 20;
+    t->c.R = R; t->c.ldu = ldu; t->c.kind = kind; t->c.seed = 7 + R; t->c.stream = R << 20; t->c.first = 5 * R;
     t->a[AL] = arr_of(3, kind == STX_PAR_PI ? 0.6 : 2, 0, P_);
     if (how == 1) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == 2) memcpy(t->a[AL].c, far_, sizeof far_);

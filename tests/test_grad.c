@@ -375,6 +375,28 @@ static void row_scale_by(void) {
 }
 
 static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout(x, in[0], *(double *)user); }
+static stx_tensor *make_dropout_alike(stx_ctx *x, stx_tensor **in, void *user) { return stx_dropout_alike(x, in[0], *(double *)user); }
+/* Without a group it is stx_dropout, whatever the size; what it is in one tests/test_group.c says */
+static void row_dropout_alike(void) {
+    double p = 0.3;
+    problem q = start("dropout alike", make_dropout_alike, &p);
+    stx_real a[77], y[2][77];
+    size_t i;
+    q.random = 1;
+    add(&q, 7, 33, 0, 0);
+    check(&q);
+    for (i = 0; i < 77; i++) a[i] = 1 + (stx_real)i;
+    for (i = 0; i < 2; i++) {
+        stx_tensor *t;
+        stx_set_tick(ctx1, TICK);
+        stx_begin(ctx1, STX_TRAIN);
+        t = stx_input(ctx1, a, 77, 0, 0, 0);
+        stx_get(ctx1, i ? stx_dropout_alike(ctx1, t, p) : stx_dropout(ctx1, t, p), y[i]);
+    }
+    CHECK(!memcmp(y[0], y[1], sizeof y[0]) && memcmp(y[0], a, sizeof a), "dropout alike: the masks");
+    stx_begin(ctx1, STX_EVAL);
+    { stx_tensor *t = stx_input(ctx1, a, 77, 0, 0, 0); CHECK(stx_dropout_alike(ctx1, t, p) == t, "dropout alike: evaluation"); }
+}
 static void row_dropout(void) {
     static const double rate[] = {0.3, 0.5, 0.9, 1.0 / 65536};
     size_t n = 100003, i;
@@ -1513,9 +1535,9 @@ static stx_tensor *make_adaptive_softmax(stx_ctx *x, stx_tensor **in, void *user
     stx_adaptive a = with_inputs(u, in);
     return stx_adaptive_softmax(x, &a, in[3 * a.clusters + 2], stx_tokens(x, u->id, u->B, u->T));
 }
-/* The masks that u's dropout draws in TICK's step, by asking stx_dropout for them in the same order: rows of cluster c, in the order of
-   their positions (all: every position has a row of cluster 0), widths dim[c][1] (d: the rows' width without a projection). NULL: none. */
-static stx_real *masks_of(const problem *p, const adaptive_user *u, int all, size_t c_wanted) {
+/* The masks that u's dropout draws in TICK's step, by asking stx_dropout for them in the same order: for each cluster a row of every
+   position, whichever cluster it is of; width dim[c][1] (d: the rows' width without a projection). NULL: none. */
+static stx_real *masks_of(const problem *p, const adaptive_user *u, size_t c_wanted) {
     size_t c, i, k = u->a.clusters;
     stx_real *mask = NULL, one[33 * 12];
     if (u->a.dropout == 0) return NULL;
@@ -1523,14 +1545,10 @@ static stx_real *masks_of(const problem *p, const adaptive_user *u, int all, siz
     stx_begin(ctx1, STX_TRAIN);
     for (i = 0; i < 33 * 12; i++) one[i] = 1;
     for (c = 0; c < k; c++) {
-        size_t m = 0, w = p->dim[c][1];
-        stx_tensor *t;
-        for (i = 0; i < 33; i++) m += (all && c == 0) || ((size_t)u->id[i] < u->a.end[c] &&
-                                                          (c == 0 || (size_t)u->id[i] >= u->a.end[c - 1]));
-        if (!m) continue;
-        t = stx_dropout(ctx1, stx_input(ctx1, one, m, w, 0, 0), u->a.dropout);
+        size_t w = p->dim[c][1];
+        stx_tensor *t = stx_dropout(ctx1, stx_input(ctx1, one, 33, w, 0, 0), u->a.dropout);
         if (!t || c != c_wanted) continue;
-        mask = gemm_random(m * w);
+        mask = gemm_random(33 * w);
         stx_get(ctx1, t, mask);
     }
     return mask;
@@ -1562,10 +1580,10 @@ static void row_adaptive_input(void) {
         {   /* scale P D(T[id - start]) */
             stx_real *mask[K_MAX] = {NULL};
             stx_tensor *in[MAX_IN], *y;
-            size_t i, c, o, e, w, at[K_MAX] = {0};
+            size_t i, c, o, e, w;
             double scale = drop ? u.a.scale : sqrt(12.0);
             int good, dropped = 0;
-            for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 0, c);
+            for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, c);
             y = forward(ctx1, &p, in);
             good = y != NULL && y->ndim == 3 && y->dim[0] == 3 && y->dim[1] == 11 && y->dim[2] == 12;
             for (i = 0; i < 33 && y; i++) {
@@ -1575,9 +1593,8 @@ static void row_adaptive_input(void) {
                 start_ = c ? u.a.end[c - 1] : 0;
                 w = p.dim[c][1];
                 for (e = 0; e < w; e++) {
-                    row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][at[c] * w + e] : 1); dropped += row[e] == 0;
+                    row[e] = p.data[c][(id - start_) * w + e] * (mask[c] ? mask[c][i * w + e] : 1); dropped += row[e] == 0;
                 }
-                at[c]++;
                 for (o = 0; o < 12; o++) {
                     double s = pr ? 0 : row[o];
                     for (e = 0; e < w && pr; e++) s += p.data[(size_t)k + c][o * w + e] * row[e];
@@ -1634,17 +1651,16 @@ static void row_adaptive_softmax(void) {
         stx_real *mask[K_MAX] = {NULL};
         stx_tensor *in[MAX_IN], *y;
         double want = 0;
-        size_t i, c, at[K_MAX] = {0};
+        size_t i, c;
         adaptive_inputs(&p, &u, k, pr, f, 1);
         u.a.dropout = drop ? 0.3 : 0;
         p.random = drop;
         p.entries = 60;
-        for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, 1, c);
+        for (c = 0; c < (size_t)k; c++) mask[c] = masks_of(&p, &u, c);
         for (i = 0; i < 33; i++) {
             for (c = 0; (size_t)u.id[i] >= u.a.end[c]; c++) {}
             want += adaptive_nll(&p, &u, p.data[3 * k + 2] + i * 12, (size_t)u.id[i], mask[0] ? mask[0] + i * p.dim[0][1] : NULL,
-                                 mask[c] ? mask[c] + at[c] * p.dim[c][1] : NULL) / 33;
-            at[c]++;
+                                 mask[c] ? mask[c] + i * p.dim[c][1] : NULL) / 33;
         }
         y = forward(ctx1, &p, in);
         CHECK(y && y->size == 1 && CLOSE(y->data[0], want, 1e-13), "adaptive softmax, %d clusters, dropout %g: %g, want %g", k,
@@ -2210,6 +2226,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_softmax", row_softmax},
     {"stx_log_softmax", row_log_softmax},
     {"stx_dropout", row_dropout},
+    {"stx_dropout_alike", row_dropout_alike},
     {"stx_dropout_time", row_dropout_time},
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},

@@ -1005,6 +1005,9 @@ static void *mini_state_create(void *model, size_t B, size_t window) {
 static void mini_state_free(void *s) { stx_rows_free((stx_rows *)s); }
 static void mini_state_reset(void *s) { stx_rows_reset((stx_rows *)s); }
 static void mini_state_reset_stream(void *s, size_t b) { stx_rows_reset_stream((stx_rows *)s, b); }
+static int mini_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
+    return stx_rows_copy((stx_rows *)to, b, (const stx_rows *)from, c, n);
+}
 static int mini_state_save(stx_writer *w, const void *s, const char *prefix) { return stx_rows_save(w, (const stx_rows *)s, prefix); }
 static int mini_state_load(void *s, const stx_file *f, const char *prefix) { return stx_rows_load((stx_rows *)s, f, prefix); }
 static void mini_gen_reset(void *g) { stx_cache_reset(((mini_gen *)g)->cache); }
@@ -1045,7 +1048,8 @@ static stx_lm mini_lm(mini *m) {
     lm.model = m; lm.ctx = m->ctx; lm.params = m->params; lm.words = m->words;
     lm.loss = mini_loss; lm.total = mini_total; lm.updated = mini_updated; lm.key = mini_key;
     lm.state_create = mini_state_create; lm.state_free = mini_state_free; lm.state_reset = mini_state_reset;
-    lm.state_reset_stream = mini_state_reset_stream; lm.state_save = mini_state_save; lm.state_load = mini_state_load;
+    lm.state_reset_stream = mini_state_reset_stream; lm.state_copy = mini_state_copy;
+    lm.state_save = mini_state_save; lm.state_load = mini_state_load;
     lm.gen_create = mini_gen_create; lm.gen_free = mini_gen_free; lm.gen_reset = mini_gen_reset; lm.gen_feed = mini_gen_feed;
     return lm;
 }

@@ -507,13 +507,13 @@ static void noise(void) {
     size_t r, k;
     for (k = 0; k < 3; k++) sum += p[k] = exp((double)al[k]);
     memset(&a, 0, sizeof a);
-    a.R = DRAWS; a.noisy = a.hard = 1; a.al = al; a.tau = &tau; a.seed = 3; a.stream = 99; a.w = hard; a.y = w;
+    a.R = DRAWS; a.noisy = a.hard = 1; a.al = al; a.tau = &tau; a.seed = 3; a.stream = 99; a.first = 41; a.w = hard; a.y = w;
     stx_par_gate_fwd(x, &a);
     for (r = 0; r < DRAWS; r++) {
         uint32_t bits[4];
         double v[3], z1 = 0;
         size_t best = 0;
-        stx_philox(3, 99, r, bits);
+        stx_philox(3, 99, 41 + r, bits);
         for (k = 0; k < 3; k++) {
             double u = (double)((float)(bits[k] >> 9) + 0.5f) / 8388608;
             CHECK(u > 0 && u < 1, "u = %g", u);

@@ -267,7 +267,7 @@ static void any_number(void) {
         stx_gemm(x, &g);                                                        p += C * C;
         stx_sum_rows(x, p, in, N, C);                                           p += C;
         stx_softmax_fwd(x, p, in, N, C);                                        p += N * C;
-        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0);               p += N * C;
+        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0, 0);               p += N * C;
         stx_mean_fwd(x, p, in, N * C);
         if (!first) first = all;
         else {

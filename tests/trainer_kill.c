@@ -5,6 +5,7 @@
        TRAINER_COUNT=FILE   LD_PRELOAD=./trainer_kill.so trainer ...      writes the number of calls to FILE at exit
        TRAINER_DIE_AT=N     ...     SIGKILL at call N; a write is done by half before
        TRAINER_FULL_AT=N    ...     from call N on, writes give ENOSPC; the first one is done by half before
+       TRAINER_FILE=TEXT    ...     only calls on files whose names have TEXT
 
    Counted are write, fsync, rename and unlink; not what goes to the terminal (descriptors 0 to 2). */
 #define _GNU_SOURCE
@@ -13,6 +14,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static long calls, die_at, full_at;
@@ -25,6 +27,18 @@ static void ask(void) {
     if ((s = getenv("TRAINER_DIE_AT")) != NULL) die_at = atol(s);
     if ((s = getenv("TRAINER_FULL_AT")) != NULL) full_at = atol(s);
 }
+/* Is it one of TRAINER_FILE? path NULL: what descriptor fd is of */
+static int meant(const char *path, int fd) {
+    const char *only = getenv("TRAINER_FILE");
+    char link[64], name[4096];
+    ssize_t n;
+    if (!only || path) return !only || strstr(path, only) != NULL;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    n = readlink(link, name, sizeof name - 1);
+    if (n < 0) return 0;
+    name[n] = 0;
+    return strstr(name, only) != NULL;
+}
 static void count(void) {
     ask();
     if (++calls == die_at) raise(SIGKILL);
@@ -33,7 +47,7 @@ static void count(void) {
 ssize_t write(int fd, const void *data, size_t n) {
     static ssize_t (*real)(int, const void *, size_t);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "write");
-    if (fd <= 2) return real(fd, data, n);
+    if (fd <= 2 || !meant(NULL, fd)) return real(fd, data, n);
     ask();
     calls++;
     if (calls == die_at) {
@@ -50,19 +64,19 @@ ssize_t write(int fd, const void *data, size_t n) {
 int fsync(int fd) {
     static int (*real)(int);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fsync");
-    count();
+    if (meant(NULL, fd)) count();
     return real(fd);
 }
 int rename(const char *from, const char *to) {
     static int (*real)(const char *, const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "rename");
-    count();
+    if (meant(from, 0)) count();
     return real(from, to);
 }
 int unlink(const char *path) {
     static int (*real)(const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "unlink");
-    count();
+    if (meant(path, 0)) count();
     return real(path);
 }
 

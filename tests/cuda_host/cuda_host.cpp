@@ -1,7 +1,7 @@
 /* cuda_host.cpp - the CUDA-on-CPU shim: fibers, barriers and warp collectives; shared memory; device memory and the runtime
-   API; graphs; cuBLASLt on top of stx_gemm. One translation unit, linked into the tests. See README.md.
+   API; graphs; cuBLASLt on top of stx_gemm; NCCL between processes. One translation unit, linked into the tests. See README.md.
 
-   >>state  >>reports  >>memory  >>fibers  >>collectives  >>launch  >>runtime  >>graphs  >>cublaslt */
+   >>state  >>reports  >>memory  >>fibers  >>collectives  >>launch  >>graphs  >>runtime  >>cublaslt  >>nccl */
 #ifndef _GNU_SOURCE
   #define _GNU_SOURCE
 #endif
@@ -9,19 +9,25 @@
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"
 #include "cublasLt.h"
+#include "nccl.h"
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
 #include <vector>
 #include <errno.h>
+#include <fcntl.h>
 #include <fenv.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1061,9 +1067,17 @@ static void run_kernel(const cuda_host_kernel &k) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures.
+// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures. Where an exchange with
+// other processes stands before it (>>nccl), work waits in its stream's queue: for the exchange, which runs as late as may be, when the
+// host waits for it or another stream does that has something to do.
 
-struct graph_node { std::unique_ptr<cuda_host_kernel> kernel; std::function<void()> work; bool host; };
+typedef std::function<bool()> queued;           /* true: done; false: not yet, ask again */
+struct graph_node {
+    std::unique_ptr<cuda_host_kernel> kernel;   /* a kernel, */
+    std::function<void()> work;                 /* .. or a function, of the host or the device, */
+    std::function<queued(CUstream_st *)> exchange;      /* .. or one that makes an exchange, new for each run */
+    bool host;
+};
 typedef std::vector<std::shared_ptr<graph_node>> node_list;
 struct capture {
     CUstream_st *origin;
@@ -1073,8 +1087,14 @@ struct capture {
     node_list nodes;
     std::vector<CUstream_st *> streams;
 };
-struct CUstream_st { bool blocking; std::shared_ptr<capture> cap; long work, joined; };     /* work captured, and waited for by another */
-struct CUevent_st { unsigned flags; bool recorded; double ms; std::shared_ptr<capture> cap; CUstream_st *stream; long work; };
+struct CUstream_st {
+    bool blocking, busy;                        /* busy: its queue is being worked off */
+    std::shared_ptr<capture> cap;
+    long work, joined;                          /* captured, and waited for by another */
+    std::deque<queued> queue;
+    uint64_t put, done;                         /* how many entries the queue has had, and has done with */
+};
+struct CUevent_st { unsigned flags; bool recorded; double ms; std::shared_ptr<capture> cap; CUstream_st *stream; long work; uint64_t put; };
 struct CUgraph_st { node_list nodes; };
 struct CUgraphExec_st { node_list nodes; };
 struct CUgraphNode_st { int unused; };
@@ -1122,11 +1142,44 @@ static cudaError_t stream_error(cudaStream_t s) {
 }
 static void keep(cudaStream_t s, std::shared_ptr<graph_node> n) { s->cap->nodes.push_back(n); s->work++; }
 
+/* Works off the queue of s, up to its entry `until`, as far as it goes: is that done? */
+static bool advance(CUstream_st *s, uint64_t until) {
+    if (s->busy) return s->done >= until;
+    s->busy = true;
+    while (s->done < until && !s->queue.empty() && s->queue.front()()) { s->queue.pop_front(); s->done++; }
+    s->busy = false;
+    return s->done >= until;
+}
+static bool advance(cudaStream_t s) { return is_default(s) || advance(s, s->put); }
+static bool event_done(CUevent_st *e) { return is_default(e->stream) || !streams().count(e->stream) || advance(e->stream, e->put); }
+static void wait_for_all(void) {        /* as cudaFree and cudaDeviceSynchronize do */
+    for (;;) {
+        bool all = true;
+        for (auto *s : streams()) if (!advance(s)) all = false;
+        if (all) return;
+        sched_yield();
+    }
+}
+static void put_in_queue(CUstream_st *s, queued q) { s->queue.push_back(q); s->put++; }
+static void run_node(const graph_node &n) {
+    if (G.sticky) return;
+    if (n.kernel) run_kernel(*n.kernel);
+    else if (n.host) n.work();
+    else { device_open(); n.work(); device_close(); }
+}
+static void submit_node(cudaStream_t s, std::shared_ptr<graph_node> n, bool at_once) {
+    if (capturing(s)) keep(s, n);
+    else if (n->exchange) {
+        put_in_queue(s, n->exchange(s));
+        if (at_once) advance(s);
+    } else if (advance(s)) run_node(*n);
+    else put_in_queue(s, [n] { run_node(*n); return true; });
+}
 template<class F> static cudaError_t submit_work(cudaStream_t s, F f, bool host = false) {
-    if (capturing(s)) {
+    if (capturing(s) || !advance(s)) {
         auto n = std::make_shared<graph_node>();
         n->work = f; n->host = host;
-        keep(s, n);
+        submit_node(s, n, false);
     } else if (host) f();
     else { device_open(); f(); device_close(); }
     return cudaSuccess;
@@ -1142,19 +1195,11 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     size_t limit = i != functions().end() && i->second.dynamic_limit ? (size_t)i->second.dynamic_limit : (size_t)SHARED_STATIC;
     if (k.smem > limit) { fail(cudaErrorInvalidValue); return; }
     if (cudaError_t e = stream_error(stream)) { fail(e); return; }
-    if (capturing(stream)) {
+    if (capturing(stream) || !advance(stream)) {
         auto n = std::make_shared<graph_node>();
         n->kernel.reset(k.clone()); n->host = false;
-        keep(stream, n);
+        submit_node(stream, n, false);
     } else run_kernel(k);
-}
-static void run_nodes(const node_list &nodes) {
-    for (auto &n : nodes) {
-        if (G.sticky) return;
-        if (n->kernel) run_kernel(*n->kernel);
-        else if (n->host) n->work();
-        else { device_open(); n->work(); device_close(); }
-    }
 }
 
 extern "C" {
@@ -1164,6 +1209,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned int flags) {
     *s = new CUstream_st();
     (*s)->blocking = !(flags & cudaStreamNonBlocking);
     (*s)->work = (*s)->joined = 0;
+    (*s)->put = (*s)->done = 0;
+    (*s)->busy = false;
     streams().insert(*s);
     return cudaSuccess;
 }
@@ -1176,6 +1223,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
     LOCK;       /* also after a sticky error */
     if (is_default(s) || bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (s->cap) drop_capture(s->cap);
+    if (!advance(s)) report("cudaStreamDestroy of a stream whose work waits for other ranks");
     for (auto *e : events()) if (e->stream == s) e->stream = NULL;
     streams().erase(s);
     delete s;
@@ -1186,17 +1234,20 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
     if (cudaError_t e = unsafe_call()) return fail(e);
+    while (!advance(s)) sched_yield();
     G.syncs++;
     deliver();
     check_after_kernels();
-    return cudaSuccess;
+    return fail(G.sticky);
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    if (cudaError_t e = unsafe_call()) return fail(e);
+    if (!advance(s)) return fail(cudaErrorNotReady);
     deliver();
-    return fail(unsafe_call());
+    return fail(G.sticky);
 }
 cudaError_t cudaDeviceSynchronize(void) {
     ENTER;
@@ -1204,10 +1255,11 @@ cudaError_t cudaDeviceSynchronize(void) {
         for (auto &c : captures()) c->valid = false;
         return fail(cudaErrorStreamCaptureUnsupported);
     }
+    wait_for_all();
     G.syncs++;
     deliver();
     check_after_kernels();
-    return cudaSuccess;
+    return fail(G.sticky);
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
     ENTER;
@@ -1236,6 +1288,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     e->stream = s;
     e->cap = is_default(s) ? NULL : s->cap;
     e->work = is_default(s) ? 0 : s->work;
+    e->put = is_default(s) ? 0 : s->put;
     return cudaSuccess;
 }
 static cudaError_t captured_event(cudaEvent_t e) {      /* one whose capture still runs cannot be waited for by the host */
@@ -1248,17 +1301,20 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = captured_event(e)) return fail(error);
     if (cudaError_t error = unsafe_call()) return fail(error);
+    while (!event_done(e)) sched_yield();
     G.syncs++;
     deliver();
     check_after_kernels();
-    return cudaSuccess;
+    return fail(G.sticky);
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = captured_event(e)) return fail(error);
+    if (cudaError_t error = unsafe_call()) return fail(error);
+    if (!event_done(e)) return fail(cudaErrorNotReady);
     deliver();
-    return fail(unsafe_call());
+    return fail(G.sticky);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     ENTER;
@@ -1277,7 +1333,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flag
     if (!e->recorded) return cudaSuccess;
     capture *mine = capturing(s);
     if (!e->cap) {
-        if (!mine) return cudaSuccess;
+        if (!mine) {
+            CUstream_st *other = e->stream;
+            uint64_t until = e->put;
+            if (!is_default(s) && !is_default(other) && other != s && other->done < until)
+                put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
+            return cudaSuccess;
+        }
         mine->valid = false;
         return fail(cudaErrorStreamCaptureIsolation);
     }
@@ -1327,11 +1389,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     bool joined = true;
     for (auto *other : c->streams) if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
+    node_list nodes;
+    nodes.swap(c->nodes);       /* an event may hold c for longer */
     if (told_to_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
     if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
     if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
     *graph = new CUgraph_st();
-    (*graph)->nodes = c->nodes;
+    (*graph)->nodes = nodes;
     graphs().insert(*graph);
     return cudaSuccess;
 }
@@ -1365,7 +1429,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
     if (cudaError_t e = stream_error(s)) return fail(e);
     if (capturing(s)) { for (auto &n : exec->nodes) keep(s, n); return cudaSuccess; }
     G.graph_launches++;
-    run_nodes(exec->nodes);
+    for (auto &n : exec->nodes) submit_node(s, n, true);
     return fail(G.sticky);
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) {
@@ -1526,6 +1590,7 @@ cudaError_t cudaFree(void *p) {
     LOCK;       /* also after a sticky error: the host still gives back what it has */
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
+    wait_for_all();
     auto i = live().find((word)p);
     if (i == live().end()) { report("cudaFree of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
     size_t need = ZONE + i->second.bytes + tail_zone(i->second.bytes);
@@ -1558,6 +1623,7 @@ cudaError_t cudaFreeHost(void *p) {
     LOCK;
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
+    wait_for_all();
     auto i = pinned().find((word)p);
     deliver();
     if (i == pinned().end()) { report("cudaFreeHost of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
@@ -1616,7 +1682,10 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
     if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
     if (cudaError_t e = stream_error(s)) return fail(e);
     if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src, spitch * (height - 1) + width, kind)) return fail(e);
-    if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) G.syncs++;
+    if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) {
+        while (!advance(s)) sched_yield();
+        G.syncs++;
+    }
     bool is_late = !blocking && in_device(src) && in_pinned(dst, 0);
     submit_work(s, [=] {
         if (is_late) { copy_late(dst, dpitch, src, spitch, width, height); return; }
@@ -2109,4 +2178,332 @@ const char *cublasGetStatusString(cublasStatus_t status) { return cublasGetStatu
 const char *cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
 const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
 size_t cublasLtGetVersion(void) { return 130000; }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// >>nccl: exchanges between processes of one machine, by a file in memory that is named after the unique id
+
+enum { RANKS = 8, PART = 1 << 18, LETTER = 1 << 16 };       /* bytes that a rank shows at once; that one sends to another at once */
+struct exchange_kind { int kind, type, op, root; size_t count; };
+/* parts shown by a rank; parts of all that it is done with */
+struct shown { alignas(64) std::atomic<uint64_t> put, taken; exchange_kind what; };
+struct letters { alignas(64) std::atomic<uint64_t> put, taken; size_t bytes; };
+struct shared_group {
+    std::atomic<uint32_t> magic;
+    std::atomic<int> ranks, joined, left;
+    shown rank[RANKS];
+    letters pair[RANKS][RANKS];
+    unsigned char part[RANKS][PART], letter[RANKS][RANKS][LETTER];
+};
+static const uint32_t GROUP_MAGIC = 0x6e63636cu;
+struct ncclComm {
+    std::string path;
+    shared_group *m;
+    int fd, rank, ranks, polls;
+    bool counted, there, finalizing, gone, aborted;
+    ncclResult_t state;
+    std::function<void()> late;                 /* the last call, until it was asked for twice */
+    uint64_t parts, given, finished;            /* parts of all so far; exchanges given out and finished: they keep this order */
+    std::map<uint64_t, CUstream_st *> waiting;  /* given out, not finished: on which stream */
+    std::shared_ptr<int> captured;              /* as many as graphs' nodes hold it, and one */
+};
+static std::set<ncclComm *> &comms(void) { static auto *s = new std::set<ncclComm *>; return *s; }
+static std::vector<ncclComm *> &ended(void) { static auto *v = new std::vector<ncclComm *>; return *v; }
+static std::string &nccl_said(void) { static auto *s = new std::string; return *s; }
+static long exchanges_done;
+static int told_state;
+
+__attribute__((format(printf, 2, 3)))
+static ncclResult_t nccl_wrong(ncclResult_t r, const char *format, ...) {
+    char text[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    nccl_said() = text;
+    return r;
+}
+enum { ALL_REDUCE, REDUCE, BROADCAST, SEND, RECV };
+static const char *const exchange_names[] = { "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclSend", "ncclRecv" };
+static size_t nccl_size(int type) { return type == ncclFloat ? 4 : type == ncclDouble ? 8 : 1; }
+
+template<class T> static void reduce_ranks(T *to, const unsigned char *first, size_t n, int ranks, int op) {
+    for (size_t i = 0; i < n; i++) {
+        T sum = 0;
+        for (int r = 0; r < ranks; r++) {       /* always in the order of ranks */
+            T v;
+            memcpy(&v, first + (size_t)r * PART + i * sizeof v, sizeof v);
+            if (op == ncclAvg) v *= (T)1 / (T)ranks;        /* before the sum, as NCCL does it */
+            sum = !r ? v : op == ncclMax ? (v > sum ? v : sum) : sum + v;
+        }
+        to[i] = sum;
+    }
+}
+struct exchange {
+    ncclComm *c;
+    exchange_kind k;
+    const unsigned char *from;
+    unsigned char *to;
+    uint64_t number;
+    size_t at;
+    bool shows;         /* this rank's part is to be seen, those of others not yet */
+
+    bool part(void) {
+        shared_group *m = c->m;
+        size_t each = nccl_size(k.type), n = std::min(k.count - at, (size_t)PART / each);
+        uint64_t number_ = c->parts + 1;
+        shown &mine = m->rank[c->rank];
+        if (!shows) {
+            for (int r = 0; r < c->ranks; r++) if (m->rank[r].taken.load(std::memory_order_acquire) < number_ - 1) return false;
+            if (k.kind != BROADCAST || c->rank == k.root) memcpy(m->part[c->rank], from + at * each, n * each);
+            mine.what = k;
+            mine.put.store(number_, std::memory_order_release);
+            shows = true;
+        }
+        bool gets = k.kind == ALL_REDUCE || (k.kind == REDUCE) == (c->rank == k.root) || (k.kind == BROADCAST && to != from);
+        for (int r = 0; gets && r < c->ranks; r++) {
+            if (k.kind == BROADCAST && r != k.root) continue;
+            if (m->rank[r].put.load(std::memory_order_acquire) < number_) return false;
+            const exchange_kind &w = m->rank[r].what;
+            if (w.kind != k.kind || w.type != k.type || w.op != k.op || w.root != k.root || w.count != k.count)
+                report("%s of %zu at rank %d meets %s of %zu at rank %d", exchange_names[k.kind], k.count, c->rank,
+                       exchange_names[w.kind], w.count, r);
+        }
+        if (gets && k.kind == BROADCAST) memcpy(to + at * each, m->part[k.root], n * each);
+        else if (gets && k.type == ncclDouble) reduce_ranks((double *)(void *)to + at, m->part[0], n, c->ranks, k.op);
+        else if (gets) reduce_ranks((float *)(void *)to + at, m->part[0], n, c->ranks, k.op);
+        mine.taken.store(number_, std::memory_order_release);
+        c->parts = number_;
+        shows = false;
+        at += n;
+        return true;
+    }
+    bool letter(void) {
+        int a = k.kind == SEND ? c->rank : k.root, b = k.kind == SEND ? k.root : c->rank;
+        letters &l = c->m->pair[a][b];
+        size_t n = std::min(k.count - at, (size_t)LETTER);
+        uint64_t put = l.put.load(std::memory_order_acquire), taken = l.taken.load(std::memory_order_acquire);
+        if (k.kind == SEND) {
+            if (put != taken) return false;
+            memcpy(c->m->letter[a][b], from + at, n);
+            l.bytes = k.count - at;
+            l.put.store(put + 1, std::memory_order_release);
+        } else {
+            if (put == taken) return false;
+            if (l.bytes != k.count - at) report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, l.bytes);
+            memcpy(to + at, c->m->letter[a][b], n);
+            l.taken.store(taken + 1, std::memory_order_release);
+        }
+        at += n;
+        return true;
+    }
+    bool go(void) {
+        while (!c->aborted && c->finished + 1 != number) {      /* in the order of the calls, whatever the streams are */
+            uint64_t first = c->finished;
+            CUstream_st *s = c->waiting.begin()->second;
+            if (!s->busy) advance(s, s->put);
+            if (c->finished == first) return false;
+        }
+        if (!c->aborted && !G.sticky) {
+            device_open();
+            while (at < k.count && (k.kind < SEND ? part() : letter())) {}
+            device_close();
+            if (at < k.count) return false;
+            exchanges_done++;
+        }
+        c->finished = std::max(c->finished, number);
+        c->waiting.erase(number);
+        return true;
+    }
+};
+static bool nccl_ready(ncclComm_t c, const char *what) {
+    if (!comms().count(c) || c->gone) { report("%s on a communicator that there is not", what); return false; }
+    if (c->state == ncclInProgress || c->finalizing) { report("%s while the call before is in progress", what); return false; }
+    return true;
+}
+static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchange_kind k, cudaStream_t s) {
+    LOCK;
+    const char *what = exchange_names[k.kind];
+    size_t bytes = k.count * nccl_size(k.type);
+    if (!nccl_ready(c, what)) return nccl_wrong(ncclInvalidUsage, "%s: not now", what);
+    if (k.root < 0 || k.root >= c->ranks || !k.count) return nccl_wrong(ncclInvalidArgument, "%s: rank %d", what, k.root);
+    if ((from && !find_device(from, bytes)) || (to && !find_device(to, bytes))) {
+        report("%s: %zu bytes at %p and %p are not within device memory", what, bytes, from, to);
+        return nccl_wrong(ncclInvalidArgument, "%s: an address", what);
+    }
+    if (bad_stream(s) || is_default(s)) return nccl_wrong(ncclInvalidArgument, "%s: the stream", what);
+    c->state = ncclInProgress;
+    c->polls = 0;
+    c->late = [=] {             /* as from a thread of NCCL's: the stream learns of it later than the caller goes on */
+        if (stream_error(s)) { c->state = ncclUnhandledCudaError; return; }
+        auto n = std::make_shared<graph_node>();
+        std::shared_ptr<int> held = capturing(s) ? c->captured : NULL;
+        n->host = false;
+        n->exchange = [=](CUstream_st *where) -> queued {
+            auto e = std::make_shared<exchange>();
+            (void)held;
+            if (!comms().count(c)) { report("a graph has %s of a communicator that there is not", what); return [] { return true; }; }
+            e->c = c; e->k = k; e->from = (const unsigned char *)from; e->to = (unsigned char *)to;
+            e->number = ++c->given; e->at = 0; e->shows = false;
+            c->waiting[e->number] = where;
+            return [e] { return e->go(); };
+        };
+        submit_node(s, n, false);
+    };
+    return ncclInProgress;
+}
+static std::string group_path(const char *id) {
+    const char *dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : getenv("TMPDIR");
+    std::string path = std::string(dir ? dir : "/tmp") + "/cuda_host_nccl." + std::to_string((long)getuid()) + ".";
+    for (; *id; id++) path += strchr("/[]", *id) ? '_' : *id;
+    return path;
+}
+static void group_close(ncclComm *c) {
+    if (c->m) munmap(c->m, sizeof *c->m);
+    if (c->fd >= 0) close(c->fd);
+    c->m = NULL;
+    c->fd = -1;
+}
+/* The group's memory: rank 0 makes it, the others look for it. Are all there? */
+static bool group_there(ncclComm *c) {
+    struct stat a, b;
+    if (c->m && c->m->joined == c->ranks) return true;
+    if (c->m && c->rank && (stat(c->path.c_str(), &a) || fstat(c->fd, &b) || a.st_ino != b.st_ino)) {      /* one of an earlier run */
+        if (c->m->joined == c->ranks) return true;
+        group_close(c);
+        c->counted = false;
+    }
+    if (!c->m) {
+        if (!c->rank) unlink(c->path.c_str());
+        c->fd = open(c->path.c_str(), c->rank ? O_RDWR : O_RDWR | O_CREAT | O_EXCL, 0600);
+        if (c->fd < 0) return false;
+        if ((!c->rank && ftruncate(c->fd, sizeof *c->m)) || fstat(c->fd, &b) || b.st_size != (off_t)sizeof *c->m) {
+            group_close(c);
+            return false;
+        }
+        void *p = mmap(NULL, sizeof *c->m, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
+        c->m = p == MAP_FAILED ? NULL : (shared_group *)p;
+        if (!c->m) { group_close(c); return false; }
+        if (!c->rank) { c->m->ranks = c->ranks; c->m->magic = GROUP_MAGIC; }
+    }
+    if (c->m->magic != GROUP_MAGIC) return false;
+    if (c->m->ranks != c->ranks) {
+        c->state = nccl_wrong(ncclInvalidUsage, "%d ranks, rank 0 says %d", c->ranks, (int)c->m->ranks);
+        return false;
+    }
+    if (!c->counted) { c->m->joined++; c->counted = true; }
+    return c->m->joined == c->ranks;
+}
+static void nccl_end(ncclComm *c, const char *what) {
+    if (c->captured.use_count() > 1)
+        report("%s while %ld captured exchanges live: NCCL waits until their graphs are gone", what, (long)c->captured.use_count() - 1);
+    c->aborted = c->gone = true;        /* what waits is done with, and nothing of it happens */
+    for (auto *s : streams()) advance(s);
+    if (!c->rank && c->m && !c->there) unlink(c->path.c_str());
+    group_close(c);
+    comms().erase(c);
+    ended().push_back(c);               /* not freed: a queue may hold it still */
+}
+
+extern "C" {
+ncclResult_t ncclGetVersion(int *version) { *version = NCCL_VERSION_CODE; return ncclSuccess; }
+const char *ncclGetErrorString(ncclResult_t result) {
+    switch (result) {
+#define NCCL_TEXT(name, value, text) case name: return text;
+        CUDA_HOST__NCCL(NCCL_TEXT)
+        default: return "unknown result code";
+    }
+}
+const char *ncclGetLastError(ncclComm_t) { return nccl_said().c_str(); }
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    const char *address = getenv("NCCL_COMM_ID");
+    static int made;
+    timespec t;
+    memset(id, 0, sizeof *id);
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (address && !strchr(address, ':')) return nccl_wrong(ncclInvalidArgument, "NCCL_COMM_ID is no host:port");
+    if (address) snprintf(id->internal, sizeof id->internal, "%.120s", address);
+    else snprintf(id->internal, sizeof id->internal, "%ld.%ld.%ld.%d", (long)getpid(), (long)t.tv_sec, t.tv_nsec, ++made);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    LOCK;
+    if (!comm || !config || config->size != sizeof *config || config->magic != 0xcafebeefu || config->blocking || ranks < 1 ||
+        ranks > RANKS || rank < 0 || rank >= ranks || id.internal[sizeof id.internal - 1])
+        return nccl_wrong(ncclInvalidArgument, "rank %d of %d; blocking communicators are not there", rank, ranks);
+    ncclComm *c = new ncclComm();
+    c->path = group_path(id.internal);
+    c->fd = -1; c->rank = rank; c->ranks = ranks;
+    c->state = ncclInProgress;
+    c->captured = std::make_shared<int>(0);
+    comms().insert(c);
+    *comm = c;
+    return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
+    LOCK;
+    if (!comms().count(c)) { report("ncclCommGetAsyncError of a communicator that there is not"); return ncclInvalidArgument; }
+    if (told_state) { c->state = nccl_wrong((ncclResult_t)told_state, "told to fail"); told_state = 0; }
+    if (c->state == ncclInProgress && ++c->polls > 1) {
+        if (c->finalizing) { if (c->m->left == c->ranks) c->state = ncclSuccess; }
+        else if (!c->there) {
+            if (group_there(c)) {
+                c->there = true;
+                c->state = ncclSuccess;
+                if (!c->rank) unlink(c->path.c_str());      /* its name is not needed any more */
+            }
+        } else {
+            c->state = ncclSuccess;
+            if (c->late) c->late();
+        }
+        if (c->state != ncclInProgress) c->late = nullptr;
+    }
+    *state = c->state;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    LOCK;
+    if (!nccl_ready(c, "ncclCommFinalize")) return ncclInvalidUsage;
+    if (!c->waiting.empty()) report("ncclCommFinalize before %zu exchanges are done", c->waiting.size());
+    c->finalizing = true;
+    c->m->left++;
+    c->polls = 0;
+    c->state = ncclInProgress;
+    return ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    LOCK;
+    if (!comms().count(c) || !c->finalizing || c->state != ncclSuccess) {
+        report("ncclCommDestroy before ncclCommFinalize is done");
+        return ncclInvalidUsage;
+    }
+    nccl_end(c, "ncclCommDestroy");
+    return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t c) {
+    LOCK;
+    if (!comms().count(c)) { report("ncclCommAbort of a communicator that there is not"); return ncclInvalidArgument; }
+    nccl_end(c, "ncclCommAbort");
+    return ncclSuccess;
+}
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t s) {
+    return nccl_submit(comm, send, recv, { ALL_REDUCE, type, op, 0, count }, s);
+}
+ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
+                        cudaStream_t s) {
+    return nccl_submit(comm, send, recv, { REDUCE, type, op, root, count }, s);
+}
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, recv, { BROADCAST, type, 0, root, count }, s);
+}
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, NULL, { SEND, ncclUint8, 0, peer, count * nccl_size(type) }, s);
+}
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, NULL, recv, { RECV, ncclUint8, 0, peer, count * nccl_size(type) }, s);
+}
+void cuda_host_nccl_fail(int state) { LOCK; told_state = state; }
+long cuda_host_exchanges(void) { return exchanges_done; }
+long cuda_host_comms(void) { LOCK; return (long)comms().size(); }
 }

@@ -47,6 +47,10 @@ size_t cuda_host_bytes_in_use(void);    /* device memory */
 size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
 int    cuda_host_is_device(const void *p);      /* does p lie in the device's address range? */
 
+void cuda_host_nccl_fail(int state);    /* a ncclResult_t: what the next look at a communicator's state finds; 0: nothing */
+long cuda_host_exchanges(void);         /* NCCL's exchanges that are done, those of graphs included */
+long cuda_host_comms(void);             /* communicators that there are */
+
 #ifdef __cplusplus
 }
 #endif

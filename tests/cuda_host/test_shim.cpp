@@ -4,6 +4,7 @@
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"
 #include "cublasLt.h"
+#include "nccl.h"
 #include "../test.h"
 #include <vector>
 #include <signal.h>
@@ -864,6 +865,89 @@ static void test_runtime(void) {
         __ffs(8) == 4, "integers");
 }
 
+/* Exchanges of a group of one: when they run, in streams and in graphs, and what is not allowed. (Of several ranks: test_cuda_group.c.) */
+static ncclResult_t asked(ncclComm_t c) {
+    ncclResult_t r = ncclInProgress;
+    for (int i = 0; i < 5 && r == ncclInProgress; i++) ncclCommGetAsyncError(c, &r);
+    return r;
+}
+static ncclComm_t group_of_one(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    ncclComm_t c = NULL;
+    config.blocking = 0;
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRankConfig(&c, 1, id, 0, &config) == ncclInProgress && asked(c) == ncclSuccess,
+          "a group of one");
+    return c;
+}
+static bool is(const float *p, float v) { return host_copy(p, 64) == std::vector<float>(64, v); }
+static void test_nccl(void) {
+    cudaStream_t s, s2;
+    cudaEvent_t e;
+    cudaGraph_t g;
+    cudaGraphExec_t x;
+    float *a = device_copy(std::vector<float>(64, 3.0f)), *b = device_copy(std::vector<float>(64, 0.0f));
+    ncclComm_t c = group_of_one();
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    long done = cuda_host_exchanges();
+
+    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s2) == ncclInProgress && asked(c) == ncclSuccess, "begun");
+    OK(cudaMemsetAsync(a, 0, 256, s));
+    CHECK(is(b, 0) && cuda_host_exchanges() == done, "it runs when somebody waits for it");
+    OK(cudaStreamQuery(s2));
+    CHECK(is(b, 0) && is(a, 0) && cuda_host_exchanges() == done + 1, "and takes what is there then");
+    OK(cudaMemcpy(a, std::vector<float>(64, 4.0f).data(), 256, cudaMemcpyHostToDevice));
+    CHECK(ncclReduce(a, b, 64, ncclFloat, ncclAvg, 0, c, s2) == ncclInProgress && asked(c) == ncclSuccess, "begun");
+    OK(cudaEventRecord(e, s2));
+    OK(cudaMemsetAsync(b, 0, 256, s));
+    OK(cudaStreamWaitEvent(s, e, 0));
+    CHECK(is(a, 4) && is(b, 0), "a wait of another stream is not yet work");
+    OK(cudaMemcpyAsync(a, b, 256, cudaMemcpyDeviceToDevice, s));
+    CHECK(is(a, 4) && is(b, 4) && cuda_host_exchanges() == done + 2, "which comes behind it");
+    OK(cudaEventQuery(e));
+    CHECK(ncclBroadcast(a, b, 64, ncclUint8, 0, c, s2) == ncclInProgress, "a call that was not asked for is not in its stream");
+    OK(cudaStreamSynchronize(s2));
+    CHECK(cuda_host_exchanges() == done + 2 && asked(c) == ncclSuccess, "until then");
+    OK(cudaStreamSynchronize(s2));
+    CHECK(cuda_host_exchanges() == done + 3, "and then it is");
+
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclMax, c, s) == ncclInProgress && asked(c) == ncclSuccess, "captured");
+    OK(cudaMemcpyAsync(a, b, 128, cudaMemcpyDeviceToDevice, s));
+    OK(cudaStreamEndCapture(s, &g));
+    OK(cudaGraphInstantiate(&x, g, 0));
+    OK(cudaGraphDestroy(g));
+    for (int i = 0; i < 3; i++) {
+        std::vector<float> now(64, 5.0f + (float)i);
+        OK(cudaMemcpy(a, now.data(), 256, cudaMemcpyHostToDevice));
+        OK(cudaGraphLaunch(x, s));
+        OK(cudaStreamSynchronize(s));
+        CHECK(is(b, 5.0f + (float)i) && cuda_host_exchanges() == done + 4 + i, "replay %d", i);
+    }
+    is_reported("busy", "in progress", [&] {
+        CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s) == ncclInProgress, "one");
+        CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s) == ncclInvalidUsage, "two at once");
+    });
+    CHECK(asked(c) == ncclSuccess, "one");
+    is_reported("extent", "device memory", [&] {
+        CHECK(ncclAllReduce(a, b, 65, ncclFloat, ncclSum, c, s) == ncclInvalidArgument, "too much");
+    });
+    OK(cudaStreamSynchronize(s));
+    cuda_host_nccl_fail(ncclRemoteError);
+    CHECK(asked(c) == ncclRemoteError, "told");
+    is_reported("a graph", "graphs", [&] { CHECK(ncclCommAbort(c) == ncclSuccess, "end"); });
+    is_reported("no group", "there is not", [&] { CHECK(ncclCommAbort(c) == ncclInvalidArgument, "twice"); });
+    OK(cudaGraphExecDestroy(x));
+    c = group_of_one();
+    is_reported("order", "ncclCommFinalize", [&] { CHECK(ncclCommDestroy(c) == ncclInvalidUsage, "too early"); });
+    CHECK(ncclCommFinalize(c) == ncclInProgress && asked(c) == ncclSuccess && ncclCommDestroy(c) == ncclSuccess && cuda_host_comms() == 0,
+          "end");
+    OK(cudaEventDestroy(e));
+    OK(cudaStreamDestroy(s)); OK(cudaStreamDestroy(s2));
+    OK(cudaFree(a)); OK(cudaFree(b));
+}
+
 static __global__ void speed_kernel(float *y, int rounds) {
     float c[4] = { 0, 0, 0, 0 };
     uint32_t a[4] = { 0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u }, b[2] = { 0x3f803f80u, 0x3f803f80u };
@@ -893,6 +977,7 @@ int main(int argc, char **argv) {
     test_sum(); test_scan(); test_transpose(); test_mma(); test_ldmatrix(); test_async(); test_graph(); test_cublaslt();
     test_violations();
     test_runtime();
+    test_nccl();
     if (argc > 1 && !strcmp(argv[1], "speed")) print_speed();
     return test_end();
 }

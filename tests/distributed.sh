@@ -1,0 +1,132 @@
+#!/bin/sh
+# distributed.sh - docs/distributed.md says what is so: its commands run, in its order, in a tree of their own with small texts and few steps, where
+# there are mpicc and Open MPI's mpirun; its program learns, and two ranks learn what one does; its script for SLURM saves when it is told to, queues
+# itself again and goes on, with stand-ins for srun and scontrol. And ranks that share processors share them out. The line before a block says what it is:
+#   <!-- run -->          commands        <!-- run: srun -->    the script        <!-- file: NAME -->    what stands in that file
+# build/mpi/train_attn_span and the library's objects are those that `make` has made.
+cd "$(dirname "$0")/.." || exit 1
+root=$(pwd) page=docs/distributed.md
+work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-distributed.XXXXXX") || exit 1
+[ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+passed=0 failed=0
+check() {       # check WHAT COMMAND..
+    what=$1; shift
+    if "$@" > "$work/why" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $what"; head -n 4 "$work/why"; fi
+}
+open_mpi() { mpirun --version 2> /dev/null | grep -q 'Open MPI'; }
+if ! open_mpi; then echo "no mpirun of Open MPI: nothing runs"; echo "1 passed, 0 failed"; exit 0; fi
+
+blocks() {
+    awk '/^```/ && !on { on = 1; n++; print "@ " n, mark; next } /^```/ { on = 0; mark = ""; next } on { print "  " $0; next }
+        /^<!-- (run|file)/ { mark = $0; gsub(/^<!-- | -->$/, "", mark); next } NF { mark = "" }' $page
+}
+block() { blocks | awk -v n="$1" '/^@ / { on = $2 == n; next } on { print substr($0, 3) }'; }
+tree=$work/tree
+mkdir -p "$tree/build" "$work/bin"
+ln -s "$root/build/mpi/train_attn_span" "$tree/build/"
+cp seqtx*.h "$tree"
+awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
+cat > "$work/bin/mpicc" <<END
+#!/bin/sh
+PATH='$PATH'
+exec ${MPICC:-mpicc} -std=c99 -Wall -Wextra -Werror -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE "\$@" \\
+    $root/build/lib_mpi/seqtx.o $root/build/lib_f32/seqtx_attn_span.o -lm -pthread $LDLIBS
+END
+# srun: its options are skipped. Where `when` is, it tells the ranks to stop when they have trained some steps
+cat > "$work/bin/srun" <<END
+#!/bin/sh
+while case \$1 in -*) true ;; *) false ;; esac; do shift; done
+mpirun -np 2 --bind-to none "\$@" &
+pid=\$!
+if [ -f '$work/when' ]; then
+    i=0
+    while [ \$i -lt 300 ] && ! grep -q '"event":"train"' runs/slurm/log.jsonl 2> /dev/null; do sleep 0.1; i=\$((i + 1)); done
+    kill -USR1 \$pid
+fi
+wait \$pid
+END
+printf '#!/bin/sh\necho "$@" >> "%s/requeued"\n' "$work" > "$work/bin/scontrol"
+chmod +x "$work/bin/"*
+run() {         # run FILE: a script's commands, as they would be pasted
+    (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 PATH=$work/bin:$PATH timeout -k 5 100 sh "$@" > "$work/log" 2>&1 < /dev/null)
+}
+blocks | grep '^@' > "$work/list"
+ran=0
+while read -r at n mark; do
+    block "$n" > "$work/block"
+    case $mark in
+    run)
+        if run -e "$work/block"; then passed=$((passed + 1)); else
+            failed=$((failed + 1))
+            echo "FAILED $page, block $n, which begins '$(head -n 1 "$work/block")':"
+            tail -n 4 "$work/log"
+        fi
+        ran=$((ran + 1)) ;;
+    "run: srun") cp "$work/block" "$work/job.sh"; ran=$((ran + 1)) ;;
+    "file: "*) cp "$work/block" "$tree/${mark#file: }"; ran=$((ran + 1)) ;;
+    *) check "$page, block $n: the line before it does not say what it is" false ;;
+    esac
+done < "$work/list"
+check "$page has $ran blocks, fewer than it had" [ "$ran" -ge 4 ]
+
+cd "$tree" || exit 1
+check "the run of two ranks did not go on with four" grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
+# the program: two ranks and one process, losses and parameters
+timeout 100 mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
+timeout 100 ./prog > one
+check "the program does not learn: $(tail -n 1 two)" awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
+check "two ranks learn something else than one: $(paste one two | tail -n 1)" sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d; if (d > 2e-3 * \$3 + 1.1e-4) bad = 1 } END { exit bad || NR != 5 }"'
+timeout 100 mpirun -np 3 --bind-to none ./prog > out 2>&1
+code=$?
+check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
+# the script for SLURM: told to stop, it saves and queues itself again; started again it goes on
+touch "$work/when"
+STEPS=60
+export SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1
+run "$work/job.sh"
+code=$?
+check "the script, told to stop, ends with $code, not 138" [ $code -eq 138 ]
+check "the script does not queue itself again" grep -q '^requeue 7$' "$work/requeued"
+check "it did not stop early" sh -c '! grep -q "\"step\":60," runs/slurm/log.jsonl'
+rm "$work/when"
+run "$work/job.sh"
+code=$?
+check "the script, started again, ends with $code" [ $code -eq 0 ]
+check "it does not go on" grep -q '"event":"resume"' runs/slurm/log.jsonl
+check "it does not end" grep -q '"event":"train","step":60,' runs/slurm/log.jsonl
+check "it queues itself once more" [ "$(wc -l < "$work/requeued")" -eq 1 ]
+
+# a part's thread is below stx_threads, for which scratch is made: also after ranks have shared out the processors
+cat > share.c <<'END'
+#define SEQTX_IMPLEMENTATION
+#include "seqtx.h"
+#include <stdio.h>
+static int bad;
+static void part(const stx_share *s, const void *job) {
+    volatile double sum = 0;
+    int i;
+    for (i = 0; i < 3000000; i++) sum += i;             /* long enough for every thread to get some */
+    (void)job;
+    if (s->thread >= (size_t)stx_threads(s->x)) bad = 1;
+}
+int main(void) {
+    stx_ctx *x = stx_create(NULL);
+    int all = stx_threads(x);
+    double threads;
+    stx_group_join(x, NULL);
+    stx_parallel_units(x, 64, part, NULL);
+    threads = stx_threads(x);
+    stx_group_sum(x, &threads, 1);
+    if (stx_rank(x) == 0) printf("%d ranks, %d processors, %.0f threads\n", stx_ranks(x), all, threads);
+    if (!stx_ok(x) || bad || (int)threads > STX_MAX(all, stx_ranks(x))) { stx_group_abort(x, 3); return 3; }
+    stx_group_leave(x);
+    stx_destroy(x);
+    return 0;
+}
+END
+check "share.c does not compile" "$work/bin/mpicc" -O1 -D_POSIX_C_SOURCE=200809L share.c -o share
+for np in 2 4; do check "$np ranks on the same processors have threads that nothing is made for" timeout 100 mpirun -np $np --bind-to none ./share; done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
