@@ -115,37 +115,40 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
     work_add(w, dw, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + n * o) + 8 * i * o);
     w->model_flop += 4 * n * i * o + 2 * n_dx * i * o;
 }
-/* Every operand of a pass counts once. Memory is full. */
-static inline void work_count(work *w, const config *c) {
+/* Every operand of a pass counts once. Memory is full. One layer: */
+static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span,
-        P = (double)c->pers, p = parameters(c);
-    size_t l, h;
+        P = (double)c->pers;
+    double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
+    size_t h;
+    for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
+    work_add(w, "memory: rows kept, memory ++ block", PASSES, 6, 0, 2 * d * (2 * B * S + 2 * X + 4 * B * (C > M ? C : M)));
+    work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 1);
+    work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
+    work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
+    work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
+    work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P,
+             2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
+    work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P,
+             2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
+    w->model_flop += 18 * D * pairs + 12 * d * N * P;
+    work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+    work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+    work_add(w, "gradients where branches meet", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * 2 * 3 * N * d);
+    if (c->pers) return;
+    work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
+    work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
+    work_add(w, "bias, relu backward, sums of rows", PASSES, 3, 0, 2 * (3 * N * f + N * f + N * d));
+}
+static inline void work_count(work *w, const config *c) {
+    double N = (double)c->batch * (double)c->block, d = (double)c->dim;
+    size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 2, 0, N * d * 2 + N * d * 4 + N * d * 2 + VOCAB * d * 8);
-    for (l = 0; l < c->layers; l++) {
-        double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
-        for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-        work_add(w, "memory: rows kept, memory ++ block", PASSES, 6, 0, 2 * d * (2 * B * S + 2 * X + 4 * B * (C > M ? C : M)));
-        work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 1);
-        work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
-        work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
-        work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
-        work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P,
-                 2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
-        work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P,
-                 2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
-        w->model_flop += 18 * D * pairs + 12 * d * N * P;
-        work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
-        work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
-        work_add(w, "gradients where branches meet", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * 2 * 3 * N * d);
-        if (c->pers) continue;
-        work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
-        work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
-        work_add(w, "bias, relu backward, sums of rows", PASSES, 3, 0, 2 * (3 * N * f + N * f + N * d));
-    }
+    for (l = 0; l < c->layers; l++) work_layer(w, c, l);
     work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, VOCAB, N, 0);
     work_add(w, "cross entropy, output bias", PASSES, 3, 0, 2 * (1 + 2 + 1) * N * VOCAB + 16 * N);
-    work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * p);
+    work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
 static inline double work_sum(const work *w, int group, int what) {      /* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms */
     double sum = 0;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands in it, in docs/results.md and in
-# docs/trainers.md between "<!-- made: NAME -->" and "<!-- end -->" is what this script makes of the files that it names: lines of code,
+# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands in it, in docs/results.md,
+# docs/trainers.md and docs/distributed.md between "<!-- made: NAME -->" and "<!-- end -->" is what this script makes of the files that it names: lines of code,
 # presets, results of benchmarks. And each program of examples/ compiles by the command in its head.
 #   readme.sh --write    makes these parts anew
 cd "$(dirname "$0")/.." || exit 1
@@ -76,6 +76,13 @@ make_part() {
     results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
     results_par) results bench/results/2026-11-23-intel-xeon-processor-2c-par.md 'par-base,enwik8,wt103' ;;
+    ranks_model)
+        # of the tables of training: 8 streams a GPU
+        echo '| model | GPUs | network | whole batch | step alone ms | exchange ms | hidden | efficiency | speed | efficiency, 4 Mi | speed, 4 Mi |'
+        echo '|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|'
+        awk -F'|' -v OFS='|' '/^## / { model = substr($0, 4); on = 0 } /^\| GPUs \|.*network/ { on = 1; next }
+            on && $4 + 0 == 8 { for (i = 2; i <= NF; i++) gsub(/^ +| +$/, " ", $i)
+                print "| " model " ", $2, $3, $5, $6, $7, $8, $10, $11, $13, $14, "" }' bench/results/ranks-model.md ;;
     results_claim)
         echo '| network | attention | parameters | perplexity of a piece, valid | test | step | evaluation | token |'
         echo '|---|--:|--:|--:|--:|--:|--:|--:|'
@@ -89,7 +96,7 @@ make_part() {
     *) echo "no such part: $1" ;;
     esac
 }
-pages="README.md docs/results.md docs/trainers.md"
+pages="README.md docs/results.md docs/trainers.md docs/distributed.md"
 parts=0
 for page in $pages; do
     for part in $(awk '/^<!-- made: /{ print $3 }' $page); do
@@ -105,7 +112,7 @@ for page in $pages; do
         fi
     done
 done
-check "$([ "$parts" -ge 9 ]; echo $?)" "the pages have $parts made parts, fewer than they had"
+check "$([ "$parts" -ge 13 ]; echo $?)" "the pages have $parts made parts, fewer than they had"
 [ "$1" != --write ] || exit 0
 
 sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > build/readme.c
