@@ -980,7 +980,8 @@ STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
 /* The end of it, when all is done: all ranks. With the last context MPI is finalised, if stx_group_join had initialised it; then nobody can
    join any more. Not called: see above. */
 STX_DEF void stx_group_leave(stx_ctx *x);
-/* Ends the processes of all ranks, now, as MPI_Abort does; without a group nothing happens. For a rank that cannot go on. */
+/* For a rank that cannot go on. MPI ends the processes of all ranks, now, this one's, too. NCCL alone gives up the group; this process then
+   has to end with an error, and who started the ranks (torchrun, srun --kill-on-bad-exit=1) ends the others. Without a group: nothing. */
 STX_DEF void stx_group_abort(stx_ctx *x, int code);
 STX_DEF int stx_rank(const stx_ctx *x);                     /* 0 without a group */
 STX_DEF int stx_ranks(const stx_ctx *x);                    /* 1 without a group */
@@ -8651,6 +8652,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         return 0;
     }
     stx_optim_rate(o, lr);
+    x->sending = NULL;
     if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
@@ -9135,7 +9137,8 @@ static int stx__env_number(const char *name, int missing) {
     const char *s = getenv(name);
     char *end;
     long v = s ? strtol(s, &end, 10) : missing;
-    return s && (end == s || *end || v < 0 || v > 1 << 24) ? missing : (int)v;
+    /* SLURM's numbers for each machine: "8(x2),4" */
+    return s && (end == s || (*end && *end != '(' && *end != ',') || v < 0 || v > 1 << 24) ? missing : (int)v;
 }
 STX_DEF stx_start stx_started(void) {
     static const char *const names[][4] = {      /* rank, ranks, rank on this machine, ranks on it */
@@ -9145,12 +9148,15 @@ STX_DEF stx_start stx_started(void) {
         /* not SLURM_NTASKS, which also a script of sbatch has, whose programs are started alone */
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"},
         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}};
+    /* torchrun is started by others, once on each machine, and their variables are still there: the inner one counts */
+    const size_t n = sizeof names / sizeof *names, from = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
     stx_start s;
-    size_t i;
+    size_t k;
     memset(&s, 0, sizeof s);
     s.ranks = s.locals = 1;
-    for (i = 0; i < sizeof names / sizeof *names; i++) {
-        int rank = stx__env_number(names[i][0], -1), ranks = stx__env_number(names[i][1], 0);
+    for (k = 0; k < n; k++) {
+        const size_t i = (from + k) % n;
+        const int rank = stx__env_number(names[i][0], -1), ranks = stx__env_number(names[i][1], 0);
         if (rank < 0 || rank >= ranks || ranks < 2) continue;
         s.rank = rank; s.ranks = ranks; s.by = names[i][1];
         s.local = stx__env_number(names[i][2], 0);
@@ -9211,14 +9217,15 @@ static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) 
     return stx__mpi_ok(x, what, code);
 }
 static int stx__mpi_reduce(stx_ctx *x, stx__mpi *g, double *v, size_t n, int most) {
+    const char *what = most ? "stx_group_max" : "stx_group_sum";
     MPI_Request req;
     const void *from = x->rank ? (const void *)v : MPI_IN_PLACE;
-    if (n > INT_MAX) { stx_fail(x, STX_ERR_ARG, "stx_group_sum: %zu numbers at once are too many", n); return 0; }
+    if (n > INT_MAX) { stx_fail(x, STX_ERR_ARG, "%s: %zu numbers at once are too many", what, n); return 0; }
     /* to one rank, and from there: not each its own sum, whose last bits might differ */
-    return stx__mpi_ok(x, "stx_group_sum", MPI_Ireduce(from, v, (int)n, MPI_DOUBLE, most ? MPI_MAX : MPI_SUM, 0, g->comm, &req)) &&
-           stx__mpi_wait(x, "stx_group_sum", 1, &req) &&
-           stx__mpi_ok(x, "stx_group_sum", MPI_Ibcast(v, (int)n, MPI_DOUBLE, 0, g->comm, &req)) &&
-           stx__mpi_wait(x, "stx_group_sum", 1, &req);
+    return stx__mpi_ok(x, what, MPI_Ireduce(from, v, (int)n, MPI_DOUBLE, most ? MPI_MAX : MPI_SUM, 0, g->comm, &req)) &&
+           stx__mpi_wait(x, what, 1, &req) &&
+           stx__mpi_ok(x, what, MPI_Ibcast(v, (int)n, MPI_DOUBLE, 0, g->comm, &req)) &&
+           stx__mpi_wait(x, what, 1, &req);
 }
 enum { STX__MPI_MOST = 1 << 30 };      /* bytes of one call, which counts them in an int */
 static int stx__mpi_broadcast(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int from) {
@@ -9334,6 +9341,8 @@ static int stx__mpi_join(stx_ctx *x, const stx_start *s) {
     stx_block_free(x, all);
     return stx_ok(x);
 }
+/* A context that goes without stx_group_leave: another one may still join, and end MPI when it leaves */
+static void stx__group_forget(stx_ctx *x) { if (x->group) stx__mpi_joined--; }
 static void stx__mpi_leave(stx_ctx *x) {
     stx__mpi *g = (stx__mpi *)x->group;
     MPI_Comm_free(&g->comm);
@@ -9341,6 +9350,8 @@ static void stx__mpi_leave(stx_ctx *x) {
     MPI_Finalize();
     stx__mpi_ours = 0;
 }
+#else
+static void stx__group_forget(stx_ctx *x) { (void)x; }
 #endif
 
 static int stx__engine_reduce(stx_ctx *x, double *v, size_t n, int most) {
@@ -9455,8 +9466,10 @@ static int stx__engine_join(stx_ctx *x, const stx_start *s) {
                  );
     return stx_ok(x);
 }
+static void stx__end_sending(stx_ctx *x);
 STX_DEF void stx_group_leave(stx_ctx *x) {
     if (!x || x->ranks < 1) return;
+    stx__end_sending(x);
 #ifdef SEQTX_NCCL
     if (stx__on_gpu(x)) stx_cuda_group_leave(x);
 #endif
@@ -9482,9 +9495,9 @@ STX_DEF void stx_group_abort(stx_ctx *x, int code) {
 STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
     stx_start s = stx_started();
     if (!stx_ok(x)) return 0;
-    if (x->group || x->lists) {
+    if (x->ranks || x->lists) {
         stx_fail(x, STX_ERR_ARG, "stx_group_join: %s: a context joins once, before its first parameter list",
-                 x->group ? "it is in a group" : "there are parameters");
+                 x->ranks ? "it is in a group" : "there are parameters");
         return 0;
     }
     x->bucket = d && d->bucket ? d->bucket : (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
@@ -9667,6 +9680,12 @@ static void stx__mean_grads(stx_params *p) {
     while (p->buckets->sent && stx_ok(x)) stx__send_bucket(x, p);
     stx__engine_wait(x, p->grads, p->grads_size);
     p->buckets->sent = p->buckets->count;
+}
+/* Nobody asks for an update any more: what is under way arrives */
+static void stx__end_sending(stx_ctx *x) {
+    stx_params *p;
+    x->sending = NULL;
+    for (p = x->lists; p; p = p->next) if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
 }
 /* With stx_group_desc.shard: sums over pieces become those over all ranks' */
 static void stx__sum_squares(stx_ctx *x, double *squares, size_t n) { if (x->shard && stx_ok(x)) stx__engine_sum(x, squares, n); }
@@ -9871,6 +9890,7 @@ static void stx__grads_free(stx_ctx *x) {
 
 STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
+    stx__group_forget(x);
     stx__pool_free(x);
 #ifdef STX__ONEDNN
     stx__dnnl_close(x);

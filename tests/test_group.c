@@ -201,7 +201,8 @@ static const char *const variables[] = {
     "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE",
     "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
     "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NODEID",
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"
+};
 enum { VARIABLES = sizeof variables / sizeof *variables };
 static void unset_all(void) {
     size_t i;
@@ -245,6 +246,11 @@ static void environment(void) {
     started("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=3 RANK=1 WORLD_SIZE=2", 1, 3, 0, 1, "OMPI_COMM_WORLD_SIZE");
     started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=1 PMI_RANK=1 PMI_SIZE=2", 1, 2, 0, 1, "PMI_SIZE");
     /* what makes no sense is as if it were not there */
+    /* torchrun inside of srun: each machine's step has one task, torchrun makes several of it */
+    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 WORLD_SIZE=16 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
+            13, 16, 5, 8, "WORLD_SIZE");
+    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 RANK=13 WORLD_SIZE=16 LOCAL_RANK=5", 1, 2, 0, 1, "SLURM_STEP_NUM_TASKS");
+    started("SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2)", 9, 16, 1, 8, "SLURM_STEP_NUM_TASKS");
     started("RANK=4 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
     started("RANK=5 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
     started("RANK=-1 WORLD_SIZE=4", 0, 1, 0, 1, NULL);
