@@ -2162,8 +2162,8 @@ struct tr_lm {
     stx_start    start;           /* which of how many processes this is: see >>api: group of seqtx.h */
     int          agreed;          /* the signal by which the ranks agreed to stop, 0: none */
     int          save_due;        /* ... to save, with the next update */
-    int          share_pass;      /* tr_lm_pass: the text is shared out over the ranks */
-    int          whole_pass;      /* never: evaluation draws numbers for each stream, counted from the first of the call. Set by make */
+    int          share_pass;      /* tr_lm_pass: the text is shared out over the ranks; 2: each reads all of it; 0: rank 0 does, alone */
+    int          whole_pass;      /* never shared out: evaluation draws numbers for each stream, counted from the first of the call. Set by make */
     void       **whole;           /* (wholes): states of all ranks' streams, while a checkpoint is written */
     size_t       wholes;
     stx_vocab   *vocab;
@@ -2409,14 +2409,16 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     stx_destroy(t->x);
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
-    if ((t->training || t->evaluating) && t->start.ranks > 1) {
-        stx_group_desc g;
-        memset(&g, 0, sizeof g);
-        g.shard = o->shard;
-        stx_group_join(t->x, &g);
-    }
     if (stx_ok(t->x)) return 1;
     return tr_lm_why(t);
+}
+/* Several ranks join, in the context that stays. */
+TR_DEF int tr_lm_join(tr_lm *t) {
+    stx_group_desc g;
+    if ((!t->training && !t->evaluating) || t->start.ranks < 2) return 1;
+    memset(&g, 0, sizeof g);
+    g.shard = t->opt->shard;
+    return stx_group_join(t->x, &g) || tr_lm_why(t);
 }
 /* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
@@ -3128,7 +3130,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
     size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
     /* of several ranks each has a share of the streams: [b0, b0 + mine), perhaps none */
-    size_t ranks = t->share_pass ? (size_t)tr_lm_ranks(t) : 1, rank = t->share_pass ? (size_t)stx_rank(t->x) : 0;
+    size_t ranks = t->share_pass == 1 ? (size_t)tr_lm_ranks(t) : 1, rank = t->share_pass == 1 ? (size_t)stx_rank(t->x) : 0;
     size_t b0 = B * rank / ranks, mine = B * (rank + 1) / ranks - b0;
     void *state = t->lm.state_create(t->lm.model, mine + !mine, t->eval_window < whole ? t->eval_window : whole);
     double sum = 0, count = 0, exps = 0, all = 0;
@@ -3140,7 +3142,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
-        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !tr_lm_stop(t); k++) {
+        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
             const int32_t *from = in + b0 * n, *to = out + b0 * n;
             double v[4] = {0, 0, 0, 0}, nll = 0;            /* sum of losses, of how many, tokens that count, all */
             if (mine) {
@@ -3168,7 +3170,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     stx_batches_free(b);
     t->lm.state_free(state);
     *scored = count;
-    return count > 0 && !tr_lm_stop(t) ? sum / count : (double)NAN;
+    return count > 0 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()) ? sum / count : (double)NAN;
 }
 /* A result: to standard output, or where that is for the generated text, to standard error. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
@@ -3221,7 +3223,7 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     *nll = (double)NAN;
     if (!t->text[part]) return 1;
     tr_lm_fit(t->text[part], &B, &T);
-    t->share_pass = !t->whole_pass;
+    t->share_pass = t->whole_pass ? 2 : 1;
     *nll = tr_lm_pass(t, t->text[part], B, T, blocks, &scored);
     t->share_pass = 0;
     return tr_lm_report(t, part, *nll, scored, blocks);
@@ -3949,15 +3951,14 @@ TR_DEF int tr_lm_words(tr_lm *t) {
     }
     return 1;
 }
-/* What all ranks must have alike, a line each. Where the data lie may differ, what they are may not. 0: no memory */
+/* What all ranks must have alike before anything else, a line each: by options they do the same in the same order. 0: no memory */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
-    static const char *const text[3] = {"training", "validation", "test"};
+    const tr_lm_opt *o = t->opt;
     const tr_opt *p;
-    char line[160], value[64];
-    int i;
-    size_t len = stx_vocab_save(t->vocab, NULL, 0);
-    void *blob = malloc(len + 1);
-    snprintf(line, sizeof line, "version: %s\n--device: %d\n", STX_VERSION, t->opt->device);
+    char line[200], value[64];
+    snprintf(line, sizeof line, "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
+        STX_VERSION, t->training ? "training" : "evaluation", o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
+        o->checkpoint ? "given" : "none", o->best ? "given" : "none", o->init_from ? "given" : "none");
     tr_buf_puts(b, line);
     for (p = t->options->opt; p->type != TR_T_END; p++) {
         int keep = p->keep & ~(TR_LATER | TR_KEPT);
@@ -3969,6 +3970,15 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
         tr_buf_puts(b, p->type != TR_T_TEXT ? value : *(const char *const *)p->to ? *(const char *const *)p->to : "none");
         tr_buf_puts(b, "\n");
     }
+    return !b->oom;
+}
+/* ... and once the texts are read. Where they lie may differ, what they are may not. */
+TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
+    static const char *const text[3] = {"training", "validation", "test"};
+    char line[160];
+    int i;
+    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+    void *blob = malloc(len + 1);
     if (blob && stx_vocab_save(t->vocab, blob, len) == len) {
         snprintf(line, sizeof line, "vocabulary: %016" PRIx64 "\n", tr_hash(TR_HASH_BEGIN, (const char *)blob, len));
         tr_buf_puts(b, line);
@@ -3983,7 +3993,7 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     return !b->oom;
 }
 /* Refuses ranks that differ from rank 0, and says in what. All ranks */
-TR_DEF int tr_lm_compare(tr_lm *t) {
+TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     tr_buf mine;
     char *his = NULL;
     const char *a, *b;
@@ -3991,10 +4001,11 @@ TR_DEF int tr_lm_compare(tr_lm *t) {
     int ok;
     if (tr_lm_ranks(t) < 2) return 1;
     memset(&mine, 0, sizeof mine);
-    ok = tr_lm_facts(t, &mine) || tr_fail(t->err, TR_ERR, "no memory");
+    ok = facts(t, &mine) || tr_fail(t->err, TR_ERR, "no memory");
     n = mine.n;
     ok = ok && stx_group_broadcast(t->x, &n, sizeof n, 0);
     his = ok ? (char *)calloc((size_t)n + 1, 1) : NULL;
+    if (ok && !his) tr_fail(t->err, TR_ERR, "no memory");
     if (his && !stx_rank(t->x)) memcpy(his, mine.s, mine.n);
     ok = his && stx_group_broadcast(t->x, his, (size_t)n, 0);
     if (!ok && !stx_ok(t->x)) tr_lm_why(t);
@@ -4023,7 +4034,8 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
         "load is needed");
     if (o->interactive || o->score) more = 0;
-    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_check(t);      /* first: it decides the model, the precision and the vocabulary */
+    /* first: it decides the model, the precision and the vocabulary */
+    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_join(t) && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1])
@@ -4042,7 +4054,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         else if (!t->packed) ok = tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d x %d or more",
                                           STX_PACK_LEAST, STX_PACK_LEAST);
     }
-    ok = ok && tr_lm_compare(t);
+    ok = ok && tr_lm_compare(t, tr_lm_facts) && tr_lm_compare(t, tr_lm_more_facts);
     if (ok && !stx_group_params(t->lm.params)) ok = tr_lm_why(t);
     return ok && tr_lm_open(t);
 }
@@ -4071,7 +4083,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
     double nll;
     size_t refused = 0;
-    int ok = 1;
+    int ok = 1, stop;
     tr_lm_hello(t);
     if (o->interactive) {
         if (!tr_lm_talk(t, &refused)) return tr_lm_failed(t);
@@ -4113,14 +4125,15 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     }
     if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
-    if (!tr_lm_stop(t)) return 0;
-    if (stx_rank(t->x)) return 128 + tr_lm_stop(t);
+    stop = tr_lm_stop(t);
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();      /* in what rank 0 does alone */
+    if (!stop || stx_rank(t->x)) return stop ? 128 + stop : 0;
     if (t->training)
         fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
                 !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" :
                 t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
     else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
-    return 128 + tr_lm_stop(t);
+    return 128 + stop;
 }
 /* --out and --keep-best become the options that they stand for. */
 TR_DEF int tr_lm_names(tr_lm *t) {

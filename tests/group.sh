@@ -436,10 +436,18 @@ not_so "rank 1 of 2, on $host: checkpoint is step 0, rank 0 has step 200" 1 -np 
 kept=
 not_so "rank 0 of 5, on $host: 5 ranks .*12.*--batch-sz" 1 -np 5 "$mpi" $all
 not_so "rank 0 of 4, on $host: 4 ranks .*6.*--batch-split" 1 -np 4 "$mpi" $all --batch-split 2
+not_so "rank 1 of 2, on $host: --shard is yes, rank 0 has no" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --shard
+not_so "rank 1 of 2, on $host: --checkpoint is none, rank 0 has given" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $options --data ../t.txt
 not_so "no-such-option" 1 -np 3 "$mpi" $all --no-such-option
 not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-such-option
 not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all
 
+section "options of the file"
+# they ask for another context than the one that was there to open it
+rm -rf seeded; mkdir seeded
+ranks=2
+good "another seed" seeded $all --seed 3 --steps 5
+good "another seed: it goes on by its file alone, and all ranks end well" seeded --checkpoint run.st --steps 10 --threads 1
 section "printed once"
 
 ranks=3

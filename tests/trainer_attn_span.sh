@@ -23,7 +23,7 @@ too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=
 tune_more=
-local_options="checkpoint init-from score score-by best log tensorboard full-eval-mode eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+local_options="checkpoint init-from score score-by best log tensorboard full-eval-mode eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
 # tests/old: tiny models after 30 steps of --preset demo, by the first version; _bare: without the options that old_given has
 old_options='"lr":0.003,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.8432
 old_given="--preset demo --nlayers 1 --hid-sz 4 --inner-hid-sz 4 --nheads 2 --attn-span 8 --block-sz 8 --batch-sz 2 --tokens bytes-compact --steps 60"

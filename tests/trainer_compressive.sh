@@ -23,7 +23,7 @@ too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token=
 tune_more=
-local_options="checkpoint init-from score score-by best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+local_options="checkpoint init-from score score-by best log tensorboard eval-positions eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.004,"schedule":"cosine","lr-warmup":60,.*"grad-clip":1,' old_loss=2.9168
 old_given=

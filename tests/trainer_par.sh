@@ -25,7 +25,7 @@ too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token="--eval-block-sz 1"      # a block sees more of its past than a token in generation
 tune_more="--tau-steps 100"
-local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights"
+local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
