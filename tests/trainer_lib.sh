@@ -2,7 +2,7 @@
 # It sets $here (this directory) and $bin (the trainer), then reads this file; from then on the working directory is $T, which goes at the end.
 
 LC_ALL=C OMP_WAIT_POLICY=passive; export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
-unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT
+unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT TRAINER_FILE
 case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
 passed=0 failed=0 running=
 
