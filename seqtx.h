@@ -89,6 +89,9 @@
    activations as bfloat16. The same numbers as on the CPU, but for the order of sums; the same random numbers; checkpoints go from one to
    the other.
 
+   Several processes. With SEQTX_MPI or SEQTX_NCCL a program that is started N times trains one model: stx_group_join, a share of the batch
+   each, and stx_optim_step updates by the mean of all their gradients (>>api: group).
+
    Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in every file that implements a part of the
    library or has kernels of its own; in one compiled without it portable loops run in place of AVX2 and AVX-512. clang needs nothing.
 

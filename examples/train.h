@@ -3957,7 +3957,7 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_opt *p;
     char line[200], value[64];
     snprintf(line, sizeof line, "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
-        STX_VERSION, t->training ? "training" : "evaluation", o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
+        STX_VERSION, t->training ? "training" : t->evaluating ? "evaluation" : "neither training nor evaluation", o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
         o->checkpoint ? "given" : "none", o->best ? "given" : "none", o->init_from ? "given" : "none");
     tr_buf_puts(b, line);
     for (p = t->options->opt; p->type != TR_T_END; p++) {
@@ -4021,6 +4021,22 @@ TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     tr_buf_free(&mine);
     free(his);
     return ok;
+}
+/* What ranks do not do together rank 0 does alone. But are all of them about to do that? Else those that train would wait for the others.
+   Where this build has no engine nobody waits. */
+TR_DEF int tr_lm_meet(tr_lm *t) {
+    stx_desc d;
+    int ok = 1;
+    if (t->start.ranks < 2) return 1;
+    memset(&d, 0, sizeof d);
+    d.threads = 1;
+    t->x = stx_create(&d);
+    if (stx_group_join(t->x, NULL)) ok = tr_lm_compare(t, tr_lm_facts);
+    if (!ok) return 0;
+    stx_group_leave(t->x);
+    stx_destroy(t->x);
+    t->x = NULL;
+    return 1;
 }
 /* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
@@ -4197,13 +4213,18 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     t->log.out.fd = t->board.out.fd = -1;
     switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {
     case 0: code = tr_lm_refuse(t); break;
-    case 2: break;
+    case 2:
+        if (!tr_lm_meet(t)) code = tr_lm_refuse(t);
+        break;
     default:
         evaluating = opt->eval_only || (evaluate && *evaluate);
         tells = opt->version || opt->list_presets || opt->dry_run || opt->interactive || opt->score;
         t->training = !evaluating && !opt->no_train && !tells;
         t->evaluating = evaluating && !tells;
-        if (t->start.rank && !t->training && !t->evaluating) break;      /* of several ranks one does what is not theirs together */
+        if (!t->training && !t->evaluating) {
+            if (!tr_lm_meet(t)) { code = tr_lm_refuse(t); break; }
+            if (t->start.rank) break;
+        }
         if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
         else if (!tr_lm_names(t)) code = tr_lm_refuse(t);
         else if ((opt->interactive || opt->score) && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))

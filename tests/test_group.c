@@ -667,6 +667,24 @@ static void overlapped(void) {
     }
     for (k = 0; k < 3; k++) { small_step(x, o, &c, k, lo, n, 1); small_step(w, u, &c, k, 0, B, 0); }
     CHECK(apart(p, u->params) <= 1e-12, "off by %g: %s", apart(p, u->params), stx_error(x));
+    /* leaving with gradients under way, and with others that were to go: what comes after goes nowhere */
+    for (k = 0; k < 2; k++) {
+        stx_begin(x, STX_TRAIN);
+        y = stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1], STX_ACT_NONE));
+        if (k == 0) stx_group_overlap(o);
+        stx_backward(x, y);
+        if (k == 0) stx_group_leave(x);
+        CHECK(stx_ok(x) && stx_ranks(x) == 1, "leaving with gradients under way: %s", stx_error(x));
+    }
+    done(x);
+    x = context(3, 1, 256, 0);
+    p = small_params(x);
+    o = stx_optim_create(p, &c.d);
+    stx_group_overlap(o);
+    stx_group_leave(x);
+    stx_begin(x, STX_TRAIN);
+    stx_backward(x, stx_sum(x, stx_linear(x, stx_input(x, in, 1, D, 0, 0), p->tensor[0], p->tensor[1], STX_ACT_NONE)));
+    CHECK(stx_ok(x) && stx_optim_step(o, 0), "overlap, then leave: %s", stx_error(x));
     done(x); done(w);
 }
 
