@@ -1956,7 +1956,7 @@ typedef struct stx__replay {      /* a step captured as a graph */
 enum { STX__REPLAYS = 8 };
 
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
-enum { STX__KC = 384, STX__MC = 168, STX__NC = 352, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
+enum { STX__KC = 512, STX__MC = 112, STX__NC = 768, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
 
 typedef struct stx__packed {       /* a matrix of stx_params_pack: what it was made of, (size / C, C) */
     const stx_real *from;
@@ -4666,10 +4666,9 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
-   already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order; a block of B
-   (KC x NC) stays in L2 and the MR x NR corner of C in registers. A whose rows would share a set of L1 is copied, MR rows at a time
-   (stx__panel). Tiles go along the rows of C where a strip of B fills L1 (NR 32), else along its columns. Threads get whole strips, so the
-   order of the sums, and with it every bit of C, does not depend on their number. */
+   already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
+   in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers. Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not
+   depend on their number. */
 
 /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
    ks 1 when it is read where it is, rs kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k
@@ -4839,7 +4838,12 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
 /* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
-STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
+STX__INLINE_FOR("avx512f") void stx__avx512_begin(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
+    s[i][0] = s[i][1] = _mm512_setzero_ps();
+    _mm_prefetch((const char *)(c + i * ldc), _MM_HINT_T0);         /* by its end the row is there */
+    _mm_prefetch((const char *)(c + i * ldc + 16), _MM_HINT_T0);
+    _mm_prefetch((const char *)(c + i * ldc + 31), _MM_HINT_T0);
+}
 STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
     __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
     s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
@@ -4858,7 +4862,7 @@ STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, cons
     const float *g[5];
     __m512 s[14][2];
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    STX__EACH_ROW14(n, stx__avx512_begin, s, c, ldc);
     for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
         STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
@@ -5063,7 +5067,7 @@ STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t 
     const uint16_t *g[5];
     __m512 s[14][2];
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    STX__EACH_ROW14(n, stx__avx512_begin, s, c, ldc);
     for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
         STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
@@ -5309,7 +5313,8 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
                 stx_real *t = to + j / nr * stride + p / u * nr;
                 const stx_real *b = B + p * ldb + j;
                 size_t w = STX_MIN(nr, n - j);
-                if (u == 1) memcpy(t, b, w * sizeof *t);
+                if (u == 1 && w == 32) memcpy(t, b, 32 * sizeof *t);        /* a few moves, and no call */
+                else if (u == 1) memcpy(t, b, w * sizeof *t);
                 else mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
             }
         return;
@@ -5695,15 +5700,24 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     return total;
 }
 
-/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is. Row i of the result, and how its numbers lie: rs, ks. */
-static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k,
+/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is, and no copy is asked for. Row i of the result, and how its numbers lie: rs, ks. */
+static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k, int copy,
                                size_t *step, size_t *rs, size_t *ks) {
     size_t i, p, kk = stx__up(k, mk->kr);
     if (mk->kr == 1) {
         *rs = ta ? 1 : lda;
         *ks = ta ? mk->mr : 1;
         *step = ta ? k * sizeof *to : lda * sizeof *to;      /* strips of mr rows, or rows */
-        if (!ta) return A;
+        if (!ta && !copy) return A;
+        if (!ta) {
+            for (i = 0; i < m; i++) {
+                if (i + STX__AHEAD < m) stx_prefetch(A + (i + STX__AHEAD) * lda, k);
+                memcpy(to + i * k, A + i * lda, k * sizeof *to);
+            }
+            *rs = k;
+            *step = k * sizeof *to;
+            return to;
+        }
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
         if (mk == &stx__micro_avx512) { stx__pack_at_avx512(to, A, lda, m, k); return to; }
 #endif
@@ -5755,61 +5769,57 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
 typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
 
-/* Rows a multiple of 4096 bytes apart share a set of the first cache, which holds fewer of them than the register tile has: h rows of A, k
-   numbers each, are copied side by side (to) before the first of `strips` strips of B; with each strip its share of the `next` rows is
-   fetched. */
-enum { STX__SAME_SET = 4096 / sizeof(stx_real) };
-static void stx__panel(stx_real *to, const stx_real *A, size_t lda, size_t h, size_t k, size_t next, size_t strip, size_t strips) {
-    size_t i;
-    if (strip == 0) for (i = 0; i < h; i++) memcpy(to + i * k, A + i * lda, k * sizeof *A);
-    for (i = next * strip / strips; i < next * (strip + 1) / strips; i++) stx_prefetch(A + (h + i) * lda, k);
+/* The size of as few equal parts of n as have at most `most` each; a multiple of unit, at least one of them */
+static size_t stx__even(size_t n, size_t most, size_t unit) {
+    size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1, up = stx__up(each, unit);
+    return up <= most ? up : STX_MAX(most / unit * unit, unit);
 }
+enum { STX__GROUP_B = 352 * 384 };       /* numbers of a group of strips */
+enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
                           size_t at, size_t j0) {
     const int ta = g->ta, tb = g->tb;
-    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc;
+    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc, u = stx__unit(mk);
     const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
     stx_real *C = g->C;
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
-    size_t jc, pc, ic, i, j, u = stx__unit(mk), nc_max, mc_max;
-    /* Tiles row by row: a strip of 32 columns would fill the first cache, while rows leave it room to be read ahead. */
-    int by_rows = mk->nr > 16, copy = by_rows && !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
+    size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group, most;
+    int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    nc_max = stx__up(STX_MIN(K, STX__KC * u), mk->kr) / u;       /* steps; a short k leaves room for more columns and rows */
-    mc_max = STX__MC * STX__KC / nc_max / mk->mr * mk->mr;
-    nc_max = STX__NC * STX__KC / nc_max / mk->nr * mk->nr;
-    if (N > nc_max) nc_max = stx__up((N + (N - 1) / nc_max) / ((N - 1) / nc_max + 1), mk->nr);     /* equal blocks */
+    /* Equal blocks of K, of rows and of columns; a short k leaves room for more columns and rows */
+    kc_max = stx__even(K, u == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)8, mk->kr));
+    most = stx__up(STX_MIN(K, kc_max), mk->kr) / u;
+    nc_max = stx__even(N, STX__NC * STX__KC / most, mk->nr);
+    mc_max = stx__even(M, STX__MC, mk->mr);
+    /* Along the rows of C, through strips that fill half of L2; but a narrow strip stays in L1, and there goes down the columns */
+    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / most / mk->nr * mk->nr, mk->nr) : mk->nr;
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
-        for (pc = 0; pc < K; pc += STX__KC * u) {
-            size_t kc = STX_MIN(STX__KC * u, K - pc), steps = stx__up(kc, mk->kr) / u;
+        for (pc = 0; pc < K; pc += kc_max) {
+            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__up(kc, mk->kr) / u;
             int add = pc || beta != 0;
             stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
             if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
-                size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, tile;
-                size_t strips = (nc + mk->nr - 1) / mk->nr, tiles = (mc + mk->mr - 1) / mk->mr;
-                const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, &step,
-                                                          &rs, &ks);
-                if (copy) rs = kc;
-                for (tile = 0; tile < strips * tiles; tile++) {
-                    size_t strip = by_rows ? tile % strips : tile / tiles, jr = strip * mk->nr,
-                        ir = (by_rows ? tile / strips : tile % tiles) * mk->mr;
-                    size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
-                    stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                    const void *rows = copy ? (const char *)scratch : a + ir * step;
-                    if (copy) stx__panel(scratch, A + (ic + ir) * lda + pc, lda, h, kc, STX_MIN(mk->mr, mc - ir - h), strip, strips);
-                    if (w == mk->nr && !late) {
-                        mk->run(h, steps, rows, rs, ks, pb + jr * steps, mk->nr, c, ldc, add);
-                        continue;
-                    }
-                    mk->run(h, steps, rows, rs, ks, pb + jr * steps, mk->nr, edge, mk->nr, 0);
-                    if (late) for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
-                    for (i = 0; i < h; i++)
-                        for (j = 0; j < w; j++) c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
-                }
+                size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
+                const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, copy,
+                                                          &step, &rs, &ks);
+                for (jg = 0; jg < nc; jg += group)
+                    for (ir = 0; ir < mc; ir += mk->mr)
+                        for (jr = jg; jr < STX_MIN(nc, jg + group); jr += mk->nr) {
+                            size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
+                            int whole = w == mk->nr && !late;
+                            stx_real *c = C + (ic + ir) * ldc + jc + jr;
+                            mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, whole ? c : edge, whole ? ldc : mk->nr,
+                                    whole && add);
+                            if (whole) continue;
+                            if (late) for (i = 0; i < h * mk->nr; i++) edge[i] *= alpha;
+                            for (i = 0; i < h; i++)
+                                for (j = 0; j < w; j++)
+                                    c[i * ldc + j] = add ? c[i * ldc + j] + edge[i * mk->nr + j] : edge[i * mk->nr + j];
+                        }
                 if (after && pc + kc == K) stx__after_rows(x, after, j0 + jc, C + ic * ldc + jc, at + ic * ldc + jc, ldc, mc, nc);
             }
         }
