@@ -4,12 +4,14 @@
        sh bench/run.sh            builds this file and runs it (bench/README.md)
 
    Contenders take turns within one run, so that a busy machine is busy for all of them; numbers are medians of rounds,
-   with minimum and maximum beside them. Training contenders are processes of their own that answer a line on stdin with
-   one round of steps (the protocol of bench/peers): this program once more with --worker, and PyTorch. All read the same
-   data and start from the same parameter file, and a row whose losses are not the peer's is void. */
+   with minimum and maximum beside them. Products are compared in this process (gemm_peers.h). Training contenders are
+   processes of their own that answer a line on stdin with one round of steps (the protocol of bench/peers): this program
+   once more with --worker, and PyTorch. All read the same data and start from the same parameter file, and a row whose
+   losses are not the peer's is void. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -28,14 +30,15 @@
 #include "../seqtx_attn_span.h"
 #include "../examples/text.h"
 #include "cpu.h"
+#include "gemm_peers.h"
 
 enum { SPANS_FULL, SPANS_LEARNED, SPANS_SHORT, SPANS_KINDS };
 static const char *const spans_name[SPANS_KINDS] = {"full", "learned", "short"};
 
 static struct {
     int quick, threads, rounds, warmup, steps, batch, worker, spans, literal, precision;
-    const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *work, *only;
-} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".",
+    const char *self, *data, *params, *python, *python_plain, *peer, *cblas, *mkl, *mkl_amd, *work, *only;
+} opt = {0, 0, 0, -1, 3, 8, 0, SPANS_FULL, 1, F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, ".",
     "gemm,attention,context,training,generation"};
 
 static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : usual; }
@@ -45,7 +48,7 @@ static int rounds(int usual) { return opt.rounds ? opt.rounds : opt.quick ? 3 : 
 enum { OWN, OWN_BF16, OWN_CBLAS, OWN_EPS, OWN_EPS_BF16, PEER, PEER_BF16, PEER_COMPILED, PEER_COMPILED_BF16, PEER_PLAIN, CONTENDERS };
 
 static struct {
-    double squares, tiles, bf16_least, bf16_most;      /* ratio to CBLAS on one thread; the least of the shapes, and the most */
+    double f32_least, bf16_least;                      /* products: the least ratio to the fastest peer, and to oneDNN's bf16 */
     double one_long[PRECISIONS];                       /* cost of one long head among short ones, to all long */
     double context[PRECISIONS];                        /* step at the largest maximum span, to that at 1024 */
     double rate[SPANS_KINDS][CONTENDERS], memory[SPANS_KINDS][CONTENDERS];
@@ -62,157 +65,306 @@ static void most(double *at, double v) { if (!(*at >= v)) *at = v; }
 
 // >>gemm
 
-typedef struct { const char *name; int ta, tb; size_t M, N, K; int one_thread; } product;
+/* The linear layers of the trainers' presets: rows of x, and W (out,in). Each is three products: x W^T, dy W, dy^T x. */
+typedef struct { const char *of; size_t rows, in, out; } linear;
+static const linear linears[] = {
+    {"Sequential 256", 4096, 256, 256}, {"Sequential 256", 4096, 256, 1024}, {"Sequential 256", 4096, 1024, 256},
+    {"Sequential 512", 4096, 512, 512}, {"Sequential 512", 4096, 512, 2048}, {"Sequential 512", 4096, 2048, 512},
+    {"SRU++ 3072", 1024, 3072, 768}, {"SRU++ 3072", 1024, 768, 768}, {"SRU++ 3072", 1024, 768, 1536}, {"SRU++ 3072", 1024, 768, 9216},
+    {"SRU++ 512", 2048, 512, 128}, {"SRU++ 512", 2048, 128, 128}, {"SRU++ 512", 2048, 128, 256}, {"SRU++ 512", 2048, 128, 1536},
+    {"SRU 1024", 2048, 1024, 3072},
+    {"Compressive 512", 2048, 512, 512}, {"Compressive 512", 2048, 512, 1024}, {"Compressive 512", 2048, 512, 2048},
+    {"Compressive 512", 2048, 2048, 512},
+    {"XL 512", 512, 512, 512}, {"XL 512", 1024, 512, 1024}, {"XL 512", 512, 512, 2048}, {"XL 512", 512, 2048, 512},
+    {"XL 410", 600, 410, 410}, {"XL 410", 1200, 410, 820}, {"XL 410", 600, 410, 2100}, {"XL 410", 600, 2100, 410},
+    {"PAR 128", 1024, 128, 128}, {"PAR 128", 1536, 128, 256}, {"PAR 128", 1024, 128, 512}, {"PAR 128", 1024, 512, 128},
+    /* the adaptive softmax: 250 words and two clusters, of 2,250 in 32 channels and 9,500 in 8, for the tokens that are in them */
+    {"PAR 128, words", 1024, 128, 252}, {"PAR 128, words", 512, 32, 2250}, {"PAR 128, words", 256, 8, 9500}};
+enum { PRODUCTS = 3 * sizeof linears / sizeof *linears + 7 + 8 + 6, GEMM_ROOM = 9216 * 1024 };
+static product products[PRODUCTS];
 
-#ifdef BENCH_CBLAS
-static void cblas_product(const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
-    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans, (int)p->M, (int)p->N, (int)p->K, 1,
-                A, (int)(p->ta ? p->M : p->K), B, (int)(p->tb ? p->K : p->N), 0, C, (int)p->N);
+static product *product_add(int *n, const char *of, const char *what, int ta, int tb, size_t M, size_t N, size_t K) {
+    product *p = &products[(*n)++];
+    snprintf(p->name, sizeof p->name, "%s %zux%zux%zu", what, M, N, K);
+    p->of = of;
+    p->ta = ta; p->tb = tb;
+    p->M = M; p->N = N; p->K = K;
+    p->asked = 1;
+    return p;
 }
-#endif
+/* Fills the list; how many. --quick: squares, the first model, the fewest rows, tiles. */
+static int product_list(void) {
+    static const size_t few[2] = {1024, 4096};
+    size_t i, s;
+    int n = 0;
+    for (s = 64; s <= (opt.quick ? 1024 : 2048); s *= 2) product_add(&n, "square", "A B", 0, 0, s, s, s)->asked = s >= 128;
+    for (i = 0; i < (opt.quick ? 3 : sizeof linears / sizeof *linears); i++) {
+        const linear *l = &linears[i];
+        product_add(&n, l->of, "x W^T", 0, 1, l->rows, l->out, l->in);
+        product_add(&n, l->of, "dy W", 0, 0, l->rows, l->in, l->out);
+        product_add(&n, l->of, "dy^T x", 1, 0, l->out, l->in, l->rows);
+    }
+    for (i = 0; i < 2; i++) for (s = 4; s <= (opt.quick ? 4 : 32); s *= 2) product_add(&n, "few rows", "x W^T", 0, 1, s, few[i], 1024);
+    for (s = 256; s <= 1024; s *= 4) {       /* the attention's, of 64 queries and s keys */
+        product_add(&n, "tile", "q k^T", 0, 1, 64, s, 64)->one_thread = 1;
+        product_add(&n, "tile", "p v", 0, 0, 64, 64, s)->one_thread = 1;
+        product_add(&n, "tile", "ds^T q", 1, 0, s, 64, 64)->one_thread = 1;
+    }
+    return n;
+}
+
+/* BY_DNNL_BARE: oneDNN's bf16 product of factors that were rounded before */
+enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, BYS };
+
 static void own_product(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C) {
     stx_gemm_args g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A, B, C);
     stx_gemm(x, &g);
 }
-/* GFLOP/s of as many calls as take about 8 ms */
-static double gemm_rate(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B, stx_real *C, size_t calls) {
-    double t = seconds();
-    size_t i;
-    for (i = 0; i < calls; i++) {
-        if (x) own_product(x, p, A, B, C);
-#ifdef BENCH_CBLAS
-        else cblas_product(p, A, B, C);
+typedef struct {
+    stx_ctx *x[PRECISIONS][2];
+    stx_real *A, *B, *C[2];                  /* C[0]: of our float product, with which all others' is compared */
+#ifdef BENCH_DNNL
+    dnnl_pair dnnl[PRODUCTS][2][PRECISIONS];
 #endif
-    }
-    return 2.0 * (double)p->M * (double)p->N * (double)p->K * (double)calls / (seconds() - t) * 1e-9;
-}
+    samples rate[PRODUCTS][2][BYS];
+    double calls[PRODUCTS][2][BYS], off[PRODUCTS][BYS];
+} gemm_bench;
 
+/* GFLOP/s of so many calls, by one thread (t 0) or all */
+static double gemm_rate(gemm_bench *b, int by, int i, int t, size_t calls) {
+    const product *p = &products[i];
+    double start;
+    size_t n;
+#ifdef BENCH_DNNL
+    const dnnl_pair *d = by >= BY_DNNL ? &b->dnnl[i][t][by != BY_DNNL] : NULL;
+    if (by == BY_DNNL_BARE) dnnl_pack(&d->of[0]);
+#endif
+    start = seconds();
+    for (n = 0; n < calls; n++) {
+        switch (by) {
+        case BY_F32: own_product(b->x[F32][t], p, b->A, b->B, b->C[0]); break;
+        case BY_BF16: own_product(b->x[BF16][t], p, b->A, b->B, b->C[1]); break;
 #ifdef BENCH_CBLAS
-/* Is the linked CBLAS a contender? The reference BLAS is not: it is a hundred times slower, and its rows would take hours. */
-static double cblas_rate(void) {
-    static const product p = {"", 0, 0, 256, 256, 256, 0};
-    stx_real *a = (stx_real *)malloc(3 * 65536 * sizeof *a);
-    double best = 0;
-    int i;
-    if (!a) die("no memory");
-    fill_random(a, 3 * 65536, 1);
-    for (i = 0; i < 3; i++) {
-        double r = gemm_rate(NULL, &p, a, a + 65536, a + 2 * 65536, 2);
-        if (r > best) best = r;
+        case BY_CBLAS: cblas_product(p, b->A, b->B, b->C[1]); break;
+#endif
+        case BY_MKL: mkl_product(p, b->A, b->B, b->C[1]); break;
+#ifdef BENCH_DNNL
+        case BY_DNNL: case BY_DNNL_BF16: dnnl_pack(&d->of[d->best]); dnnl_product(&d->of[d->best]); break;
+        case BY_DNNL_BARE: dnnl_product(&d->of[0]); break;
+#endif
+        default: break;
+        }
     }
-    free(a);
+    return 2.0 * (double)p->M * (double)p->N * (double)p->K * (double)calls / (seconds() - start) * 1e-9;
+}
+/* The same, taken again up to three times while others got the processor in between; the fastest of them */
+static double gemm_sample(gemm_bench *b, int by, int i, int t, size_t calls) {
+    struct rusage was, now;
+    double best = 0;
+    int n = 0;
+    do {
+        double v;
+        getrusage(RUSAGE_SELF, &was);
+        v = gemm_rate(b, by, i, t, calls);
+        getrusage(RUSAGE_SELF, &now);
+        if (v > best) best = v;
+    } while (now.ru_nivcsw > was.ru_nivcsw && ++n < 4);
     return best;
 }
-static int cblas_check(void) {
-    double rate = cblas_rate();
-    if (openblas_get_config && openblas_get_corename) printf("%s, kernels for %s, ", openblas_get_config(), openblas_get_corename());
-    else printf("a CBLAS that is not OpenBLAS, ");
-    printf("%.0f GFLOP/s at 256\n", rate);
-    return rate >= 12 ? 0 : 1;
-}
+/* Whether it takes part in product i; in the first round this makes what it needs. on: it is there at all. */
+static int gemm_takes_part(gemm_bench *b, int by, int i, int t, int first) {
+    const int threads = t ? opt.threads : 1;
+    (void)b; (void)i; (void)first;
+#ifdef BENCH_CBLAS
+    if (by == BY_CBLAS) {
+        if (openblas_set_num_threads) openblas_set_num_threads(threads);
+        return openblas_set_num_threads || threads == opt.threads;
+    }
 #endif
+    if (by == BY_MKL) mkl.threads(threads);
+#ifdef BENCH_DNNL
+    if (by >= BY_DNNL) {
+        dnnl_pair *d = &b->dnnl[i][t][by != BY_DNNL];
+        if (onednn.threads) onednn.threads(threads);
+        else if (threads < opt.threads) return 0;
+        if (first && by != BY_DNNL_BARE) dnnl_pair_make(d, &products[i], b->A, b->B, b->C[1], by == BY_DNNL_BF16);
+        return d->of[by == BY_DNNL_BARE ? 0 : d->best].run != NULL;
+    }
+#endif
+    return 1;
+}
+/* Threads wait actively for the next call, OpenBLAS's for 2^26 cycles: not in the way of who is next */
+static void gemm_calm(int by, int t) {
+    struct timespec wait = {0, 0};
+    wait.tv_nsec = by == BY_CBLAS ? 40000000 : 2000000;
+    if (t) nanosleep(&wait, NULL);
+}
+
+/* How many of the ratios are at least `wanted`, and the worst five that are not */
+typedef struct { const char *of, *product; int threads; double ratio; } gemm_ratio;
+typedef struct { gemm_ratio v[2 * PRODUCTS]; int n; } gemm_ratios;
+static void ratio_add(gemm_ratios *r, const product *p, int threads, double ratio) {
+    gemm_ratio *g = &r->v[r->n++];
+    int k;
+    g->of = p->of; g->product = p->name; g->threads = threads;
+    g->ratio = ratio == ratio ? ratio : 0;               /* void: it does not count as met */
+    for (k = r->n - 1; k > 0 && r->v[k].ratio < r->v[k - 1].ratio; k--) {
+        gemm_ratio was = r->v[k];
+        r->v[k] = r->v[k - 1];
+        r->v[k - 1] = was;
+    }
+}
+static void ratios_say(const gemm_ratios *r, const char *what, double wanted) {
+    int k, met = 0;
+    if (!r->n) return;
+    for (k = 0; k < r->n; k++) met += r->v[k].ratio >= wanted;
+    say("%s: at least %.2f in %d of %d rows.", what, wanted, met, r->n);
+    for (k = 0; k < 5 && k < r->n && r->v[k].ratio < wanted; k++)
+        say("%s %.3f %s %s (%s)", k ? ";" : " Worst:", r->v[k].ratio, r->v[k].of, r->v[k].product, r->v[k].threads > 1 ? "all" : "one");
+    say("\n\n");
+}
 
 static void bench_gemm(void) {
-    static const product list[] = {
-        {"square 64", 0, 0, 64, 64, 64, 0}, {"square 128", 0, 0, 128, 128, 128, 0}, {"square 256", 0, 0, 256, 256, 256, 0},
-        {"square 512", 0, 0, 512, 512, 512, 0}, {"square 1024", 0, 0, 1024, 1024, 1024, 0}, {"square 2048", 0, 0, 2048, 2048, 2048, 0},
-        {"x W^T  4096x256x256", 0, 1, 4096, 256, 256, 0}, {"x W^T  4096x1024x256", 0, 1, 4096, 1024, 256, 0}, {"x W^T  4096x256x1024", 0,
-            1, 4096, 256, 1024, 0},
-        {"dy W   4096x256x1024", 0, 0, 4096, 256, 1024, 0},
-        {"dy^T x 256x256x4096", 1, 0, 256, 256, 4096, 0}, {"dy^T x 1024x256x4096", 1, 0, 1024, 256, 4096, 0}, {"dy^T x 256x1024x4096", 1,
-            0, 256, 1024, 4096, 0},
-        {"x W^T  1024x9216x768", 0, 1, 1024, 9216, 768, 0}, {"dy W   1024x768x9216", 0, 0, 1024, 768, 9216, 0}, {"dy^T x 9216x768x1024", 1,
-            0, 9216, 768, 1024, 0},
-        {"tile q k^T  64x256x64", 0, 1, 64, 256, 64, 1}, {"tile p v    64x64x256", 0, 0, 64, 64, 256, 1}, {"tile ds^T q 256x64x64", 1, 0,
-            256, 64, 64, 1},
-        {"tile q k^T  64x1024x64", 0, 1, 64, 1024, 64, 1}, {"tile p v    64x64x1024", 0, 0, 64, 64, 1024, 1}, {"tile ds^T q 1024x64x64", 1,
-            0, 1024, 64, 64, 1}};
-    enum { N = sizeof list / sizeof *list, BLAS = PRECISIONS, WHO };     /* who: own f32, own bf16, CBLAS */
-    static samples rate[N][2][WHO];
-    static double calls[N][2][WHO], worst[N][WHO];
-    stx_ctx *x[WHO][2];
-    stx_real *A, *B, *C[WHO];
-    size_t room = (size_t)9216 * 1024, i, k;
-    int r, t, w, R = rounds(7), last = opt.threads > 1, on[WHO] = {1, 0, 0};
-    memset(x, 0, sizeof x);
-    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) x[w][t] = context(w, t ? opt.threads : 1);
-    on[BF16] = x[BF16][0] != NULL;
-    A = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
-    B = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
-    for (w = 0; w < WHO; w++) C[w] = (stx_real *)stx_persist(x[F32][0], room * sizeof *A);
-    check(x[F32][0]);
-    fill_random(A, room, 2);
-    fill_random(B, room, 3);
+    static const char *by_name[BYS] = {"f32", "bf16", "CBLAS", "MKL", "oneDNN", "oneDNN bf16", "oneDNN bf16, rounded before"};
+    static gemm_bench bench;
+    static gemm_ratios to_fastest, to_onednn;
+    gemm_bench *b = &bench;
+    int N = product_list(), best_of[BYS] = {0}, on[BYS] = {1, 0, 0, 0, 0, 0, 0};
+    size_t room = GEMM_ROOM, k;
+    char names[600];
+    int i, r, t, w, R = rounds(7), last = opt.threads > 1, peers;
+    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) b->x[w][t] = context(w, t ? opt.threads : 1);
+    b->A = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
+    b->B = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
+    for (w = 0; w < 2; w++) b->C[w] = (stx_real *)stx_persist(b->x[F32][0], room * sizeof *b->A);
+    check(b->x[F32][0]);
+    fill_random(b->A, room, 2);
+    fill_random(b->B, room, 3);
+    on[BY_BF16] = b->x[BF16][0] != NULL;
+    snprintf(names, sizeof names, "no CBLAS");
 #ifdef BENCH_CBLAS
-    on[BLAS] = cblas_rate() >= 12;
+    on[BY_CBLAS] = cblas_rate() >= 12;
+    if (openblas_get_config) by_name[BY_CBLAS] = "OpenBLAS";
+    if (on[BY_CBLAS]) snprintf(names, sizeof names, "%.200s", openblas_get_config ? openblas_get_config() : "a CBLAS that is not OpenBLAS");
 #endif
+    on[BY_MKL] = opt.mkl && mkl_open(opt.mkl, opt.mkl_amd);
+    if (opt.mkl) snprintf(names + strlen(names), sizeof names - strlen(names), "; %s%s", on[BY_MKL] ? "" : "not MKL: ", mkl.name);
+#ifdef BENCH_DNNL
+    on[BY_DNNL] = onednn_open(room * sizeof *b->A);
+    if (on[BY_DNNL]) snprintf(names + strlen(names), sizeof names - strlen(names), "; %s", onednn.name);
+    on[BY_DNNL_BF16] = on[BY_DNNL_BARE] = on[BY_DNNL] && on[BY_BF16];
+#endif
+    peers = on[BY_CBLAS] || on[BY_MKL] || on[BY_DNNL];
     probe_begin(opt.threads);
     for (r = -1; r < R; r++) {     /* round -1 warms up, finds the number of calls, and compares the results */
-        progress("matrix products ..");
         for (i = 0; i < N; i++) {
-            const product *p = &list[i];
-            if (opt.quick && p->M == 2048) continue;
+            const product *p = &products[i];
+            char now[100];
+            snprintf(now, sizeof now, "matrix products: round %d of %d, %.39s ..", r + 1, R, p->name);
+            progress(now);
             for (t = 0; t <= last; t++) {
                 int turn;
                 if (t && p->one_thread) continue;
-#ifdef BENCH_CBLAS
-                if (openblas_set_num_threads) openblas_set_num_threads(t ? opt.threads : 1);
-#endif
-                for (turn = 0; turn < WHO; turn++) {
+                for (turn = 0; turn < BYS; turn++) {
                     double v = 0;
-                    w = (turn + r + 1) % WHO;
-                    if (!on[w]) continue;
+                    w = (turn + r + 1) % BYS;
+                    if (!on[w] || (r >= 0 && !b->calls[i][t][w]) || !gemm_takes_part(b, w, i, t, r < 0)) continue;
                     if (r >= 0) {
-                        sample(&rate[i][t][w], gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], (size_t)calls[i][t][w])); continue;
+                        sample(&b->rate[i][t][w], gemm_sample(b, w, i, t, (size_t)b->calls[i][t][w]));
+                        gemm_calm(w, t);
+                        continue;
                     }
-                    for (k = 0; k < 2; k++) v = gemm_rate(w == BLAS ? NULL : x[w][t], p, A, B, C[w], 1);
-                    calls[i][t][w] = 1 + floor(0.008 * v * 1e9 / (2.0 * (double)p->M * (double)p->N * (double)p->K));
+                    if (w) memset(b->C[1], 0, p->M * p->N * sizeof *b->C[1]);
+                    for (k = 0; k < 2; k++) v = gemm_rate(b, w, i, t, 1);
+                    gemm_calm(w, t);
+                    /* as many calls as take about 8 ms */
+                    b->calls[i][t][w] = 1 + floor(0.008 * v * 1e9 / (2.0 * (double)p->M * (double)p->N * (double)p->K));
+                    /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
+                    for (k = 0; w && k < p->M * p->N; k++)
+                        most(&b->off[i][w], fabs((double)b->C[0][k] - (double)b->C[1][k]) * 3 / sqrt((double)p->K));
                 }
-                /* inputs are in [-1,1): the scale of a sum is sqrt(K) / 3 */
-                if (r < 0) for (w = 1; w < WHO; w++) for (k = 0; on[w] && k < p->M * p->N; k++)
-                    most(&worst[i][w], fabs((double)C[F32][k] - (double)C[w][k]) * 3 / sqrt((double)p->K));
             }
         }
         if (r >= 0) probe_now();
     }
-    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most); ratios of the medians, to CBLAS's float product. op(A) op(B) "
-        "as M x N x K.%s\n\n", R,
-        on[BF16] ? "\nbf16: the same call in a context of that precision; packing and rounding the float inputs is part of the time." :
-            "\nbf16: not in this build of the library.");
-    header(on[BF16] ? "product|threads|f32|range|bf16|range|CBLAS f32|range|f32 / CBLAS|bf16 / CBLAS" : "product|threads|f32|range|CBLAS "
-           "f32|range|f32 / CBLAS");
+    say("## Matrix products, GFLOP/s\n\nMedian of %d rounds (least - most), contenders in turns in one process. op(A) op(B) as M x N x K.\n"
+        "Beside: %s.\nRatios of the medians: f32 to the fastest peer of the row, bf16 to oneDNN's bf16. Factors of bf16 are floats "
+        "that are rounded\nwithin the time, here as there: oneDNN gets two reorders before its product, to the caller's layout or to "
+        "its own, whichever made it\nfaster; the last column leaves them out. Its float product may choose so, too.%s\n\n", R, names,
+        on[BY_BF16] ? "" : " bf16: not in this build of the library.");
+    {
+        char head[300] = "of|product|threads|f32|range";
+        size_t n;
+        for (w = BY_CBLAS; w <= BY_DNNL; w++)
+            if (on[w]) { n = strlen(head); snprintf(head + n, sizeof head - n, "|%s", by_name[w]); }
+        n = strlen(head);
+        snprintf(head + n, sizeof head - n, "%s%s%s", peers ? "|f32 / fastest|fastest" : "", on[BY_BF16] ? "|bf16|range" : "",
+                 on[BY_DNNL_BF16] ? "|oneDNN bf16|bf16 / oneDNN|rounded before" : "");
+        header(head);
+    }
     for (i = 0; i < N; i++)
         for (t = 0; t <= last; t++) {
-            int c = 0, ratios;
-            if (!rate[i][t][F32].n) continue;
+            const product *p = &products[i];
+            const samples *s = b->rate[i][t];
+            int c = 0, best = 0, differ = 0;
+            double v;
+            if (!s[BY_F32].n) continue;
             row_begin();
-            cell(c++, "%s", list[i].name);
+            cell(c++, "%s", p->of);
+            cell(c++, "%s", p->name);
             cell(c++, "%d", t ? opt.threads : 1);
-            for (w = 0; w < WHO; w++) {
-                if (w == BF16 && !on[BF16]) continue;
-                if (on[w]) {
-                    cell(c, "%.1f", median(&rate[i][t][w]));
-                    cell(c + 1, "%.0f - %.0f", quantile(&rate[i][t][w], 0), quantile(&rate[i][t][w], 1));
-                }
-                c += 2;
-            }
-            /* rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale, the largest of 10^6 sums by 1e-2 */
-            for (w = 0, ratios = on[BLAS]; ratios && w < PRECISIONS; w++) {
-                double v = median(&rate[i][t][w]) / median(&rate[i][t][BLAS]), off = w == F32 ? worst[i][BLAS] : worst[i][BF16];
-                int fits = off < (w == F32 ? 1e-4 : 2e-2);
+            cell(c++, "%.1f", median(&s[BY_F32]));
+            cell(c++, "%.0f - %.0f", quantile(&s[BY_F32], 0), quantile(&s[BY_F32], 1));
+            for (w = BY_CBLAS; w <= BY_DNNL; w++) {
                 if (!on[w]) continue;
-                if (fits) cell(c++, "%.2f", v); else cell(c++, "void: differs by %.0e", off);
-                if (t) continue;
-                if (!fits) v = NAN;
-                if (w == F32 && list[i].one_thread) least(&found.tiles, v);
-                else if (list[i].one_thread || list[i].M < 256) continue;
-                else if (w == F32) least(&found.squares, v);
-                else { least(&found.bf16_least, v); most(&found.bf16_most, v); }
+                if (s[w].n && b->off[i][w] < 1e-4) {
+                    cell(c, "%.1f", median(&s[w]));
+                    if (!best || median(&s[w]) > median(&s[best])) best = w;
+                } else if (s[w].n) {
+                    cell(c, "void: differs by %.0e", b->off[i][w]);
+                    differ = 1;
+                }
+                c++;
             }
+            v = best ? median(&s[BY_F32]) / median(&s[best]) : NAN;
+            if (best) {
+                cell(c, "%.3f", v);
+                cell(c + 1, "%s", by_name[best]);
+                best_of[best]++;
+            }
+            if (peers) c += 2;
+            if (p->asked && (best || differ)) {
+                ratio_add(&to_fastest, p, t ? opt.threads : 1, v);
+                least(&found.f32_least, best ? v : 0);
+            }
+            if (!on[BY_BF16]) continue;
+            /* rounding both factors to 8 bits moves a sum by a few 2^-9 of its scale, the largest of 10^6 sums by 1e-2 */
+            cell(c++, "%.1f", median(&s[BY_BF16]));
+            cell(c++, "%.0f - %.0f", quantile(&s[BY_BF16], 0), quantile(&s[BY_BF16], 1));
+            if (!s[BY_DNNL_BF16].n) continue;
+            v = median(&s[BY_BF16]) / median(&s[BY_DNNL_BF16]);
+            cell(c++, "%.1f", median(&s[BY_DNNL_BF16]));
+            for (w = 0, differ = 0; w < BYS; w++)
+                if ((w == BY_BF16 || w >= BY_DNNL_BF16) && !(b->off[i][w] < 2e-2) && s[w].n) differ = w;
+            if (differ) { v = 0; cell(c++, "void: %s differs by %.0e", by_name[differ], b->off[i][differ]); }
+            else cell(c++, "%.3f", v);
+            if (s[BY_DNNL_BARE].n) cell(c, "%.1f", median(&s[BY_DNNL_BARE]));
+            if (p->asked) { ratio_add(&to_onednn, p, t ? opt.threads : 1, v); least(&found.bf16_least, v); }
         }
     print_table();
     probe_say();
-    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) stx_destroy(x[w][t]);
+    if (peers) {
+        say("The fastest peer in f32:");
+        for (w = BY_CBLAS, k = 0; w <= BY_DNNL; w++) if (on[w]) say("%s %s in %d", k++ ? "," : "", by_name[w], best_of[w]);
+        say(" rows. Not counted below: squares under 128.\n\n");
+    }
+    ratios_say(&to_fastest, "f32 / the fastest peer", 1.0);
+    ratios_say(&to_onednn, "bf16 / oneDNN's bf16, both rounding", 0.95);
+#ifdef BENCH_DNNL
+    for (i = 0; i < N; i++) for (t = 0; t < 2; t++) for (w = 0; w < 4; w++) dnnl_drop(&b->dnnl[i][t][w / 2].of[w % 2]);
+    onednn_close();
+#endif
+    for (w = 0; w < PRECISIONS; w++) for (t = 0; t <= last; t++) stx_destroy(b->x[w][t]);
 }
 
 // >>attention
@@ -736,8 +888,8 @@ static void bench_summary(void) {
             snprintf(what, sizeof what, "training %s, %s spans, to PyTorch as installed", precision_name[p], of[kind]);
             goal(what, found.rate[kind][p ? OWN_BF16 : OWN] / found.rate[kind][PEER_PLAIN], 0, p ? 8 : 3, p ? 0 : 5);
         }
-    goal("product f32 / OpenBLAS, worst of dims >= 256", found.squares, 0, 0.85, 0);
-    goal("product f32 / OpenBLAS, worst 64-row tile", found.tiles, 0, 0.65, 0);
+    goal("product f32 / the fastest peer, worst", found.f32_least, 0, 1, 0);
+    goal("product bf16 / oneDNN's bf16, worst", found.bf16_least, 0, 0.95, 0);
     for (p = 0; p < PRECISIONS; p++) {
         snprintf(what, sizeof what, "attention %s, one head of 8192 with seven of 64 / all 8192", precision_name[p]);
         goal(what, found.one_long[p], 1, 0.20, 0.15);
@@ -766,8 +918,6 @@ static void bench_summary(void) {
         for (p = 0; p < PRECISIONS; p++) if (found.generation[kind][p] > 0) cell(1 + p, "%.0f", found.generation[kind][p]);
     }
     if (any) print_table();
-    if (found.bf16_least > 0) say("bf16 product / CBLAS's float product, one thread, dims >= 256: %.2f to %.2f.\n\n", found.bf16_least,
-                                  found.bf16_most);
 }
 
 // >>main
@@ -785,9 +935,13 @@ static const char usage[] =
     "  --python CMD --peer FILE    PyTorch contender\n"
     "  --python-plain CMD the same python without help from its surroundings\n"
     "  --cblas FILE       this program built with SEQTX_CBLAS\n"
+    "  --mkl FILE         a shared library with MKL in it: PyTorch's libtorch_cpu.so, or libmkl_rt\n"
+    "  --mkl-amd FILE     one with mkl_serv_intel_cpu_true, loaded before\n"
     "  --work DIR         for temporary files\n"
     "  --append FILE      write the tables there too\n"
-    "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n";
+    "  --cblas-check      name the linked CBLAS; exit code 0 if it is worth a comparison\n"
+    "  --mkl-check        the speed and the name of --mkl's, given before; exit code 0 if it is there\n"
+    "  --onednn-check     name the linked oneDNN; exit code 0 if it works\n";
 
 int main(int argc, char **argv) {
     int i;
@@ -804,6 +958,17 @@ int main(int argc, char **argv) {
             return 1;
 #endif
         }
+        if (!strcmp(a, "--mkl-check")) {
+            if (opt.mkl && mkl_open(opt.mkl, opt.mkl_amd)) return mkl_check();
+            puts(mkl.name);
+            return 1;
+        }
+        if (!strcmp(a, "--onednn-check")) {
+#ifdef BENCH_DNNL
+            if (onednn_open(0)) { puts(onednn.name); return 0; }
+#endif
+            return 1;
+        }
         i++;
         if (!strcmp(a, "--threads")) opt.threads = whole(v, 1, a);
         else if (!strcmp(a, "--rounds")) { opt.rounds = whole(v, 1, a); if (opt.rounds > MAX_ROUNDS) opt.rounds = MAX_ROUNDS; }
@@ -819,6 +984,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--python-plain")) opt.python_plain = v;
         else if (!strcmp(a, "--peer")) opt.peer = v;
         else if (!strcmp(a, "--cblas")) opt.cblas = v;
+        else if (!strcmp(a, "--mkl")) opt.mkl = v;
+        else if (!strcmp(a, "--mkl-amd")) opt.mkl_amd = v;
         else if (!strcmp(a, "--work")) opt.work = v;
         else if (!strcmp(a, "--append")) report_path = v;
         else if (!strcmp(a, "--spans")) {

@@ -3,7 +3,9 @@
 # bench.c, bench_sru.c, bench_comp.c, bench_par.c, each with a report of its own; --only says which, and of which the sections. (Training
 # curves: bench/curve.sh in float and bfloat16, bench/curve_sru.sh and bench/curve_comp.sh beside PyTorch's.)
 # Environment: CC (cc), CFLAGS (-O3), DATA=FILE (text), PYTHON (a python3 with torch), CBLAS=none (no CBLAS) or
-# what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there).
+# what to link for one (default: -lopenblas, -lcblas, -lblas, whichever is there). For products also: ONEDNN_LIBS=none or what to
+# link for oneDNN (-ldnnl), with ONEDNN_FLAGS where its header is not in the usual places; MKL=none or a shared library with an MKL in
+# it (default: PyTorch's libtorch_cpu.so, else libmkl_rt beside PYTHON or in the usual places).
 set -eu
 
 # For PyTorch: GNU OpenMP's threads spin for milliseconds by default, in the way of PyTorch's BLAS threads and of
@@ -47,7 +49,9 @@ compile() {     # SOURCE OUTPUT FLAGS..
     source=$1 out=$2; shift 2
     $CC $flags -pthread "$@" "$source" -o "$out" $libs -lm
 }
-libs=
+dl=
+[ "$(uname)" != Linux ] || dl=-ldl
+libs=$dl
 [ -z "$attn" ] || compile bench/bench.c "$work/bench"
 [ -z "$sru" ] || compile bench/bench_sru.c "$work/bench_sru"
 [ -z "$comp" ] || compile bench/bench_comp.c "$work/bench_comp"
@@ -58,23 +62,57 @@ libs=
 if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && grep -q avx512f /proc/cpuinfo; then
     OPENBLAS_CORETYPE=SkylakeX; export OPENBLAS_CORETYPE
 fi
-blas="none" cblas=
+blas="none" cblas= with= with_libs=
 if [ -n "$attn" ] && [ "${CBLAS:-}" != none ]; then
     for try in ${CBLAS:-} -lopenblas -lcblas -lblas; do
-        libs=$try
+        libs="$try $dl"
         compile bench/bench.c "$work/bench_with" -DBENCH_CBLAS 2>"$work/cc.log" || continue
         if name=$("$work/bench_with" --cblas-check); then
             blas="$name"
             compile bench/bench.c "$work/bench_cblas" -DSEQTX_CBLAS
             mv "$work/bench_with" "$work/bench"
-            cblas="--cblas $work/bench_cblas"
+            cblas="--cblas $work/bench_cblas" with=-DBENCH_CBLAS with_libs=$try
             break
         fi
         [ "$blas" != none ] || blas="not used: $try is $name, no contender (Debian: apt install libopenblas-dev)"
     done
 fi
 [ "$blas" != none ] || blas="none found: no comparison (Debian: apt install libopenblas-dev)"
+
+# oneDNN and MKL, for products. MKL gives AMD processors its slower kernels; a function of one line tells it not to.
+onednn= mkl= mkl_name= mkl_amd=
+if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null; then
+    echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"
+    if $CC -shared -fPIC "$work/mkl_amd.c" -o "$work/mkl_amd.so" 2>/dev/null; then mkl_amd=$PWD/$work/mkl_amd.so; fi
+fi
+products=$(case "$attn," in *,gemm,*) echo 1 ;; esac)
+if [ -n "$products" ] && [ "${ONEDNN_LIBS:-}" != none ]; then
+    libs="$with_libs ${ONEDNN_LIBS:--ldnnl} $dl"
+    if compile bench/bench.c "$work/bench_with" $with -DBENCH_DNNL ${ONEDNN_FLAGS:-} 2>"$work/cc.log" &&
+       onednn=$("$work/bench_with" --onednn-check); then
+        mv "$work/bench_with" "$work/bench"
+    fi
+fi
 rm -f "$work/bench_with"
+if [ -n "$products" ] && [ "${MKL:-}" != none ]; then
+    beside=$(for p in ${PYTHON:-} python3 /usr/bin/python3; do
+        "$p" -c 'import glob, importlib.util, sys
+torch = importlib.util.find_spec("torch")
+for d in torch.submodule_search_locations if torch else []: print(d + "/lib/libtorch_cpu.so")
+for f in sorted(glob.glob(sys.prefix + "/lib/libmkl_rt.so*")): print(f)' 2>/dev/null || true
+    done)
+    for try in ${MKL:-} $beside libmkl_rt.so libmkl_rt.so.3 libmkl_rt.so.2; do
+        plain=$("$work/bench" --mkl "$try" --mkl-check 2>/dev/null) || continue
+        mkl="--mkl $try" mkl_name=${plain#* }
+        told=0
+        [ -z "$mkl_amd" ] || told=$("$work/bench" --mkl "$try" --mkl-amd "$mkl_amd" --mkl-check 2>/dev/null) || told=0
+        if [ "${told%% *}" -gt 0 ]; then
+            mkl="$mkl --mkl-amd $mkl_amd"
+            mkl_name="$mkl_name, told to use its AVX-512 kernels on AMD (product of 1024x1024x256: ${told%% *} GFLOP/s, untold ${plain%% *})"
+        fi
+        break
+    done
+fi
 
 data=${DATA:-build/demo.txt}
 if [ -z "${DATA:-}" ] && [ ! -s "$data" ]; then sh examples/demo_data.sh "$data"; fi
@@ -88,14 +126,10 @@ for p in ${PYTHON:-} python3 /usr/bin/python3; do
     if version=$("$p" -c 'import torch; print(torch.__version__)' 2>/dev/null); then
         torch="PyTorch $version; but for what is called as installed: malloc keeps its memory"
         preload=
-        if grep -q AuthenticAMD /proc/cpuinfo 2>/dev/null && "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
-            echo 'int mkl_serv_intel_cpu_true(void) { return 1; }' >"$work/mkl_amd.c"
-            if $CC -shared -fPIC "$work/mkl_amd.c" -o "$work/mkl_amd.so" 2>/dev/null; then
-                try=$PWD/$work/mkl_amd.so
-                plain=$("$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
-                told=$(LD_PRELOAD=$try "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
-                if [ "$told" -gt "$plain" ]; then preload=$try; torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"; fi
-            fi
+        if [ -n "$mkl_amd" ] && "$p" -c 'import sys, torch; sys.exit(not torch.backends.mkl.is_available())' 2>/dev/null; then
+            plain=$("$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
+            told=$(LD_PRELOAD=$mkl_amd "$p" bench/peers/attn_span_torch.py --probe 2>/dev/null || echo 0)
+            if [ "$told" -gt "$plain" ]; then preload=$mkl_amd; torch="$torch, MKL told to use its AVX-512 kernels on AMD (product of 2048x1024x256: $told GFLOP/s, not $plain)"; fi
         fi
         {
             echo '#!/bin/sh'
@@ -121,6 +155,10 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
         echo "- machine: $cpu, $cores cores, ${vector:-no vector flags known}"
         echo "- compiler: $($CC --version | head -n 1); $flags -pthread"
         [ -n "$name" ] || echo "- CBLAS: $blas"
+        if [ -z "$name" ] && [ -n "$products" ]; then
+            echo "- MKL: ${mkl_name:-none found: left out (a PyTorch that holds one, or pip install mkl; MKL=FILE)}"
+            echo "- oneDNN: ${onednn:-none found: left out (Debian: apt install libdnnl-dev; ONEDNN_FLAGS, ONEDNN_LIBS)}"
+        fi
         echo "- peer: $torch"
         echo "- command: \`$command\`"
         echo "- commit: $commit"
@@ -136,7 +174,7 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
     cp "$md" "$target"
     echo "written: $target"
 }
-if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
+if [ -n "$attn" ]; then report "$work/bench" "" "" --only "${attn#,}" $cblas $mkl ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/attn_span_torch.py}; fi
 if [ -n "$sru" ]; then report "$work/bench_sru" " of SRU" -sru --only "${sru#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/sru_torch.py}; fi
 if [ -n "$comp" ]; then report "$work/bench_comp" " of the Compressive Transformer" -comp --only "${comp#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/compressive_torch.py}; fi
 if [ -n "$par" ]; then report "$work/bench_par" " of Transformer-XL and PAR" -par --only "${par#,}" ${python:+--python "$work/python" --python-plain "$work/python-plain" --peer bench/peers/par_torch.py}; fi
