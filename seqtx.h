@@ -5336,22 +5336,32 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
     }
 }
 
-/* Asks for the next four rows of bytes at p, a cache line of each: rows of a few KB end before the processor foresees them */
-STX_INNER void stx__ask4(const void *p, size_t row) {
+/* Memory is read in its own order: four rows in turn, as they are worked on, come at a third of its speed. So while four rows are worked
+   on, those some 8 KB further are asked for, one after the other, 256 bytes at a time. */
+typedef struct stx__ahead { const char *p, *end; size_t step, bytes; } stx__ahead;    /* next to ask for, end of its row; of rows */
+STX_INNER stx__ahead stx__ahead_of(const void *rows, size_t step, size_t bytes) {      /* of rows of that many bytes, step apart */
+    stx__ahead a;
+    a.p = (const char *)rows + (bytes >= 2048 ? 4 : bytes >= 1024 ? 8 : bytes >= 512 ? 16 : 32) * step;
+    a.end = a.p + bytes; a.step = step; a.bytes = bytes;
+    return a;
+}
+STX_INNER void stx__ask_ahead(stx__ahead *a) {
 #ifdef __GNUC__
-    const char *c = (const char *)p + 4 * row;
-    __builtin_prefetch(c); __builtin_prefetch(c + row); __builtin_prefetch(c + 2 * row); __builtin_prefetch(c + 3 * row);
-#else
-    (void)p; (void)row;
+    __builtin_prefetch(a->p); __builtin_prefetch(a->p + 64); __builtin_prefetch(a->p + 128); __builtin_prefetch(a->p + 192);
 #endif
+    a->p += 256;
+    if (a->p < a->end) return;
+    if (a->step != a->bytes) a->p = a->end + (a->step - a->bytes);
+    a->end += a->step;
 }
 /* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
 STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        stx__ask4(b + p, ldb * sizeof *b);
+        stx__ask_ahead(&next);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
@@ -5365,8 +5375,14 @@ STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_re
 STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], *STX_RESTRICT b1 = b + ldb, *STX_RESTRICT b2 = b + 2 * ldb,
         *STX_RESTRICT b3 = b + 3 * ldb;
-    size_t j;
-    for (j = 0; j < n; j++) c[j] = STX_FMA(fma, a3, b3[j], STX_FMA(fma, a2, b2[j], STX_FMA(fma, a1, b1[j], STX_FMA(fma, a0, b[j], c[j]))));
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, n * sizeof *b);
+    size_t j, e;
+    for (j = 0; j + 16 <= n; j += 16) {
+        stx__ask_ahead(&next);
+        for (e = j; e < j + 16; e++)
+            c[e] = STX_FMA(fma, a3, b3[e], STX_FMA(fma, a2, b2[e], STX_FMA(fma, a1, b1[e], STX_FMA(fma, a0, b[e], c[e]))));
+    }
+    for (; j < n; j++) c[j] = STX_FMA(fma, a3, b3[j], STX_FMA(fma, a2, b2[j], STX_FMA(fma, a1, b1[j], STX_FMA(fma, a0, b[j], c[j]))));
 }
 STX_INNER void stx__gemv_beta(const stx_gemm_args *g) {       /* C = beta C */
     size_t i, j;
@@ -5428,9 +5444,10 @@ STX_INNER stx_real stx__wide(uint16_t h) {
 STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint16_t *b, size_t ldb, size_t k) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const uint16_t *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 32 == 0) stx__ask4(b + p, ldb * sizeof *b);
+        if (p % 32 == 0) stx__ask_ahead(&next);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__wide(b[p + e]), s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__wide(b1[p + e]), s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__wide(b2[p + e]), s2[e]);
@@ -5458,9 +5475,10 @@ STX_INNER void stx__dot4_q_end(stx_real *out, stx_real (*s)[16], const stx_real 
 STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf,
                                size_t k) {
     stx_real s[4][16] = {{0}};
+    stx__ahead next = stx__ahead_of(b, ldb, k);
     size_t p, e, j;
     for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        if (p % 64 == 0) stx__ask_ahead(&next);
         for (j = 0; j < 4; j++) {
             const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
             for (e = 0; e < 16; e++) s[j][e] = STX_FMA(fma, a[p + e], v * (stx_real)b[j * ldb + p + e], s[j][e]);
@@ -5477,10 +5495,12 @@ static void stx__dot4_q_any_base STX__DOT4_Q { stx__dot4_q_any(0, out, a, b, ldb
 STX__AVX512 static void stx__dot4_q_any_avx512 STX__DOT4_Q {
     __m512 s0 = _mm512_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
     stx_real s[4][16];
+    stx__ahead next = stx__ahead_of(b, ldb, k), factors = stx__ahead_of(f, ldf * sizeof *f, ldf * sizeof *f);
     size_t p;
     for (p = 0; p + 16 <= k; p += 16) {
         const __m512 v = _mm512_loadu_ps(a + p);
-        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        if (p % 64 == 0) stx__ask_ahead(&next);
+        if (p % 512 == 0) stx__ask_ahead(&factors);
         s0 = _mm512_fmadd_ps(v, STX__Q16(0), s0); s1 = _mm512_fmadd_ps(v, STX__Q16(1), s1);
         s2 = _mm512_fmadd_ps(v, STX__Q16(2), s2); s3 = _mm512_fmadd_ps(v, STX__Q16(3), s3);
     }
@@ -5493,10 +5513,12 @@ STX__AVX512 static void stx__dot4_q_any_avx512 STX__DOT4_Q {
 STX__AVX2 static void stx__dot4_q_any_avx2 STX__DOT4_Q {
     __m256 z = _mm256_setzero_ps(), s0 = z, s1 = z, s2 = z, s3 = z, r0 = z, r1 = z, r2 = z, r3 = z;
     stx_real s[4][16];
+    stx__ahead next = stx__ahead_of(b, ldb, k), factors = stx__ahead_of(f, ldf * sizeof *f, ldf * sizeof *f);
     size_t p;
     for (p = 0; p + 16 <= k; p += 16) {
         const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
-        if (p % 64 == 0) stx__ask4(b + p, ldb);
+        if (p % 64 == 0) stx__ask_ahead(&next);
+        if (p % 512 == 0) stx__ask_ahead(&factors);
         s0 = _mm256_fmadd_ps(v, STX__Q8(0, 0), s0); s1 = _mm256_fmadd_ps(v, STX__Q8(1, 0), s1);
         s2 = _mm256_fmadd_ps(v, STX__Q8(2, 0), s2); s3 = _mm256_fmadd_ps(v, STX__Q8(3, 0), s3);
         r0 = _mm256_fmadd_ps(w, STX__Q8(0, 8), r0); r1 = _mm256_fmadd_ps(w, STX__Q8(1, 8), r1);
@@ -5522,25 +5544,35 @@ STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_re
                                  size_t n) {
     const size_t C = w->C, G = stx__int8_groups(C);
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    size_t j, e, m;
+    stx__ahead next;
+    size_t j, e;
     if (w->h) {
         const uint16_t *STX_RESTRICT h0 = w->h + r[0] * C + col, *STX_RESTRICT h1 = w->h + r[1] * C + col,
             *STX_RESTRICT h2 = w->h + r[2] * C + col, *STX_RESTRICT h3 = w->h + r[3] * C + col;
-        for (j = 0; j < n; j++)
-            c[j] = STX_FMA(fma, a3, stx__wide(h3[j]), STX_FMA(fma, a2, stx__wide(h2[j]), STX_FMA(fma, a1, stx__wide(h1[j]),
-                STX_FMA(fma, a0, stx__wide(h0[j]), c[j]))));
+        next = stx__ahead_of(h0, C * sizeof *h3, n * sizeof *h3);
+  #define STX__AXPY4_H(e) c[e] = STX_FMA(fma, a3, stx__wide(h3[e]), STX_FMA(fma, a2, stx__wide(h2[e]), \
+            STX_FMA(fma, a1, stx__wide(h1[e]), STX_FMA(fma, a0, stx__wide(h0[e]), c[e]))))
+        for (j = 0; j + 32 <= n; j += 32) {
+            stx__ask_ahead(&next);
+            for (e = j; e < j + 32; e++) STX__AXPY4_H(e);
+        }
+        for (; j < n; j++) STX__AXPY4_H(j);
+  #undef STX__AXPY4_H
         return;
     }
+    next = stx__ahead_of(w->q + r[0] * C + col, C, n);
     for (j = 0; j < n; j += STX__INT8_GROUP) {
         const int8_t *STX_RESTRICT q0 = w->q + r[0] * C + col + j, *STX_RESTRICT q1 = w->q + r[1] * C + col + j,
             *STX_RESTRICT q2 = w->q + r[2] * C + col + j, *STX_RESTRICT q3 = w->q + r[3] * C + col + j;
         const size_t g = (col + j) / STX__INT8_GROUP;
         const stx_real f0 = (stx_real)w->s[r[0] * G + g], f1 = (stx_real)w->s[r[1] * G + g], f2 = (stx_real)w->s[r[2] * G + g],
             f3 = (stx_real)w->s[r[3] * G + g];
-        m = STX_MIN((size_t)STX__INT8_GROUP, n - j);
-        for (e = 0; e < m; e++)
-            c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], STX_FMA(fma, a2, f2 * (stx_real)q2[e], STX_FMA(fma, a1, f1 * (stx_real)q1[e],
-                STX_FMA(fma, a0, f0 * (stx_real)q0[e], c[j + e]))));
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__ask_ahead(&next);
+  #define STX__AXPY4_Q(e) c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], STX_FMA(fma, a2, f2 * (stx_real)q2[e], \
+            STX_FMA(fma, a1, f1 * (stx_real)q1[e], STX_FMA(fma, a0, f0 * (stx_real)q0[e], c[j + e]))))
+        if (j + STX__INT8_GROUP <= n) for (e = 0; e < STX__INT8_GROUP; e++) STX__AXPY4_Q(e);
+        else for (e = 0; e < n - j; e++) STX__AXPY4_Q(e);
+  #undef STX__AXPY4_Q
     }
 }
 STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q) {
@@ -6086,6 +6118,42 @@ static void stx__product_part(const stx_share *s, const void *job) {
         }
     }
 }
+/* x W of few rows, many of W: parts of W's rows, so that each is one piece of memory; their sums stand side by side in scratch and are
+   added up in order. How many there are follows from K alone, and so do the bits. */
+enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 };      /* parts, at most; rows of one, at least */
+static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {       /* of a part; 0: not cut */
+    size_t rows = stx__up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
+    return !x || !x->scratch || g->M > 3 || g->ta || g->tb || g->batch > 1 || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0 ||
+           g->N > STX__PACK / STX__SUMS / 3 ? 0 : rows;
+}
+static void stx__sums_part(const stx_share *s, const void *job) {
+    const stx__product_job *j = (const stx__product_job *)job;
+    size_t i;
+    for (i = s->from; i < s->to; i++) {
+        const size_t at = i * j->per;
+        stx_gemm_args part = *j->g;
+        part.K = STX_MIN(j->per, part.K - at);
+        part.A += at; part.B += at * part.ldb;
+        part.C = s->x->scratch + i * part.M * part.N; part.ldc = part.N;
+        part.beta = 0;
+        if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + at * part.ldb, stx__dot4_q_for(stx_isa(s->x))));
+        else STX_CALL(s->x, stx__gemv, (&part));
+    }
+}
+static void stx__sums_add(const stx_share *s, const void *job) {
+    const stx__product_job *j = (const stx__product_job *)job;
+    const stx_gemm_args *g = j->g;
+    const size_t n = s->to - s->from;
+    stx_gemm_args part = *g;
+    size_t i, r, e;
+    part.C += s->from; part.N = n;
+    stx__gemv_beta(&part);
+    for (i = 0; i < g->M; i++)
+        for (r = 0; r < j->parts; r++) {
+            const stx_real *from = s->x->scratch + (r * g->M + i) * g->N + s->from;
+            for (e = 0; e < n; e++) part.C[i * g->ldc + e] += from[e];
+        }
+}
 static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
     const size_t M = g->M, N = g->N, K = g->K;
     size_t at = 0;
@@ -6121,6 +6189,13 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.packed = packed;
         j.at = at;
         if (packed) { j.rows = 0; j.n = N; }
+        j.per = after ? 0 : stx__sums_rows(x, g);
+        if (j.per) {
+            j.parts = (K + j.per - 1) / j.per;
+            stx_parallel(x, j.parts, work, stx__sums_part, &j);
+            stx_parallel(x, N, M * N * j.parts, stx__sums_add, &j);
+            return;
+        }
         unit = packed ? (size_t)STX__INT8_GROUP : j.rows ? j.mk->mr : j.mk->nr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {

@@ -2096,18 +2096,19 @@ static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r
     free(a); free(y); free(z);
 }
 static void packed_products(int threads, int isa) {
-    static const size_t shape[][2] = {{32, 32}, {33, 47}, {70, 100}, {129, 64}, {64, 1100}, {37, 2100}};
+    static const size_t shape[][2] = {{32, 32}, {33, 47}, {70, 100}, {129, 64}, {64, 1100}, {37, 2100}, {700, 45}, {1031, 96}};
+    enum { SHAPES = sizeof shape / sizeof *shape };
     int kind;
     size_t k, M;
     for (kind = STX_WEIGHTS_BF16; kind <= STX_WEIGHTS_INT8; kind++) {
         stx_ctx *x = plain(3, threads);
         stx_params *p = stx_params_create(x), *q = stx_params_create(x);
         const char *what = kind == STX_WEIGHTS_BF16 ? "bf16" : "int8";
-        stx_tensor *W[6], *bias;
+        stx_tensor *W[SHAPES], *bias;
         stx_real *copy = (stx_real *)malloc(64 * 2100 * sizeof *copy);
         size_t bytes = 0, own;
         inner_set_isa(x, isa);
-        for (k = 0; k < 6; k++) {
+        for (k = 0; k < SHAPES; k++) {
             char name[8];
             snprintf(name, sizeof name, "w%d", (int)k);
             W[k] = stx_param(k % 2 ? q : p, STX_NORMAL, 0.4, name, shape[k][0], shape[k][1], 0, 0);
@@ -2118,7 +2119,7 @@ static void packed_products(int threads, int isa) {
         own = stx_params_pack(p, kind);
         CHECK(own > 0 && own < bytes && stx_params_pack(q, kind) == bytes, "%s: bytes of the copies", what);
         CHECK(!memcmp(copy, bias->data, 2000 * sizeof *copy), "%s: what is no matrix stays as it is", what);
-        for (k = 0; k < 6; k++) {
+        for (k = 0; k < SHAPES; k++) {
             const size_t R = shape[k][0], C = shape[k][1];
             for (M = 1; M <= 4; M++) {
                 packed_product(x, W[k], M, 1, 0, R, 0, C, 1, 0, copy, what);
