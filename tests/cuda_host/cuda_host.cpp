@@ -94,13 +94,13 @@ struct function_info { int dynamic_limit; size_t static_bytes; };
 
 static struct {
     /* knobs */
-    int thread_order, block_order, fill, devices, major, minor, sms, allow_pinned, trap, quiet;
+    int thread_order, block_order, fill, devices, major, minor, sms, registers, allow_pinned, trap, quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
     /* counters */
     long reports, printed, launches, allocs, serial, syncs, graph_launches;
-    size_t in_use, pinned_in_use;
+    size_t in_use, pinned_in_use, shared_asked;
     char last_report[512];
     /* device memory */
     word lo, next;                      /* the range, and where the next allocation is tried */
@@ -151,7 +151,7 @@ static void defaults(void) {
     static int done;
     if (done) return;
     done = 1;
-    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.allow_pinned = 1; G.trap = 1;
+    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.registers = 255; G.allow_pinned = 1; G.trap = 1;
     G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
 }
 static struct initialiser { initialiser() { defaults(); } } at_start;
@@ -1029,6 +1029,7 @@ static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
     G.launches++;
+    G.shared_asked += k.smem;
     G.written = 1;
     if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
 #ifdef HOST_ASAN
@@ -1749,7 +1750,7 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     memset(attr, 0, sizeof *attr);
     attr->sharedSizeBytes = info.static_bytes;      /* of the runs so far: the host compiler cannot tell */
     attr->maxThreadsPerBlock = MAX_THREADS;
-    attr->numRegs = 64;
+    attr->numRegs = G.registers;
     attr->ptxVersion = attr->binaryVersion = G.major * 10 + G.minor;
     attr->maxDynamicSharedSizeBytes = info.dynamic_limit ? info.dynamic_limit : (int)(SHARED_STATIC - info.static_bytes);
     return cudaSuccess;
@@ -1758,7 +1759,8 @@ cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     ENTER;
     if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
     int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)), by_shared = (int)((228 << 10) / (smem + 1024));
-    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(by_threads, by_shared);
+    int by_registers = 65536 / ((G.registers + 7) / 8 * 8 * ((threads + 31) / 32 * 32));
+    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(std::min(by_threads, by_registers), by_shared);
     return cudaSuccess;
 }
 
@@ -1781,6 +1783,7 @@ void cuda_host_reset_errors(void) {
 void cuda_host_devices(int n) { LOCK; G.devices = n; }
 void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
 void cuda_host_sms(int n) { LOCK; G.sms = n; }
+void cuda_host_registers(int n) { LOCK; G.registers = n; }
 void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
 void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
 void cuda_host_trap(int yes) { LOCK; G.trap = yes; }
@@ -1790,6 +1793,7 @@ void cuda_host_clear_reports(void) { LOCK; G.reports = G.printed = 0; G.last_rep
 const char *cuda_host_last_report(void) { return G.last_report; }
 void cuda_host_quiet(int yes) { LOCK; G.quiet = yes; }
 long cuda_host_launches(void) { LOCK; return G.launches; }
+size_t cuda_host_shared_asked(void) { LOCK; return G.shared_asked; }
 long cuda_host_allocs(void) { LOCK; return G.allocs; }
 long cuda_host_syncs(void) { LOCK; return G.syncs; }
 long cuda_host_graph_launches(void) { LOCK; return G.graph_launches; }

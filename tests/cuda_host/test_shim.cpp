@@ -817,7 +817,13 @@ static void test_runtime(void) {
     OK(cudaFuncGetAttributes(&attr, sum_kernel));
     CHECK(attr.sharedSizeBytes == 32 && attr.maxThreadsPerBlock == 1024, "attributes");
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
+    CHECK(n == 1, "occupancy %d", n);
+    cuda_host_registers(32);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
     CHECK(n == 8, "occupancy %d", n);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 100 << 10));
+    CHECK(n == 2, "occupancy %d", n);
+    cuda_host_registers(255);
 
     long launches = cuda_host_launches();
     cuda_host_fail_launch(2);
