@@ -99,7 +99,7 @@ static struct {
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
     /* counters */
-    long reports, printed, launches, allocs, serial, syncs, graph_launches;
+    long reports, printed, launches, products, allocs, serial, syncs, graph_launches;
     size_t in_use, pinned_in_use, shared_asked;
     char last_report[512];
     /* device memory */
@@ -775,6 +775,7 @@ template<int K> static inline void multiply(warp *w, int n, const float (&A)[16]
 static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
 static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
 static void do_mma_bf16(warp *w, unsigned, int kind) {
+    G.products += kind - MEET_MMA_BF16;
     for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
         float A[16][16];
         eight B[16];
@@ -791,6 +792,7 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
     }
 }
 static void do_mma_tf32(warp *w, unsigned, int kind) {
+    G.products += kind - MEET_MMA_TF32;
     for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
         float A[16][8];
         eight B[8];
@@ -1793,6 +1795,7 @@ void cuda_host_clear_reports(void) { LOCK; G.reports = G.printed = 0; G.last_rep
 const char *cuda_host_last_report(void) { return G.last_report; }
 void cuda_host_quiet(int yes) { LOCK; G.quiet = yes; }
 long cuda_host_launches(void) { LOCK; return G.launches; }
+long cuda_host_products(void) { LOCK; return G.products; }
 size_t cuda_host_shared_asked(void) { LOCK; return G.shared_asked; }
 long cuda_host_allocs(void) { LOCK; return G.allocs; }
 long cuda_host_syncs(void) { LOCK; return G.syncs; }

@@ -42,6 +42,7 @@ void cuda_host_quiet(int yes);          /* 1: reports are counted, not printed: 
 void cuda_host_check(void);             /* verifies the canaries around device memory now (synchronisations and cudaFree do too) */
 
 long   cuda_host_launches(void);        /* kernels that ran, those of graphs included */
+long   cuda_host_products(void);        /* mma instructions of warps */
 size_t cuda_host_shared_asked(void);    /* bytes of dynamic shared memory, of all kernels that ran together */
 long   cuda_host_allocs(void);          /* successful cudaMalloc */
 long   cuda_host_syncs(void);           /* host waits: stream, device and event synchronisation, blocking copies and cudaMemset */
