@@ -25,7 +25,7 @@ enum { CUDA_HOST_BEGIN_CAPTURE, CUDA_HOST_END_CAPTURE, CUDA_HOST_INSTANTIATE, CU
 void cuda_host_fail_graph(int call, long n);
 void cuda_host_reset_errors(void);      /* forgets the sticky error, the last error and the counts above */
 
-void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1 */
+void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1, at most 16, all alike */
 void cuda_host_arch(int major, int minor);      /* default 9.0 */
 void cuda_host_sms(int n);                      /* multiprocessors, default 4: what a kernel makes of them is its own affair */
 /* of a thread of every kernel, for the occupancy alone, default 255: the host compiler cannot tell */
