@@ -2919,8 +2919,8 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
 /* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
    two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
-/* Asking for a mask makes a kernel of backward spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a second
-   time for masks, by precision `masked`. SMALL: blocks of that kernel which should fit on a multiprocessor, D up to 32. */
+/* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
+   second time for masks, by precision `masked`. SMALL: blocks of that kernel which should fit on a multiprocessor, D up to 32. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
@@ -3829,7 +3829,7 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logit
    far above the top, so that tiles with an edge bound w. */
 template<class Sh, int EDGE> static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a, const stx__ab_tile &t,
     float (&s)[Sh::NB][4]) {
-    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;   /* logits in powers of 2, or of e: as the forward has them, to the last bit */
+    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;    /* logits in powers of 2, or of e: as the forward has them, to the bit */
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
 #pragma unroll
@@ -3844,7 +3844,8 @@ template<class Sh, int EDGE> static __device__ __forceinline__ void stx__ab_prob
 
 /* EDGE TILES. Whether a key counts, and how much, depends on its distance and on what keys there are. A strip and a tile have BK + 15
    distances, so a warp works them out once each, a lane two or three, into its table: m, the ramp's weight; 0 where no query sees a key;
-   with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query, the tile's last key. */
+   with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query and the tile's
+   last key. */
 template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w, const stx__ab_tile &t,
     float *edge) {
     const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1);
@@ -4076,7 +4077,8 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
                        front: a, ds in registers;  dk += ds K;  dp += dR PE
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 1) stx__ab_queries(stx__ab a, const uint32_t *list) {
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 1) stx__ab_queries(stx__ab a,
+    const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
@@ -4310,7 +4312,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 }
 
 /* The next tile of a diagonal that has keys: query i0 of batch row b, from those of rows b .. end-1 and queries lo .. hi-1 */
-template<class Sh> static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end, int lo, int hi, int off) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end, int lo, int hi,
+    int off) {
     do {
         i0 += Sh::BQ;
         if (i0 >= hi) { i0 = lo; b++; }
@@ -4333,7 +4336,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
     const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
     const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
-    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);      /* tiles with a key: j0 + BK > lo */
+    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);     /* of tiles that have a key */
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
     const stx__ab_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
     stx__at_head w;
@@ -4557,8 +4560,8 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     stx__ab_pick c;
     return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
 }
-/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile where no fewer blocks fit on a multiprocessor for it, which
-   says *ahead. The GPU may decide that, for it changes no bits. 0 after an error. */
+/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile where no fewer blocks fit on a multiprocessor for it,
+   which says *ahead. The GPU may decide that, for it changes no bits. 0 after an error. */
 static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more, int *ahead) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
