@@ -17,8 +17,10 @@
    a GPU has stands before (>>common) and behind (>>device, >>graph, >>group).
 
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
-   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>groups to >>gates
-   (Compressive Transformer), >>gate to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
+   stages), >>embedding (tokens sorted by id, so that rows which several of them share are summed in order, without atomics), >>gemm
+   (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by cluster), >>mse, >>attention (the reason for
+   this library; docs/cuda.md has a drawing of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer), >>gate to >>latency (PAR),
+   >>optimisers, >>device, >>graph, >>group (ranks).
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -3583,7 +3585,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88 MFLOP; keys q (twice with biases), dO, 64 rows of
    the table, 24 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries 49 KiB, keys
    and diagonals 65, with u or vb 8 more; with the next tile 73, 89 and 97. Registers leave two blocks to a multiprocessor of 64 Ki, so that
-   228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first.
+   228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first, without u and vb.
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of
    the table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
