@@ -19,8 +19,8 @@
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
    stages), >>embedding (tokens sorted by id, so that rows which several of them share are summed in order, without atomics), >>gemm
    (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by cluster), >>mse, >>attention (the reason for
-   this library; docs/cuda.md has a drawing of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer), >>gate to >>latency (PAR),
-   >>optimisers, >>device, >>graph, >>group (ranks).
+   this library; docs/cuda.md has a drawing of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer), >>gate
+   to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
