@@ -1005,8 +1005,8 @@ static void test_two_gpus(void) {
         for (gpu = 0; gpu < 2; gpu++) {
             CHECK(hash[0][gpu] == hash[1][gpu] && loss[0][gpu] == loss[1][gpu], "%s: alone on GPU %d: other bits than on GPU 0",
                   model_names[kinds[gpu]], gpu);
-            CHECK(hash[0][gpu] == hash[2][gpu] && loss[0][gpu] == loss[2][gpu], "%s on GPU %d, in turns with another: other bits than alone",
-                  model_names[kinds[gpu]], gpu);
+            CHECK(hash[0][gpu] == hash[2][gpu] && loss[0][gpu] == loss[2][gpu], "%s on GPU %d, in turns with another: other bits than "
+                  "alone", model_names[kinds[gpu]], gpu);
         }
     }
     model_gpu = 0;

@@ -1111,7 +1111,16 @@ struct CUstream_st {
     std::deque<queued> queue;
     uint64_t put, done;                         /* how many entries the queue has had, and has done with */
 };
-struct CUevent_st { int device; unsigned flags; bool recorded; double ms; std::shared_ptr<capture> cap; CUstream_st *stream; long work; uint64_t put; };
+struct CUevent_st {
+    int device;
+    unsigned flags;
+    bool recorded;
+    double ms;
+    std::shared_ptr<capture> cap;
+    CUstream_st *stream;
+    long work;
+    uint64_t put;
+};
 struct CUgraph_st { node_list nodes; };
 struct CUgraphExec_st { node_list nodes; };
 struct CUgraphNode_st { int unused; };
@@ -2189,7 +2198,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (device_of(stream) != h->device || h->device != current_device) {
-        report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current", h->device, device_of(stream), current_device);
+        report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current", h->device, device_of(stream),
+               current_device);
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
     submit_work(stream, [call, workspace, workspace_bytes] {
