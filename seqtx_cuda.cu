@@ -2922,11 +2922,12 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
    two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
 /* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
-   second time for masks, by precision `masked`. SMALL: blocks of that kernel which should fit on a multiprocessor, D up to 32. */
+   second time for masks, by precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor, D up to 32; 0: nvcc
+   decides. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -2967,7 +2968,7 @@ struct stx__at_tf32 {
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 3 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -3761,7 +3762,7 @@ typedef struct stx__ab_tile {
     int i, j0, b;                       /* first query of the strip, first key of the tile (or persistent vector), batch row */
     int far, ring, chunks;              /* largest distance that counts; chunk of the window's first row, and how many the ring has */
     int persistent;
-    uint64_t row, stream;               /* dropout: row of query i, stream of the step */
+    uint64_t row;                       /* dropout: of query i */
     float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
 } stx__ab_tile;
 static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) { return c >= chunks ? c - chunks : c; }
@@ -3906,7 +3907,7 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
     stx__ab_logits<Sh, ASK>(a, m, t, s);
     stx__ab_clear(g);
     stx__ab_dot<Sh>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
-    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, p.stream + *p.shift, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
     if (!plain) {
         stx__ab_edge<Sh>(a, w, t, m.edge);
         stx__ab_probabilities<Sh, 1>(a, t, s);
@@ -4079,19 +4080,19 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
                        front: a, ds in registers;  dk += ds K;  dp += dR PE
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 1) stx__ab_queries(stx__ab a,
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 0) stx__ab_queries(stx__ab a,
     const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
-        tile = entry % a.tiles, i0 = tile * Sh::BQ;
+        i0 = entry % a.tiles * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
     const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;            /* rows of the table */
     const stx__ab_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
     const stx__at_head w = stx__at_open(p, h);
     stx__at_head all = w;
     stx__ab_tile t;
-    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0, f = p.scale;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e, k;
 
     all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
@@ -4101,7 +4102,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
         while (first < last && !stx__at_exist<Sh::BK>(p, b, first)) first += Sh::BK;
     }
     t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.chunks = held / 16; t.persistent = 0;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
     stx__ab_state(a, t, b, h);
     stx__ab_clear(dk);
     stx__ab_clear(dp);
@@ -4151,7 +4151,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     __syncthreads();
     if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
         float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
-        size_t part = (size_t)b * a.tiles + tile, C = (size_t)p.H * p.D;
+        size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
@@ -4182,8 +4182,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
-    if (p.N && a.dq.p) {
-        f *= a.root_d;                  /* of the persistent keys; what is there has had none */
+    if (p.N && a.dq.p) {                /* from here on in units of the persistent keys' scale; what is there has had none */
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
@@ -4211,7 +4210,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
             if (stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
         }
     }
-    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk, f);
+    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
+                                      p.N ? p.scale * a.root_d : p.scale);
 }
 
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
@@ -4247,7 +4247,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
     }
     t.j0 = j0; t.far = w.live; t.ring = 0; t.chunks = held / 16; t.persistent = a.persistent;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
     stx__ab_clear(dk);
     stx__ab_clear(dv);
     stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
@@ -4347,7 +4346,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, used = 0;
 
     t.ring = 0; t.chunks = Sh::CHUNKS; t.persistent = 0;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
 #pragma unroll
     for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
     for (c = c0; c < c1 && lo < hi; c = end) {              /* a head, and its batch rows in this part */
