@@ -17,8 +17,10 @@
    a GPU has stands before (>>common) and behind (>>device, >>graph, >>group).
 
    READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
-   stages), >>gemm (cublasLt), >>attention (the reason for this library), >>recurrence (SRU), >>groups to >>gates
-   (Compressive Transformer), >>gate to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
+   stages), >>embedding (tokens sorted by id, so that rows which several of them share are summed in order, without atomics), >>gemm
+   (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by cluster), >>mse, >>attention (the reason for
+   this library; docs/cuda.md has a drawing of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer), >>gate
+   to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
 
    Rules that hold for every kernel
    - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
@@ -2919,12 +2921,13 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
 /* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
    two right factors. A kernel is a template over these.
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
-/* Asking for a mask makes a few kernels of backward spill; those, by the head sizes that they are filled up to (one bit each), are
-   compiled a second time for masks, by precision `masked`. */
+/* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
+   second time for masks, by precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor, D up to 32; 0: nvcc
+   decides. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, KEYS_TWICE = 64, DIAGONALS_TWICE = 0 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -2951,7 +2954,7 @@ struct stx__at_f32;
 struct stx__at_tf32 {
     typedef float num;
     typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, KEYS_TWICE = 0, DIAGONALS_TWICE = 0 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
@@ -2965,7 +2968,7 @@ struct stx__at_tf32 {
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128, KEYS_TWICE = 0, DIAGONALS_TWICE = 128 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -3569,8 +3572,8 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
        stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE
 
-   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is one function
-   of all three (stx__ab_front). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is the same in
+   all three (stx__ab_front: logits, probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
 
        queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
        keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
@@ -3581,8 +3584,9 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    where those bytes cost 1.2; and its parts, diagonals x splits of the batch x W D floats, stay below STX__AB_PARTS by fewer splits.
 
    Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88 MFLOP; keys q (twice with biases), dO, 64 rows of
-   the table, 24 to 32 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 to 40 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries
-   56 KiB, keys and diagonals 72 (with u or vb; 8 less without).
+   the table, 24 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries 49 KiB, keys
+   and diagonals 65, with u or vb 8 more; with the next tile 73, 89 and 97. Registers leave two blocks to a multiprocessor of 64 Ki, so that
+   228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first, without u and vb.
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of
    the table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
@@ -3603,6 +3607,7 @@ typedef struct stx__ab {
     int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
     int splits, combos;                /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
     int persistent;                     /* keys: are they the persistent vectors? */
+    int ahead;                          /* is there shared memory for the next tile? */
     float root_d, root_n;               /* sqrt(D), sqrt(N) */
 } stx__ab;
 #define STX__AB_LOG2E 1.44269504f
@@ -3621,6 +3626,7 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
                                                                    columns */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
+           DISTANCES = BK + 16, EDGE = STRIPS * DISTANCES * 4,  /* of a strip and a tile, 15 + BK, and a table of them for each warp */
            MASK = 1 };                                          /* does it ask whether all keys exist? */
 };
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
@@ -3630,17 +3636,38 @@ template<class Sh, int TWICE> struct stx__ab_twice {
 };
 template<class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
 
-/* Shared memory: q, q for the table, dO, K, V, the window, and what a sweep exchanges between warps */
+/* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is memory for that (stx__ab.ahead): then the copies
+   of the next tile are on their way while this one is worked on.
+
+       edge | K  V  q  dO | what moves of these, again | q+vb | window (+ what comes in next) | exchange
+
+   edge: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table wants another query. In the sweep of queries K and V
+   move, in that of keys q and dO, in that of diagonals all four. The window has BK or BQ rows more for the next tile's; that of a diagonal
+   stands still. exchange: what warps tell each other. */
+enum { STX__AB_K = 1, STX__AB_Q = 2 };          /* what moves */
 template<class Sh> struct stx__ab_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
-    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int two, int table) {
-        q = base;
-        qv = two ? q + Sh::TILE_Q : q;
-        dy = qv + Sh::TILE_Q;
-        k = dy + Sh::TILE_Q;
+    float *edge;                        /* the warp's own */
+    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int moves, int ahead, int two, int rows) {
+        edge = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
+        k = base + Sh::EDGE;
         v = k + Sh::TILE_K;
-        pe = v + Sh::TILE_K;
-        more = pe + (table ? Sh::TILE_W : 0);
+        q = v + Sh::TILE_K;
+        dy = q + Sh::TILE_Q;
+        qv = dy + Sh::TILE_Q + (ahead ? extra(moves) : 0);
+        pe = qv + (two ? Sh::TILE_Q : 0);
+        if (!two) qv = q;
+        more = pe + rows * Sh::CH * 16;
+    }
+    /* of tile number n: what moves stands in two places by turns */
+    __device__ __forceinline__ stx__ab_shared(const stx__ab_shared &m, int moves, int ahead, int n) {
+        const int by = ahead && n & 1 ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q) : 0;
+        *this = m;
+        if (moves & STX__AB_K) { k += by; v += by; }
+        if (moves & STX__AB_Q) { q += by; dy += by; if (m.qv == m.q) qv = q; }
+    }
+    static constexpr __host__ __device__ int extra(int moves) {
+        return (moves & STX__AB_K ? 2 * Sh::TILE_K : 0) + (moves & STX__AB_Q ? 2 * Sh::TILE_Q : 0);
     }
 };
 
@@ -3733,14 +3760,15 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
 /* Where a strip stands */
 typedef struct stx__ab_tile {
     int i, j0, b;                       /* first query of the strip, first key of the tile (or persistent vector), batch row */
-    int far, ring;                      /* largest distance that counts; chunk of the window's first row */
+    int far, ring, chunks;              /* largest distance that counts; chunk of the window's first row, and how many the ring has */
     int persistent;
-    uint64_t row, stream;               /* dropout: row of query i, stream of the step */
+    uint64_t row;                       /* dropout: of query i */
     float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
 } stx__ab_tile;
-template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(int ring, int strip, int n) {
-    int c = ring + Sh::STRIPS - 1 - strip + n;
-    return c >= Sh::CHUNKS ? c - Sh::CHUNKS : c;
+static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) { return c >= chunks ? c - chunks : c; }
+/* The n-th chunk of those that a strip meets */
+template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int strip, int n) {
+    return stx__ab_wrap(t.ring + Sh::STRIPS - 1 - strip + n, t.chunks);
 }
 static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
@@ -3751,30 +3779,23 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
     for (e = 0; e < 2; e++) {
         int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
         t.inv[e] = yes ? a.p.inv[row + i] : 0;
-        t.top[e] = yes && t.inv[e] != 0 ? a.p.top[row + i] : 0;       /* a row that saw no key has top = -infinity */
+        t.top[e] = yes ? a.p.top[row + i] : 0;
         t.dsum[e] = yes ? a.dsum[row + i] : 0;
     }
 }
 
-/* The front half of a tile, for one strip: s becomes r a, what multiplied V; g becomes ds. Zeros where a query does not see a key. dz +=
-   its sum. 0: no query of the strip sees a key of the tile. The window, K and V and the strip's own rows of q, qv and dO must have landed;
-   nothing is written to shared memory, so that warps need not meet. */
-template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w,
-    const stx__ab_shared<Sh> &m, const stx__ab_tile &t,
-                                                                        float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+/* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The window, K and V and the strip's own rows of q, qv
+   and dO must have landed; but for the warp's own edge table nothing is written to shared memory, so that warps need not meet.
+
+   s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by the tensor cores: the forward's order. -infinity for
+   keys that do not exist, if asked. */
+template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const stx__ab_shared<Sh> &m,
+    const stx__ab_tile &t, float (&s)[Sh::NB][4]) {
     typedef typename Sh::P P;
-    const stx__at &p = a.p;
-    int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2, k, n, e;
-    uint32_t kept = 0xffffffffu;
-    const float unit = P::SIZE == 2 ? STX__AB_LOG2E : 1;      /* logits in powers of 2, or of e: as the forward has them, to the last bit */
-    float sc = (t.persistent ? p.scale * a.root_d : p.scale) * unit, vf = t.persistent ? a.root_n * p.unkeep : p.unkeep;
-    if (t.i >= p.T || (!t.persistent && (p.C + t.i + 15 - t.j0 < p.dmin || p.C + t.i - (t.j0 + Sh::BK - 1) > t.far))) {
-        stx__ab_clear(s);
-        stx__ab_clear(g);
-        return 0;
-    }
-    if (p.P && !t.persistent) {
-        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry. Then q.k is summed onto it: the forward's order. */
+    const int strip = (int)threadIdx.x / 32;
+    int k, n, e;
+    if (a.p.P && !t.persistent) {
+        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
         stx__at_lanes l = stx__at_lanes_of();
         stx__at_skew turn;
 #pragma unroll
@@ -3782,7 +3803,7 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
 #pragma unroll
         for (n = 0; n < Sh::BK / 16 + 1; n++) {
             float u[2][4], none[4];
-            int chunk = stx__ab_chunk<Sh>(t.ring, strip, n), half;
+            int chunk = stx__ab_chunk<Sh>(t, strip, n), half;
             stx__ab_clear(u);
 #pragma unroll (Sh::UNROLL)
             for (k = 0; k < Sh::STEPS; k++) {
@@ -3801,41 +3822,100 @@ template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(
         stx__ab_clear(s);
     }
     stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
-    if (ASK && p.bits && !t.persistent) {
-        const uint64_t seen = stx__at_exist<Sh::BK>(p, t.b, t.j0);
-        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, lane & 3, -INFINITY);
+    if (ASK && a.p.bits && !t.persistent) {
+        const uint64_t seen = stx__at_exist<Sh::BK>(a.p, t.b, t.j0);
+        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
     }
-    stx__ab_clear(g);
-    stx__ab_dot<Sh>(g, m.dy, strip * 16, m.v);
+}
 
-    if (p.keep) kept = stx__at_kept<Sh::NB>(p, t.stream, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
-    {
-        int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
-                                 : t.j0 >= p.lo && p.C + t.i - (t.j0 + Sh::BK - 1) >= p.dmin && p.C + t.i + 15 - t.j0 <= t.far &&
-                                     p.C + t.i + 15 - t.j0 < w.full;
+/* s becomes w = e^(s - top) inv: what the ramp leaves of it comes with ds. Where a query does not see a key its logit may be anything, also
+   far above the top, so that tiles with an edge bound w. */
+template<class Sh, int EDGE> static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a, const stx__ab_tile &t,
+    float (&s)[Sh::NB][4]) {
+    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;    /* logits in powers of 2, or of e: as the forward has them, to the bit */
+    const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
+    int n, e;
 #pragma unroll
-        for (n = 0; n < Sh::NB; n++)
+    for (n = 0; n < Sh::NB; n++)
 #pragma unroll
-            for (e = 0; e < 4; e++) {
-                int hi = e >> 1, j = t.j0 + 8 * n + c2 + (e & 1), delta = p.C + t.i + r + 8 * hi - j;
-                /* m w <= 1, but w alone may not fit where m is 0: far keys may have the largest logits */
-                float f = kept >> (4 * n + e) & 1 ? vf : 0;
-                float x = stx__exp2(fminf(fmaf(s[n][e], sc, -t.top[hi] * unit) * (STX__AB_LOG2E / unit), 115.0f)) * t.inv[hi],
-                    d = fmaf(f, g[n][e], -t.dsum[hi]), mx = x;
-                if (!plain) {
-                    if (t.persistent) {
-                        if (j < 0 || j >= p.N) mx = 0;
-                    } else if (j < p.lo || delta < p.dmin || delta > t.far) {
-                        mx = 0;
-                    } else if (p.z.p && delta >= w.full) {
-                        float ramp = stx__at_ramp(p, w, delta);
-                        if (ramp >= 0 && ramp <= 1) dz += x * d;
-                        mx = ramp >= 1 ? x : ramp <= 0 ? 0 : ramp * x;          /* NaN stays NaN */
-                    }
-                }
-                s[n][e] = mx * f;
-                g[n][e] = mx * d;
+        for (e = 0; e < 4; e++) {
+            /* a row that saw no key has top = -infinity, and inv = 0 */
+            float top = t.inv[e >> 1] != 0 ? t.top[e >> 1] : 0, x = fmaf(s[n][e], sc, -top * unit) * (STX__AB_LOG2E / unit);
+            s[n][e] = stx__exp2(EDGE ? fminf(x, 115.0f) : x) * t.inv[e >> 1];
+        }
+}
+
+/* EDGE TILES. Whether a key counts, and how much, depends on its distance and on what keys there are. A strip and a tile have BK + 15
+   distances, so a warp works them out once each, a lane two or three, into its table: m, the ramp's weight; 0 where no query sees a key;
+   with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query and the tile's
+   last key. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w, const stx__ab_tile &t,
+    float *edge) {
+    const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1);
+    int k;
+    __syncwarp();
+    for (k = (int)threadIdx.x & 31; k < Sh::BK + 15; k += 32) {
+        const int delta = near + k;
+        float m = 1;
+        if (!t.persistent && (delta < a.p.dmin || delta > t.far)) m = 0;
+        else if (!t.persistent && a.p.z.p && delta >= w.full) {
+            float ramp = stx__at_ramp(a.p, w, delta);
+            m = ramp >= 1 ? 1 : ramp <= 0 ? 0 : fabsf(ramp);            /* NaN stays NaN */
+            if (ramp >= 0 && ramp <= 1) m = -m;
+        }
+        edge[k] = m;
+    }
+    __syncwarp();
+}
+
+/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V; dz += its sum. vf: the factor of V. */
+template<class Sh, int EDGE, int DROP> static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
+    const float *edge, uint32_t kept, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+    const int lane = (int)threadIdx.x & 31, c2 = (lane & 3) * 2;
+    const int lo = (t.persistent ? 0 : a.p.lo) - t.j0 - c2, hi = (t.persistent ? a.p.N : INT_MAX / 2) - t.j0 - c2;
+    const float vf = t.persistent ? a.root_n * a.p.unkeep : a.p.unkeep;
+    int n, e;
+    edge += Sh::BK - 1 + (lane >> 2) - c2;
+#pragma unroll
+    for (n = 0; n < Sh::NB; n++)
+#pragma unroll
+        for (e = 0; e < 4; e++) {
+            const int c = 8 * n + (e & 1);
+            float f = DROP && !(kept >> (4 * n + e) & 1) ? 0 : vf, d = fmaf(f, g[n][e], -t.dsum[e >> 1]), x = s[n][e];
+            if (EDGE) {
+                float m = c >= lo && c < hi ? edge[8 * (e >> 1) - c] : 0;
+                if (__float_as_int(m) < 0) dz += x * d;
+                x = m == 0 ? 0 : fabsf(m) * x;          /* m w <= 1, but w alone may not fit where m is 0 */
             }
+            s[n][e] = x * f;
+            g[n][e] = x * d;
+        }
+}
+
+/* All of it: s becomes r a, g becomes ds, zeros where a query does not see a key. 0: no query of the strip sees a key of the tile. */
+template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w,
+    const stx__ab_shared<Sh> &m, const stx__ab_tile &t, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+    const stx__at &p = a.p;
+    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;         /* the strip's smallest and largest distance */
+    const int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full;
+    uint32_t kept = 0xffffffffu;
+    if (t.i >= p.T || (!t.persistent && (far < p.dmin || near > t.far))) {
+        stx__ab_clear(s);
+        stx__ab_clear(g);
+        return 0;
+    }
+    stx__ab_logits<Sh, ASK>(a, m, t, s);
+    stx__ab_clear(g);
+    stx__ab_dot<Sh>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
+    if (p.keep) kept = stx__at_kept<Sh::NB>(p, p.stream + *p.shift, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
+    if (!plain) {
+        stx__ab_edge<Sh>(a, w, t, m.edge);
+        stx__ab_probabilities<Sh, 1>(a, t, s);
+        stx__ab_ds<Sh, 1, 1>(a, t, m.edge, kept, s, g, dz);
+    } else {
+        stx__ab_probabilities<Sh, 0>(a, t, s);
+        if (p.keep) stx__ab_ds<Sh, 0, 1>(a, t, m.edge, kept, s, g, dz);
+        else stx__ab_ds<Sh, 0, 0>(a, t, m.edge, kept, s, g, dz);
     }
     return 1;
 }
@@ -3861,23 +3941,41 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
     }
 }
 
-/* Copies. A block's queries: q (plus u unless plain), q plus vb if the table wants its own, dO. Each warp brings its own strip, where a
-   bias must be added with ordinary loads. */
+/* Copies of a tile. All threads of the block; there after the next cp_wait and barrier. */
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b,
-    int h, int plain) {
-    const stx__at &p = a.p;
-    int strip = (int)threadIdx.x / 32 * 16;
-    stx__num bias = p.u;
-    if (plain) bias.p = NULL;
-    stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip, 16, i0, b, h, bias);
-    if (m.qv != m.q && !plain) stx__at_query<typename Sh::P, Sh::CH>(p, m.qv, strip, 16, i0, b, h, p.vb);
-}
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_dy(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b,
     int h) {
     const stx__at &p = a.p;
-    size_t ld = (size_t)p.H * p.D;
+    const char *q = (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE;
+    const size_t ld = (size_t)p.H * p.D;
+    stx__at_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
                                       ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+}
+/* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u in place. Rows beyond T stay zeros. */
+template<class Sh> static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int h) {
+    typedef typename Sh::P::num num;
+    enum { PER = 16 / Sh::SIZE };
+    const stx__at &p = a.p;
+    int i, e;
+    if (!p.u.p && m.qv == m.q) return;
+    for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
+        const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH, yes = i0 + r < p.T && c * PER < p.D;
+        const unsigned at = stx__at_piece<Sh::CH>(r, c);
+        num x[PER], y[PER];
+        memcpy(x, m.q + at, 16);
+        if (m.qv != m.q) {
+            for (e = 0; e < PER; e++) {
+                y[e] = x[e];
+                if (yes && p.vb.p) stx__at_store(y + e, stx__at_float(x[e]) + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
+            }
+            memcpy(m.qv + at, y, 16);
+        }
+        if (yes && p.u.p) {
+            for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
+            memcpy(m.q + at, x, 16);
+        }
+    }
+    __syncwarp();
 }
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int j0, int b,
     int h, int persistent) {
@@ -3902,14 +4000,14 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
 }
 
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m, int ring, int p0,
-    int h, int from, int n) {
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m,
+    const stx__ab_tile &t, int ring, int p0, int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + (ring * 16 + r) % Sh::W * (Sh::CH * 16), Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE,
-                                          p.D * Sh::SIZE, p0 + r, 0, p.P);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * (16 * Sh::CH * 16), Sh::BK, pe,
+                                          (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
 template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) {
@@ -3969,65 +4067,91 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
     if (!lane) dsum[(row / ((size_t)T * H) * H + row % H) * T + row / H % T] = s;
 }
 
+/* THE WALK of each of the three kernels, a tile a round:
+       late:    barrier, for everybody must have left the tile before; copies of this tile
+       wait for the copies; barrier, for they are there when everybody's are
+       early:   copies of the next tile, on their way while this one is worked on
+       the work
+   Early where a.ahead says that there is memory, late else and where the tile before could not know; the bits are the same. */
+
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
    first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
-       for each tile:  barrier: K, V and the BK new rows of the table have come
+       for each tile:  K, V and the BK new rows of the table have come
                        front: a, ds in registers;  dk += ds K;  dp += dR PE
-                       barrier: everybody has left them, so that the next may come
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_queries(stx__ab a, const uint32_t *list) {
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 0) stx__ab_queries(stx__ab a,
+    const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
-        tile = entry % a.tiles, i0 = tile * Sh::BQ;
+        i0 = entry % a.tiles * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
-    const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;            /* rows of the table */
+    const stx__ab_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
     const stx__at_head w = stx__at_open(p, h);
     stx__at_head all = w;
     stx__ab_tile t;
-    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0, f = p.scale;
-    int first, last, j0, n, e, k;
+    float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
+    int first, last, j0, next, step = 0, come, n, e, k;
 
     all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
     stx__at_range(p, all, i0, Sh::BQ, &first, &last);
-    if (Sh::MASK && p.bits) last = min(last, p.S);
-    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.persistent = 0;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
+    if (Sh::MASK && p.bits) {
+        last = min(last, p.S);
+        while (first < last && !stx__at_exist<Sh::BK>(p, b, first)) first += Sh::BK;
+    }
+    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.chunks = held / 16; t.persistent = 0;
     stx__ab_state(a, t, b, h);
     stx__ab_clear(dk);
     stx__ab_clear(dp);
-    stx__ab_load_dy<Sh>(a, m, i0, b, h);
-    if (table) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::BQ);
-    stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
-    for (j0 = first; j0 < last; j0 += Sh::BK) {
+    stx__ab_load_q<Sh>(a, m, i0, b, h);
+    if (first < last) {
+        stx__ab_load_k<Sh>(a, m, first, b, h, 0);
+        if (table) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::W);
+    }
+    stx__cp_commit();
+    stx__cp_wait<0>();
+    __syncthreads();
+    stx__ab_bias<Sh>(a, m, i0, h);
+    for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
+        const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step), then(m, STX__AB_K, a.ahead, step + 1);
+        const int ring = stx__ab_wrap(t.ring + Sh::BK / 16, t.chunks);          /* if the next tile is the neighbour */
         t.j0 = j0;
-        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0)) continue;
-        stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
-        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, Sh::BQ, Sh::BK);
-        if (Sh::MASK && p.bits && table && j0 > first && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK))      /* after tiles without keys the
-                                                                                                            rest of the window, too */
-            stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
-        stx__cp_commit();
+        if (!come) {
+            const int gap = Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK);        /* after tiles without keys all of the
+                                                                                                      window is new */
+            __syncthreads();
+            stx__ab_load_k<Sh>(a, now, j0, b, h, 0);
+            if (table) stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+            stx__cp_commit();
+        }
+        for (next = j0 + Sh::BK; Sh::MASK && p.bits && next < last && !stx__at_exist<Sh::BK>(p, b, next);) next += Sh::BK;
         stx__cp_wait<0>();
         __syncthreads();
-        if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, m, b, j0);
-        if (stx__ab_front<Sh, Sh::MASK>(a, w, m, t, s, g, dz)) {
-            stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
+        if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, now, b, j0);
+        come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
+        if (come) {
+            stx__ab_load_k<Sh>(a, then, next, b, h, 0);
+            if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ, Sh::BK);
+            stx__cp_commit();
+        }
+        if (stx__ab_front<Sh, Sh::MASK>(a, w, now, t, s, g, dz)) {
+            stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
 #pragma unroll
             for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
                 float u[2][4];
                 stx__ab_back<Sh::NB>(u[0], g, 2 * n);
                 stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
-                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t.ring, strip, n) * 16 * (Sh::CH * 16));
+                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t, strip, n) * 16 * (Sh::CH * 16));
             }
         }
-        __syncthreads();
-        t.ring = (t.ring + Sh::BK / 16) % Sh::CHUNKS;
+        t.ring = ring;
     }
+    __syncthreads();
     if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
         float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
-        size_t part = (size_t)b * a.tiles + tile, C = (size_t)p.H * p.D;
+        size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
@@ -4058,37 +4182,45 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
-    if (p.N && a.dq.p) {
-        f *= a.root_d;                  /* of the persistent keys; what is there has had none */
+    if (p.N && a.dq.p) {                /* from here on in units of the persistent keys' scale; what is there has had none */
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
             for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
-        if (p.u.p) stx__ab_load_q<Sh>(a, m, i0, b, h, 1);           /* a warp's own rows, which only it reads */
+        if (p.u.p) {                                    /* a warp's own rows, which only it reads */
+            stx__num none = {NULL, NULL, 0};
+            stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
+        }
         t.persistent = 1;
-        for (j0 = -((p.S + p.span) & 7); j0 < p.N; j0 += Sh::BK) {
+        for (j0 = -((p.S + p.span) & 7), step = come = 0; j0 < p.N; j0 += Sh::BK, step++) {
+            const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step), then(m, STX__AB_K, a.ahead, step + 1);
             t.j0 = j0;
-            stx__ab_load_k<Sh>(a, m, j0, b, h, 1);
-            stx__cp_commit();
+            if (!come) {
+                __syncthreads();
+                stx__ab_load_k<Sh>(a, now, j0, b, h, 1);
+                stx__cp_commit();
+            }
             stx__cp_wait<0>();
             __syncthreads();
-            if (stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, m.k);
-            __syncthreads();
+            come = a.ahead && j0 + Sh::BK < p.N;
+            if (come) {
+                stx__ab_load_k<Sh>(a, then, j0 + Sh::BK, b, h, 1);
+                stx__cp_commit();
+            }
+            if (stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
         }
     }
-    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk, f);
-    stx__cp_commit();
-    stx__cp_wait<0>();                  /* a block without keys has not waited for its queries */
+    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
+                                      p.N ? p.scale * a.root_d : p.scale);
 }
 
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
    so that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16
    keys (and, where warps are left over, a piece of the columns): transposed left factors.
-       for each tile:  barrier: q, dO and the BQ new rows of the table have come
+       for each tile:  q, dO and the BQ new rows of the table have come
                        front;  a, ds to shared memory
                        barrier: they are all there
                        dV += a^T dO;  dK += ds^T (q+u)
-                       barrier: everybody has left a, ds and the queries
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a
    part of dpk, dpv. */
 template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
@@ -4099,62 +4231,73 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
     const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) :
         z + 1;
-    const int group = strip % (Sh::BK / 16), column = strip / (Sh::BK / 16) * Sh::KEY_NB;      /* the warp's 16 keys, and its columns / 8 */
-    const stx__ab_shared<Sh> m(shared, table && (p.u.p || p.vb.p), table);
+    /* the warp's 16 keys, and its columns / 8 */
+    const int group = strip % (Sh::BK / 16), column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
+    const int held = table ? Sh::W + (a.ahead ? Sh::BQ : 0) : 0;            /* rows of the table */
+    const stx__ab_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__at_head w = stx__at_open(p, h);
     stx__ab_tile t;
     float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int lo = 0, hi = p.T, b, i0, n, k;
+    int lo = 0, hi = p.T, b, i0, step, come, n, k;
 
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
         if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
     }
-    t.j0 = j0; t.far = w.live; t.ring = 0; t.persistent = a.persistent;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
+    t.j0 = j0; t.far = w.live; t.ring = 0; t.chunks = held / 16; t.persistent = a.persistent;
     stx__ab_clear(dk);
     stx__ab_clear(dv);
     stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
-    for (b = b0; b < b1; b++) {
-        if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
-        for (i0 = lo; i0 < hi; i0 += Sh::BQ) {
-            t.i = i0 + strip * 16;
-            stx__ab_load_dy<Sh>(a, m, i0, b, h);
-            if (table) stx__ab_load_pe<Sh>(a, m, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+    if (table) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+    for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
+        const stx__ab_shared<Sh> now(m, STX__AB_Q, a.ahead, step), then(m, STX__AB_Q, a.ahead, step + 1);
+        const int ring = stx__ab_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks), end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
+        if (!come) {
+            __syncthreads();
+            stx__ab_load_q<Sh>(a, now, i0, b, h);
+            if (table) stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
             stx__cp_commit();
-            stx__ab_load_q<Sh>(a, m, i0, b, h, a.persistent);
-            stx__ab_state(a, t, b, h);
-            stx__cp_wait<0>();
-            __syncthreads();
-            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
-#pragma unroll
-            for (n = 0; n < Sh::NB; n++) {
-                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
-                stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
-                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
-                stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
-            }
-            __syncthreads();
-#pragma unroll
-            for (k = 0; k < Sh::BQ; k += P::K) {
-                uint32_t fa[4], fg[4], x[4];
-                stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
-                stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
-#pragma unroll
-                for (n = 0; n < Sh::KEY_NB; n += 2) {
-                    stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n);
-                    P::add(dv[n], fa, x[0], x[1]);
-                    P::add(dv[n + 1], fa, x[2], x[3]);
-                    stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n);
-                    P::add(dk[n], fg, x[0], x[1]);
-                    P::add(dk[n + 1], fg, x[2], x[3]);
-                }
-            }
-            __syncthreads();
-            t.ring = (t.ring + Sh::CHUNKS - Sh::BQ / 16) % Sh::CHUNKS;
         }
+        t.i = i0 + strip * 16;
+        stx__ab_state(a, t, b, h);
+        stx__cp_wait<0>();
+        __syncthreads();
+        if (!a.persistent) stx__ab_bias<Sh>(a, now, i0, h);
+        come = a.ahead && b + end < b1;
+        if (come) {
+            stx__ab_load_q<Sh>(a, then, next, b + end, h);
+            if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, next, j0), h, 0, Sh::BQ);
+            stx__cp_commit();
+        }
+        stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz);
+#pragma unroll
+        for (n = 0; n < Sh::NB; n++) {
+            stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
+            stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
+            stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
+            stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (k = 0; k < Sh::BQ; k += P::K) {
+            uint32_t fa[4], fg[4], x[4];
+            stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
+            stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
+#pragma unroll
+            for (n = 0; n < Sh::KEY_NB; n += 2) {
+                stx__ab_rows<Sh::CH>(P(), x, now.dy, k, column + n);
+                P::add(dv[n], fa, x[0], x[1]);
+                P::add(dv[n + 1], fa, x[2], x[3]);
+                stx__ab_rows<Sh::CH>(P(), x, now.q, k, column + n);
+                P::add(dk[n], fg, x[0], x[1]);
+                P::add(dk[n + 1], fg, x[2], x[3]);
+            }
+        }
+        t.ring = ring;
+        i0 = next;
+        b += end;
     }
     if (a.persistent) {
         size_t o = ((size_t)z * p.H + h) * p.N * p.D;
@@ -4169,6 +4312,15 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     }
 }
 
+/* The next tile of a diagonal that has keys: query i0 of batch row b, from those of rows b .. end-1 and queries lo .. hi-1 */
+template<class Sh> static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end, int lo, int hi,
+    int off) {
+    do {
+        i0 += Sh::BQ;
+        if (i0 >= hi) { i0 = lo; b++; }
+    } while (Sh::MASK && p.bits && b < end && !stx__at_exist<Sh::BK>(p, b, i0 + off));
+}
+
 /* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of
    one meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
    window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
@@ -4179,45 +4331,60 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
-    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, GROW = Sh::CHG * 16 };
+    enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, MOVES = STX__AB_K | STX__AB_Q };
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
     const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
     const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
-    const int group = strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
     const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
+    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);     /* of tiles that have a key */
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
-    const stx__ab_shared<Sh> m(shared, p.u.p || p.vb.p, 1);
+    const stx__ab_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
     stx__at_head w;
     stx__ab_tile t;
     float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int c, i0, n, x, k, i, at = -1, used = 0;
+    int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, used = 0;
 
-    w.reach = w.live = w.full = 0; w.zl = 0;
-    t.ring = 0; t.persistent = 0;
-    t.stream = p.keep ? p.stream + *p.shift : 0;
+    t.ring = 0; t.chunks = Sh::CHUNKS; t.persistent = 0;
 #pragma unroll
     for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
-    for (c = c0; c < c1; c++) {
-        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
-        if (h != at) w = stx__at_open(p, at = h);
+    for (c = c0; c < c1 && lo < hi; c = end) {              /* a head, and its batch rows in this part */
+        h = own ? (int)blockIdx.y : c / p.B;
+        b = own ? c : c % p.B;
+        end = own ? c1 : min(c1, (h + 1) * p.B);
+        w = stx__at_open(p, h);
         if (nearest > w.live) continue;
         t.far = w.live;
-        for (i0 = 0; i0 < p.T; i0 += Sh::BQ) {
-            const int j0 = i0 + off;
-            if (j0 + Sh::BK <= p.lo || j0 >= p.S || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0))) continue;
-            if (!used) stx__ab_load_pe<Sh>(a, m, 0, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::W);
+        const int stop = b + end - c;
+        i0 = lo;
+        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, i0 + off)) stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
+        while (b < stop) {
+            const stx__ab_shared<Sh> now(m, MOVES, a.ahead, step), then(m, MOVES, a.ahead, step + 1);
+            const int i1 = i0, b1 = b, j0 = i0 + off;
+            stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
+            if (!come) {
+                __syncthreads();
+                if (!used) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i1, j0), h, 0, Sh::W);
+                stx__ab_load_k<Sh>(a, now, j0, b1, h, 0);
+                stx__ab_load_q<Sh>(a, now, i1, b1, h);
+                stx__cp_commit();
+            }
             used = 1;
-            t.i = i0 + strip * 16; t.j0 = j0;
-            stx__ab_load_k<Sh>(a, m, j0, b, h, 0);
-            stx__ab_load_dy<Sh>(a, m, i0, b, h);
-            stx__cp_commit();
-            stx__ab_load_q<Sh>(a, m, i0, b, h, 0);
-            stx__ab_state(a, t, b, h);
+            t.i = i1 + strip * 16; t.j0 = j0;
+            stx__ab_state(a, t, b1, h);
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_front<Sh, 0>(a, w, m, t, s, g, dz);
+            stx__ab_bias<Sh>(a, now, i1, h);
+            come = a.ahead && b < stop;
+            if (come) {
+                stx__ab_load_k<Sh>(a, then, i0 + off, b, h, 0);
+                stx__ab_load_q<Sh>(a, then, i0, b, h);
+                stx__cp_commit();
+            }
+            step++;
+            stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz);
             if (Sh::MASK && p.bits) {
-                const uint64_t seen = stx__at_exist<Sh::BK>(p, b, j0);
+                const uint64_t seen = stx__at_exist<Sh::BK>(p, b1, j0);
                 if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
             }
 #pragma unroll
@@ -4228,13 +4395,13 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
             }
             __syncthreads();
-#pragma unroll (Sh::DP > 64 ? 1 : (int)Sh::STRIPS)
+#pragma unroll (Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
             for (i = 0; i < Sh::STRIPS; i++)
 #pragma unroll
                 for (k = 0; k < 16; k += P::K) {
                     uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
 #pragma unroll
-                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], m.qv, i * 16 + k, column + n);
+                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], now.qv, i * 16 + k, column + n);
 #pragma unroll
                     for (x = 0; x < XS; x++) {
                         int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - i);      /* of the strip's BK + 16 columns */
@@ -4247,7 +4414,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                         }
                     }
                 }
-            __syncthreads();
         }
     }
     if (!threadIdx.x) a.used[part] = used;
@@ -4293,21 +4459,22 @@ typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
 typedef struct stx__ab_pick {
     stx__ab_kernel_list queries;
     stx__ab_kernel keys, diagonals;
-    size_t shared_queries, shared_keys, shared_diagonals;
+    size_t shared_queries, shared_keys, shared_diagonals;       /* bytes */
+    size_t more_queries, more_keys, more_diagonals;             /* with the next tile */
     int bq, bk, threads;
 } stx__ab_pick;
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
-    typedef stx__ab_twice<Sh, P::KEYS_TWICE & DP> K;
-    typedef stx__ab_twice<Sh, P::DIAGONALS_TWICE & DP> G;
-    const int mask = stx__at_words(a) != 0;
-    stx__ab_pick c = {mask ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>,
-        mask ? stx__ab_keys<typename K::masked> : stx__ab_keys<typename K::plain>,
-                      mask ? stx__ab_diagonals<typename G::masked> : stx__ab_diagonals<typename G::plain>, 0, 0, 0, BQ, BK, Sh::THREADS};
-    c.shared_queries = (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
+    stx__ab_pick c = {stx__at_words(a) ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>, stx__ab_keys<Sh>,
+                      stx__ab_diagonals<Sh>, 0, 0, 0, 0, 0, 0, BQ, BK, Sh::THREADS};
+    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ?
+        (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
+    c.more_queries = stx__ab_shared<Sh>::extra(STX__AB_K) + (a->P ? (size_t)Sh::TILE_K : 0);
+    c.more_keys = stx__ab_shared<Sh>::extra(STX__AB_Q) + (a->P ? (size_t)Sh::TILE_Q : 0);
+    c.more_diagonals = stx__ab_shared<Sh>::extra(STX__AB_K | STX__AB_Q);
     return c;
 }
 template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
@@ -4393,10 +4560,22 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     stx__ab_pick c;
     return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
 }
-static int stx__ab_shared_for(stx_ctx *x, const void *kernel, size_t bytes) {
+/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile where no fewer blocks fit on a multiprocessor for it,
+   which says *ahead. The GPU may decide that, for it changes no bits. 0 after an error. */
+static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more, int *ahead) {
+    size_t all = *bytes + more;
+    int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
     (void)stx__use(x);
-    return bytes <= 48 * 1024 || !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                                           (int)bytes), "stx_attention_bwd");
+    *ahead = 0;
+    if ((can ? all : *bytes) > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        (int)(can ? all : *bytes)), "stx_attention_bwd")) return 0;
+    if (!can) return 1;
+    if (stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&many, kernel, threads, *bytes), "stx_attention_bwd") ||
+        stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&few, kernel, threads, all), "stx_attention_bwd")) return 0;
+    if (few < many) return 1;
+    *ahead = 1;
+    *bytes = all;
+    return 1;
 }
 static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts,
@@ -4425,7 +4604,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy),
                     stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
-    if (s.queries && stx__ab_shared_for(x, (const void *)c.queries, c.shared_queries)) {
+    if (s.queries && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries, &p.ahead)) {
         uint32_t *list = (uint32_t *)(work + s.list);
         STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p,
                         list, s.tiles, c.bq, c.bk);
@@ -4435,12 +4614,13 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
         if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
-    if (s.keys && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
+    if ((s.keys || s.vectors) && !stx__ab_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead)) return;
+    if (s.keys) {
         p.first = s.first;
         if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B),
                                              c.threads, c.shared_keys, p);
     }
-    if (s.vectors && stx__ab_shared_for(x, (const void *)c.keys, c.shared_keys)) {
+    if (s.vectors) {
         p.persistent = 1;
         p.first = -(int)((a->S + a->span) & 7);
         p.splits = s.vector_splits;
@@ -4450,7 +4630,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
-    if (s.table && stx__ab_shared_for(x, (const void *)c.diagonals, c.shared_diagonals)) {
+    if (s.table && stx__ab_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals, c.more_diagonals, &p.ahead)) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
         p.combos = s.combos;

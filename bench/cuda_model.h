@@ -87,7 +87,8 @@ static inline double parameters(const config *c) {
 // >>counted work of one training step in bfloat16: activations 2 bytes, parameters and their gradients 4, bfloat16 copies of weights 2
 
 enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
-typedef struct work_row { const char *name; int group; double calls, flop, bytes, ms; } work_row;
+/* flop: what has to be done (attention backward: with the logits made once more); run: what the kernels execute; ms: roofline of flop */
+typedef struct work_row { const char *name; int group; double calls, flop, run, bytes, ms; } work_row;
 typedef struct work {
     work_row row[24];
     int rows;
@@ -104,8 +105,102 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     if (i == w->rows) { w->row[i].name = name; w->row[i].group = group; w->rows++; }
     w->row[i].calls += calls;
     w->row[i].flop += flop;
+    w->row[i].run += flop;
     w->row[i].bytes += bytes;
     w->row[i].ms += 1e3 * (a > b ? a : b);
+}
+/* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
+   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
+   16 queries, BK keys and DP channels, 32 BK DP operations. */
+typedef struct tiles { double T, C, S, live, span, lo; int D, DP, BQ, BK, strip; } tiles;       /* strip: queries of a warp */
+static inline tiles tiles_of(const config *c, double window, double live, int wide) {
+    tiles t;
+    t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
+    t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = t.D <= 32 ? 32 : t.D <= 64 ? 64 : 128;
+    t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
+    return t;
+}
+static inline double tiles_begin(const tiles *t, double first) { return floor((first + t->span) / 8) * 8 - t->span; }
+/* Does a strip of queries from i on see a key of a tile from j0 on? distances 1 .. live */
+static inline int tiles_meet(const tiles *t, double i, double j0) {
+    return i < t->T && t->C + i + t->strip - 1 - j0 >= 1 && t->C + i - (j0 + t->BK - 1) <= t->live;
+}
+/* Units of a head and batch row. A forward tile's positions: BK columns for 16 rows; 16 columns more at the start, and in each
+   tile of a warp with 32 rows. */
+static inline double tiles_forward(const tiles *t) {
+    double i0, j0, i, units = 0;
+    for (i0 = 0; i0 < t->T; i0 += t->BQ) {
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
+        for (i = i0; i < i0 + t->BQ; i += t->strip) {
+            int started = 0;
+            for (j0 = tiles_begin(t, first > 0 ? first : 0); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
+                units += t->strip / 16 * 3 + (t->strip / 16 - started) * 16.0 / t->BK;
+                started = 1;
+            }
+        }
+    }
+    return units;
+}
+static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE */
+    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK;
+    for (i0 = 0; i0 < t->T; i0 += t->BQ) {
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
+        for (j0 = tiles_begin(t, first > 0 ? first : 0); j0 < last; j0 += t->BK)
+            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 3 + 2 * wide : 0;
+    }
+    return units;
+}
+static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T; dV and dK of whole tiles */
+    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK, far = t->C - t->span;
+    for (j0 = tiles_begin(t, far > 0 ? far : 0); j0 < t->S; j0 += t->BK) {
+        double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
+        for (i0 = lo; i0 < hi; i0 += t->BQ) {
+            units += 2 * t->BQ / 16;
+            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 2 + wide : 0;
+        }
+    }
+    return units;
+}
+static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T; dPE of whole tiles */
+    double first = t->C - 1 + t->BQ - t->BK, extra, n, i0, i, units = 0, wide = 1 + 16.0 / t->BK;
+    extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
+    first += extra;
+    for (n = 0; n <= floor((t->span - 1 + t->BQ - 1 + extra) / t->BK); n++) {
+        double off = first - t->BK * n;
+        if (t->C - off - (t->BK - 1) > t->live) continue;
+        for (i0 = 0; i0 < t->T; i0 += t->BQ) {
+            if (i0 + off + t->BK <= t->lo || i0 + off >= t->S) continue;
+            units += wide * t->BQ / 16;
+            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, i0 + off) ? 2 + wide : 0;
+        }
+    }
+    return units;
+}
+/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are; dV and dK for those of whole tiles */
+static inline double tiles_vectors(const tiles *t, double N, int backward) {
+    double n = N > 0 ? ceil((N + (double)(((size_t)t->S + (size_t)t->span) & 7)) / t->BK) : 0;
+    double strips = ceil(t->T / t->strip) * t->strip / 16, all = ceil(t->T / t->BQ) * t->BQ / 16;
+    return n * (backward ? 5 * strips + 2 * all : 2 * strips);
+}
+/* Operations of a layer, forward (0) or backward */
+static inline double attention_runs(const config *c, size_t l, int backward) {
+    double S = window_of(c, l), units = 0;
+    int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64 &&
+        (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
+    tiles t = tiles_of(c, S, 0, wide);
+    size_t h;
+    for (h = 0; h < c->heads; h++) {
+        double keys = keys_of(c, l, h);
+        t.live = floor(keys < S ? keys : S);
+        units += backward ? tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t) : tiles_forward(&t);
+    }
+    units += (double)c->heads * tiles_vectors(&t, (double)c->pers, backward);
+    return units * (double)c->batch * 32 * t.BK * t.DP;
+}
+/* What a row's kernels execute, where that is more than `flop`, which was added before */
+static inline void work_runs(work *w, const char *name, double run, double flop) {
+    int i;
+    for (i = 0; i < w->rows; i++) if (!strcmp(w->row[i].name, name)) w->row[i].run += run - flop;
 }
 /* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
 static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
@@ -131,6 +226,8 @@ static inline void work_layer(work *w, const config *c, size_t l) {
              2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
     work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P,
              2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
+    work_runs(w, "attention forward", attention_runs(c, l, 0), 6 * D * pairs + 4 * d * N * P);
+    work_runs(w, "attention backward", attention_runs(c, l, 1), 16 * D * pairs + 10 * d * N * P);
     w->model_flop += 18 * D * pairs + 12 * d * N * P;
     work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
     work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
@@ -150,11 +247,13 @@ static inline void work_count(work *w, const config *c) {
     work_add(w, "cross entropy, output bias", PASSES, 3, 0, 2 * (1 + 2 + 1) * N * VOCAB + 16 * N);
     work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
-static inline double work_sum(const work *w, int group, int what) {      /* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms */
+/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run */
+static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;
     for (i = 0; i < w->rows; i++)
-        if (group < 0 || w->row[i].group == group) sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : w->row[i].ms;
+        if (group < 0 || w->row[i].group == group)
+            sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : what == 2 ? w->row[i].ms : w->row[i].run;
     return sum;
 }
 #endif

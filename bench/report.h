@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_SAMPLES = 1024, MAX_COLUMNS = 16, MAX_ROWS = 256, CELL = 96, MAX_ARGS = 64, MAX_LINE = 32768 };
+enum { MAX_SAMPLES = 1024, MAX_COLUMNS = 20, MAX_ROWS = 256, CELL = 96, MAX_ARGS = 64, MAX_LINE = 32768 };
 
 static inline void die(const char *what) {
     fprintf(stderr, "bench: %s\n", what);

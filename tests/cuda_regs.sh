@@ -1,5 +1,5 @@
 #!/bin/sh
-# cuda_regs.sh [--record] [ARCH...] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
+# cuda_regs.sh [--record] [ARCH...], or --count [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
 # and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt. No GPU is needed. Run
 # by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
@@ -10,11 +10,26 @@
 # the version of nvcc. nvcc is deterministic: where --shared finds that checksum it has nothing to learn of registers, and what is left is
 # to compile and to link, for which nvcc need not optimise: a tenth of the time. After a change of the code registers are compared each
 # time, until --record has written the table of the new code.
+# --count prints a table of instructions instead: of each kernel of the fused attention with products, in all, in its main loop, and of one
+# round of that (a tile inside of the window), from what cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another
+# version of seqtx_cuda.cu, of an earlier commit say.
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
 shared=
 if [ "$1" = --shared ]; then shared=1; shift; fi
 if [ "$1" = --record ]; then record=1; set --; fi      # the table has all of them
+if [ "$1" = --count ]; then
+    out=build/cuda_regs/count
+    mkdir -p "$out"
+    sass=${CUOBJDUMP:-cuobjdump} source=${2:-seqtx_cuda.cu} filter=cat
+    command -v "$sass" >/dev/null 2>&1 || { echo "cuda_regs.sh: no cuobjdump: set CUOBJDUMP" >&2; exit 2; }
+    command -v c++filt >/dev/null 2>&1 && filter=c++filt
+    "$nvcc" -std=c++17 -arch=sm_90 -I. -cubin "$source" -o "$out/sm_90.cubin" && "$sass" -sass "$out/sm_90.cubin" > "$out/sm_90.sass" || exit 1
+    echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches |"
+    echo "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    awk -f tests/cuda_count.awk "$out/sm_90.sass" | "$filter" | sed -n 's/^| void \(stx__a[tbf][^(]*\)([^|]*|/| \1 |/p' | sed 's/ *> */>/g' | sort
+    exit
+fi
 archs=${*:-sm_80 sm_90}
 out=build/cuda_regs/$(echo $archs | tr ' ' -)
 mkdir -p "$out"

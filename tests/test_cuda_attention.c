@@ -3,6 +3,9 @@
    bfloat16. Dropout masks cell by cell, what must not be seen, gradients that are not wanted, memory between the rows, repeatability. */
 #include "../seqtx.h"
 #include "cuda_test.h"
+#ifdef SEQTX_CUDA_HOST
+  #include "../bench/cuda_model.h"
+#endif
 
 /* >>cases */
 typedef struct attn {
@@ -711,6 +714,81 @@ static void devices(int half) {
 #endif
 }
 
+#ifdef SEQTX_CUDA_HOST
+/* Backward fetches the next tile while it works on one where shared memory is enough for that, which the GPU decides: the bits must not
+   know. Kernels of few registers leave so many blocks to a multiprocessor that there is no memory for it, those of very many always do. */
+static void ahead(int half) {
+    static const attn cases[] = {
+        {.B = 2, .T = 150, .S = 290, .H = 2, .D = 16, .P = 290, .shared = 1, .dmin = 1, .z = 1, .L = 200, .R = 8, .N = 70, .drop = 0.2},
+        {.B = 1, .T = 140, .S = 200, .H = 2, .D = 64, .P = 200, .u = 1, .vb = 1, .N = 3, .z = 2, .L = 60},
+        {.B = 1, .T = 70, .S = 330, .H = 1, .D = 32, .P = 330, .vb = 1, .pad = 5},
+        {.B = 2, .T = 100, .S = 150, .H = 1, .D = 72, .u = 1, .N = 40, .pad = 7},
+        {.B = 1, .T = 130, .S = 210, .H = 2, .D = 24, .not_causal = 1, .pad = 1},
+    };
+    size_t k, n, bytes[2];
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+        data d;
+        uint64_t bits[2];
+        data_open(&d, cases + k, half, 1);
+        for (n = 0; n < 2; n++) {
+            again g;
+            g.d = &d; g.x = gpu[half]; g.version = 2; g.without = 0;
+            cuda_host_registers(n ? 512 : 16);
+            bits[n] = 14695981039346656037u;
+            bytes[n] = cuda_host_shared_asked();
+            again_run(&g, bits + n);
+            bytes[n] = cuda_host_shared_asked() - bytes[n];
+        }
+        cuda_host_registers(255);
+        CHECK(bits[0] == bits[1], "%s: other bits with the next tile in shared memory: %s", half ? "bf16" : "float", label(cases + k));
+        CHECK(bytes[0] < bytes[1], "%s: %zu and %zu bytes of shared memory: both times the same: %s", half ? "bf16" : "float", bytes[0],
+              bytes[1], label(cases + k));
+        data_close(&d);
+    }
+}
+
+/* bench/cuda_model.h counts what the kernels execute: as many products of tensor cores as the shim sees, to the last one */
+static void counted(void) {
+    static const attn cases[] = {
+        {.B = 1, .T = 200, .S = 520, .H = 1, .D = 64, .P = 320, .shared = 1, .dmin = 1},
+        {.B = 2, .T = 130, .S = 450, .H = 1, .D = 40, .P = 320, .shared = 1, .dmin = 1, .z = 2, .L = 600, .R = 32},
+        {.B = 1, .T = 190, .S = 190 + 133, .H = 1, .D = 96, .P = 133, .shared = 1, .dmin = 1, .N = 70},
+        {.B = 1, .T = 100, .S = 340, .H = 1, .D = 16, .P = 240, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32, .N = 5},
+    };
+    size_t k;
+    int wide, backward;
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) for (wide = 0; wide < 2; wide++) {
+        const attn *c = cases + k;
+        data d;
+        float **got;
+        long ran[2];
+        config g;
+        memset(&g, 0, sizeof g);
+        g.dim = c->D; g.heads = 1; g.block = c->T; g.batch = c->B;
+        data_open(&d, c, 1, 0);
+        got = outputs(&d);
+        ran[0] = cuda_host_products();
+        on_gpu(gpu[1], &d, wide ? 4 : 2, FORWARD_ONLY, got);
+        ran[0] = cuda_host_products() - ran[0];
+        ran[1] = cuda_host_products();
+        on_gpu(gpu[1], &d, wide ? 4 : 2, 0, got);
+        ran[1] = cuda_host_products() - ran[1] - ran[0];
+        for (backward = 0; backward < 2; backward++) {
+            tiles t = tiles_of(&g, (double)(c->S - c->T), (double)d.a.span, wide && !backward && c->D <= 64);
+            double want;
+            if (d.size[Z]) t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
+            want = tiles_vectors(&t, (double)c->N, backward) + (backward ? tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t) :
+                tiles_forward(&t));
+            want *= (double)c->B * t.BK / 8 * t.DP / 16;          /* of 16 queries, 8 keys, 16 channels */
+            CHECK((double)ran[backward] == want, "%s: %ld products, counted %.0f: live %.0f, %s", backward ? "backward" : "forward",
+                  ran[backward], want, t.live, label(c));
+        }
+        outputs_free(got);
+        data_close(&d);
+    }
+}
+#endif
+
 /* The op, whose pad is on the device where the kernel is, in a step that trains */
 static void padded_op(int half) {
     static const int32_t pad[2 * 12] = {1, 1, 0, 0, 3, 0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0};
@@ -838,8 +916,14 @@ int main(int argc, char **argv) {
         if (only < 0 || only == 4) wanted(half);
         if (only < 0 || only == 5) orders(half);
         if (only < 0 || only == 6) devices(half);
+#ifdef SEQTX_CUDA_HOST
+        if (only < 0 || only == 8) ahead(half);
+#endif
     }
     if (only < 0 || only == 7) tf32();
+#ifdef SEQTX_CUDA_HOST
+    if (only < 0 || only == 9) counted();
+#endif
     refused();
     for (half = 0; half < 2; half++) {
         printf("%s: largest errors", half ? "bf16" : "float");

@@ -280,6 +280,7 @@ enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, MODELS };
 static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal",
     "recomputation", "wide", "fairseq"};
 
+static int model_gpu;                   /* of contexts made by what follows */
 static void model_make_sized(model *r, int which, int device, int precision, int no_graph, size_t B, size_t layers) {
     stx_span_desc d;
     stx_optim_desc od;
@@ -288,7 +289,8 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     memset(&d, 0, sizeof d);
     memset(&od, 0, sizeof od);
     memset(&cd, 0, sizeof cd);
-    cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
+    cd.device = device; cd.gpu = device == STX_CUDA ? model_gpu : 0; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5;
+    cd.threads = 1;
     r->x = stx_create(&cd);
     r->B = B; r->T = 17; r->V = which == IO ? 41 : 23;
     d.vocab = r->V;
@@ -976,6 +978,42 @@ static void test_nan(void) {
 }
 
 #ifdef SEQTX_CUDA_HOST
+/* >>two GPUs: a context on each in one process. Steps in turns give the bits of one run after the other, on the same GPU and on two. */
+static void test_two_gpus(void) {
+    static const int kinds[2] = {DROP, WIDE};           /* one on each; with dropout, and attention's widest tiles */
+    int half, turn, gpu, n;
+    cuda_host_devices(2);
+    for (half = 0; half < 2; half++) {
+        uint64_t hash[3][2];
+        double loss[3][2];
+        for (turn = 0; turn < 3; turn++) {              /* alone on GPU 0, alone on its own, both in turns */
+            model r[2];
+            for (gpu = 0; gpu < 2; gpu++) {
+                model_gpu = turn ? gpu : 0;
+                model_make_small(r + gpu, kinds[gpu], STX_CUDA, half ? STX_PREC_BF16 : STX_PREC_F32, 0);
+                for (n = 0; turn < 2 && n < 6; n++) loss[turn][gpu] = model_run(r + gpu, n, NULL);
+                if (turn < 2) { hash[turn][gpu] = model_hash(r + gpu); model_free(r + gpu); }
+            }
+            if (turn < 2) continue;
+            for (n = 0; n < 6; n++) for (gpu = 0; gpu < 2; gpu++) loss[turn][gpu] = model_run(r + gpu, n, NULL);
+            for (gpu = 1; gpu >= 0; gpu--) {
+                hash[turn][gpu] = model_hash(r + gpu);
+                CHECK(stx_ok(r[gpu].x), "GPU %d: %s", gpu, stx_error(r[gpu].x));
+                model_free(r + gpu);
+            }
+        }
+        for (gpu = 0; gpu < 2; gpu++) {
+            CHECK(hash[0][gpu] == hash[1][gpu] && loss[0][gpu] == loss[1][gpu], "%s: alone on GPU %d: other bits than on GPU 0",
+                  model_names[kinds[gpu]], gpu);
+            CHECK(hash[0][gpu] == hash[2][gpu] && loss[0][gpu] == loss[2][gpu], "%s on GPU %d, in turns with another: other bits than "
+                  "alone", model_names[kinds[gpu]], gpu);
+        }
+    }
+    model_gpu = 0;
+    cuda_host_devices(1);
+    CHECK(cuda_host_bytes_in_use() == 0, "%zu bytes of the devices are left", cuda_host_bytes_in_use());
+}
+
 /* >>errors: what only the shim can bring about */
 
 static void test_errors(void) {
@@ -1087,7 +1125,7 @@ int main(int argc, char **argv) {
         {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
             {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
-        {"errors", test_errors},
+        {"two gpus", test_two_gpus}, {"errors", test_errors},
 #endif
     };
     size_t i;

@@ -87,20 +87,21 @@ struct meeting { unsigned mask, arrived; int kind, line, mixed; };
 struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[WARP]; };
 struct shared_object { const void *site; unsigned char *p; size_t bytes; const char *name; };
 
-struct allocation { size_t bytes; long serial; };
+struct allocation { size_t bytes; long serial; int device; };
 struct late_copy { unsigned char *dst; size_t pitch, width, height; std::vector<unsigned char> data; };
 struct capture;
-struct function_info { int dynamic_limit; size_t static_bytes; };
+enum { DEVICES = 16 };
+struct function_info { int dynamic_limit[DEVICES]; size_t static_bytes; };      /* a limit is a device's */
 
 static struct {
     /* knobs */
-    int thread_order, block_order, fill, devices, major, minor, sms, allow_pinned, trap, quiet;
+    int thread_order, block_order, fill, devices, major, minor, sms, registers, allow_pinned, trap, quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
     /* counters */
-    long reports, printed, launches, allocs, serial, syncs, graph_launches;
-    size_t in_use, pinned_in_use;
+    long reports, printed, launches, products, allocs, serial, syncs, graph_launches;
+    size_t in_use, pinned_in_use, shared_asked;
     char last_report[512];
     /* device memory */
     word lo, next;                      /* the range, and where the next allocation is tried */
@@ -145,13 +146,14 @@ static std::map<word, size_t> &pinned(void) { static auto *m = new std::map<word
 static std::map<const void *, function_info> &functions(void) { static auto *m = new std::map<const void *, function_info>; return *m; }
 static std::vector<late_copy> &late(void) { static auto *v = new std::vector<late_copy>; return *v; }
 static thread_local cudaError_t last_error;
+static thread_local int current_device;
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
 
 static void defaults(void) {
     static int done;
     if (done) return;
     done = 1;
-    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.allow_pinned = 1; G.trap = 1;
+    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.registers = 255; G.allow_pinned = 1; G.trap = 1;
     G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
 }
 static struct initialiser { initialiser() { defaults(); } } at_start;
@@ -428,6 +430,12 @@ void cuda_host_check_argument(const char *text, int number, const void *data, si
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
         if (!exact && p >> 32 == 0) continue;        /* two small numbers, not an address */
+        const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
+        if (a && a->device != current_device) {
+            kernel_name(name, sizeof name, text);
+            report("launch of %s on GPU %d: argument %d holds %p, which is memory of GPU %d", name, current_device, number, (void *)p,
+                   a->device);
+        }
         if ((what = host_memory(p)) == NULL) continue;
         kernel_name(name, sizeof name, text);
         if (exact) report("launch of %s: argument %d, %p, points to %s", name, number, (void *)p, what);
@@ -775,6 +783,7 @@ template<int K> static inline void multiply(warp *w, int n, const float (&A)[16]
 static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
 static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
 static void do_mma_bf16(warp *w, unsigned, int kind) {
+    G.products += kind - MEET_MMA_BF16;
     for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
         float A[16][16];
         eight B[16];
@@ -791,6 +800,7 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
     }
 }
 static void do_mma_tf32(warp *w, unsigned, int kind) {
+    G.products += kind - MEET_MMA_TF32;
     for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
         float A[16][8];
         eight B[8];
@@ -901,6 +911,11 @@ static unsigned char *new_object(const void *site, size_t bytes, const char *nam
     G.arena_used = end;
     return p;
 }
+/* on any device: the launch has looked at the right one */
+static bool raised(const function_info &info) {
+    for (int limit : info.dynamic_limit) if (limit) return true;
+    return false;
+}
 void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char *name) {
     for (int i = 0; i < G.objects; i++) if (G.object[i].site == site) return G.object[i].p;
     function_info &info = functions()[G.kernel->function];
@@ -909,7 +924,7 @@ void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char 
     if (G.static_bytes > SHARED_STATIC) {
         report("%zu bytes of static shared memory with %s: at most %d compile", G.static_bytes, name, (int)SHARED_STATIC);
         G.launch_error = cudaErrorInvalidValue;
-    } else if (G.static_bytes + G.smem > (info.dynamic_limit ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
+    } else if (G.static_bytes + G.smem > (raised(info) ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
         report("%zu bytes of static and %zu of dynamic shared memory: too much for this launch", G.static_bytes, G.smem);
         G.launch_error = cudaErrorInvalidValue;
     }
@@ -1029,6 +1044,7 @@ static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
     G.launches++;
+    G.shared_asked += k.smem;
     G.written = 1;
     if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
 #ifdef HOST_ASAN
@@ -1088,13 +1104,23 @@ struct capture {
     std::vector<CUstream_st *> streams;
 };
 struct CUstream_st {
+    int device;
     bool blocking, busy;                        /* busy: its queue is being worked off */
     std::shared_ptr<capture> cap;
     long work, joined;                          /* captured, and waited for by another */
     std::deque<queued> queue;
     uint64_t put, done;                         /* how many entries the queue has had, and has done with */
 };
-struct CUevent_st { unsigned flags; bool recorded; double ms; std::shared_ptr<capture> cap; CUstream_st *stream; long work; uint64_t put; };
+struct CUevent_st {
+    int device;
+    unsigned flags;
+    bool recorded;
+    double ms;
+    std::shared_ptr<capture> cap;
+    CUstream_st *stream;
+    long work;
+    uint64_t put;
+};
 struct CUgraph_st { node_list nodes; };
 struct CUgraphExec_st { node_list nodes; };
 struct CUgraphNode_st { int unused; };
@@ -1114,6 +1140,7 @@ static cudaError_t no_callback(void) {
 }
 
 static bool is_default(cudaStream_t s) { return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread; }
+static int device_of(cudaStream_t s) { return is_default(s) ? current_device : s->device; }
 static bool bad_stream(cudaStream_t s) { return !is_default(s) && !streams().count(s); }
 static capture *capturing(cudaStream_t s) { return is_default(s) ? NULL : s->cap.get(); }
 
@@ -1192,9 +1219,11 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y ||
         !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
     auto i = functions().find(k.function);
-    size_t limit = i != functions().end() && i->second.dynamic_limit ? (size_t)i->second.dynamic_limit : (size_t)SHARED_STATIC;
+    size_t limit = i != functions().end() && i->second.dynamic_limit[current_device] ? (size_t)i->second.dynamic_limit[current_device] :
+        (size_t)SHARED_STATIC;
     if (k.smem > limit) { fail(cudaErrorInvalidValue); return; }
     if (cudaError_t e = stream_error(stream)) { fail(e); return; }
+    if (device_of(stream) != current_device) { fail(cudaErrorInvalidResourceHandle); return; }
     if (capturing(stream) || !advance(stream)) {
         auto n = std::make_shared<graph_node>();
         n->kernel.reset(k.clone()); n->host = false;
@@ -1207,6 +1236,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned int flags) {
     ENTER;
     if (!s || flags > 1) return fail(cudaErrorInvalidValue);
     *s = new CUstream_st();
+    (*s)->device = current_device;
     (*s)->blocking = !(flags & cudaStreamNonBlocking);
     (*s)->work = (*s)->joined = 0;
     (*s)->put = (*s)->done = 0;
@@ -1265,6 +1295,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
     ENTER;
     if (!e || flags > 7) return fail(cudaErrorInvalidValue);
     *e = new CUevent_st();
+    (*e)->device = current_device;
     (*e)->flags = flags;
     events().insert(*e);
     return cudaSuccess;
@@ -1281,6 +1312,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = stream_error(s)) return fail(error);
+    if (e->device != device_of(s)) return fail(cudaErrorInvalidResourceHandle);
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     e->recorded = true;
@@ -1482,7 +1514,6 @@ cudaError_t cudaGetDeviceCount(int *count) {
     *count = G.devices;
     return G.devices ? cudaSuccess : fail(cudaErrorNoDevice);
 }
-static thread_local int current_device;
 cudaError_t cudaSetDevice(int device) {
     ENTER;
     if (device < 0 || device >= G.devices) return fail(cudaErrorInvalidDevice);
@@ -1571,7 +1602,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (at + need > end) return fail(cudaErrorMemoryAllocation);
     G.next = at + need;
     unsigned char *p = (unsigned char *)at + ZONE;
-    allocation a = { bytes, ++G.serial };
+    allocation a = { bytes, ++G.serial, current_device };
     live()[(word)p] = a;
     G.allocs++;
     G.in_use += bytes;
@@ -1739,7 +1770,7 @@ cudaError_t cuda_host_func_set(const void *func, enum cudaFuncAttribute attr, in
     if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     if (value < 0 || (size_t)value + info.static_bytes > (size_t)SHARED_MAX) return fail(cudaErrorInvalidValue);
-    info.dynamic_limit = value;
+    info.dynamic_limit[current_device] = value;
     return cudaSuccess;
 }
 cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func) {
@@ -1749,16 +1780,18 @@ cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func
     memset(attr, 0, sizeof *attr);
     attr->sharedSizeBytes = info.static_bytes;      /* of the runs so far: the host compiler cannot tell */
     attr->maxThreadsPerBlock = MAX_THREADS;
-    attr->numRegs = 64;
+    attr->numRegs = G.registers;
     attr->ptxVersion = attr->binaryVersion = G.major * 10 + G.minor;
-    attr->maxDynamicSharedSizeBytes = info.dynamic_limit ? info.dynamic_limit : (int)(SHARED_STATIC - info.static_bytes);
+    attr->maxDynamicSharedSizeBytes = info.dynamic_limit[current_device] ? info.dynamic_limit[current_device] :
+        (int)(SHARED_STATIC - info.static_bytes);
     return cudaSuccess;
 }
 cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     ENTER;
     if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
     int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)), by_shared = (int)((228 << 10) / (smem + 1024));
-    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(by_threads, by_shared);
+    int by_registers = 65536 / ((G.registers + 7) / 8 * 8 * ((threads + 31) / 32 * 32));
+    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(std::min(by_threads, by_registers), by_shared);
     return cudaSuccess;
 }
 
@@ -1778,9 +1811,10 @@ void cuda_host_reset_errors(void) {
     G.fail_alloc = G.fail_launch = 0;
     memset(G.fail_graph, 0, sizeof G.fail_graph);
 }
-void cuda_host_devices(int n) { LOCK; G.devices = n; }
+void cuda_host_devices(int n) { LOCK; G.devices = std::min(n, (int)DEVICES); }
 void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
 void cuda_host_sms(int n) { LOCK; G.sms = n; }
+void cuda_host_registers(int n) { LOCK; G.registers = n; }
 void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
 void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
 void cuda_host_trap(int yes) { LOCK; G.trap = yes; }
@@ -1790,6 +1824,8 @@ void cuda_host_clear_reports(void) { LOCK; G.reports = G.printed = 0; G.last_rep
 const char *cuda_host_last_report(void) { return G.last_report; }
 void cuda_host_quiet(int yes) { LOCK; G.quiet = yes; }
 long cuda_host_launches(void) { LOCK; return G.launches; }
+long cuda_host_products(void) { LOCK; return G.products; }
+size_t cuda_host_shared_asked(void) { LOCK; return G.shared_asked; }
 long cuda_host_allocs(void) { LOCK; return G.allocs; }
 long cuda_host_syncs(void) { LOCK; return G.syncs; }
 long cuda_host_graph_launches(void) { LOCK; return G.graph_launches; }
@@ -1817,7 +1853,7 @@ enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x
 static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
                   "opaque");
-struct cublasLtContext { uint32_t magic; };
+struct cublasLtContext { uint32_t magic; int device; };
 
 template<class T> static bool take(T *to, const void *buf, size_t bytes) {
     if (!buf || bytes != sizeof *to) return false;
@@ -1996,6 +2032,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
     if (!G.devices || G.sticky) return CUBLAS_STATUS_NOT_INITIALIZED;
     *h = new cublasLtContext();
     (*h)->magic = MAGIC_DESC;
+    (*h)->device = current_device;
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
@@ -2160,6 +2197,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     if (workspace && workspace_bytes) ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
     if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (device_of(stream) != h->device || h->device != current_device) {
+        report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current", h->device, device_of(stream),
+               current_device);
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
     submit_work(stream, [call, workspace, workspace_bytes] {
         if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
         deliver();

@@ -25,9 +25,11 @@ enum { CUDA_HOST_BEGIN_CAPTURE, CUDA_HOST_END_CAPTURE, CUDA_HOST_INSTANTIATE, CU
 void cuda_host_fail_graph(int call, long n);
 void cuda_host_reset_errors(void);      /* forgets the sticky error, the last error and the counts above */
 
-void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1 */
+void cuda_host_devices(int n);                  /* 0: every call returns cudaErrorNoDevice; default 1, at most 16, all alike */
 void cuda_host_arch(int major, int minor);      /* default 9.0 */
 void cuda_host_sms(int n);                      /* multiprocessors, default 4: what a kernel makes of them is its own affair */
+/* of a thread of every kernel, for the occupancy alone, default 255: the host compiler cannot tell */
+void cuda_host_registers(int n);
 void cuda_host_memory(size_t bytes);            /* of the device; default 8 GiB, at most 64 GiB */
 void cuda_host_allow_pinned(int yes);           /* may kernels get pointers from cudaMallocHost (CUDA allows it)? default 1 */
 void cuda_host_trap(int yes);                   /* on a host access to device memory print what was hit and _exit(99); default 1 */
@@ -40,6 +42,8 @@ void cuda_host_quiet(int yes);          /* 1: reports are counted, not printed: 
 void cuda_host_check(void);             /* verifies the canaries around device memory now (synchronisations and cudaFree do too) */
 
 long   cuda_host_launches(void);        /* kernels that ran, those of graphs included */
+long   cuda_host_products(void);        /* mma instructions of warps */
+size_t cuda_host_shared_asked(void);    /* bytes of dynamic shared memory, of all kernels that ran together */
 long   cuda_host_allocs(void);          /* successful cudaMalloc */
 long   cuda_host_syncs(void);           /* host waits: stream, device and event synchronisation, blocking copies and cudaMemset */
 long   cuda_host_graph_launches(void);

@@ -817,7 +817,13 @@ static void test_runtime(void) {
     OK(cudaFuncGetAttributes(&attr, sum_kernel));
     CHECK(attr.sharedSizeBytes == 32 && attr.maxThreadsPerBlock == 1024, "attributes");
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
+    CHECK(n == 1, "occupancy %d", n);
+    cuda_host_registers(32);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 0));
     CHECK(n == 8, "occupancy %d", n);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, sum_kernel, 256, 100 << 10));
+    CHECK(n == 2, "occupancy %d", n);
+    cuda_host_registers(255);
 
     long launches = cuda_host_launches();
     cuda_host_fail_launch(2);
@@ -847,6 +853,42 @@ static void test_runtime(void) {
         GIVES(cudaGraphInstantiate(&x, g, 0), cudaErrorMemoryAllocation);
         OK(cudaGraphDestroy(g));
         OK(cudaStreamDestroy(s));
+    }
+    {       /* two GPUs: each has streams, events, memory and kernels' limits of its own */
+        cudaStream_t s[2];
+        cudaEvent_t e;
+        unsigned *own[2];
+        long reports = cuda_host_reports();
+        cuda_host_devices(2);
+        for (n = 0; n < 2; n++) {
+            OK(cudaSetDevice(n));
+            OK(cudaStreamCreate(s + n));
+            OK(cudaMalloc(own + n, 8)); OK(cudaMemset(own[n], 0, 8));
+        }
+        STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[1]);
+        CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == reports, "a kernel of GPU 1");
+        STX__LAUNCH(count_kernel, 1, 32, 0, s[0], own[1]);
+        CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a stream of another GPU");
+        cuda_host_clear_reports();
+        cuda_host_quiet(1);
+        STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[0]);
+        CHECK(cuda_host_reports() == 1 && strstr(cuda_host_last_report(), "memory of GPU 0"), "memory of another GPU: %s",
+              cuda_host_last_report());
+        cuda_host_clear_reports();
+        cuda_host_quiet(0);
+        OK(cudaEventCreate(&e));
+        OK(cudaEventRecord(e, s[1]));
+        GIVES(cudaEventRecord(e, s[0]), cudaErrorInvalidResourceHandle);
+        OK(cudaFuncSetAttribute(empty_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 60000));
+        STX__LAUNCH(empty_kernel, 1, 1, 60000, s[1]);
+        CHECK(cudaGetLastError() == cudaSuccess, "a limit of GPU 1");
+        OK(cudaSetDevice(0));
+        STX__LAUNCH(empty_kernel, 1, 1, 60000, s[0]);
+        CHECK(cudaGetLastError() == cudaErrorInvalidValue, "a limit of another GPU");
+        OK(cudaEventDestroy(e));
+        for (n = 0; n < 2; n++) { OK(cudaFree(own[n])); OK(cudaStreamDestroy(s[n])); }
+        cuda_host_devices(1);
+        CHECK(reports == 0, "reports before");
     }
     cuda_host_devices(0);
     GIVES(cudaGetDeviceCount(&n), cudaErrorNoDevice);

@@ -1,0 +1,84 @@
+# cuda_count.awk - of what `cuobjdump -sass` prints of one or more files: instructions of each kernel, in its main loop and of one round
+# through it, a Markdown row a kernel. tests/cuda_regs.sh --count runs it.
+# Main loop: from a branch back with the most products (HMMA) in between, the shortest of these. A round: of the ways from its first
+# instruction to that branch which pass the most products, and copies, the one of fewest instructions: a tile inside of the window, without
+# dropout, ramp or padding. What stands in a loop of its own in there counts once. Branches: BRA, BSSY, BSYNC, CALL and their kin.
+function clear() { n = 0; split("", op); split("", to); split("", free); split("", at) }
+function kind(o) {
+    sub(/\..*/, "", o)
+    if (o ~ /^(BRA|BRX|BSSY|BSYNC|BREAK|CALL|RET|EXIT|WARPSYNC)$/) return "branch"
+    return o
+}
+# a way from i that goes on at j, with copies (c 1) or without: more products first, then fewer instructions
+function offer(i, j, c,   h, m) {
+    if (!((j, c) in most)) return
+    h = most[j, c] + (op[i] ~ /^HMMA/); m = few[j, c] + 1
+    if (op[i] ~ /^LDGSTS/) c = 1
+    if ((i, c) in most && (h < most[i, c] || (h == most[i, c] && m >= few[i, c]))) return
+    most[i, c] = h; few[i, c] = m; go[i, c] = j; changed = 1
+}
+# the ways from everywhere back to `head`, where `continue` goes, too
+function ways(   i, j, c) {
+    split("", most); split("", few); split("", go)
+    for (i = head; i <= n; i++) if (op[i] ~ /^BRA/ && (to[i] in at) && at[to[i]] == head) { most[i, 0] = 0; few[i, 0] = 1; go[i, 0] = 0 }
+    do {
+        changed = 0
+        for (i = n; i >= 1; i--) for (c = 0; c < 2; c++) {
+            if (op[i] ~ /^(EXIT|RET)/ && free[i]) continue
+            if (!(op[i] ~ /^BRA/ && free[i]) && i < n) offer(i, i + 1, c)
+            if (op[i] ~ /^BRA/ && (to[i] in at)) {
+                j = at[to[i]]
+                if (j != head && (j > i || sum[i] == sum[j - 1])) offer(i, j, c)
+            }
+        }
+    } while (changed)
+}
+function finish(   i, j, c, d, best, h, loop, way, refused) {
+    if (!name || !n) return
+    split("", sum)
+    sum[0] = 0
+    for (i = 1; i <= n; i++) sum[i] = sum[i - 1] + (op[i] ~ /^HMMA/)
+    if (!sum[n]) return
+    split("", refused)
+    for (;;) {
+        best = 0
+        for (i = 1; i <= n; i++) if (op[i] ~ /^BRA/ && (to[i] in at) && at[to[i]] < i && !(i in refused)) {
+            j = at[to[i]]; h = sum[i] - sum[j - 1]
+            if (h > best || (h == best && h && i - j < back - head)) { best = h; head = j; back = i }
+        }
+        if (!best) return
+        ways()
+        if (((head, 0) in most && most[head, 0]) || ((head, 1) in most && most[head, 1])) break
+        refused[back]           # the way back from a piece of code that was put out of line
+    }
+    split("", loop); split("", way)
+    for (i = head; i <= back; i++) loop[kind(op[i])]++
+    c = (head, 1) in most && (!((head, 0) in most) || most[head, 1] >= most[head, 0])
+    d = c
+    for (i = head; i; ) {
+        way[kind(op[i])]++
+        j = go[i, c]
+        if (c && op[i] ~ /^LDGSTS/ && !(((j, 1) in few) && few[j, 1] + 1 == few[i, 1] && most[j, 1] == most[i, 1])) c = 0
+        i = j
+    }
+    printf "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", name, n, back - head + 1, loop["branch"], few[head, d],
+        way["HMMA"], way["LDSM"], way["LDGSTS"], way["SHFL"], way["MUFU"], way["branch"]
+}
+/^[ \t]*Function : / { finish(); clear(); name = $3; next }
+/^[ \t]*\/\*[0-9a-f]+\*\// {
+    line = $0
+    sub(/^[ \t]*\/\*/, "", line)
+    a = line; sub(/\*\/.*/, "", a)
+    sub(/^[0-9a-f]+\*\/[ \t]*/, "", line); sub(/[ \t]*;.*/, "", line)
+    guarded = sub(/^@[!A-Z0-9]+[ \t]+/, "", line)
+    split(line, w, /[ \t]+/)
+    n++
+    at["0x" a] = n; sub(/^0+/, "", a); at["0x" (a == "" ? "0" : a)] = n
+    op[n] = w[1]
+    to[n] = ""; free[n] = !guarded
+    if (w[1] ~ /^BRA/ && match(line, /0x[0-9a-f]+/)) {
+        to[n] = substr(line, RSTART, RLENGTH)
+        if (line !~ /^BRA[.A-Z]*[ \t]+0x/ || w[1] ~ /DIV|CONV/) free[n] = 0
+    }
+}
+END { finish() }
