@@ -4667,8 +4667,9 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
 /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a thread (or column parts when
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
-   in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers. Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not
-   depend on their number. */
+   in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers.
+   Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not depend on
+   their number. */
 
 /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number (i,k) of a stands at a[i rs + k ks]: rs lda,
    ks 1 when it is read where it is, rs kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers, stands at b + k
@@ -5530,37 +5531,30 @@ STX__AVX2 static void stx__dot4_q_any_avx2 STX__DOT4_Q {
 }
   #undef STX__Q8
 #endif
-typedef void (*stx__dot4_q) STX__DOT4_Q;
-static stx__dot4_q stx__dot4_q_for(int isa) {
-#ifdef STX__X86
-    if (isa == STX__ISA_AVX512) return stx__dot4_q_any_avx512;
-    if (isa == STX__ISA_AVX2) return stx__dot4_q_any_avx2;
-#endif
-    (void)isa;
-    return stx__dot4_q_any_base;
+/* stx__axpy4 of packed rows; row r[e] is one of four. c is column col of them, whole groups from there on */
+STX_INNER void stx__axpy4_h(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col,
+                            size_t n) {
+    const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+    const uint16_t *STX_RESTRICT h0 = w->h + r[0] * w->C + col, *STX_RESTRICT h1 = w->h + r[1] * w->C + col,
+        *STX_RESTRICT h2 = w->h + r[2] * w->C + col, *STX_RESTRICT h3 = w->h + r[3] * w->C + col;
+    stx__ahead next = stx__ahead_of(h0, w->C * sizeof *h0, n * sizeof *h0);
+    size_t j, e;
+  #define STX__AXPY4_H(e) c[e] = STX_FMA(fma, a3, stx__wide(h3[e]), STX_FMA(fma, a2, stx__wide(h2[e]), \
+        STX_FMA(fma, a1, stx__wide(h1[e]), STX_FMA(fma, a0, stx__wide(h0[e]), c[e]))))
+    for (j = 0; j + 32 <= n; j += 32) {
+        stx__ask_ahead(&next);
+        for (e = j; e < j + 32; e++) STX__AXPY4_H(e);
+    }
+    for (; j < n; j++) STX__AXPY4_H(j);
+  #undef STX__AXPY4_H
 }
-/* stx__axpy4 of packed rows; row r[e] is one of four */
-STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col,
-                                 size_t n) {
+#define STX__AXPY4_Q (stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col, size_t n)
+STX_INNER void stx__axpy4_q_any(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx__packed *w, const size_t *r, size_t col,
+                                size_t n) {
     const size_t C = w->C, G = stx__int8_groups(C);
     const stx_real a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
-    stx__ahead next;
+    stx__ahead next = stx__ahead_of(w->q + r[0] * C + col, C, n);
     size_t j, e;
-    if (w->h) {
-        const uint16_t *STX_RESTRICT h0 = w->h + r[0] * C + col, *STX_RESTRICT h1 = w->h + r[1] * C + col,
-            *STX_RESTRICT h2 = w->h + r[2] * C + col, *STX_RESTRICT h3 = w->h + r[3] * C + col;
-        next = stx__ahead_of(h0, C * sizeof *h3, n * sizeof *h3);
-  #define STX__AXPY4_H(e) c[e] = STX_FMA(fma, a3, stx__wide(h3[e]), STX_FMA(fma, a2, stx__wide(h2[e]), \
-            STX_FMA(fma, a1, stx__wide(h1[e]), STX_FMA(fma, a0, stx__wide(h0[e]), c[e]))))
-        for (j = 0; j + 32 <= n; j += 32) {
-            stx__ask_ahead(&next);
-            for (e = j; e < j + 32; e++) STX__AXPY4_H(e);
-        }
-        for (; j < n; j++) STX__AXPY4_H(j);
-  #undef STX__AXPY4_H
-        return;
-    }
-    next = stx__ahead_of(w->q + r[0] * C + col, C, n);
     for (j = 0; j < n; j += STX__INT8_GROUP) {
         const int8_t *STX_RESTRICT q0 = w->q + r[0] * C + col + j, *STX_RESTRICT q1 = w->q + r[1] * C + col + j,
             *STX_RESTRICT q2 = w->q + r[2] * C + col + j, *STX_RESTRICT q3 = w->q + r[3] * C + col + j;
@@ -5568,14 +5562,55 @@ STX_INNER void stx__axpy4_packed(int fma, stx_real *STX_RESTRICT c, const stx_re
         const stx_real f0 = (stx_real)w->s[r[0] * G + g], f1 = (stx_real)w->s[r[1] * G + g], f2 = (stx_real)w->s[r[2] * G + g],
             f3 = (stx_real)w->s[r[3] * G + g];
         if (j % (2 * STX__INT8_GROUP) == 0) stx__ask_ahead(&next);
-  #define STX__AXPY4_Q(e) c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], STX_FMA(fma, a2, f2 * (stx_real)q2[e], \
+  #define STX__AXPY4_Q1(e) c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], STX_FMA(fma, a2, f2 * (stx_real)q2[e], \
             STX_FMA(fma, a1, f1 * (stx_real)q1[e], STX_FMA(fma, a0, f0 * (stx_real)q0[e], c[j + e]))))
-        if (j + STX__INT8_GROUP <= n) for (e = 0; e < STX__INT8_GROUP; e++) STX__AXPY4_Q(e);
-        else for (e = 0; e < n - j; e++) STX__AXPY4_Q(e);
-  #undef STX__AXPY4_Q
+        if (j + STX__INT8_GROUP <= n) for (e = 0; e < STX__INT8_GROUP; e++) STX__AXPY4_Q1(e);
+        else for (e = 0; e < n - j; e++) STX__AXPY4_Q1(e);
+  #undef STX__AXPY4_Q1
     }
 }
-STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q) {
+STX_EACH_ISA(stx__axpy4_q_any, STX__AXPY4_Q, c, a, w, r, col, n)
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+/* as above, by hand */
+STX__AVX512 static void stx__axpy4_q_512 STX__AXPY4_Q {
+    const size_t C = w->C, G = stx__int8_groups(C), whole = n / STX__INT8_GROUP * STX__INT8_GROUP;
+    const __m512 a0 = _mm512_set1_ps(a[0]), a1 = _mm512_set1_ps(a[1]), a2 = _mm512_set1_ps(a[2]), a3 = _mm512_set1_ps(a[3]);
+    stx__ahead next = stx__ahead_of(w->q + r[0] * C + col, C, n);
+    size_t j, e;
+    for (j = 0; j < whole; j += STX__INT8_GROUP) {
+        const size_t g = (col + j) / STX__INT8_GROUP, at = col + j;
+        const __m512 f0 = _mm512_set1_ps(w->s[r[0] * G + g]), f1 = _mm512_set1_ps(w->s[r[1] * G + g]),
+            f2 = _mm512_set1_ps(w->s[r[2] * G + g]), f3 = _mm512_set1_ps(w->s[r[3] * G + g]);
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__ask_ahead(&next);
+        for (e = 0; e < STX__INT8_GROUP; e += 16) {
+            __m512 t = _mm512_loadu_ps(c + j + e);
+  #define STX__Q16(k) _mm512_mul_ps(f##k, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *) \
+                (w->q + r[k] * C + at + e)))))
+            t = _mm512_fmadd_ps(a0, STX__Q16(0), t);
+            t = _mm512_fmadd_ps(a1, STX__Q16(1), t);
+            t = _mm512_fmadd_ps(a2, STX__Q16(2), t);
+            t = _mm512_fmadd_ps(a3, STX__Q16(3), t);
+  #undef STX__Q16
+            _mm512_storeu_ps(c + j + e, t);
+        }
+    }
+    if (whole < n) stx__axpy4_q_any_avx512(c + whole, a, w, r, col + whole, n - whole);
+}
+#endif
+typedef struct stx__int8_ways { void (*dot4) STX__DOT4_Q; void (*axpy4) STX__AXPY4_Q; } stx__int8_ways;
+static stx__int8_ways stx__int8_for(int isa) {
+    stx__int8_ways k = {stx__dot4_q_any_base, stx__axpy4_q_any_base};
+#ifdef STX__X86
+    if (isa == STX__ISA_AVX2) { k.dot4 = stx__dot4_q_any_avx2; k.axpy4 = stx__axpy4_q_any_avx2; }
+    if (isa == STX__ISA_AVX512) { k.dot4 = stx__dot4_q_any_avx512; k.axpy4 = stx__axpy4_q_any_avx512; }
+  #ifndef SEQTX_DOUBLE
+    if (isa == STX__ISA_AVX512) k.axpy4 = stx__axpy4_q_512;
+  #endif
+#endif
+    (void)isa;
+    return k;
+}
+STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_ways int8) {
     enum { PIECE = 1024 };        /* numbers of c that stay in the first cache */
     const size_t M = g->M, N = g->N, K = g->K, C = w->C, G = stx__int8_groups(C), row = at / C, col = at % C;
     const stx_real alpha = g->alpha;
@@ -5589,7 +5624,7 @@ STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__pack
                 stx_real *c = g->C + i * g->ldc + j, t[8];
                 for (e = 0; e < n; e += n == 4 ? 4 : 1)          /* of fewer than four rows each is done four times over */
                     if (w->h) stx__dot4_h(fma, t + e, a, w->h + b + e * C, n == 4 ? C : 0, K);
-                    else dot4_q(t + e, a, w->q + b + e * C, n == 4 ? C : 0, w->s + f + e * G, n == 4 ? G : 0, K);
+                    else int8.dot4(t + e, a, w->q + b + e * C, n == 4 ? C : 0, w->s + f + e * G, n == 4 ? G : 0, K);
                 for (e = 0; e < n; e++) c[e] += alpha * t[e];
             }
         }
@@ -5601,11 +5636,12 @@ STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__pack
             for (i = 0; i < M; i++) {
                 stx_real a[4] = {0};
                 for (e = 0; e < n; e++) a[e] = alpha * g->A[i * g->lda + k + e];
-                stx__axpy4_packed(fma, g->C + i * g->ldc + j, a, w, r, col + j, STX_MIN((size_t)PIECE, N - j));
+                if (w->h) stx__axpy4_h(fma, g->C + i * g->ldc + j, a, w, r, col + j, STX_MIN((size_t)PIECE, N - j));
+                else int8.axpy4(g->C + i * g->ldc + j, a, w, r, col + j, STX_MIN((size_t)PIECE, N - j));
             }
         }
 }
-STX_EACH_ISA(stx__gemv_packed, (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__dot4_q dot4_q), g, w, at, dot4_q)
+STX_EACH_ISA(stx__gemv_packed, (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_ways int8), g, w, at, int8)
 
 /* The packed matrix that p points into; NULL if none */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
@@ -5732,7 +5768,8 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     return total;
 }
 
-/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is, and no copy is asked for. Row i of the result, and how its numbers lie: rs, ks. */
+/* op(A) (m x k) for the micro-kernel, in scratch unless it is good where it is, and no copy is asked for. Row i of the result, and how its
+   numbers lie: rs, ks. */
 static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda, int ta, size_t m, size_t k, int copy,
                                size_t *step, size_t *rs, size_t *ks) {
     size_t i, p, kk = stx__up(k, mk->kr);
@@ -6108,7 +6145,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
         part.C += e * g->sc + at;
         if (j->gemv) {
             if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + (g->tb ? col * g->ldb : col),
-                                                                stx__dot4_q_for(stx_isa(s->x))));
+                                                                stx__int8_for(stx_isa(s->x))));
             else STX_CALL(s->x, stx__gemv, (&part));
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
@@ -6136,7 +6173,7 @@ static void stx__sums_part(const stx_share *s, const void *job) {
         part.A += at; part.B += at * part.ldb;
         part.C = s->x->scratch + i * part.M * part.N; part.ldc = part.N;
         part.beta = 0;
-        if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + at * part.ldb, stx__dot4_q_for(stx_isa(s->x))));
+        if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + at * part.ldb, stx__int8_for(stx_isa(s->x))));
         else STX_CALL(s->x, stx__gemv, (&part));
     }
 }
