@@ -6161,7 +6161,7 @@ enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 };      /* parts, at most; rows of o
 static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {       /* of a part; 0: not cut */
     size_t rows = stx__up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
     return !x || !x->scratch || g->M > 3 || g->ta || g->tb || g->batch > 1 || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0 ||
-           g->N > STX__PACK / STX__SUMS / 3 ? 0 : rows;
+           g->N > (size_t)STX__PACK / STX__SUMS / 3 ? 0 : rows;
 }
 static void stx__sums_part(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;

@@ -382,8 +382,8 @@ fi
 # memory for training, but not for the evaluation after step 20: rank 1 of 2
 case $family in
 attn_span)
-    for copy in 1 2 3 4; do cat w.txt; done >long.txt
-    hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 100 --save-every 10"
+    for copy in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do cat w.txt; done >long.txt
+    hungry="$model $trained --data ../long.txt --steps 40 --eval-every 20 --eval-batch-sz 400 --save-every 10"     # by megabytes, which memory comes in
     whole_run "memory" 2 memory $hungry
     between=$(grep '"event":"train"' memory/log.jsonl | awk -F '"peak_bytes":' '{ split($2, b, /[,}]/); p[NR] = b[1] }
         END { if (p[21] > 1.1 * p[20]) printf "%.9f", (p[20] + p[21]) / 2 / 1073741824 }')
