@@ -5339,20 +5339,21 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
 
 /* Memory is read in its own order: four rows in turn, as they are worked on, come at a third of its speed. So while four rows are worked
    on, those some 8 KB further are asked for, one after the other, 256 bytes at a time. */
-typedef struct stx__ahead { const char *p, *end; size_t step, bytes; } stx__ahead;    /* next to ask for, end of its row; of rows */
+typedef struct stx__ahead { uintptr_t p, end; size_t step, bytes; } stx__ahead;     /* next to ask for, end of its row; of rows */
 STX_INNER stx__ahead stx__ahead_of(const void *rows, size_t step, size_t bytes) {      /* of rows of that many bytes, step apart */
     stx__ahead a;
-    a.p = (const char *)rows + (bytes >= 2048 ? 4 : bytes >= 1024 ? 8 : bytes >= 512 ? 16 : 32) * step;
+    a.p = (uintptr_t)rows + (bytes >= 2048 ? 4 : bytes >= 1024 ? 8 : bytes >= 512 ? 16 : 32) * step;       /* that may be behind the last */
     a.end = a.p + bytes; a.step = step; a.bytes = bytes;
     return a;
 }
 STX_INNER void stx__ask_ahead(stx__ahead *a) {
 #ifdef __GNUC__
-    __builtin_prefetch(a->p); __builtin_prefetch(a->p + 64); __builtin_prefetch(a->p + 128); __builtin_prefetch(a->p + 192);
+    __builtin_prefetch((const void *)a->p); __builtin_prefetch((const void *)(a->p + 64));
+    __builtin_prefetch((const void *)(a->p + 128)); __builtin_prefetch((const void *)(a->p + 192));
 #endif
     a->p += 256;
     if (a->p < a->end) return;
-    if (a->step != a->bytes) a->p = a->end + (a->step - a->bytes);
+    if (a->step != a->bytes) a->p = a->end - a->bytes + a->step;
     a->end += a->step;
 }
 /* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
@@ -5843,7 +5844,7 @@ static size_t stx__even(size_t n, size_t most, size_t unit) {
     size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1, up = stx__up(each, unit);
     return up <= most ? up : STX_MAX(most / unit * unit, unit);
 }
-enum { STX__GROUP_B = 352 * 384 };       /* numbers of a group of strips */
+enum { STX__GROUP_B = (540 << 10) / 4 };       /* numbers of a group of strips: half of 1 MB of L2 in float */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
@@ -5857,12 +5858,12 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    /* Equal blocks of K, of rows and of columns; a short k leaves room for more columns and rows */
+    /* Equal blocks of K, of rows and of columns; a short k leaves room for more columns. (Floats were fastest with k up to 448.) */
     kc_max = stx__even(K, u == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)8, mk->kr));
     most = stx__up(STX_MIN(K, kc_max), mk->kr) / u;
     nc_max = stx__even(N, STX__NC * STX__KC / most, mk->nr);
     mc_max = stx__even(M, STX__MC, mk->mr);
-    /* Along the rows of C, through strips that fill half of L2; but a narrow strip stays in L1, and there goes down the columns */
+    /* Along the rows of C, through a group of strips; but a narrow strip stays in L1, and there goes down the columns */
     group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / most / mk->nr * mk->nr, mk->nr) : mk->nr;
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
@@ -6156,7 +6157,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
     }
 }
 /* x W of few rows, many of W: parts of W's rows, so that each is one piece of memory; their sums stand side by side in scratch and are
-   added up in order. How many there are follows from K alone, and so do the bits. */
+   added up in order. Whether, and into how many, follows from sizes and never from threads. */
 enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 };      /* parts, at most; rows of one, at least */
 static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {       /* of a part; 0: not cut */
     size_t rows = stx__up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);

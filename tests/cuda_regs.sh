@@ -23,6 +23,7 @@ if [ "$1" = --count ]; then
     mkdir -p "$out"
     sass=${CUOBJDUMP:-cuobjdump} source=${2:-seqtx_cuda.cu} filter=cat
     command -v "$sass" >/dev/null 2>&1 || { echo "cuda_regs.sh: no cuobjdump: set CUOBJDUMP" >&2; exit 2; }
+    command -v "${NVCC:-nvcc}" >/dev/null 2>&1 || { echo "cuda_regs.sh: no nvcc: set NVCC" >&2; exit 2; }
     command -v c++filt >/dev/null 2>&1 && filter=c++filt
     "$nvcc" -std=c++17 -arch=sm_90 -I. -cubin "$source" -o "$out/sm_90.cubin" && "$sass" -sass "$out/sm_90.cubin" > "$out/sm_90.sass" || exit 1
     echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches |"

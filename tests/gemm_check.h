@@ -82,11 +82,11 @@ static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
 static void gemm_check(stx_ctx *one, stx_ctx *many) {
     static const size_t small[] = {1, 2, 3, 4, 5, 6, 7, 9, 15, 17, 31, 40};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
-    /* over the blocks of K (448, in bf16 1024), N (768 of the longest k), M (112); few rows (no packing, long K in parts); what is left
-       for the last thread is thin */
+    /* over the blocks of K (448), N (877 of the longest k, which more than one thread halves), M (112); few rows (no packing, long K in
+       parts); what is left for the last thread is thin */
     static const size_t big[][3] = {{170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771}, {1, 300, 500},
                                     {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31}, {4, 1030, 64}, {85, 85, 65},
-                                    {113, 870, 449}, {15, 33, 1025}, {2, 129, 2050}, {3, 70, 255}, {1, 64, 256}};
+                                    {113, 870, 449}, {20, 1000, 448}, {3, 70, 255}, {1, 64, 256}};
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;
     for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)

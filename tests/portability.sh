@@ -47,7 +47,18 @@ for header in seqtx_attn_span seqtx_sru seqtx_compressive seqtx_par; do
     sed -n '/\/\/>quickstart/,/\/\/<quickstart/p' $header.h | sed '1d;$d; s/^ \{1,7\}//'
     echo "#undef main"
 done > "$work/quick.c"
-echo 'int main(void) { return seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
+# and rows of W that are no multiple of four
+cat >> "$work/quick.c" <<'C'
+static int few_rows(void) {
+    stx_ctx *x = stx_create(NULL);
+    stx_real a[100] = {1}, b[500] = {2}, c[5] = {0};
+    stx_gemm_args g = stx_gemm_of(0, 1, 1, 5, 100, a, b, c);
+    stx_gemm(x, &g);
+    stx_destroy(x);
+    return c[0] == 2 && c[4] == 0 ? 0 : 1;
+}
+C
+echo 'int main(void) { return few_rows() + seqtx_attn_span_main() + seqtx_sru_main() + seqtx_compressive_main() + seqtx_par_main(); }' >> "$work/quick.c"
 check "clang's undefined-behaviour sanitizer" "clang -std=c99 -I. -Iexamples -O0 -DSEQTX_STATIC -Wno-unused-function -fsanitize=undefined -fno-sanitize-recover=all $work/quick.c -lm -o $work/quick && $work/quick"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

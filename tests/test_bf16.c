@@ -257,10 +257,11 @@ static void product_case(const product *p) {
 static void products(void) {
     static const size_t sizes[] = {1, 3, 4, 5, 14, 15, 17, 31, 33}, depths[] = {1, 2, 3, 16, 31, 32, 33, 65};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}, {-0.75, 1}, {0, -0.5}};
-    /* over the blocks of K (768), N, M; thin rests; what is cut for threads */
+    /* over the blocks of K (1024), N (768 of the longest k), M; thin rests; what is cut for threads */
     static const size_t big[][3] = {{170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390}, {400, 5, 770},
         {169, 259, 97}, {65, 600, 31},
-                                    {33, 1030, 65}, {85, 85, 129}, {2, 300, 500}, {3, 513, 390}, {1, 64, 1000}, {600, 700, 3}};
+                                    {33, 1030, 65}, {85, 85, 129}, {2, 300, 500}, {3, 513, 390}, {1, 64, 1000}, {600, 700, 3},
+                                    {15, 33, 1025}, {2, 129, 2050}, {20, 1000, 1024}};
     size_t i, j, k, turn = 0, t;
     product p;
     memset(&p, 0, sizeof p);
