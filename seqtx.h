@@ -4682,7 +4682,8 @@ typedef struct stx__micro {
     size_t kr;                   /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
     void (*run)(STX__MICRO_ARGS);
     void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
-    void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t k);    /* packs B^T, B (NR x k), as [k][NR]; NULL: plain loops */
+    void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);      /* as stx__transpose does; NULL: by plain loops */
+    void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);            /* bf16: numbers to bfloat16, and two rows to pairs */
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
@@ -4719,7 +4720,7 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
     for (i = 0; i < 4; i++) for (j = 0; j < N; j++) memcpy(&sum[i][j * LANES], &t[i][j], sizeof v);
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, NULL, "portable"};
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 /* The same in double with AVX2 or AVX-512: for these compilers make vectors of plain loops, and as wide ones as there are */
 STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
@@ -4740,8 +4741,8 @@ STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
 }
 STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
 STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
-static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, "avx2"};
-static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, "avx512"};
+static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, NULL, "avx512"};
 #endif
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
@@ -4836,7 +4837,7 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
 /* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
 STX__INLINE_FOR("avx512f") void stx__avx512_begin(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
@@ -4879,8 +4880,79 @@ static void stx__micro_avx512_run(STX__MICRO_ARGS) {
     default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k);
-static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, NULL, NULL, "avx512"};
+/* 16 rows of 16 times 4 bytes become 16 columns */
+STX__INLINE_FOR("avx512f") void stx__turn16(__m512i *z) {
+    __m512i t[16];
+    size_t q, c;
+    for (q = 0; q < 16; q += 2) {
+        t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
+        t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
+    }
+    for (q = 0; q < 16; q += 4)             /* part L of z[q + c]: column 4 L + c of four rows */
+        for (c = 0; c < 2; c++) {
+            z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
+            z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
+        }
+    for (c = 0; c < 4; c++) {               /* t[4 L + c]: column 4 L + c */
+        __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88);
+        __m512i odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0xdd);
+        __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88);
+        __m512i odd1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0xdd);
+        t[c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0x88);
+        t[4 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0x88);
+        t[8 + c] = _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0xdd);
+        t[12 + c] = _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0xdd);
+    }
+    for (q = 0; q < 16; q++) z[q] = t[q];
+}
+STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t n, size_t k) {
+    size_t half, p, i;
+    for (half = 0; half < 32; half += 16) {
+        const size_t rows = n > half ? STX_MIN((size_t)16, n - half) : 0;
+        const float *b = B + half * ldb;
+        for (p = 0; rows == 16 && p + 4 <= k; p += 4) {         /* all 16: four numbers of each at a time need fewer shuffles */
+            const float *r = b + p;
+            __m512 z[4], lo0, lo1, hi0, hi1;
+            for (i = 0; i < 4; i++)         /* rows i, i+4, i+8, i+12 side by side */
+                z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)),
+                    _mm_loadu_ps(r + (i + 4) * ldb), 1)),
+                                          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)),
+                                                               _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
+            lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]); hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
+            lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]); hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
+            _mm512_storeu_pd(to + p * 32 + half, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1)));
+            _mm512_storeu_pd(to + (p + 1) * 32 + half, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1)));
+            _mm512_storeu_pd(to + (p + 2) * 32 + half, _mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1)));
+            _mm512_storeu_pd(to + (p + 3) * 32 + half, _mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0), _mm512_castps_pd(hi1)));
+        }
+        for (; p < k; p += 16) {
+            const size_t some = STX_MIN((size_t)16, k - p);
+            const __mmask16 mask = (__mmask16)((1u << some) - 1);
+            __m512i z[16];
+            for (i = 0; i < 16; i++) z[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, b + i * ldb + p) : _mm512_setzero_si512();
+            stx__turn16(z);
+            for (i = 0; i < some; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
+        }
+    }
+}
+/* Eight rows at a time: whole rows in turn would write to as many strips, which may be too many pages apart for the first cache */
+STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float *B, size_t ldb, size_t k, size_t n) {
+    size_t p0, p, j;
+    for (p0 = 0; p0 < k; p0 += 8)
+        for (j = 0; j < n; j += 32) {
+            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 8, k);
+            const __mmask16 m0 = (__mmask16)(w < 16 ? (1u << w) - 1 : 0xffff), m1 = (__mmask16)(w > 16 ? (1u << (w - 16)) - 1 : 0);
+            float *t = to + j / 32 * stride;
+            for (p = p0; p < end; p++) {
+                const float *b = B + p * ldb + j;
+                if (p + 8 < k) stx_prefetch(b + 8 * ldb, w);
+                _mm512_storeu_ps(t + p * 32, _mm512_maskz_loadu_ps(m0, b));
+                _mm512_storeu_ps(t + p * 32 + 16, _mm512_maskz_loadu_ps(m1, b + 16));
+            }
+        }
+}
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, stx__strips_avx512, NULL, NULL,
+    "avx512"};
 #endif
 
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
@@ -4929,7 +5001,7 @@ static void stx__micro_neon_run(STX__MICRO_ARGS) {
     default: stx__micro_neon_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, "neon"};
+static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, NULL, "neon"};
 
 /* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
    where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd.
@@ -5042,16 +5114,18 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, NULL, stx__round_row_base,
+    stx__pair_rows_base,
     "portable, bf16 by float"};
   #ifdef STX__HAS_BFDOT
-static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base,
+static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, NULL, stx__round_row_base,
+    stx__pair_rows_base,
     "neon bf16"};
   #endif
   #ifdef STX__X86
-static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, stx__round_row_avx2,
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, NULL, stx__round_row_avx2,
     stx__pair_rows_avx2, "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, stx__round_row_avx512,
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, NULL, stx__round_row_avx512,
     stx__pair_rows_avx512, "avx512, bf16 by float"};
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
@@ -5111,53 +5185,58 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
         _mm512_mask_storeu_epi32(to + i, some, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo)));
     }
 }
+/* Eight pairs of rows at a time, as stx__strips_avx512 */
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__strips_bf16(float *to, size_t stride, const float *B,
+    size_t ldb, size_t k, size_t n) {
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+                                         18, 2, 17, 1, 16, 0);
+    size_t p0, p, j;
+    for (p0 = 0; p0 < k; p0 += 16)
+        for (j = 0; j < n; j += 32) {
+            const size_t w = STX_MIN((size_t)32, n - j), end = STX_MIN(p0 + 16, k);
+            const __mmask16 m0 = (__mmask16)(w < 16 ? (1u << w) - 1 : 0xffff), m1 = (__mmask16)(w > 16 ? (1u << (w - 16)) - 1 : 0);
+            float *t = to + j / 32 * stride + p0 / 2 * 32;
+            for (p = p0; p < end; p += 2, t += 32) {
+                const float *b = B + p * ldb + j, *next = b + (p + 1 < k ? ldb : 0);
+                const __mmask16 n0 = p + 1 < k ? m0 : 0, n1 = p + 1 < k ? m1 : 0;
+                if (p + 17 < k) { stx_prefetch(b + 16 * ldb, w); stx_prefetch(b + 17 * ldb, w); }
+                _mm512_storeu_si512(t, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(n0, next),
+                    _mm512_maskz_loadu_ps(m0, b))));
+                _mm512_storeu_si512(t + 16, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(
+                    _mm512_maskz_loadu_ps(n1, next + 16), _mm512_maskz_loadu_ps(m1, b + 16))));
+            }
+        }
+}
 /* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time, turned: see stx__pack_a */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pack_at_bf16(uint32_t *to, const float *A, size_t lda,
     size_t m, size_t k) {
     const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
                                          18, 2, 17, 1, 16, 0);
-    size_t steps = (k + 31) / 32, p, i, q, c;
+    size_t steps = (k + 31) / 32, p, i, q;
     for (p = 0; p < steps; p++)
         for (i = 0; i < m; i += 16) {
             __mmask16 some = (__mmask16)(m - i < 16 ? (1u << (m - i)) - 1 : 0xffff);
             uint32_t *tile = to + ((i / 32 * steps + p) * 32 + i % 32) * 16;
-            __m512i z[16], t[16];
+            __m512i z[16];
             for (q = 0; q < 16; q++) {
                 size_t r = 32 * p + 2 * q;
                 __m512 lo = _mm512_maskz_loadu_ps(r < k ? some : 0, A + STX_MIN(r, k - 1) * lda + i);
                 __m512 hi = _mm512_maskz_loadu_ps(r + 1 < k ? some : 0, A + STX_MIN(r + 1, k - 1) * lda + i);
                 z[q] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
             }
-            for (q = 0; q < 16; q += 2) {
-                t[q] = _mm512_maskz_unpacklo_epi32(0xffff, z[q], z[q + 1]);
-                t[q + 1] = _mm512_maskz_unpackhi_epi32(0xffff, z[q], z[q + 1]);
-            }
-            for (q = 0; q < 16; q += 4)             /* part L of z[q + c]: column 4 L + c of four rows */
-                for (c = 0; c < 2; c++) {
-                    z[q + 2 * c] = _mm512_maskz_unpacklo_epi64(0xff, t[q + c], t[q + 2 + c]);
-                    z[q + 2 * c + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[q + c], t[q + 2 + c]);
-                }
-            for (c = 0; c < 4; c++) {
-                __m512i even0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c], z[4 + c], 0x88), odd0 = _mm512_maskz_shuffle_i32x4(0xffff, z[c],
-                    z[4 + c], 0xdd);
-                __m512i even1 = _mm512_maskz_shuffle_i32x4(0xffff, z[8 + c], z[12 + c], 0x88), odd1 = _mm512_maskz_shuffle_i32x4(0xffff,
-                    z[8 + c], z[12 + c], 0xdd);
-                _mm512_storeu_si512(tile + c * 16, _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0x88));
-                _mm512_storeu_si512(tile + (4 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0x88));
-                _mm512_storeu_si512(tile + (8 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, even0, even1, 0xdd));
-                _mm512_storeu_si512(tile + (12 + c) * 16, _mm512_maskz_shuffle_i32x4(0xffff, odd0, odd1, 0xdd));
-            }
+            stx__turn16(z);
+            for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
         }
 }
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__round_row_bf16,
-    stx__pair_rows_bf16, "avx512 bf16"};
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16,
+    stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
      hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
   #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-    #define STX__AMX_LOOPS stx__transpose_avx512, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"      /* of a stx__micro */
+    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"   /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
@@ -5256,9 +5335,10 @@ static void stx__pack_at(stx_real *to, const stx_real *A, size_t lda, size_t m, 
         for (p = 0; p < k; p++) for (i = 0; i < n; i++) to[p * mr + i] = A[p * lda + i0 + i];
     }
 }
-/* B^T, B (n x k), n <= nr, as [k][nr] */
+/* B^T, B (n x k), n <= nr, as [k][nr], filled up with zeros */
 static void stx__transpose(stx_real *to, size_t nr, const stx_real *B, size_t ldb, size_t n, size_t k) {
     size_t p, j;
+    if (n < nr) memset(to, 0, nr * k * sizeof *to);
     for (j = 0; j < n; j++) for (p = 0; p < k; p++) memcpy(to + p * nr + j, B + j * ldb + p, sizeof *to);       /* floats, or pairs */
 }
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
@@ -5272,50 +5352,28 @@ __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, co
         }
     }
 }
-/* stx__transpose for n = nr = 32: 16 rows by 4 numbers at a time */
-STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t k) {
-    size_t p, half, i, j;
-    for (half = 0; half < 2; half++, to += 16, B += 16 * ldb) {
-        for (p = 0; p + 4 <= k; p += 4) {
-            const float *r = B + p;
-            __m512 z[4], lo0, lo1, hi0, hi1;
-            for (i = 0; i < 4; i++)         /* rows i, i+4, i+8, i+12 side by side */
-                z[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + i * ldb)),
-                    _mm_loadu_ps(r + (i + 4) * ldb), 1)),
-                                          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(r + (i + 8) * ldb)),
-                                                               _mm_loadu_ps(r + (i + 12) * ldb), 1), 1);
-            lo0 = _mm512_maskz_unpacklo_ps(0xffff, z[0], z[1]); hi0 = _mm512_maskz_unpackhi_ps(0xffff, z[0], z[1]);
-            lo1 = _mm512_maskz_unpacklo_ps(0xffff, z[2], z[3]); hi1 = _mm512_maskz_unpackhi_ps(0xffff, z[2], z[3]);
-            _mm512_storeu_ps(to + p * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(lo0), _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 1) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(lo0),
-                    _mm512_castps_pd(lo1))));
-            _mm512_storeu_ps(to + (p + 2) * 32, _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, _mm512_castps_pd(hi0),
-                    _mm512_castps_pd(hi1))));
-            _mm512_storeu_ps(to + (p + 3) * 32, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, _mm512_castps_pd(hi0),
-                    _mm512_castps_pd(hi1))));
-        }
-        for (; p < k; p++) for (j = 0; j < 16; j++) to[p * 32 + j] = B[j * ldb + p];
-    }
-}
 #endif
 static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
-    if (n < mk->nr) memset(to, 0, mk->nr * k * sizeof *to);
-    if (mk->turn && n == mk->nr) { mk->turn(to, B, ldb, k); return; }
-    stx__transpose(to, mk->nr, B, ldb, n, k);
+    if (mk->turn) mk->turn(to, B, ldb, n, k);
+    else stx__transpose(to, mk->nr, B, ldb, n, k);
 }
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
    units apart. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B, size_t ldb, int tb, size_t k, size_t n) {
     size_t j, nr = mk->nr, p, kk = stx__up(k, mk->kr), u = stx__unit(mk);
     if (!tb) {
+        if (mk->strips) {
+            if (stx__up(k, u) < kk) for (j = 0; j < n; j += nr) memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
+            mk->strips(to, stride, B, ldb, k, n);
+            return;
+        }
         for (j = 0; j < n; j += nr) if (n - j < nr || k < kk) memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
         for (p = 0; p < k; p += u)
             for (j = 0; j < n; j += nr) {
                 stx_real *t = to + j / nr * stride + p / u * nr;
                 const stx_real *b = B + p * ldb + j;
                 size_t w = STX_MIN(nr, n - j);
-                if (u == 1 && w == 32) memcpy(t, b, 32 * sizeof *t);        /* a few moves, and no call */
-                else if (u == 1) memcpy(t, b, w * sizeof *t);
+                if (u == 1) memcpy(t, b, w * sizeof *t);
                 else mk->pair((uint32_t *)(void *)t, b, p + 1 < k ? b + ldb : NULL, w);
             }
         return;
@@ -5846,32 +5904,39 @@ static size_t stx__even(size_t n, size_t most, size_t unit) {
 }
 enum { STX__GROUP_B = (540 << 10) / 4 };       /* numbers of a group of strips: half of 1 MB of L2 in float */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
-/* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. */
-static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
-                          size_t at, size_t j0) {
+/* Equal blocks of K and of columns; a short k leaves room for more columns. (Floats were fastest with k up to 448.) */
+static size_t stx__block_k(const stx__micro *mk, size_t K) {
+    return stx__even(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)8, mk->kr));
+}
+static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
+    return stx__even(N, STX__NC * STX__KC / (stx__up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)), mk->nr);
+}
+/* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. ready: op(B), of
+   one block, is packed already, and stands there. */
+static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx_real *ready,
+                          const stx__after *after, size_t at, size_t j0) {
     const int ta = g->ta, tb = g->tb;
     const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb, ldc = g->ldc, u = stx__unit(mk);
     const stx_real alpha = g->alpha, beta = g->beta, *A = g->A, *B = g->B;
     stx_real *C = g->C;
-    stx_real edge[STX__MR_MAX * STX__NR_MAX], *pb = scratch + STX__MC * STX__KC;
-    size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group, most;
+    stx_real edge[STX__MR_MAX * STX__NR_MAX], *own = scratch + STX__MC * STX__KC;
+    const stx_real *pb = ready ? ready : own;
+    size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group;
     int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
-    /* Equal blocks of K, of rows and of columns; a short k leaves room for more columns. (Floats were fastest with k up to 448.) */
-    kc_max = stx__even(K, u == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)8, mk->kr));
-    most = stx__up(STX_MIN(K, kc_max), mk->kr) / u;
-    nc_max = stx__even(N, STX__NC * STX__KC / most, mk->nr);
+    kc_max = stx__block_k(mk, K);
+    nc_max = stx__block_n(mk, N, K);
     mc_max = stx__even(M, STX__MC, mk->mr);
     /* Along the rows of C, through a group of strips; but a narrow strip stays in L1, and there goes down the columns */
-    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / most / mk->nr * mk->nr, mk->nr) : mk->nr;
+    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__up(STX_MIN(K, kc_max), mk->kr) / u) / mk->nr * mk->nr, mk->nr) : mk->nr;
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += kc_max) {
             size_t kc = STX_MIN(kc_max, K - pc), steps = stx__up(kc, mk->kr) / u;
             int add = pc || beta != 0;
-            stx__pack_b(mk, pb, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
-            if (alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) pb[i] *= alpha;
+            if (!ready) stx__pack_b(mk, own, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
+            if (!ready && alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) own[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
                 size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, copy,
@@ -6126,8 +6191,21 @@ typedef struct stx__product_job {
     const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
     size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
+    size_t jc;                    /* first column, of all, of this block */
+    stx_real *ready;              /* op(B), packed by all threads together; NULL: each packs what it needs */
     const stx__after *after;
 } stx__product_job;
+/* Strips of op(B) for all threads */
+static void stx__product_pack(const stx_share *s, const void *job) {
+    const stx__product_job *j = (const stx__product_job *)job;
+    const stx_gemm_args *g = j->g;
+    const size_t from = s->from * j->mk->nr, n = STX_MIN(g->N, s->to * j->mk->nr) - from;
+    const size_t stride = j->mk->nr * (stx__up(g->K, j->mk->kr) / stx__unit(j->mk));
+    stx_real *to = j->ready + s->from * stride;
+    size_t i;
+    stx__pack_b(j->mk, to, stride, g->B + (g->tb ? from * g->ldb : from), g->ldb, g->tb, g->K, n);
+    if (g->alpha != 1 && stx__unit(j->mk) == 1) for (i = 0; i < (s->to - s->from) * stride; i++) to[i] *= g->alpha;
+}
 static void stx__product_part(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
     const stx_gemm_args *g = j->g;
@@ -6151,7 +6229,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            stx__gemm_any(s->x, mk, scratch, &part, j->after, at, col);
+            stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
         }
     }
@@ -6190,6 +6268,29 @@ static void stx__sums_add(const stx_share *s, const void *job) {
         for (r = 0; r < j->parts; r++) {
             const stx_real *from = s->x->scratch + (r * g->M + i) * g->N + s->from;
             for (e = 0; e < n; e++) part.C[i * g->ldc + e] += from[e];
+        }
+}
+/* Cut by rows, all threads need all of op(B): each packs some strips of it, a block after the other, where the others find them. */
+enum { STX__SHARE = 24 << 20 };       /* multiplications of a block from which on that is worth going apart once more */
+static void stx__product_shared(stx_ctx *x, const stx__product_job *job) {
+    const stx_gemm_args *g = job->g;
+    const size_t kc_max = stx__block_k(job->mk, g->K), nc_max = stx__block_n(job->mk, g->N, g->K);
+    stx__product_job j = *job;
+    stx_gemm_args block = *g;
+    size_t pc;
+    j.g = &block;
+    j.ready = x->scratch + STX__MC * STX__KC;        /* the first thread's */
+    for (j.jc = 0; j.jc < g->N; j.jc += nc_max)
+        for (pc = 0; pc < g->K; pc += kc_max) {
+            block.N = STX_MIN(nc_max, g->N - j.jc);
+            block.K = STX_MIN(kc_max, g->K - pc);
+            block.A = g->A + (g->ta ? pc * g->lda : pc);
+            block.B = g->B + (g->tb ? j.jc * g->ldb + pc : pc * g->ldb + j.jc);
+            block.C = g->C + j.jc;
+            block.beta = pc ? 1 : g->beta;
+            j.after = pc + block.K == g->K ? job->after : NULL;
+            stx_parallel(x, (block.N + j.mk->nr - 1) / j.mk->nr, block.N * block.K, stx__product_pack, &j);
+            stx_parallel(x, g->batch * j.parts, g->batch * g->M * block.N * block.K, stx__product_part, &j);
         }
 }
 static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *after) {
@@ -6234,7 +6335,8 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             stx_parallel(x, N, M * N * j.parts, stx__sums_add, &j);
             return;
         }
-        unit = packed ? (size_t)STX__INT8_GROUP : j.rows ? j.mk->mr : j.mk->nr;
+        /* rows: of fewer than MR the last tile of a part takes less time */
+        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
@@ -6242,6 +6344,13 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         }
         j.per = ((j.n + parts - 1) / parts + unit - 1) / unit * unit;
         j.parts = parts;
+        j.jc = 0;
+        j.ready = NULL;
+        if (!j.gemv && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
+            g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
+            stx__product_shared(x, &j);
+            return;
+        }
         stx_parallel(x, g->batch * parts, g->batch * parts > 1 ? work * g->batch : 0, stx__product_part, &j);
     }
 }
