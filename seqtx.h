@@ -4684,6 +4684,7 @@ typedef struct stx__micro {
     void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
     void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);      /* as stx__transpose does; NULL: by plain loops */
     void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
+    void (*dots)(const stx_gemm_args *g, stx_real *scratch);        /* x W^T of few rows, W as it is; NULL: packed */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);            /* bf16: numbers to bfloat16, and two rows to pairs */
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
@@ -4720,7 +4721,7 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
     for (i = 0; i < 4; i++) for (j = 0; j < N; j++) memcpy(&sum[i][j * LANES], &t[i][j], sizeof v);
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, NULL, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "portable"};
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 /* The same in double with AVX2 or AVX-512: for these compilers make vectors of plain loops, and as wide ones as there are */
 STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
@@ -4741,8 +4742,8 @@ STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
 }
 STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
 STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
-static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
-static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, NULL, "avx512"};
+static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx512"};
 #endif
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
@@ -4837,7 +4838,7 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
 /* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
 STX__INLINE_FOR("avx512f") void stx__avx512_begin(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
@@ -4951,8 +4952,9 @@ STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float
             }
         }
 }
-static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, stx__strips_avx512, NULL, NULL,
-    "avx512"};
+STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch);
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, stx__strips_avx512,
+    stx__dots_avx512, NULL, NULL, "avx512"};
 #endif
 
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
@@ -5001,7 +5003,7 @@ static void stx__micro_neon_run(STX__MICRO_ARGS) {
     default: stx__micro_neon_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, NULL, "neon"};
+static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "neon"};
 
 /* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
    where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd.
@@ -5114,18 +5116,18 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, NULL, stx__round_row_base,
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
     stx__pair_rows_base,
     "portable, bf16 by float"};
   #ifdef STX__HAS_BFDOT
-static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, NULL, stx__round_row_base,
+static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
     stx__pair_rows_base,
     "neon bf16"};
   #endif
   #ifdef STX__X86
-static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, NULL, stx__round_row_avx2,
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, NULL, NULL, stx__round_row_avx2,
     stx__pair_rows_avx2, "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, NULL, stx__round_row_avx512,
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, NULL, NULL, stx__round_row_avx512,
     stx__pair_rows_avx512, "avx512, bf16 by float"};
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
@@ -5228,7 +5230,8 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
             for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
         }
 }
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16,
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch);
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16, stx__dots_bf16,
     stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
@@ -5236,7 +5239,8 @@ static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, N
      hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
   #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"   /* of a stx__micro */
+    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, stx__dots_bf16, \
+        stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"   /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
     uint32_t a = 7, b, c = 0, d;
@@ -5323,6 +5327,11 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 }
 
 static size_t stx__up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+/* The size of as few equal parts of n as have at most `most` each; a multiple of unit, at least one of them */
+static size_t stx__even(size_t n, size_t most, size_t unit) {
+    size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1, up = stx__up(each, unit);
+    return up <= most ? up : STX_MAX(most / unit * unit, unit);
+}
 static size_t stx__unit(const stx__micro *mk) { return mk->kr > 1 ? 2 : 1; }     /* numbers in 4 bytes of a packed operand */
 
 enum { STX__AHEAD = 8 };        /* packing reads short pieces of rows that stand far apart: it asks for them so many rows ahead */
@@ -5702,6 +5711,136 @@ STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__pack
 }
 STX_EACH_ISA(stx__gemv_packed, (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_ways int8), g, w, at, int8)
 
+#if defined(STX__X86) && !defined(SEQTX_DOUBLE)
+/* x W^T of few rows, too many for stx__gemv, too few for W to be worth turning: the sums of n rows of x and w rows of W, 16 numbers of k
+   at a time, stand in registers. (bf16: 32, and W's are rounded on the way.) Written out as the micro-kernels, for the same reasons. */
+  #define STX__DOTS_ARGS const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, size_t cols, int add
+STX__INLINE_FOR("avx512f") void stx__dots_zero(size_t i, __m512 (*s)[4], size_t w) {
+    s[i][0] = s[i][1] = _mm512_setzero_ps();
+    if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
+}
+STX__INLINE_FOR("avx512f") void stx__dots_step(size_t i, __m512 (*s)[4], const float *const *g, size_t rs, const __m512 *b, size_t w,
+                                               __mmask16 some) {
+    __m512 t = _mm512_maskz_loadu_ps(some, g[i / 3] + i % 3 * rs);
+    s[i][0] = _mm512_fmadd_ps(t, b[0], s[i][0]);
+    s[i][1] = _mm512_fmadd_ps(t, b[1], s[i][1]);
+    if (w > 2) { s[i][2] = _mm512_fmadd_ps(t, b[2], s[i][2]); s[i][3] = _mm512_fmadd_ps(t, b[3], s[i][3]); }
+}
+STX__INLINE_FOR("avx512f") __m256 stx__dots_half(__m512 s) {
+    return _mm256_add_ps(_mm512_castps512_ps256(s), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(s), 1)));
+}
+STX__INLINE_FOR("avx512f") void stx__dots_end(size_t i, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols, int add) {
+    __m256 t = _mm256_hadd_ps(stx__dots_half(s[i][0]), stx__dots_half(s[i][1]));
+    float sum[4];
+    size_t j;
+    t = _mm256_hadd_ps(t, w > 2 ? _mm256_hadd_ps(stx__dots_half(s[i][2]), stx__dots_half(s[i][3])) : t);
+    _mm_storeu_ps(sum, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
+    for (j = 0; j < w && j < cols; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[j] : sum[j];
+}
+STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, size_t w, STX__DOTS_ARGS) {
+    const float *a = (const float *)av, *g[5], *r[4];
+    size_t j;
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
+        size_t p;
+        __m512 s[14][4], t[4];
+        for (j = 0; j < w; j++) r[j] = b + (j < cols ? j : 0) * ldb;
+        g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+        STX__EACH_ROW14(n, stx__dots_zero, s, w);
+        for (p = 0; p + 16 <= k; p += 16, g[0] += 16, g[1] += 16, g[2] += 16, g[3] += 16, g[4] += 16) {
+            if (p % (64 / w) == 0) stx__ask_ahead(&next);
+            t[0] = _mm512_loadu_ps(r[0] + p); t[1] = _mm512_loadu_ps(r[1] + p);
+            if (w > 2) { t[2] = _mm512_loadu_ps(r[2] + p); t[3] = _mm512_loadu_ps(r[3] + p); }
+            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, w, 0xffff);
+        }
+        if (p < k) {
+            const __mmask16 some = (__mmask16)((1u << (k - p)) - 1);
+            for (j = 0; j < w; j++) t[j] = _mm512_maskz_loadu_ps(some, r[j] + p);
+            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, w, some);
+        }
+        STX__EACH_ROW14(n, stx__dots_end, s, c, ldc, w, cols, add);
+    }
+}
+  /* stem_rows for n rows, and the choice between them */
+  #define STX__DOTS_FOR(n, w, stem, isa) __attribute__((target(isa))) static void stem##_##n(STX__DOTS_ARGS) { \
+        stem##_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); }
+  #define STX__DOTS_ALL(stem, isa) \
+    STX__DOTS_FOR(4, 4, stem, isa) STX__DOTS_FOR(5, 4, stem, isa) STX__DOTS_FOR(6, 4, stem, isa) STX__DOTS_FOR(7, 4, stem, isa) \
+    STX__DOTS_FOR(8, 2, stem, isa) STX__DOTS_FOR(9, 2, stem, isa) STX__DOTS_FOR(10, 2, stem, isa) STX__DOTS_FOR(11, 2, stem, isa) \
+    STX__DOTS_FOR(12, 2, stem, isa) STX__DOTS_FOR(13, 2, stem, isa) STX__DOTS_FOR(14, 2, stem, isa)
+  #define STX__DOTS_CASES(n, stem, args) switch (n) { \
+    case 4: stem##_4 args; break; case 5: stem##_5 args; break; case 6: stem##_6 args; break; case 7: stem##_7 args; break; \
+    case 8: stem##_8 args; break; case 9: stem##_9 args; break; case 10: stem##_10 args; break; case 11: stem##_11 args; break; \
+    case 12: stem##_12 args; break; case 13: stem##_13 args; break; default: stem##_14 args; }
+/* x's rows are copied to where they are no power of two apart, or the first cache would hold few of them; k is cut so that it holds all */
+enum { STX__DOTS_X = 8192 };
+static size_t stx__dots_step_of(size_t K) { return stx__up(K, 32) + 32; }
+STX__DOTS_ALL(stx__dots_avx512, "avx512f")
+STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch) {
+    const size_t m = stx__even(g->M, 14, 1), kc = stx__even(g->K, STX__DOTS_X / m, 16), rs = stx__dots_step_of(kc);
+    size_t i, p, e;
+    for (p = 0; p < g->K; p += kc)
+        for (i = 0; i < g->M; i += m) {
+            const size_t k = STX_MIN(kc, g->K - p), n = STX_MIN(m, g->M - i);
+            for (e = 0; e < n; e++) memcpy(scratch + e * rs, g->A + (i + e) * g->lda + p, k * sizeof *scratch);
+            STX__DOTS_CASES(n, stx__dots_avx512, (scratch, rs, g->B + p, g->ldb, k, g->C + i * g->ldc, g->ldc, g->N, p || g->beta != 0))
+        }
+}
+  #ifdef STX__BF16
+    #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
+STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *g, size_t rs, const __m512i *b,
+                                                        size_t w) {
+    __m512bh t = (__m512bh)_mm512_loadu_si512(g[i / 3] + i % 3 * rs);
+    s[i][0] = _mm512_dpbf16_ps(s[i][0], t, (__m512bh)b[0]);
+    s[i][1] = _mm512_dpbf16_ps(s[i][1], t, (__m512bh)b[1]);
+    if (w > 2) { s[i][2] = _mm512_dpbf16_ps(s[i][2], t, (__m512bh)b[2]); s[i][3] = _mm512_dpbf16_ps(s[i][3], t, (__m512bh)b[3]); }
+}
+STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_rows(size_t n, size_t w, STX__DOTS_ARGS) {
+    const uint16_t *a = (const uint16_t *)av, *g[5];
+    const float *r[4];
+    size_t j;
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
+    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
+        size_t p;
+        __m512 s[14][4];
+        __m512i t[4];
+        for (j = 0; j < w; j++) r[j] = b + (j < cols ? j : 0) * ldb;
+        g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+        STX__EACH_ROW14(n, stx__dots_zero, s, w);
+        for (p = 0; p < k; p += 32, g[0] += 32, g[1] += 32, g[2] += 32, g[3] += 32, g[4] += 32) {
+            stx__ask_ahead(&next);
+            if (w > 2) stx__ask_ahead(&next);
+            if (p + 32 <= k)
+                for (j = 0; j < w; j++) t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r[j] + p + 16), _mm512_loadu_ps(r[j] + p));
+            else {
+                const uint32_t left = ((uint32_t)1 << (k - p)) - 1;
+                const __mmask16 m0 = (__mmask16)left, m1 = (__mmask16)(left >> 16);
+                for (j = 0; j < w; j++)
+                    t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, r[j] + p + 16), _mm512_maskz_loadu_ps(m0, r[j] + p));
+            }
+            STX__EACH_ROW14(n, stx__dots_bf16_step, s, g, rs, t, w);
+        }
+        STX__EACH_ROW14(n, stx__dots_end, s, c, ldc, w, cols, add);
+    }
+}
+STX__DOTS_ALL(stx__dots_bf16, STX__BF16_ISA)
+__attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch) {
+    const size_t m = stx__even(g->M, 14, 1), kc = stx__even(g->K, 2 * STX__DOTS_X / m, 32), rs = stx__dots_step_of(kc);
+    uint16_t *x = (uint16_t *)(void *)scratch;
+    size_t i, p, e;
+    for (p = 0; p < g->K; p += kc)
+        for (i = 0; i < g->M; i += m) {
+            const size_t k = STX_MIN(kc, g->K - p), n = STX_MIN(m, g->M - i);
+            for (e = 0; e < n; e++) {
+                stx__round_row_bf16(x + e * rs, g->A + (i + e) * g->lda + p, k);
+                memset(x + e * rs + k, 0, (stx__up(k, 32) - k) * sizeof *x);
+            }
+            STX__DOTS_CASES(n, stx__dots_bf16, (x, rs, g->B + p, g->ldb, k, g->C + i * g->ldc, g->ldc, g->N, p || g->beta != 0))
+        }
+}
+  #endif
+#endif
+
 /* The packed matrix that p points into; NULL if none */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
     size_t lo = 0, hi = x->packed_count;
@@ -5897,11 +6036,6 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
 typedef struct stx__after { const stx_real *b; stx_real *pre; int act; } stx__after;
 static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_real *C, size_t at, size_t ldc, size_t rows, size_t cols);
 
-/* The size of as few equal parts of n as have at most `most` each; a multiple of unit, at least one of them */
-static size_t stx__even(size_t n, size_t most, size_t unit) {
-    size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1, up = stx__up(each, unit);
-    return up <= most ? up : STX_MAX(most / unit * unit, unit);
-}
 enum { STX__GROUP_B = (540 << 10) / 4 };       /* numbers of a group of strips: half of 1 MB of L2 in float */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
 /* Equal blocks of K and of columns; a short k leaves room for more columns. (Floats were fastest with k up to 448.) */
@@ -6183,11 +6317,15 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
+/* Up to how many rows x W^T is faster without turning W, measured: the sums of short rows take longest to add up */
+static size_t stx__dots_most(const stx__micro *mk, size_t K) {
+    return K < 256 ? 10 : mk->kr == 1 ? 16 : mk->kr == 2 ? 28 : 14;
+}
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
     const stx__micro *mk;
     const stx_gemm_args *g;
-    int rows, gemv;
+    int rows, gemv, dots;
     const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
     size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
@@ -6226,6 +6364,9 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->packed) STX_CALL(s->x, stx__gemv_packed, (&part, j->packed, j->at + (g->tb ? col * g->ldb : col),
                                                                 stx__int8_for(stx_isa(s->x))));
             else STX_CALL(s->x, stx__gemv, (&part));
+            if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
+        } else if (j->dots) {
+            mk->dots(&part, scratch);
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
@@ -6278,6 +6419,7 @@ static void stx__product_shared(stx_ctx *x, const stx__product_job *job) {
     stx__product_job j = *job;
     stx_gemm_args block = *g;
     size_t pc;
+    if (!j.rows) { j.rows = 1; j.n = j.per = g->M; }        /* of a batch: a matrix is one part */
     j.g = &block;
     j.ready = x->scratch + STX__MC * STX__KC;        /* the first thread's */
     for (j.jc = 0; j.jc < g->N; j.jc += nc_max)
@@ -6325,6 +6467,9 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.rows = M >= N;
         j.n = j.rows ? M : N;
         j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;  /* by the whole matrix: a part of few rows must sum like the others */
+        j.dots = !j.gemv && j.mk->dots && M <= stx__dots_most(j.mk, K) && g->tb && !g->ta && g->alpha == 1 &&
+                 (g->beta == 0 || g->beta == 1);
+        if (j.dots) { j.rows = 0; j.n = N; }
         j.packed = packed;
         j.at = at;
         if (packed) { j.rows = 0; j.n = N; }
@@ -6346,7 +6491,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.parts = parts;
         j.jc = 0;
         j.ready = NULL;
-        if (!j.gemv && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
+        if (!j.gemv && !j.dots && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
             g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;
@@ -7265,6 +7410,7 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
 /* What all tiles of a call share */
 typedef struct stx__attn {
     const stx_attention_args *a;
+    const stx_ctx *x;
     const stx__micro *mk;
     size_t u;                        /* numbers to a unit of 4 bytes in packed operands: 1, or 2 for bf16 */
     size_t Dk, Dp;                   /* D rounded up to the k and the columns that a product takes at a time */
@@ -7319,6 +7465,7 @@ static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) {
 static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
     size_t h, i, oldest;
     A->a = a;
+    A->x = x;
     A->mk = stx__mk(x);
     A->u = stx__unit(A->mk);
     A->Dk = stx__up(a->D, A->mk->kr);
@@ -7485,17 +7632,24 @@ static void stx__attn_clear(stx__attn_tile *t) {
     if (t->R.zr) memset(t->R.zr - STX__PAD, 0, (n / 2 + STX__PAD) * sizeof *t->R.zr);
 }
 /* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
+/* to (n,D) = scale (q + bias), without bias if that is NULL */
+STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq,
+                                const stx_real *STX_RESTRICT bias, stx_real scale, size_t n, size_t D) {
+    size_t r, d;
+    (void)fma;
+    for (r = 0; r < n; r++, to += D, q += ldq)
+        if (bias) for (d = 0; d < D; d++) to[d] = scale * (q[d] + bias[d]);
+        else for (d = 0; d < D; d++) to[d] = scale * q[d];
+}
+STX_EACH_ISA(stx__attn_scaled, (stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq, const stx_real *STX_RESTRICT bias,
+                                stx_real scale, size_t n, size_t D), to, q, ldq, bias, scale, n, D)
 static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
     const stx_attention_args *a = t->A->a;
-    size_t r, d, q0, D = a->D;
+    size_t q0, D = a->D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
         size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
-        for (r = 0; r < nb; r++) {
-            const stx_real *q = a->q + t->b * a->stq + (i0 + q0 + r) * a->ldq + t->h * D;
-            stx_real *s = t->R.stage + r * D;
-            if (bias) for (d = 0; d < D; d++) s[d] = scale * (q[d] + bias[t->h * D + d]);
-            else for (d = 0; d < D; d++) s[d] = scale * q[d];
-        }
+        STX_CALL(t->A->x, stx__attn_scaled, (t->R.stage, a->q + t->b * a->stq + (i0 + q0) * a->ldq + t->h * D, a->ldq,
+                                             bias ? bias + t->h * D : NULL, scale, nb, D));
         stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
         if (turned) stx__attn_transpose(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
     }
@@ -8212,13 +8366,39 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
     }
 }
 /* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
+/* to (n,w) += from */
+STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt, const stx_real *STX_RESTRICT from, size_t ldf, size_t n,
+                             size_t w) {
+    size_t r, i;
+    (void)fma;
+    for (r = 0; r < n; r++, to += ldt, from += ldf) for (i = 0; i < w; i++) to[i] += from[i];
+}
+STX_EACH_ISA(stx__attn_add, (stx_real *STX_RESTRICT to, size_t ldt, const stx_real *STX_RESTRICT from, size_t ldf, size_t n, size_t w),
+             to, ldt, from, ldf, n, w)
+/* dq (n,D) += scale (o + o2), unless it is NULL; du and dvb (D) += the sums over rows of scale o and scale o2 */
+STX_INNER void stx__attn_dq(int fma, stx_real *STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
+                            const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n,
+                            size_t D) {
+    size_t r, d;
+    (void)fma;
+    for (r = 0; r < n; r++, o += ldo, o2 += ldo)
+        for (d = 0; d < D; d++) {
+            const stx_real k = scale * o[d], e = scale * o2[d];
+            du[d] += k;
+            dvb[d] += e;
+            if (dq) dq[r * ldq + d] += k + e;
+        }
+}
+STX_EACH_ISA(stx__attn_dq, (stx_real *STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
+                            const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n,
+                            size_t D), dq, ldq, du, dvb, o, o2, ldo, scale, n, D)
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n,
                                      stx_real *work) {
-    size_t j, d, i, nr = A->mk->nr, D = A->a->D;
+    size_t d, nr = A->mk->nr, D = A->a->D;
     for (d = 0; d < D; d += nr) {
         size_t w = STX_MIN(nr, D - d);
         stx__transpose_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
-        for (j = 0; j < n; j++) for (i = 0; i < w; i++) to[j * ldt + d + i] += work[j * nr + i];
+        STX_CALL(A->x, stx__attn_add, (to + d, ldt, work, nr, n, w));
     }
 }
 
@@ -8293,13 +8473,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0),
                                                          (size_t)(to - from), t.R.s);
     }
-    for (r = 0; r < T; r++)
-        for (c = 0; c < D; c++) {
-            stx_real k = a->scale * t.R.o[r * A->Dp + c], e = a->scale * t.R.o2[r * A->Dp + c];
-            w->du[unit * D + c] += k;
-            w->dvb[unit * D + c] += e;
-            if (dq) dq[r * lddq + c] += k + e;
-        }
+    STX_CALL(x, stx__attn_dq, (dq, lddq, w->du + unit * D, w->dvb + unit * D, t.R.o, t.R.o2, A->Dp, a->scale, T, D));
     *wide = t.wide;
     if (!a->N || U->part >= 0) return;
     t.persistent = 1;

@@ -87,6 +87,9 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     static const size_t big[][3] = {{170, 257, 385}, {337, 33, 400}, {17, 17, 401}, {29, 29, 390}, {43, 31, 771}, {1, 300, 500},
                                     {3, 513, 390}, {400, 2, 385}, {169, 259, 97}, {65, 600, 31}, {4, 1030, 64}, {85, 85, 65},
                                     {113, 870, 449}, {20, 1000, 448}, {3, 70, 255}, {1, 64, 256}};
+    static const size_t few[][3] = {{4, 37, 300}, {5, 1, 257}, {6, 70, 2048}, {7, 34, 1200}, {8, 35, 1030}, {9, 33, 915}, {10, 3, 100},
+        {11, 66, 256}, {12, 31, 700}, {13, 5, 640}, {14, 131, 1171}, {14, 2, 5000}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
+        {28, 41, 1300}};
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;
     for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)
@@ -104,6 +107,12 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
         gemm_case(one, many, 1, t & 1, t >> 1, 1024, 371, 50, -1, 0, 0);
         gemm_case(one, many, 2, t & 1, t >> 1, 31, 70, 2048, 0.5, 1, 0);
     }
+    for (t = 0; t < 4; t++, turn++) {         /* large enough that threads pack B together, and over its blocks; one B for a batch */
+        gemm_case(one, many, 1, t & 1, t >> 1, 521, 301, 500, t & 1 ? 1 : 0.5, t & 1, turn % 3);
+        gemm_case(one, many, 2, t & 1, t >> 1, 30, 1003, 448, 1, t & 1 ? -2 : 0, 1);
+    }
+    for (i = 0; i < sizeof few / sizeof *few; i++, turn++)       /* x W^T of few rows */
+        gemm_case(one, many, 1 + turn % 2, 0, 1, few[i][0], few[i][1], few[i][2], 1, (double)(turn % 2), turn % 3);
     for (t = 0; t < 2; t++) {
         gemm_same_set(one, 199, 365, 1000, t);
         gemm_same_set(many, 57, 33, 770, t);

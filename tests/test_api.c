@@ -930,7 +930,7 @@ static void thread_counts(void) {
    products have all activations with a bias, each once otherwise. */
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90},
-        {513, 64, 33}};
+        {513, 64, 33}, {13, 77, 300}, {905, 448, 885}, {901, 1024, 801}};
     size_t k, i, n;
     int act, precision, threads;
     for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)

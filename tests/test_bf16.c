@@ -262,6 +262,9 @@ static void products(void) {
         {169, 259, 97}, {65, 600, 31},
                                     {33, 1030, 65}, {85, 85, 129}, {2, 300, 500}, {3, 513, 390}, {1, 64, 1000}, {600, 700, 3},
                                     {15, 33, 1025}, {2, 129, 2050}, {20, 1000, 1024}};
+    static const size_t few[][3] = {{4, 37, 300}, {5, 1, 257}, {6, 70, 3048}, {7, 34, 2500}, {8, 35, 2061}, {9, 33, 1915}, {10, 3, 100},
+        {11, 66, 256}, {12, 31, 1500}, {13, 5, 640}, {14, 131, 1171}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
+        {23, 50, 333}, {28, 41, 1300}};
     size_t i, j, k, turn = 0, t;
     product p;
     memset(&p, 0, sizeof p);
@@ -282,6 +285,18 @@ static void products(void) {
             p.alpha = ab[turn % 9][0]; p.beta = ab[turn % 9][1];
             product_case(&p);
         }
+    for (t = 0; t < 4 && !SLOW; t++, turn++) {      /* large enough that threads pack B together, and over its blocks; one B for a batch */
+        p.special = 0; p.ta = t & 1; p.tb = (int)t >> 1;
+        p.batch = 1; p.M = 263; p.N = 181; p.K = 1101; p.gap = turn % 3; p.alpha = t & 1 ? 1 : -0.5; p.beta = t & 1;
+        product_case(&p);
+        p.batch = 2; p.M = 17; p.N = 1003; p.K = 1024; p.gap = 1; p.alpha = 1; p.beta = t & 1 ? -2 : 0;
+        product_case(&p);
+    }
+    for (i = 0; i < sizeof few / sizeof *few; i++, turn++) {        /* x W^T of few rows */
+        p.batch = 1 + turn % 2; p.ta = 0; p.tb = 1; p.M = few[i][0]; p.N = few[i][1]; p.K = few[i][2]; p.gap = turn % 3;
+        p.special = 0; p.alpha = 1; p.beta = (double)(turn % 2);
+        product_case(&p);
+    }
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
         p.batch = 1; p.ta = t & 1; p.tb = (int)t >> 1 & 1; p.M = 1 + pick(40); p.N = 1 + pick(40); p.K = 1 + pick(50); p.gap = pick(3);
         p.special = 1;
