@@ -2140,9 +2140,11 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         size_t size = STX_MAX(want, x->desc.chunk_bytes);
         void *raw, *base = NULL;
         size = STX_MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
-        if (x->desc.max_bytes && stx__reserved(x) < x->desc.max_bytes)
-            size = STX_MAX(want, STX_MIN(size, x->desc.max_bytes - stx__reserved(x)));
         size = (size + unit - 1) & ~(unit - 1);
+        if (x->desc.max_bytes) {        /* what is more than is wanted: at most half of what the limit leaves, for others want some, too */
+            size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
+            size = STX_MAX(want, STX_MIN(size, (left / 2) & ~(unit - 1)));
+        }
         if (a->kind != STX__HOST) {
             stx__touch(x, "memory of the GPU is allocated");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
