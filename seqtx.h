@@ -63,7 +63,7 @@
    optimiser state) and step (activations, gradients, tape). stx_begin rewinds the step arena, so a tensor made
    by an op lives until the next stx_begin; from the second step on nothing is allocated and every tensor stands
    at the address it had the step before. Memories that cross steps are explicit states of the family headers. No call needs
-   more than 100 KB of stack.
+   more than 100 KB of stack. What a program takes is known without computing: a context with desc.dry.
 
    Errors are sticky: the first one stays in the context, later calls do nothing, ops return NULL and accept
    NULL. The text names the op, what it got, what it wanted and the knob to turn. The library never exits,
@@ -205,6 +205,9 @@ typedef struct stx_desc {
     uint64_t seed;         /* of every random number of this context */
     size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */
     size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
+    int      dry;          /* CPU: calls check what they get and take memory as ever, but no kernel runs and no number is drawn or cleared
+                              (what is read means nothing, but for constants of stx_param and what stx_set wrote). So what a step takes,
+                              stx_peak_bytes, and whether it fits max_bytes, is known in milliseconds, and memory is hardly touched */
     void  *(*alloc)(void *user, size_t bytes);   /* NULL: malloc */
     void   (*release)(void *user, void *p);      /* NULL: free */
     void    *user;
@@ -398,7 +401,8 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of 
                                                        one */
 
 /* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user, in), where everything that
-   fn made on the way is dropped from memory and made again in backward. fn must depend on nothing but user,
+   fn made on the way is dropped from memory and made again in backward. The families do so by layers: recompute and recompute_layers of
+   their descs, stx_lm.recompute. fn must depend on nothing but user,
    in and the parameters, must not change state, and is called twice with the same random numbers. count: at most 8. A tensor from
    elsewhere that wants a gradient is an error in backward, unless it has one by then: hand it over in `in`, or stx_detach it.
    More than one result: fn returns the first and puts the others into out[0 .. more-1], at most STX_MAX_MORE (NULL on entry; one that is
@@ -423,11 +427,12 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
   #define STX_KERNEL(stem, args) STX_DEF void stem args;
 #endif
 
-/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device. */
+/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device; none with desc.dry. */
 #ifdef SEQTX_CUDA
-  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; else stem args; } while (0)
+  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; \
+                                      else if (!stx_ctx_desc(x)->dry) stem args; } while (0)
 #else
-  #define STX_RUN(x, stem, args) do { stem args; } while (0)
+  #define STX_RUN(x, stem, args) do { if (!stx_ctx_desc(x)->dry) stem args; } while (0)
 #endif
 #define STX_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX_MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -1429,6 +1434,9 @@ typedef struct stx_lm {
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
     stx_tensor *(*total)(void *model, stx_tensor *nll);     /* what is minimised: nll and penalties */
     void        (*updated)(void *model);                    /* to be called after each update */
+    /* From the next forward on the last n layers are recomputed (stx_recompute), the others not; bits are the same. Returns n, at most the
+       number of layers */
+    size_t      (*recompute)(void *model, size_t n);
     /* of stx_step_run */
     uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);
     /* What B streams remember. window: how far back attention sees, for evaluation; 0: as in training, or as the model has it */
@@ -2026,18 +2034,21 @@ static int stx__find_isa(void) {
 }
 STX_DEF int stx_isa(const stx_ctx *x) { return x ? x->isa : stx__find_isa(); }
 
-/* Large pieces in large pages, where the system has them to give: rows of a head lie a page apart or so */
-static void *stx__sys_alloc(void *user, size_t n) {
+static void *stx__pages_alloc(size_t n, int advice) {
     char *p = (char *)malloc(n);
-    (void)user;
+    (void)advice;
 #ifdef STX__HUGE
     if (p && n >= 2 * (size_t)STX__HUGE) {
         size_t skip = (STX__HUGE - (uintptr_t)p % STX__HUGE) % STX__HUGE;
-        (void)madvise(p + skip, (n - skip) / STX__HUGE * STX__HUGE, 14 /* MADV_HUGEPAGE */);
+        (void)madvise(p + skip, (n - skip) / STX__HUGE * STX__HUGE, advice);
     }
 #endif
     return p;
 }
+/* Large pieces in large pages, where the system has them to give: rows of a head lie a page apart or so */
+static void *stx__sys_alloc(void *user, size_t n) { (void)user; return stx__pages_alloc(n, 14 /* MADV_HUGEPAGE */); }
+/* In a dry run only the heads of tensors are written, far apart: in small pages, for the system gives none that is not touched */
+static void *stx__dry_alloc(void *user, size_t n) { (void)user; return stx__pages_alloc(n, 15 /* MADV_NOHUGEPAGE */); }
 static void stx__sys_release(void *user, void *p) { (void)user; free(p); }
 
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) {
@@ -2140,9 +2151,11 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
         size_t size = STX_MAX(want, x->desc.chunk_bytes);
         void *raw, *base = NULL;
         size = STX_MAX(size, a->reserved / 2);   /* few chunks, whatever the final size */
-        if (x->desc.max_bytes && stx__reserved(x) < x->desc.max_bytes)
-            size = STX_MAX(want, STX_MIN(size, x->desc.max_bytes - stx__reserved(x)));
         size = (size + unit - 1) & ~(unit - 1);
+        if (x->desc.max_bytes) {        /* what is more than is wanted: at most half of what the limit leaves, for others want some, too */
+            size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
+            size = STX_MAX(want, STX_MIN(size, (left / 2) & ~(unit - 1)));
+        }
         if (a->kind != STX__HOST) {
             stx__touch(x, "memory of the GPU is allocated");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
@@ -2198,7 +2211,8 @@ STX_DEF void *stx_persist(stx_ctx *x, size_t n) {
 }
 STX_DEF void *stx_step_alloc(stx_ctx *x, size_t n) { return x ? stx__arena_alloc(x, &x->step, n) : NULL; }
 
-STX_DEF void *stx_block(stx_ctx *x, size_t n) {
+/* Not zeroed */
+static void *stx__block_raw(stx_ctx *x, size_t n) {
     stx__block_head *h;
     void *raw;
     if (!x || x->code) return NULL;
@@ -2214,8 +2228,12 @@ STX_DEF void *stx_block(stx_ctx *x, size_t n) {
     x->blocks.prev = h;
     x->block_bytes += n;
     stx__note_peak(x);
-    memset((char *)h + 64, 0, n);
     return (char *)h + 64;
+}
+STX_DEF void *stx_block(stx_ctx *x, size_t n) {
+    void *p = stx__block_raw(x, n);
+    if (p) memset(p, 0, n);
+    return p;
 }
 STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     stx__block_head *h;
@@ -2241,7 +2259,11 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     size_t bytes;
     if (!x || x->code) return NULL;
     bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * (stx__halved(x) && !full ? 2 : sizeof(stx_real));
-    if (!stx__on_gpu(x)) return (stx_real *)stx_block(x, bytes);
+    if (!stx__on_gpu(x)) {
+        stx_real *p = (stx_real *)stx__block_raw(x, bytes);
+        if (p && !x->desc.dry) memset(p, 0, bytes);
+        return p;
+    }
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
     b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_NUMBERS);
@@ -2576,7 +2598,7 @@ static size_t stx__grad_padded(const stx_tensor *t) { return (t->size + 63) & ~(
 static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
     stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
-    if (g) stx__zero(x, g, bytes);
+    if (g && !x->desc.dry) stx__zero(x, g, bytes);
     return g;
 }
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
@@ -2677,7 +2699,7 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     memcpy(copy, name, len);
     host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
     if (!host) return NULL;
-    for (i = 0; i < t->size; i++)
+    for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)      /* constants may decide sizes, as spans do */
         host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
                              ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
     if (host != t->data) {
@@ -2702,6 +2724,7 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
                  t->is_param ? "" : ", which is none", fn ? "" : ", and a function");
         return;
     }
+    if (x->desc.dry) return;
     C = t->size / t->dim[0];
     host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host)) : t->data;
     if (!host) return;
@@ -3045,7 +3068,7 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) { stx_cuda_move(x, to, from, bytes); return; }
 #endif
-    memmove(to, from, bytes);
+    if (!x->desc.dry) memmove(to, from, bytes);
 }
 /* Room for the numbers of t in the step arena */
 static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) {
@@ -9043,7 +9066,7 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     o->step = u->step;
     o->skipped = u->skipped;
     o->grad_norm = u->norm;
-    return u->ok;
+    return u->ok || x->desc.dry;
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     stx_ctx *x = o ? o->params->ctx : NULL;
@@ -10238,7 +10261,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     stx_ctx *x;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.alloc) d.alloc = stx__sys_alloc;
+    if (!d.alloc) d.alloc = d.dry ? stx__dry_alloc : stx__sys_alloc;
     if (!d.release) d.release = stx__sys_release;
     x = (stx_ctx *)d.alloc(d.user, sizeof *x);
     if (!x) return NULL;
@@ -10273,6 +10296,10 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
         stx_fail(x, STX_ERR_DEVICE, "stx_create: device %d is not in this build: use STX_CPU, or define SEQTX_CUDA and link "
                  "seqtx_cuda.cu", d.device);
 #endif
+    }
+    if (d.dry && d.device != STX_CPU) {
+        x->desc.device = d.device = STX_CPU;
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: dry counts what a CPU takes: use STX_CPU");
     }
     if (d.precision != STX_PREC_F32 && (d.precision != STX_PREC_BF16 || sizeof(stx_real) != 4)) {
         x->desc.precision = STX_PREC_F32;

@@ -282,6 +282,7 @@ typedef struct stx_span_desc {
     int    literal_eps;     /* the authors' eps of 1e-8: the softmax runs over the layer's whole window. Not with no_renorm */
     int    literal_memory;  /* rows that never existed are zero keys, as in the authors' code */
     int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory */
+    size_t recompute_layers;        /* the same of the last so many layers only */
 } stx_span_desc;
 
 typedef struct stx_span_layer {
@@ -460,6 +461,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     d->divval = words->divval;
     d->cutoffs = words->cutoffs;
     memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
+    if (d->recompute) d->recompute_layers = d->layers;
     return 1;
 }
 
@@ -732,7 +734,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
         if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
         job->m = m; job->l = l; job->S = S;
-        h = m->desc.recompute ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
+        h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
@@ -804,6 +806,11 @@ static stx_tensor *stx__span_lm_loss(void *m, const stx_ids *ids, const stx_ids 
 }
 static stx_tensor *stx__span_lm_total(void *m, stx_tensor *nll) { return stx_span_total((stx_span *)m, nll); }
 static void stx__span_lm_updated(void *m) { stx_span_clamp((stx_span *)m); }
+static size_t stx__span_lm_recompute(void *m, size_t n) {
+    stx_span_desc *d = &((stx_span *)m)->desc;
+    d->recompute = n >= d->layers;
+    return d->recompute_layers = STX_MIN(n, d->layers);
+}
 static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
     return stx_span_key((const stx_span *)m, ids, targets, (const stx_span_state *)s, salt);
 }
@@ -844,6 +851,7 @@ STX_DEF stx_lm stx_span_lm(stx_span *m) {
     lm.loss = stx__span_lm_loss;
     lm.total = stx__span_lm_total;
     lm.updated = stx__span_lm_updated;
+    lm.recompute = stx__span_lm_recompute;
     lm.key = stx__span_lm_key;
     lm.state_create = stx__span_lm_state_create;
     lm.state_free = stx__span_lm_state_free;

@@ -298,6 +298,7 @@ typedef struct stx_comp_desc {
     double aux_dropout;     /* attention weights over compressed rows in the aux loss */
     int    literal_rows, literal_pad, literal_target, literal_mask, literal_freeze;      /* see Fidelity */
     int    recompute;       /* drop each layer's activations, make them again in backward */
+    size_t recompute_layers;        /* the same of the last so many layers only */
 } stx_comp_desc;
 
 /* Weights of a gate, by kind (see the manual); those that it does not have are NULL.
@@ -1159,6 +1160,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
         || !stx__comp_dropout(x, "ff_dropout", d->ff_dropout) || !stx__comp_dropout(x, "aux_dropout", d->aux_dropout)
         || !stx__comp_only(x, "tied", d->tied, d->vocab > 0, "0 without vocab")
         || (!d->vocab && !stx__comp_only(x, "emb", (double)d->emb, d->emb == d->dim, "0 without vocab"))) return 0;
+    if (d->recompute) d->recompute_layers = d->layers;
     if (!d->vocab) return 1;
     stx__comp_words(d, words);
     return stx_words_resolve(x, "stx_comp_create", words, words);
@@ -2157,7 +2159,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (!stx_ok(x)) return NULL;
         if (d->literal_freeze && j->aux) m->layer[l].frozen = 1;
         j->frozen = m->layer[l].frozen;
-        y = d->recompute ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
+        y = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
         if (!y) return NULL;
         if (j->aux) {
             m->aux[l] = stx_ranks(x) > 1 ? stx_scale_by(x, made[0], stx_group_part(x, j->count)) : made[0];
@@ -2534,6 +2536,11 @@ static stx_tensor *stx__comp_lm_loss(void *m, const stx_ids *ids, const stx_ids 
 }
 static stx_tensor *stx__comp_lm_total(void *m, stx_tensor *nll) { return stx_comp_total((stx_comp *)m, nll); }
 static void stx__comp_lm_updated(void *m) { (void)m; }
+static size_t stx__comp_lm_recompute(void *m, size_t n) {
+    stx_comp_desc *d = &((stx_comp *)m)->desc;
+    d->recompute = n >= d->layers;
+    return d->recompute_layers = STX_MIN(n, d->layers);
+}
 static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
     return stx_comp_key((const stx_comp *)m, ids, targets, (const stx_comp_state *)s, salt);
 }
@@ -2573,6 +2580,7 @@ STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
     lm.loss = stx__comp_lm_loss;
     lm.total = stx__comp_lm_total;
     lm.updated = stx__comp_lm_updated;
+    lm.recompute = stx__comp_lm_recompute;
     lm.key = stx__comp_lm_key;
     lm.state_create = stx__comp_lm_state_create;
     lm.state_free = stx__comp_lm_state_free;

@@ -326,6 +326,7 @@ typedef struct stx_par_desc {
     double init_std;        /* of STX_PAR_INIT_XL; 0: 0.02 */
     double proj_std;        /* ... of projections of words; 0: 0.01 */
     int    recompute;       /* drop each block's activations, make them again in backward */
+    size_t recompute_layers;        /* the same of the last so many blocks only */
 } stx_par_desc;
 
 /* Sets the switches in which the reference differs: see the column of the manual. Sizes stay. (With one plain softmax it counts padding,
@@ -1418,6 +1419,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more")) return 0;
     if (d->positions == STX_PAR_SINES && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
         return stx__par_bad(x, "dim", (double)d->dim, "an even one for STX_PAR_SINES_BLOCK");
+    if (d->recompute) d->recompute_layers = d->blocks;
     return stx__par_check_search(x, d) && stx__par_check_words(x, d);
 }
 /* The letters of a resolved desc's blocks; g: mixtures. In step or stack memory of at least blocks + 1 */
@@ -2022,7 +2024,8 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         }
         if (j->kind == 'g') ins[j->w = count++] = stx__par_gate_of(m, l, B, T, u, calls, j);
         if (!stx_ok(x)) return NULL;
-        if (j->kind != 'i') y = d->recompute ? stx_recompute(x, stx__par_run, j, ins, count, NULL, 0) : stx__par_run(x, j, ins, NULL);
+        if (j->kind != 'i')
+            y = d->blocks - l <= d->recompute_layers ? stx_recompute(x, stx__par_run, j, ins, count, NULL, 0) : stx__par_run(x, j, ins, NULL);
         if (out && out->mem->layer[l].width && !stx_rows_push(out->mem, in ? in->mem : NULL, l, out->M, h, pad)) return NULL;
         h = y;
     }
@@ -2317,6 +2320,11 @@ static stx_tensor *stx__par_lm_loss(void *m, const stx_ids *ids, const stx_ids *
 }
 static stx_tensor *stx__par_lm_total(void *m, stx_tensor *nll) { return stx_par_total((stx_par *)m, nll); }
 static void stx__par_lm_updated(void *m) { (void)m; }
+static size_t stx__par_lm_recompute(void *m, size_t n) {
+    stx_par_desc *d = &((stx_par *)m)->desc;
+    d->recompute = n >= d->blocks;
+    return d->recompute_layers = STX_MIN(n, d->blocks);
+}
 static uint64_t stx__par_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
     return stx_par_key((const stx_par *)m, ids, targets, (const stx_par_state *)s, salt);
 }
@@ -2352,6 +2360,7 @@ STX_DEF stx_lm stx_par_lm(stx_par *m) {
     lm.loss = stx__par_lm_loss;
     lm.total = stx__par_lm_total;
     lm.updated = stx__par_lm_updated;
+    lm.recompute = stx__par_lm_recompute;
     lm.key = stx__par_lm_key;
     lm.state_create = stx__par_lm_state_create;
     lm.state_free = stx__par_lm_state_free;

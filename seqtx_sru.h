@@ -258,6 +258,7 @@ typedef struct stx_sru_desc {
     stx_sru_transform custom;   /* in place of transform; user goes to it */
     void  *user;
     int    recompute;     /* drop each layer's activations, make them again in backward: about 1/3 more time, less memory (docs/speed.md) */
+    size_t recompute_layers;    /* the same of the last so many layers only */
     /* SRU++ */
     size_t heads;           /* n; 0: 1. They divide P */
     double attn_dropout;
@@ -1249,6 +1250,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
             return 0;
         }
     }
+    if (d->recompute) d->recompute_layers = d->layers;
     return 1;
 }
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
@@ -1546,7 +1548,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         if (io->c0 && io->c0[l]) { in[n++] = io->c0[l]; job->c0 = 1; }
         job->last = io->last != NULL;
         last = io->last ? &io->last[l] : NULL;
-        h = d->recompute ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last) : stx__sru_layer(x, job, in, last);
+        h = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last) : stx__sru_layer(x, job, in, last);
     }
     return h;
 }
@@ -1916,6 +1918,11 @@ static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *
 }
 static stx_tensor *stx__sru_lm_total(void *m, stx_tensor *nll) { (void)m; return nll; }      /* no penalties */
 static void stx__sru_lm_updated(void *m) { (void)m; }
+static size_t stx__sru_lm_recompute(void *m, size_t n) {
+    stx_sru_desc *d = &((stx_sru_lm *)m)->sru->desc;
+    d->recompute = n >= d->layers;
+    return d->recompute_layers = STX_MIN(n, d->layers);
+}
 static uint64_t stx__sru_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s, uint64_t salt) {
     return stx_sru_lm_key((const stx_sru_lm *)m, ids, targets, (const stx_sru_state *)s, salt);
 }
@@ -1951,6 +1958,7 @@ STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
     lm.loss = stx__sru_lm_loss;
     lm.total = stx__sru_lm_total;
     lm.updated = stx__sru_lm_updated;
+    lm.recompute = stx__sru_lm_recompute;
     lm.key = stx__sru_lm_key;
     lm.state_create = stx__sru_lm_state_create;
     lm.state_free = stx__sru_lm_state_free;

@@ -367,13 +367,15 @@ enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          
        TR_KEPT = 16 };      /* added to a class: it decides what the weights compute; who takes these takes it, too, unless it is given */
 enum { TR_LOOK, TR_RESUME, TR_INIT };       /* tr_options_adopt: evaluation or generation; the run goes on; its weights begin another run */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
+enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };                                     /* values of TR_SOME */
 
 typedef struct {
     const char *name;      /* without dashes in front; of a group: its heading */
     int         type;      /* TR_T_... */
     void       *to;        /* int, uint64_t, double, const char *, int (flag), int (choice: index) */
     const char *help;
-    double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side */
+    double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side. A flag with a max is a
+                              TR_SOME */
     int         open;      /* reals only: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound */
     const char *choices;   /* choice: "adagrad|sgd|adam"; of other types: more names */
     int         keep;      /* TR_LOCAL .. */
@@ -392,6 +394,8 @@ typedef struct {
                                                  {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep, 0, NULL}
 #define TR_TEXT(name, keep, to, help)            {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
 #define TR_FLAG(name, keep, to, help)            {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+/* A flag that may say how many: on (TR_ALL), off, a number, or auto (TR_AS_FITS) */
+#define TR_SOME(name, keep, to, max, help)       {name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep, 0, NULL}
 #define TR_CHOICE(name, keep, to, choices, help) {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
 /* The same with other names that the option answers to, "d-model|n-embd" */
 #define TR_SIZE_ALSO(name, also, keep, to, min, max, help)       {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, \
@@ -562,6 +566,16 @@ TR_DEF int tr_read_flag(const char *s, int *out) {
     return 0;
 }
 
+TR_DEF int tr_counts(const tr_opt *p) { return p->type == TR_T_FLAG && p->max > 0; }
+TR_DEF int tr_read_some(const char *s, double max, int *out) {
+    int n;
+    if (strcmp(s, "auto") == 0) { *out = TR_AS_FITS; return 1; }
+    if (tr_read_int(s, &n)) { *out = n; return n >= 0 && n <= max; }
+    if (!tr_read_flag(s, &n)) return 0;
+    *out = n ? TR_ALL : 0;
+    return 1;
+}
+
 TR_DEF int tr_in_range(const tr_opt *p, double v) {
     if (p->min == 0 && p->max == 0) return 1;
     if (!(v >= p->min && v <= p->max)) return 0;
@@ -601,7 +615,8 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
                      p->open & TR_OPEN_MAX ? "and below" : p->open & TR_OPEN_MIN ? "and at most" : "to", hi);
         break;
     case TR_T_FLAG:
-        snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
+        if (tr_counts(p)) snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
+        else snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
         break;
     case TR_T_CHOICE:
         n = (size_t)snprintf(out, size, "one of ");
@@ -641,7 +656,7 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         if (ok) *(double *)p->to = d;
         break;
     case TR_T_FLAG:
-        ok = tr_read_flag(value, &i);
+        ok = tr_counts(p) ? tr_read_some(value, p->max, &i) : tr_read_flag(value, &i);
         if (ok) *(int *)p->to = i;
         break;
     case TR_T_CHOICE:
@@ -709,6 +724,7 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     }
     if (p == NULL) return tr_unknown_option(o, word, n, err, size);
     if (value != NULL) return tr_set(p, value, from, err, size);
+    if (tr_counts(p) && next != NULL && strncmp(next, "--", 2) != 0) return tr_set(p, next, from, err, size) ? 2 : 0;
     if (p->type == TR_T_FLAG) return tr_set(p, "on", from, err, size);
     tr_wants(p, wants, sizeof wants);
     if (next == NULL) return tr_fail(err, size, "--%s: got nothing, wants %s", p->name, wants);
@@ -801,7 +817,10 @@ TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     case TR_T_INT:    snprintf(out, 64, "%d", *(int *)p->to); break;
     case TR_T_SIZE:   snprintf(out, 64, "%" PRIu64, *(uint64_t *)p->to); break;
     case TR_T_REAL:   tr_number(out, *(double *)p->to); break;
-    case TR_T_FLAG:   strcpy(out, *(int *)p->to ? "true" : "false"); break;
+    case TR_T_FLAG:   if (tr_counts(p) && *(int *)p->to == TR_AS_FITS) strcpy(out, "auto");
+                      else if (tr_counts(p) && *(int *)p->to && *(int *)p->to != TR_ALL) snprintf(out, 64, "%d", *(int *)p->to);
+                      else strcpy(out, *(int *)p->to ? "true" : "false");
+                      break;
     case TR_T_CHOICE: s = *(int *)p->to < 0 ? NULL : tr_choice(p->choices, *(int *)p->to, &len);
                       if (s != NULL) snprintf(out, 64, "%.*s", (int)(len < 63 ? len : 63), s);
                       break;
@@ -949,9 +968,10 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
             tr_buf_puts(b, "\n");
             continue;
         }
-        snprintf(name, sizeof name, "--%s%s", p->name, word[p->type]);
+        snprintf(name, sizeof name, "--%s%s", p->name, tr_counts(p) ? " [N]" : word[p->type]);
         tr_value(p, value);
-        if (p->type == TR_T_FLAG) strcpy(value, *(int *)p->to ? "on" : "off");
+        if (p->type == TR_T_FLAG && (!tr_counts(p) || strcmp(value, "true") == 0 || strcmp(value, "false") == 0))
+            strcpy(value, *(int *)p->to ? "on" : "off");
         if (p->type == TR_T_TEXT) {
             shown = *(const char **)p->to;
             if (shown == NULL || *shown == 0) shown = "-";
@@ -1019,8 +1039,8 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
         p = tr_find_option(o, word, n);
         if (p == NULL && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
             return tr_unknown_option(o, word, n, err, size);
-        if (p != NULL && p->type == TR_T_FLAG && word[n] != '=') flag = p;
-        if (p != NULL && p->type != TR_T_FLAG && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+        if (p != NULL && p->type == TR_T_FLAG && !tr_counts(p) && word[n] != '=') flag = p;
+        if (p != NULL && (p->type != TR_T_FLAG || tr_counts(p)) && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
             used = 2;
     }
     if (preset != NULL && !tr_select_preset(o, preset, err, size)) return 0;
@@ -1059,12 +1079,16 @@ TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char
     return 1;
 }
 
+/* Is this value of the option a string in JSON? */
+TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
+    return p->type == TR_T_TEXT || p->type == TR_T_CHOICE || (tr_counts(p) && strcmp(value, "auto") == 0);
+}
 /* A value as JSON. */
 TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     char value[64];
     tr_value(p, value);
     if (p->type == TR_T_TEXT)        tr_json_string(b, *(const char **)p->to);
-    else if (p->type == TR_T_CHOICE) tr_json_string(b, value);
+    else if (tr_quoted(p, value))    tr_json_string(b, value);
     else                             tr_buf_puts(b, value);
 }
 
@@ -1153,7 +1177,7 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         tr_json_string(&a->json, p->name);
         tr_buf_puts(&a->json, ":[");
         if (none) tr_buf_puts(&a->json, "null");
-        else if (p->type == TR_T_TEXT || p->type == TR_T_CHOICE) tr_json_string(&a->json, saved);
+        else if (tr_quoted(p, saved)) tr_json_string(&a->json, saved);
         else tr_buf_puts(&a->json, saved);
         tr_buf_puts(&a->json, ",");
         tr_json_value(&a->json, p);
@@ -2019,7 +2043,7 @@ enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };    /* tr_lm_opt.sco
 typedef struct {
     const char *data, *pieces, *checkpoint, *init_from, *score, *best, *log, *tensorboard, *out, *prompt, *stop;
     int         tokens, join_lines, reading, unit, score_by, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune,
-        dry_run, list_presets, version, keep_best, interactive, shard;
+        dry_run, list_presets, version, keep_best, interactive, shard, recompute;
     uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
                 update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty;
@@ -2089,6 +2113,8 @@ typedef struct {
     TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
     TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that " \
         "it has"), \
+    TR_SOME("recompute", TR_FREE, &(o).recompute, 4096, "make the activations of all layers, or of the last N, again in backward: less " \
+        "memory, up to a third more time, the same numbers; auto: of as few as --max-memory allows"), \
     TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, "print how large the model is, then stop"), \
     TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, "the vocabulary that --dry-run counts with when there is no --data; 0: 256"), \
     TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, "print a table of the presets, then stop: name, layers, d, vocabulary, " \
@@ -2150,6 +2176,7 @@ typedef struct {
     int        (*make)(tr_lm *t);                               /* the model into t->lm, and in training what tr_lm_make makes */
     void       (*train)(tr_lm *t);                              /* the training loop */
     void       (*learned)(const tr_lm *t, FILE *out);           /* what is worth printing of the model at the end */
+    size_t       size;            /* of the trainer's own struct, which begins with a tr_lm */
 } tr_lm_kind;
 
 /* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
@@ -2186,6 +2213,11 @@ struct tr_lm {
     double       sum, loss;       /* of the losses since the last log record; the last one */
     uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
     double       lr;              /* of this step */
+    size_t       layers, recompute;       /* ... of the model; how many of them, the last ones, are recomputed */
+    size_t       predicted, more; /* --recompute auto: the peak, bytes; how much of it is not the model's and its training's. 0: not so */
+    void        *fresh;           /* ... and this struct as it was before kind->make */
+    int          rehearsal;       /* this is one (tr_lm_rehearse), for so many ranks; 0: it is real */
+    size_t       peak, settled;   /* ... the peak so far; steps since it rose */
     int          update;          /* does this step update the parameters? */
     double       share;           /* ... what its gradient is multiplied by: 1 / how many steps the update is of */
     stx_real    *grads;           /* all gradients as one block, where steps go without an update, else NULL */
@@ -2226,7 +2258,7 @@ struct tr_lm {
 
 /* ---- several processes: the ranks of a group */
 
-TR_DEF int tr_lm_ranks(const tr_lm *t) { return stx_ranks(t->x); }
+TR_DEF int tr_lm_ranks(const tr_lm *t) { return t->rehearsal ? t->rehearsal : stx_ranks(t->x); }
 /* The signal that all ranks stop by; of one process: that it got */
 TR_DEF int tr_lm_stop(const tr_lm *t) { return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested(); }
 /* All ranks: the n numbers of v become their sums; and a signal that any of them got is known to all. 0 in error */
@@ -2619,6 +2651,8 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
         t->in[k] = stx_tokens_create(t->x, rows, (size_t)T);
         t->out[k] = stx_tokens_create(t->x, rows, (size_t)T);
     }
+    t->layers = t->lm.recompute(t->lm.model, SIZE_MAX);
+    t->recompute = t->lm.recompute(t->lm.model, t->recompute);
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
@@ -2979,6 +3013,8 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
     if (t->first) tr_log_int(&t->log, "step", t->first);
     tr_log_json(&t->log, "config", all);
     tr_log_int(&t->log, "params", stx_params_size(t->lm.params));
+    if (t->predicted) tr_log_int(&t->log, "recomputed", t->recompute);
+    if (t->predicted) tr_log_int(&t->log, "predicted_bytes", t->predicted);
     if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
     if (t->first && t->adopted.given.n) tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
     free(all);
@@ -3009,6 +3045,12 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
                size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
     }
     if (!t->training) return;
+    if (t->predicted) {
+        tr_bytes(size, (double)t->predicted);
+        tr_bytes(mem, (double)stx_ctx_desc(t->x)->max_bytes);
+        tr_say(&t->term, "recomputing %zu of %zu layers; predicted peak %s, of %s that may be", t->recompute,
+            t->layers, size, mem);
+    }
     if (o->init_from) tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew", o->init_from);
     if (t->unk_made) tr_say(&t->term, "the validation or test text has %s that the training text has not: those that it has once are "
         "read as <unk>, too (--min-count 2; --min-count 1 refuses such a text)", o->tokens == TR_WORDS ? "words" : "characters");
@@ -3031,6 +3073,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     tr_adopted_free(&t->adopted);
     tr_buf_free(&t->sized);
     tr_options_free(t->options);
+    free(t->fresh);
     free(t->config);
     free(t->prompt);
     free(t->stop);
@@ -3215,18 +3258,124 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     return 1;
 }
 
-/* Evaluates a text (0, 1, 2: training, validation, test; nothing where there is none) and tells what it gave. */
-TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
+/* The mean nll of a text (0, 1, 2: training, validation, test), as tr_lm_pass */
+TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, double *scored) {
     size_t B = (size_t)(t->opt->eval_batch_sz ? t->opt->eval_batch_sz : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
         T = t->eval_block;
+    double nll;
+    tr_lm_fit(t->text[part], &B, &T);
+    t->share_pass = t->whole_pass ? 2 : 1;
+    nll = tr_lm_pass(t, t->text[part], B, T, blocks, scored);
+    t->share_pass = 0;
+    return nll;
+}
+/* Evaluates a text (nothing where there is none) and tells what it gave. */
+TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     double scored;
     *nll = (double)NAN;
     if (!t->text[part]) return 1;
-    tr_lm_fit(t->text[part], &B, &T);
-    t->share_pass = t->whole_pass ? 2 : 1;
-    *nll = tr_lm_pass(t, t->text[part], B, T, blocks, &scored);
-    t->share_pass = 0;
+    *nll = tr_lm_nll(t, part, blocks, &scored);
     return tr_lm_report(t, part, *nll, scored, blocks);
+}
+
+/* ---- memory: of how many layers the activations are made again */
+
+enum { TR_SMALL = 4096, TR_SETTLED = 4, TR_SETTLED_WORDS = 64, TR_REHEARSED = 4096, TR_REHEARSED_BLOCKS = 256 };
+
+/* After a step of a rehearsal. 1: go on, for the peak still rises: memories fill, and with adaptive words it follows the tokens */
+TR_DEF int tr_lm_rehearsed(tr_lm *t) {
+    size_t peak = stx_peak_bytes(t->x);
+    t->settled = peak > t->peak ? 0 : t->settled + 1;
+    t->peak = peak;
+    t->step++;
+    return stx_ok(t->x) && t->settled < (*t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED) && t->step - t->first < TR_REHEARSED;
+}
+/* What a training takes at its peak when n layers are recomputed: makes model and optimiser, trains and evaluates on the text itself, with
+   all sizes as they are but in a dry context, which only counts. limit: bytes, as desc.max_bytes. *made: what it had reserved before the
+   first step. 0: it does not fit, or an error. The model's spans are those of now (they decide sizes, and are small parameters). */
+TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, size_t *made) {
+    const stx_params *params = t->lm.params;
+    stx_desc d = *stx_ctx_desc(t->x);
+    stx_real *v = (stx_real *)malloc(TR_SMALL * sizeof *v);
+    void *now = malloc(t->kind->size);
+    uint64_t step = t->step;
+    int ranks = tr_lm_ranks(t);
+    size_t peak, i;
+    int ok;
+    double scored;
+    if (!now || !v) { free(now); free(v); return 0; }
+    d.dry = 1;
+    d.max_bytes = limit;
+    d.alloc = NULL; d.release = NULL; d.user = NULL;
+    memcpy(now, t, t->kind->size);
+    memcpy(t, t->fresh, t->kind->size);
+    t->rehearsal = ranks;
+    t->recompute = n;
+    t->first = t->step = step;
+    t->steps = UINT64_MAX;
+    t->x = stx_create(&d);
+    ok = stx_ok(t->x) && t->kind->make(t);
+    if (ok) {
+        *made = stx_bytes(t->x);
+        for (i = 0; i < params->count; i++) {
+            if (params->tensor[i]->size > TR_SMALL) continue;
+            stx_get(params->ctx, params->tensor[i], v);
+            stx_set(t->x, t->lm.params->tensor[i], v);
+        }
+        t->kind->train(t);
+        if (t->text[1] && t->eval_every) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
+        if (t->opt->sample_every || t->opt->generate) t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
+    }
+    peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
+    free(t->tokens);
+    stx_batches_free(t->batches);
+    stx_destroy(t->x);
+    memcpy(t, now, t->kind->size);
+    free(now);
+    free(v);
+    return *t->kind->adapt_io ? peak + peak / 20 : peak;
+}
+/* --recompute auto: the smallest number of layers with which the training fits; none does: t->err. */
+TR_DEF int tr_lm_choose(tr_lm *t) {
+    size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n = 0, made = 0, peak = 0;
+    double best;
+    char has[TR_TEXT_MAX], needs[TR_TEXT_MAX];
+    if (!t->predicted) {            /* the vocabulary, and what else there is beside */
+        tr_lm_rehearse(t, 0, 0, &made);
+        t->more = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
+    }
+    /* a 32nd is left for what is not rehearsed: saving, and ends of pieces of memory that come in another order */
+    limit = limit > t->more ? (limit - t->more) - (limit - t->more) / 32 : 1;
+    for (; from < to; n = (from + to) / 2) {
+        size_t p = tr_lm_rehearse(t, n, limit, &made);
+        if (p) { to = n; peak = p; } else from = n + 1;
+    }
+    best = (double)to;
+    if (!stx_group_max(t->x, &best, 1)) return tr_lm_why(t);      /* all ranks alike: gradients go out in one order */
+    if (best > (double)t->layers) {
+        peak = tr_lm_rehearse(t, t->layers, 0, &made);        /* what is reserved is a little more than what is used: a limit that does */
+        for (n = 0; n < 64 && peak && !tr_lm_rehearse(t, t->layers, peak, &made); n++) peak += peak / 64;
+        tr_bytes(needs, (double)(peak + peak / 31 + t->more));
+        tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
+        return tr_fail(t->err, TR_ERR, "--recompute auto: training wants %s even when all %zu layers are recomputed, and --max-memory is "
+            "%s: use a smaller --batch-sz, a larger --batch-split (the batch in parts), a smaller --block-sz or model, or raise it",
+            needs, t->layers, has);
+    }
+    if (best > (double)to) peak = tr_lm_rehearse(t, (size_t)best, 0, &made);
+    t->recompute = t->lm.recompute(t->lm.model, (size_t)best);
+    t->predicted = peak + t->more;
+    return 1;
+}
+/* After a step that took more than was predicted, for spans grow: chooses again, for a twentieth more at least. Only upwards, so that it
+   settles; where nothing fits it stays as it is. */
+TR_DEF void tr_lm_choose_again(tr_lm *t) {
+    size_t was = t->recompute, peak = stx_peak_bytes(t->x);
+    if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
+    if (!tr_lm_choose(t) || t->recompute < was) t->recompute = t->lm.recompute(t->lm.model, was);
+    if (t->predicted < peak + peak / 20) t->predicted = peak + peak / 20;
+    if (t->recompute > was) tr_say(&t->term, "step %llu: it takes more memory than at first; from now on %zu layers are recomputed, not "
+        "%zu",
+        (unsigned long long)t->step, t->recompute, was);
 }
 
 /* ---- generation: what samples in training need, too */
@@ -3384,6 +3533,7 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     size_t k;
     int done;
+    if (t->rehearsal) return tr_lm_rehearsed(t);
     if (!tr_lm_agree(t, &nll, 1)) return 0;
     nll /= tr_lm_ranks(t);
     done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
@@ -3399,13 +3549,14 @@ TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
             return 0;
         }
     }
+    tr_lm_choose_again(t);
     tr_rate_add(&t->rate, tr_seconds(), 1, (double)(t->pieces * t->in[0]->B * t->in[0]->T) * tr_lm_ranks(t));
     tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
     return 1;
 }
 /* Is a log record due? Then it is begun, with the mean loss since the last one; the trainer adds its own numbers and calls tr_lm_logged. */
 TR_DEF int tr_lm_log_due(tr_lm *t) {
-    if (t->step % t->log_every && t->step != t->steps) return 0;
+    if (t->rehearsal || (t->step % t->log_every && t->step != t->steps)) return 0;
     tr_lm_log_step(t, t->logged ? t->sum / (double)t->logged : (double)NAN);
     t->sum = 0;
     t->logged = 0;
@@ -3438,6 +3589,7 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
 TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
+    if (t->rehearsal) return 1;
     if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
         int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
         if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
@@ -3918,6 +4070,9 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"tune", o->device, "--device cuda"},
         {"no-graph", o->device, "--device cuda"}
     };
+    if (t->training && o->recompute == TR_AS_FITS && o->device)
+        return tr_fail(t->err, TR_ERR, "--recompute auto counts what a CPU takes: with --device cuda give a number of layers, or "
+            "--recompute");
     if (o->weights && o->device) return tr_fail(t->err, TR_ERR, "--weights is for --device cpu: on a GPU the run's --precision decides");
     return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
@@ -4061,9 +4216,17 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     if (ok && t->training && o->best && !t->eval_every)
         ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every", o->keep_best ? "keep-best" : "best");
     if (ok) ok = tr_lm_words(t);
+    t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
+    if (ok && t->training && o->recompute == TR_AS_FITS) {
+        void *fresh = malloc(t->kind->size);
+        if (!fresh) ok = tr_fail(t->err, TR_ERR, "no memory");
+        else memcpy(fresh, t, t->kind->size);
+        t->fresh = fresh;
+    }
     ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint, stx_error(t->x));
     stx_file_close(f);
+    if (ok && t->fresh) ok = tr_lm_choose(t);
     if (ok && o->weights) {
         t->packed = stx_params_pack(t->lm.params, o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
         if (!stx_ok(t->x)) ok = tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));

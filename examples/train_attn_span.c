@@ -15,7 +15,7 @@
 
 static struct {
     uint64_t nlayers, hid_sz, inner_hid_sz, nheads, attn_span, block_sz, pers_mem_size;
-    int no_renorm, span_per_layer, fairseq_init, adapt_span, adapt_span_cache, adapt_io, adapt_io_tied, literal, recompute;
+    int no_renorm, span_per_layer, fairseq_init, adapt_span, adapt_span_cache, adapt_io, adapt_io_tied, literal;
     double adapt_span_loss, adapt_span_ramp, adapt_span_init, adapt_io_divval, dropout, emb_dropout;
     const char *cutoffs;
     double lr, momentum, grad_clip, lr_min, weight_decay;
@@ -37,7 +37,6 @@ static tr_opt table[] = {
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on attention weights and inside the feed-forward"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "on the embedding and the last hidden state"),
     TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own forms: eps 1e-8 after the softmax, empty memory attended to as zeros"),
-    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Adaptive span"),
     TR_FLAG("adapt-span", TR_MODEL, &opt.adapt_span, "learn a span for each head"),
     TR_REAL("adapt-span-loss", TR_FREE, &opt.adapt_span_loss, 0, 1e6, "weight of the span penalty"),
@@ -246,7 +245,6 @@ static int describe(run *r, size_t vocab) {
     d->divval = opt.adapt_io_divval; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout;
     d->literal_eps = d->literal_memory = opt.literal;
     d->no_renorm = opt.no_renorm; d->span_per_layer = opt.span_per_layer; d->fairseq_init = opt.fairseq_init;
-    d->recompute = opt.recompute;
     return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs);
 }
 static size_t count(tr_lm *t, size_t vocab) {
@@ -320,7 +318,7 @@ static void plan(tr_lm *t) {
 static const tr_lm_kind kind = {
     "seqtx.attn_span.1", "memory", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_LATER, 0,
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, train, print_spans
+    check, plan, count, shape, make, train, print_spans, sizeof(run)
 };
 int main(int argc, char **argv) {
     static run r;

@@ -19,7 +19,7 @@ static struct {
     uint64_t nlayers, hid_sz, emb_sz, inner_hid_sz, nheads, kv_heads, block_sz, mem, cmem, ratio, overlap, bptt;
     const char *memory_layers, *mems, *cmems, *dilations;
     int compress, conv_no_bias, aux, positions, norm_after, final_norm, glu, tied, gate, gate_relu, no_gate_bias, mogrify, recurrence;
-    int literal_rows, literal_pad, literal_target, literal_mask, literal_freeze, recompute, eval_mem, eval_cmem;
+    int literal_rows, literal_pad, literal_target, literal_mask, literal_freeze, eval_mem, eval_cmem;
     uint64_t eval_positions;
     double aux_weight, gate_bias, dropout, attn_dropout, out_dropout, ff_dropout, aux_dropout;
     int optim, schedule;
@@ -53,7 +53,6 @@ static tr_opt table[] = {
     TR_REAL("attn-dropout", TR_FREE, &opt.attn_dropout, -1, 0.99, "on attention weights; 0: as --dropout, -1: none"),
     TR_REAL("out-dropout", TR_FREE, &opt.out_dropout, -1, 0.99, "on attention's output; 0: as --dropout, -1: none"),
     TR_REAL("ff-dropout", TR_FREE, &opt.ff_dropout, -1, 0.99, "inside the feed-forward; 0: as --dropout, -1: none"),
-    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Memory"),
     TR_TEXT("memory-layers", TR_MODEL, &opt.memory_layers, "layers that have a memory, as 6,7,8, or: all, none"),
     TR_SIZE("mem", TR_MODEL, &opt.mem, 0, MAX_ROWS, "rows of memory; 0: none"),
@@ -385,7 +384,7 @@ static int describe(run *r, size_t vocab) {
     d->aux = opt.aux; d->aux_weight = opt.aux_weight; d->aux_dropout = opt.aux_dropout; d->bptt = opt.bptt;
     d->positions = opt.positions; d->norm_after = opt.norm_after; d->final_norm = opt.final_norm; d->glu = opt.glu; d->tied = opt.tied;
     d->gate = opt.gate; d->gate_relu = opt.gate_relu; d->gate_bias = opt.gate_bias; d->no_gate_bias = opt.no_gate_bias;
-    d->mogrify = opt.mogrify; d->recurrence = opt.recurrence; d->recompute = opt.recompute;
+    d->mogrify = opt.mogrify; d->recurrence = opt.recurrence;
     d->attn_dropout = dropout(opt.attn_dropout); d->out_dropout = dropout(opt.out_dropout); d->ff_dropout = dropout(opt.ff_dropout);
     d->literal_rows = opt.literal_rows; d->literal_pad = opt.literal_pad; d->literal_target = opt.literal_target;
     d->literal_mask = opt.literal_mask; d->literal_freeze = opt.literal_freeze;
@@ -508,7 +507,7 @@ static const int no_adapt_io = 0;
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, train, learned
+    check, plan, count, shape, make, train, learned, sizeof(run)
 };
 int main(int argc, char **argv) {
     static run r;

@@ -23,7 +23,7 @@ enum { ARCH_SAME, ARCH_ADAM, ARCH_ADAMW, ARCH_SGD };        /* opt.arch_optim */
 static struct {
     uint64_t nlayers, hid_sz, emb_sz, inner_hid_sz, nheads, head_sz, block_sz, mem, clamp_len;
     const char *pattern, *cutoffs, *proj_dims, *inherit;
-    int positions, sines, pos_mode, same_length, full_scale, attn_relu, biases, own_uv, norm_before, recompute, init;
+    int positions, sines, pos_mode, same_length, full_scale, attn_relu, biases, own_uv, norm_before, init;
     int adaptive_in, words_out, tied, tie_projs, pad_id, divide_all, eval_mem, eval_clamp_len, eval_same_length;
     double norm_eps, dropout, attn_dropout, inner_dropout, pos_dropout, final_dropout, init_std, proj_init_std, div_val, proj_factor,
         emb_scale;
@@ -69,7 +69,6 @@ static tr_opt table[] = {
     TR_REAL("init-std", TR_FIXED, &opt.init_std, 0, 100, "xl: their deviation; 0: 0.02"),
     TR_REAL("proj-init-std", TR_FIXED, &opt.proj_init_std, 0, 100, "... that of the words' projections; 0: 0.01"),
     TR_TEXT("inherit", TR_LOCAL, &opt.inherit, "a new run with a --pattern begins with the weights of this checkpoint, of a search or not"),
-    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Words"),
     TR_CHOICE("words-out", TR_MODEL, &opt.words_out, "plain|adaptive|reference", "one softmax; clusters as Transformer-XL has them; "
               "clusters of PAR's reference: a head of width d, tails with a projection and its bias"),
@@ -298,8 +297,8 @@ static double rate(const tr_lm *t, uint64_t n) {
 /* Whether the gates learn in the next step, and whether it is theirs alone. */
 static void plan_step(run *r) {
     uint64_t n = r->t.step;
-    int may = r->arch && n >= opt.arch_from && (!opt.arch_until || n < opt.arch_until);
-    r->turn = may && r->own && (n + 1) % opt.arch_every == 0;
+    int may = r->arch && (r->t.rehearsal || (n >= opt.arch_from && (!opt.arch_until || n < opt.arch_until)));
+    r->turn = may && r->own && (n + 1) % (r->t.rehearsal ? 2 : opt.arch_every) == 0;
     r->learn = may && (!r->own || r->turn);
 }
 /* Probabilities of each block, what they are expected to take, and curves. For a fixed network the list is empty, and the time is that of
@@ -424,7 +423,7 @@ static int measure(run *r, double cost[2]) {
         d.dim = o->dim; d.heads = o->heads; d.head_dim = o->head_dim; d.inner = o->inner; d.segment = o->segment; d.mem = o->mem;
         d.positions = o->positions; d.sines = o->sines; d.pos_mode = o->pos_mode; d.clamp_len = o->clamp_len;
         d.same_length = o->same_length; d.full_scale = o->full_scale; d.attn_relu = o->attn_relu; d.biases = o->biases;
-        d.own_uv = o->own_uv; d.pre_norm = o->pre_norm; d.norm_eps = o->norm_eps; d.recompute = o->recompute;
+        d.own_uv = o->own_uv; d.pre_norm = o->pre_norm; d.norm_eps = o->norm_eps; d.recompute = opt.lm.recompute == TR_ALL;
         d.dropout = o->dropout; d.attn_dropout = o->attn_dropout; d.inner_dropout = o->inner_dropout; d.pos_dropout = o->pos_dropout;
         d.pattern = kind[k];
         m[k] = x ? stx_par_create(x, &d) : NULL;
@@ -848,7 +847,7 @@ static int describe(run *r, size_t vocab) {
     d->same_length = opt.same_length; d->full_scale = opt.full_scale; d->attn_relu = opt.attn_relu; d->biases = opt.biases;
     d->own_uv = opt.own_uv; d->pre_norm = opt.norm_before; d->norm_eps = opt.norm_eps; d->dropout = opt.dropout;
     d->attn_dropout = opt.attn_dropout; d->inner_dropout = opt.inner_dropout; d->pos_dropout = opt.pos_dropout;
-    d->final_dropout = opt.final_dropout; d->recompute = opt.recompute;
+    d->final_dropout = opt.final_dropout;
     d->init = opt.init; d->init_std = opt.init_std; d->proj_std = opt.proj_init_std;
     d->adaptive_in = opt.adaptive_in; d->words_out = opt.tied && !opt.words_out ? STX_PAR_OUT_TIED : out[opt.words_out];
     d->emb_scale = opt.emb_scale; d->emb = opt.emb_sz; d->div_val = opt.div_val; d->proj_factor = opt.proj_factor;
@@ -925,7 +924,7 @@ static int inherit(run *r) {
     size_t len = stx_vocab_save(t->vocab, NULL, 0);
     void *blob;
     int ok;
-    if (!opt.inherit || !*opt.inherit || (opt.lm.checkpoint && stat(opt.lm.checkpoint, &st) == 0)) return 1;
+    if (t->rehearsal || !opt.inherit || !*opt.inherit || (opt.lm.checkpoint && stat(opt.lm.checkpoint, &st) == 0)) return 1;
     f = stx_file_open(t->x, opt.inherit);
     if (!f) return tr_fail(t->err, TR_ERR, "--inherit: %s", stx_error(t->x));
     e = stx_file_find(f, "vocab");
@@ -1133,7 +1132,7 @@ static void plan(tr_lm *t) {
 static const tr_lm_kind kind = {
     "seqtx.par.1", "memory", &opt.words_out, NULL, STX_ORDER_COUNT_EARLIER, 1,
     {"nlayers=4 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, train, learned
+    check, plan, count, shape, make, train, learned, sizeof(run)
 };
 int main(int argc, char **argv) {
     static run r;

@@ -19,7 +19,7 @@ enum { LR_CONSTANT, LR_COSINE, LR_INV_SQRT, LR_RECURSIVE, LR_NOAM };
 static struct {
     int cell;
     uint64_t nlayers, hid_sz, emb_sz, proj_sz, nheads, attention_every, attention_last;
-    int attention, attn_norm, attn_norm_first, norm, rescale, skip, tanh, v1, input_first, init_xavier, literal, recompute;
+    int attention, attn_norm, attn_norm_first, norm, rescale, skip, tanh, v1, input_first, init_xavier, literal;
     double highway_bias, v_init, alpha_init, dropout, attn_dropout, rnn_dropout, io_dropout, emb_dropout;
     int tied, adapt_io, adapt_io_separate;
     double adapt_io_divval;
@@ -52,7 +52,6 @@ static tr_opt table[] = {
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
     TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6, "first values of the gates' weights of the state are up to this; 0: the reference's"),
     TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own form: --norm before leaves out the memory"),
-    TR_FLAG("recompute", TR_FREE, &opt.recompute, "make activations again in backward: less memory, more time"),
     TR_GROUP("Attention (sru++)"),
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
     TR_FLAG("attention", TR_MODEL, &opt.attention, "layers attend; without, they project only"),
@@ -289,7 +288,7 @@ static int describe(run *r, size_t vocab) {
     d->adapt_io = opt.adapt_io; d->separate_projs = opt.adapt_io_separate; d->divval = opt.adapt_io_divval;
     if (opt.adapt_io) d->emb_adaptive = opt.emb_sz;
     else d->emb = opt.emb_sz;
-    d->sru.layers = opt.nlayers; d->sru.recompute = opt.recompute;
+    d->sru.layers = opt.nlayers;
     d->sru.no_skip = !opt.skip; d->sru.rescale = opt.rescale; d->sru.tanh = opt.tanh; d->sru.v1 = opt.v1; d->sru.norm = opt.norm;
     d->sru.highway_bias = opt.highway_bias;
     d->sru.input_first = opt.input_first; d->sru.rnn_dropout = opt.rnn_dropout; d->sru.v_init = opt.v_init;
@@ -419,7 +418,7 @@ static void plan(tr_lm *t) {
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
     {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
-    check, plan, count, shape, make, train, print_alpha
+    check, plan, count, shape, make, train, print_alpha, sizeof(run)
 };
 int main(int argc, char **argv) {
     static run r;

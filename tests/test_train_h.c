@@ -221,6 +221,50 @@ static void test_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
+/* A flag that may say how many: what is given, the value, and how it stands in a checkpoint */
+static void test_some(void) {
+    static const struct { const char *arg[2]; int want; const char *json; } good[] = {
+        {{NULL, NULL}, 0, "false"}, {{"--again", NULL}, TR_ALL, "true"}, {{"--no-again", NULL}, 0, "false"},
+        {{"--again=on", NULL}, TR_ALL, "true"}, {{"--again", "auto"}, TR_AS_FITS, "\"auto\""},
+        {{"--again=auto", NULL}, TR_AS_FITS, "\"auto\""}, {{"--again", "7"}, 7, "7"}, {{"--again", "1"}, 1, "1"},
+        {{"--again=0", NULL}, 0, "false"}, {{"--again=40", NULL}, 40, "40"}, {{"--again", "--quick"}, TR_ALL, "true"}};
+    static const char *const bad[] = {"--again=41", "--again=-1", "--again=7x", "--again=", "--again=maybe", "--no-again=3"};
+    static int again, quick;
+    tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "once more"), TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
+    tr_options o = {"prog", "", one, NULL, NULL, NULL, ""};
+    char *argv[4] = {(char *)(uintptr_t)"prog", NULL, NULL, NULL}, want[64];
+    size_t i;
+    int k;
+    for (i = 0; i < sizeof good / sizeof *good; i++) {
+        tr_adopted a;
+        char *json;
+        for (k = 0; k < 2; k++) argv[1 + k] = (char *)(uintptr_t)good[i].arg[k];
+        CHECK(tr_parse(&o, 1 + (argv[1] != NULL) + (argv[2] != NULL), argv, err, sizeof err) == 1 && again == good[i].want);
+        json = tr_options_json(&o, 1);
+        snprintf(want, sizeof want, "{\"preset\":null,\"again\":%s}", good[i].json);
+        SAME(json, want);
+        /* the checkpoint's value where none is given, and another one beside it */
+        CHECK(tr_parse(&o, 1, argv, err, sizeof err) == 1 && again == 0);
+        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1 && again == good[i].want && !a.changed.n);
+        tr_adopted_free(&a);
+        argv[1] = (char *)(uintptr_t)"--again=3";
+        CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 1);
+        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1 && again == 3 && a.changed.n);
+        snprintf(want, sizeof want, "{\"again\":[%s,3]}", good[i].json);
+        SAME(a.json.s, want);
+        tr_adopted_free(&a);
+        free(json);
+    }
+    for (i = 0; i < sizeof bad / sizeof *bad; i++) {
+        argv[1] = (char *)(uintptr_t)bad[i];
+        CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 0);
+        HOLDS(err, "--");
+    }
+    argv[1] = (char *)(uintptr_t)"--again=41";
+    CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 0);
+    SAME(err, "--again: got '41', wants on, off, auto or a whole number up to 40");
+}
+
 static void test_presets(void) {
     CHECK(parse("--preset|enwik8_small") == 1 && nlayers == 4 && lr == 0.5 && adapt_span == 1 && optim == 1 && fast == 0);
     SAME(options.preset_used, "enwik8_small");
@@ -976,6 +1020,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     test_options();
+    test_some();
     test_presets();
     test_help();
     test_configuration();

@@ -282,6 +282,45 @@ check "which the checkpoint remembers" [ "$(meta other/run.st seed)" = 2 ]
 family_more
 
 # =====================================================================================================================
+section "memory"
+
+i=0; while [ $i -lt 24 ]; do cat t.txt; i=$((i + 1)); done >big.txt
+wide="--data ../big.txt $tiny --threads 1 --nlayers 4 --hid-sz 64 --batch-sz 32 --batch-split 1 --block-sz 64 --steps 8 --log-every 1
+    --eval-every 4 --eval-blocks 2"
+peak() { sed -n 's/.*"peak_bytes":\([0-9]*\).*/\1/p' "$1" | sort -n | tail -n 1; }
+gib() { awk -v b="$1" 'BEGIN { printf "%.9f", b / 1073741824 }'; }
+for n in 0 1 3 all auto; do mkdir "m$n"; done
+good "no layer recomputed" m0 --checkpoint run.st --log log.jsonl $wide --no-recompute
+good "one layer" m1 --checkpoint run.st --log log.jsonl $wide --recompute=1
+good "three layers" m3 --checkpoint run.st --log log.jsonl $wide --recompute 3
+good "all layers" mall --checkpoint run.st --log log.jsonl $wide --recompute
+for n in 1 3 all; do check "$n layers recomputed: the same bits" same_state m0/run.st m$n/run.st; done
+most=$(peak m0/log.jsonl) least=$(peak mall/log.jsonl)
+check "the more layers, the less memory" [ "$most" -gt "$(peak m3/log.jsonl)" -a "$(peak m3/log.jsonl)" -ge "$least" ]
+good "auto, where all fits" mauto --checkpoint run.st --log all.jsonl $wide --recompute auto
+check "it says so: $(head -n 2 err)" grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, of ' err
+foretold() { # LOG: the prediction holds, and is near
+    awk -v p="$(head -n 1 "$1" | field predicted_bytes)" -v m="$(peak "$1")" 'BEGIN { exit !(m > 0 && p >= m && p <= 1.04 * m) }'
+}
+check "its prediction: $(head -n 1 mauto/all.jsonl | field predicted_bytes), and $(peak mauto/all.jsonl)" foretold mauto/all.jsonl
+rm mauto/run.st
+run mauto $wide --recompute auto --max-memory "$(gib $((least * 3 / 4)))"
+check "nothing fits into three quarters of the least: exit code $rc" [ $rc -eq 2 ]
+check "which says what would: $(cat err)" grep -q 'wants [0-9.]* MiB even when all 4 layers are recomputed, and --max-memory is [0-9.]* MiB: use a smaller --batch-sz, a larger --batch-split' err
+wants=$(sed -n 's/.*training wants \([0-9.]*\) MiB.*/\1/p' err)
+check "a little more than it uses: $wants MiB" awk -v w="$wants" -v m="$least" 'BEGIN { exit !(w > 0 && w * 1048576 > 0.99 * m && w * 1048576 < 1.7 * m) }'
+limit=$(awk -v w="$wants" 'BEGIN { printf "%.9f", 1.02 * w / 1024 }')
+good "auto, in less" mauto --checkpoint run.st --log log.jsonl $wide --recompute auto --max-memory "$limit"
+n=$(head -n 1 mauto/log.jsonl | field recomputed)
+check "$n layers" [ "$n" -gt 0 -a "$n" -le 4 ]
+check "the same bits" same_state m0/run.st mauto/run.st
+good "it goes on, auto by the checkpoint, in more" mauto --checkpoint run.st --steps 10 --threads 1 --log more.jsonl --max-memory 2
+check "now none: $(head -n 1 mauto/more.jsonl)" [ "$(head -n 1 mauto/more.jsonl | field recomputed)" = 0 ]
+mkdir fewer
+run fewer $wide --recompute $((n / 2)) --max-memory "$limit"
+check "as few as the limit allows: with half of them it ends with $rc" [ $rc -ne 0 ]
+
+# =====================================================================================================================
 section "bad input"
 
 mkdir bad bad/dir bad/three
@@ -459,6 +498,8 @@ refused '--precision.*f16.*f32.*bf16' $t $tiny $new --precision f16
 refused 'precision' $t $tiny $new --precision=
 refused 'precision' $t $tiny $new --precision
 refused 'recompute' $t $tiny $new --recompute=maybe
+refused 'recompute.*auto or a whole number' $t $tiny $new --recompute -1
+refused 'recompute' $t $tiny $new --recompute 5000
 if [ "$adapts" != no ]; then
     refused 'cutoffs' $t $tiny $new --adapt-io --adapt-io-cutoffs 5,x
     refused 'cutoff' $t $tiny $new --adapt-io --adapt-io-cutoffs 12,5
