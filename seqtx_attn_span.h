@@ -734,7 +734,8 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
         if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
         job->m = m; job->l = l; job->S = S;
-        h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0) : stx__span_layer(x, job, lay, NULL);
+        h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0)
+            : stx__span_layer(x, job, lay, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }

@@ -2159,7 +2159,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (!stx_ok(x)) return NULL;
         if (d->literal_freeze && j->aux) m->layer[l].frozen = 1;
         j->frozen = m->layer[l].frozen;
-        y = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3) : stx__comp_layer(x, j, lay, made);
+        y = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3)
+                : stx__comp_layer(x, j, lay, made);
         if (!y) return NULL;
         if (j->aux) {
             m->aux[l] = stx_ranks(x) > 1 ? stx_scale_by(x, made[0], stx_group_part(x, j->count)) : made[0];

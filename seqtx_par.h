@@ -2025,7 +2025,8 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         if (j->kind == 'g') ins[j->w = count++] = stx__par_gate_of(m, l, B, T, u, calls, j);
         if (!stx_ok(x)) return NULL;
         if (j->kind != 'i')
-            y = d->blocks - l <= d->recompute_layers ? stx_recompute(x, stx__par_run, j, ins, count, NULL, 0) : stx__par_run(x, j, ins, NULL);
+            y = d->blocks - l <= d->recompute_layers ? stx_recompute(x, stx__par_run, j, ins, count, NULL, 0)
+                : stx__par_run(x, j, ins, NULL);
         if (out && out->mem->layer[l].width && !stx_rows_push(out->mem, in ? in->mem : NULL, l, out->M, h, pad)) return NULL;
         h = y;
     }

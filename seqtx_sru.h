@@ -1548,7 +1548,8 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
         if (io->c0 && io->c0[l]) { in[n++] = io->c0[l]; job->c0 = 1; }
         job->last = io->last != NULL;
         last = io->last ? &io->last[l] : NULL;
-        h = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last) : stx__sru_layer(x, job, in, last);
+        h = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last)
+            : stx__sru_layer(x, job, in, last);
     }
     return h;
 }
