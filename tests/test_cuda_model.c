@@ -631,6 +631,28 @@ static void test_clusters(void) {
         stx_destroy(b.x);
     }
 }
+#ifdef SEQTX_CUDA_HOST
+/* How many nodes a layer adds to a step's graph, with the memory full: what one with 3 layers has more than one with 2. Each of them costs
+   the GPU a microsecond or two, whatever it does. `build/test_cuda_model nodes` names them. */
+static void test_nodes(void) {
+    static const struct { int which; long most; } want[] = {{SMALL, 54}, {DROP, 57}, {PERS, 51}};
+    size_t i;
+    for (i = 0; i < sizeof want / sizeof *want; i++) {
+        cuda_nodes all;
+        int k, n;
+        memset(&all, 0, sizeof all);
+        for (k = 0; k < 2; k++) {
+            model r;
+            model_make_sized(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0, 2, (size_t)(2 + k));
+            for (n = 0; n < 10; n++) model_run(&r, n, NULL);
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            cuda_nodes_add(&all, k);
+            model_free(&r);
+        }
+        cuda_nodes_check(&all, model_names[want[i].which], 2, want[i].most, *part);
+    }
+}
+#endif
 /* A step that takes its tokens from the host is not replayed, and right nevertheless. */
 typedef struct fresh_user { model *r; int n; } fresh_user;
 static void fresh_step(void *user) {
@@ -1125,7 +1147,7 @@ int main(int argc, char **argv) {
         {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
             {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
-        {"two gpus", test_two_gpus}, {"errors", test_errors},
+        {"nodes", test_nodes}, {"two gpus", test_two_gpus}, {"errors", test_errors},
 #endif
     };
     size_t i;
