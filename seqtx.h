@@ -554,6 +554,7 @@ typedef struct stx_residual_norm_args {
     stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
     int accumulate, add_ds;                 /* df +=, ds += */
+    int late;                               /* the sums over rows are of parameters: see stx_linear_bwd_args */
 } stx_residual_norm_args;
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
 STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
@@ -615,6 +616,8 @@ typedef struct stx_linear_bwd_args {
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
+    int late;                               /* db is a parameter's gradient, which backward itself does not read: inside of stx_backward a
+                                               GPU may add to it later, many such sums in one launch, before stx_backward returns */
 } stx_linear_bwd_args;
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
@@ -1092,6 +1095,7 @@ extern void   stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *f
 extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
 extern void   stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
 extern void   stx_cuda_sync(stx_ctx *x);
+extern void   stx_cuda_late(stx_ctx *x, int by);             /* sums may wait: from 1 to -1, which may be nested; 0, the last -1: made now */
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
@@ -2940,10 +2944,18 @@ static int stx__made(const stx__node *n, const stx_tensor *t) {
 
 static size_t stx__send_begin(stx_ctx *x);
 static void stx__send_ready(stx_ctx *x, size_t left);
+static void stx__late(stx_ctx *x, int by) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) stx_cuda_late(x, by);
+#else
+    (void)x; (void)by;
+#endif
+}
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording, sending = x->sending && !x->inner;
     size_t left = sending ? stx__send_begin(x) : 0;        /* nodes on the tape */
     x->recording = 0;
+    stx__late(x, 1);
     for (; x->tape && !x->code; left--) {
         stx__node *n = x->tape;
         int i, flowed = n->y->grad != NULL;
@@ -2955,6 +2967,7 @@ static void stx__walk(stx_ctx *x) {
         stx__grad_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
+    stx__late(x, -1);
     if (sending && !x->code) stx__send_ready(x, 0);
     if (sending) x->sending = NULL;
     x->recording = recording;
@@ -4292,10 +4305,18 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx__layernorm_save *s = (stx__layernorm_save *)n->save;
+    stx_residual_norm_args a;           /* without a branch */
     int fresh;
-    stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
-    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y),
-                                   stx__last(n->y), !fresh));
+    memset(&a, 0, sizeof a);
+    a.N = stx__rows(n->y); a.C = stx__last(n->y);
+    a.ds = stx__grad_fresh(x, n->in[0], &fresh);
+    a.dgain = stx__grad(x, n->in[1]);
+    a.dshift = stx__grad(x, n->in[2]);
+    if (x->code) return;
+    a.dy = n->y->grad; a.s = n->in[0]->data; a.gain = n->in[1]->data; a.mean = s->mean; a.rstd = s->rstd;
+    a.add_ds = a.ds && !fresh;
+    a.late = n->in[1]->is_param && n->in[2]->is_param;
+    STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[3];
@@ -4436,6 +4457,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     a.ds = fresh_h || a.add_ds ? dh : alone_s;
     if (x->code) return;
     a.dy = n->y->grad;
+    a.late = n->in[2]->is_param && n->in[3]->is_param && (!n->in[4] || n->in[4]->is_param);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
     if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
@@ -6453,6 +6475,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
+    a.late = b && b->is_param;
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
@@ -6509,6 +6532,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
+        a.late = n->in[2] && n->in[2]->is_param;
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -9944,6 +9968,7 @@ STX_DEF void stx_group_overlap(stx_optim *o) {
 static void stx__send_bucket(stx_ctx *x, stx_params *p) {
     const stx__buckets *b = p->buckets;
     size_t k = --p->buckets->sent;
+    stx__late(x, 0);
     stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->shard ? b->owner[k] : -1);
 }
 /* The node at place `place` of the tape adds to gradients [lo, hi) */

@@ -239,6 +239,7 @@ struct stx_gpu {
     unsigned reports;
     char name[96];
     char graph_error[128];              /* why the last step could not be captured; "" if it could */
+    struct stx__late *late;             /* sums that wait: >>shares, sums */
     stx_graph *graphs;                  /* those that there are: >>graph */
     struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
 };
@@ -408,9 +409,69 @@ static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__colu
     const size_t k = blockIdx.y;
     if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
 }
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C) {
+/* SUMS THAT WAIT. The second stage of such sums is little work and a launch of its own. Where it goes to gradients of parameters, which
+   backward adds to and does not read, it may wait until many of them are made in one launch: when the table or the memory for the first
+   stages is full, before gradients go to other ranks, and when the tape has been walked. They are the same sums, added in the same order
+   to each array, but for one that other kernels add to meanwhile, whose order of additions is another fixed one. */
+enum { STX__LATE_MOST = 24 };
+#ifndef CUDA_HOST
+  #define STX__LATE_ROOM ((size_t)32 << 20)
+#else
+  #define STX__LATE_ROOM ((size_t)1 << 17)
+#endif
+struct stx__late_sum { stx__num d; const float *part; size_t ld, chunks, C; };
+struct stx__late_sums { stx__late_sum s[STX__LATE_MOST]; };
+struct stx__late { int depth, count; char *room; size_t used; stx__late_sums sums; };
+static __global__ void __launch_bounds__(1024) stx__late_kernel(stx__late_sums all) {
+    STX__SHARED(float, sh, 32 * 33);
+    const stx__late_sum &s = all.s[blockIdx.y];
+    stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
+}
+static void stx__late_now(stx_ctx *x) {
+    struct stx__late *t = stx__gpu(x)->late;
+    size_t most = 1;
+    if (!t || !t->count) return;
+    for (int k = 0; k < t->count; k++) if (t->sums.s[k].C > most) most = t->sums.s[k].C;
+    STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel, dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0,
+                    t->sums);
+    memset(&t->sums, 0, sizeof t->sums);
+    t->count = 0;
+    t->used = 0;
+}
+/* Memory for the first stage of up to STX__COLUMN_SUMS sums: *late, or scratch, for sums that are made at once */
+static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *late) {
+    stx_gpu *g = stx__use(x);
+    struct stx__late *t = g->late;
+    size_t bytes = (numbers * sizeof(float) + 255) / 256 * 256;
+    *late = *late && stx_ok(x) && t && t->depth && bytes <= STX__LATE_ROOM;
+    if (*late && !t->room && !g->capturing) {
+        if (cudaMalloc((void **)&t->room, STX__LATE_ROOM) == cudaSuccess) g->bytes += STX__LATE_ROOM;
+        else { (void)cudaGetLastError(); t->room = NULL; }
+    }
+    *late = *late && t->room;
+    if (!*late) return (float *)stx__scratch_of(x, numbers * sizeof(float), name);
+    if (t->used + bytes > STX__LATE_ROOM || t->count + STX__COLUMN_SUMS > STX__LATE_MOST) stx__late_now(x);
+    t->used += bytes;
+    return (float *)(void *)(t->room + t->used - bytes);
+}
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C,
+                             int late) {
+    struct stx__late *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
+    for (k = 0; late && k < count; k++) {
+        for (j = 0; j < t->count; j++) again |= d[k] && t->sums.s[j].d.p == d[k];
+        for (j = 0; j < k; j++) again |= d[k] && d[j] == d[k];
+    }
+    for (k = 0; late && !again && k < count; k++) if (d[k]) {
+        stx__late_sum *s = &t->sums.s[t->count++];
+        s->d = stx__num_of(x, d[k]);
+        s->part = part + k * C;
+        s->ld = count * C; s->chunks = chunks; s->C = C;
+    }
+    if (late && !again) return;
+    if (late) stx__late_now(x);             /* of one array in order: those before, and then these, at once */
+    again = 0;
     memset(&to, 0, sizeof to);
     for (k = 0; k < count; k++) {
         to.d[k] = stx__num_of(x, d[k]);
@@ -432,7 +493,7 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     return rows < least ? least : rows;
 }
 static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
-                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int late) {
     stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
@@ -440,7 +501,7 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     stx_real *to[2];
     float *part;
     if (!N || !C) return;
-    part = (float *)stx__scratch_of(x, chunks * ld * sizeof *part, name);
+    part = stx__late_part(x, name, chunks * ld, &late);
     if (!part) return;
     if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
@@ -449,11 +510,11 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     to[0] = d; to[1] = d2;
-    stx__columns_sum(x, name, to, mean ? 2 : 1, part, chunks, C);
+    stx__columns_sum(x, name, to, mean ? 2 : 1, part, chunks, C, late);
 }
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
-    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C);
+    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0);
 }
 
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
@@ -682,7 +743,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy
                       size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0);
 }
 
 // >>activations -------------------------------------------------------------------------------------------------------
@@ -1312,18 +1373,19 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
         int sums = a->dbias ? 3 : 2;
         stx_real *to[STX__COLUMN_SUMS] = {a->dgain, a->dshift, a->dbias};
+        int late = a->late;
         float *part = NULL;
-        if ((a->dgain || a->dshift || a->dbias) && !(part = (float *)stx__scratch_of(x, blocks * sums * C * sizeof *part, name))) return;
+        if ((a->dgain || a->dshift || a->dbias) && !(part = stx__late_part(x, name, blocks * sums * C, &late))) return;
         if (a->dbias) stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
         else stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
-        if (part) stx__columns_sum(x, name, to, sums, part, blocks, C);
+        if (part) stx__columns_sum(x, name, to, sums, part, blocks, C, late);
         return;
     }
-    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C);
+    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, a->late);
     if (!a->ds && !a->df) return;
     if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
     else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
-    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C);
+    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, a->late);
 }
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                             const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
@@ -1974,17 +2036,17 @@ template<int W> static __global__ void stx__slope_columns_kernel(float *part, st
 }
 /* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
-                               size_t O, int act) {
+                               size_t O, int act, int late) {
     stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
         pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
     dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
-    float *part = (float *)stx__scratch_of(x, chunks * O * sizeof *part, what);
+    float *part = stx__late_part(x, what, chunks * O, &late);
     if (!part) return;
     if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
     else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
-    stx__columns_sum(x, what, &db, 1, part, chunks, O);
+    stx__columns_sum(x, what, &db, 1, part, chunks, O, late);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
@@ -1995,9 +2057,9 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act);
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act, a->late);
     else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->late);
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
@@ -5333,7 +5395,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
     to[0] = a->dv; to[1] = a->dbias;
-    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, a->B, O2);
+    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, a->B, O2, 0);
 }
 #endif /* SEQTX_SRU_H */
 
@@ -6965,7 +7027,8 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
         return NULL;
     }
     g = (stx_gpu *)calloc(1, sizeof *g);
-    if (!g) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
+    if (g) g->late = (struct stx__late *)calloc(1, sizeof *g->late);
+    if (!g || !g->late) { free(g); stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
     g->index = d->gpu;
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
@@ -7019,8 +7082,15 @@ void stx_cuda_close(stx_gpu *g) {
     }
     if (g->shift) (void)cudaFree(g->shift);
     if (g->scratch) (void)cudaFree(g->scratch);
+    if (g->late->room) (void)cudaFree(g->late->room);
+    free(g->late);
     if (g->stream) (void)cudaStreamDestroy(g->stream);
     free(g);
+}
+void stx_cuda_late(stx_ctx *x, int by) {
+    struct stx__late *t = stx__gpu(x)->late;
+    t->depth += by;
+    if (by == 0 || t->depth == 0) stx__late_now(x);
 }
 void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     stx_gpu *g = stx__use(x);
