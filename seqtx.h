@@ -503,8 +503,8 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* The same of what all ranks of a group have alike (positions, say), by masks that are alike, too: stx_dropout takes a's first dimension
    for this rank's share of the batch. Without a group they are one. */
 STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p);
-/* y (n) = a mask / keep, and da += dy mask / keep by the same call; y may be a, without accumulate. The mask of 8 neighbours comes from one stx_philox(seed, stream, ..),
-   the first ones' from number `first` */
+/* y (n) = a mask / keep, and da += dy mask / keep by the same call; y may be a, without accumulate. The mask of 8 neighbours comes from
+   one stx_philox(seed, stream, ..), the first ones' from number `first` */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
                              uint64_t first, int accumulate))
 
@@ -1095,7 +1095,7 @@ extern void   stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *f
 extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
 extern void   stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
 extern void   stx_cuda_sync(stx_ctx *x);
-extern void   stx_cuda_late(stx_ctx *x, int by);             /* sums may wait: from 1 to -1, which may be nested; 0, the last -1: made now */
+extern void   stx_cuda_late(stx_ctx *x, int by);             /* sums may wait: between 1 and -1, which may nest; 0, the last -1: made now */
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
@@ -4464,8 +4464,8 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, alone_f, size, f->full);
     stx__grad_give(x, alone_s, size, n->y->full);
 }
-static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain, stx_tensor *shift,
-                                      double eps) {
+static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
+                                      stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[5];
     stx_residual_norm_args *k;
     stx__node *node;
@@ -4735,7 +4735,7 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     y->needs_grad = y->is_param = y->is_leaf = 0;
     return y;
 }
-/* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to, and no tape is needed: 1 */
+/* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to; no tape is needed: 1 */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
     if (!x->recording || !a->is_param || !a->needs_grad || !a->grad) return 0;
     y->grad = stx_at(x, a->grad, at);

@@ -635,8 +635,8 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
 }
 
 /* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb, size_t wb,
-                                                            size_t n) {
+template<int W> static __global__ void stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
+                                                            size_t wb, size_t n) {
     STX__STEP(i, n, W) {
         size_t r = i / (wa + wb), c = i - r * (wa + wb);
         float v[W];
@@ -681,22 +681,23 @@ void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size
 }
 
 /* y[k] (n[k]) = 0: a row of blocks each. A thread writes four neighbours at a time. */
-struct stx__zero_nums { stx__num y[STX_ZEROS_MOST]; size_t n[STX_ZEROS_MOST]; };
-template<int W> static __global__ void stx__zero_each_kernel(stx__zero_nums z) {
+struct stx__zero_one { stx__num y; size_t n; };
+struct stx__zero_all { stx__zero_one of[STX_ZEROS_MOST]; };
+template<int W> static __global__ void stx__zero_each_kernel(stx__zero_all all) {
     const float zero[W] = {0};
-    const size_t k = blockIdx.y, n = z.n[k];
-    STX__STEP(i, n, W) stx__putn<W>(z.y[k], i, zero);
+    const stx__zero_one &z = all.of[blockIdx.y];
+    STX__STEP(i, z.n, W) stx__putn<W>(z.y, i, zero);
 }
 void stx_zero_each_cuda(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
-    stx__zero_nums z;
+    stx__zero_all z;
     size_t k, most = 0;
     int four = 1;
     memset(&z, 0, sizeof z);
     for (k = 0; k < count; k++) {
-        z.y[k] = stx__num_of(x, y[k]);
-        z.n[k] = n[k];
+        z.of[k].y = stx__num_of(x, y[k]);
+        z.of[k].n = n[k];
         if (n[k] > most) most = n[k];
-        four = four && n[k] % 4 == 0 && stx__by4(z.y[k]);
+        four = four && n[k] % 4 == 0 && stx__by4(z.of[k].y);
     }
     if (!most) return;
     if (four) STX__RUN_KERNEL(x, "stx_zero_each", stx__zero_each_kernel<4>, dim3(stx__grid(x, most / 4), (unsigned)count), 256, 0, z);
@@ -1243,8 +1244,8 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { s
    A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all
    gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2 or 3, C). */
 struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
-template<int Q, int BIAS> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C,
-    size_t rows, stx__drop d) {
+template<int Q, int BIAS> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N,
+    size_t C, size_t rows, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;

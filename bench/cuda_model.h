@@ -122,7 +122,8 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     b /= PLAN_BYTES;
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
-/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second one that waits (SUMS THAT WAIT): 24 sums or 32 MiB a node */
+/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second one that waits (SUMS THAT WAIT): 24 sums or 32 MiB of
+   first stages a node */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
@@ -291,8 +292,8 @@ typedef struct family {
 } family;
 static const family families[] = {
     {"xl", "Transformer-XL 12x512, 512 + 512", OF_XL, 12, 512, 2048, 8, 512, 512, 0, 22, 256, 12},
-    {"compressive", "Compressive Transformer 12x512, GRU gates, GLU, 1024 + 1024 + 256", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 16,
-        256, 7},
+    {"compressive", "Compressive Transformer 12x512, GRU gates, GLU, 1024 + 1024 + 256", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256,
+        16, 256, 7},
     {"compressive 1", "the same, one stream", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 1, 256, 7},
     {"par search", "PAR's supernet, 6 mixtures of 128 (512), 32 + 16", OF_SUPERNET, 6, 128, 512, 4, 32, 16, 0, 32, 205, 6},
     {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205, 3}};
@@ -323,7 +324,8 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = D <= 32 ? 32 : D <= 64 ? 64 : 128;
     t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
     t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
-    work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs, 2 * (2 * N * d + 2 * B * S * d) + 8 * N * H + 2 * P);
+    work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,
+             2 * (2 * N * d + 2 * B * S * d) + 8 * N * H + 2 * P);
     work_runs(w, "attention forward", place ? B * H * tiles_forward(&t) * 32 * t.BK * t.DP : 4 * D * pairs, (place ? 6 : 4) * D * pairs);
     w->model_flop += (place ? 6 : 4) * D * pairs;
     if (!back) return;
@@ -400,8 +402,8 @@ static inline void more_layer(work *w, const family *f, int remembers) {
 static inline double family_parameters(const family *f) {
     double d = (double)f->dim, F = (double)f->inner, L = (double)f->layers, r = (double)f->remember, V = (double)f->vocab;
     double layer = f->kind == OF_COMPRESSIVE ? 4 * d * d + 3 * d * F + 12 * d * d + 2 * F + 15 * d : 5 * d * d + 2 * d * F + F + 8 * d;
-    return L * layer + (f->kind == OF_COMPRESSIVE ? r * (4 * d * d + d) + (double)(f->block + f->memory + f->cmem) * d / (double)f->heads : 0)
-        + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
+    double more = f->kind == OF_COMPRESSIVE ? r * (4 * d * d + d) + (double)(f->block + f->memory + f->cmem) * d / (double)f->heads : 0;
+    return L * layer + more + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
 }
 static inline void family_count(work *w, const family *f) {
     double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab;

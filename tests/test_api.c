@@ -2016,7 +2016,8 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         memset(&k, 0, sizeof k);
         for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i] / (double)n; if (i < C) sum2 += (double)b[i] / (double)C; }
         k.count = 2; k.n[0] = n; k.n[1] = C; k.a[0] = a; k.a[1] = b; k.y0 = c; k.dy = dy; k.s = 3;
-        KERNEL("add_means", 1, 4 + (double)(sizeof(stx_real) / 8 * n), (k.y = y, stx_add_means_fwd(x, &k)), (double)c[0] + 3 * (sum + sum2));
+        KERNEL("add_means", 1, 4 + (double)(sizeof(stx_real) / 8 * n), (k.y = y, stx_add_means_fwd(x, &k)),
+               (double)c[0] + 3 * (sum + sum2));
         KERNEL("add_means da", n, 4, (k.da[1] = y, stx_add_means_bwd(x, &k)), (double)c[i] + (i < C ? 3 * (double)dy[0] / (double)C : 0));
     }
     for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }

@@ -639,7 +639,8 @@ static void late_grads(int device, int precision, stx_real *got) {
     stx_params *p = stx_params_create(x);
     float *a = cuda_random(LATE_N * LATE_C, 1, 0);
     stx_tensor *w = stx_param(p, STX_NORMAL, 0.1, "w", LATE_C, LATE_C, 0, 0), *b = stx_param(p, STX_NORMAL, 0.1, "b", LATE_C, 0, 0, 0);
-    stx_tensor *gain = stx_param(p, STX_CONSTANT, 1, "gain", LATE_C, 0, 0, 0), *both = stx_param(p, STX_CONSTANT, 0.5, "both", LATE_C, 0, 0, 0);
+    stx_tensor *gain = stx_param(p, STX_CONSTANT, 1, "gain", LATE_C, 0, 0, 0);
+    stx_tensor *both = stx_param(p, STX_CONSTANT, 0.5, "both", LATE_C, 0, 0, 0);
     stx_tensor *own[LATE_OPS][2], *h, *f;
     size_t i, k;
     char name[2][24];

@@ -74,7 +74,8 @@ static void test_flat(void) {
                 mg.a[0] = b.d; mg.a[1] = p.d; mg.a[2] = a.d; mg.y0 = l.d; mg.y = t.d;
                 BOTH(stx_add_means_fwd, (cx, &mc), (gx, &mg)); arr_check("add_means", &t, 2e-6);
                 mc.dy = g.c; mc.da[0] = d.c; mc.da[1] = e.c; mg.dy = g.d; mg.da[0] = d.d; mg.da[1] = e.d;
-                BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg)); arr_check("add_means da", &d, 1e-6); arr_check("add_means da, second", &e, 1e-6);
+                BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
+                arr_check("add_means da", &d, 1e-6); arr_check("add_means da, second", &e, 1e-6);
                 arr_free(&t);
             }
             BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n)); arr_check("scale by", &d, 1e-7);
@@ -202,8 +203,8 @@ static void test_rows(void) {
             arr_check("residual_norm ds += alone", &d, C < 4 ? 1e-3 : 4e-6);
             arr_check("residual_norm dgain again", &dgain, 4e-6); arr_check("residual_norm dshift again", &dshift, 4e-6);
         }
-        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, dgain.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, dgain.d, g.d, a.d,
-            gain.d, mean.d, rstd.d, N, C, 0));
+        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, dgain.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, dgain.d, g.d,
+            a.d, gain.d, mean.d, rstd.d, N, C, 0));
         arr_check("layernorm dgain and dshift in one", &dgain, 8e-6);
 
         BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
@@ -249,8 +250,8 @@ static void test_rows(void) {
             zn[0] = n; zn[1] = C; zn[2] = C; zn[3] = n / 2;
             for (acc = 1; acc < 5; acc++) {
                 BOTH(stx_zero_each, (cx, zc, zn, acc), (gx, zg, zn, acc));
-                arr_check("zero_each 0", &y, 0); arr_check("zero_each 1", &gain, 0); arr_check("zero_each 2", &db, 0); arr_check("zero_each 3",
-                    &z, 0);
+                arr_check("zero_each 0", &y, 0); arr_check("zero_each 1", &gain, 0); arr_check("zero_each 2", &db, 0);
+                arr_check("zero_each 3", &z, 0);
             }
             arr_free(&z);
         }

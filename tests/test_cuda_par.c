@@ -329,7 +329,8 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
     r->x = stx_create(&cd);
     r->B = 2; r->T = 8; r->V = WORDS;
-    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : model_dim; d.heads = 2; d.inner = 40; d.blocks = model_blocks; d.segment = r->T; d.mem = 12;
+    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : model_dim; d.heads = 2; d.inner = 40;
+    d.blocks = model_blocks; d.segment = r->T; d.mem = 12;
     d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1;
     d.init_std = 0.2; d.tau = 1;
     if (which == SOFT) { d.latency = STX_PAR_LATENCY_HINGE; d.latency_target = 0.5; }
