@@ -462,6 +462,14 @@ STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_
 /* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart */
 STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
                         int accumulate))
+/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side, rows of a lda and of b ldb apart */
+STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
+                          size_t rows))
+/* Each row of y (rows,n) moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart */
+STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
+/* y[k] (n[k]) = 0 for each of count <= STX_ZEROS_MOST arrays */
+enum { STX_ZEROS_MOST = 4 };
+STX_KERNEL(stx_zero_each, (stx_ctx *x, stx_real *const *y, const size_t *n, size_t count))
 /* db (C) += sum over rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
@@ -500,8 +508,8 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
 /* The same of what all ranks of a group have alike (positions, say), by masks that are alike, too: stx_dropout takes a's first dimension
    for this rank's share of the batch. Without a group they are one. */
 STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p);
-/* y (n) = a mask / keep, and da += dy mask / keep by the same call. The mask of 8 neighbours comes from one stx_philox(seed, stream, ..),
-   the first ones' from number `first` */
+/* y (n) = a mask / keep, and da += dy mask / keep by the same call; y may be a, without accumulate. The mask of 8 neighbours comes from
+   one stx_philox(seed, stream, ..), the first ones' from number `first` */
 STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
                              uint64_t first, int accumulate))
 
@@ -532,21 +540,26 @@ STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
 
 /* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest as in stx_layernorm. */
 STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
-/* Everything that its kernels need. forward writes y, s, mean, rstd: s = h + dropout(f), as stx_dropout_fwd with drop, seed, stream, and
-   y = layernorm(s). backward reads dy, s, mean, rstd, gain: ds is written; df = or += ds through the dropout; dgain and dshift are added
-   to. Of these df, dgain, dshift may be NULL: not wanted. */
+/* The same of f + b, b (C) or NULL: the bias of the product that made f without one. Backward then finds its gradient in the same pass. */
+STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
+                                           stx_tensor *shift, double eps);
+/* Everything that its kernels need. forward writes y, s, mean, rstd: s = h + dropout(f + bias), as stx_dropout_fwd with drop, seed, stream,
+   and y = layernorm(s). backward reads dy, s, mean, rstd, gain: ds = or +=; df = or += what is ds without what was there, through the
+   dropout; dgain, dshift and dbias, the sum of df's rows, are added to. Of these df, dgain, dshift, dbias may be NULL: not wanted. With
+   dbias, with add_ds, and where ds is NULL, df is written if it is there (accumulate 0); dbias wants df, and that is not ds. */
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop 0: no dropout */
     uint64_t seed, stream, first;           /* of the dropout */
     const stx_real *h, *f;                  /* (N,C) */
-    const stx_real *gain, *shift;           /* (C) */
+    const stx_real *gain, *shift, *bias;    /* (C); bias NULL: none */
     stx_real *y, *s;                        /* (N,C) */
     stx_real *mean, *rstd;                  /* (N): of s, for backward */
     const stx_real *dy;                     /* (N,C) */
     stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
-    stx_real *dgain, *dshift;               /* (C) */
-    int accumulate;                         /* df += */
+    stx_real *dgain, *dshift, *dbias;       /* (C) */
+    int accumulate, add_ds;                 /* df +=, ds += */
+    int late;                               /* the sums over rows are of parameters: see stx_linear_bwd_args */
 } stx_residual_norm_args;
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
 STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
@@ -608,6 +621,8 @@ typedef struct stx_linear_bwd_args {
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
+    int late;                               /* db is a parameter's gradient, which backward itself does not read: inside of stx_backward a
+                                               GPU may add to it later, many such sums in one launch, before stx_backward returns */
 } stx_linear_bwd_args;
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
@@ -626,6 +641,19 @@ STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n
 /* y (1) = sum of a (n); da (n) += dy[0] */
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+/* y + s times the sum of the means of a[0], .., a[count-1] -> (1), y (1): a loss and a penalty on many small parameters, in few kernels. */
+STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count, double s);
+enum { STX_MEANS = 8 };
+typedef struct stx_means_args {             /* up to STX_MEANS of them */
+    size_t count, n[STX_MEANS];
+    stx_real s;
+    const stx_real *a[STX_MEANS];           /* (n[k]) */
+    const stx_real *y0, *dy;                /* (1) */
+    stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
+    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; two may be one array */
+} stx_means_args;
+STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
+STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
 
 /* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the number of rows) -> (1).
    logits (..,V), targets with one id a row. */
@@ -1072,6 +1100,7 @@ extern void   stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *f
 extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
 extern void   stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
 extern void   stx_cuda_sync(stx_ctx *x);
+extern void   stx_cuda_late(stx_ctx *x, int by);             /* sums may wait: between 1 and -1, which may nest; 0, the last -1: made now */
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
@@ -2853,7 +2882,20 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
     return g;
 }
-/* The same for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
+/* The gradients of several, of which those that are new become zero together; each NULL: not wanted. In error none is */
+static void stx__grads(stx_ctx *x, stx_tensor *const *t, int count, stx_real **g) {
+    stx_real *zero[STX_ZEROS_MOST];
+    size_t n[STX_ZEROS_MOST], zeros = 0;
+    int i, fresh;
+    for (i = 0; i < count; i++) {
+        g[i] = stx__grad_fresh(x, t[i], &fresh);
+        if (!g[i] || !fresh) continue;
+        n[zeros] = t[i]->size;
+        zero[zeros++] = g[i];
+    }
+    if (zeros && !x->code) STX_RUN(x, stx_zero_each, (x, zero, n, zeros));
+}
+/* As stx__grad_fresh for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
@@ -2925,10 +2967,18 @@ static int stx__made(const stx__node *n, const stx_tensor *t) {
 
 static size_t stx__send_begin(stx_ctx *x);
 static void stx__send_ready(stx_ctx *x, size_t left);
+static void stx__late(stx_ctx *x, int by) {
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) stx_cuda_late(x, by);
+#else
+    (void)x; (void)by;
+#endif
+}
 static void stx__walk(stx_ctx *x) {
     int recording = x->recording, sending = x->sending && !x->inner;
     size_t left = sending ? stx__send_begin(x) : 0;        /* nodes on the tape */
     x->recording = 0;
+    stx__late(x, 1);
     for (; x->tape && !x->code; left--) {
         stx__node *n = x->tape;
         int i, flowed = n->y->grad != NULL;
@@ -2940,6 +2990,7 @@ static void stx__walk(stx_ctx *x) {
         stx__grad_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++) if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
+    stx__late(x, -1);
     if (sending && !x->code) stx__send_ready(x, 0);
     if (sending) x->sending = NULL;
     x->recording = recording;
@@ -3680,6 +3731,40 @@ STX_DEF void stx_copy2d(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
     j.y = y; j.ldy = ldy; j.a = a; j.lda = lda; j.cols = cols; j.accumulate = accumulate;
     stx_parallel(x, rows, rows * cols, stx__copy_part, &j);
 }
+typedef struct stx__cat_job { stx_real *y; const stx_real *a, *b; size_t lda, wa, ldb, wb; } stx__cat_job;
+static void stx__cat_part(const stx_share *s, const void *job) {
+    const stx__cat_job *j = (const stx__cat_job *)job;
+    size_t r;
+    for (r = s->from; r < s->to; r++) {
+        stx_real *to = j->y + r * (j->wa + j->wb);
+        memcpy(to, j->a + r * j->lda, j->wa * sizeof *to);
+        memcpy(to + j->wa, j->b + r * j->ldb, j->wb * sizeof *to);
+    }
+}
+STX_DEF void stx_concat2d(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
+                          size_t rows) {
+    stx__cat_job j;
+    j.y = y; j.a = a; j.b = b; j.lda = lda; j.wa = wa; j.ldb = ldb; j.wb = wb;
+    stx_parallel(x, rows, rows * (wa + wb), stx__cat_part, &j);
+}
+static void stx__shift_part(const stx_share *s, const void *job) {
+    const stx__copy_job *j = (const stx__copy_job *)job;
+    size_t r;
+    for (r = s->from; r < s->to; r++) {
+        stx_real *row = j->y + r * j->ldy, *end = row + j->ldy - j->cols;
+        memmove(row, row + j->cols, (size_t)(end - row) * sizeof *row);
+        memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
+    }
+}
+STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+    stx__copy_job j;
+    j.y = y; j.a = a; j.ldy = n; j.lda = lda; j.cols = w; j.accumulate = 0;
+    stx_parallel(x, rows, rows * n, stx__shift_part, &j);
+}
+STX_DEF void stx_zero_each(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
+    size_t k;
+    for (k = 0; k < count; k++) stx_fill(x, y[k], n[k], 0);
+}
 
 // >>add, mul, scale
 
@@ -4023,6 +4108,12 @@ STX_INNER void stx__dropout_n(int fma, stx_real *y, const stx_real *a, size_t n,
 STX_EACH_ISA(stx__dropout_n, (stx_real *STX_RESTRICT y, const stx_real *STX_RESTRICT a, size_t n, uint64_t seed, uint64_t stream,
                               uint64_t group, uint32_t keep16, stx_real inv, int accumulate), y, a, n, seed, stream, group, keep16,
              inv, accumulate)
+STX_INNER void stx__dropout_self(int fma, stx_real *y, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
+                                 stx_real inv) {
+    stx__dropout_n(fma, y, y, n, seed, stream, group, keep16, inv, 0);
+}
+STX_EACH_ISA(stx__dropout_self, (stx_real *STX_RESTRICT y, size_t n, uint64_t seed, uint64_t stream, uint64_t group, uint32_t keep16,
+                                 stx_real inv), y, n, seed, stream, group, keep16, inv)
 typedef struct stx__dropout_job {
     stx_real *y;
     const stx_real *a;
@@ -4035,7 +4126,8 @@ static void stx__dropout_part(const stx_share *s, const void *job) {
     const stx__dropout_job *j = (const stx__dropout_job *)job;
     size_t at, n = stx__numbers_of(s, j->n, &at);
     stx_real inv = (stx_real)(65536.0 / j->keep);
-    STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv, j->accumulate));
+    if (j->y == j->a) STX_CALL(s->x, stx__dropout_self, (j->y + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv));
+    else STX_CALL(s->x, stx__dropout_n, (j->y + at, j->a + at, n, j->seed, j->stream, j->first + at / 8, j->keep, inv, j->accumulate));
 }
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
                              uint64_t first, int accumulate) {
@@ -4236,10 +4328,18 @@ STX_DEF void stx_log_softmax_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, c
 typedef struct stx__layernorm_save { stx_real *mean, *rstd; } stx__layernorm_save;
 static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx__layernorm_save *s = (stx__layernorm_save *)n->save;
+    stx_residual_norm_args a;           /* without a branch */
     int fresh;
-    stx_real *din = stx__grad_fresh(x, n->in[0], &fresh), *dg = stx__grad(x, n->in[1]), *ds = stx__grad(x, n->in[2]);
-    STX_RUN(x, stx_layernorm_bwd, (x, din, dg, ds, n->y->grad, n->in[0]->data, n->in[1]->data, s->mean, s->rstd, stx__rows(n->y),
-                                   stx__last(n->y), !fresh));
+    memset(&a, 0, sizeof a);
+    a.N = stx__rows(n->y); a.C = stx__last(n->y);
+    a.ds = stx__grad_fresh(x, n->in[0], &fresh);
+    a.dgain = stx__grad(x, n->in[1]);
+    a.dshift = stx__grad(x, n->in[2]);
+    if (x->code) return;
+    a.dy = n->y->grad; a.s = n->in[0]->data; a.gain = n->in[1]->data; a.mean = s->mean; a.rstd = s->rstd;
+    a.add_ds = a.ds && !fresh;
+    a.late = n->in[1]->is_param && n->in[2]->is_param;
+    STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
     stx_tensor *y, *ins[3];
@@ -4364,31 +4464,41 @@ STX_DEF void stx_layernorm_bwd(stx_ctx *x, stx_real *din, stx_real *dgain, stx_r
 
 static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a = *(stx_residual_norm_args *)n->save;
-    stx_tensor *h = n->in[0];
+    stx_tensor *h = n->in[0], *f = n->in[1];
+    size_t size = n->y->size;
     int fresh_f, fresh_h;         /* h is f: df has the fresh one */
-    stx_real *dh;
-    a.df = stx__grad_fresh(x, n->in[1], &fresh_f);
+    stx_real *df = stx__grad_fresh(x, f, &fresh_f), *dh, *alone_f = NULL, *alone_s = NULL;
     a.dgain = stx__grad(x, n->in[2]);
     a.dshift = stx__grad(x, n->in[3]);
+    a.dbias = stx__grad(x, n->in[4]);
     dh = stx__grad_fresh(x, h, &fresh_h);
-    a.ds = fresh_h ? dh : stx__grad_take(x, n->y->size, n->y->full);       /* of h's kind: stx_residual_norm makes y like h */
-    if (!a.ds || x->code) return;
+    if (a.dbias && !fresh_f) alone_f = stx__grad_take(x, size, f->full);
+    a.df = alone_f ? alone_f : df;
+    a.accumulate = df && !fresh_f && !alone_f;
+    a.add_ds = dh && !fresh_h && !a.accumulate && dh != a.df;
+    if (!(fresh_h || a.add_ds) && (dh || !a.df || a.accumulate)) alone_s = stx__grad_take(x, size, n->y->full);
+    a.ds = fresh_h || a.add_ds ? dh : alone_s;
+    if (x->code) return;
     a.dy = n->y->grad;
-    a.accumulate = !fresh_f;
+    a.late = n->in[2]->is_param && n->in[3]->is_param && (!n->in[4] || n->in[4]->is_param);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
-    if (fresh_h) return;
-    if (dh) STX_RUN(x, stx_axpy, (x, dh, a.ds, n->y->size, 1, 1));
-    stx__grad_give(x, a.ds, n->y->size, n->y->full);
+    if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
+    if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
+    stx__grad_give(x, alone_f, size, f->full);
+    stx__grad_give(x, alone_s, size, n->y->full);
 }
-STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
-    stx_tensor *y, *ins[4];
+static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
+                                      stx_tensor *shift, double eps) {
+    stx_tensor *y, *ins[5];
     stx_residual_norm_args *k;
     stx__node *node;
-    char a[96], b[96];
+    char t[96], u[96];
     if (!stx_ok(x) || !h || !f || !gain || !shift) return NULL;
-    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, a), stx__shape(f, b));
+    STX__NEED(x, stx__same(h, f), STX_ERR_SHAPE, "stx_residual_norm: %s and %s: want equal shapes", stx__shape(h, t), stx__shape(f, u));
     STX__NEED(x, gain->size == stx__last(h) && shift->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm: input %s with %zu gains "
-              "and %zu shifts: want one each a channel", stx__shape(h, a), gain->size, shift->size);
+              "and %zu shifts: want one each a channel", stx__shape(h, t), gain->size, shift->size);
+    STX__NEED(x, !b || b->size == stx__last(h), STX_ERR_SHAPE, "stx_residual_norm_bias: input %s with a bias of %zu: want one number a "
+              "channel", stx__shape(h, t), b->size);
     STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_residual_norm: dropout probability %g, want 0 <= p < 1", p);
     y = stx__like(x, h);
     k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
@@ -4402,35 +4512,63 @@ STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k->stream = k->drop > 0 ? stx__stream(x) : 0;
     if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->first)) return NULL;
     k->h = h->data; k->f = f->data; k->gain = gain->data; k->shift = shift->data;
+    k->bias = b ? b->data : NULL;
     k->y = y->data;
     k->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
     k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
     if (!k->s || !k->mean) return NULL;
     k->rstd = k->mean + k->N;
     STX_RUN(x, stx_residual_norm_fwd, (x, k));
-    ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift;
-    node = stx__record(x, y, stx__residual_norm_back, ins, 4);
+    ins[0] = h; ins[1] = f; ins[2] = gain; ins[3] = shift; ins[4] = b;
+    node = stx__record(x, y, stx__residual_norm_back, ins, 5);
     if (node) node->save = k;
     return y;
 }
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps) {
+    return stx__residual_norm(x, h, f, NULL, p, gain, shift, eps);
+}
+STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
+                                           stx_tensor *shift, double eps) {
+    return stx__residual_norm(x, h, f, b, p, gain, shift, eps);
+}
 
-/* s = h + dropout(f) ; y = layernorm(s) */
+STX_INNER void stx__residual_row(int fma, stx_real *o, const stx_real *h, const stx_real *f, const stx_real *b, size_t C) {
+    size_t c;
+    (void)fma;
+    if (b) for (c = 0; c < C; c++) o[c] = h[c] + (f[c] + b[c]);
+    else for (c = 0; c < C; c++) o[c] = h[c] + f[c];
+}
+STX_EACH_ISA(stx__residual_row, (stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT h, const stx_real *STX_RESTRICT f,
+                                 const stx_real *STX_RESTRICT b, size_t C), o, h, f, b, C)
+static void stx__residual_norm_part(const stx_share *s, const void *job) {
+    const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
+    size_t n, at;
+    for (n = s->from; n < s->to; n++) {
+        at = n * a->C;
+        if (!(a->drop > 0)) STX_CALL(s->x, stx__residual_row, (a->s + at, a->h + at, a->f + at, a->bias, a->C));
+        STX_CALL(s->x, stx__layernorm_row, (a->y + at, a->mean + n, a->rstd + n, a->s + at, a->gain, a->shift, a->C, a->eps));
+    }
+}
+/* s = h + dropout(f + bias) ; y = layernorm(s): row by row, as long as a row is in the nearest cache */
 STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
     size_t n = a->N * a->C;
     if (a->drop > 0) {
-        stx_dropout_fwd(x, a->s, a->f, n, a->drop, a->seed, a->stream, a->first, 0);
+        if (a->bias) stx_add_fwd(x, a->s, a->f, a->bias, n, a->C);
+        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream, a->first, 0);
         stx_axpy(x, a->s, a->h, n, 1, 1);
-    } else {
-        stx_add_fwd(x, a->s, a->h, a->f, n, n);
     }
-    stx_layernorm_fwd(x, a->y, a->mean, a->rstd, a->s, a->gain, a->shift, a->N, a->C, a->eps);
+    stx_parallel(x, a->N, 5 * n, stx__residual_norm_part, a);
 }
-/* ds = layernorm' ; df (+)= ds mask / keep */
+/* g = layernorm' ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n of that */
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     size_t n = a->N * a->C;
-    stx_layernorm_bwd(x, a->ds, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C, 0);
-    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, a->ds, n, a->drop, a->seed, a->stream, a->first, a->accumulate);
-    else if (a->df) stx_axpy(x, a->df, a->ds, n, 1, a->accumulate);
+    int by_df = a->df && (a->add_ds || !a->ds);           /* g is made in df, and in ds else */
+    stx_real *g = by_df ? a->df : a->ds;
+    stx_layernorm_bwd(x, g, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C, a->add_ds && !by_df);
+    if (by_df && a->ds) stx_axpy(x, a->ds, g, n, 1, 1);
+    if (a->df && a->drop > 0) stx_dropout_fwd(x, a->df, g, n, a->drop, a->seed, a->stream, a->first, a->accumulate);
+    else if (a->df && !by_df) stx_axpy(x, a->df, g, n, 1, a->accumulate);
+    if (a->dbias) stx_sum_rows(x, a->dbias, a->df, a->N, a->C);
 }
 
 // >>embedding
@@ -4533,8 +4671,7 @@ static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t row
     size_t wa = a->size / rows, wb = b->size / rows;
     stx__node *node;
     if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, wa + wb, a->data, wa, rows, wa, 0));
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, wa), wa + wb, b->data, wb, rows, wb, 0));
+    STX_RUN(x, stx_concat2d, (x, y->data, a->data, wa, wa, b->data, wb, wb, rows));
     node = stx__record2(x, y, stx__cat_back, a, b);
     if (node) {
         stx__cat_save *s = (stx__cat_save *)stx_step_alloc(x, sizeof *s);
@@ -4621,6 +4758,13 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     y->needs_grad = y->is_param = y->is_leaf = 0;
     return y;
 }
+/* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to; no tape is needed: 1 */
+static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
+    if (!x->recording || !a->is_param || !a->needs_grad || !a->grad) return 0;
+    y->grad = stx_at(x, a->grad, at);
+    y->needs_grad = y->is_param = y->is_leaf = 1;
+    return 1;
+}
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t d[STX_MAX_DIM], n = 1;
     stx_tensor *y;
@@ -4635,7 +4779,7 @@ STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1,
     if (!y) return NULL;
     y->ndim = stx__dims(d);
     memcpy(y->dim, d, sizeof d);
-    stx__record1(x, y, stx__reshape_back, a);
+    if (!stx__view_of_param(x, y, a, 0)) stx__record1(x, y, stx__reshape_back, a);
     return y;
 }
 static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
@@ -4654,6 +4798,7 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
     y->dim[0] = r1 - r0;
     y->size = (r1 - r0) * a->dim[1];
     y->data = stx_at(x, a->data, r0 * a->dim[1]);
+    if (stx__view_of_param(x, y, a, r0 * a->dim[1])) return y;
     node = stx__record1(x, y, stx__view_rows_back, a);
     if (node) {
         node->save = stx_step_alloc(x, sizeof(size_t));
@@ -6607,6 +6752,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
+    a.late = b && b->is_param;
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
@@ -6663,6 +6809,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
+        a.late = n->in[2] && n->in[2]->is_param;
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -6853,6 +7000,65 @@ STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n)
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.s = dy[0];
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
+}
+
+static void stx__add_means_back(stx_ctx *x, stx__node *n) {
+    stx_means_args *m = (stx_means_args *)n->save;
+    size_t k;
+    for (k = 0; k < m->count; k++) m->da[k] = stx__grad(x, n->in[1 + k]);
+    if (x->code) return;
+    m->dy = n->y->grad;
+    STX_RUN(x, stx_add_means_bwd, (x, m));
+    stx__grad_dy(x, n, n->in[0], 1);
+}
+STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count, double s) {
+    stx_tensor *ins[1 + STX_MEANS];
+    stx_means_args *m;
+    stx__node *node;
+    size_t k, at;
+    char t[96];
+    if (!stx_ok(x) || !y || (count && !a)) return NULL;
+    for (k = 0; k < count; k++) if (!a[k]) return NULL;
+    STX__NEED(x, y->size == 1, STX_ERR_SHAPE, "stx_add_means: %s, want one number to add to", stx__shape(y, t));
+    for (at = 0; at < count; at += STX_MEANS) {
+        m = (stx_means_args *)stx_step_alloc(x, sizeof *m);
+        if (!m) return NULL;
+        memset(m, 0, sizeof *m);
+        m->count = STX_MIN(count - at, (size_t)STX_MEANS);
+        m->s = (stx_real)s;
+        ins[0] = y;
+        for (k = 0; k < m->count; k++) {
+            ins[1 + k] = a[at + k];
+            m->a[k] = a[at + k]->data;
+            m->n[k] = a[at + k]->size;
+        }
+        m->y0 = y->data;
+        y = stx__scalar_new(x);
+        if (!y) return NULL;
+        m->y = y->data;
+        STX_RUN(x, stx_add_means_fwd, (x, m));
+        node = stx__record(x, y, stx__add_means_back, ins, 1 + (int)m->count);
+        if (node) node->save = m;
+    }
+    return y;
+}
+STX_DEF void stx_add_means_fwd(stx_ctx *x, const stx_means_args *m) {
+    double sum = 0;
+    size_t k;
+    for (k = 0; k < m->count; k++) {
+        stx__loop l = stx__loop_of(m->n[k], 0, 0);
+        l.a = m->a[k];
+        sum += stx__sum_blocks(x, l.n, stx__mean_part, &l) / (double)l.n;
+    }
+    *m->y = (stx_real)((double)*m->y0 + (double)m->s * sum);
+}
+STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
+    size_t k;
+    for (k = 0; k < m->count; k++) {
+        stx__loop l = stx__loop_of(m->n[k], 0, 0);
+        l.y = m->da[k]; l.s = m->s * *m->dy / (stx_real)l.n;
+        if (l.y) stx__elementwise(x, l.n, stx__mean_bwd_part, &l);
+    }
 }
 
 // >>cross_entropy
@@ -7219,12 +7425,14 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
 static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
     stx_tensor *q = n->in[0];
-    stx_real *dq, *apart = NULL;
+    stx_real *dq, *apart = NULL, *into[4];
     size_t bytes;
     a->dy = n->y->grad;
-    a->dq = dq = stx__grad(x, q);    a->dk = stx__grad(x, n->in[1]);
-    a->dv = n->in[2] ? stx__grad(x, n->in[2]) : stx_at(x, a->dk, a->H * a->D);        /* side by side */
-    a->dpe = stx__grad(x, n->in[3]); a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
+    stx__grads(x, n->in, 4, into);
+    a->dq = dq = into[0]; a->dk = into[1];
+    a->dv = n->in[2] ? into[2] : stx_at(x, a->dk, a->H * a->D);        /* side by side */
+    a->dpe = into[3];
+    a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, bytes, 1);
@@ -10066,6 +10274,7 @@ STX_DEF void stx_group_overlap(stx_optim *o) {
 static void stx__send_bucket(stx_ctx *x, stx_params *p) {
     const stx__buckets *b = p->buckets;
     size_t k = --p->buckets->sent;
+    stx__late(x, 0);
     stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->shard ? b->owner[k] : -1);
 }
 /* The node at place `place` of the tape adds to gradients [lo, hi) */
@@ -12133,11 +12342,13 @@ static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_
              pad ? " with padding" : "", s->B, s->layer[l].width, s->all ? "" : "T,", s->layer[l].width);
     return 0;
 }
+/* Rows move on in place where that takes no more steps than this, which a GPU does one after the other */
+enum { STX__SHIFTS = 32 };
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad) {
     stx_ctx *x = out ? out->ctx : NULL;
     const stx_rows_layer *i;
     stx_rows_layer *o;
-    const stx_real *from = NULL;
+    const stx_real *from = NULL, *h_own;
     size_t B, T, d, old, own, n, stride = 0, rows;
     int32_t *mask = NULL;
     if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
@@ -12163,7 +12374,16 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         from = stx_at(x, i->data, (i->real - old) * d);
         stride = i->real * d;
     }
-    if (old && i == o) {        /* they move within one buffer */
+    h_own = stx_at(x, h->data, (T - own) * d);
+    if (old && own && i == o && n == i->real && n <= STX__SHIFTS * own) {        /* full: all move on within one buffer */
+        o->real = 0;
+        if (!stx__rows_set_mask(out, l, mask, n)) return 0;
+        STX_RUN(x, stx_shift2d, (x, o->data, n * d, h_own, T * d, own * d, B));
+        o->real = n;
+        o->rows = rows;
+        return stx_ok(x);
+    }
+    if (old && i == o) {
         stx_real *t = stx__rows_scratch(out, stx_bytes_of(B, old, d));
         if (!t) return 0;
         STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
@@ -12172,8 +12392,9 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
     }
     o->real = 0;
     if (!stx__rows_capacity(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
-    if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
-    if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), n * d, stx_at(x, h->data, (T - own) * d), T * d, B, own * d, 0));
+    if (old && own) STX_RUN(x, stx_concat2d, (x, o->data, from, stride, old * d, h_own, T * d, own * d, B));
+    else if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
+    else if (own) STX_RUN(x, stx_copy2d, (x, o->data, n * d, h_own, T * d, B, own * d, 0));
     o->real = n;
     o->rows = rows;
     return stx_ok(x);
@@ -12206,8 +12427,7 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
     d = y->width; T = h->dim[1];
     t = stx__rows_tensor(s, n + T, d);
     if (!t) return NULL;
-    STX_RUN(x, stx_copy2d, (x, t->data, (n + T) * d, stx_at(x, y->data, (y->real - n) * d), y->real * d, s->B, n * d, 0));
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, n * d), (n + T) * d, h->data, T * d, s->B, T * d, 0));
+    STX_RUN(x, stx_concat2d, (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->real * d, n * d, h->data, T * d, T * d, s->B));
     return t;
 }
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T) {
@@ -12239,8 +12459,9 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     old = STX_MIN(e, y->real);
     t = stx__rows_tensor(s, e, d);
     if (!t) return NULL;
-    if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
-    if (e > old) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, old * d), e * d, h->data, T * d, s->B, (e - old) * d, 0));
+    if (old && e > old) STX_RUN(x, stx_concat2d, (x, t->data, y->data, y->real * d, old * d, h->data, T * d, (e - old) * d, s->B));
+    else if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
+    else STX_RUN(x, stx_copy2d, (x, t->data, e * d, h->data, T * d, s->B, e * d, 0));
     if (mask && ((old && y->masked) || (pad && e > old)))
         *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
     return t;

@@ -691,7 +691,7 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     h = stx_residual_norm(x, h, stx_linear(x, y, p->wo, NULL, STX_ACT_NONE), 0, p->norm1_gain, p->norm1_shift, 1e-5);
     if (m->desc.pers) return h;
     f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), m->desc.dropout);
-    return stx_residual_norm(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE), 0, p->norm2_gain, p->norm2_shift, 1e-5);
+    return stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
 /* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
@@ -745,11 +745,12 @@ STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids
     return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
+    stx_tensor **z;
     size_t l;
     if (!m || !nll || !m->desc.adapt_span || m->desc.span_loss == 0) return nll;
-    for (l = 0; l < m->desc.layers; l++)
-        nll = stx_add(m->ctx, nll, stx_scale(m->ctx, stx_mean(m->ctx, m->layer[l].z), m->desc.span_loss * (double)m->desc.span));
-    return nll;
+    z = (stx_tensor **)stx_step_alloc(m->ctx, m->desc.layers * sizeof *z);
+    for (l = 0; z && l < m->desc.layers; l++) z[l] = m->layer[l].z;
+    return stx_add_means(m->ctx, nll, z, m->desc.layers, m->desc.span_loss * (double)m->desc.span);
 }
 
 // >>generation

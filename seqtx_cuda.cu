@@ -239,6 +239,7 @@ struct stx_gpu {
     unsigned reports;
     char name[96];
     char graph_error[128];              /* why the last step could not be captured; "" if it could */
+    struct stx__late *late;             /* sums that wait: >>shares, sums */
     stx_graph *graphs;                  /* those that there are: >>graph */
     struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
 };
@@ -399,12 +400,92 @@ static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const
         __syncthreads();
     }
 }
-static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__num d, const float *part, size_t ld, size_t chunks, size_t C) {
+/* The same for up to three d, of which number k has the columns [k C, k C + C) of part: a row of blocks each, in one launch */
+enum { STX__COLUMN_SUMS = 3 };
+struct stx__column_sums { stx__num d[STX__COLUMN_SUMS]; };
+static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld, size_t chunks,
+                                                                       size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    stx__columns_add(d, part, ld, chunks, C, sh);
+    const size_t k = blockIdx.y;
+    if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
 }
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *d, const float *part, size_t ld, size_t chunks, size_t C) {
-    STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, stx__blocks(C, 32, 65535), 1024, 0, stx__num_of(x, d), part, ld, chunks, C);
+/* SUMS THAT WAIT. The second stage of such sums is little work and a launch of its own. Where it goes to gradients of parameters, which
+   backward adds to and does not read, it may wait until many of them are made in one launch: when the table or the memory for the first
+   stages is full, before gradients go to other ranks, and when the tape has been walked. They are the same sums, added in the same order
+   to each array, but for one that other kernels add to meanwhile, whose order of additions is another fixed one. */
+enum { STX__LATE_MOST = 24 };
+#ifndef CUDA_HOST
+  #define STX__LATE_ROOM ((size_t)32 << 20)
+#else
+  #define STX__LATE_ROOM ((size_t)1 << 17)
+#endif
+struct stx__late_sum { stx__num d; const float *part; size_t ld, chunks, C; };
+struct stx__late_sums { stx__late_sum s[STX__LATE_MOST]; };
+struct stx__late { int depth, count; char *room; size_t used; stx__late_sums sums; };
+static __global__ void __launch_bounds__(1024) stx__late_kernel(stx__late_sums all) {
+    STX__SHARED(float, sh, 32 * 33);
+    const stx__late_sum &s = all.s[blockIdx.y];
+    stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
+}
+static void stx__late_now(stx_ctx *x) {
+    struct stx__late *t = stx__gpu(x)->late;
+    size_t most = 1;
+    if (!t || !t->count) return;
+    for (int k = 0; k < t->count; k++) if (t->sums.s[k].C > most) most = t->sums.s[k].C;
+    STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel, dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0,
+                    t->sums);
+    memset(&t->sums, 0, sizeof t->sums);
+    t->count = 0;
+    t->used = 0;
+}
+/* Memory for the first stage of up to STX__COLUMN_SUMS sums: *late, or scratch, for sums that are made at once */
+static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *late) {
+    stx_gpu *g = stx__use(x);
+    struct stx__late *t = g->late;
+    size_t bytes = (numbers * sizeof(float) + 255) / 256 * 256;
+    *late = *late && stx_ok(x) && t && t->depth && bytes <= STX__LATE_ROOM;
+    if (*late && !t->room && !g->capturing) {
+        if (cudaMalloc((void **)&t->room, STX__LATE_ROOM) == cudaSuccess) g->bytes += STX__LATE_ROOM;
+        else { (void)cudaGetLastError(); t->room = NULL; }
+    }
+    *late = *late && t->room;
+    if (!*late) return (float *)stx__scratch_of(x, numbers * sizeof(float), name);
+    if (t->used + bytes > STX__LATE_ROOM || t->count + STX__COLUMN_SUMS > STX__LATE_MOST) stx__late_now(x);
+    t->used += bytes;
+    return (float *)(void *)(t->room + t->used - bytes);
+}
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C,
+                             int late) {
+    struct stx__late *t = stx__gpu(x)->late;
+    stx__column_sums to, one;
+    int k, j, again = 0, wanted = 0;
+    for (k = 0; late && k < count; k++) {
+        for (j = 0; j < t->count; j++) again |= d[k] && t->sums.s[j].d.p == d[k];
+        for (j = 0; j < k; j++) again |= d[k] && d[j] == d[k];
+    }
+    for (k = 0; late && !again && k < count; k++) if (d[k]) {
+        stx__late_sum *s = &t->sums.s[t->count++];
+        s->d = stx__num_of(x, d[k]);
+        s->part = part + k * C;
+        s->ld = count * C; s->chunks = chunks; s->C = C;
+    }
+    if (late && !again) return;
+    if (late) stx__late_now(x);             /* of one array in order: those before, and then these, at once */
+    again = 0;
+    memset(&to, 0, sizeof to);
+    for (k = 0; k < count; k++) {
+        to.d[k] = stx__num_of(x, d[k]);
+        wanted += d[k] != NULL;
+        for (j = 0; j < k; j++) again |= d[k] && d[j] == d[k];
+    }
+    if (wanted && !again) STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to,
+                                          part, (size_t)count * C, chunks, C);
+    for (k = 0; again && k < count; k++) {          /* one array for two sums: one after the other */
+        memset(&one, 0, sizeof one);
+        one.d[k] = to.d[k];
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part,
+                        (size_t)count * C, chunks, C);
+    }
 }
 /* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
 static size_t stx__chunk(size_t N, size_t least, size_t most) {
@@ -412,14 +493,15 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     return rows < least ? least : rows;
 }
 static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
-                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C) {
+                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int late) {
     stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
     dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
+    stx_real *to[2];
     float *part;
     if (!N || !C) return;
-    part = (float *)stx__scratch_of(x, chunks * ld * sizeof *part, name);
+    part = stx__late_part(x, name, chunks * ld, &late);
     if (!part) return;
     if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
@@ -427,12 +509,12 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     else if (f) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    if (d) stx__columns_sum(x, name, d, part, ld, chunks, C);
-    if (d2) stx__columns_sum(x, name, d2, part + C, ld, chunks, C);
+    to[0] = d; to[1] = d2;
+    stx__columns_sum(x, name, to, mean ? 2 : 1, part, chunks, C, late);
 }
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
-    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C);
+    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0);
 }
 
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
@@ -552,6 +634,76 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
     if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
 }
 
+/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four neighbours of a row at a time. */
+template<int W> static __global__ void stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
+                                                            size_t wb, size_t n) {
+    STX__STEP(i, n, W) {
+        size_t r = i / (wa + wb), c = i - r * (wa + wb);
+        float v[W];
+        if (c < wa) stx__getn<W>(v, a, r * lda + c);
+        else stx__getn<W>(v, b, r * ldb + (c - wa));
+        stx__putn<W>(y, i, v);
+    }
+}
+void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
+                       size_t rows) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
+    size_t n = rows * (wa + wb);
+    int four = (wa | wb | (rows > 1 ? lda | ldb : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
+    if (n) STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
+}
+
+/* Each row of y (rows,n) moves w numbers to its beginning and ends in a row of a (rows,w). A thread has every w-th number of a row, or four
+   neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one after the other. */
+template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
+    STX__STEP(i, all, W) {
+        size_t r = i / w, at = r * n + (i - r * w), last = r * n + (n - w);        /* from `last` on a's */
+        float v[W], next[W];
+        if (at < last) {
+            stx__getn<W>(v, y, at + w);
+            for (; at + w < last; at += w) {
+                stx__getn<W>(next, y, at + 2 * w);
+                stx__putn<W>(y, at, v);
+                for (int e = 0; e < W; e++) v[e] = next[e];
+            }
+            stx__putn<W>(y, at, v);
+            at += w;
+        }
+        stx__getn<W>(v, a, r * lda + (at - last));
+        stx__putn<W>(y, at, v);
+    }
+}
+void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+    stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
+    size_t all = rows * w;
+    int four = (w | (rows > 1 ? lda : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, n, A, lda, w, all);
+}
+
+/* y[k] (n[k]) = 0: a row of blocks each. A thread writes four neighbours at a time. */
+struct stx__zero_one { stx__num y; size_t n; };
+struct stx__zero_all { stx__zero_one of[STX_ZEROS_MOST]; };
+template<int W> static __global__ void stx__zero_each_kernel(stx__zero_all all) {
+    const float zero[W] = {0};
+    const stx__zero_one &z = all.of[blockIdx.y];
+    STX__STEP(i, z.n, W) stx__putn<W>(z.y, i, zero);
+}
+void stx_zero_each_cuda(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
+    stx__zero_all z;
+    size_t k, most = 0;
+    int four = 1;
+    memset(&z, 0, sizeof z);
+    for (k = 0; k < count; k++) {
+        z.of[k].y = stx__num_of(x, y[k]);
+        z.of[k].n = n[k];
+        if (n[k] > most) most = n[k];
+        four = four && n[k] % 4 == 0 && stx__by4(z.of[k].y);
+    }
+    if (!most) return;
+    if (four) STX__RUN_KERNEL(x, "stx_zero_each", stx__zero_each_kernel<4>, dim3(stx__grid(x, most / 4), (unsigned)count), 256, 0, z);
+    else STX__RUN_KERNEL(x, "stx_zero_each", stx__zero_each_kernel<1>, dim3(stx__grid(x, most), (unsigned)count), 256, 0, z);
+}
+
 // >>add, mul, scale ---------------------------------------------------------------------------------------------------
 
 /* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
@@ -592,7 +744,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy
                       size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0);
 }
 
 // >>activations -------------------------------------------------------------------------------------------------------
@@ -946,12 +1098,14 @@ static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float 
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
-/* y (N,C) = layernorm(in); with RESIDUAL s = h + dropout(f) is made first, written and normalised:
+/* y (N,C) = layernorm(in); with RESIDUAL s = in + dropout(f + bias) is made first, written and normalised:
      mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
    A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
-template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__num y, stx__num s,
-        stx__num mean, stx__num rstd, stx__num in, stx__num f, stx__num gain, stx__num shift, size_t N, size_t C, float eps,
-        stx__drop d) {
+struct stx__norm_fwd_nums { stx__num y, s, mean, rstd, in, f, bias, gain, shift; };
+template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N,
+        size_t C, float eps, stx__drop d) {
+    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
+        gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -965,6 +1119,11 @@ template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx_
                 if (RESIDUAL) {
                     float u[4], by[4] = {1, 1, 1, 1};
                     stx__getn<4>(u, f, i);
+                    if (bias.p) {
+                        float b[4];
+                        stx__getn<4>(b, bias, c);
+                        for (int e = 0; e < 4; e++) u[e] += b[e];
+                    }
                     if (d.keep) stx__mask<4>(by, d, stream, i);
                     for (int e = 0; e < 4; e++) v[k][e] = stx__as_stored(s, u[e] * by[e] + v[k][e]);
                     stx__putn<4>(s, i, v[k]);
@@ -1001,9 +1160,10 @@ template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx_
     }
 }
 /* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
-template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__num y, stx__num s, stx__num mean, stx__num rstd,
-    stx__num in, stx__num f,
-        stx__num gain, stx__num shift, size_t N, size_t C, float eps, stx__drop d) {
+template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
+        stx__drop d) {
+    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
+        gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -1013,6 +1173,11 @@ template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(st
             if (RESIDUAL) {
                 float u[W], by[W];
                 stx__getn<W>(u, f, n * C + c);
+                if (bias.p) {
+                    float b[W];
+                    stx__getn<W>(b, bias, c);
+                    for (int e = 0; e < W; e++) u[e] += b[e];
+                }
                 for (int e = 0; e < W; e++) by[e] = 1;
                 if (d.keep) stx__mask<W>(by, d, stream, n * C + c);
                 for (int e = 0; e < W; e++) v[e] = stx__as_stored(s, u[e] * by[e] + v[e]);
@@ -1042,20 +1207,24 @@ template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(st
     }
 }
 template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
-    stx__num Y = stx__num_of(x, a->y), S = stx__num_of(x, a->s), M = stx__num_of(x, a->mean), R = stx__num_of(x, a->rstd);
-    stx__num A = stx__num_of(x, a->h), F = stx__num_of(x, a->f), G = stx__num_of(x, a->gain), B = stx__num_of(x, a->shift);
+    stx__norm_fwd_nums v;
     stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
-    int four = C % 4 == 0 && stx__by4(Y) && stx__by4(S) && stx__by4(A) && stx__by4(F) && stx__by4(G) && stx__by4(B);
     unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
+    int four;
+    v.y = stx__num_of(x, a->y); v.s = stx__num_of(x, a->s); v.mean = stx__num_of(x, a->mean); v.rstd = stx__num_of(x, a->rstd);
+    v.in = stx__num_of(x, a->h); v.f = stx__num_of(x, a->f); v.bias = stx__num_of(x, a->bias);
+    v.gain = stx__num_of(x, a->gain); v.shift = stx__num_of(x, a->shift);
+    four = C % 4 == 0 && stx__by4(v.y) && stx__by4(v.s) && stx__by4(v.in) && stx__by4(v.f) && stx__by4(v.bias) && stx__by4(v.gain) &&
+        stx__by4(v.shift);
     if (!N || !C) return;
-    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
-    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
-    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
-    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
-    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
-    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, Y, S, M, R, A, F, G, B, N, C, eps, d);
+    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
 }
 void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
                             const stx_real *shift, size_t N, size_t C, stx_real eps) {
@@ -1066,24 +1235,26 @@ void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *r
     a.y = y; a.mean = mean; a.rstd = rstd;
     stx__norm_fwd<0>(x, "stx_layernorm_fwd", &a);
 }
-/* s = h + dropout(f) ; y = layernorm(s) */
+/* s = h + dropout(f + bias) ; y = layernorm(s) */
 void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a); }
 
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
      din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
-   With df (s = h + dropout(f)):   df = or += din mask / keep, where din is written and not added to.
-   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all four
-   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2, C). */
+   With df (s = h + dropout(f + bias)):   df = or += din mask / keep, without what was in din ; with BIAS dbias += the sum of these over n
+   A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all
+   gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2 or 3, C). */
 struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
-template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C,
-    size_t rows, stx__drop d) {
+template<int Q, int BIAS> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N,
+    size_t C, size_t rows, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
-    float sum_gain[Q][4], sum_shift[Q][4];
+    float sums[2 + BIAS][Q][4];             /* of gain, shift, bias */
     #pragma unroll
-    for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sum_gain[k][e] = sum_shift[k][e] = 0;
+    for (int j = 0; j < 2 + BIAS; j++)
+        #pragma unroll
+        for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sums[j][k][e] = 0;
     for (size_t n = lo + warp; n < hi; n += 4) {
         float g[Q][4], a[Q][4], s = 0, q = 0;
         const float m = stx__get(mean, n), r = stx__get(rstd, n);
@@ -1104,8 +1275,8 @@ template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kern
                 float w[4];
                 stx__getn<4>(w, gain, c);
                 for (int e = 0; e < 4; e++) {
-                    sum_gain[k][e] = fmaf(g[k][e] * r, a[k][e], sum_gain[k][e]);
-                    sum_shift[k][e] += g[k][e];
+                    sums[0][k][e] = fmaf(g[k][e] * r, a[k][e], sums[0][k][e]);
+                    sums[1][k][e] += g[k][e];
                     g[k][e] *= w[e];
                     s += g[k][e];
                     q = fmaf(g[k][e], a[k][e], q);
@@ -1122,7 +1293,10 @@ template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kern
                 if (df.p) {
                     float u[4], by[4] = {1, 1, 1, 1};
                     if (d.keep) stx__mask<4>(by, d, stream, i);
-                    for (int e = 0; e < 4; e++) u[e] = g[k][e] * by[e];
+                    for (int e = 0; e < 4; e++) {
+                        u[e] = g[k][e] * by[e];
+                        if (BIAS) sums[1 + BIAS][k][e] += u[e];
+                    }
                     stx__addn<4>(df, i, u, v.add_df);
                 }
                 if (din.p) stx__addn<4>(din, i, g[k], v.add_din);
@@ -1130,17 +1304,18 @@ template<int Q> static __global__ void __launch_bounds__(128) stx__norm_bwd_kern
         }
     }
     if (!part) return;
-    for (int both = 0; both < 2; both++) {          /* the four warps' sums, in order */
+    #pragma unroll
+    for (int j = 0; j < 2 + BIAS; j++) {            /* the four warps' sums, in order */
         #pragma unroll
         for (int k = 0; k < Q; k++)
-            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = both ? sum_shift[k][e] : sum_gain[k][e];
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sums[j][k][e];
         __syncthreads();
         for (size_t c = threadIdx.x; c < C; c += 128)
-            part[(2 * (size_t)blockIdx.x + both) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+            part[((2 + BIAS) * (size_t)blockIdx.x + j) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
         __syncthreads();
     }
 }
-/* din and df for any C: a warp reads its row twice. dgain and dshift are stx__columns'. */
+/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are stx__columns'. */
 template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
@@ -1177,33 +1352,41 @@ template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__norm_nums v
         }
     }
 }
-/* add_ds: ds is added to, not written */
-static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a, int add_ds) {
+template<int BIAS> static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_nums &v, float *part, size_t N, size_t C,
+                                                  size_t rows, stx__drop d) {
+    unsigned blocks = (unsigned)((N + rows - 1) / rows);
+    if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<1, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
+    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<2, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
+    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<4, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
+    else STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<8, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
+}
+static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     const size_t N = a->N, C = a->C;
     stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     stx__norm_nums v;
     int four;
     v.din = stx__num_of(x, a->ds); v.df = stx__num_of(x, a->df); v.dy = stx__num_of(x, a->dy); v.in = stx__num_of(x, a->s);
     v.gain = stx__num_of(x, a->gain); v.mean = stx__num_of(x, a->mean); v.rstd = stx__num_of(x, a->rstd);
-    v.add_din = add_ds; v.add_df = a->accumulate;
+    v.add_din = a->add_ds; v.add_df = a->accumulate;
     four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in) && stx__by4(v.gain);
     if (!N || !C) return;
     if (four && C <= 1024) {
         size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
+        int sums = a->dbias ? 3 : 2;
+        stx_real *to[STX__COLUMN_SUMS] = {a->dgain, a->dshift, a->dbias};
+        int late = a->late;
         float *part = NULL;
-        if ((a->dgain || a->dshift) && !(part = (float *)stx__scratch_of(x, blocks * 2 * C * sizeof *part, name))) return;
-        if (C <= 128) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<1>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
-        else if (C <= 256) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<2>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
-        else if (C <= 512) STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<4>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
-        else STX__RUN_KERNEL(x, name, stx__norm_bwd_kernel<8>, (unsigned)blocks, 128, 0, v, part, N, C, rows, d);
-        if (a->dgain) stx__columns_sum(x, name, a->dgain, part, 2 * C, blocks, C);
-        if (a->dshift) stx__columns_sum(x, name, a->dshift, part + C, 2 * C, blocks, C);
+        if ((a->dgain || a->dshift || a->dbias) && !(part = stx__late_part(x, name, blocks * sums * C, &late))) return;
+        if (a->dbias) stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
+        else stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
+        if (part) stx__columns_sum(x, name, to, sums, part, blocks, C, late);
         return;
     }
-    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C);
+    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, a->late);
     if (!a->ds && !a->df) return;
     if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
     else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
+    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, a->late);
 }
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                             const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
@@ -1212,11 +1395,11 @@ void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real
     a.N = N; a.C = C;
     a.s = (stx_real *)in; a.gain = gain; a.mean = (stx_real *)mean; a.rstd = (stx_real *)rstd;     /* only read */
     a.dy = dy;
-    a.ds = din; a.dgain = dgain; a.dshift = dshift;
-    stx__norm_bwd(x, "stx_layernorm_bwd", &a, accumulate);
+    a.ds = din; a.dgain = dgain; a.dshift = dshift; a.add_ds = accumulate;
+    stx__norm_bwd(x, "stx_layernorm_bwd", &a);
 }
-/* ds = layernorm' ; df = or += ds mask / keep */
-void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_bwd(x, "stx_residual_norm_bwd", a, 0); }
+/* g = layernorm' ; ds = or += g ; df = or += g mask / keep ; dbias += sum_n of that */
+void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_bwd(x, "stx_residual_norm_bwd", a); }
 
 
 // >>embedding ---------------------------------------------------------------------------------------------------------
@@ -1854,17 +2037,17 @@ template<int W> static __global__ void stx__slope_columns_kernel(float *part, st
 }
 /* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
-                               size_t O, int act) {
+                               size_t O, int act, int late) {
     stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
         pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
     dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
-    float *part = (float *)stx__scratch_of(x, chunks * O * sizeof *part, what);
+    float *part = stx__late_part(x, what, chunks * O, &late);
     if (!part) return;
     if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
     else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
-    stx__columns_sum(x, what, db, part, O, chunks, O);
+    stx__columns_sum(x, what, &db, 1, part, chunks, O, late);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
@@ -1875,9 +2058,9 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act);
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act, a->late);
     else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->late);
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
@@ -1936,6 +2119,45 @@ void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
     if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
+}
+
+/* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after the other: they are small. */
+struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count; float s; };
+static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__means_nums m) {
+    STX__SHARED(double, sh, 32);
+    double mean = 0;
+    for (int k = 0; k < m.count; k++) {
+        double sum = 0;
+        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) sum += stx__get(m.a[k], i);
+        mean += sum / (double)m.n[k];
+    }
+    mean = stx__row_sum<256>(mean, sh);
+    if (threadIdx.x == 0) stx__put(m.y, 0, (float)((double)stx__get(m.y0, 0) + (double)m.s * mean));
+}
+static __global__ void __launch_bounds__(256) stx__add_means_bwd_kernel(stx__means_nums m) {
+    const float g = m.s * stx__get(m.dy, 0);
+    for (int k = 0; k < m.count; k++) {         /* where two arrays are one, a thread meets its numbers again */
+        if (!m.a[k].p) continue;
+        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], 1);
+    }
+}
+static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, int backward) {
+    stx__means_nums m;
+    memset(&m, 0, sizeof m);
+    m.count = (int)a->count;
+    m.s = a->s;
+    for (int k = 0; k < m.count; k++) {
+        m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
+        m.n[k] = a->n[k];
+    }
+    m.y0 = stx__num_of(x, a->y0); m.y = stx__num_of(x, a->y); m.dy = stx__num_of(x, a->dy);
+    return m;
+}
+void stx_add_means_fwd_cuda(stx_ctx *x, const stx_means_args *a) {
+    STX__RUN_KERNEL(x, "stx_add_means_fwd", stx__add_means_fwd_kernel, 1, 256, 0, stx__means_of(x, a, 0));
+}
+void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
+    STX__RUN_KERNEL(x, "stx_add_means_bwd", stx__add_means_bwd_kernel, 1, 256, 0, stx__means_of(x, a, 1));
 }
 
 // >>cross_entropy -----------------------------------------------------------------------------------------------------
@@ -5161,6 +5383,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru p;
     stx__sru_kernel kernel;
     size_t each, O2 = 2 * a->D * a->H;
+    stx_real *to[2];
     int warps, plain, hasV = a->V != NULL;
     if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
     p = stx__sru_of(x, a, 1);
@@ -5172,8 +5395,8 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     else kernel = plain ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0,
         0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
-    if (a->dv) stx__columns_sum(x, "stx_sru_bwd", a->dv, p.part, 2 * O2, a->B, O2);
-    if (a->dbias) stx__columns_sum(x, "stx_sru_bwd", a->dbias, p.part + O2, 2 * O2, a->B, O2);
+    to[0] = a->dv; to[1] = a->dbias;
+    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, a->B, O2, 0);
 }
 #endif /* SEQTX_SRU_H */
 
@@ -6805,7 +7028,8 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
         return NULL;
     }
     g = (stx_gpu *)calloc(1, sizeof *g);
-    if (!g) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
+    if (g) g->late = (struct stx__late *)calloc(1, sizeof *g->late);
+    if (!g || !g->late) { free(g); stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
     g->index = d->gpu;
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
@@ -6859,8 +7083,15 @@ void stx_cuda_close(stx_gpu *g) {
     }
     if (g->shift) (void)cudaFree(g->shift);
     if (g->scratch) (void)cudaFree(g->scratch);
+    if (g->late->room) (void)cudaFree(g->late->room);
+    free(g->late);
     if (g->stream) (void)cudaStreamDestroy(g->stream);
     free(g);
+}
+void stx_cuda_late(stx_ctx *x, int by) {
+    struct stx__late *t = stx__gpu(x)->late;
+    t->depth += by;
+    if (by == 0 || t->depth == 0) stx__late_now(x);
 }
 void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     stx_gpu *g = stx__use(x);

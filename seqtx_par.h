@@ -1826,8 +1826,8 @@ typedef struct stx__par_job {
     stx_par_gen *gen;                   /* keys and values of memory are kept there */
 } stx__par_job;
 
-/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) or NULL */
-static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_tensor *h, stx_tensor *past) {
+/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) or NULL. late: the sum that follows will add the bias */
+static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_tensor *h, stx_tensor *past, int late) {
     const stx_par_desc *d = &j->m->desc;
     const stx_par_block *p = &j->m->block[j->l];
     stx_attention_in a;
@@ -1863,12 +1863,12 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_ten
         y = a.pe ? stx_attention(x, &a, &ad) : NULL;
     }
     if (j->shown) y = stx_mul(x, y, j->shown);
-    return stx_linear(x, y, p->wo, p->bo, d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
+    return stx_linear(x, y, p->wo, late ? NULL : p->bo, d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
 }
-static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *j, stx_tensor *h) {
+static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *j, stx_tensor *h, int late) {
     const stx_par_block *p = &j->m->block[j->l];
     h = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), j->m->desc.inner_dropout);
-    return stx_linear(x, h, p->w2, p->b2, STX_ACT_NONE);
+    return stx_linear(x, h, p->w2, late ? NULL : p->b2, STX_ACT_NONE);
 }
 /* One block: in[0] = h (B,T,D), then the memory and the gate where there are any. This may run twice (stx_recompute). */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
@@ -1876,11 +1876,12 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
     const stx_par_desc *d = &j->m->desc;
     const stx_par_block *p = &j->m->block[j->l];
     const int pre = d->pre_norm, attends = stx__par_attends(j->kind), feeds = stx__par_feeds(j->kind);
+    const int late = !pre && !(attends && feeds) && !(attends && d->attn_relu);
     stx_tensor *h = in[0], *a = NULL, *f = NULL, *mix[8] = {NULL};
     (void)out;
     if (attends) a = stx__par_attention(x, j, pre ? stx_layernorm(x, h, p->attn_gain, p->attn_shift, d->norm_eps) : h, j->past ? in[j->past]
-                                        : NULL);
-    if (feeds) f = stx__par_feed(x, j, pre ? stx_layernorm(x, h, p->ff_gain, p->ff_shift, d->norm_eps) : h);
+                                        : NULL, late);
+    if (feeds) f = stx__par_feed(x, j, pre ? stx_layernorm(x, h, p->ff_gain, p->ff_shift, d->norm_eps) : h, late);
     if (!stx_ok(x)) return NULL;
     if (attends && feeds) {
         mix[0] = h;
@@ -1892,7 +1893,8 @@ static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_ten
     }
     if (!attends) a = f;
     if (pre) return stx_add(x, h, stx_dropout(x, a, d->dropout));
-    return stx_residual_norm(x, h, a, d->dropout, attends ? p->attn_gain : p->ff_gain, attends ? p->attn_shift : p->ff_shift, d->norm_eps);
+    return stx_residual_norm_bias(x, h, a, !late ? NULL : attends ? p->bo : p->b2, d->dropout, attends ? p->attn_gain : p->ff_gain,
+                                  attends ? p->attn_shift : p->ff_shift, d->norm_eps);
 }
 
 // >>forward

@@ -71,7 +71,7 @@ static config configured(config c) {
 static const config *config_named(const char *name) {
     int i;
     for (i = 0; i < CONFIGS; i++) if (!strcmp(configs[i].name, name)) return &configs[i];
-    die("--config names none of small-full, small, 12x512, 24x768, all-attention");
+    die("--config names none of small-full, small, 12x512, 24x768, all-attention, small-205");
     return NULL;
 }
 /* Is name among the words of list, which commas separate? NULL: everything is. */
@@ -237,7 +237,7 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     stx_real *z = (stx_real *)malloc(c->heads * sizeof *z);
     size_t l, h;
     memset(&d, 0, sizeof d);
-    d.vocab = VOCAB; d.layers = c->layers; d.dim = c->dim; d.heads = c->heads; d.inner = c->inner; d.span = c->span; d.pers = c->pers;
+    d.vocab = vocab_of(c); d.layers = c->layers; d.dim = c->dim; d.heads = c->heads; d.inner = c->inner; d.span = c->span; d.pers = c->pers;
     d.adapt_span = 1; d.ramp = RAMP; d.span_loss = 5e-7;
     d.literal_memory = literal & 1;
     d.literal_eps = literal >> 1;
@@ -258,7 +258,7 @@ static void write_data(const char *path, const config *c, size_t steps) {
         uint32_t r[4];
         unsigned char b[16];
         stx_philox(7, 2, i, r);
-        for (e = 0; e < 16; e++) b[e] = (unsigned char)(r[e / 4] >> 8 * (e % 4));
+        for (e = 0; e < 16; e++) b[e] = (unsigned char)((r[e / 4] >> 8 * (e % 4) & 255) % vocab_of(c));
         fwrite(b, 1, n - i < 16 ? n - i : 16, f);
     }
     if (fclose(f)) die("the file of random tokens cannot be written");
@@ -437,7 +437,7 @@ static void contender_heard(contender *c) {
     json_text(line, "note", c->note, sizeof c->note);
 }
 static void contender_start(contender *c, int i, const config *g, const char *params, const char *data, double until) {
-    char *argv[MAX_ARGS], log[512], number[9][24];
+    char *argv[MAX_ARGS], log[512], number[10][24];
     int n = 0, k = 0, got;
     double from = seconds();
     char share[24], rounds_check[2][24];
@@ -456,7 +456,7 @@ static void contender_start(contender *c, int i, const config *g, const char *pa
     } else {
         ARG(opt.python); ARG(opt.peer); ARG("--device"); ARG(opt.peer_device);
         NUMBER("--nlayers", g->layers); NUMBER("--hid-sz", g->dim); NUMBER("--inner-hid-sz", g->inner); NUMBER("--nheads", g->heads);
-        NUMBER("--attn-span", g->span);
+        NUMBER("--attn-span", g->span); NUMBER("--vocab", vocab_of(g));
         NUMBER("--block-sz", g->block); NUMBER("--batch-sz", g->batch); NUMBER("--pers", g->pers); NUMBER("--steps", g->steps);
         ARG("--adapt-span"); ARG("--adapt-span-loss"); ARG("5e-7"); ARG("--lr-warmup"); ARG("32000");
         ARG("--dtype"); ARG(kinds[i].mode == BF16 ? "bf16" : "f32");
@@ -1244,7 +1244,7 @@ static void bench_idle(void) {
 static const char usage[] =
     "bench_cuda [options]: times seqtx on a GPU (make bench-cuda builds and runs it)\n"
     "  --section LIST     of training,attention,curves,gemm,idle (default: all)\n"
-    "  --config LIST      training, idle: of small-full,small,12x512,24x768,all-attention (default: all)\n"
+    "  --config LIST      training, idle: of small-full,small,12x512,24x768,all-attention,small-205 (default: all)\n"
     "  --seconds N        for each section (default 540)\n"
     "  --rounds N         samples of each number (default 5)\n"
     "  --warmup N         steps before the first round (default 20)\n"

@@ -16,18 +16,22 @@ typedef struct config {
     int spans;
     double reach;                       /* of SPANS_ALL and SPANS_ONE, tokens */
     int steps;                          /* timed in a round */
+    size_t vocab;                       /* 0: VOCAB */
 } config;
 
 enum { VOCAB = 256, RAMP = 32, TRIM = 64 };
 static const config configs[] = {
-    {"small-full", "adaptive-span small, all spans 1024", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_FULL, 0, 30},
-    {"small",      "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30},
-    {"12x512",     "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 10},
-    {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4},
+    {"small-full", "adaptive-span small, all spans 1024", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_FULL, 0, 30, 0},
+    {"small",      "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30, 0},
+    {"12x512",     "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 10, 0},
+    {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4, 0},
     {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024,
-        SPANS_LEARNED, 0, 8}};
+        SPANS_LEARNED, 0, 8, 0},
+    {"small-205",  "small with a vocabulary of 205, whose rows are not aligned", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
+        205}};
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
+static inline size_t vocab_of(const config *c) { return c->vocab ? c->vocab : VOCAB; }
 /* The same in miniature, for a machine without a GPU */
 static inline config tiny(config c) {
     c.layers = 3; c.dim = 32; c.inner = 64; c.heads = 2; c.span = c.span > 1024 ? 160 : 96; c.block = 16; c.batch = 2;
@@ -81,22 +85,28 @@ static inline double mean_window(const config *c) {
 static inline double parameters(const config *c) {
     double d = (double)c->dim, f = (double)c->inner, layer = 4 * d * d + 2 * d + (double)c->heads;
     layer += c->pers ? 2 * (double)c->pers * d : 2 * d * f + f + 3 * d;
-    return d / (double)c->heads * (double)c->span + 2.0 * VOCAB * d + VOCAB + (double)c->layers * layer;
+    return d / (double)c->heads * (double)c->span + (double)vocab_of(c) * (2 * d + 1) + (double)c->layers * layer;
 }
 
 // >>counted work of one training step in bfloat16: activations 2 bytes, parameters and their gradients 4, bfloat16 copies of weights 2
 
 enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
-/* flop: what has to be done (attention backward: with the logits made once more); run: what the kernels execute; ms: roofline of flop */
-typedef struct work_row { const char *name; int group; double calls, flop, run, bytes, ms; } work_row;
+/* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes, test_cuda_par nodes count them under the shim); flop: what
+   has to be done (attention backward: with the logits made once more); run: what the kernels execute; ms: roofline of flop; plan: the same
+   at the rates that are hoped for, attention by what runs, without the nodes */
+typedef struct work_row { const char *name; int group; double calls, flop, run, bytes, ms, plan; } work_row;
 typedef struct work {
-    work_row row[24];
+    work_row row[40];
     int rows;
     double model_flop;                  /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
+    double sums, sum_bytes;             /* sums over rows that wait for their second stage, and its input */
 } work;
 
 /* Of the machine that "roofline" is about: an H200 */
 static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
+/* What is hoped for there, measured nowhere: shares of the roofline of products and passes, attention's executed operations a second
+   forward and backward, and microseconds between two nodes of a graph */
+static const double PLAN_PRODUCTS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12, PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
 
 static inline void work_add(work *w, const char *name, int group, double calls, double flop, double bytes) {
     double a = flop / ROOF_FLOPS, b = bytes / ROOF_BYTES;
@@ -108,6 +118,20 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     w->row[i].run += flop;
     w->row[i].bytes += bytes;
     w->row[i].ms += 1e3 * (a > b ? a : b);
+    a /= PLAN_PRODUCTS;
+    b /= PLAN_BYTES;
+    w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
+}
+/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second one that waits (SUMS THAT WAIT): 24 sums or 32 MiB of
+   first stages a node */
+static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
+    double rows = ceil(ceil(N / most) / 8) * 8;
+    w->sums += count;
+    w->sum_bytes += ceil(N / (rows < least ? least : rows)) * C * 4 * count;
+}
+static inline void work_sums_made(work *w) {
+    double by_count = ceil(w->sums / 24), by_bytes = ceil(w->sum_bytes / (32 << 20));
+    work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, 2 * w->sum_bytes);
 }
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
    has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
@@ -200,7 +224,11 @@ static inline double attention_runs(const config *c, size_t l, int backward) {
 /* What a row's kernels execute, where that is more than `flop`, which was added before */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
-    for (i = 0; i < w->rows; i++) if (!strcmp(w->row[i].name, name)) w->row[i].run += run - flop;
+    for (i = 0; i < w->rows; i++) if (!strcmp(w->row[i].name, name)) {
+        double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
+        w->row[i].run += run - flop;
+        w->row[i].plan += t;            /* of which the bytes are a small part, read and written meanwhile */
+    }
 }
 /* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
 static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
@@ -217,43 +245,186 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-    work_add(w, "memory: rows kept, memory ++ block", PASSES, 6, 0, 2 * d * (2 * B * S + 2 * X + 4 * B * (C > M ? C : M)));
+    work_add(w, "memory: memory ++ block, rows move on", PASSES, 2, 0, 2 * d * (2 * X + 2 * B * C));
     work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 1);
     work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
     work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
     work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
-    work_add(w, "attention forward", ATTENTION, 1, 6 * D * pairs + 4 * d * N * P,
+    work_add(w, "attention forward", ATTENTION, 2, 6 * D * pairs + 4 * d * N * P,
              2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
-    work_add(w, "attention backward", ATTENTION, 1, 16 * D * pairs + 10 * d * N * P,
+    work_add(w, "attention backward", ATTENTION, c->pers ? 10 : 7, 16 * D * pairs + 10 * d * N * P,
              2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
     work_runs(w, "attention forward", attention_runs(c, l, 0), 6 * D * pairs + 4 * d * N * P);
     work_runs(w, "attention backward", attention_runs(c, l, 1), 16 * D * pairs + 10 * d * N * P);
     w->model_flop += 18 * D * pairs + 12 * d * N * P;
     work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+    work_sums(w, N, d, c->pers ? 2 : 5, 32, 2048);
     work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
-    work_add(w, "gradients where branches meet", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * 2 * 3 * N * d);
+    work_add(w, "gradients of q, k, v to 0", PASSES, 1, 0, 2 * (N * d + 2 * X * d));
     if (c->pers) return;
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
-    work_add(w, "bias, relu backward, sums of rows", PASSES, 3, 0, 2 * (3 * N * f + N * f + N * d));
+    work_sums(w, N, f, 1, 64, 1024);
+    work_add(w, "bias, relu backward", PASSES, 1, 0, 2 * 3 * N * f);
 }
 static inline void work_count(work *w, const config *c) {
-    double N = (double)c->batch * (double)c->block, d = (double)c->dim;
+    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c);
     size_t l;
     memset(w, 0, sizeof *w);
-    work_add(w, "embedding", PASSES, 2, 0, N * d * 2 + N * d * 4 + N * d * 2 + VOCAB * d * 8);
+    work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < c->layers; l++) work_layer(w, c, l);
-    work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, VOCAB, N, 0);
-    work_add(w, "cross entropy, output bias", PASSES, 3, 0, 2 * (1 + 2 + 1) * N * VOCAB + 16 * N);
+    work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, V, N, 0);
+    work_add(w, "scalars: loss, spans, notes", PASSES, 5 + 2 * ceil((double)c->layers / 8), 0, 0);
+    work_sums(w, N, V, 1, 64, 1024);
+    work_sums_made(w);
+    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 2 + 1) * N * V + 16 * N);
     work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
-/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run */
+
+// >>the other families, likewise: no dropout, memory full
+
+enum { OF_XL, OF_COMPRESSIVE, OF_SUPERNET };
+typedef struct family {
+    const char *name, *what;
+    int kind;
+    size_t layers, dim, inner, heads, block, memory, cmem, batch, vocab;
+    size_t remember;                    /* layers with a memory */
+} family;
+static const family families[] = {
+    {"xl", "Transformer-XL 12x512, 512 + 512", OF_XL, 12, 512, 2048, 8, 512, 512, 0, 22, 256, 12},
+    {"compressive", "Compressive Transformer 12x512, GRU gates, GLU, 1024 + 1024 + 256", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256,
+        16, 256, 7},
+    {"compressive 1", "the same, one stream", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 1, 256, 7},
+    {"par search", "PAR's supernet, 6 mixtures of 128 (512), 32 + 16", OF_SUPERNET, 6, 128, 512, 4, 32, 16, 0, 32, 205, 6},
+    {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205, 3}};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+enum { BIAS_NONE, BIAS_OWN };
+enum { ACT_NONE, ACT_RELU, ACT_GELU };
+static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
+    work_linear(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1);
+    if (act == ACT_GELU) work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 2 * n * o);
+    if (bias) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
+    if (bias) work_sums(w, n, o, 1, 64, 1024);
+}
+static inline void more_norm(work *w, double n, double d, int residual) {
+    work_add(w, "LayerNorm forward", PASSES, 1, 0, 2 * (residual ? 4 : 2) * n * d + 8 * n);
+    work_add(w, "LayerNorm backward", PASSES, 1, 0, 2 * 4 * n * d + 8 * n);
+    work_sums(w, n, d, 2, 32, 2048);
+}
+static inline void more_copy(work *w, double nodes, double numbers) { work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * numbers); }
+/* Causal, over C keys before the block; place: with positions (2 units of a product each way), of which Transformer-XL's have biases and a
+   gradient that is no parameter's. Without: not causal, over C keys, of which only k and v get gradients (back 0: none) */
+static inline void more_attention(work *w, const family *f, double T, double C, int place, int back) {
+    double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T, S = place ? C + T : C;
+    double pairs = N * H * (place ? C + (T + 1) / 2 : C), P = place ? S * (f->kind == OF_COMPRESSIVE ? D : d) : 0;
+    int xl = place && f->kind != OF_COMPRESSIVE;
+    tiles t;
+    memset(&t, 0, sizeof t);
+    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = D <= 32 ? 32 : D <= 64 ? 64 : 128;
+    t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
+    t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
+    work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,
+             2 * (2 * N * d + 2 * B * S * d) + 8 * N * H + 2 * P);
+    work_runs(w, "attention forward", place ? B * H * tiles_forward(&t) * 32 * t.BK * t.DP : 4 * D * pairs, (place ? 6 : 4) * D * pairs);
+    w->model_flop += (place ? 6 : 4) * D * pairs;
+    if (!back) return;
+    t.strip = 16; t.BQ = 64;
+    work_add(w, "gradients of q, k, v to 0", PASSES, 1, 0, 2 * ((place ? N * d : 0) + 2 * B * S * d + (xl ? P : 0)));
+    work_add(w, "attention backward", ATTENTION, place ? xl ? 8 : 6 : 3, (place ? 16 : 8) * D * pairs,
+             2 * (4 * N * d + 4 * B * S * d) + 8 * N * H + 10 * P);
+    work_runs(w, "attention backward", place ? B * H * (tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t)) * 32 * t.BK * t.DP
+              : 8 * D * pairs, (place ? 16 : 8) * D * pairs);
+    w->model_flop += (place ? 12 : 6) * D * pairs;
+}
+static inline void more_gru(work *w, double n, double d) {
+    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
+    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
+    work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
+}
+/* attention of Transformer-XL; late: the sum that follows has Wo's bias */
+static inline void more_xl_attention(work *w, const family *f) {
+    double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim, N = B * T;
+    more_copy(w, 3, B * d * (C + (C + T) + (C < T ? C : T)));
+    more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
+    more_linear(w, B * (C + T), d, 2 * d, N, BIAS_NONE, ACT_NONE);
+    more_linear(w, C + T, d, d, 0, BIAS_NONE, ACT_NONE);
+    more_attention(w, f, T, C, 1, 1);
+    more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
+}
+static inline void more_layer(work *w, const family *f, int remembers) {
+    double B = (double)f->batch, T = (double)f->block, M = remembers ? (double)f->memory : 0, Z = remembers ? (double)f->cmem : 0,
+        d = (double)f->dim, F = (double)f->inner, N = B * T;
+    switch (f->kind) {
+    case OF_XL:
+        more_xl_attention(w, f);
+        more_norm(w, N, d, 1);
+        more_linear(w, N, d, F, N, BIAS_OWN, ACT_RELU);
+        more_linear(w, N, F, d, N, BIAS_NONE, ACT_NONE);
+        more_norm(w, N, d, 1);
+        break;
+    case OF_SUPERNET:
+        more_xl_attention(w, f);
+        more_linear(w, N, d, F, N, BIAS_OWN, ACT_RELU);
+        more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
+        work_add(w, "gates", PASSES, 2 + 2, 0, 0);
+        work_add(w, "mixtures", PASSES, 1 + 3, 0, 2 * (4 + 7) * N * d);
+        break;
+    default:
+        more_norm(w, N, d, 0);
+        if (remembers) more_copy(w, 3, B * d * (M + (M + Z) + (M + Z + T)));
+        more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
+        more_linear(w, B * (M + Z + T), d, 2 * d, N, BIAS_NONE, ACT_NONE);
+        more_attention(w, f, T, M + Z, 1, 1);
+        more_linear(w, N, d, d, N, BIAS_OWN, ACT_NONE);
+        more_gru(w, N, d);
+        more_norm(w, N, d, 0);
+        more_linear(w, N, d, F, N, BIAS_OWN, ACT_GELU);
+        more_linear(w, N, d, F, N, BIAS_OWN, ACT_NONE);
+        work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 3 * N * F);
+        work_add(w, "product of halves backward", PASSES, 3, 0, 2 * (1 + 3 + 4) * N * F);
+        more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
+        more_gru(w, N, d);
+        if (!remembers) break;
+        /* what falls out is compressed, 4 rows to one, and looked at like the rows that it stands for */
+        more_copy(w, 4, B * d * (2 * T + T + T / 4));
+        more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
+        work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));          /* by constant weights */
+        work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
+        w->model_flop += 2 * N * d * d;
+        more_copy(w, 1, 2 * d * N);
+        more_attention(w, f, T, T / 4, 0, 1);
+        more_attention(w, f, T, T, 0, 0);
+        work_add(w, "distance", PASSES, 3, 0, 2 * (2 + 3) * N * d);
+        work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
+    }
+}
+static inline double family_parameters(const family *f) {
+    double d = (double)f->dim, F = (double)f->inner, L = (double)f->layers, r = (double)f->remember, V = (double)f->vocab;
+    double layer = f->kind == OF_COMPRESSIVE ? 4 * d * d + 3 * d * F + 12 * d * d + 2 * F + 15 * d : 5 * d * d + 2 * d * F + F + 8 * d;
+    double more = f->kind == OF_COMPRESSIVE ? r * (4 * d * d + d) + (double)(f->block + f->memory + f->cmem) * d / (double)f->heads : 0;
+    return L * layer + more + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
+}
+static inline void family_count(work *w, const family *f) {
+    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab;
+    size_t l;
+    memset(w, 0, sizeof *w);
+    work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
+    for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
+    more_linear(w, N, d, V, N, BIAS_OWN, ACT_NONE);
+    work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
+    work_sums_made(w);
+    work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 2) * N * V + 16 * N);
+    work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
+}
+/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with its nodes */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;
     for (i = 0; i < w->rows; i++)
         if (group < 0 || w->row[i].group == group)
-            sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : what == 2 ? w->row[i].ms : w->row[i].run;
+            sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : what == 2 ? w->row[i].ms : what == 3 ? w->row[i].run
+                : what == 4 ? w->row[i].calls : w->row[i].plan + 1e-3 * PLAN_NODE * w->row[i].calls;
     return sum;
 }
 #endif

@@ -116,4 +116,31 @@ static inline int cuda_test_end(void) {
 #endif
     return test_end();
 }
+#ifdef SEQTX_CUDA_HOST
+/* How many nodes a layer adds to a step's graph: what one with another layer (k 1) has more than one with `layers` (k 0). */
+enum { CUDA_NODE_NAMES = 200 };
+typedef struct cuda_nodes { const char *name[CUDA_NODE_NAMES]; int count[CUDA_NODE_NAMES], n; long have[2]; } cuda_nodes;
+static inline void cuda_nodes_add(cuda_nodes *all, int k) {         /* of the graph that was made last */
+    long i;
+    int j;
+    all->have[k] = cuda_host_graph_nodes();
+    for (i = 0; i < all->have[k]; i++) {
+        const char *name = cuda_host_graph_node(i);
+        for (j = 0; j < all->n && strcmp(all->name[j], name); j++) continue;
+        if (j == CUDA_NODE_NAMES) continue;
+        if (j == all->n) { all->name[j] = name; all->count[j] = 0; all->n++; }
+        all->count[j] += k ? 1 : -1;
+    }
+}
+static inline void cuda_nodes_check(const cuda_nodes *all, const char *what, int layers, long most, int tell) {
+    long each = all->have[1] - all->have[0];
+    int j;
+    if (tell) {
+        printf("%s: %ld nodes a layer, %ld besides\n", what, each, all->have[0] - layers * each);
+        for (j = 0; j < all->n; j++)
+            if (all->count[j]) printf("%6d  %.*s\n", all->count[j], (int)strcspn(all->name[j], ","), all->name[j]);
+    }
+    CHECK(each > 0 && each <= most, "%s: a layer has %ld nodes, %ld at most are wanted", what, each, most);
+}
+#endif
 #endif

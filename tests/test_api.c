@@ -374,6 +374,10 @@ static void errors(void) {
     /* elementwise */
     WANT(stx_layernorm(ex, T_(2, 4, 0, 0), T_(3, 0, 0, 0), T_(4, 0, 0, 0), 0), STX_ERR_SHAPE, "stx_layernorm", "(2,4)", "3 gains");
     WANT(stx_layernorm(ex, T_(2, 4, 0, 0), T_(4, 0, 0, 0), T_(5, 0, 0, 0), 0), STX_ERR_SHAPE, "stx_layernorm", "(2,4)", "5 shifts");
+    WANT(stx_residual_norm_bias(ex, T_(2, 4, 0, 0), T_(2, 4, 0, 0), T_(3, 0, 0, 0), 0, T_(4, 0, 0, 0), T_(4, 0, 0, 0), 0), STX_ERR_SHAPE,
+         "stx_residual_norm_bias", "(2,4)", "bias of 3");
+    { stx_tensor *several[1]; several[0] = T_(4, 0, 0, 0);
+      WANT(stx_add_means(ex, T_(2, 0, 0, 0), several, 1, 1), STX_ERR_SHAPE, "stx_add_means", "(2)", "one number"); }
     WANT(stx_add(ex, T_(2, 4, 0, 0), T_(2, 0, 0, 0)), STX_ERR_SHAPE, "stx_add", "(2,4)", "(2)");
     WANT(stx_add(ex, T_(4, 0, 0, 0), T_(2, 4, 0, 0)), STX_ERR_SHAPE, "stx_add", "(4)", "(2,4)");
     WANT(stx_mul(ex, T_(2, 4, 0, 0), T_(4, 2, 0, 0)), STX_ERR_SHAPE, "stx_mul", "(2,4)", "(4,2)");
@@ -644,6 +648,7 @@ static void nulls(void) {
               "1");
         CHECK(!stx_matmul(c, o, t, 0, 0) && !stx_matmul(c, t, NULL, 0, 0) && !stx_layernorm(c, o, t, t, 0) && !stx_layernorm(c, t, NULL, t,
             0) && !stx_layernorm(c, t, t, NULL, 0), "2");
+        CHECK(!stx_add_means(c, o, &o, 1, 1) && !stx_residual_norm_bias(c, o, t, t, 0, t, t, 0), "means");
         CHECK(!stx_add(c, o, t) && !stx_add(c, t, NULL) && !stx_mul(c, o, t) && !stx_mul(c, t, NULL) && !stx_scale(c, o, 2), "3");
         CHECK(!stx_relu(c, o) && !stx_gelu(c, o) && !stx_tanh(c, o) && !stx_sigmoid(c, o) && !stx_softmax(c, o) && !stx_dropout(c, o,
             0.5) && !stx_mean(c, o), "4");
@@ -1858,6 +1863,12 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         (double)a[i / (C + 2) * C + i % (C + 2)] : 0));
     KERNEL("copy2d =", N * (C + 2), 0, stx_copy2d(x, y, C + 2, a, C, N, C, 0),
            (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : c[i]));
+    KERNEL("concat2d", N * (C + 2), 0, stx_concat2d(x, y, a, C, C, b, C + 1, 2, N),
+           (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : b[i / (C + 2) * (C + 1) + i % (C + 2) - C]));
+    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
+        KERNEL("shift2d", n, 0, stx_shift2d(x, y, C, a, C, j, N), (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+    KERNEL("zero_each", n + C, 0, { stx_real *zero[2]; size_t zeros[2]; zero[0] = y; zero[1] = y + n; zeros[0] = n; zeros[1] = C;
+           stx_zero_each(x, zero, zeros, 2); }, 0);
     KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
     KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
     KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
@@ -1975,6 +1986,39 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         k.accumulate = 0;
         for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)dy[r * C + j];
         KERNEL("residual_norm dshift", C, 16 + 2 * (double)N, (k.dshift = y, stx_residual_norm_bwd(x, &k)), w[i]);
+        k.dshift = NULL;                /* with a bias; and what ds and df are when ds is added to, or not wanted */
+        k.bias = c;
+        if (act) {
+            stx_add_fwd(one, v, a, c, n, C);
+            stx_dropout_fwd(one, m, v, n, drop, 11, 5, 0, 0);
+        } else {
+            stx_add_fwd(one, m, a, c, n, C);
+        }
+        memcpy(v, m, n * sizeof *v);
+        stx_axpy(one, v, sm, n, 1, 1);
+        stx_layernorm_fwd(one, m, mean, rstd, v, b, dy, N, C, (stx_real)0.01);
+        for (i = 0; i < n; i++) w[i] = (double)m[i];
+        KERNEL("residual_norm with a bias", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
+        stx_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
+        for (i = 0; i < n; i++) w[i] = (double)m[i];
+        k.add_ds = 1;
+        KERNEL("residual_norm ds +=", n, 4, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)), (double)c[i] + w[i]);
+        for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
+        KERNEL("residual_norm df = beside ds +=", n, 4, (k.ds = m, k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+        k.add_ds = 0; k.ds = NULL;
+        KERNEL("residual_norm df alone", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
+        for (j = 0; j < C; j++) for (w[j] = (double)c[j], r = 0; r < N; r++) w[j] += (double)v[r * C + j];
+        KERNEL("residual_norm dbias", C, 16 + 2 * (double)N, (k.df = v, k.dbias = y, stx_residual_norm_bwd(x, &k)), w[i]);
+    }
+    KERNEL("dropout in place", n, 0, stx_dropout_fwd(x, y, y, n, (stx_real)0.3, 11, 5, 0, 0), (double)(stx_real)(c[i] * mask[i]));
+    {
+        stx_means_args k;
+        memset(&k, 0, sizeof k);
+        for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i] / (double)n; if (i < C) sum2 += (double)b[i] / (double)C; }
+        k.count = 2; k.n[0] = n; k.n[1] = C; k.a[0] = a; k.a[1] = b; k.y0 = c; k.dy = dy; k.s = 3;
+        KERNEL("add_means", 1, 4 + (double)(sizeof(stx_real) / 8 * n), (k.y = y, stx_add_means_fwd(x, &k)),
+               (double)c[0] + 3 * (sum + sum2));
+        KERNEL("add_means da", n, 4, (k.da[1] = y, stx_add_means_bwd(x, &k)), (double)c[i] + (i < C ? 3 * (double)dy[0] / (double)C : 0));
     }
     for (sum = sum2 = 0, i = 0; i < n; i++) { sum += (double)a[i]; sum2 += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]); }
     KERNEL("mean", 1, 2 + (double)(sizeof(stx_real) / 8 * n), stx_mean_fwd(x, y, a, n), sum / (double)n);

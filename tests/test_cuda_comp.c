@@ -385,6 +385,7 @@ enum { GRU, XL, USED, HIGHWAY, TIED, ERNIE, BPTT, ROTATE, PLAIN, MODELS };
 static const char *const model_names[MODELS] = {"gru, glu, convolution", "xl, dilated, gtrxl", "used, output", "max, highway, norm after",
     "mean, sigtanh, tied", "ernie, autoencoder, overlap, input", "mogrifier, bptt", "rotate, dropout, recomputation", "nothing remembered"};
 
+static size_t model_layers = 2;
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_comp_desc d;
     stx_optim_desc od;
@@ -398,7 +399,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->B = 2; r->S = 8; r->V = 13;
     d.vocab = r->V;
     d.dim = which == GRU || which == USED ? 32 : 20;       /* heads of 16 go to the fused attention */
-    d.layers = 2; d.heads = 2; d.inner = 40; d.segment = r->S; d.mem = 12; d.cmem = 4; d.ratio = 4;
+    d.layers = model_layers; d.heads = 2; d.inner = 40; d.segment = r->S; d.mem = 12; d.cmem = 4; d.ratio = 4;
     if (which == GRU) { d.gate = STX_COMP_GRU; d.glu = 1; }
     if (which == XL) { d.positions = STX_COMP_XL; d.compress = STX_COMP_DILATED; d.gate = STX_COMP_GTRXL; d.gate_relu = 1; d.kv_heads = 1; }
     if (which == USED) { d.compress = STX_COMP_USED; d.gate = STX_COMP_OUTPUT; d.final_norm = 1; }
@@ -554,6 +555,30 @@ static void test_graph(void) {
     }
 }
 /* Token by token, over the ends of segments, one stream reset on the way */
+#ifdef SEQTX_CUDA_HOST
+static int tell_nodes;          /* `build/test_cuda_comp nodes` names them */
+/* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and its aux loss */
+static void test_nodes(void) {
+    static const struct { int which; long most; } want[] = {{GRU, 91}};
+    size_t i;
+    for (i = 0; i < COUNT(want); i++) {
+        cuda_nodes all;
+        int k, n;
+        memset(&all, 0, sizeof all);
+        for (k = 0; k < 2; k++) {
+            model r;
+            model_layers = (size_t)(2 + k);
+            model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
+            for (n = 0; n < 12; n++) model_run(&r, n);
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            cuda_nodes_add(&all, k);
+            model_free(&r);
+        }
+        cuda_nodes_check(&all, model_names[want[i].which], 2, want[i].most, tell_nodes);
+    }
+    model_layers = 2;
+}
+#endif
 static void test_generation(void) {
     int which;
     for (which = 0; which < MODELS; which++) {
@@ -658,6 +683,10 @@ int main(int argc, char **argv) {
     half = 0;
     if (PART("models")) test_models();
     if (PART("graph")) test_graph();
+#ifdef SEQTX_CUDA_HOST
+    tell_nodes = !strcmp(part, "nodes");
+    if (PART("nodes")) test_nodes();
+#endif
     if (PART("generation")) test_generation();
     if (PART("refused")) test_refused();
     stx_destroy(cx);

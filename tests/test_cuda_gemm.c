@@ -203,7 +203,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
     stx_cuda_put_numbers(x, gy, y, n);
     stx_cuda_put_numbers(x, gpre, pre, n);
     bwd.N = N; bwd.Ci = I; bwd.O = O;
-    bwd.act = l->act; bwd.accumulate = l->accumulate;
+    bwd.act = l->act; bwd.accumulate = l->accumulate; bwd.late = 0;
     bwd.da = gdy; bwd.y = l->act ? gy : NULL; bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL; bwd.in = gin; bwd.W = gW;
     bwd.dx = l->dx ? gdx : NULL; bwd.dW = gdW; bwd.db = l->bias ? gdb : NULL;
     stx_linear_bwd_cuda(x, &bwd);

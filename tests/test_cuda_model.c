@@ -631,6 +631,79 @@ static void test_clusters(void) {
         stx_destroy(b.x);
     }
 }
+/* Sums of rows that backward leaves for later: of parameters that several ops have, of more than a table holds, of one that is gain and
+   shift, and of a bias that is no parameter, whose gradient is read before backward ends. */
+enum { LATE_N = 70, LATE_C = 36, LATE_OPS = 17 };
+static void late_grads(int device, int precision, stx_real *got) {
+    stx_ctx *x = cuda_ctx(device, precision);
+    stx_params *p = stx_params_create(x);
+    float *a = cuda_random(LATE_N * LATE_C, 1, 0);
+    stx_tensor *w = stx_param(p, STX_NORMAL, 0.1, "w", LATE_C, LATE_C, 0, 0), *b = stx_param(p, STX_NORMAL, 0.1, "b", LATE_C, 0, 0, 0);
+    stx_tensor *gain = stx_param(p, STX_CONSTANT, 1, "gain", LATE_C, 0, 0, 0);
+    stx_tensor *both = stx_param(p, STX_CONSTANT, 0.5, "both", LATE_C, 0, 0, 0);
+    stx_tensor *own[LATE_OPS][2], *h, *f;
+    size_t i, k;
+    char name[2][24];
+    for (i = 0; i < LATE_OPS; i++) for (k = 0; k < 2; k++) {
+        snprintf(name[k], sizeof name[k], "own.%d.%d", (int)i, (int)k);
+        own[i][k] = stx_param(p, STX_CONSTANT, (double)k, name[k], LATE_C, 0, 0, 0);
+    }
+    stx_begin(x, STX_TRAIN);
+    h = stx_input(x, a, LATE_N, LATE_C, 0, 0);
+    for (i = 0; i < LATE_OPS; i++) {
+        f = stx_linear(x, h, w, i % 3 ? b : own[i][0], i % 2 ? STX_ACT_RELU : STX_ACT_TANH);
+        if (i % 4 == 3) f = stx_linear(x, f, w, stx_scale(x, b, 0.7), STX_ACT_NONE);        /* no parameter */
+        h = i % 5 == 4 ? stx_layernorm(x, f, both, both, 0) : i % 5 == 3 ? stx_residual_norm(x, h, f, 0, gain, b, 0)
+            : stx_residual_norm_bias(x, h, f, i % 2 ? b : own[i][0], 0.1, own[i][1], i % 3 ? own[i][0] : own[(i + 1) % LATE_OPS][0], 0);
+    }
+    stx_backward(x, stx_mean(x, stx_mul(x, h, h)));
+    for (i = 0; i < p->count; i++) {
+        stx_get_grad(x, p->tensor[i], got);
+        got += p->tensor[i]->size;
+    }
+    CHECK(stx_ok(x), "sums that wait: %s", stx_error(x));
+    free(a);
+    stx_destroy(x);
+}
+static void test_late(void) {
+    enum { ALL = LATE_C * LATE_C + (3 + 2 * LATE_OPS) * LATE_C };
+    static stx_real c[ALL], g[ALL];
+    int precision, i;
+    for (precision = 0; precision < 2; precision++) {
+        double worst = 0, top = 0;
+        uint64_t state = test_state;
+        late_grads(STX_CPU, STX_PREC_F32, c);
+        test_state = state;
+        late_grads(STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, g);
+        for (i = 0; i < ALL; i++) {
+            if (fabs((double)c[i]) > top) top = fabs((double)c[i]);
+            if (!(fabs((double)c[i] - (double)g[i]) <= worst)) worst = fabs((double)c[i] - (double)g[i]);
+        }
+        CHECK(worst <= (precision ? 0.1 : 1e-4) * top && top > 0, "sums that wait, precision %d: off by %g of %g", precision, worst, top);
+    }
+}
+#ifdef SEQTX_CUDA_HOST
+/* How many nodes a layer adds to a step's graph, with the memory full: what one with 3 layers has more than one with 2. Each of them costs
+   the GPU a microsecond or two, whatever it does. `build/test_cuda_model nodes` names them. */
+static void test_nodes(void) {
+    static const struct { int which; long most; } want[] = {{SMALL, 35}, {DROP, 37}, {PERS, 29}};
+    size_t i;
+    for (i = 0; i < sizeof want / sizeof *want; i++) {
+        cuda_nodes all;
+        int k, n;
+        memset(&all, 0, sizeof all);
+        for (k = 0; k < 2; k++) {
+            model r;
+            model_make_sized(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0, 2, (size_t)(2 + k));
+            for (n = 0; n < 10; n++) model_run(&r, n, NULL);
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            cuda_nodes_add(&all, k);
+            model_free(&r);
+        }
+        cuda_nodes_check(&all, model_names[want[i].which], 2, want[i].most, *part);
+    }
+}
+#endif
 /* A step that takes its tokens from the host is not replayed, and right nevertheless. */
 typedef struct fresh_user { model *r; int n; } fresh_user;
 static void fresh_step(void *user) {
@@ -1122,10 +1195,10 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"clusters", test_clusters},
             {"not repeatable", test_not_repeatable}, {"keys", test_keys},
-        {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
+        {"late", test_late}, {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
             {"bad token", test_bad_token}, {"nan", test_nan},
 #ifdef SEQTX_CUDA_HOST
-        {"two gpus", test_two_gpus}, {"errors", test_errors},
+        {"nodes", test_nodes}, {"two gpus", test_two_gpus}, {"errors", test_errors},
 #endif
     };
     size_t i;

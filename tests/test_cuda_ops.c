@@ -64,6 +64,20 @@ static void test_flat(void) {
             BOTH(stx_sum_fwd, (cx, l.c, b.c, n), (gx, l.d, b.d, n)); arr_check("sum", &l, 1e-6);
             BOTH(stx_sum_fwd, (cx, l.c, i.c, n), (gx, l.d, i.d, n)); arr_check("sum of integers", &l, 0);
             BOTH(stx_sum_bwd, (cx, d.c, g.c, n), (gx, d.d, g.d, n)); arr_check("sum da", &d, 1e-6);
+            {   /* l + 0.3 (mean b + mean p + mean a), and gradients: d twice, a parameter's, none */
+                stx_means_args mc, mg;
+                arr t = arr_of(1, 1, 0, B_);
+                memset(&mc, 0, sizeof mc);
+                mc.count = 3; mc.n[0] = mc.n[1] = mc.n[2] = n; mc.s = 0.3f;
+                mg = mc;
+                mc.a[0] = b.c; mc.a[1] = p.c; mc.a[2] = a.c; mc.y0 = l.c; mc.y = t.c;
+                mg.a[0] = b.d; mg.a[1] = p.d; mg.a[2] = a.d; mg.y0 = l.d; mg.y = t.d;
+                BOTH(stx_add_means_fwd, (cx, &mc), (gx, &mg)); arr_check("add_means", &t, 2e-6);
+                mc.dy = g.c; mc.da[0] = d.c; mc.da[1] = e.c; mg.dy = g.d; mg.da[0] = d.d; mg.da[1] = e.d;
+                BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
+                arr_check("add_means da", &d, 1e-6); arr_check("add_means da, second", &e, 1e-6);
+                arr_free(&t);
+            }
             BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n)); arr_check("scale by", &d, 1e-7);
             BOTH(stx_rezero_bwd, (cx, d.c, l.c, b.c, a.c, g.c, n, 0), (gx, d.d, l.d, b.d, a.d, g.d, n, 0)); arr_check("scale by da", &d,
                 1e-6); arr_check("scale by ds", &l, 4e-6);
@@ -88,7 +102,7 @@ static void test_flat(void) {
 }
 
 /* The numbers of these arrays for stx_residual_norm's kernels, on the host (c) or the device (d) */
-typedef struct residual { const arr *y, *s, *mean, *rstd, *h, *f, *gain, *shift, *dy, *ds, *df, *dgain, *dshift; } residual;
+typedef struct residual { const arr *y, *s, *mean, *rstd, *h, *f, *gain, *shift, *dy, *ds, *df, *dgain, *dshift, *bias, *dbias; } residual;
 static stx_residual_norm_args residual_args(const residual *r, int device, size_t N, size_t C, float drop, int accumulate) {
     stx_residual_norm_args k;
     memset(&k, 0, sizeof k);
@@ -98,6 +112,7 @@ static stx_residual_norm_args residual_args(const residual *r, int device, size_
     k.h = AT(r->h); k.f = AT(r->f); k.gain = AT(r->gain); k.shift = AT(r->shift);
     k.y = AT(r->y); k.s = AT(r->s); k.mean = AT(r->mean); k.rstd = AT(r->rstd);
     k.dy = AT(r->dy); k.ds = AT(r->ds); k.df = AT(r->df); k.dgain = AT(r->dgain); k.dshift = AT(r->dshift);
+    k.bias = AT(r->bias); k.dbias = AT(r->dbias);
 #undef AT
     k.accumulate = accumulate;
     return k;
@@ -109,7 +124,8 @@ static void test_rows(void) {
         size_t C = widths[k], N = rows[r], n = N * C, i;
         int kind = r % 2 ? P_ : B_;
         arr y, a, i1, f, b, db, g, s, mean, rstd, gain, shift, dgain, dshift, d, df;
-        residual all = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift};
+        residual all = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift, NULL, NULL};
+        residual with = {&y, &s, &mean, &rstd, &a, &f, &gain, &shift, &g, &d, &df, &dgain, &dshift, &b, &db};
         stx_residual_norm_args kc, kg;
         /* 1, 3, 37, and 200 rows, several chunks of them, of up to three tiles of columns; wider rows have the same loops over rows:
            37 or 3, and one 1 */
@@ -167,6 +183,29 @@ static void test_rows(void) {
         kc.accumulate = kg.accumulate = 0;
         BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
         arr_check("residual_norm ds alone", &d, C < 4 ? 1e-3 : 4e-6);
+        for (acc = 0; acc < 4; acc++) {         /* with a bias; ds is added to, or not wanted */
+            kc = residual_args(&with, 0, N, C, acc % 2 ? 0.25f : 0, 0);
+            kg = residual_args(&with, 1, N, C, acc % 2 ? 0.25f : 0, 0);
+            BOTH(stx_residual_norm_fwd, (cx, &kc), (gx, &kg));
+            arr_check("residual_norm_bias s", &s, 1e-6);
+            stx_layernorm_fwd(cx, y.c, mean.c, rstd.c, s.c, gain.c, shift.c, N, C, 1e-5f);
+            arr_check("residual_norm_bias y", &y, C == 1 ? 1e-4 : 4e-6); mean_check("residual_norm_bias mean", &mean);
+            arr_check("residual_norm_bias rstd", &rstd, 1e-5);
+            kc.add_ds = kg.add_ds = acc < 3;
+            if (acc == 3) kc.ds = kg.ds = NULL;
+            if (acc == 2) kc.dgain = kg.dgain = kc.dshift = kg.dshift = NULL;
+            BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
+            arr_check("residual_norm_bias ds +=", &d, C < 4 ? 1e-3 : 4e-6); arr_check("residual_norm_bias df", &df, C < 4 ? 1e-3 : 4e-6);
+            arr_check("residual_norm_bias dgain", &dgain, 4e-6); arr_check("residual_norm_bias dshift", &dshift, 4e-6);
+            arr_check("residual_norm_bias dbias", &db, half ? 4e-3 : C < 4 ? 1e-3 : 8e-6);
+            kc.df = kg.df = kc.dbias = kg.dbias = NULL;
+            if (acc < 2) BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
+            arr_check("residual_norm ds += alone", &d, C < 4 ? 1e-3 : 4e-6);
+            arr_check("residual_norm dgain again", &dgain, 4e-6); arr_check("residual_norm dshift again", &dshift, 4e-6);
+        }
+        BOTH(stx_layernorm_bwd, (cx, NULL, dgain.c, dgain.c, g.c, a.c, gain.c, mean.c, rstd.c, N, C, 0), (gx, NULL, dgain.d, dgain.d, g.d,
+            a.d, gain.d, mean.d, rstd.d, N, C, 0));
+        arr_check("layernorm dgain and dshift in one", &dgain, 8e-6);
 
         BOTH(stx_softmax_fwd, (cx, y.c, a.c, N, C), (gx, y.d, a.d, N, C)); arr_check("softmax", &y, 1e-6);
         for (acc = 0; acc < 2; acc++) {
@@ -186,6 +225,35 @@ static void test_rows(void) {
                 BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc), (gx, y.d, C, stx_at(gx, a.d, C > 4 ? 4 : 0), C, N,
                     w, (int)acc)); arr_check("copy2d by fours", &y, 1e-7);
             }
+        }
+        {   /* rows side by side, of columns from 1 on; and rows that move on by w, in one step and in many */
+            size_t wb = C / 3 + (C > 4 ? 0 : 1), w[4], e;
+            arr t = arr_of(N * (C + wb), 1, 0, N_);
+            BOTH(stx_concat2d, (cx, t.c, a.c, C, C, f.c, C, wb, N), (gx, t.d, a.d, C, C, f.d, C, wb, N)); arr_check("concat2d", &t, 0);
+            BOTH(stx_concat2d, (cx, t.c, f.c + (C - wb), C, wb, a.c, C, C, N), (gx, t.d, stx_at(gx, f.d, C - wb), C, wb, a.d, C, C, N));
+            arr_check("concat2d, the first narrow", &t, 0);
+            w[0] = C; w[1] = wb; w[2] = C > 8 ? C / 8 * 4 : 1; w[3] = C > 33 ? 4 : 1;
+            for (e = 0; e < 4; e++) {
+                size_t n_t = C + wb, from = C - w[e];
+                BOTH(stx_shift2d, (cx, t.c, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, stx_at(gx, a.d, from), C, w[e], N));
+                arr_check("shift2d", &t, 0);
+                BOTH(stx_shift2d, (cx, y.c, C, a.c, C, w[e], N), (gx, y.d, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
+            }
+            arr_free(&t);
+        }
+        {   /* several at once become zero */
+            stx_real *zc[4], *zg[4];
+            size_t zn[4];
+            arr z = arr_of(n, 1, 0, N_);
+            zc[0] = y.c; zc[1] = gain.c; zc[2] = db.c; zc[3] = z.c;
+            zg[0] = y.d; zg[1] = gain.d; zg[2] = db.d; zg[3] = z.d;
+            zn[0] = n; zn[1] = C; zn[2] = C; zn[3] = n / 2;
+            for (acc = 1; acc < 5; acc++) {
+                BOTH(stx_zero_each, (cx, zc, zn, acc), (gx, zg, zn, acc));
+                arr_check("zero_each 0", &y, 0); arr_check("zero_each 1", &gain, 0); arr_check("zero_each 2", &db, 0);
+                arr_check("zero_each 3", &z, 0);
+            }
+            arr_free(&z);
         }
         arr_free(&y); arr_free(&a); arr_free(&i1); arr_free(&f); arr_free(&b); arr_free(&db); arr_free(&g); arr_free(&s); arr_free(&mean);
         arr_free(&rstd);
@@ -549,7 +617,7 @@ static void sums(void *user, uint64_t *h) {
     enum { N = 300, C = 132, V = 40 };
     int32_t ids[N], *dev;
     arr a, b, g, y, s, d, df, gain, shift, dgain, dshift, mean, rstd, dt, loss;
-    residual all = {&y, &s, &mean, &rstd, &a, &g, &gain, &shift, &g, &d, &df, &dgain, &dshift};
+    residual all = {&y, &s, &mean, &rstd, &a, &g, &gain, &shift, &g, &d, &df, &dgain, &dshift, NULL, NULL};
     stx_residual_norm_args k;
     stx_piece piece;
     double sq, *dsq;
@@ -563,11 +631,18 @@ static void sums(void *user, uint64_t *h) {
     s = arr_of(N * C, 1, 0, N_); d = arr_of(N * C, 1, 0, N_);
     df = arr_of(N * C, 1, 0, N_); gain = arr_of(C, 1, 0, P_); shift = arr_of(C, 1, 0, P_); dgain = arr_of(C, 1, 0, B_);
     dshift = arr_of(C, 1, 0, B_);
-    mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); dt = arr_of(V * C, 1, 0, B_); loss = arr_of(1, 1, 0, B_);
+    mean = arr_of(N, 1, 0, B_); rstd = arr_of(N, 1, 0, B_); dt = arr_of(V * C, 1, 0, B_); loss = arr_of(C, 1, 0, B_);
     k = residual_args(&all, 1, N, C, 0.1f, 1);
     stx_residual_norm_fwd_cuda(gx, &k);
     stx_residual_norm_bwd_cuda(gx, &k);
     *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, df.d, N * C, *h);
+    k.bias = b.d; k.dbias = loss.d;
+    k.accumulate = 0; k.add_ds = 1;
+    stx_residual_norm_fwd_cuda(gx, &k);
+    stx_residual_norm_bwd_cuda(gx, &k);
+    *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, loss.d, C, *h);
+    stx_shift2d_cuda(gx, d.d, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
+    *h = cuda_hash(gx, d.d, N * C, *h);
     stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
     stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
     stx_mul_bwd_cuda(gx, d.d, dgain.d, g.d, a.d, b.d, N * C, C, 0);

@@ -315,6 +315,9 @@ enum { WORDS = 23, FIRST = 7 };     /* in the first of two clusters */
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, MODELS };
 static const char *const model_names[MODELS] = {"soft, a draw a step, hinge", "hard, pi, draws for each stream, before, latency of w",
     "draws for each run, adaptive words", "the reference", "fixed", "recomputation, dropout"};
+static size_t model_blocks = 2;
+static const char *model_pattern = "sfisf";        /* of FIXED */
+static size_t model_dim = 20;                       /* .. and of others; heads of 16 go to the fused attention */
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_par_desc d;
     stx_optim_desc od;
@@ -326,7 +329,8 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
     r->x = stx_create(&cd);
     r->B = 2; r->T = 8; r->V = WORDS;
-    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : 20; d.heads = 2; d.inner = 40; d.blocks = 2; d.segment = r->T; d.mem = 12;
+    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : model_dim; d.heads = 2; d.inner = 40;
+    d.blocks = model_blocks; d.segment = r->T; d.mem = 12;
     d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1;
     d.init_std = 0.2; d.tau = 1;
     if (which == SOFT) { d.latency = STX_PAR_LATENCY_HINGE; d.latency_target = 0.5; }
@@ -340,7 +344,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
         d.adaptive_in = 1; d.words_out = STX_PAR_OUT_ADAPTIVE; d.cutoff[0] = FIRST; d.cutoffs = 1; d.div_val = 2;
     }
     if (which == REFERENCE) { stx_par_reference(&d); d.cutoff[0] = FIRST; d.cutoffs = 1; }
-    if (which == FIXED) { d.pattern = "sfisf"; d.blocks = 0; }
+    if (which == FIXED) { d.pattern = model_pattern; d.blocks = 0; }
     if (which == AGAIN) { d.recompute = 1; d.dropout = d.attn_dropout = d.inner_dropout = d.pos_dropout = d.final_dropout = 0.1; }
     r->m = stx_par_create(r->x, &d);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
@@ -353,7 +357,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     od.eps = 1e-3;              /* the gradients of three numbers: not so small that their rounding counts */
     r->gates = r->m->arch ? stx_optim_create(r->m->arch, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
-    r->given = which == SOFT;
+    r->given = which == SOFT && model_blocks == 2;
     r->in = stx_tokens_create(r->x, r->B, r->T);
     r->out = stx_tokens_create(r->x, r->B, r->T);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
@@ -509,6 +513,34 @@ static void test_graph(void) {
     }
 }
 /* Token by token, over the ends of segments, one stream reset on the way */
+#ifdef SEQTX_CUDA_HOST
+static int tell_nodes;          /* `build/test_cuda_par nodes` names them */
+/* As in test_cuda_model.c: nodes of a mixture in a search, and of an attention and a feed-forward that were found, together */
+static void test_nodes(void) {
+    static const struct { int which; long most; } want[] = {{SOFT, 41}, {FIXED, 36}};
+    size_t i;
+    for (i = 0; i < COUNT(want); i++) {
+        cuda_nodes all;
+        int k, n;
+        memset(&all, 0, sizeof all);
+        for (k = 0; k < 2; k++) {
+            model r;
+            model_blocks = (size_t)(3 + k);
+            model_pattern = k ? "sfsfsf" : "sfsf";
+            model_dim = 32;
+            model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
+            for (n = 0; n < 12; n++) model_run(&r, n);
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            cuda_nodes_add(&all, k);
+            model_free(&r);
+        }
+        cuda_nodes_check(&all, model_names[want[i].which], want[i].which == SOFT ? 3 : 2, want[i].most, tell_nodes);
+    }
+    model_blocks = 2;
+    model_pattern = "sfisf";
+    model_dim = 20;
+}
+#endif
 static void test_generation(void) {
     int which;
     for (which = 0; which < MODELS; which++) {
@@ -593,6 +625,10 @@ int main(int argc, char **argv) {
     half = 0;
     if (PART("models")) test_models();
     if (PART("graph")) test_graph();
+#ifdef SEQTX_CUDA_HOST
+    tell_nodes = !strcmp(part, "nodes");
+    if (PART("nodes")) test_nodes();
+#endif
     if (PART("generation")) test_generation();
     if (PART("refused")) test_refused();
     stx_destroy(cx);

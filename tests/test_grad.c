@@ -274,28 +274,34 @@ static void row_layernorm(void) {
 typedef struct residual_user { double p; int how; } residual_user;
 static stx_tensor *make_residual_norm(stx_ctx *x, stx_tensor **in, void *user) {
     residual_user *u = (residual_user *)user;
-    stx_tensor *h = in[0], *f = u->how == 2 ? h : in[1], *y = stx_residual_norm(x, h, f, u->p, in[2], in[3], 0.1);
+    stx_tensor *h = in[0], *f = u->how == 2 ? h : in[1], *y = in[4]
+        ? stx_residual_norm_bias(x, h, f, in[4], u->p, in[2], in[3], 0.1) : stx_residual_norm(x, h, f, u->p, in[2], in[3], 0.1);
     return u->how == 1 ? stx_add(x, y, stx_mul(x, h, f)) : y;
 }
-static void row_residual_norm(void) {
+static void residual_norm(const char *label, int bias) {
     static const size_t s[][3] = {{5, 7, 0}, {2, 33, 65}, {67, 33, 0}, {4, 16, 0}};
     int i, k, fixed;
     for (i = 0; i < 4; i++)
         for (k = 0; k < 6; k++)
-            for (fixed = 0; fixed < 3; fixed++) {
+            for (fixed = 0; fixed < 4 + bias; fixed++) {
                 residual_user u;
-                problem p = start("residual_norm", make_residual_norm, &u);
+                problem p = start(label, make_residual_norm, &u);
                 size_t C = s[i][2] ? s[i][2] : s[i][1];
                 u.p = k % 2 ? 0.3 : 0;
                 u.how = k / 2;
                 p.entries = 60;
                 p.random = u.p > 0;
                 add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, s[i][0], s[i][1], s[i][2], 0); add(&p, C, 0, 0, 0); add(&p, C, 0, 0, 0);
-                if (fixed && u.how != 2) p.fixed[fixed - 1] = 1;
+                if (bias) add(&p, C, 0, 0, 0); else add_absent(&p);
+                if (fixed > 2) p.fixed[0] = p.fixed[1] = 1;         /* gain, shift and bias alone; or not the bias */
+                else if (fixed && u.how != 2) p.fixed[fixed - 1] = 1;
+                if (fixed == 4) { p.fixed[0] = p.fixed[1] = 0; p.fixed[4] = 1; }
                 if (u.how == 2) p.fixed[1] = 1;
                 check(&p);
             }
 }
+static void row_residual_norm(void) { residual_norm("residual_norm", 0); }
+static void row_residual_norm_bias(void) { residual_norm("residual_norm_bias", 1); }
 
 static stx_tensor *make_add(stx_ctx *x, stx_tensor **in, void *user) { return stx_add(x, in[0], user ? in[0] : in[1]); }
 static stx_tensor *make_mul(stx_ctx *x, stx_tensor **in, void *user) { return stx_mul(x, in[0], user ? in[0] : in[1]); }
@@ -2175,6 +2181,23 @@ static stx_tensor *make_par_gate(stx_ctx *x, stx_tensor **in, void *user) {
     w = inner_par_gate(x, in[0], &a, a.latency ? &lat : NULL);
     return a.latency ? stx_scale_by(x, w, lat) : w;
 }
+static stx_tensor *make_add_means(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *a[19];
+    int count = *(int *)user, k;
+    for (k = 0; k < count; k++) a[k] = in[k % 4];        /* 4 and more: one tensor in several places; in[0] is what is added to, too */
+    return stx_add_means(x, in[0], a, (size_t)count, -1.7);
+}
+static void row_add_means(void) {
+    static const int counts[] = {0, 1, 3, 4, 8, 9, 19};
+    size_t i;
+    for (i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int count = counts[i];
+        problem p = start("add_means", make_add_means, &count);
+        add(&p, 1, 0, 0, 0); add(&p, 7, 0, 0, 0); add(&p, 3, 11, 0, 0); add(&p, 2, 0, 0, 0);
+        p.fixed[1] = i == 4;
+        check(&p);
+    }
+}
 static void row_par_gate(void) {
     gate_user u;
     size_t k;
@@ -2215,6 +2238,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
     {"stx_residual_norm", row_residual_norm},
+    {"stx_residual_norm_bias", row_residual_norm_bias},
     {"stx_add", row_add},
     {"stx_mul", row_mul},
     {"stx_scale", row_scale},
@@ -2231,6 +2255,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
     {"stx_sum", row_sum},
+    {"stx_add_means", row_add_means},
     {"stx_cross_entropy", row_cross_entropy},
     {"stx_cross_entropy_over", row_cross_entropy_over},
     {"stx_cross_entropy_tokens", row_cross_entropy_tokens},

@@ -1093,6 +1093,7 @@ struct graph_node {
     std::function<void()> work;                 /* .. or a function, of the host or the device, */
     std::function<queued(CUstream_st *)> exchange;      /* .. or one that makes an exchange, new for each run */
     bool host;
+    const char *what;                           /* for cuda_host_graph_node; NULL of an exchange */
 };
 typedef std::vector<std::shared_ptr<graph_node>> node_list;
 struct capture {
@@ -1129,6 +1130,7 @@ static std::set<CUstream_st *> &streams(void) { static auto *s = new std::set<CU
 static std::set<CUevent_st *> &events(void) { static auto *s = new std::set<CUevent_st *>; return *s; }
 static std::set<CUgraph_st *> &graphs(void) { static auto *s = new std::set<CUgraph_st *>; return *s; }
 static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<CUgraphExec_st *>; return *s; }
+static std::vector<const char *> &last_graph(void) { static auto *n = new std::vector<const char *>; return *n; }     /* made last */
 static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
 
 static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
@@ -1202,10 +1204,10 @@ static void submit_node(cudaStream_t s, std::shared_ptr<graph_node> n, bool at_o
     } else if (advance(s)) run_node(*n);
     else put_in_queue(s, [n] { run_node(*n); return true; });
 }
-template<class F> static cudaError_t submit_work(cudaStream_t s, F f, bool host = false) {
+template<class F> static cudaError_t submit_work(cudaStream_t s, const char *what, F f, bool host = false) {
     if (capturing(s) || !advance(s)) {
         auto n = std::make_shared<graph_node>();
-        n->work = f; n->host = host;
+        n->work = f; n->host = host; n->what = what;
         submit_node(s, n, false);
     } else if (host) f();
     else { device_open(); f(); device_close(); }
@@ -1226,7 +1228,7 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     if (device_of(stream) != current_device) { fail(cudaErrorInvalidResourceHandle); return; }
     if (capturing(stream) || !advance(stream)) {
         auto n = std::make_shared<graph_node>();
-        n->kernel.reset(k.clone()); n->host = false;
+        n->kernel.reset(k.clone()); n->host = false; n->what = k.text;
         submit_node(stream, n, false);
     } else run_kernel(k);
 }
@@ -1391,7 +1393,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
     ENTER;
     if (!fn) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
-    return submit_work(s, [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
+    return submit_work(s, "a host function", [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
 }
 static bool told_to_fail(int call) { return G.fail_graph[call] && --G.fail_graph[call] == 0; }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
@@ -1453,6 +1455,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     *exec = new CUgraphExec_st();
     (*exec)->nodes = graph->nodes;
     execs().insert(*exec);
+    last_graph().clear();
+    for (auto &n : graph->nodes) last_graph().push_back(n->what);
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
@@ -1718,7 +1722,7 @@ static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const v
         G.syncs++;
     }
     bool is_late = !blocking && in_device(src) && in_pinned(dst, 0);
-    submit_work(s, [=] {
+    submit_work(s, "a copy", [=] {
         if (is_late) { copy_late(dst, dpitch, src, spitch, width, height); return; }
         deliver();
         for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
@@ -1751,7 +1755,7 @@ static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, 
         return fail(cudaErrorInvalidValue);
     }
     if (blocking) G.syncs++;
-    return submit_work(s, [=] { deliver(); for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
+    return submit_work(s, "a memset", [=] { deliver(); for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
 }
 cudaError_t cudaMemset(void *p, int value, size_t n) { ENTER; return set_rows("cudaMemset", p, n, value, n, 1, NULL, true); }
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) {
@@ -1829,6 +1833,12 @@ size_t cuda_host_shared_asked(void) { LOCK; return G.shared_asked; }
 long cuda_host_allocs(void) { LOCK; return G.allocs; }
 long cuda_host_syncs(void) { LOCK; return G.syncs; }
 long cuda_host_graph_launches(void) { LOCK; return G.graph_launches; }
+long cuda_host_graph_nodes(void) { LOCK; return (long)last_graph().size(); }
+const char *cuda_host_graph_node(long i) {
+    LOCK;
+    const char *what = i >= 0 && i < (long)last_graph().size() ? last_graph()[(size_t)i] : NULL;
+    return what ? what : "";
+}
 size_t cuda_host_bytes_in_use(void) { LOCK; return G.in_use; }
 size_t cuda_host_pinned_in_use(void) { LOCK; return G.pinned_in_use; }
 int cuda_host_is_device(const void *p) { return in_device(p); }
@@ -2202,7 +2212,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
                current_device);
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
-    submit_work(stream, [call, workspace, workspace_bytes] {
+    submit_work(stream, "a product", [call, workspace, workspace_bytes] {
         if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
         deliver();
         call.run();

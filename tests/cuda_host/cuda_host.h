@@ -47,6 +47,10 @@ size_t cuda_host_shared_asked(void);    /* bytes of dynamic shared memory, of al
 long   cuda_host_allocs(void);          /* successful cudaMalloc */
 long   cuda_host_syncs(void);           /* host waits: stream, device and event synchronisation, blocking copies and cudaMemset */
 long   cuda_host_graph_launches(void);
+/* The graph that was made last: how many nodes it has, products and copies included, and what node i is: "kernel, grid, .." as its launch
+   has it, "a product", "a memset", "a copy"; "" of an exchange */
+long   cuda_host_graph_nodes(void);
+const char *cuda_host_graph_node(long i);
 size_t cuda_host_bytes_in_use(void);    /* device memory */
 size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
 int    cuda_host_is_device(const void *p);      /* does p lie in the device's address range? */
