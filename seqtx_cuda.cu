@@ -2923,11 +2923,11 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
 /* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
    second time for masks, by precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor, D up to 32; 0: nvcc
-   decides. */
+   decides. SMALL_KEYS: the same of the sweep of keys. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -2954,7 +2954,7 @@ struct stx__at_f32;
 struct stx__at_tf32 {
     typedef float num;
     typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4, SMALL_KEYS = 3 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
@@ -2968,7 +2968,7 @@ struct stx__at_tf32 {
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -4223,7 +4223,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
                        dV += a^T dO;  dK += ds^T (q+u)
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a
    part of dpk, dpv. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL_KEYS : 0) stx__ab_keys(
+    stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
