@@ -1141,7 +1141,8 @@ extern int    stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, i
 #endif
 /* Which attention runs, for tests: 0 the fused kernels where they can, 1 version 0 (products and a kernel for the rows between them),
    2 as 0, 3 version 0 in the smallest pieces, as if there were no memory, 4 as 0 with tiles of 128 queries, where else their number decides
-   (bf16, heads of 64 and less). Not between a forward pass and its backward one. */
+   (bf16, heads of 64 and less), 5 and 6 as 0 with no room for rows of dR, and with room for half of them, where else the memory that they
+   take decides (bf16, relative table). Not between a forward pass and its backward one. */
 extern void   stx_cuda_attention(stx_ctx *x, int version);
 #endif
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */

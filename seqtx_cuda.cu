@@ -3054,11 +3054,27 @@ static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx
     int last = p.C + (tile + 1) * bq - p.dmin;       /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
     return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
 }
-static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+/* Where rows of a head stand in memory: its first column among all heads', and how many it has; no columns: it has no rows there. See
+   ROWS OF dR (backward), for which the list's kernel gives places away: heads with the fewest columns first, as long as there is room. */
+typedef struct stx__at_place { int at, width; } stx__at_place;
+static __device__ __forceinline__ int stx__at_width(const stx__at &p, const stx__at_head &w, int newest) {
+    return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
+}
+static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk, stx__at_place *place, int newest, int room) {
     STX__SHARED(stx__at_head, head, 256);
     int h, e;
     for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
     __syncthreads();
+    for (h = (int)threadIdx.x; place && !blockIdx.x && h < p.H; h += (int)blockDim.x) {
+        const int width = stx__at_width(p, head[h], newest);
+        int64_t at = 0;
+        for (e = 0; e < p.H; e++) {
+            const int other = stx__at_width(p, head[e], newest);
+            if (other < width || (other == width && e < h)) at += other;
+        }
+        place[h].at = at + width <= room ? (int)at : 0;
+        place[h].width = at + width <= room ? width : 0;
+    }
     e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < p.H * tiles) {
         int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk), rank = 0;
@@ -3145,11 +3161,11 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
    f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
 /* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
    second time for masks, by precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor, D up to 32; 0: nvcc
-   decides. */
+   decides. SMALL_KEYS: the same of the sweep of keys. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -3176,7 +3192,7 @@ struct stx__at_f32;
 struct stx__at_tf32 {
     typedef float num;
     typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4, SMALL_KEYS = 3 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
@@ -3190,7 +3206,7 @@ struct stx__at_tf32 {
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -3774,7 +3790,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
         (int)c.shared), "stx_attention_fwd")) return;
     stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
-                    c.tiles, c.bq, c.bk);
+                    c.tiles, c.bq, c.bk, (stx__at_place *)NULL, 0, 0);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
 }
 
@@ -3792,23 +3808,39 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
        stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
        stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
-       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE
+       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
 
-   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and ds, is the same in
-   all three (stx__ab_front: logits, probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ = BK = 64:
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table, stx__ab_fold_rows). The front half of a tile, from operands to a and
+   ds, is the same in all three (stx__ab_front: logits, probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at
+   BQ = BK = 64:
 
        queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
        keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
        diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
+       table       dPE 1                                           1
 
-   The third sweep stands for writing dR to memory and multiplying that by q: 1 unit instead of 4.5, but 4 bytes a score to write and read
-   (8 GB at B 64, T 512, span 8192, 8 heads) or many launches over pieces of the batch. At 250 TFLOP/s and D 64 it costs 1.8 ps a score,
-   where those bytes cost 1.2; and its parts, diagonals x splits of the batch x W D floats, stay below STX__AB_PARTS by fewer splits.
+   ROWS OF dR. In bfloat16 most heads do without the third sweep: that of queries has dR in its registers anyway, and writes it, and a
+   product of its rows by q + vb gives dPE (stx__ab_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A row has
+   the distances that its head sees, rounded to 16, so that a short head costs little memory and multiplies little that is 0; the sweep's
+   tiles are half empty there. What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns from STX__AB_ROWS
+   bytes, the shortest first, and those for whom none are left take the sweep (stx__at_list; STX__AB_ROWS is the one place that says how
+   much). Both kernels are launched unless all heads have room whatever their spans. Padded keys and floats take the sweep.
+   dR is rounded as in the sweep, where it goes through shared memory as bfloat16s; dPE has other bits by the order of its sums alone.
+
+       column y of a row of head h stands for j - i = newest - width + y       newest: one more than the youngest key's, C - dmin, or up to
+                                                                               15 more, so that 16 columns are a strip's chunk
+       a strip writes 16 rows by 16 columns at once, each thread four numbers of a row side by side: in memory, position 4t + k of 16 is
+       column 2t + (k & 1) + 8 (k >> 1)
+       a tile gives BK + 16 columns of which the last 16 lack what the next tile has of them: they wait in shared memory
+       not written, and so never read: columns of keys before the first one, strips beyond T
+
+   Parts of either way, (diagonals or blocks of columns) x tables x splits of the batch x rows of D floats, stay below STX__AB_PARTS by
+   fewer splits.
 
    Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88 MFLOP; keys q (twice with biases), dO, 64 rows of
-   the table, 24 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries 49 KiB, keys
-   and diagonals 65, with u or vb 8 more; with the next tile 73, 89 and 97. Registers leave two blocks to a multiprocessor of 64 Ki, so that
-   228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first, without u and vb.
+   the table, 24 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries 49 KiB (with
+   rows of dR 51), keys and diagonals 65, with u or vb 8 more; with the next tile 73 (75), 89 and 97. Registers leave two blocks to a
+   multiprocessor of 64 Ki, so that 228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first, without u and vb.
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of
    the table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
@@ -3823,8 +3855,12 @@ typedef struct stx__ab {
     float *dsum;                        /* (B,H,T): dO.O */
     float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
     float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
-    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D) */
-    int *used;                          /* (diagonals,tables,splits): was a part written? */
+    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D); of rows of dR: (blocks,tables,splits,columns,
+                                           D) */
+    int *used;                          /* (diagonals or blocks,tables,splits): was a part written? */
+    stx__bf16 *rows;                    /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at` on; or NULL */
+    const stx__at_place *place;         /* (H), where there are rows */
+    int newest;                         /* the j - i behind the last column of a row */
     int tiles;                          /* of queries */
     int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
     int splits, combos;                /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
@@ -4296,10 +4332,19 @@ static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, in
        the work
    Early where a.ahead says that there is memory, late else and where the tile before could not know; the bits are the same. */
 
+/* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`: column y and on, if they are the head's */
+static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, int y, const uint4 &f) {
+    const int lane = (int)threadIdx.x & 31;
+    if (y < 0 || y >= width) return;
+    to += (lane >> 2) * width + y + 4 * (lane & 3);
+    *(uint2 *)to = make_uint2(f.x, f.z);
+    *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
+}
+
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
    first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
        for each tile:  K, V and the BK new rows of the table have come
-                       front: a, ds in registers;  dk += ds K;  dp += dR PE
+                       front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
 template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 0) stx__ab_queries(stx__ab a,
@@ -4316,14 +4361,24 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     stx__ab_tile t;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e, k;
+    /* rows of dR: the strip's, or none; the column of what waits in shared memory */
+    uint4 *wait = (uint4 *)m.more + threadIdx.x;
+    stx__bf16 *rows = NULL;
+    int width = 0, waits = -1;
 
     all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
     stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;       /* chunks of 16 columns of dR begin alike for all tiles */
     if (Sh::MASK && p.bits) {
         last = min(last, p.S);
         while (first < last && !stx__at_exist<Sh::BK>(p, b, first)) first += Sh::BK;
     }
     t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.chunks = held / 16; t.persistent = 0;
+    if (Sh::SIZE == 2 && a.rows) {
+        width = a.place[h].width;
+        if (width) rows = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ) + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
+        *wait = make_uint4(0, 0, 0, 0);
+    }
     stx__ab_state(a, t, b, h);
     stx__ab_clear(dk);
     stx__ab_clear(dp);
@@ -4366,10 +4421,20 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
                 stx__ab_back<Sh::NB>(u[0], g, 2 * n);
                 stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
                 stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t, strip, n) * 16 * (Sh::CH * 16));
+                if (Sh::SIZE == 2 && rows) {
+                    uint32_t f[4];
+                    stx__ab_acc(typename Sh::P(), f, u, 0);
+                    uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
+                    if (!n) { const uint4 o = *wait; v.x |= o.x; v.y |= o.y; v.z |= o.z; v.w |= o.w; }  /* each has zeros where the other
+                                                                                                           has cells */
+                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
+                    if (n == Sh::BK / 16) *wait = v; else stx__ab_send(rows, width, waits, v);
+                }
             }
         }
         t.ring = ring;
     }
+    if (Sh::SIZE == 2 && rows) stx__ab_send(rows, width, waits, *wait);
     __syncthreads();
     if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
         float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
@@ -4445,7 +4510,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
                        dV += a^T dO;  dK += ds^T (q+u)
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a
    part of dpk, dpv. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_keys(stx__ab a) {
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL_KEYS : 0) stx__ab_keys(
+    stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -4575,7 +4641,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         b = own ? c : c % p.B;
         end = own ? c1 : min(c1, (h + 1) * p.B);
         w = stx__at_open(p, h);
-        if (nearest > w.live) continue;
+        if (nearest > w.live || (Sh::SIZE == 2 && a.rows && a.place[h].width)) continue;
         t.far = w.live;
         const int stop = b + end - c;
         i0 = lo;
@@ -4646,6 +4712,105 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                              p.scale);
 }
 
+/* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
+   the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
+   comes as zeros. Only heads with columns in the block cost anything. Parts as those of diagonals, by column. */
+template<class Sh> struct stx__ab_columns {
+    enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
+           SHARED = 2 * (TILE + Sh::TILE_Q) };
+};
+template<class Sh> static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsigned char *tile, const stx__at_place &f,
+    int b, int h, int i0, int back) {
+    typedef stx__ab_columns<Sh> X;
+    const stx__at &p = a.p;
+    const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c, far = (y & ~15) + a.newest - f.width,
+        lo = ((p.lo + p.span) & ~15) - p.span;      /* where the sweep of queries begins, if not later */
+    const size_t T = (size_t)a.tiles * Sh::BQ;
+    const stx__bf16 *from = a.rows + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
+    const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.dmin > p.lo;
+    int k;
+#pragma unroll
+    for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {     /* 8 or 16 rows at once, of one strip */
+        const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
+            yes = some && i < p.T && far + i + 16 >= lo && p.C + i + 15 - lo >= p.dmin;
+        stx__cp16(tile + stx__at_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows, yes ? 16 : 0);
+    }
+    stx__at_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ, (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
+                                      p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+    stx__cp_commit();
+}
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_table(stx__ab a) {
+    typedef typename Sh::P P;
+    typedef typename P::num num;
+    typedef stx__ab_columns<Sh> X;
+    STX__DYNAMIC(shared);
+    const stx__at &p = a.p;
+    enum { PER = 16 / Sh::SIZE };
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, own = p.pe_head > 0, split = (int)blockIdx.z,
+        back = (int)blockIdx.x * X::COLUMNS;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int lo = max(0, p.lo - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ, steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
+    const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
+    float acc[X::XS][Sh::DP / 8][4];
+    int c, end, used = 0, s, k, n, x, e;
+
+#pragma unroll
+    for (x = 0; x < X::XS; x++) stx__ab_clear(acc[x]);
+    for (c = c0; c < c1; c = end) {                         /* a head, and its batch rows in this part */
+        const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
+        const stx__at_place f = a.place[h];
+        end = own ? c1 : min(c1, (h + 1) * p.B);
+        if (back >= f.width || !steps) continue;
+        __syncthreads();
+        stx__ab_load_rows<Sh>(a, shared, f, b, h, lo, back);
+        for (s = 0; s < (end - c) * steps; s++) {
+            unsigned char *dr = shared + (s & 1) * (X::SHARED / 2), *q = dr + X::TILE;
+            stx__cp_wait<0>();
+            __syncthreads();
+            if (s + 1 < (end - c) * steps)
+                stx__ab_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f, b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
+                                      back);
+            if (p.vb.p) {
+                for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
+                    unsigned char *at = q + stx__at_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
+                    num v[PER];
+                    if (lo + s % steps * Sh::BQ + k / Sh::CH >= p.T || k % Sh::CH * PER >= p.D) continue;
+                    memcpy(v, at, 16);
+                    for (e = 0; e < PER; e++)
+                        stx__at_store(v + e, stx__at_float(v[e]) + stx__get(p.vb, (size_t)(h * p.D + k % Sh::CH * PER + e)));
+                    memcpy(at, v, 16);
+                }
+                __syncthreads();
+            }
+#pragma unroll
+            for (k = 0; k < Sh::BQ; k += P::K) {
+                uint32_t l[X::XS][4], y[4];
+#pragma unroll
+                for (x = 0; x < X::XS; x++) stx__ab_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
+#pragma unroll
+                for (n = 0; n < Sh::DP / 8; n += 2) {
+                    stx__ab_rows<Sh::CH>(P(), y, q, k, n);
+#pragma unroll
+                    for (x = 0; x < X::XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
+                }
+            }
+        }
+        used = 1;
+    }
+    if (!threadIdx.x) a.used[part] = used;
+    if (!used) return;
+#pragma unroll
+    for (x = 0; x < X::XS; x++)
+#pragma unroll
+        for (e = 0; e < 2; e++) {           /* positions in memory become columns */
+            const int at = (lane >> 2) + 8 * e, column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
+            float *to = a.dpe + (part * X::COLUMNS + column) * p.D + (lane & 3) * 2;
+#pragma unroll
+            for (n = 0; n < Sh::DP / 8; n++)
+                if (8 * n < p.D) *(float2 *)(to + 8 * n) = make_float2(p.scale * acc[x][n][2 * e], p.scale * acc[x][n][2 * e + 1]);
+        }
+}
+
 /* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and
    the eight sums are added in order. */
 static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
@@ -4676,6 +4841,27 @@ static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
+/* The same of blocks of columns: a row of the table is one column, counted from the newest, and `extra` columns are newer than it has
+   rows. As stx__ab_fold does it. */
+static __global__ void stx__ab_fold_rows(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int columns, int extra,
+                                         int blocks, int splits) {
+    STX__SHARED(float, sum, 256);
+    const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
+    size_t i = (size_t)blockIdx.x * 32 + lane, C = (size_t)tables * D, k;
+    const int v = P - 1 - (int)(i / C) + extra, n = v / columns, column = columns - 1 - v % columns, some = i < (size_t)P * C && n < blocks;
+    float x = 0;
+    int s;
+    if (some) for (s = slice; s < splits; s += 8) {
+        k = ((size_t)n * tables + i / D % tables) * splits + s;
+        if (used[k]) x += part[(k * columns + column) * D + i % D];
+    }
+    sum[threadIdx.x] = x;
+    __syncthreads();
+    if (slice || !some) return;
+    for (s = 1; s < 8; s++) x += sum[s * 32 + lane];
+    if (x != 0) stx__add(dpe, i, x, 1);
+}
+
 typedef void (*stx__ab_kernel)(stx__ab);
 typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
 typedef struct stx__ab_pick {
@@ -4684,12 +4870,23 @@ typedef struct stx__ab_pick {
     size_t shared_queries, shared_keys, shared_diagonals;       /* bytes */
     size_t more_queries, more_keys, more_diagonals;             /* with the next tile */
     int bq, bk, threads;
+    stx__ab_kernel table;               /* of rows of dR; NULL in floats */
+    size_t shared_table;
+    int columns, rows;                  /* of a block of that; how much room rows of dR have: 0 none, 1 STX__AB_ROWS, 2 half of what they
+                                           want (tests) */
 } stx__ab_pick;
+template<class Sh> static void stx__ab_choose_table(stx__ab_pick *, ...) {}
+template<class Sh> static void stx__ab_choose_table(stx__ab_pick *c, const stx__at_bf16 *) {
+    c->table = stx__ab_table<Sh>;
+    c->shared_table = stx__ab_columns<Sh>::SHARED;
+    c->columns = stx__ab_columns<Sh>::COLUMNS;
+}
 template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
     stx__ab_pick c = {stx__at_words(a) ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>, stx__ab_keys<Sh>,
-                      stx__ab_diagonals<Sh>, 0, 0, 0, 0, 0, 0, BQ, BK, Sh::THREADS};
+                      stx__ab_diagonals<Sh>, 0, 0, 0, 0, 0, 0, BQ, BK, Sh::THREADS, NULL, 0, 0, 0};
+    stx__ab_choose_table<Sh>(&c, (const P *)NULL);
     c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ?
         (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
@@ -4704,9 +4901,13 @@ template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_a
         16>(a);
 }
 static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+    const int version = stx__gpu(x)->attention;
+    stx__ab_pick c;
     if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
-    return a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64,
+    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64,
         64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+    c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
+    return c;
 }
 
 /* How the work is cut, and the scratch: from sizes alone */
@@ -4715,14 +4916,18 @@ typedef struct stx__ab_plan {
     int first, key_tiles;                       /* of keys */
     int vector_tiles, vector_splits;            /* of persistent vectors */
     int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
-    int W, queries, keys, vectors, table;       /* which sweeps are wanted */
-    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, bytes;       /* offsets; their end */
+    int W, queries, keys, vectors, table;       /* which sweeps are wanted: table, that of diagonals */
+    int rows, newest, blocks, row_splits;       /* rows of dR: how many columns they may have together; 0: there are none */
+    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;        /* offsets; their end */
+    size_t dr;                                  /* bytes for rows of dR: see stx__attn2_bwd */
 } stx__ab_plan;
-enum { STX__AB_PARTS = 128 << 20 };             /* bytes for the parts of dpe, at most, unless a single split needs more */
+enum { STX__AB_PARTS = 128 << 20,               /* bytes for the parts of dpe, at most, unless a single split needs more */
+       STX__AB_ROWS = 256 << 20 };              /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
+                                                   distances a head on average: learned spans, but for a long head or two of a layer */
 static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
     stx__ab_plan s;
     int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
-    size_t at = 0, one, most;
+    size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
     memset(&s, 0, sizeof s);
     s.queries = a->dq || a->du || a->dvb || a->dz;
     s.keys = a->dk || a->dv;
@@ -4737,17 +4942,40 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
     s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
     s.W = c->bq + c->bk;
+    s.tables = a->pe_heads > 1 ? H : 1;
+    s.combos = s.tables > 1 ? B : B * H;
+    if (s.table && c->rows && !stx__at_words(a)) {
+        s.newest = C - a->delta_min + 1;
+        s.newest += -(s.newest + span) & 15;
+        one = (size_t)(span + s.newest - C + 15) / 16 * 16;                 /* columns of a head that sees the whole window */
+        want = one * a->H;
+        most = c->rows == 2 ? want / 2 : STX__AB_ROWS / (a->B * s.tiles * c->bq * 2);
+        if (most > want) most = want;
+        if (most == want || most >= (c->rows == 2 ? 16 : 64)) {         /* else no head has room */
+            s.rows = (int)(most / 16 * 16);
+            s.table = most < want;                      /* else no head can be left for the sweep */
+            s.dr = STX_MIN((size_t)STX__AB_ROWS, (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * a->B * s.tiles * c->bq * 2);
+            s.queries = 1;                              /* also where nothing else is asked of them: dPE has the same bits then */
+            one = STX_MIN(one, most);                   /* of the longest head that may have rows */
+            s.blocks = (int)((one + c->columns - 1) / c->columns);
+            one = (size_t)s.blocks * s.tables * c->columns * a->D * sizeof(float);
+            most = STX_MAX((size_t)1, STX__AB_PARTS / one);
+            s.row_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 256 / s.tables)));
+            parts = s.row_splits * one;
+            flags = (size_t)s.blocks * s.tables * s.row_splits * 4;
+        }
+    }
     if (s.table) {
         /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
         s.diagonal_first = C - a->delta_min + c->bq - c->bk;
         s.diagonal_extra = -(s.diagonal_first + span) & 7;
         s.diagonal_first += s.diagonal_extra;
         s.diagonals = (span - a->delta_min + c->bq - 1 + s.diagonal_extra) / c->bk + 1;
-        s.tables = a->pe_heads > 1 ? H : 1;
-        s.combos = s.tables > 1 ? B : B * H;
         one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
         most = STX_MAX((size_t)1, STX__AB_PARTS / one);
         s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
+        parts = STX_MAX(parts, s.table_splits * one);   /* one way after the other */
+        flags = STX_MAX(flags, (size_t)s.diagonals * s.tables * s.table_splits * 4);
     }
     s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
     s.bits = stx__cut(&at, stx__at_words(a) * stx__at_rows(a) * 4);
@@ -4757,8 +4985,9 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     s.dz = stx__cut(&at, a->dz ? a->B * s.tiles * a->H * 4 : 0);
     s.dpk = stx__cut(&at, s.vectors && a->dpk ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
     s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
-    s.dpe = stx__cut(&at, s.table ? s.table_splits * one : 0);
-    s.used = stx__cut(&at, s.table ? (size_t)s.diagonals * s.tables * s.table_splits * 4 : 0);
+    s.dpe = stx__cut(&at, parts);
+    s.used = stx__cut(&at, flags);
+    s.place = stx__cut(&at, s.rows ? H * sizeof(stx__at_place) : 0);
     s.bytes = at;
     return s;
 }
@@ -4823,13 +5052,22 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     if (a->dpv) p.dpv = (float *)(work + s.dpv);
     p.dpe = (float *)(work + s.dpe);
     p.used = (int *)(work + s.used);
+    if (s.rows) {
+        /* not of the step's memory, where layers with other windows would each have their own; and as much as the whole table wants, so
+           that it does not grow with the spans */
+        p.rows = (stx__bf16 *)stx__scratch_of(x, s.dr, "stx_attention_bwd");
+        if (!p.rows) return;
+        p.place = (const stx__at_place *)(work + s.place);
+        p.newest = s.newest;
+        c.shared_queries += (size_t)c.threads * sizeof(uint4);
+    }
     stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
     STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy),
                     stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
     if (s.queries && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries, &p.ahead)) {
         uint32_t *list = (uint32_t *)(work + s.list);
         STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p,
-                        list, s.tiles, c.bq, c.bk);
+                        list, s.tiles, c.bq, c.bk, s.rows ? (stx__at_place *)(work + s.place) : (stx__at_place *)NULL, s.newest, s.rows);
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p,
                         (const uint32_t *)list);
         if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
@@ -4861,6 +5099,15 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256,
                         0, stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk,
                         s.diagonal_extra, s.diagonals, s.table_splits);
+    }
+    if (s.rows) {
+        p.splits = s.row_splits;
+        p.combos = s.combos;
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.table, dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits), c.threads,
+                        c.shared_table, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_rows, stx__blocks(a->P * s.tables * a->D, 32, (size_t)1 << 30), 256, 0,
+                        stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, c.columns,
+                        s.newest - 1 + a->delta_min - (int)(a->S - a->T), s.blocks, s.row_splits);
     }
 }
 

@@ -136,15 +136,18 @@ static inline void work_sums_made(work *w) {
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
    has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
    16 queries, BK keys and DP channels, 32 BK DP operations. */
-typedef struct tiles { double T, C, S, live, span, lo; int D, DP, BQ, BK, strip; } tiles;       /* strip: queries of a warp */
+typedef struct tiles {
+    double T, C, S, live, span, lo;
+    int D, DP, BQ, BK, strip, columns;  /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
+} tiles;
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
     tiles t;
     t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
     t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = t.D <= 32 ? 32 : t.D <= 64 ? 64 : 128;
-    t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
+    t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
-static inline double tiles_begin(const tiles *t, double first) { return floor((first + t->span) / 8) * 8 - t->span; }
+static inline double tiles_begin(const tiles *t, double first, int by) { return floor((first + t->span) / by) * by - t->span; }
 /* Does a strip of queries from i on see a key of a tile from j0 on? distances 1 .. live */
 static inline int tiles_meet(const tiles *t, double i, double j0) {
     return i < t->T && t->C + i + t->strip - 1 - j0 >= 1 && t->C + i - (j0 + t->BK - 1) <= t->live;
@@ -157,7 +160,7 @@ static inline double tiles_forward(const tiles *t) {
         double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
         for (i = i0; i < i0 + t->BQ; i += t->strip) {
             int started = 0;
-            for (j0 = tiles_begin(t, first > 0 ? first : 0); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
+            for (j0 = tiles_begin(t, first > 0 ? first : 0, 8); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
                 units += t->strip / 16 * 3 + (t->strip / 16 - started) * 16.0 / t->BK;
                 started = 1;
             }
@@ -169,14 +172,14 @@ static inline double tiles_queries(const tiles *t) {        /* positions, logits
     double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
         double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (j0 = tiles_begin(t, first > 0 ? first : 0); j0 < last; j0 += t->BK)
+        for (j0 = tiles_begin(t, first > 0 ? first : 0, 16); j0 < last; j0 += t->BK)
             for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 3 + 2 * wide : 0;
     }
     return units;
 }
 static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T; dV and dK of whole tiles */
     double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK, far = t->C - t->span;
-    for (j0 = tiles_begin(t, far > 0 ? far : 0); j0 < t->S; j0 += t->BK) {
+    for (j0 = tiles_begin(t, far > 0 ? far : 0, 8); j0 < t->S; j0 += t->BK) {
         double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
         for (i0 = lo; i0 < hi; i0 += t->BQ) {
             units += 2 * t->BQ / 16;
@@ -200,23 +203,52 @@ static inline double tiles_diagonals(const tiles *t) {      /* positions, logits
     }
     return units;
 }
+/* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of `live` distances has; and dPE from them */
+static inline double tiles_newest(const tiles *t) { return t->C + 15 - fmod(t->C + t->span + 15, 16); }
+static inline double tiles_width(const tiles *t, double live) {
+    return live < 1 ? 0 : ceil((live - (t->C - tiles_newest(t))) / 16) * 16;
+}
+static inline double tiles_table(const tiles *t) {
+    double back, units = 0, width = tiles_width(t, t->live);
+    for (back = 0; back < width; back += t->columns) {
+        double lo = t->lo - (tiles_newest(t) - 1 - back);
+        lo = lo > 0 ? floor(lo / t->BQ) * t->BQ : 0;
+        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * t->columns / t->BK;
+    }
+    return units;
+}
+/* Columns that all heads of a layer may have together, as stx__ab_plan_of decides; 0: none has rows */
+static inline double tiles_room(const tiles *t, double batch, double heads) {
+    double want = tiles_width(t, t->span) * heads, most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
+    return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
+}
 /* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are; dV and dK for those of whole tiles */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
     double n = N > 0 ? ceil((N + (double)(((size_t)t->S + (size_t)t->span) & 7)) / t->BK) : 0;
     double strips = ceil(t->T / t->strip) * t->strip / 16, all = ceil(t->T / t->BQ) * t->BQ / 16;
     return n * (backward ? 5 * strips + 2 * all : 2 * strips);
 }
-/* Operations of a layer, forward (0) or backward */
-static inline double attention_runs(const config *c, size_t l, int backward) {
-    double S = window_of(c, l), units = 0;
+/* Operations of a layer, forward (0) or backward; *bytes: of rows of dR, written and read */
+static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
+    double S = window_of(c, l), units = 0, room;
     int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64 &&
         (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
     tiles t = tiles_of(c, S, 0, wide);
-    size_t h;
+    size_t h, k;
+    room = tiles_room(&t, (double)c->batch, (double)c->heads);
+    *bytes = 0;
     for (h = 0; h < c->heads; h++) {
-        double keys = keys_of(c, l, h);
+        double keys = keys_of(c, l, h), width, before = 0;
         t.live = floor(keys < S ? keys : S);
-        units += backward ? tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t) : tiles_forward(&t);
+        width = tiles_width(&t, t.live);
+        for (k = 0; k < c->heads; k++) {            /* the shortest heads first */
+            double other = keys_of(c, l, k);
+            other = tiles_width(&t, floor(other < S ? other : S));
+            if (other < width || (other == width && k < h)) before += other;
+        }
+        if (!backward) units += tiles_forward(&t);
+        else units += tiles_queries(&t) + tiles_keys(&t) + (before + width <= room ? tiles_table(&t) : tiles_diagonals(&t));
+        if (backward && before + width <= room) *bytes += 4 * (double)c->batch * t.T * width;
     }
     units += (double)c->heads * tiles_vectors(&t, (double)c->pers, backward);
     return units * (double)c->batch * 32 * t.BK * t.DP;
@@ -241,7 +273,7 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
 /* Every operand of a pass counts once. Memory is full. One layer: */
 static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span,
-        P = (double)c->pers;
+        P = (double)c->pers, rows;
     double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
@@ -254,8 +286,9 @@ static inline void work_layer(work *w, const config *c, size_t l) {
              2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
     work_add(w, "attention backward", ATTENTION, c->pers ? 10 : 7, 16 * D * pairs + 10 * d * N * P,
              2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
-    work_runs(w, "attention forward", attention_runs(c, l, 0), 6 * D * pairs + 4 * d * N * P);
-    work_runs(w, "attention backward", attention_runs(c, l, 1), 16 * D * pairs + 10 * d * N * P);
+    work_runs(w, "attention forward", attention_runs(c, l, 0, &rows), 6 * D * pairs + 4 * d * N * P);
+    work_runs(w, "attention backward", attention_runs(c, l, 1, &rows), 16 * D * pairs + 10 * d * N * P);
+    work_add(w, "attention backward", ATTENTION, 0, 0, rows);
     w->model_flop += 18 * D * pairs + 12 * d * N * P;
     work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
     work_sums(w, N, d, c->pers ? 2 : 5, 32, 2048);
