@@ -287,6 +287,8 @@ typedef struct stx_tensor {
     int       is_param;
     int       is_leaf;             /* parameter or variable: no op made it */
     int       full;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
+    const struct stx_tensor *of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
+    size_t    at;                  /* from this number on. NULL: no view */
 } stx_tensor;
 
 /* Token ids, (B,T): on the host, which checks them, and on the device (the same memory on a CPU). */
@@ -650,7 +652,7 @@ typedef struct stx_means_args {             /* up to STX_MEANS of them */
     const stx_real *a[STX_MEANS];           /* (n[k]) */
     const stx_real *y0, *dy;                /* (1) */
     stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
-    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; two may be one array */
+    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; they may overlap */
 } stx_means_args;
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
 STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
@@ -2781,12 +2783,15 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 // >>tape
 
+/* A parameter, or a view of one, and where its gradient is now */
+static int stx__is_param(const stx_tensor *t) { return t->is_param || t->of; }
+static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) { return t->of ? stx_at(x, t->of->grad, t->at) : t->grad; }
 /* Which parameters' gradients stx_recompute's function will add to, when it is run again: from the lowest to the highest */
 typedef struct stx__uses { const stx_real *lo, *hi; } stx__uses;
 static void stx__note_uses(stx__uses *u, stx_tensor *const *in, int count) {
     int i;
     for (i = 0; i < count; i++) {
-        if (!in[i] || !in[i]->is_param) continue;
+        if (!in[i] || !stx__is_param(in[i])) continue;
         if (!u->lo || in[i]->grad < u->lo) u->lo = in[i]->grad;
         if (in[i]->grad + in[i]->size > u->hi) u->hi = in[i]->grad + in[i]->size;
     }
@@ -2869,6 +2874,7 @@ static int stx__outside(stx_ctx *x, const stx_tensor *t) {
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
+    if (t->of) t->grad = stx__param_grad(x, t);         /* gradients of parameters move (stx_params_grads) */
     if (!t->grad) {
         if (stx__outside(x, t)) return NULL;
         t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
@@ -3152,6 +3158,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
         *out = was;
         out->grad = NULL;
         out->is_param = out->is_leaf = 0;
+        out->of = NULL;
         out->data = stx__numbers_like(x, &was);
         if (!out->data) return 0;
         stx__move(x, out->data, was.data, was.size, was.full);
@@ -4339,7 +4346,7 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     if (x->code) return;
     a.dy = n->y->grad; a.s = n->in[0]->data; a.gain = n->in[1]->data; a.mean = s->mean; a.rstd = s->rstd;
     a.add_ds = a.ds && !fresh;
-    a.late = n->in[1]->is_param && n->in[2]->is_param;
+    a.late = stx__is_param(n->in[1]) && stx__is_param(n->in[2]);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
@@ -4481,7 +4488,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     a.ds = fresh_h || a.add_ds ? dh : alone_s;
     if (x->code) return;
     a.dy = n->y->grad;
-    a.late = n->in[2]->is_param && n->in[3]->is_param && (!n->in[4] || n->in[4]->is_param);
+    a.late = stx__is_param(n->in[2]) && stx__is_param(n->in[3]) && (!n->in[4] || stx__is_param(n->in[4]));
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
     if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
@@ -4550,7 +4557,7 @@ static void stx__residual_norm_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__layernorm_row, (a->y + at, a->mean + n, a->rstd + n, a->s + at, a->gain, a->shift, a->C, a->eps));
     }
 }
-/* s = h + dropout(f + bias) ; y = layernorm(s): row by row, as long as a row is in the nearest cache */
+/* s = h + dropout(f + bias) ; y = layernorm(s): without dropout row by row, as long as a row is in the nearest cache */
 STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
     size_t n = a->N * a->C;
     if (a->drop > 0) {
@@ -4757,13 +4764,16 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     *y = *a;
     y->grad = NULL;
     y->needs_grad = y->is_param = y->is_leaf = 0;
+    y->of = NULL;
     return y;
 }
 /* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to; no tape is needed: 1 */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
-    if (!x->recording || !a->is_param || !a->needs_grad || !a->grad) return 0;
-    y->grad = stx_at(x, a->grad, at);
-    y->needs_grad = y->is_param = y->is_leaf = 1;
+    if (!x->recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
+    y->of = a->of ? a->of : a;
+    y->at = a->of ? a->at + at : at;
+    y->grad = stx_at(x, y->of->grad, y->at);
+    y->needs_grad = y->is_leaf = 1;
     return 1;
 }
 STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3) {
@@ -6753,7 +6763,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
-    a.late = b && b->is_param;
+    a.late = b && stx__is_param(b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
@@ -6810,7 +6820,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
-        a.late = n->in[2] && n->in[2]->is_param;
+        a.late = n->in[2] && stx__is_param(n->in[2]);
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -7863,7 +7873,6 @@ static void stx__attn_clear(stx__attn_tile *t) {
     if (t->R.h) memset((uint16_t *)t->R.h - STX__PAD, 0, n * sizeof(uint16_t));
     if (t->R.zr) memset(t->R.zr - STX__PAD, 0, (n / 2 + STX__PAD) * sizeof *t->R.zr);
 }
-/* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
 /* to (n,D) = scale (q + bias), without bias if that is NULL */
 STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq,
                                 const stx_real *STX_RESTRICT bias, stx_real scale, size_t n, size_t D) {
@@ -7875,6 +7884,7 @@ STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_re
 }
 STX_EACH_ISA(stx__attn_scaled, (stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq, const stx_real *STX_RESTRICT bias,
                                 stx_real scale, size_t n, size_t D), to, q, ldq, bias, scale, n, D)
+/* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
 static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
     const stx_attention_args *a = t->A->a;
     size_t q0, D = a->D;
@@ -8597,7 +8607,6 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
                     pe + j * (A->np / u) + (size_t)a0 / u * nr, nr, t->R.o2 + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
-/* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
 /* to (n,w) += from */
 STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt, const stx_real *STX_RESTRICT from, size_t ldf, size_t n,
                              size_t w) {
@@ -8624,6 +8633,7 @@ STX_INNER void stx__attn_dq(int fma, stx_real *STX_RESTRICT dq, size_t ldq, stx_
 STX_EACH_ISA(stx__attn_dq, (stx_real *STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
                             const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n,
                             size_t D), dq, ldq, du, dvb, o, o2, ldo, scale, n, D)
+/* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n,
                                      stx_real *work) {
     size_t d, nr = A->mk->nr, D = A->a->D;
@@ -10301,7 +10311,10 @@ static size_t stx__send_begin(stx_ctx *x) {
     for (node = x->tape, k = n; node; node = node->prev) {
         k--;
         for (i = 0; i < 9; i++)
-            if (node->in[i] && node->in[i]->is_param) stx__bucket_used(p, node->in[i]->grad, node->in[i]->grad + node->in[i]->size, k);
+            if (node->in[i] && stx__is_param(node->in[i])) {
+                const stx_real *g = stx__param_grad(x, node->in[i]);
+                stx__bucket_used(p, g, g + node->in[i]->size, k);
+            }
         if (node->back == stx__recompute_back) {
             const stx__recompute_save *s = (const stx__recompute_save *)node->save;
             if (s->uses.lo) stx__bucket_used(p, s->uses.lo, s->uses.hi, k);

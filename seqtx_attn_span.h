@@ -461,7 +461,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     d->divval = words->divval;
     d->cutoffs = words->cutoffs;
     memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
-    if (d->recompute) d->recompute_layers = d->layers;
+    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 
@@ -584,7 +584,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
     }
-    h = stx_words_key(m->words, h, ids, targets, NULL);
+    h = stx_words_key(m->words, stx_key_add(h, m->desc.recompute_layers), ids, targets, NULL);
     return s ? stx_rows_key(s->rows, h) : h;
 }
 

@@ -1160,7 +1160,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
         || !stx__comp_dropout(x, "ff_dropout", d->ff_dropout) || !stx__comp_dropout(x, "aux_dropout", d->aux_dropout)
         || !stx__comp_only(x, "tied", d->tied, d->vocab > 0, "0 without vocab")
         || (!d->vocab && !stx__comp_only(x, "emb", (double)d->emb, d->emb == d->dim, "0 without vocab"))) return 0;
-    if (d->recompute) d->recompute_layers = d->layers;
+    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
     stx__comp_words(d, words);
     return stx_words_resolve(x, "stx_comp_create", words, words);
@@ -2251,7 +2251,8 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     size_t b;
     int i, n;
     if (!m || !stx_ok(m->ctx)) return h;
-    h = stx_key_add(stx_words_key(m->words, h, ids, targets, NULL), (uint64_t)stx__comp_ignored(targets));
+    h = stx_words_key(m->words, stx_key_add(h, m->desc.recompute_layers), ids, targets, NULL);
+    h = stx_key_add(h, (uint64_t)stx__comp_ignored(targets));
     for (i = 0, n = s ? stx__comp_parts(s, part, name) : 0; i < n; i++) h = stx_rows_key(part[i], h);
     for (b = 0; s && b < s->B; b++) h = stx_key_add(h, s->seen[b]);
     for (b = 0; m->desc.literal_freeze && b < m->desc.layers; b++) h = stx_key_add(h, (uint64_t)m->layer[b].frozen);

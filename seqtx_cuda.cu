@@ -454,14 +454,19 @@ static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *
     t->used += bytes;
     return (float *)(void *)(t->room + t->used - bytes);
 }
+/* Have two gradients of n and m numbers some in common, as views of one parameter may? */
+static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t m) {
+    const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
+    return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
+}
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C,
                              int late) {
     struct stx__late *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
     for (k = 0; late && k < count; k++) {
-        for (j = 0; j < t->count; j++) again |= d[k] && t->sums.s[j].d.p == d[k];
-        for (j = 0; j < k; j++) again |= d[k] && d[j] == d[k];
+        for (j = 0; j < t->count; j++) again |= stx__columns_meet(d[k], C, t->sums.s[j].d.p, t->sums.s[j].C);
+        for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
     for (k = 0; late && !again && k < count; k++) if (d[k]) {
         stx__late_sum *s = &t->sums.s[t->count++];
@@ -476,7 +481,7 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
     for (k = 0; k < count; k++) {
         to.d[k] = stx__num_of(x, d[k]);
         wanted += d[k] != NULL;
-        for (j = 0; j < k; j++) again |= d[k] && d[j] == d[k];
+        for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
     if (wanted && !again) STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to,
                                           part, (size_t)count * C, chunks, C);
@@ -2136,8 +2141,9 @@ static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__mea
 }
 static __global__ void __launch_bounds__(256) stx__add_means_bwd_kernel(stx__means_nums m) {
     const float g = m.s * stx__get(m.dy, 0);
-    for (int k = 0; k < m.count; k++) {         /* where two arrays are one, a thread meets its numbers again */
+    for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
+        __syncthreads();                        /* arrays may overlap */
         for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], 1);
     }
 }

@@ -1419,7 +1419,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more")) return 0;
     if (d->positions == STX_PAR_SINES && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
         return stx__par_bad(x, "dim", (double)d->dim, "an even one for STX_PAR_SINES_BLOCK");
-    if (d->recompute) d->recompute_layers = d->blocks;
+    d->recompute_layers = d->recompute ? d->blocks : STX_MIN(d->recompute_layers, d->blocks);
     return stx__par_check_search(x, d) && stx__par_check_words(x, d);
 }
 /* The letters of a resolved desc's blocks; g: mixtures. In step or stack memory of at least blocks + 1 */
@@ -2103,7 +2103,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     stx_token_loss how;
     size_t l;
     if (!m || !stx_ok(m->ctx)) return h;
-    h = stx_key_add(h, (uint64_t)stx__par_how(m, targets, &how));
+    h = stx_key_add(stx_key_add(h, m->desc.recompute_layers), (uint64_t)stx__par_how(m, targets, &how));
     h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
     h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)), m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
     h = stx_key_add(h, m->uniforms_count);

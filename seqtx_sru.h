@@ -1250,7 +1250,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
             return 0;
         }
     }
-    if (d->recompute) d->recompute_layers = d->layers;
+    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
@@ -1812,7 +1812,7 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
 }
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets, const stx_sru_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    if (m) h = stx_words_key(m->words, h, ids, targets, NULL);
+    if (m) h = stx_words_key(m->words, stx_key_add(h, m->sru->desc.recompute_layers), ids, targets, NULL);
     return m && s ? stx_rows_key(s->memory, stx_rows_key(s->states, stx_key_add(stx_key_add(h, s->keep), s->window))) : h;
 }
 

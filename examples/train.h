@@ -3292,17 +3292,19 @@ TR_DEF int tr_lm_rehearsed(tr_lm *t) {
 }
 /* What a training takes at its peak when n layers are recomputed: makes model and optimiser, trains and evaluates on the text itself, with
    all sizes as they are but in a dry context, which only counts. limit: bytes, as desc.max_bytes. *made: what it had reserved before the
-   first step. 0: it does not fit, or an error. The model's spans are those of now (they decide sizes, and are small parameters). */
-TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, size_t *made) {
+   first step. 0: it does not fit, or an error, whose text goes to why (TR_TEXT_MAX). The model's spans are those of now (they decide sizes,
+   and are small parameters), or, widest, as long as they can be. */
+TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made, char *why) {
     const stx_params *params = t->lm.params;
     stx_desc d = *stx_ctx_desc(t->x);
     stx_real *v = (stx_real *)malloc(TR_SMALL * sizeof *v);
     void *now = malloc(t->kind->size);
     uint64_t step = t->step;
     int ranks = tr_lm_ranks(t);
-    size_t peak, i;
+    size_t peak, i, k;
     int ok;
     double scored;
+    *why = 0;
     if (!now || !v) { free(now); free(v); return 0; }
     d.dry = 1;
     d.max_bytes = limit;
@@ -3320,13 +3322,15 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, size_t *made) {
         for (i = 0; i < params->count; i++) {
             if (params->tensor[i]->size > TR_SMALL) continue;
             stx_get(params->ctx, params->tensor[i], v);
+            if (widest && strstr(params->name[i], "attn.span")) for (k = 0; k < params->tensor[i]->size; k++) v[k] = 1;
             stx_set(t->x, t->lm.params->tensor[i], v);
         }
         t->kind->train(t);
-        if (t->text[1] && t->eval_every) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
+        if (t->text[1]) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
         if (t->opt->sample_every || t->opt->generate) t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
+    if (!peak) snprintf(why, TR_TEXT_MAX, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
     free(t->tokens);
     stx_batches_free(t->batches);
     stx_destroy(t->x);
@@ -3339,43 +3343,46 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, size_t *made) {
 TR_DEF int tr_lm_choose(tr_lm *t) {
     size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n = 0, made = 0, peak = 0;
     double best;
-    char has[TR_TEXT_MAX], needs[TR_TEXT_MAX];
+    char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_TEXT_MAX];
     if (!t->predicted) {            /* the vocabulary, and what else there is beside */
-        tr_lm_rehearse(t, 0, 0, &made);
+        tr_lm_rehearse(t, 0, 0, 0, &made, why);
         t->more = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
     }
     /* a 32nd is left for what is not rehearsed: saving, and ends of pieces of memory that come in another order */
     limit = limit > t->more ? (limit - t->more) - (limit - t->more) / 32 : 1;
-    for (; from < to; n = (from + to) / 2) {
-        size_t p = tr_lm_rehearse(t, n, limit, &made);
-        if (p) { to = n; peak = p; } else from = n + 1;
-    }
-    best = (double)to;
+    /* Spans grow: as many layers as they may need at their widest; where not even all would be enough then, all */
+    for (; from < to; n = (from + to) / 2)
+        if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n; else from = n + 1;
+    if (to == 1 && t->layers > 1) to = 2;                   /* one alone saves nothing: it only came out so */
+    if (to > t->layers) to = t->layers;
+    peak = tr_lm_rehearse(t, to, limit, 0, &made, why);
+    best = (double)(peak ? to : t->layers + 1);
     if (!stx_group_max(t->x, &best, 1)) return tr_lm_why(t);      /* all ranks alike: gradients go out in one order */
     if (best > (double)t->layers) {
-        peak = tr_lm_rehearse(t, t->layers, 0, &made);        /* what is reserved is a little more than what is used: a limit that does */
-        for (n = 0; n < 64 && peak && !tr_lm_rehearse(t, t->layers, peak, &made); n++) peak += peak / 64;
+        /* what is reserved is a little more than what is used: a limit that does */
+        peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
+        if (!peak) return tr_fail(t->err, TR_ERR, "--recompute auto: what training takes cannot be counted here: %s", why);
+        for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, needs); n++) peak += peak / 64;
         tr_bytes(needs, (double)(peak + peak / 31 + t->more));
         tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
         return tr_fail(t->err, TR_ERR, "--recompute auto: training wants %s even when all %zu layers are recomputed, and --max-memory is "
             "%s: use a smaller --batch-sz, a larger --batch-split (the batch in parts), a smaller --block-sz or model, or raise it",
             needs, t->layers, has);
     }
-    if (best > (double)to) peak = tr_lm_rehearse(t, (size_t)best, 0, &made);
+    if (best > (double)to) peak = tr_lm_rehearse(t, (size_t)best, 0, 0, &made, why);
     t->recompute = t->lm.recompute(t->lm.model, (size_t)best);
     t->predicted = peak + t->more;
     return 1;
 }
-/* After a step that took more than was predicted, for spans grow: chooses again, for a twentieth more at least. Only upwards, so that it
+/* After a step that took more than was predicted (spans grew, words of other clusters came): chooses again, for a twentieth more at least. Only upwards, so that it
    settles; where nothing fits it stays as it is. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t was = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
     if (!tr_lm_choose(t) || t->recompute < was) t->recompute = t->lm.recompute(t->lm.model, was);
     if (t->predicted < peak + peak / 20) t->predicted = peak + peak / 20;
-    if (t->recompute > was) tr_say(&t->term, "step %llu: it takes more memory than at first; from now on %zu layers are recomputed, not "
-        "%zu",
-        (unsigned long long)t->step, t->recompute, was);
+    if (t->recompute > was) tr_say(&t->term, "step %llu: it takes more memory than at first; from now on %zu of %zu layers are "
+        "recomputed, not %zu", (unsigned long long)t->step, t->recompute, t->layers, was);
 }
 
 /* ---- generation: what samples in training need, too */

@@ -858,9 +858,10 @@ static int describe(run *r, size_t vocab) {
     if (n && n != d->cutoffs)
         return tr_fail(r->t.err, TR_ERR, "--proj-dims %.200s: want %zu numbers, one for each tail (--cutoffs)", opt.proj_dims, d->cutoffs);
     if (*r->pattern) return latency_table(&r->t, d->cost);
-    d->arch = opt.arch; d->gate = opt.straight_through; d->gate_eval = opt.gate_eval; d->noise = opt.noise;
+    d->arch = opt.arch; d->gate = opt.straight_through; d->noise = opt.noise;
     d->noise_tokens = opt.noise_tokens; d->tau = opt.tau_start;
     d->latency = opt.latency; d->latency_w = opt.latency_of; d->latency_weight = opt.latency_weight; d->latency_power = opt.latency_power;
+    d->gate_eval = r->t.rehearsal ? STX_PAR_EVAL_SOFT : opt.gate_eval;       /* what takes most memory (other_gates) */
     if (!latency_table(&r->t, d->cost)) return 0;
     if (!(d->cost[0] > 0) && d->latency) d->cost[0] = d->cost[1] = 1;       /* until they are measured */
     if (opt.latency == STX_PAR_LATENCY_HINGE) d->latency_target = opt.latency_target * (double)r->blocks / 2 * (d->cost[0] + d->cost[1]);

@@ -2118,6 +2118,30 @@ static void kernels(void) {
     pieces();
 }
 
+/* A view of a parameter adds to the parameter's own gradient, also when that has moved since the view was made, and a view of a view */
+static void views(void) {
+    int moved;
+    for (moved = 0; moved < 2; moved++) {
+        stx_ctx *x = plain(1, 1);
+        stx_params *p = stx_params_create(x);
+        stx_tensor *w = stx_param(p, STX_UNIFORM, 1, "w", 4, 8, 0, 0), *v, *u;
+        size_t n, i, bad = 0;
+        stx_begin(x, STX_TRAIN);
+        v = stx_view_rows(x, w, 1, 4);
+        u = stx_reshape(x, stx_view_rows(x, v, 1, 2), 8, 0, 0, 0);
+        CHECK(v && u && v->of == w && u->of == w && u->at == 16 && !u->is_param, "views of a parameter: %s", stx_error(x));
+        u = stx_add(x, stx_mean(x, stx_mul(x, v, v)), stx_mean(x, u));
+        if (moved) stx_params_grads(p, &n);
+        stx_backward(x, u);
+        for (i = 0; i < w->size; i++) {
+            double want = (i < 8 ? 0 : 2 * (double)w->data[i] / 24) + (i >= 16 && i < 24 ? 1.0 / 8 : 0);
+            bad += !CLOSE((double)w->grad[i], want, 1e-6);
+        }
+        CHECK(stx_ok(x) && !bad, "%zu numbers of a gradient, which %s, are wrong: %s", bad, moved ? "moved" : "stayed", stx_error(x));
+        stx_destroy(x);
+    }
+}
+
 /* >>packed weights */
 /* A product of M rows with rows [r0, r0 + rows) and columns [c0, c0 + cols) of W: what it is with W's packed numbers, and with a copy of
    W as it stands */
@@ -2474,7 +2498,7 @@ int main(int argc, char **argv) {
         {"no betas", no_betas}, {"clipped infinity", clipped_infinity},
         {"schedules", schedules}, {"philox", philox}, {"initialisers", initialisers}, {"outliving", outliving}, {"grads in one",
             grads_in_one}, {"exponentials", exponentials}, {"maths", maths}, {"kernels", kernels},
-        {"packed weights", packed_weights}, {"sampling", sampling}};
+        {"packed weights", packed_weights}, {"views", views}, {"sampling", sampling}};
     size_t i;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -319,6 +319,11 @@ check "now none: $(head -n 1 mauto/more.jsonl)" [ "$(head -n 1 mauto/more.jsonl 
 mkdir fewer
 run fewer $wide --recompute $((n / 2)) --max-memory "$limit"
 check "as few as the limit allows: with half of them it ends with $rc" [ $rc -ne 0 ]
+case $family in
+attn_span) good "a limit holds while spans grow" fewer --checkpoint grow.st $wide --attn-span 400 --adapt-span --adapt-span-init 0.02 --adapt-span-loss 0 --lr 0.05 --steps 40 \
+    --recompute auto --max-memory 0.056 ;;
+par) good "a limit holds for the evaluation of other gates too" fewer --checkpoint grow.st $wide --pattern search --steps 6 --recompute auto --max-memory 0.25 ;;
+esac
 
 # =====================================================================================================================
 section "bad input"
