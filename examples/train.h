@@ -3374,8 +3374,8 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     t->predicted = peak + t->more;
     return 1;
 }
-/* After a step that took more than was predicted (spans grew, words of other clusters came): chooses again, for a twentieth more at least. Only upwards, so that it
-   settles; where nothing fits it stays as it is. */
+/* After a step that took more than was predicted (spans grew, words of other clusters came): chooses again, for a twentieth more at least.
+   Only upwards, so that it settles; where nothing fits it stays as it is. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t was = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;

@@ -59,8 +59,8 @@ range() {
 headline() {
     echo '| training | speed, if that of PyTorch is 1: range over all sizes | on two cores of | commit |'
     echo '|---|---|---|---|'
-    echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 4ca5fea |"
-    echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | 7d8cbdf |"
+    echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 01d3511 |"
+    echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | d29ef75 |"
     echo "| Compressive Transformer | $(make_part results_comp | range) | Xeon with AMX | 0644760 |"
     echo "| Transformer-XL and PAR | $(make_part results_par | range) | Xeon without AMX | 3a48185 |"
 }
@@ -72,8 +72,8 @@ make_part() {
     presets_sru) presets train_sru 'enwik8-base=test 0.974 bpc;enwik8-large=test 0.96 bpc;enwik8-large-8to1=test 0.953 bpc;wt103-base=test 18.3 ppl;wt103-large=test 17.4 ppl;wt103-large-8to1=test 17.1 ppl;wt103-large-k5=test 17.3 ppl;lm1b-base=test 25.1 ppl;lm1b-large-k5=test 23.5 ppl' ;;
     presets_compressive) presets train_compressive 'enwik8=test 0.97 bpc;wikitext103=test 17.1 ppl;pg19=test 33.6 ppl' ;;
     presets_par) presets train_par 'reference=valid 39.4 ppl;enwik8=test 1.06 bpc;enwik8-large=test 0.99 bpc;text8=test 1.08 bpc;wt103-base=test 24.0 ppl;wt103-large=test 18.3 ppl;lm1b-large=test 21.8 ppl;par-base=test 22.7 ppl;par-large=test 18.4 ppl;par-enwik8=test 1.11 bpc;par-text8=test 1.18 bpc' blocks ;;
-    results_attn_span) results bench/results/2026-11-21-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
-    results_sru) results bench/results/2026-11-22-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
+    results_attn_span) results bench/results/2026-11-24-amd-epyc-2c.md 'all spans 1024,learned-like spans,short spans' ;;
+    results_sru) results bench/results/2026-11-23-amd-epyc-2c-sru.md 'SRU++ d 256,SRU++ d 512,`enwik8-fp32-small`,`enwik8-base`,SRU d 1024' ;;
     results_comp) results bench/results/2026-11-22-intel-xeon-processor-2c-comp.md 'small,example' ;;
     results_par) results bench/results/2026-11-23-intel-xeon-processor-2c-par.md 'par-base,enwik8,wt103' ;;
     ranks_model)
