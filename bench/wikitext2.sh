@@ -8,6 +8,7 @@
 #     --threads N        default: all
 #     --epochs N         shorter (default 20); --steps N: shorter still. The warm-up of 4,000 steps is shortened with them
 #     --seed N           first values, dropout and noise of the gates (default 1)
+#     --inner N          width of the feed-forward parts (default 512, as the reference's script has it; its README says 1024)
 #     --split-digits     pieces without numbers of several digits (SentencePiece's split_digits)
 #     --ids              pieces are DATA/pieces.vocab and DATA/ids/, cut elsewhere (examples/get_data.sh wikitext-2-pieces)
 #     --out DIR          for pieces, checkpoint, logs and results (default build/wikitext2); it belongs to one set of these settings
@@ -25,7 +26,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 CC=${CC:-cc}
-script=wikitext2.sh out= precision= threads=0 epochs= steps= seed=1 digits= own_ids= quick= report= record= command="sh bench/wikitext2.sh"
+script=wikitext2.sh out= precision= inner= threads=0 epochs= steps= seed=1 digits= own_ids= quick= report= record= command="sh bench/wikitext2.sh"
 . bench/long.sh
 while [ $# -gt 0 ]; do
     command="$command $1"
@@ -36,9 +37,9 @@ while [ $# -gt 0 ]; do
     --split-digits) digits=--split-digits ;;
     --report) report=1 ;;
     --record) record=1 ;;
-    --threads|--epochs|--steps|--seed)
+    --threads|--epochs|--steps|--seed|--inner)
         number "$1" "${2:-}"
-        case $1 in --threads) threads=$2 ;; --epochs) epochs=$2 ;; --steps) steps=$2 ;; *) seed=$2 ;; esac
+        case $1 in --threads) threads=$2 ;; --epochs) epochs=$2 ;; --steps) steps=$2 ;; --inner) inner=$2 ;; *) seed=$2 ;; esac
         command="$command $2"; shift ;;
     --out|--precision)
         word "$1" "${2:-}"
@@ -57,7 +58,9 @@ vocab=12000 batch=32 segment=32 cutoffs=250,2500 small=
 if [ -n "$quick" ]; then
     vocab=400 batch=4 segment=16 cutoffs=50,150 out=${out:-build/wikitext2-quick}
     [ -n "$epochs" ] || steps=${steps:-60}
-    small="--nlayers 2 --hid-sz 32 --inner-hid-sz 64 --nheads 2 --mem 8 --log-every 10"
+    small="--nlayers 2 --hid-sz 32 --inner-hid-sz ${inner:-64} --nheads 2 --mem 8 --log-every 10"
+elif [ -n "$inner" ]; then
+    small="--inner-hid-sz $inner"
 fi
 out=${out:-build/wikitext2}
 run=$out/run
