@@ -343,6 +343,9 @@ typedef struct stx_params {
     int          held;             /* an optimiser knows their addresses */
     struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
+    stx_real    *room, *room_grads;        /* of stx_params_beside: what is left of it */
+    size_t       room_left;
+    ptrdiff_t    ahead;            /* of stx_params_draw, for the next one */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
@@ -352,6 +355,13 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
+/* The next parameters of the list, n numbers together, stand side by side in memory in the order in which they are made, and their gradients
+   do: matrices that read the same input are one matrix to stx_linear_many then. Holds as far as their sizes are multiples of 64; others
+   stand where they would. 1, or 0 and an error. */
+STX_DEF int stx_params_beside(stx_params *p, size_t n);
+/* The next parameter draws its first numbers as the one made `ahead` places later would (negative: earlier): for parameters that stand in
+   another order than that in which they were drawn once. */
+STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead);
 /* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number
    i by fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
 typedef double (*stx_init_fn)(void *user, size_t i, double was);
@@ -602,7 +612,8 @@ typedef struct stx_gemm_args {
     const stx_real *A, *B;
     stx_real *C;
     size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
-    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all */
+    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all; sc 0: there is one C,
+                                               to which the products of all are summed */
 } stx_gemm_args;
 /* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between matrices if batch is then set. */
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
@@ -633,6 +644,21 @@ STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_
 /* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
    and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
+
+/* Several in one: in (..,Ci), W[i] (O_i,Ci) -> (..,O), O the sum of the count O_i: in W[i]^T + b[i] side by side in each row; b NULL: no
+   biases. One product where weights, and biases, stand side by side (stx_params_beside); else one each, and a copy. */
+STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count);
+/* Rows of B streams where they stand, constants: a memory (stx_rows_past), or a constant tensor (B,rows,width), stride rows * width. They
+   must stay as they are until stx_backward. */
+typedef struct stx_past {
+    const stx_real *data;       /* (B,rows,width), on the device: */
+    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
+} stx_past;
+/* stx_linear_many of memory: past[0], .., past[pieces-1], at most STX_PAST_PIECES, one after the other, rows of Ci -> (B,m,O), m the sum of
+   their rows. Gradients reach weights and biases. They are read where they stand, not copied. NULL, without an error, when m is 0. */
+enum { STX_PAST_PIECES = 4 };
+STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
+                                    int count);
 
 /* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
@@ -1389,10 +1415,6 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the end of the step, whatever is
    pushed. out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
-typedef struct stx_past {
-    const stx_real *data;       /* (B,rows,width), on the device: */
-    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
-} stx_past;
 STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
@@ -2704,6 +2726,43 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
     } while (init == STX_TRUNCATED && fabs(length * side) > 2);
     return a * length * side;
 }
+STX_DEF int stx_params_beside(stx_params *p, size_t n) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    p->room_left = 0;
+    p->room = stx__numbers(x, STX__PARAM, n);
+    p->room_grads = p->room ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, n) : NULL;
+    if (p->room_grads) p->room_left = n;
+    return stx_ok(x);
+}
+STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) { if (p) p->ahead = ahead; }
+/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some */
+static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
+    stx_ctx *x = p->ctx;
+    stx_tensor *t = NULL;
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
+    if (n > p->room_left || n % 64) {
+        p->room_left = 0;
+        t = stx__tensor(x, STX__PARAM, ndim, d);
+        if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
+        return t && t->grad ? t : NULL;
+    }
+    t = (stx_tensor *)stx__arena_alloc(x, &x->keep, sizeof *t);
+    if (!t) return NULL;
+    memset(t, 0, sizeof *t);
+    t->full = 1;
+    t->ndim = ndim;
+    for (i = 0; i < ndim; i++) t->dim[i] = d[i];
+    t->size = n;
+    t->data = p->room;
+    t->grad = p->room_grads;
+    p->room += n;
+    p->room_grads += n;
+    p->room_left -= n;
+    return t;
+}
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
@@ -2717,10 +2776,8 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
               "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
         name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
+    t = stx__param_tensor(p, stx__dims(d), d);
     if (!t) return NULL;
-    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
-    if (!t->grad) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
         size_t cap = p->capacity ? 2 * p->capacity : 64;
@@ -2740,12 +2797,13 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!host) return NULL;
     for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)      /* constants may decide sizes, as spans do */
         host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
-                             ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+                             ? a : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->ahead), i, init, a));
     if (host != t->data) {
         stx_put(x, t->data, host, t->size);
         stx_block_free(x, host);
     }
     x->params_made++;
+    p->ahead = 0;
     stx__forget_steps(x);
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
@@ -4832,11 +4890,13 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 
 /* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
-    const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
+    size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;         /* one C: all of the batch in its one matrix */
     double s = 0;
-    size_t k;
-    for (k = 0; k < g->K; k++)
-        s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
+    for (; e <= last; e++) {
+        const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
+        for (k = 0; k < g->K; k++)
+            s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
+    }
     return s;
 }
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C) {
@@ -6626,6 +6686,14 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
     size_t at = 0;
     const stx__packed *packed;
     if (!g->batch || !M || !N) return;
+    if (g->batch > 1 && !g->sc) {           /* one C for all products, in order */
+        stx_gemm_args one = *g;
+        size_t e;
+        one.batch = 1;
+        for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1) stx__product(x, &one, NULL);
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
+        return;
+    }
     packed = stx__packed_for(x, g, &at);
 #ifdef SEQTX_CBLAS
     if (!packed && (!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
@@ -6850,6 +6918,144 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     ins[0] = h; ins[1] = W; ins[2] = b;
     node = stx__record(x, y, stx__linear_memory_back, ins, 3);
     if (node) node->save = X;
+    return y;
+}
+
+/* Parameters of one width that stand side by side, and whose gradients do, as one: a view. NULL if they do not. */
+static stx_tensor *stx__beside(stx_ctx *x, stx_tensor *const *t, int count) {
+    stx_tensor *y;
+    size_t n = t[0]->size, rows = t[0]->dim[0];
+    int i;
+    if (count == 1) return t[0];
+    for (i = 0; i < count; i++) {
+        if (!stx__is_param(t[i]) || t[i]->needs_grad != t[0]->needs_grad || stx__packed_at(x, t[i]->data)) return NULL;
+        if (!i) continue;
+        if (t[i]->data != stx_at(x, t[0]->data, n) || stx__param_grad(x, t[i]) != stx_at(x, stx__param_grad(x, t[0]), n)) return NULL;
+        n += t[i]->size;
+        rows += t[i]->dim[0];
+    }
+    y = stx__view(x, t[0]);
+    if (!y) return NULL;
+    y->dim[0] = rows;
+    y->size = n;
+    (void)stx__view_of_param(x, y, t[0], 0);
+    return y;
+}
+/* 1 when the weights are matrices (.,Ci) and the biases fit; else 0 and an error */
+static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b, int count, size_t Ci) {
+    char s[96];
+    int i;
+    if (count < 1) { stx_fail(x, STX_ERR_ARG, "%s: %d weights, want at least one", op, count); return 0; }
+    for (i = 0; i < count; i++) {
+        if (!W[i]) return 0;
+        if (W[i]->ndim == 2 && (!Ci || W[i]->dim[1] == Ci) && W[i]->dim[1] == W[0]->dim[1] &&
+            (!b || !b[0] == !b[i]) && (!b || !b[i] || b[i]->size == W[i]->dim[0])) continue;
+        stx_fail(x, STX_ERR_SHAPE, "%s: weight %d %s for rows of %zu: want (out,in) with the rows' width as in, and a bias of `out` numbers "
+                 "for each weight or for none", op, i, stx__shape(W[i], s), Ci ? Ci : W[0]->ndim == 2 ? W[0]->dim[1] : 0);
+        return 0;
+    }
+    return 1;
+}
+STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count) {
+    stx_tensor *y, *w, *bias;
+    int i;
+    if (!stx_ok(x) || !in || !W || !stx__linears_fit(x, "stx_linear_many", W, b, count, stx__last(in))) return NULL;
+    w = stx__beside(x, W, count);
+    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
+    if (w && (bias || !b || !b[0])) return stx_linear(x, in, w, bias, STX_ACT_NONE);
+    y = stx_linear(x, in, W[0], b ? b[0] : NULL, STX_ACT_NONE);
+    for (i = 1; i < count; i++) y = stx_concat_channels(x, y, stx_linear(x, in, W[i], b ? b[i] : NULL, STX_ACT_NONE));
+    return y;
+}
+
+typedef struct stx__past_save { stx_past piece[STX_PAST_PIECES]; int pieces; size_t B, m; } stx__past_save;
+/* Are they all one matrix (B m,Ci), as y is one (B m,O)? */
+static int stx__past_dense(const stx__past_save *s, size_t Ci) {
+    return s->pieces == 1 && (s->B == 1 || s->piece[0].stride == s->m * Ci);
+}
+/* One product of B matrices a piece. y = X W^T + b:   dW += dy^T X ; db += sum of dy's rows */
+static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
+    const stx__past_save *s = (const stx__past_save *)n->save;
+    stx_tensor *W = n->in[0], *b = n->in[1];
+    size_t Ci = W->dim[1], O = W->dim[0], at = 0;
+    int i, dense = stx__past_dense(s, Ci);
+    stx_linear_bwd_args a;
+    memset(&a, 0, sizeof a);
+    a.N = s->B * s->m; a.Ci = Ci; a.O = O;
+    a.da = n->y->grad; a.in = s->piece[0].data; a.W = W->data;
+    a.dW = stx__grad(x, W);
+    a.db = b ? stx__grad(x, b) : NULL;
+    a.late = b && stx__is_param(b);
+    for (i = 0; !dense && a.dW && i < s->pieces; i++) {
+        stx_gemm_args g = stx_gemm_of(1, 0, O, Ci, s->piece[i].rows, stx_at(x, n->y->grad, at * O), s->piece[i].data, a.dW);
+        g.batch = s->B;
+        g.sa = s->m * O;
+        g.sb = s->piece[i].stride;
+        g.sc = 0;
+        g.beta = 1;
+        STX_RUN(x, stx_gemm, (x, &g));
+        at += s->piece[i].rows;
+    }
+    if (!dense) a.dW = NULL;
+    if (a.dW || a.db) STX_RUN(x, stx_linear_bwd, (x, &a));
+}
+static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_tensor *W, stx_tensor *b) {
+    size_t Ci = W->dim[1], O = W->dim[0], d[3], at = 0;
+    stx_tensor *y;
+    stx__node *node;
+    int i;
+    d[0] = from->B; d[1] = from->m; d[2] = O;
+    y = stx__tensor(x, STX__STEP, 3, d);
+    if (!y) return NULL;
+    node = stx__record2(x, y, stx__linear_past_back, W, b);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof *from);
+        if (!node->save) return NULL;
+        memcpy(node->save, from, sizeof *from);
+    }
+    if (stx__past_dense(from, Ci)) {
+        STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, from->piece[0].data, W->data, b ? b->data : NULL, d[0] * d[1], Ci, O, STX_ACT_NONE));
+        return y;
+    }
+    for (i = 0; i < from->pieces; i++) {
+        stx_gemm_args g = stx_gemm_of(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data, W->data, stx_at(x, y->data, at * O));
+        g.batch = from->B;
+        g.sa = from->piece[i].stride;
+        g.sb = 0;
+        g.sc = from->m * O;
+        STX_RUN(x, stx_gemm, (x, &g));
+        at += from->piece[i].rows;
+    }
+    if (b) STX_RUN(x, stx_bias_act_fwd, (x, y->data, NULL, b->data, d[0] * d[1], O, STX_ACT_NONE));
+    return y;
+}
+STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
+                                    int count) {
+    stx__past_save s;
+    stx_tensor *y = NULL, *w, *bias;
+    int i;
+    if (!stx_ok(x) || !W || (pieces && !past)) return NULL;
+    STX__NEED(x, B && pieces >= 0 && pieces <= STX_PAST_PIECES, STX_ERR_ARG, "stx_linear_past: %d pieces of %zu streams, want 0 to %d, and "
+              "at least one stream", pieces, B, (int)STX_PAST_PIECES);
+    if (!stx__linears_fit(x, "stx_linear_past", W, b, count, 0)) return NULL;
+    memset(&s, 0, sizeof s);
+    s.B = B;
+    for (i = 0; i < pieces; i++) {
+        if (!past[i].rows) continue;
+        STX__NEED(x, past[i].data && (B == 1 || past[i].stride >= past[i].rows * W[0]->dim[1]), STX_ERR_ARG, "stx_linear_past: piece %d: "
+                  "%zu rows of %zu, streams %zu numbers apart%s: want them not to overlap", i, past[i].rows, W[0]->dim[1],
+                  past[i].stride, past[i].data ? "" : ", at NULL");
+        s.piece[s.pieces++] = past[i];
+        s.m += past[i].rows;
+    }
+    if (!s.m) return NULL;
+    w = stx__beside(x, W, count);
+    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
+    if (w && (bias || !b || !b[0])) return stx__linear_past(x, &s, w, bias);
+    for (i = 0; i < count; i++) {
+        stx_tensor *part = stx__linear_past(x, &s, W[i], b ? b[i] : NULL);
+        y = y ? stx_concat_channels(x, y, part) : part;
+    }
     return y;
 }
 

@@ -1909,8 +1909,8 @@ static int stx__align(const void *p) {
    can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
 static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
     const int ta = g->ta, tb = g->tb;
-    const size_t N = g->N, K = g->K;
-    size_t batch = g->batch, M = g->M;
+    const size_t N = g->N;
+    size_t batch = g->batch, M = g->M, K = g->K;
     const float alpha = g->alpha, beta = g->beta;
     stx_gpu *gpu = stx__gpu(x);
     stx__plan_key key;
@@ -1927,9 +1927,18 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, batch * M, beta);
         return !fuse;
     }
+    /* one C: the batch is more of K, where the factors' rows follow each other; else copies of them do */
+    const int sum = batch > 1 && !g->sc;
+    if (sum && (!ta || tb || !g->sa || !g->sb)) {
+        stx_gemm_args one = *g;
+        one.batch = 1;
+        for (size_t e = 0; e < batch; e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
+            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu) && fuse && e + 1 == batch) return 0;
+        return 1;
+    }
     /* one matrix for all: then the batch is more rows of one product */
     if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) { M *= batch; batch = 1; }
-    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX || (sum && batch > INT32_MAX / K)) {
         stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
                  what, batch, M, K, K, N);
         return 1;
@@ -1941,6 +1950,10 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     stx__want(&a, low, 1);
     stx__want(&b, low, 1);
     stx__want(&v, c.half, 16);
+    if (sum) {
+        a.pack |= a.stride != a.rows * a.ld;
+        b.pack |= b.stride != b.rows * b.ld;
+    }
     of_a = stx__packed(&a);
     of_b = stx__packed(&b);
     of_v = stx__packed(&v);
@@ -1951,6 +1964,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx__pack(x, what, &b, to + of_a);
         stx__pack(x, what, &v, to + of_a + of_b);
     }
+    if (sum) { K *= batch; batch = 1; a.stride = b.stride = 0; }
     memset(&key, 0, sizeof key);
     key.batch = batch; key.M = M; key.N = N; key.K = K;
     key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;

@@ -139,6 +139,18 @@ static stx_tensor *op_results(stx_ctx *x, stx_tensor **in) {
 static stx_tensor *op_linear_memory(stx_ctx *x, stx_tensor **in) {
     return stx_linear_memory(x, stx_detach(x, stx_concat(x, stx_scale(x, in[0], 0.5), in[0])), in[0], in[1], in[2]);
 }
+static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) { return stx_linear_many(x, in[0], in + 1, in + 3, 2); }
+/* Two pieces, the first with rows between streams that are not taken */
+static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
+    stx_tensor *m = stx_detach(x, in[0]), *y;
+    const size_t C = m->dim[2];
+    stx_past p[2];
+    p[0].data = stx_at(x, m->data, 2 * C); p[0].rows = 3; p[0].stride = 5 * C;
+    p[1].data = m->data; p[1].rows = 5; p[1].stride = 5 * C;
+    y = stx_linear_past(x, p, 2, m->dim[0], in + 1, in + 3, 2);
+    return stx_concat(x, y, stx_concat_channels(x, stx_linear_past(x, p + 1, 1, m->dim[0], in + 1, in + 3, 1),
+                                                stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
+}
 
 static stx_tensor *op_scale_by(stx_ctx *x, stx_tensor **in) { return stx_scale_by(x, in[0], in[1]); }
 static stx_tensor *op_log_softmax(stx_ctx *x, stx_tensor **in) { return stx_log_softmax(x, in[0]); }
@@ -193,6 +205,10 @@ static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; 
     {"view_rows", op_view_rows, {{11, 7, 0}, {3, 5, 7}}, 2e-2},
     {"view_rows, aligned", op_view_rows, {{40, 64, 0}, {3, 5, 64}}, 2e-2},
     {"linear_memory", op_linear_memory, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
+    {"linear_many", op_linear_many, {{3, 5, 7}, {11, 7, 0}, {4, 7, 0}, {11, 0, 0}, {4, 0, 0}}, 2e-2},
+    {"linear_many, side by side", op_linear_many, {{3, 5, 64}, {64, 64, 0}, {128, 64, 0}, {64, 0, 0}, {128, 0, 0}}, 2e-2},
+    {"linear_past", op_linear_past, {{3, 5, 7}, {11, 7, 0}, {4, 7, 0}, {11, 0, 0}, {4, 0, 0}}, 2e-2},
+    {"linear_past, side by side", op_linear_past, {{3, 5, 64}, {64, 64, 0}, {128, 64, 0}, {64, 0, 0}, {128, 0, 0}}, 2e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results", op_results, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
@@ -206,6 +222,7 @@ static void op_run(const struct op_row *o, int device, int precision, int params
     float *dy;
     char name[8];
     int i, n;
+    if (params) stx_params_beside(p, 1 << 16);
     for (n = 0; n < MAX_IN && o->dim[n][0]; n++)
         if (params) {
             snprintf(name, sizeof name, "p%d", n);

@@ -252,6 +252,108 @@ static void row_linear_memory(void) {
     }
 }
 
+/* in: x, two weights, two biases */
+static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_linear_many(x, in[0], in + 1, in + 3, 2); }
+static void row_linear_many(void) {
+    int k;
+    for (k = 0; k < 4; k++) {
+        problem p = start("linear_many", make_linear_many, NULL);
+        add(&p, 3, 5, 7, 0); add(&p, 11, 7, 0, 0); add(&p, 4, 7, 0, 0);
+        if (k & 1) { add(&p, 11, 0, 0, 0); add(&p, 4, 0, 0, 0); } else { add_absent(&p); add_absent(&p); }
+        p.fixed[1] = k == 3;
+        check(&p);
+    }
+}
+/* in: memory (B,6,Ci), more of it (B,4,Ci), weight, bias, another weight, its bias. user: which pieces, and how many weights */
+typedef struct past_user { size_t B; int first, second, weights; } past_user;
+static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
+    const past_user *u = (const past_user *)user;
+    stx_tensor *W[2], *b[2];
+    stx_past p[3];
+    memset(p, 0, sizeof p);
+    if (u->first) { p[0].data = in[0]->data + 7 * (6 - (size_t)u->first); p[0].rows = (size_t)u->first; p[0].stride = 6 * 7; }
+    if (u->second) { p[2].data = in[1]->data; p[2].rows = 4; p[2].stride = 4 * 7; }
+    W[0] = in[2]; W[1] = in[4]; b[0] = in[3]; b[1] = in[5];
+    return stx_linear_past(x, p, 3, u->B, W, b, u->weights);
+}
+static void row_linear_past(void) {
+    static const past_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1}, {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2}, {2, 6, 0, 2}};
+    size_t k;
+    int bias;
+    for (k = 0; k < sizeof u / sizeof *u; k++) for (bias = 0; bias < 2; bias++) {
+        past_user one = u[k];
+        problem p = start("linear_past", make_linear_past, &one);
+        add(&p, one.B, 6, 7, 0); add(&p, one.B, 4, 7, 0);
+        p.fixed[0] = p.fixed[1] = 1;
+        add(&p, 11, 7, 0, 0);
+        if (bias) add(&p, 11, 0, 0, 0); else add_absent(&p);
+        if (one.weights > 1) add(&p, 4, 7, 0, 0); else add_absent(&p);
+        if (one.weights > 1 && bias) add(&p, 4, 0, 0, 0); else add_absent(&p);
+        check(&p);
+    }
+}
+/* Weights side by side or not: the same numbers drawn, the same results, and gradients to a rounding (dx is one sum or several). Made side
+   by side in another order than they are drawn in, and still so when the gradients have become one block. */
+static void linears_beside(void) {
+    double out[2][5 * 3 * 192 + 8 * 192 + 3 * 64 * 65 + 15 * 64], worst = 0;
+    stx_real v[15 * 64], m[8 * 64];
+    size_t i, at[2] = {0, 0};
+    int apart;
+    for (i = 0; i < 15 * 64; i++) v[i] = (stx_real)sin(i * 1.3);
+    for (i = 0; i < 8 * 64; i++) m[i] = (stx_real)cos(i * 0.7);
+    for (apart = 0; apart < 2; apart++) {
+        stx_desc d = {0};
+        stx_ctx *x;
+        stx_params *p;
+        stx_tensor *w[3], *b[3], *in, *y[2], *t;
+        stx_past past;
+        size_t n = 0, k;
+        d.threads = 1;
+        x = stx_create(&d);
+        p = stx_params_create(x);
+        if (!apart) {           /* drawn as 0, 2, 1 */
+            CHECK(stx_params_beside(p, 3 * 64 * 64), "%s", stx_error(x));
+            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
+            stx_params_draw(p, 1);
+            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
+            stx_params_draw(p, -1);
+            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
+            stx_params_beside(p, 3 * 64);
+        } else {
+            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
+            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
+            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
+        }
+        for (k = 0; k < 3; k++) b[k] = stx_param(p, STX_UNIFORM, 1, k == 0 ? "b0" : k == 1 ? "b1" : "b2", 64, 0, 0, 0);
+        for (k = 0; k < 2; k++) {
+            CHECK(apart || (w[1]->data == w[0]->data + 4096 && w[2]->data == w[1]->data + 4096 && b[2]->data == b[0]->data + 128),
+                  "not side by side");
+            CHECK(apart || (w[1]->grad == w[0]->grad + 4096 && w[2]->grad == w[1]->grad + 4096 && b[2]->grad == b[0]->grad + 128),
+                  "gradients are not side by side");
+            if (!k) stx_params_grads(p, NULL);
+        }
+        stx_begin(x, STX_TRAIN);
+        in = stx_variable(x, v, 3, 5, 64, 0);
+        t = stx_input(x, m, 1, 8, 64, 0);
+        past.data = t->data; past.rows = 8; past.stride = 8 * 64;
+        y[0] = stx_linear_many(x, in, w, b, 3);
+        y[1] = stx_linear_past(x, &past, 1, 1, w, b, 3);
+        CHECK(stx_ok(x) && y[0]->dim[2] == 192 && y[1]->dim[1] == 8 && y[1]->dim[2] == 192, "%s", stx_error(x));
+        for (k = 0; k < 2; k++) for (i = 0; i < y[k]->size; i++) out[apart][n++] = (double)y[k]->data[i];
+        at[0] = n;
+        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, y[0], y[0])), stx_mean(x, stx_mul(x, y[1], y[1]))));
+        for (i = 0; i < in->size; i++) out[apart][n++] = (double)in->grad[i];
+        for (k = 0; k < 3; k++) for (i = 0; i < 4096; i++) out[apart][n++] = (double)w[k]->grad[i];
+        for (k = 0; k < 3; k++) for (i = 0; i < 64; i++) out[apart][n++] = (double)b[k]->grad[i];
+        at[1] = n;
+        stx_destroy(x);
+    }
+    CHECK(!memcmp(out[0], out[1], at[0] * sizeof **out), "side by side or apart: results differ");
+    for (i = at[0]; i < at[1]; i++) if (!(fabs(out[0][i] - out[1][i]) <= worst)) worst = fabs(out[0][i] - out[1][i]);
+    CHECK(worst < 1e-15, "side by side or apart: gradients are %g apart", worst);
+}
+static void row_linear_many_all(void) { row_linear_many(); linears_beside(); }
+
 static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_layernorm(x, in[0], in[1], in[2], *(double *)user);
 }
@@ -2235,6 +2337,8 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
+    {"stx_linear_many", row_linear_many_all},
+    {"stx_linear_past", row_linear_past},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
     {"stx_residual_norm", row_residual_norm},
