@@ -253,7 +253,10 @@ static void row_linear_memory(void) {
 }
 
 /* in: x, two weights, two biases */
-static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) { (void)user; return stx_linear_many(x, in[0], in + 1, in + 3, 2); }
+static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) {
+    (void)user;
+    return stx_linear_many(x, in[0], in + 1, in + 3, 2);
+}
 static void row_linear_many(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -277,7 +280,8 @@ static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_linear_past(x, p, 3, u->B, W, b, u->weights);
 }
 static void row_linear_past(void) {
-    static const past_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1}, {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2}, {2, 6, 0, 2}};
+    static const past_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1}, {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2},
+        {2, 6, 0, 2}};
     size_t k;
     int bias;
     for (k = 0; k < sizeof u / sizeof *u; k++) for (bias = 0; bias < 2; bias++) {
@@ -2245,7 +2249,96 @@ static void attention_side_by_side(void) {
         check(&p);
     }
 }
-static void row_attention_all(void) { row_attention(); attention_side_by_side(); }
+/* q, k and v of the new rows as one, keys and values before them in the memory of groups of heads */
+typedef struct past_attn { stx_attention_desc d; stx_head_groups groups; int grouped, N, P; } past_attn;
+static stx_tensor *make_attention_past(stx_ctx *x, stx_tensor **in, void *user) {
+    const past_attn *u = (const past_attn *)user;
+    stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    a.qkv = in[0];
+    a.past[0] = in[1]; a.past[1] = in[2]; a.past[2] = in[3];
+    if (u->grouped) a.groups = &u->groups;
+    a.pe = in[4]; a.z = in[5]; a.pk = in[6]; a.pv = in[7];
+    return stx_attention(x, &a, &u->d);
+}
+static void attention_past(void) {
+    static const struct { size_t B, T, m, H, D; int sets, P, N; double drop; } s[] = {
+        {2, 5, 4, 2, 3, 0, 0, 0, 0}, {2, 5, 0, 2, 3, 0, 1, 0, 0}, {1, 9, 70, 3, 4, 0, 1, 2, 0}, {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
+        {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
+    size_t i, h, g, r, j;
+    for (i = 0; i < sizeof s / sizeof *s; i++) {
+        const size_t B = s[i].B, T = s[i].T, m = s[i].m, H = s[i].H, D = s[i].D, C = H * D, S = m + T;
+        size_t rows[3] = {0, 0, 0}, heads[3] = {0, 0, 0}, at[256], b;
+        past_attn u;
+        problem p = start("attention past", make_attention_past, &u);
+        stx_real *z, *qkv, *old[3] = {NULL, NULL, NULL}, *q, *k, *v, *want;
+        stx_tensor *y;
+        stx_attention_in a;
+        memset(&u, 0, sizeof u);
+        u.d.heads = H; u.d.delta_min = 1; u.d.dropout = s[i].drop;
+        u.grouped = s[i].sets > 0;
+        u.groups.count = s[i].sets ? (size_t)s[i].sets : 1;
+        if (s[i].sets) { u.d.max_span = (double)m; u.d.ramp = 5; }
+        z = gemm_random(H);
+        for (h = 0; h < H; h++) {
+            size_t need = m;
+            g = s[i].sets ? h % (size_t)s[i].sets : 0;
+            z[h] = (floor((g == 0 ? 0.6 : g == 1 ? 0.3 : 0.1) * (double)m) + 0.37) / (double)(m ? m : 1);
+            if (s[i].sets && g) need = STX_MIN(m, stx_attention_reach(z[h], u.d.max_span, u.d.ramp, m) + 1);
+            u.groups.of[h] = (unsigned char)g;
+            at[h] = heads[g]++;
+            rows[g] = STX_MAX(rows[g], need);
+        }
+        qkv = add(&p, B, T, 3 * C, 0);
+        for (g = 0; g < 3; g++) if (rows[g]) old[g] = add(&p, B, rows[g], 2 * D * heads[g], 0); else add_absent(&p);
+        if (s[i].P) add(&p, S, D, 0, 0); else add_absent(&p);
+        if (s[i].sets) memcpy(add(&p, H, 0, 0, 0), z, H * sizeof *z); else add_absent(&p);
+        for (j = 0; j < 2; j++) if (s[i].N) add(&p, H, (size_t)s[i].N, D, 0); else add_absent(&p);
+        p.random = s[i].drop > 0;
+        p.entries = 60;
+        /* in one piece: the same bits; what no group keeps is a number that nothing may read */
+        q = gemm_random(B * T * C); k = gemm_random(B * S * C); v = gemm_random(B * S * C); want = gemm_random(B * T * C);
+        for (r = 0; r < B * S * C; r++) k[r] = v[r] = NAN;
+        for (b = 0; b < B; b++) for (h = 0; h < H; h++) {
+            for (r = 0; r < T; r++) {
+                memcpy(q + (b * T + r) * C + h * D, qkv + (b * T + r) * 3 * C + h * D, D * sizeof *q);
+                memcpy(k + (b * S + m + r) * C + h * D, qkv + (b * T + r) * 3 * C + C + h * D, D * sizeof *q);
+                memcpy(v + (b * S + m + r) * C + h * D, qkv + (b * T + r) * 3 * C + 2 * C + h * D, D * sizeof *q);
+            }
+            g = u.groups.of[h];
+            for (r = 0; r < m; r++) {
+                const stx_real *row = r + rows[g] < m ? NULL : old[g] + (b * rows[g] + r + rows[g] - m) * 2 * D * heads[g] + at[h] * D;
+                size_t e;
+                for (e = 0; e < D; e++) {
+                    k[(b * S + r) * C + h * D + e] = row ? row[e] : 0;
+                    v[(b * S + r) * C + h * D + e] = row ? row[D * heads[g] + e] : 0;
+                }
+            }
+        }
+        stx_set_tick(ctx1, TICK);
+        stx_begin(ctx1, STX_TRAIN);
+        memset(&a, 0, sizeof a);
+        a.q = stx_input(ctx1, q, B, T, C, 0); a.k = stx_input(ctx1, k, B, S, C, 0); a.v = stx_input(ctx1, v, B, S, C, 0);
+        if (s[i].P) a.pe = stx_input(ctx1, p.data[4], S, D, 0, 0);
+        if (s[i].sets) a.z = stx_input(ctx1, z, H, 0, 0, 0);
+        if (s[i].N) a.pk = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
+        if (s[i].N) a.pv = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
+        y = stx_attention(ctx1, &a, &u.d);
+        CHECK(y, "attention past: %s", stx_error(ctx1));
+        if (y) stx_get(ctx1, y, want);
+        {
+            stx_tensor *in[MAX_IN];
+            double off = 0;
+            y = forward(ctx1, &p, in);
+            CHECK(y && y->size == B * T * C, "attention past %zu: %s", i, stx_error(ctx1));
+            for (r = 0; y && r < y->size; r++) if (!(fabs(y->data[r] - want[r]) <= off)) off = fabs(y->data[r] - want[r]);
+            CHECK(off <= (T > 3 ? 0 : 1e-14), "attention past %zu: %g from that in one piece", i, off);
+        }
+        free(z); free(q); free(k); free(v); free(want);
+        check(&p);
+    }
+}
+static void row_attention_all(void) { row_attention(); attention_side_by_side(); attention_past(); }
 
 /* seqtx_par.h: ops of its own */
 typedef struct mix_user { size_t T, run; } mix_user;
