@@ -657,6 +657,33 @@ enum { STX_PAST_PIECES = 4 };
 STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
                                     int count);
 
+/* Heads that see a short way back need no keys and values from further: groups of heads, each with its own window over the past. */
+enum { STX_HEAD_GROUPS = 3 };
+typedef struct stx_head_groups {
+    size_t count;                       /* 1 to STX_HEAD_GROUPS */
+    size_t rows[STX_HEAD_GROUPS];       /* the newest rows that a group has, falling; group 0 has all that there are */
+    unsigned char of[256];              /* head h's group; within a group heads stand in their order */
+} stx_head_groups;
+/* The groups with the fewest numbers to project, of `heads` heads that need the newest need[h] of m rows each. Windows are rounded up to
+   64 rows, so that they, and a step's key, change seldom; a further group has to save as much as 64 rows of all heads, for it costs a
+   product each way. */
+STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
+/* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first, of the newest rows[g] rows of past, which has at
+   least rows[0]: what stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over weights in the groups' order
+   (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
+                             const stx_head_groups *g, stx_tensor **out);
+/* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from half on (half: blocks of a, and of b). Backward: da, db
+   += those of dy; NULL: not wanted. */
+typedef struct stx_heads_args {
+    size_t n, count, half;
+    const stx_real *a, *b, *dy;
+    stx_real *y, *da, *db;
+    uint16_t of[512];
+} stx_heads_args;
+STX_KERNEL(stx_heads_fwd, (stx_ctx *x, const stx_heads_args *h))
+STX_KERNEL(stx_heads_bwd, (stx_ctx *x, const stx_heads_args *h))
+
 /* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
@@ -750,13 +777,6 @@ typedef struct stx_attention_desc {
                               zero keys with zero values (the references' zero memory). Default 0: none */
 } stx_attention_desc;
 
-/* Heads that keep different lengths of what came before. */
-enum { STX_HEAD_GROUPS = 3 };
-typedef struct stx_head_groups {
-    size_t count;            /* 1 to STX_HEAD_GROUPS */
-    unsigned char of[256];   /* head h's group; within a group heads stand in their order */
-} stx_head_groups;
-
 /* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
@@ -765,7 +785,8 @@ typedef struct stx_attention_in {
     stx_tensor *past[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
                                               past[0] NULL: there are none */
     const stx_head_groups *groups;         /* past[g] has the heads of group g alone, (B,m_g,2 D heads of g): the newest m_g of the m rows,
-                                              m the largest m_g. All that a head sees must be there. NULL: past[0] has all heads */
+                                              m the largest m_g. All that a head sees must be there, and one key more, where its ramp
+                                              comes down to 0. Its `rows` are not read. NULL: past[0] has all heads */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
@@ -7063,6 +7084,136 @@ STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces
     }
     return y;
 }
+
+STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g) {
+    size_t window[256], n[256], kinds = 0, h, i, j, k, a, b, best, cost;
+    memset(g, 0, sizeof *g);
+    g->count = 1;
+    g->rows[0] = m;
+    if (!m || heads > 256) return;
+    for (h = 0; h < heads; h++) {           /* windows that there are, falling, and how many heads have each */
+        size_t w = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
+        for (i = 0; i < kinds && window[i] > w; i++) {}
+        if (i == kinds || window[i] != w) {
+            for (j = kinds++; j > i; j--) { window[j] = window[j - 1]; n[j] = n[j - 1]; }
+            window[i] = w;
+            n[i] = 0;
+        }
+        n[i]++;
+    }
+    a = b = kinds;                          /* groups [0,a), [a,b), [b,kinds) */
+    best = m * heads;
+    for (i = 1; i < kinds; i++) for (j = i + 1; j <= kinds; j++) {
+        for (cost = 64 * heads * (j < kinds ? 2 : 1), k = 0; k < kinds; k++) cost += n[k] * (k < i ? m : window[k < j ? i : j]);
+        if (cost < best) { best = cost; a = i; b = j; }
+    }
+    if (a < kinds) g->rows[g->count++] = window[a];
+    if (b < kinds) g->rows[g->count++] = window[b];
+    for (h = 0; h < heads; h++)             /* the last group whose window is long enough */
+        for (i = 0; i < g->count; i++) if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (unsigned char)i;
+}
+/* Keys and values of the past by groups: y_g = X_g W_g^T, W_g the weights of its heads, keys first:   dW_g = dy_g^T X_g, added to wk's
+   and wv's rows */
+typedef struct stx__heads_save {
+    stx_past past;
+    stx_heads_args h;
+    size_t B, Ci, count, rows[STX_HEAD_GROUPS], O[STX_HEAD_GROUPS];
+    stx_tensor *y[STX_HEAD_GROUPS];
+} stx__heads_save;
+static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
+    stx__heads_save *s = (stx__heads_save *)n->save;
+    size_t g, at = 0, size = s->h.n * s->h.count;
+    stx_real *dW;
+    s->h.da = stx__grad(x, n->in[0]);
+    s->h.db = stx__grad(x, n->in[1]);
+    dW = stx__grad_take(x, size, 1);
+    if (!dW || x->code || (!s->h.da && !s->h.db)) return;
+    for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
+        const stx_real *dy = s->y[g]->grad;
+        stx_gemm_args a = stx_gemm_of(1, 0, s->O[g], s->Ci, s->rows[g], dy,
+                                      stx_at(x, s->past.data, (s->past.rows - s->rows[g]) * s->Ci), dW + at);
+        if (!dy) { STX_RUN(x, stx_fill, (x, a.C, s->O[g] * s->Ci, 0)); continue; }
+        a.batch = s->B;
+        a.sa = s->rows[g] * s->O[g];
+        a.sb = s->past.stride;
+        a.sc = 0;
+        STX_RUN(x, stx_gemm, (x, &a));
+    }
+    s->h.dy = dW;
+    STX_RUN(x, stx_heads_bwd, (x, &s->h));
+    stx__grad_give(x, dW, size, 1);
+}
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
+                             const stx_head_groups *g, stx_tensor **out) {
+    stx__heads_save *s;
+    stx__node *node;
+    stx__mark mark;
+    stx_tensor *w[2];
+    size_t i, h, k, d[3], at = 0, D;
+    if (!stx_ok(x) || !past || !g || !out || !wk || !wv) return 0;
+    w[0] = wk; w[1] = wv;
+    if (!stx__linears_fit(x, "stx_linear_heads", w, NULL, 2, 0)) return 0;
+    if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv) || g->count < 1 || g->count > STX_HEAD_GROUPS) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: %zu heads in %zu groups for weights of %zu and %zu rows: want 1 to 256 heads that "
+                 "divide both alike, and 1 to %d groups", heads, g->count, wk->dim[0], wv->dim[0], (int)STX_HEAD_GROUPS);
+        return 0;
+    }
+    s = (stx__heads_save *)stx_step_alloc(x, sizeof *s);
+    if (!s) return 0;
+    memset(s, 0, sizeof *s);
+    D = wk->dim[0] / heads;
+    s->past = *past; s->B = B; s->Ci = wk->dim[1]; s->count = g->count;
+    s->h.n = D * s->Ci; s->h.half = heads; s->h.a = wk->data; s->h.b = wv->data;
+    for (i = 0; i < g->count; i++) {
+        for (k = 0; k < 2; k++) for (h = 0; h < heads; h++) if (g->of[h] == i) s->h.of[s->h.count++] = (uint16_t)(k * heads + h);
+        s->O[i] = s->h.count * D - at;
+        at = s->h.count * D;
+        s->rows[i] = g->rows[i];
+        d[0] = B; d[1] = s->rows[i]; d[2] = s->O[i];
+        if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
+            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows that "
+                     "there are", i, s->O[i], s->rows[i], past->rows);
+            return 0;
+        }
+        out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
+        if (!out[i]) return 0;
+    }
+    if (s->h.count != 2 * heads) { stx_fail(x, STX_ERR_ARG, "stx_linear_heads: a head is in no group"); return 0; }
+    node = stx__record2(x, out[0], stx__linear_heads_back, wk, wv);
+    for (i = 1; node && i < g->count; i++) { node->more[i - 1] = out[i]; out[i]->needs_grad = 1; }
+    if (node) node->save = s;
+    mark = stx__step_mark(x);
+    s->h.y = stx_step_numbers(x, s->h.n * s->h.count);      /* backward does not need it */
+    if (s->h.y) {
+        STX_RUN(x, stx_heads_fwd, (x, &s->h));
+        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci) {
+            stx_gemm_args a = stx_gemm_of(0, 1, s->rows[i], s->O[i], s->Ci, stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci),
+                                          stx_at(x, s->h.y, at), out[i]->data);
+            a.batch = B;
+            a.sa = past->stride;
+            a.sb = 0;
+            STX_RUN(x, stx_gemm, (x, &a));
+        }
+    }
+    stx__step_release(x, mark);
+    return stx_ok(x);
+}
+static void stx__heads_part(const stx_share *s, const void *job) {
+    const stx_heads_args *h = (const stx_heads_args *)job;
+    size_t i, c;
+    for (i = s->from; i < s->to; i++) {
+        const size_t of = h->of[i], second = of >= h->half, at = (of - (second ? h->half : 0)) * h->n;
+        stx_real *to = second ? h->db : h->da;
+        if (!h->dy) memcpy(h->y + i * h->n, (second ? h->b : h->a) + at, h->n * sizeof *h->y);
+        else for (c = 0; to && c < h->n; c++) to[at + c] += h->dy[i * h->n + c];
+    }
+}
+STX_DEF void stx_heads_fwd(stx_ctx *x, const stx_heads_args *h) {
+    stx_heads_args job = *h;
+    job.dy = NULL;
+    stx_parallel(x, h->count, h->count * h->n, stx__heads_part, &job);
+}
+STX_DEF void stx_heads_bwd(stx_ctx *x, const stx_heads_args *h) { stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h); }
 
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
                             size_t Ci, size_t O, int act) {

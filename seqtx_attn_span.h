@@ -570,6 +570,17 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
+/* Heads by their own windows over the m rows of layer l's cache that are projected: where each head has a span of its own, and keys beyond
+   it count nowhere. masked: rows are missing in some streams, and a head may see none that there are */
+static void stx__span_groups(const stx_span *m, size_t l, size_t rows, int masked, stx_head_groups *g) {
+    const stx_span_desc *d = &m->desc;
+    const stx_real *z = NULL;
+    size_t need[256], h;
+    if (d->adapt_span && d->heads > 1 && !d->span_per_layer && !d->literal_eps && !d->no_renorm && !d->literal_memory && !masked && rows)
+        z = stx_watch(m->ctx, m->layer[l].z);
+    for (h = 0; h < d->heads; h++) need[h] = z ? stx__span_reach(d, (double)z[h]) + 1 : rows;
+    stx_head_groups_of(need, d->heads, rows, g);
+}
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
     size_t S = 0, C;
     if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
@@ -582,11 +593,16 @@ STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
 }
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    size_t l, S, C;
+    stx_head_groups g;
+    size_t l, S, C, k;
     if (!m || !stx_ok(m->ctx)) return h;
     for (l = 0; l < m->desc.layers; l++) {
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
+        if (!s) continue;
+        stx__span_groups(m, l, STX_MIN(S, s->rows->layer[l].real), s->rows->layer[l].masked, &g);
+        for (k = 0; k < g.count; k++) h = stx_key_add(h, g.rows[k]);
+        for (k = 0; k < m->desc.heads; k++) h = stx_key_add(h, g.of[k]);
     }
     h = stx_words_key(m->words, stx_key_add(h, m->desc.recompute_layers), ids, targets, NULL);
     return s ? stx_rows_key(s->rows, h) : h;
@@ -663,7 +679,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 
 // >>layer and forward
 
-typedef struct stx__span_job { stx_span *m; size_t l, S; stx_past past; const stx_ids *mask; } stx__span_job;
+typedef struct stx__span_job { stx_span *m; size_t l, S; stx_past past; stx_head_groups groups; const stx_ids *mask; } stx__span_job;
 
 static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc *a) {
     const stx_span_desc *d = &m->desc;
@@ -710,7 +726,10 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     (void)out;
     stx__span_attention_in(m, job->l, in[0], &a);
     w[0] = m->layer[job->l].wk; w[1] = m->layer[job->l].wv;
-    a.past[0] = stx_linear_past(x, &job->past, 1, in[0]->dim[0], w, NULL, 2);
+    if (job->groups.count > 1) {            /* short heads have few keys */
+        a.groups = &job->groups;
+        stx_linear_heads(x, &job->past, in[0]->dim[0], w[0], w[1], m->desc.heads, a.groups, a.past);
+    } else a.past[0] = stx_linear_past(x, &job->past, 1, in[0]->dim[0], w, NULL, 2);
     a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
@@ -737,6 +756,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         stx__span_window(m, l, &S, &C);
         if (!stx_rows_past(in ? in->rows : NULL, l, S, &job->past)) return NULL;       /* rows further back have no weight: not projected */
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
+        stx__span_groups(m, l, job->past.rows, in && in->rows->layer[l].masked, &job->groups);
         if (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL)) return NULL;
         job->m = m; job->l = l; job->S = S;
         h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, &h, 1, NULL, 0)

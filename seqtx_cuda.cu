@@ -2068,6 +2068,39 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
 }
 
+/* y = blocks of a and b in another order; backward adds them to where they came from. A thread takes W neighbours of y at a time. */
+typedef struct stx__heads { stx__num a, b, y; size_t n; int half, backward; uint16_t of[512]; } stx__heads;
+template<int W> static __global__ void stx__heads_kernel(stx__heads h, size_t n) {
+    STX__STEP(i, n, W) {
+        const int of = h.of[i / h.n], second = of >= h.half;
+        const size_t at = (size_t)(second ? of - h.half : of) * h.n + i % h.n;
+        const stx__num w = second ? h.b : h.a;
+        float v[W], s[W];
+        if (!h.backward) {
+            stx__getn<W>(v, w, at);
+            stx__putn<W>(h.y, i, v);
+        } else if (w.p) {
+            stx__getn<W>(v, h.y, i);
+            stx__getn<W>(s, w, at);
+            for (int e = 0; e < W; e++) s[e] += v[e];
+            stx__putn<W>(w, at, s);
+        }
+    }
+}
+static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a, int backward) {
+    stx__heads h;
+    memset(&h, 0, sizeof h);
+    h.a = stx__num_of(x, backward ? a->da : a->a);
+    h.b = stx__num_of(x, backward ? a->db : a->b);
+    h.y = stx__num_of(x, backward ? a->dy : a->y);
+    h.n = a->n; h.half = (int)a->half; h.backward = backward;
+    memcpy(h.of, a->of, sizeof h.of);
+    const size_t n = a->n * a->count;
+    if (n) STX__RUN_BY(x, what, a->n % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y), stx__heads_kernel, n, h, n);
+}
+void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_fwd", h, 0); }
+void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_bwd", h, 1); }
+
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
 template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
     STX__STEP(i, n, W) {

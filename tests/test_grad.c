@@ -296,6 +296,37 @@ static void row_linear_past(void) {
         check(&p);
     }
 }
+/* in: memory (B,6,Ci), wk, wv. Results of all groups, one behind the other */
+static stx_tensor *make_linear_heads(stx_ctx *x, stx_tensor **in, void *user) {
+    const stx_head_groups *g = (const stx_head_groups *)user;
+    stx_tensor *out[STX_HEAD_GROUPS], *y = NULL;
+    stx_past p;
+    size_t i;
+    p.data = in[0]->data + 7; p.rows = 5; p.stride = 6 * 7;
+    if (!stx_linear_heads(x, &p, in[0]->dim[0], in[1], in[2], 4, g, out)) return NULL;
+    for (i = 0; i < g->count; i++) {
+        stx_tensor *t = stx_reshape(x, out[i], 1, out[i]->size, 1, 0);
+        y = y ? stx_concat(x, y, t) : t;
+    }
+    return y;
+}
+static void row_linear_heads(void) {
+    static const unsigned char of[3][4] = {{0, 0, 0, 0}, {1, 0, 0, 1}, {2, 0, 1, 2}};
+    size_t k, h;
+    for (k = 0; k < 6; k++) {
+        stx_head_groups g;
+        problem p = start("linear_heads", make_linear_heads, &g);
+        memset(&g, 0, sizeof g);
+        g.count = 1 + k % 3;
+        g.rows[0] = 5; g.rows[1] = 3; g.rows[2] = 1;
+        for (h = 0; h < 4; h++) g.of[h] = of[k % 3][h];
+        add(&p, k < 3 ? 3 : 1, 6, 7, 0); add(&p, 12, 7, 0, 0); add(&p, 12, 7, 0, 0);
+        p.fixed[0] = 1;
+        p.fixed[1] = k == 4;
+        p.fixed[2] = k == 5;
+        check(&p);
+    }
+}
 /* Weights side by side or not: the same numbers drawn, the same results, and gradients to a rounding (dx is one sum or several). Made side
    by side in another order than they are drawn in, and still so when the gradients have become one block. */
 static void linears_beside(void) {
@@ -2432,6 +2463,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_linear_memory", row_linear_memory},
     {"stx_linear_many", row_linear_many_all},
     {"stx_linear_past", row_linear_past},
+    {"stx_linear_heads", row_linear_heads},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
     {"stx_residual_norm", row_residual_norm},
