@@ -670,16 +670,19 @@ typedef struct stx_head_groups {
 STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 /* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first, of the newest rows[g] rows of past, which has at
    least rows[0]: what stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over weights in the groups' order
-   (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
+   and the short groups' rows of all streams together (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
                              const stx_head_groups *g, stx_tensor **out);
-/* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from half on (half: blocks of a, and of b). Backward: da, db
-   += those of dy; NULL: not wanted. */
+/* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from half on (half: blocks of a, and of b). And rows of
+   memory together: to[k] (B,len[k]) = the B pieces at from[k], `stride` apart. Backward: da, db += blocks of dy; NULL: not wanted. */
 typedef struct stx_heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
     stx_real *y, *da, *db;
     uint16_t of[512];
+    size_t B, stride, len[STX_HEAD_GROUPS];                 /* len 0: none */
+    const stx_real *from[STX_HEAD_GROUPS];
+    stx_real *to[STX_HEAD_GROUPS];
 } stx_heads_args;
 STX_KERNEL(stx_heads_fwd, (stx_ctx *x, const stx_heads_args *h))
 STX_KERNEL(stx_heads_bwd, (stx_ctx *x, const stx_heads_args *h))
@@ -7115,11 +7118,21 @@ STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_
 /* Keys and values of the past by groups: y_g = X_g W_g^T, W_g the weights of its heads, keys first:   dW_g = dy_g^T X_g, added to wk's
    and wv's rows */
 typedef struct stx__heads_save {
-    stx_past past;
     stx_heads_args h;
     size_t B, Ci, count, rows[STX_HEAD_GROUPS], O[STX_HEAD_GROUPS];
     stx_tensor *y[STX_HEAD_GROUPS];
+    stx_past X[STX_HEAD_GROUPS];       /* what each group reads */
 } stx__heads_save;
+/* The product of all streams with the weights at W, y = X W^T; or the gradient of those, dW = dy^T X */
+static void stx__heads_product(stx_ctx *x, const stx__heads_save *s, size_t g, const stx_real *W, stx_real *dW) {
+    const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, all = s->X[g].stride == rows * Ci ? s->B : 1;       /* streams at once */
+    stx_gemm_args a = dW ? stx_gemm_of(1, 0, O, Ci, all * rows, s->y[g]->grad, s->X[g].data, dW)
+                         : stx_gemm_of(0, 1, all * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
+    a.batch = s->B / all;
+    if (dW) { a.sa = rows * O; a.sb = s->X[g].stride; a.sc = 0; }
+    else { a.sa = s->X[g].stride; a.sb = 0; }
+    STX_RUN(x, stx_gemm, (x, &a));
+}
 static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
     stx__heads_save *s = (stx__heads_save *)n->save;
     size_t g, at = 0, size = s->h.n * s->h.count;
@@ -7129,15 +7142,8 @@ static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
     dW = stx__grad_take(x, size, 1);
     if (!dW || x->code || (!s->h.da && !s->h.db)) return;
     for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
-        const stx_real *dy = s->y[g]->grad;
-        stx_gemm_args a = stx_gemm_of(1, 0, s->O[g], s->Ci, s->rows[g], dy,
-                                      stx_at(x, s->past.data, (s->past.rows - s->rows[g]) * s->Ci), dW + at);
-        if (!dy) { STX_RUN(x, stx_fill, (x, a.C, s->O[g] * s->Ci, 0)); continue; }
-        a.batch = s->B;
-        a.sa = s->rows[g] * s->O[g];
-        a.sb = s->past.stride;
-        a.sc = 0;
-        STX_RUN(x, stx_gemm, (x, &a));
+        if (s->y[g]->grad) stx__heads_product(x, s, g, NULL, dW + at);
+        else STX_RUN(x, stx_fill, (x, dW + at, s->O[g] * s->Ci, 0));
     }
     s->h.dy = dW;
     STX_RUN(x, stx_heads_bwd, (x, &s->h));
@@ -7162,7 +7168,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
     if (!s) return 0;
     memset(s, 0, sizeof *s);
     D = wk->dim[0] / heads;
-    s->past = *past; s->B = B; s->Ci = wk->dim[1]; s->count = g->count;
+    s->B = B; s->Ci = wk->dim[1]; s->count = g->count;
+    s->h.B = B; s->h.stride = past->stride;
     s->h.n = D * s->Ci; s->h.half = heads; s->h.a = wk->data; s->h.b = wv->data;
     for (i = 0; i < g->count; i++) {
         for (k = 0; k < 2; k++) for (h = 0; h < heads; h++) if (g->of[h] == i) s->h.of[s->h.count++] = (uint16_t)(k * heads + h);
@@ -7177,6 +7184,13 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
         }
         out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
         if (!out[i]) return 0;
+        s->X[i].data = stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci);
+        s->X[i].stride = past->stride;
+        if (!i || B == 1) continue;         /* the newest rows of each stream: few, and together one matrix */
+        s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
+        s->h.from[i] = s->X[i].data;
+        s->X[i].data = s->h.to[i] = stx_step_numbers(x, B * s->h.len[i]);
+        if (!s->h.to[i]) return 0;
     }
     if (s->h.count != 2 * heads) { stx_fail(x, STX_ERR_ARG, "stx_linear_heads: a head is in no group"); return 0; }
     node = stx__record2(x, out[0], stx__linear_heads_back, wk, wv);
@@ -7186,14 +7200,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
     s->h.y = stx_step_numbers(x, s->h.n * s->h.count);      /* backward does not need it */
     if (s->h.y) {
         STX_RUN(x, stx_heads_fwd, (x, &s->h));
-        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci) {
-            stx_gemm_args a = stx_gemm_of(0, 1, s->rows[i], s->O[i], s->Ci, stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci),
-                                          stx_at(x, s->h.y, at), out[i]->data);
-            a.batch = B;
-            a.sa = past->stride;
-            a.sb = 0;
-            STX_RUN(x, stx_gemm, (x, &a));
-        }
+        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci) stx__heads_product(x, s, i, stx_at(x, s->h.y, at), NULL);
     }
     stx__step_release(x, mark);
     return stx_ok(x);
@@ -7210,8 +7217,10 @@ static void stx__heads_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_heads_fwd(stx_ctx *x, const stx_heads_args *h) {
     stx_heads_args job = *h;
+    size_t k;
     job.dy = NULL;
     stx_parallel(x, h->count, h->count * h->n, stx__heads_part, &job);
+    for (k = 0; k < STX_HEAD_GROUPS; k++) if (h->len[k]) stx_copy2d(x, h->to[k], h->len[k], h->from[k], h->stride, h->B, h->len[k], 0);
 }
 STX_DEF void stx_heads_bwd(stx_ctx *x, const stx_heads_args *h) { stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h); }
 

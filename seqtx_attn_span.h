@@ -160,6 +160,8 @@
 
    Cost of a layer, forward, multiply-adds a token (c cached rows used, S_h the span of head h):
        Wq, Wo 2 d^2 ; Wk, Wv 2 d^2 (c+T)/T ; attention 3 D sum_h S_h + 2 N d ; feed-forward 2 d f
+   With learned spans c is a mean over heads: the cache is projected in up to three groups of heads, each as far back as its
+   longest head sees (stx_head_groups_of), unless some streams lack rows, or with literal_eps, literal_memory, no_renorm.
    Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64). Generation keeps projected keys and values instead: 4 d sum_l S_l
    numbers a stream, and a new token costs 3 D sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
    What binds generation is memory, not arithmetic: a token of one stream reads every weight of the layers and the output

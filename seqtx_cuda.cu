@@ -2068,10 +2068,24 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     }
 }
 
-/* y = blocks of a and b in another order; backward adds them to where they came from. A thread takes W neighbours of y at a time. */
-typedef struct stx__heads { stx__num a, b, y; size_t n; int half, backward; uint16_t of[512]; } stx__heads;
+/* y = blocks of a and b in another order, and rows of memory behind them; backward adds the blocks to where they came from. A thread takes
+   W neighbours of what is written at a time. */
+typedef struct stx__heads {
+    stx__num a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
+    size_t n, blocks, stride, len[STX_HEAD_GROUPS], end[STX_HEAD_GROUPS];      /* blocks: numbers of y; end: of each piece of rows */
+    int half, backward;
+    uint16_t of[512];
+} stx__heads;
 template<int W> static __global__ void stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
+        if (i >= h.blocks) {
+            const int k = i < h.end[0] ? 0 : i < h.end[1] ? 1 : 2;
+            const size_t at = i - (k == 0 ? h.blocks : k == 1 ? h.end[0] : h.end[1]), len = h.len[k];
+            float v[W];
+            stx__getn<W>(v, h.from[k], at / len * h.stride + at % len);
+            stx__putn<W>(h.to[k], at, v);
+            continue;
+        }
         const int of = h.of[i / h.n], second = of >= h.half;
         const size_t at = (size_t)(second ? of - h.half : of) * h.n + i % h.n;
         const stx__num w = second ? h.b : h.a;
@@ -2095,8 +2109,18 @@ static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a
     h.y = stx__num_of(x, backward ? a->dy : a->y);
     h.n = a->n; h.half = (int)a->half; h.backward = backward;
     memcpy(h.of, a->of, sizeof h.of);
-    const size_t n = a->n * a->count;
-    if (n) STX__RUN_BY(x, what, a->n % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y), stx__heads_kernel, n, h, n);
+    size_t n = h.blocks = a->n * a->count;
+    int four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y);
+    h.stride = a->stride;
+    for (int k = 0; k < STX_HEAD_GROUPS; k++) {
+        h.from[k] = stx__num_of(x, a->from[k]);
+        h.to[k] = stx__num_of(x, a->to[k]);
+        h.len[k] = a->len[k];
+        if (!backward) n += a->B * a->len[k];
+        h.end[k] = n;
+        four = four && a->len[k] % 4 == 0 && stx__by4(h.from[k]) && stx__by4(h.to[k]);
+    }
+    if (n) STX__RUN_BY(x, what, four, stx__heads_kernel, n, h, n);
 }
 void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_fwd", h, 0); }
 void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_bwd", h, 1); }

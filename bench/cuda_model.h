@@ -70,6 +70,28 @@ static inline double window_of(const config *c, size_t l) {
     trim = L - reach < L - 1 ? L - reach : L - 1;
     return L - TRIM * floor(trim / TRIM);
 }
+/* Heads by groups, each with its own window over those rows (stx_head_groups_of): how many groups; rows and heads of each. The cheapest
+   cuts of the heads by falling window, 64 rows of all heads for a further group. */
+static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
+    double m = window_of(c, l), w[256], best, cost, H = (double)c->heads;
+    size_t n = c->heads, h, i, j, k, a = n, b = n;
+    int groups = 1;
+    for (h = 0; h < n; h++) {
+        double need = 64 * ceil((keys_of(c, l, h) + 1) / 64);
+        if (need > m) need = m;
+        for (i = h; i > 0 && w[i - 1] < need; i--) w[i] = w[i - 1];
+        w[i] = need;
+    }
+    for (best = m * H, i = 1; i < n; i++) for (j = i + 1; j <= n; j++) {
+        if (w[i] == w[i - 1] || (j < n && w[j] == w[j - 1])) continue;
+        for (cost = 64 * H * (j < n ? 2 : 1), k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
+        if (cost < best) { best = cost; a = i; b = j; }
+    }
+    rows[0] = m; heads[0] = (double)a;
+    if (a < n) { rows[groups] = w[a]; heads[groups++] = (double)(b - a); }
+    if (b < n) { rows[groups] = w[b]; heads[groups++] = (double)(n - b); }
+    return groups;
+}
 static inline double mean_keys(const config *c) {
     double sum = 0;
     size_t l, h;
@@ -274,18 +296,23 @@ static inline void work_linear(work *w, const char *fwd, const char *dx, const c
 static inline void work_layer(work *w, const config *c, size_t l) {
     double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span,
         P = (double)c->pers, rows;
-    double S = window_of(c, l), X = B * (S + M), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads;
+    double S = window_of(c, l), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads, keys = N * d, window[3], heads[3];
+    int g, groups = groups_of(c, l, window, heads);
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-    work_add(w, "memory: memory ++ block, rows move on", PASSES, 2, 0, 2 * d * (2 * X + 2 * B * C));
-    work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 1);
-    work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
-    work_linear(w, "Wk, Wv forward", "Wk, Wv backward, dx (of the block)", "Wk, Wv backward, dW", X, d, d, N, 1);
-    work_linear(w, "Wq, Wo forward", "Wq, Wo backward, dx", "Wq, Wo backward, dW", N, d, d, N, 0);
+    work_add(w, "memory: a view, rows move on", PASSES, 2, 0, 2 * d * (2 * B * S + 2 * B * C));
+    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, 3 * d, N, 1);
+    for (g = 0; g < groups; g++) {
+        work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW", B * window[g], d, 2 * D * heads[g], 0, 0);
+        keys += B * window[g] * D * heads[g];           /* numbers of k, and of v */
+    }
+    if (groups > 1) work_add(w, "weights, rows by groups of heads", PASSES, 2, 0, 2 * d * d * (4 + 2 + 4 + 4 + 4) + 4 * B * d *
+                             (window[1] + (groups > 2 ? window[2] : 0)));
+    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, d, N, 0);
     work_add(w, "attention forward", ATTENTION, 2, 6 * D * pairs + 4 * d * N * P,
-             2 * (2 * N * d + 2 * X * d) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
+             2 * (2 * N * d + 2 * keys) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
     work_add(w, "attention backward", ATTENTION, c->pers ? 10 : 7, 16 * D * pairs + 10 * d * N * P,
-             2 * (4 * N * d + 4 * X * d) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
+             2 * (4 * N * d + 4 * keys) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
     work_runs(w, "attention forward", attention_runs(c, l, 0, &rows), 6 * D * pairs + 4 * d * N * P);
     work_runs(w, "attention backward", attention_runs(c, l, 1, &rows), 16 * D * pairs + 10 * d * N * P);
     work_add(w, "attention backward", ATTENTION, 0, 0, rows);
@@ -293,7 +320,6 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
     work_sums(w, N, d, c->pers ? 2 : 5, 32, 2048);
     work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
-    work_add(w, "gradients of q, k, v to 0", PASSES, 1, 0, 2 * (N * d + 2 * X * d));
     if (c->pers) return;
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
@@ -363,7 +389,7 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     w->model_flop += (place ? 6 : 4) * D * pairs;
     if (!back) return;
     t.strip = 16; t.BQ = 64;
-    work_add(w, "gradients of q, k, v to 0", PASSES, 1, 0, 2 * ((place ? N * d : 0) + 2 * B * S * d + (xl ? P : 0)));
+    if (xl) work_add(w, "gradients of positions to 0", PASSES, 1, 0, 2 * P);
     work_add(w, "attention backward", ATTENTION, place ? xl ? 8 : 6 : 3, (place ? 16 : 8) * D * pairs,
              2 * (4 * N * d + 4 * B * S * d) + 8 * N * H + 10 * P);
     work_runs(w, "attention backward", place ? B * H * (tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t)) * 32 * t.BK * t.DP
@@ -378,9 +404,9 @@ static inline void more_gru(work *w, double n, double d) {
 /* attention of Transformer-XL; late: the sum that follows has Wo's bias */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim, N = B * T;
-    more_copy(w, 3, B * d * (C + (C + T) + (C < T ? C : T)));
-    more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
-    more_linear(w, B * (C + T), d, 2 * d, N, BIAS_NONE, ACT_NONE);
+    more_copy(w, 2, B * d * (C + (C < T ? C : T)));
+    more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
+    more_linear(w, B * C, d, 2 * d, 0, BIAS_NONE, ACT_NONE);
     more_linear(w, C + T, d, d, 0, BIAS_NONE, ACT_NONE);
     more_attention(w, f, T, C, 1, 1);
     more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);

@@ -1000,6 +1000,22 @@ static void counted(void) {
         outputs_free(got);
         data_close(&d);
     }
+    for (k = 0; k < CONFIGS; k++) {         /* heads by groups: as the library cuts them */
+        const config *g = &configs[k];
+        size_t l, h, i;
+        for (l = 0; l < g->layers; l++) {
+            stx_head_groups of_it;
+            size_t need[256], n[3] = {0, 0, 0};
+            double have[3], heads[3];
+            int groups = groups_of(g, l, have, heads), same;
+            for (h = 0; h < g->heads; h++) need[h] = (size_t)keys_of(g, l, h) + 1;
+            stx_head_groups_of(need, g->heads, (size_t)window_of(g, l), &of_it);
+            for (h = 0; h < g->heads; h++) n[of_it.of[h]]++;
+            for (i = 0, same = of_it.count == (size_t)groups; same && i < of_it.count; i++)
+                same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
+            CHECK(same, "%s, layer %zu: the model counts other groups of heads", g->name, l);
+        }
+    }
 }
 #endif
 
