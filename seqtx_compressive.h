@@ -1276,6 +1276,7 @@ static void stx__comp_layer_params(stx_comp *m, size_t l) {
     char full[64];
     y->attn_gain = stx__comp_param(m, l, "attn.norm.weight", STX_CONSTANT, 1, D, 0);
     y->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
+    if (!stx_params_beside(m->params, D * D + 2 * kv * D)) return;          /* queries, keys and values are one product */
     y->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, s, D, D);
     y->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, s, 2 * kv, D);
     y->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, s, D, D);
@@ -1984,16 +1985,50 @@ static void stx__comp_attention(const stx_comp *m, size_t l, stx_attention_in *a
     a->u = m->layer[l].u;
     a->vb = m->layer[l].v;
 }
-/* softmax(..) v of q (B,T,D) over kv (B,K,2D); 0 at padding. made: what the kernel was given */
-static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, stx_tensor *q, stx_tensor *kv, stx_attention_args **made) {
+/* Queries, keys and values of the K rows that are seen, as stx_attention_in has them: q (B,T,D) and kv (B,K,2D), or qkv (B,T,3D) and kv of
+   the rows before, past (B,K-T,2D) */
+typedef struct stx__comp_qkv { stx_tensor *q, *kv, *qkv, *past; size_t K; } stx__comp_qkv;
+static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_tensor *src, stx_tensor *h) {
+    const stx_comp_desc *d = &j->m->desc;
+    stx_tensor *w[2], *wkv = stx__comp_wkv(j->m, j->l, j->frozen);
+    stx__comp_qkv y;
+    memset(&y, 0, sizeof y);
+    w[0] = j->m->layer[j->l].wq; w[1] = wkv;
+    y.K = h->dim[1] + (src ? src->dim[1] : 0);
+    if (d->kv_heads == d->heads && d->compress != STX_COMP_USED && !j->ahead) {
+        y.qkv = stx_linear_many(x, h, w, NULL, 2);
+        y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE);           /* NULL of NULL */
+        return y;
+    }
+    y.q = stx_linear(x, h, w[0], NULL, STX_ACT_NONE);
+    if (src && src->needs_grad) y.kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
+    else y.kv = stx_linear_memory(x, stx__comp_join(x, src, stx_detach(x, h)), h, wkv, NULL);
+    y.kv = stx__comp_all_heads(x, d, y.kv);
+    return y;
+}
+/* Queries, and rows [t0,t1) of keys and values side by side, as constants */
+static stx_tensor *stx__comp_queries(stx_ctx *x, const stx__comp_qkv *s) {
+    return s->q ? stx_detach(x, s->q) : s->qkv ? stx_slice_channels(x, stx_detach(x, s->qkv), 0, s->qkv->dim[2] / 3) : NULL;
+}
+static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t t0, size_t t1) {
+    size_t m = s->past ? s->past->dim[1] : 0;
+    stx_tensor *y = NULL, *t;
+    if (!s->qkv) return stx__comp_cut(x, stx_detach(x, s->kv), t0, t1);
+    if (t0 < m) y = stx__comp_cut(x, stx_detach(x, s->past), t0, STX_MIN(t1, m));
+    if (t1 <= m) return y;
+    t = stx_slice_channels(x, stx_detach(x, s->qkv), s->qkv->dim[2] / 3, s->qkv->dim[2]);
+    return stx__comp_join(x, y, stx__comp_cut(x, t, STX_MAX(t0, m) - m, t1 - m));
+}
+/* softmax(..) v of the queries; 0 at padding. made: what the kernel was given */
+static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_attention_args **made) {
     stx_attention_in a;
     stx_attention_desc d;
-    stx_tensor *y;
+    stx_tensor *y, *q = s->q;
     *made = NULL;
-    if (!q || !kv) return NULL;
+    if (!stx_ok(x)) return NULL;
     stx__comp_attention(j->m, j->l, &a, &d);
-    a.q = q; a.kv = kv;
-    a.pe = stx__comp_positions(x, j, kv->dim[1]);
+    a.q = q; a.kv = s->kv; a.qkv = s->qkv; a.past[0] = s->past;
+    a.pe = stx__comp_positions(x, j, s->K);
     if (!a.pe) return NULL;
     a.pad = j->mask;
     a.made = made;
@@ -2023,13 +2058,13 @@ static stx_tensor *stx__comp_look(const stx_comp *m, stx_tensor *q, stx_tensor *
     d.dropout = dropout;
     return stx_attention(m->ctx, &a, &d);
 }
-/* The aux loss (1) of the new compressed rows. q, kv: of this call's attention. rows: what the segment leaves; old: what falls out */
-static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor *q, stx_tensor *kv, stx_tensor *rows, stx_tensor *old,
+/* The aux loss (1) of the new compressed rows. s: of this call's attention. rows: what the segment leaves; old: what falls out */
+static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, stx_tensor *old,
                                  stx_tensor *comp, stx_tensor **ratio) {
     const stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k;
+    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *q;
     size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = STX_MIN(j->e, held);
     const stx_ids *pad = j->old_pad;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
@@ -2038,10 +2073,9 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor 
         return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip,
                                   STX_MAX(j->count, 1), ratio);
     }
-    kv = stx_detach(x, kv);
     if (d->literal_target) {
         in = j->n;
-        target = stx__comp_cut(x, kv, j->c, j->c + j->n);
+        target = stx__comp_kv_rows(x, s, j->c, j->c + j->n);
         if (j->mask && !d->literal_mask) {
             int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
             size_t b;
@@ -2049,14 +2083,14 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, stx_tensor 
             pad = stx__comp_ids(x, v, j->B, in);
         }
     } else {
-        target = stx__comp_cut(x, kv, j->c, j->c + in);
+        target = stx__comp_kv_rows(x, s, j->c, j->c + in);
         if (in < j->e) {        /* outputs of this segment, which were not keys in it */
             k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
             target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
         }
     }
     k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
-    q = stx_detach(x, q);
+    q = stx__comp_queries(x, s);
     return stx__comp_distance(x, stx__comp_look(m, q, k, j->comp_pad, d->aux_dropout), stx_detach(x, stx__comp_look(m, q, target, pad, 0)),
                               j->skip, STX_MAX(j->count, 1), ratio);
 }
@@ -2066,12 +2100,10 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     const stx__comp_job *j = (const stx__comp_job *)user;
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
-    const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *wkv = stx__comp_wkv(m, j->l, j->frozen);
-    stx_tensor *q, *kv, *y, *old, *rows, *src, *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *old, *rows, *src, *again = NULL;
+    stx__comp_qkv s;
     stx_attention_args *made;
     size_t i, at = 0, mine;
-    q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
     /* source may hold more, older ones: of streams that were reset or have left the batch since */
     for (i = 0; i < j->made; i++) at += stx__comp_source(m, j->groups_of[i]);
     at = j->made && in[j->source] ? in[j->source]->dim[1] - at : 0;
@@ -2086,11 +2118,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         src = stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again);
         src = stx__comp_join(x, src, stx__comp_cut(x, past, j->c, j->c + j->n));
     } else src = past;
-    src = stx__comp_read(m, j->l, src, 0);
-    if (src && src->needs_grad) kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
-    else kv = stx_linear_memory(x, stx__comp_join(x, src, stx_detach(x, h)), h, wkv, NULL);
-    kv = stx__comp_all_heads(x, d, kv);
-    y = stx__comp_after(m, j->l, in[0], stx__comp_attend(x, j, q, kv, &made));
+    s = stx__comp_project(x, j, stx__comp_read(m, j->l, src, 0), h);
+    y = stx__comp_after(m, j->l, in[0], stx__comp_attend(x, j, &s, &made));
     if (!y || (!j->e && !(j->push && j->C && d->compress == STX_COMP_USED))) return y;
     if (d->compress == STX_COMP_USED) {
         out[0] = stx__comp_used(x, j, j->usage ? in[j->usage] : NULL, made);
@@ -2101,7 +2130,7 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     if (j->e > j->n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j->e - j->n));
     out[2] = stx__comp_compress(x, j, old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT) out[1] = src;
-    else if (j->aux) out[0] = stx__comp_aux(x, j, q, kv, rows, old, out[2], &out[1]);
+    else if (j->aux) out[0] = stx__comp_aux(x, j, &s, rows, old, out[2], &out[1]);
     return y;
 }
 

@@ -431,9 +431,9 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        if (remembers) more_copy(w, 3, B * d * (M + (M + Z) + (M + Z + T)));
-        more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
-        more_linear(w, B * (M + Z + T), d, 2 * d, N, BIAS_NONE, ACT_NONE);
+        if (remembers) more_copy(w, 2, B * d * (M + (M + Z)));
+        more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
+        if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
         more_attention(w, f, T, M + Z, 1, 1);
         more_linear(w, N, d, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
@@ -446,7 +446,7 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_gru(w, N, d);
         if (!remembers) break;
         /* what falls out is compressed, 4 rows to one, and looked at like the rows that it stands for */
-        more_copy(w, 4, B * d * (2 * T + T + T / 4));
+        more_copy(w, 5, B * d * (2 * T + T + T / 4 + T));          /* and the queries, out of q, k and v */
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
         work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));          /* by constant weights */
         work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));

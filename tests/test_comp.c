@@ -715,6 +715,7 @@ static void overfit(void) {
             }
             if (!pass) { begun = mean; aux0 = aux; }
             last = mean;
+            if (last < 0.02) break;         /* learned; at this rate further steps may spoil it again, and which do hangs on last bits */
         }
         CHECK(stx_ok(x) && begun > 2 && last < (SLOW ? begun : 0.2), "%s: from %g to %g %s", name, begun, last, stx_error(x));
         CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION || (aux0 > 0 && aux < aux0 && aux > 0), "%s: compression from %g to %g", name, aux0,
