@@ -484,6 +484,43 @@ static void errors(void) {
         WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4"); }
     WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)), STX_ERR_SHAPE, "stx_linear_memory", "(4)",
          "5 outputs");
+    {   /* several matrices, memory where it stands, groups of heads */
+        stx_tensor *wt[2], *b[2], *got[STX_HEAD_GROUPS];
+        stx_past past;
+        stx_head_groups g;
+        stx_real *numbers = (stx_real *)stx_step_alloc(ex, 64 * sizeof *numbers);
+        memset(numbers, 0, 64 * sizeof *numbers);
+        memset(&g, 0, sizeof g);
+        past.data = numbers; past.rows = 3; past.stride = 12;
+        wt[0] = T_(5, 4, 0, 0); wt[1] = T_(3, 4, 0, 0); b[0] = T_(5, 0, 0, 0); b[1] = T_(3, 0, 0, 0);
+        CHECK(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 2) && stx_linear_past(ex, &past, 1, 2, wt, b, 2), "%s", stx_error(ex));
+        CHECK(!stx_linear_past(ex, &past, 0, 2, wt, b, 2) && !stx_linear_many(ex, NULL, wt, b, 2) &&
+              !stx_linear_heads(ex, NULL, 2, wt[0], wt[1], 1, &g, got) && stx_ok(ex), "no rows, no input: %s", stx_error(ex));
+        WANT(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 0), STX_ERR_ARG, "stx_linear_many", "0 weights", "at least one");
+        WANT(stx_linear_many(ex, T_(2, 3, 6, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_many", "(5,4)", "rows of 6");
+        b[1] = NULL;
+        WANT(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_many", "weight 1", "for none");
+        b[1] = T_(4, 0, 0, 0);
+        WANT(stx_linear_past(ex, &past, 1, 2, wt, b, 2), STX_ERR_SHAPE, "stx_linear_past", "(3,4)", "`out` numbers");
+        WANT(stx_linear_past(ex, &past, 5, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past", "5 pieces", "0 to 4");
+        WANT(stx_linear_past(ex, &past, 1, 0, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past", "0 streams", "at least one");
+        past.stride = 11;
+        WANT(stx_linear_past(ex, &past, 1, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past", "11 numbers apart", "overlap");
+        past.stride = 12;
+        wt[0] = T_(6, 4, 0, 0); wt[1] = T_(6, 4, 0, 0);
+        g.count = 2; g.rows[0] = 3; g.rows[1] = 1; g.of[1] = 1;
+        CHECK(stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got) && got[0]->dim[2] == 8 && got[1]->dim[1] == 1, "%s", stx_error(ex));
+        (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 4, &g, got);
+        WANT(NULL, STX_ERR_SHAPE, "stx_linear_heads", "4 heads", "divide");
+        g.count = 4; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_SHAPE, "stx_linear_heads", "4 groups", "1 to 3");
+        g.count = 2; g.rows[1] = 4; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_SHAPE, "stx_linear_heads", "4 rows of 3", "that there are");
+        g.rows[1] = 1; g.of[1] = 0; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_SHAPE, "stx_linear_heads", "group 1 has 0 channels", "a head in each");
+        g.of[1] = 1; g.of[2] = 2; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "in no group", "");
+    }
     stx_backward(ex, T_(3, 0, 0, 0));
     WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
     stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
@@ -539,6 +576,31 @@ static void errors(void) {
              "(B,S) = (2,5)");
         in.pad = stx_tokens(ex, flags, 2, 5);
         CHECK(stx_attention(ex, &in, &d) != NULL, "%s", stx_error(ex));
+    }
+    for (i = 0; i < 9; i++) {       /* q, k and v in one, the past apart */
+        stx_attention_in in;
+        stx_head_groups g;
+        memset(&in, 0, sizeof in);
+        memset(&g, 0, sizeof g);
+        e = d;
+        in.qkv = T_(2, 3, 24, 0);
+        in.past[0] = T_(2, 5, 16, 0);
+        in.pad = stx_tokens(ex, flags, 1, 8);
+        if (i > 0) in.pad = NULL;
+        if (i == 1) in.q = Q;
+        if (i == 2) in.kv = T_(2, 3, 16, 0);
+        if (i == 3) in.qkv = T_(2, 3, 23, 0);
+        if (i == 4) in.past[0] = T_(2, 5, 8, 0);
+        if (i == 5) e.not_causal = 1;
+        if (i == 6) { in.qkv = NULL; in.q = Q; in.kv = T_(2, 5, 16, 0); }
+        g.count = 2; g.of[1] = (unsigned char)(i == 8 ? 2 : 1);
+        if (i > 6) { in.groups = &g; in.past[0] = in.past[1] = T_(2, 5, 8, 0); }
+        if (i == 8) { in.z = T_(2, 0, 0, 0); e.max_span = 5; e.ramp = 2; }
+        WANT(stx_attention(ex, &in, &e), i == 0 || i == 3 || i == 4 ? STX_ERR_SHAPE : STX_ERR_ARG, "stx_attention",
+             i == 0 ? "(1,8)" : i < 3 ? "qkv and also" : i == 3 ? "(2,3,23)" : i == 4 ? "past 0 is (2,5,8)" : i == 5 ? "1 groups"
+             : i == 6 ? "past without qkv" : i == 7 ? "2 groups" : "head 1 in group 2 of 2",
+             i == 0 ? "(2,8)" : i < 3 ? "qkv alone" : i == 3 ? "(B,T,3C)" : i == 4 ? "want (2,m,16)" : i == 5 ? "causal" : i == 7 ?
+             "learned span" : "");
     }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
     e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2",
