@@ -1387,6 +1387,13 @@ STX_DEF size_t stx_rows_most(const stx_rows *s);
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
+/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the end of the step, whatever is
+   pushed. out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+typedef struct stx_past {
+    const stx_real *data;       /* (B,rows,width), on the device: */
+    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
+} stx_past;
+STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
 /* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or NULL, are missing: (B,m+T), as stx_attention_in.pad.
@@ -12426,6 +12433,20 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
         s->B, n * y->width, 0));
     return t;
+}
+STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
+    stx_tensor *t;
+    if (!out) return 0;
+    memset(out, 0, sizeof *out);
+    if (!s) return 1;
+    if (!stx_ok(s->ctx)) return 0;
+    if (s->all) { stx_fail(s->ctx, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read"); return 0; }
+    t = stx_rows_read(s, l, n);         /* a push on the same rows moves them while backward still wants them: so a copy */
+    if (!t) return stx_ok(s->ctx);
+    out->data = t->data;
+    out->rows = t->dim[1];
+    out->stride = out->rows * t->dim[2];
+    return 1;
 }
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
     stx_ctx *x = s ? s->ctx : NULL;

@@ -358,6 +358,7 @@ static void rows_random(void) {
             size_t T = 1 + step * 7 % 13, keep = step % 5 == 3 ? 4 : step % 7 == 5 ? 0 : 11 + step % 9, e, had;
             const stx_ids *pad, *mask;
             stx_tensor *h, *X, *old;
+            stx_past past;
             stx_begin(x, STX_EVAL);
             if (step == 9 || step == 13 || step == 14) {
                 stx_rows_reset_stream(s, step % RB);
@@ -387,8 +388,12 @@ static void rows_random(void) {
                 free(u);
                 stx_rows_free(fell);
             }
+            CHECK(stx_rows_past(s, 1, 6, &past) && past.rows == STX_MIN(had, 6), "a view of %zu rows: %s", past.rows, stx_error(x));
+            old = stx_rows_read(s, 1, 6);
             for (b = 0; b < 2; b++) CHECK(stx_rows_push(o, s, b, keep, h, pad), "%s", stx_error(x));
             CHECK(stx_rows_most(o) == STX_MIN(keep, had + T), "%zu rows, want %zu", stx_rows_most(o), STX_MIN(keep, had + T));
+            for (b = 0; old && b < RB; b++)         /* what is pushed does not change it in this step */
+                CHECK(!memcmp(past.data + b * past.stride, old->data + b * past.rows * RW, past.rows * RW * sizeof(stx_real)), "it moved");
             holds("pushed", o, 0, t, 100);
             holds("pushed", o, 1, t, 7);
             swap = s; s = o; o = swap;
@@ -604,6 +609,7 @@ static void rows_errors(void) {
     stx_rows *s;
     stx_real v[60] = {0};
     size_t widths[2] = {RW, 0};
+    stx_past past;
     stx_tensor *h;
     memset(&d, 0, sizeof d);
     CHECK(!stx_rows_create(x, &d) && strstr(stx_error(x), "stx_rows_create"), "%s", stx_error(x));
@@ -637,13 +643,14 @@ static void rows_errors(void) {
     stx_rows_free(NULL);
     stx_rows_reset(NULL);
     stx_rows_reset_stream(NULL, 0);
+    CHECK(stx_rows_past(NULL, 0, 9, &past) && !past.rows && !past.data, "a view of no rows");
     CHECK(!stx_rows_create(NULL, NULL) && !stx_rows_push(NULL, NULL, 0, 0, NULL, NULL) && !stx_rows_read(NULL, 0, 0)
         && !stx_rows_mask(NULL, 0, 0, NULL, 0)
           && !stx_rows_get(NULL, 0, NULL) && !stx_rows_set(NULL, 0, 0, NULL, 0) && !stx_rows_save(NULL, NULL, "")
               && !stx_rows_load(NULL, NULL, "")
           && !stx_rows_copy(NULL, 0, NULL, 0, 0) && !stx_rows_most(NULL) && !stx_rows_reserve(NULL, 1) && !stx_rows_evicted(NULL,
               0, 0, NULL, NULL, NULL)
-          && stx_rows_before(NULL, 0, 0, h) == h && stx_rows_key(NULL, 5) == 5, "NULLs");
+          && !stx_rows_past(NULL, 0, 0, NULL) && stx_rows_before(NULL, 0, 0, h) == h && stx_rows_key(NULL, 5) == 5, "NULLs");
     stx_destroy(x);
 }
 
