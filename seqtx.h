@@ -467,8 +467,9 @@ STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
 /* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side, rows of a lda and of b ldb apart */
 STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
                           size_t rows))
-/* Each row of y (rows,n) moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart */
-STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
+/* Each row of y (rows,n), ldy apart, moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart;
+   a NULL: the last w numbers stay as they are */
+STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
 /* y[k] (n[k]) = 0 for each of count <= STX_ZEROS_MOST arrays */
 enum { STX_ZEROS_MOST = 4 };
 STX_KERNEL(stx_zero_each, (stx_ctx *x, stx_real *const *y, const size_t *n, size_t count))
@@ -1357,11 +1358,16 @@ typedef struct stx_rows_layer {
     size_t    width;
     size_t    real;             /* rows held */
     size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
-    size_t    capacity;         /* numbers that data has room for */
-    stx_real *data;             /* (B,real,width), oldest first, on the device; NULL before the first push */
+    stx_real *data;             /* (real,width) of the first stream, oldest first, on the device; NULL before the first push */
+    size_t    stride;           /* numbers from a stream to the next */
     int       masked;           /* is a row missing in a stream? Then */
     int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
     size_t    pad_capacity;     /* ... numbers that it has room for */
+    stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>rows: arena */
+    size_t    room, first;      /* data begins `first` rows behind base */
+    size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step */
+    uint64_t  pushed_at, seen;  /* which step that was; and the last one that looked at the rows where they are */
+    int       looked;           /* does stx_rows_past read this layer? */
 } stx_rows_layer;
 typedef struct stx_rows {
     stx_ctx        *ctx;
@@ -1377,7 +1383,7 @@ STX_DEF void stx_rows_free(stx_rows *s);
 /* Forgets all, or stream b alone: from then on it is as one that began now. In error nothing. */
 STX_DEF void stx_rows_reset(stx_rows *s);
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
-/* Room for so many rows in every layer, whose addresses stay the same then. 1, or 0 and an error. */
+/* Room for so many rows in every layer, whose buffers stay where they are then. 1, or 0 and an error. */
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
 /* The most rows that a layer holds. */
 STX_DEF size_t stx_rows_most(const stx_rows *s);
@@ -1387,8 +1393,9 @@ STX_DEF size_t stx_rows_most(const stx_rows *s);
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
-/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the end of the step, whatever is
-   pushed. out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is pushed,
+   set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when there are
+   none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
 typedef struct stx_past {
     const stx_real *data;       /* (B,rows,width), on the device: */
     size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
@@ -2045,6 +2052,8 @@ struct stx_ctx {
     int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
     char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
+    uint64_t begun;               /* stx_begin's calls */
+    struct stx__retired *retired; /* buffers that are free when the next step begins: backward may still read them */
     int rank, ranks;              /* in its group; 0, 0 without one */
     void *group;                  /* stx__mpi, see >>group */
     size_t bucket;                /* numbers */
@@ -2325,6 +2334,23 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     *at = b->next;
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
+}
+/* A block of numbers (NULL: none) that is freed when the next step begins, not before */
+typedef struct stx__retired { struct stx__retired *next; stx_real *p; } stx__retired;
+static void stx__retire(stx_ctx *x, stx_real *p) {
+    stx__retired *r = p ? (stx__retired *)stx_block(x, sizeof *r) : NULL;
+    if (!r) return;                 /* no memory for a note of it: it goes with the context */
+    r->p = p;
+    r->next = x->retired;
+    x->retired = r;
+}
+static void stx__retired_free(stx_ctx *x) {
+    while (x->retired) {
+        stx__retired *r = x->retired;
+        x->retired = r->next;
+        stx_block_numbers_free(x, r->p);
+        stx_block_free(x, r);
+    }
 }
 /* Where things stand. On a CPU there are two arenas for all. */
 enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
@@ -3730,7 +3756,7 @@ STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_
     l.y = y; l.a = a; l.s = s; l.accumulate = accumulate;
     stx__elementwise(x, n, stx__axpy_part, &l);
 }
-typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols; int accumulate; } stx__copy_job;
+typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols, n; int accumulate; } stx__copy_job;
 static void stx__copy_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
@@ -3766,14 +3792,14 @@ static void stx__shift_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
     for (r = s->from; r < s->to; r++) {
-        stx_real *row = j->y + r * j->ldy, *end = row + j->ldy - j->cols;
-        memmove(row, row + j->cols, (size_t)(end - row) * sizeof *row);
-        memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
+        stx_real *row = j->y + r * j->ldy, *end = row + j->n - j->cols;
+        memmove(row, row + j->cols, (j->n - j->cols) * sizeof *row);
+        if (j->a) memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
     }
 }
-STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
     stx__copy_job j;
-    j.y = y; j.a = a; j.ldy = n; j.lda = lda; j.cols = w; j.accumulate = 0;
+    j.y = y; j.a = a; j.ldy = ldy; j.lda = lda; j.cols = w; j.n = n; j.accumulate = 0;
     stx_parallel(x, rows, rows * n, stx__shift_part, &j);
 }
 STX_DEF void stx_zero_each(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
@@ -10588,8 +10614,10 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     stx__arena_rewind(&x->step);
     stx__arena_rewind(&x->dev_step);
     stx__arena_rewind(&x->dev_bytes);
+    stx__retired_free(x);
     x->tape = NULL;
     x->free_grads = x->free_entries = NULL;
+    x->begun++;
     x->mode = mode;
     x->recording = mode == STX_TRAIN;
     x->op = 0;
@@ -11464,7 +11492,8 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
 
 // ---- writer ----
 
-typedef struct { char *name; int dtype, ndim; size_t dim[STX_MAX_DIM], bytes, begin; const void *data; } stx__item;
+/* Its bytes stand in one run, or in several, `apart` bytes from one to the next */
+typedef struct { char *name; int dtype, ndim; size_t dim[STX_MAX_DIM], bytes, begin, runs, apart; const void *data; } stx__item;
 
 struct stx_writer {
     stx_ctx *x;
@@ -11533,6 +11562,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     it.dtype = dtype;
     it.ndim = ndim;
     it.data = data;
+    it.runs = 1;
     it.bytes = stx_dtype_size(dtype);
     for (k = 0; k < ndim; k++) {
         it.dim[k] = dim[k];
@@ -11641,8 +11671,10 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
             }
             it->begin = at;
             at += it->bytes;
-            part[n].data = it->data;
-            part[n++].bytes = it->bytes;
+            for (k = 0; (size_t)k < it->runs; k++) {
+                part[n].data = (const char *)it->data + (size_t)k * it->apart;
+                part[n++].bytes = it->bytes / it->runs;
+            }
         }
     stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
     if (w->nmeta) {
@@ -11696,7 +11728,7 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
     stx__text t;
     stx__part *part;
     stx_ctx *x = w->x;
-    size_t i, at;
+    size_t i, at, parts = 1;
     int done = 0;
     if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is "
                                          "written");
@@ -11705,13 +11737,14 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
     if (stx_ok(x)) {
         memset(&t, 0, sizeof t);
         t.x = x;
-        part = (stx__part *)stx_block(x, (w->count + 1) * sizeof *part);
+        for (i = 0; i < w->count; i++) parts += w->item[i].runs;
+        part = (stx__part *)stx_block(x, parts * sizeof *part);
         done = part && stx__writer_header(w, &t, part);
-        if (done && path) done = stx__replace(x, path, part, w->count + 1);
+        if (done && path) done = stx__replace(x, path, part, parts);
         else if (done) {
-            for (i = 0, *n = 0; i <= w->count; i++) *n = stx_size_add(*n, part[i].bytes, 1);
+            for (i = 0, *n = 0; i < parts; i++) *n = stx_size_add(*n, part[i].bytes, 1);
             *bytes = (unsigned char *)stx_block(x, *n);
-            for (i = at = 0; *bytes && i <= w->count; at += part[i++].bytes)
+            for (i = at = 0; *bytes && i < parts; at += part[i++].bytes)
                 if (part[i].bytes) memcpy(*bytes + at, part[i].data, part[i].bytes);
             done = *bytes != NULL;
         }
@@ -11758,11 +11791,14 @@ static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     }
     return h;
 }
-static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim, const void *data, size_t bytes) {
+static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim, const void *data, size_t bytes, size_t runs,
+    size_t apart) {
     uint64_t h = stx__hash((uint64_t)dtype * 16 + (uint64_t)ndim + 1, name, strlen(name) + 1);
+    size_t k;
     int i;
     for (i = 0; i < ndim; i++) { uint64_t d = dim[i]; h = stx__hash(h, &d, sizeof d); }
-    return stx__hash(h, data, bytes);
+    for (k = 0; k < runs; k++) h = stx__hash(h, (const char *)data + k * apart, bytes / runs);     /* but the last, in whole words */
+    return h;
 }
 static uint64_t stx__hash_text(const char *key, const char *value) {
     return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1);
@@ -11774,7 +11810,7 @@ STX_DEF int stx_writer_checksum(stx_writer *w) {
     size_t i;
     if (!w || !stx_ok(w->x)) return 0;
     for (i = 0; i < w->count; i++) h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim,
-                                                        w->item[i].data, w->item[i].bytes);
+                                                        w->item[i].data, w->item[i].bytes, w->item[i].runs, w->item[i].apart);
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
@@ -11783,7 +11819,7 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     size_t i;
     if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
     for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim,
-                                                        f->entry[i].data, f->entry[i].bytes);
+                                                        f->entry[i].data, f->entry[i].bytes, 1, 0);
     for (i = 0; i < f->nmeta; i++) if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
     if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its checksum; use another copy", f->path);
     return h == want;
@@ -11814,6 +11850,24 @@ STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, co
     if (!c) return 0;
     stx_fetch(w->x, c->data, data, n);
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
+}
+/* The same of (dim[0],dim[1],dim[2]) whose outermost pieces are `stride` numbers apart: written from where they stand, and copied where they
+   are a GPU's, or no whole words for the checksum */
+static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim, const stx_real *data, size_t stride) {
+    size_t n = dim[1] * dim[2], b;
+    stx__fetched *c;
+    if (dim[0] == 1 || stride == n) return stx_writer_add_numbers(w, name, 3, dim, data);
+    if (!w || !stx_ok(w->x)) return 0;
+    if (stx__on_gpu(w->x) || n * sizeof *data % 8) {
+        c = stx__fetched_add(w, stx_bytes_of(dim[0], n, 1));
+        if (!c) return 0;
+        for (b = 0; b < dim[0]; b++) stx_fetch(w->x, c->data + b * n, stx_at(w->x, data, b * stride), n);
+        return stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, c->data);
+    }
+    if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, data)) return 0;
+    w->item[w->count - 1].runs = dim[0];
+    w->item[w->count - 1].apart = stride * sizeof *data;
+    return 1;
 }
 STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     stx_ctx *x = e ? e->file->x : NULL;
@@ -12224,6 +12278,105 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
     return key;
 }
 
+// >>rows: arena
+
+/* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last of them and lets the first ones go, so that none moves.
+   At the buffer's end they move to its beginning. Ops read rows where they are (stx_rows_past) and again in backward, after the step's
+   push; so rows move when a step looks at them first, which makes place for as many as a step pushes (pace):
+
+       room                        keep + pace rows on a GPU, keep + keep/2 on a CPU
+       [. . . a b c d e f]         a step looks: no place behind f, so ..
+       [a b c d e f . . .]         .. they move, the step reads a to f,
+       [. . . d e f g h i]         pushes g h i, and a to f are still there for its backward (here they are the dots before d)
+
+   On a CPU they move once in many steps. On a GPU they move in each, which costs a read and a write of each row, but each step then has the
+   addresses of the step before, and one graph for all of them. Nobody looks where rows are only copied (stx_rows_read): then they move in
+   place when they are pushed, and there is no more room than rows. */
+
+/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
+static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
+    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1)) : stx_step_numbers(s->ctx, n);
+}
+static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
+    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0) : stx_new(s->ctx, s->B, n, width, 0);
+}
+/* Does this step read the rows where they are? */
+static int stx__rows_seen(const stx_rows *s, const stx_rows_layer *y) { return y->seen && y->seen == s->ctx->begun; }
+static void stx__rows_lay(stx_rows *s, stx_rows_layer *y, size_t first) {
+    y->first = first;
+    y->stride = y->room * y->width;
+    y->data = y->base ? stx_at(s->ctx, y->base, first * y->width) : NULL;
+}
+/* The buffer goes: now, or when the step ends */
+static void stx__rows_drop(stx_rows *s, stx_rows_layer *y) {
+    if (stx__rows_seen(s, y)) stx__retire(s->ctx, y->base);
+    else stx_block_numbers_free(s->ctx, y->base);
+    y->base = NULL;
+    y->room = 0;
+    y->seen = 0;
+    stx__rows_lay(s, y, 0);
+}
+/* Rows on top of those that layer l is to hold, n of them at present: for later pushes, and while memory fills */
+static size_t stx__rows_spare(const stx_rows *s, const stx_rows_layer *y, size_t n) {
+    size_t grow = s->desc.most ? STX_MIN(n / 2, STX_MAX(n, s->desc.most) - n) : 0;
+    if (!y->looked) return grow;
+    return grow + (stx__on_gpu(s->ctx) ? y->pace : STX_MAX(y->pace, n / 2));
+}
+/* The newest `stay` rows of layer l move to the beginning of a buffer with room for n >= stay: their own where it has it and no op reads it
+   again, else another one of n + spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0 and an error, then all
+   are gone. */
+enum { STX__SHIFTS = 32 };      /* rows move on in place where that takes no more steps than this, which a GPU does one after the other */
+static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, size_t spare) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    size_t d = y->width, cols = stay * d, by = (y->first + y->real - stay) * d;
+    stx_real *from = stay ? stx_at(x, y->base, by) : NULL, *to;
+    if (n <= y->room && !stx__rows_seen(s, y)) {
+        if (stay && by && stay <= STX__SHIFTS * (by / d))
+            STX_RUN(x, stx_shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
+        else if (stay && by) {
+            to = stx__rows_scratch(s, stx_bytes_of(s->B, stay, d));
+            if (!to) return 0;
+            STX_RUN(x, stx_copy2d, (x, to, cols, from, y->stride, s->B, cols, 0));
+            STX_RUN(x, stx_copy2d, (x, y->base, y->stride, to, cols, s->B, cols, 0));
+        }
+        y->real = stay;
+        stx__rows_lay(s, y, 0);
+        return stx_ok(x);
+    }
+    y->real = 0;
+    if (!stay) stx__rows_drop(s, y);        /* first the old one goes: the two need not fit together */
+    n += spare;
+    to = s->desc.full ? stx_block_full(x, stx_bytes_of(s->B, n, d)) : stx_block_numbers(x, stx_bytes_of(s->B, n, d));
+    if (!to) return 0;
+    if (stay) {
+        STX_RUN(x, stx_copy2d, (x, to, n * d, from, y->stride, s->B, cols, 0));
+        stx__rows_drop(s, y);
+    }
+    y->base = to;
+    y->room = n;
+    y->real = stay;
+    stx__rows_lay(s, y, 0);
+    return stx_ok(x);
+}
+/* What layer l holds may be written: no op reads it again */
+static int stx__rows_own(stx_rows *s, size_t l) {
+    const stx_rows_layer *y = &s->layer[l];
+    return !stx__rows_seen(s, y) || stx__rows_make_room(s, l, y->real, y->room, 0);
+}
+/* Host's numbers (B,n,width) as the layer's rows, and back */
+static void stx__rows_put(stx_rows *s, size_t l, const stx_real *in, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t b;
+    for (b = 0; b < s->B; b++) stx_put(s->ctx, stx_at(s->ctx, y->data, b * y->stride), in + b * n * y->width, n * y->width);
+    y->real = n;
+}
+static void stx__rows_fetch(const stx_rows *s, size_t l, stx_real *out) {
+    const stx_rows_layer *y = &s->layer[l];
+    size_t b, n = y->real * y->width;
+    for (b = 0; b < s->B; b++) stx_fetch(s->ctx, out + b * n, stx_at(s->ctx, y->data, b * y->stride), n);
+}
+
 // >>rows: one layer
 
 STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
@@ -12246,6 +12399,7 @@ STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
         y->width = d->widths ? d->widths[l] : d->width;
         if (!d->fixed) continue;
         y->real = y->rows = 1;
+        y->stride = d->width;
         y->data = stx_at(x, s->all, l * d->B * d->width);
     }
     return s;
@@ -12254,7 +12408,7 @@ STX_DEF void stx_rows_free(stx_rows *s) {
     size_t l;
     if (!s) return;
     for (l = 0; s->layer && l < s->desc.layers; l++) {
-        if (!s->all) stx_block_numbers_free(s->ctx, s->layer[l].data);
+        if (!s->all) stx__rows_drop(s, &s->layer[l]);
         stx_block_free(s->ctx, s->layer[l].pad);
     }
     stx_block_numbers_free(s->ctx, s->all);
@@ -12264,8 +12418,10 @@ STX_DEF void stx_rows_free(stx_rows *s) {
 static void stx__rows_forget(stx_rows *s) {
     size_t l;
     for (l = 0; l < s->desc.layers && !s->all; l++) {
-        s->layer[l].real = s->layer[l].rows = 0;
-        s->layer[l].masked = 0;
+        stx_rows_layer *y = &s->layer[l];
+        stx__rows_lay(s, y, stx__rows_seen(s, y) ? y->first + y->real : 0);        /* behind what the step reads */
+        y->real = y->rows = 0;
+        y->masked = 0;
     }
 }
 STX_DEF void stx_rows_reset(stx_rows *s) {
@@ -12278,42 +12434,13 @@ STX_DEF size_t stx_rows_most(const stx_rows *s) {
     for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
     return n;
 }
-/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
-static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
-    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1)) : stx_step_numbers(s->ctx, n);
-}
-static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
-    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0) : stx_new(s->ctx, s->B, n, width, 0);
-}
-/* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
-static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
-    stx_ctx *x = s->ctx;
-    stx_rows_layer *y = &s->layer[l];
-    size_t want = stx_bytes_of(s->B, n, y->width);
-    stx_real *data;
-    if (want <= y->capacity) return stx_ok(x);
-    if (s->desc.most) want = stx_bytes_of(s->B, STX_MIN(n + n / 2, STX_MAX(n, s->desc.most)), y->width);
-    if (!stay || !y->real) {            /* first the old one goes: the two need not fit together */
-        stx_block_numbers_free(x, y->data);
-        y->data = NULL;
-        y->capacity = 0;
-    }
-    data = s->desc.full ? stx_block_full(x, want) : stx_block_numbers(x, want);
-    if (!data) return 0;
-    if (y->data) {
-        size_t have = s->B * y->real * y->width;
-        STX_RUN(x, stx_copy2d, (x, data, have, y->data, have, 1, have, 0));
-        stx_block_numbers_free(x, y->data);
-    }
-    y->data = data;
-    y->capacity = want;
-    return 1;
-}
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
     size_t l;
     if (!s || !stx_ok(s->ctx)) return 0;
-    for (l = 0; l < s->desc.layers; l++)
-        if (s->layer[l].width && !s->all && !stx__rows_capacity(s, l, rows, 1)) return 0;
+    for (l = 0; l < s->desc.layers; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        if (y->width && !s->all && y->room < rows && !stx__rows_make_room(s, l, y->real, rows, 0)) return 0;
+    }
     return 1;
 }
 /* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the layer's own (then n is its real) */
@@ -12363,14 +12490,12 @@ static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_
              pad ? " with padding" : "", s->B, s->layer[l].width, s->all ? "" : "T,", s->layer[l].width);
     return 0;
 }
-/* Rows move on in place where that takes no more steps than this, which a GPU does one after the other */
-enum { STX__SHIFTS = 32 };
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad) {
     stx_ctx *x = out ? out->ctx : NULL;
     const stx_rows_layer *i;
     stx_rows_layer *o;
-    const stx_real *from = NULL, *h_own;
-    size_t B, T, d, old, own, n, stride = 0, rows;
+    const stx_real *own_rows;
+    size_t B, T, d, old, own, n, rows;
     int32_t *mask = NULL;
     if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
     if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width
@@ -12391,33 +12516,47 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
     }
-    if (old) {
-        from = stx_at(x, i->data, (i->real - old) * d);
-        stride = i->real * d;
-    }
-    h_own = stx_at(x, h->data, (T - own) * d);
-    if (old && own && i == o && n == i->real && n <= STX__SHIFTS * own) {        /* full: all move on within one buffer */
-        o->real = 0;
-        if (!stx__rows_set_mask(out, l, mask, n)) return 0;
-        STX_RUN(x, stx_shift2d, (x, o->data, n * d, h_own, T * d, own * d, B));
-        o->real = n;
-        o->rows = rows;
-        return stx_ok(x);
-    }
-    if (old && i == o) {
-        stx_real *t = stx__rows_scratch(out, stx_bytes_of(B, old, d));
-        if (!t) return 0;
-        STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
-        from = t;
-        stride = old * d;
-    }
+    own_rows = stx_at(x, h->data, (T - own) * d);
+    if (i == o) {
+        o->pushed = o->pushed_at == x->begun ? o->pushed + own : own;
+        o->pushed_at = x->begun;
+        o->pace = STX_MAX(o->pace, o->pushed);
+    } else if (!stx__rows_make_room(out, l, 0, n, stx__rows_spare(out, o, n))) return 0;
+    if (i == o && o->first + o->real + own <= o->room) stx__rows_lay(out, o, o->first + o->real - old);     /* there is place behind them */
+    else if (i == o && own && old && !stx__rows_seen(out, o) && n <= o->room && o->first + o->real - old == own && n <= STX__SHIFTS * own) {
+        STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));               /* all of it in one pass */
+        stx__rows_lay(out, o, 0);
+        own = 0;
+    } else if (i == o && !stx__rows_make_room(out, l, old, n, stx__rows_spare(out, o, n))) return 0;
+    else if (old && i != o) STX_RUN(x, stx_copy2d, (x, o->data, o->stride, stx_at(x, i->data, (i->real - old) * d), i->stride, B, old * d, 0));
     o->real = 0;
-    if (!stx__rows_capacity(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
-    if (old && own) STX_RUN(x, stx_concat2d, (x, o->data, from, stride, old * d, h_own, T * d, own * d, B));
-    else if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
-    else if (own) STX_RUN(x, stx_copy2d, (x, o->data, n * d, h_own, T * d, B, own * d, 0));
+    if (!stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
     o->real = n;
     o->rows = rows;
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    stx_rows_layer *y;
+    if (!out) return 0;
+    memset(out, 0, sizeof *out);
+    if (!s) return 1;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_past: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    if (s->all) { stx_fail(x, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read"); return 0; }
+    y = &s->layer[l];
+    n = STX_MIN(n, y->real);
+    if (!n || !y->width) return 1;
+    y->looked = 1;
+    if (!stx__rows_seen(s, y) && y->first + y->real + y->pace > y->room) {
+        stx_rows *own = (stx_rows *)(uintptr_t)s;       /* where rows lie is no part of what they are */
+        if (!stx__rows_make_room(own, l, y->real, y->real + y->pace, stx__rows_spare(s, y, y->real) - y->pace)) return 0;
+    }
+    y->seen = x->begun;
+    out->data = stx_at(x, y->data, (y->real - n) * y->width);
+    out->rows = n;
+    out->stride = y->stride;
     return stx_ok(x);
 }
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
@@ -12430,23 +12569,9 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     n = STX_MIN(n, y->real);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx__rows_tensor(s, n, y->width);
-    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
-        s->B, n * y->width, 0));
+    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->stride, s->B,
+        n * y->width, 0));
     return t;
-}
-STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
-    stx_tensor *t;
-    if (!out) return 0;
-    memset(out, 0, sizeof *out);
-    if (!s) return 1;
-    if (!stx_ok(s->ctx)) return 0;
-    if (s->all) { stx_fail(s->ctx, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read"); return 0; }
-    t = stx_rows_read(s, l, n);         /* a push on the same rows moves them while backward still wants them: so a copy */
-    if (!t) return stx_ok(s->ctx);
-    out->data = t->data;
-    out->rows = t->dim[1];
-    out->stride = out->rows * t->dim[2];
-    return 1;
 }
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
     stx_ctx *x = s ? s->ctx : NULL;
@@ -12462,7 +12587,7 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
     d = y->width; T = h->dim[1];
     t = stx__rows_tensor(s, n + T, d);
     if (!t) return NULL;
-    STX_RUN(x, stx_concat2d, (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->real * d, n * d, h->data, T * d, T * d, s->B));
+    STX_RUN(x, stx_concat2d, (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->stride, n * d, h->data, T * d, T * d, s->B));
     return t;
 }
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T) {
@@ -12494,8 +12619,8 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     old = STX_MIN(e, y->real);
     t = stx__rows_tensor(s, e, d);
     if (!t) return NULL;
-    if (old && e > old) STX_RUN(x, stx_concat2d, (x, t->data, y->data, y->real * d, old * d, h->data, T * d, (e - old) * d, s->B));
-    else if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
+    if (old && e > old) STX_RUN(x, stx_concat2d, (x, t->data, y->data, y->stride, old * d, h->data, T * d, (e - old) * d, s->B));
+    else if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->stride, s->B, old * d, 0));
     else STX_RUN(x, stx_copy2d, (x, t->data, e * d, h->data, T * d, s->B, e * d, 0));
     if (mask && ((old && y->masked) || (pad && e > old)))
         *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
@@ -12509,7 +12634,7 @@ static void stx__rows_lose(stx_rows *s, size_t l, int32_t *mask, size_t b, size_
     stx_rows_layer *y = &s->layer[l];
     size_t i;
     /* zeros also where they do not exist: a number that is none would reach gradients by 0 NaN */
-    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, (b * y->real + first) * y->width), n * y->width, 0));
+    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, b * y->stride + first * y->width), n * y->width, 0));
     for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
 }
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
@@ -12522,6 +12647,7 @@ STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
         int32_t *mask;
         if (s->all) STX_RUN(x, stx_fill, (x, stx_at(x, y->data, b * y->width), y->width, 0));
         if (s->all || !y->real || !y->width) continue;
+        if (!stx__rows_own(s, l)) return;
         mask = stx__rows_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
         if (!mask) return;
         stx__rows_lose(s, l, mask, b, 0, y->real);
@@ -12560,10 +12686,10 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         if (most > had && had && n < to->B) {       /* those that stay move to the newest places */
             stx_real *old = stx__rows_scratch(to, stx_bytes_of(to->B, had, d));
             if (!old) return 0;
-            STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
-            if (!stx__rows_capacity(to, l, most, 0)) { t->real = 0; return 0; }
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
-        } else if (!stx__rows_capacity(to, l, most, n < to->B)) { t->real = 0; return 0; }
+            STX_RUN(x, stx_copy2d, (x, old, had * d, t->data, t->stride, to->B, had * d, 0));
+            if (!stx__rows_make_room(to, l, 0, most, 0)) return 0;
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), t->stride, old, had * d, to->B, had * d, 0));
+        } else if (n < to->B && had ? !stx__rows_own(to, l) : !stx__rows_make_room(to, l, 0, most, 0)) return 0;
         for (k = 0; k < to->B && t->masked && had <= most; k++)
             memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
         t->real = most;
@@ -12573,8 +12699,8 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
             stx__rows_lose(to, l, mask, b + k, 0, most - rows);
             if (rows) memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
         }
-        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d,
-                                          stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
+        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * t->stride + (most - rows) * d), t->stride,
+                                          stx_at(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
         t->rows = n == to->B ? f->rows : STX_MAX(t->rows, f->rows);
         if (!stx__rows_set_mask(to, l, mask, most)) return 0;
     }
@@ -12589,7 +12715,7 @@ STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
         stx_fail(x, STX_ERR_ARG, "stx_rows_get: out is NULL, want room for %zu numbers", s->B * s->layer[l].real * s->layer[l].width);
         return 0;
     }
-    stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
+    stx__rows_fetch(s, l, out);
     return stx_ok(x);
 }
 STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
@@ -12607,9 +12733,10 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     y->real = 0;
     y->rows = rows;
     y->masked = 0;
-    if (n && !stx__rows_capacity(s, l, n, 0)) return 0;
-    if (n) stx_put(x, y->data, in, s->B * n * y->width);
-    if (stx_ok(x)) y->real = n;
+    if (!n || !y->width) { y->real = n; return 1; }
+    if (!stx__rows_make_room(s, l, 0, n, stx__rows_spare(s, y, n))) return 0;
+    stx__rows_put(s, l, in, n);
+    if (!stx_ok(x)) y->real = 0;
     return stx_ok(x);
 }
 
@@ -12645,7 +12772,7 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
         if (y->masked && (!as_one || l == one) && !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one
                                                                                     ? "pad" : "pad.", as_one ? SIZE_MAX : l),
                                                                   STX_I32, 2, dim, y->pad)) return 0;
-        if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
+        if (!stx__writer_add_runs(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), dim, y->data, y->stride)) return 0;
     }
     return 1;
 }
@@ -12697,9 +12824,15 @@ static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, si
     int32_t *m;
     if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
     if (!y->width) return 1;
-    if (real && !stx__rows_capacity(s, l, (size_t)real, 0)) return 0;
+    if (real && !stx__rows_make_room(s, l, 0, (size_t)real, stx__rows_spare(s, y, (size_t)real))) return 0;
     e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
-    if (real && !stx_entry_put(e, y->data, e->count)) return 0;
+    for (i = 0; real && i < s->B; i++) {
+        stx_entry part = *e;            /* a stream's */
+        part.count = e->count / s->B;
+        part.bytes = e->bytes / s->B;
+        part.data = (const char *)e->data + i * part.bytes;
+        if (!stx_entry_put(&part, stx_at(x, y->data, i * y->stride), part.count)) return 0;
+    }
     y->rows = (size_t)rows;
     y->real = (size_t)real;
     e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
@@ -12745,6 +12878,7 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
     for (l = 0; l < s->desc.layers && !s->all; l++) {
         const stx_rows_layer *y = &s->layer[l];
         key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real), (uint64_t)(uintptr_t)y->data), (uint64_t)y->masked);
+        key = stx_key_add(stx_key_add(stx_key_add(key, y->stride), y->room), y->pace);
     }
     return key;
 }

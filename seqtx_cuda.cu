@@ -658,11 +658,12 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
     if (n) STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
 
-/* Each row of y (rows,n) moves w numbers to its beginning and ends in a row of a (rows,w). A thread has every w-th number of a row, or four
-   neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one after the other. */
-template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
+/* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a row of a (rows,w), if there is an a. A thread has every
+   w-th number of a row, or four neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one
+   after the other. */
+template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
     STX__STEP(i, all, W) {
-        size_t r = i / w, at = r * n + (i - r * w), last = r * n + (n - w);        /* from `last` on a's */
+        size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);        /* from `last` on a's */
         float v[W], next[W];
         if (at < last) {
             stx__getn<W>(v, y, at + w);
@@ -674,15 +675,16 @@ template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t n,
             stx__putn<W>(y, at, v);
             at += w;
         }
+        if (!a.p) continue;
         stx__getn<W>(v, a, r * lda + (at - last));
         stx__putn<W>(y, at, v);
     }
 }
-void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     size_t all = rows * w;
-    int four = (w | (rows > 1 ? lda : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
-    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, n, A, lda, w, all);
+    int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
 
 /* y[k] (n[k]) = 0: a row of blocks each. A thread writes four neighbours at a time. */

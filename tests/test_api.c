@@ -1866,7 +1866,10 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("concat2d", N * (C + 2), 0, stx_concat2d(x, y, a, C, C, b, C + 1, 2, N),
            (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : b[i / (C + 2) * (C + 1) + i % (C + 2) - C]));
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
-        KERNEL("shift2d", n, 0, stx_shift2d(x, y, C, a, C, j, N), (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+        KERNEL("shift2d", n, 0, stx_shift2d(x, y, C, C, a, C, j, N), (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)         /* rows further apart than they are long; nothing behind */
+        KERNEL("shift2d, apart", N * (C + 2), 0, stx_shift2d(x, y, C + 2, C, NULL, 0, j, N),
+               (double)(i % (C + 2) < C - j ? c[i + j] : c[i]));
     KERNEL("zero_each", n + C, 0, { stx_real *zero[2]; size_t zeros[2]; zero[0] = y; zero[1] = y + n; zeros[0] = n; zeros[1] = C;
            stx_zero_each(x, zero, zeros, 2); }, 0);
     KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);

@@ -235,9 +235,12 @@ static void test_rows(void) {
             w[0] = C; w[1] = wb; w[2] = C > 8 ? C / 8 * 4 : 1; w[3] = C > 33 ? 4 : 1;
             for (e = 0; e < 4; e++) {
                 size_t n_t = C + wb, from = C - w[e];
-                BOTH(stx_shift2d, (cx, t.c, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, stx_at(gx, a.d, from), C, w[e], N));
+                BOTH(stx_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, n_t, stx_at(gx, a.d, from), C, w[e], N));
                 arr_check("shift2d", &t, 0);
-                BOTH(stx_shift2d, (cx, y.c, C, a.c, C, w[e], N), (gx, y.d, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
+                BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N), (gx, t.d, n_t, C, NULL, 0, w[e], N)); arr_check("shift2d, apart", &t, 0);
+                BOTH(stx_shift2d, (cx, t.c, n_t, C - w[e] + wb, a.c, C, wb, N), (gx, t.d, n_t, C - w[e] + wb, a.d, C, wb, N));
+                arr_check("shift2d, short rows", &t, 0);
+                BOTH(stx_shift2d, (cx, y.c, C, C, a.c, C, w[e], N), (gx, y.d, C, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
             }
             arr_free(&t);
         }
@@ -641,7 +644,7 @@ static void sums(void *user, uint64_t *h) {
     stx_residual_norm_fwd_cuda(gx, &k);
     stx_residual_norm_bwd_cuda(gx, &k);
     *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, loss.d, C, *h);
-    stx_shift2d_cuda(gx, d.d, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
+    stx_shift2d_cuda(gx, d.d, N * C / 4, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
     *h = cuda_hash(gx, d.d, N * C, *h);
     stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
     stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
