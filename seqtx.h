@@ -1393,9 +1393,9 @@ STX_DEF size_t stx_rows_most(const stx_rows *s);
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
-/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is pushed,
-   set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when there are
-   none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is
+   pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when
+   there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
 typedef struct stx_past {
     const stx_real *data;       /* (B,rows,width), on the device: */
     size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
@@ -11851,8 +11851,8 @@ STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, co
     stx_fetch(w->x, c->data, data, n);
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
 }
-/* The same of (dim[0],dim[1],dim[2]) whose outermost pieces are `stride` numbers apart: written from where they stand, and copied where they
-   are a GPU's, or no whole words for the checksum */
+/* The same of (dim[0],dim[1],dim[2]) whose outermost pieces are `stride` numbers apart: written from where they stand, and copied where
+   they are a GPU's, or no whole words for the checksum */
 static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim, const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
     stx__fetched *c;
@@ -12280,18 +12280,19 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
 
 // >>rows: arena
 
-/* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last of them and lets the first ones go, so that none moves.
-   At the buffer's end they move to its beginning. Ops read rows where they are (stx_rows_past) and again in backward, after the step's
-   push; so rows move when a step looks at them first, which makes place for as many as a step pushes (pace):
+/* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last of them and lets the first ones go, so that none
+   moves. At the buffer's end they move to its beginning. Ops read rows where they are (stx_rows_past), and again in backward, after the
+   step's push. So rows move when a step looks at them first, which makes place for as many as a step pushes (pace):
 
-       room                        keep + pace rows on a GPU, keep + keep/2 on a CPU
+       room: 9 rows, memory 6, pace 3
        [. . . a b c d e f]         a step looks: no place behind f, so ..
-       [a b c d e f . . .]         .. they move, the step reads a to f,
-       [. . . d e f g h i]         pushes g h i, and a to f are still there for its backward (here they are the dots before d)
+       [a b c d e f . . .]         .. they move. The step reads a to f
+       [. . . d e f g h i]         and pushes g h i; a to c still stand before d, for its backward
 
-   On a CPU they move once in many steps. On a GPU they move in each, which costs a read and a write of each row, but each step then has the
-   addresses of the step before, and one graph for all of them. Nobody looks where rows are only copied (stx_rows_read): then they move in
-   place when they are pushed, and there is no more room than rows. */
+   On a CPU a half more than the memory is there, and rows move once in many steps. On a GPU there is room for the memory and one step, as
+   drawn: they move in each step, which reads and writes every row once, but then each step has the addresses of the one before, and one
+   graph serves them all. Where nobody looks, rows are only copied (stx_rows_read): they move in place when some are pushed, and there is no
+   more room than rows. */
 
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
 static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
@@ -12325,7 +12326,7 @@ static size_t stx__rows_spare(const stx_rows *s, const stx_rows_layer *y, size_t
 /* The newest `stay` rows of layer l move to the beginning of a buffer with room for n >= stay: their own where it has it and no op reads it
    again, else another one of n + spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0 and an error, then all
    are gone. */
-enum { STX__SHIFTS = 32 };      /* rows move on in place where that takes no more steps than this, which a GPU does one after the other */
+enum { STX__SHIFTS = 32 };      /* rows move in place where that takes no more steps than this, which a GPU does one after the other */
 static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
     stx_rows_layer *y = &s->layer[l];
@@ -12528,7 +12529,8 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         stx__rows_lay(out, o, 0);
         own = 0;
     } else if (i == o && !stx__rows_make_room(out, l, old, n, stx__rows_spare(out, o, n))) return 0;
-    else if (old && i != o) STX_RUN(x, stx_copy2d, (x, o->data, o->stride, stx_at(x, i->data, (i->real - old) * d), i->stride, B, old * d, 0));
+    else if (old && i != o) STX_RUN(x, stx_copy2d, (x, o->data, o->stride, stx_at(x, i->data, (i->real - old) * d), i->stride, B,
+        old * d, 0));
     o->real = 0;
     if (!stx__rows_set_mask(out, l, mask, n)) return 0;
     if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
@@ -12772,7 +12774,8 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
         if (y->masked && (!as_one || l == one) && !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one
                                                                                     ? "pad" : "pad.", as_one ? SIZE_MAX : l),
                                                                   STX_I32, 2, dim, y->pad)) return 0;
-        if (!stx__writer_add_runs(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), dim, y->data, y->stride)) return 0;
+        stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l);
+        if (!stx__writer_add_runs(w, name, dim, y->data, y->stride)) return 0;
     }
     return 1;
 }

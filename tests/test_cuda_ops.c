@@ -237,7 +237,8 @@ static void test_rows(void) {
                 size_t n_t = C + wb, from = C - w[e];
                 BOTH(stx_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, n_t, stx_at(gx, a.d, from), C, w[e], N));
                 arr_check("shift2d", &t, 0);
-                BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N), (gx, t.d, n_t, C, NULL, 0, w[e], N)); arr_check("shift2d, apart", &t, 0);
+                BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N), (gx, t.d, n_t, C, NULL, 0, w[e], N));
+                arr_check("shift2d, apart", &t, 0);
                 BOTH(stx_shift2d, (cx, t.c, n_t, C - w[e] + wb, a.c, C, wb, N), (gx, t.d, n_t, C - w[e] + wb, a.d, C, wb, N));
                 arr_check("shift2d, short rows", &t, 0);
                 BOTH(stx_shift2d, (cx, y.c, C, C, a.c, C, w[e], N), (gx, y.d, C, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
