@@ -343,6 +343,9 @@ typedef struct stx_params {
     int          held;             /* an optimiser knows their addresses */
     struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
+    stx_real    *room, *room_grads;        /* of stx_params_beside: what is left of it */
+    size_t       room_left;
+    ptrdiff_t    ahead;            /* of stx_params_draw, for the next one */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
@@ -352,6 +355,13 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
    name: dotted, unique ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
+/* The next parameters of the list, n numbers together, stand side by side in memory in the order in which they are made, and so do their
+   gradients: matrices that read the same input are one matrix to stx_linear_many then. Holds as far as their sizes are multiples of 64;
+   others stand where they would. 1, or 0 and an error. */
+STX_DEF int stx_params_beside(stx_params *p, size_t n);
+/* The next parameter draws its first numbers as the one made `ahead` places later would (negative: earlier): for parameters that stand in
+   another order than that in which they were drawn once. */
+STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead);
 /* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times s (in double), or set to v; or all of them, number
    i by fn(user, i, what it was). For initialisers; on a GPU each call takes them to the host and back. */
 typedef double (*stx_init_fn)(void *user, size_t i, double was);
@@ -470,9 +480,6 @@ STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda
 /* Each row of y (rows,n), ldy apart, moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart;
    a NULL: the last w numbers stay as they are */
 STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
-/* y[k] (n[k]) = 0 for each of count <= STX_ZEROS_MOST arrays */
-enum { STX_ZEROS_MOST = 4 };
-STX_KERNEL(stx_zero_each, (stx_ctx *x, stx_real *const *y, const size_t *n, size_t count))
 /* db (C) += sum over rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
@@ -603,7 +610,8 @@ typedef struct stx_gemm_args {
     const stx_real *A, *B;
     stx_real *C;
     size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
-    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all */
+    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all; sc 0: there is one C,
+                                               to which the products of all are summed */
 } stx_gemm_args;
 /* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between matrices if batch is then set. */
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
@@ -634,6 +642,48 @@ STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_
 /* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of X are a copy of h (B,T,Ci): gradients reach h, W
    and b, and cost nothing for the S - T rows before, which are memory. X itself gets none. */
 STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
+
+/* Several in one: in (..,Ci), W[i] (O_i,Ci) -> (..,O), O the sum of the count O_i: in W[i]^T + b[i] side by side in each row; b NULL: no
+   biases. One product where weights, and biases, stand side by side (stx_params_beside); else one each, and a copy. */
+STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count);
+/* Rows of B streams where they stand, constants: a memory (stx_rows_past), or a constant tensor (B,rows,width), stride rows * width. They
+   must stay as they are until stx_backward. */
+typedef struct stx_past {
+    const stx_real *data;       /* (B,rows,width), on the device: */
+    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
+} stx_past;
+/* stx_linear_many of memory: past[0], .., past[pieces-1], at most STX_PAST_PIECES, one after the other, rows of Ci -> (B,m,O), m the sum of
+   their rows. Gradients reach weights and biases. They are read where they stand, not copied. NULL, without an error, when m is 0. */
+enum { STX_PAST_PIECES = 4 };
+STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
+                                    int count);
+
+/* Heads that see a short way back need no keys and values from further: groups of heads, each with its own window over the past. */
+enum { STX_HEAD_GROUPS = 3 };
+typedef struct stx_head_groups {
+    size_t count;                       /* 1 to STX_HEAD_GROUPS */
+    size_t rows[STX_HEAD_GROUPS];       /* the newest rows that a group has, falling; group 0 has all that there are */
+    unsigned char of[256];              /* head h's group; within a group heads stand in their order */
+} stx_head_groups;
+/* The groups with the fewest numbers to project, of `heads` heads that need the newest need[h] of m rows each. Windows are rounded up to
+   64 rows, so that they, and a step's key, change seldom; a further group has to save as much as 64 rows of all heads, for it costs a
+   product each way. */
+STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
+/* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first, of the newest rows[g] rows of past, which has at
+   least rows[0]: what stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over weights in the groups' order
+   (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
+                             const stx_head_groups *g, stx_tensor **out);
+/* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from half on (half: blocks of a, and of b). Backward: da, db
+   += those of dy; NULL: not wanted. */
+typedef struct stx_heads_args {
+    size_t n, count, half;
+    const stx_real *a, *b, *dy;
+    stx_real *y, *da, *db;
+    uint16_t of[512];
+} stx_heads_args;
+STX_KERNEL(stx_heads_fwd, (stx_ctx *x, const stx_heads_args *h))
+STX_KERNEL(stx_heads_bwd, (stx_ctx *x, const stx_heads_args *h))
 
 /* Mean and sum of all numbers -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
@@ -732,6 +782,12 @@ typedef struct stx_attention_desc {
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
+    stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k, v and kv are NULL */
+    stx_tensor *past[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
+                                              past[0] NULL: there are none */
+    const stx_head_groups *groups;         /* past[g] has the heads of group g alone, (B,m_g,2 D heads of g): the newest m_g of the m rows,
+                                              m the largest m_g. All that a head sees must be there, and one key more, where its ramp
+                                              comes down to 0. Its `rows` are not read. NULL: past[0] has all heads */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
     stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
     stx_tensor *z;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
@@ -749,11 +805,23 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 
 /* Everything that stx_attention's kernels need; see stx_attention for the formulas and shapes. Row strides ld* and
    batch strides st* count numbers, so that q, k, v may be slices of larger buffers. */
+typedef struct stx_attention_past {         /* keys and values that do not stand in k and v: of a group of heads */
+    const stx_real *k, *v;                  /* (B,rows,heads of the group D): the newest `rows` keys of those before the block */
+    stx_real *dk, *dv;                      /* their gradients, or NULL */
+    size_t rows, ld, st;                    /* numbers from row to row, and from batch to batch, of all four */
+} stx_attention_past;
+enum { STX_FRESH_Q = 1, STX_FRESH_K = 2, STX_FRESH_V = 4, STX_FRESH_PAST = 8 };     /* bits of stx_attention_args.fresh */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
     int    z_shared;                        /* z and dz hold one number, not H */
     size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
+    size_t past, groups;                    /* keys 0 .. past-1 stand in old[], and k, v, dk, dv begin with key `past`; 0: all are theirs.
+                                               groups > 1: heads of group g have old[g]; else all have old[0] */
+    stx_attention_past old[STX_HEAD_GROUPS];
+    uint16_t head[256];                     /* groups > 1: 4 times head h's place in its group, and the group */
+    int fresh;                              /* gradients that backward writes, whatever was there, where it adds to others: STX_FRESH_*,
+                                               STX_FRESH_PAST << g of old[g]'s */
     size_t span;                            /* resolved: the largest distance that any key has */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
@@ -773,7 +841,7 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
 #endif
-/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL. */
+/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the gradients that are not NULL, or writes them (fresh). */
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
 /* What stx_attention_fwd computes, number by number and in double, a in host memory: y from its other inputs. For reading, and for tests.
@@ -1396,10 +1464,6 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is
    pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when
    there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
-typedef struct stx_past {
-    const stx_real *data;       /* (B,rows,width), on the device: */
-    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
-} stx_past;
 STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
@@ -1454,9 +1518,9 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
 /* Layer l is empty and has room for this window of keys and values of C channels each; both: they come side by side. 1, or 0
    and an error. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
-/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or
-   kv, of the new ones, and what else stx_attention takes (pad: of the layer's last min(len, window) rows and the new ones); d as there,
-   but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the
+/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or q and
+   kv, or (of a layer that keeps both side by side) qkv, of the new ones, and what else stx_attention takes (pad: of the layer's last
+   min(len, window) rows and the new ones; no past); d as there, but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the
    rows of the failed call may be among those that are kept: stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
@@ -1978,11 +2042,12 @@ typedef struct stx__block_head {  /* in front of every stx_block; one cache line
     size_t size;
 } stx__block_head;
 
+enum { STX__INS = 12 };           /* an op's inputs, at most: attention has them */
 /* One op on the tape: what it made (most ops make y alone), from what, and how to go back. */
 typedef struct stx__node {
     struct stx__node *prev;
     void (*back)(stx_ctx *x, struct stx__node *n);
-    stx_tensor *y, *more[STX_MAX_MORE], *in[9];
+    stx_tensor *y, *more[STX_MAX_MORE], *in[STX__INS];
     void *save;
 } stx__node;
 
@@ -2730,6 +2795,43 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
     } while (init == STX_TRUNCATED && fabs(length * side) > 2);
     return a * length * side;
 }
+STX_DEF int stx_params_beside(stx_params *p, size_t n) {
+    stx_ctx *x = p ? p->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    p->room_left = 0;
+    p->room = stx__numbers(x, STX__PARAM, n);
+    p->room_grads = p->room ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, n) : NULL;
+    if (p->room_grads) p->room_left = n;
+    return stx_ok(x);
+}
+STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) { if (p) p->ahead = ahead; }
+/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some */
+static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
+    stx_ctx *x = p->ctx;
+    stx_tensor *t = NULL;
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
+    if (n > p->room_left || n % 64) {
+        p->room_left = 0;
+        t = stx__tensor(x, STX__PARAM, ndim, d);
+        if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
+        return t && t->grad ? t : NULL;
+    }
+    t = (stx_tensor *)stx__arena_alloc(x, &x->keep, sizeof *t);
+    if (!t) return NULL;
+    memset(t, 0, sizeof *t);
+    t->full = 1;
+    t->ndim = ndim;
+    for (i = 0; i < ndim; i++) t->dim[i] = d[i];
+    t->size = n;
+    t->data = p->room;
+    t->grad = p->room_grads;
+    p->room += n;
+    p->room_grads += n;
+    p->room_left -= n;
+    return t;
+}
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
@@ -2743,10 +2845,8 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
               "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
         name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__tensor(x, STX__PARAM, stx__dims(d), d);
+    t = stx__param_tensor(p, stx__dims(d), d);
     if (!t) return NULL;
-    t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
-    if (!t->grad) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
         size_t cap = p->capacity ? 2 * p->capacity : 64;
@@ -2766,12 +2866,13 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     if (!host) return NULL;
     for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)      /* constants may decide sizes, as spans do */
         host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
-                             ? a : stx__draw(x, STX__PARAM_STREAM | x->params_made, i, init, a));
+                             ? a : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->ahead), i, init, a));
     if (host != t->data) {
         stx_put(x, t->data, host, t->size);
         stx_block_free(x, host);
     }
     x->params_made++;
+    p->ahead = 0;
     stx__forget_steps(x);
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
@@ -2921,19 +3022,6 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     stx_real *g = stx__grad_fresh(x, t, &fresh);
     if (g && fresh) STX_RUN(x, stx_fill, (x, g, t->size, 0));
     return g;
-}
-/* The gradients of several, of which those that are new become zero together; each NULL: not wanted. In error none is */
-static void stx__grads(stx_ctx *x, stx_tensor *const *t, int count, stx_real **g) {
-    stx_real *zero[STX_ZEROS_MOST];
-    size_t n[STX_ZEROS_MOST], zeros = 0;
-    int i, fresh;
-    for (i = 0; i < count; i++) {
-        g[i] = stx__grad_fresh(x, t[i], &fresh);
-        if (!g[i] || !fresh) continue;
-        n[zeros] = t[i]->size;
-        zero[zeros++] = g[i];
-    }
-    if (zeros && !x->code) STX_RUN(x, stx_zero_each, (x, zero, n, zeros));
 }
 /* As stx__grad_fresh for an op that nobody asks for dy after this: offers the buffer of dy, which then is no longer the op's. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
@@ -3801,10 +3889,6 @@ STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
     stx__copy_job j;
     j.y = y; j.a = a; j.ldy = ldy; j.lda = lda; j.cols = w; j.n = n; j.accumulate = 0;
     stx_parallel(x, rows, rows * n, stx__shift_part, &j);
-}
-STX_DEF void stx_zero_each(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
-    size_t k;
-    for (k = 0; k < count; k++) stx_fill(x, y[k], n[k], 0);
 }
 
 // >>add, mul, scale
@@ -4858,11 +4942,13 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 
 /* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
-    const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
+    size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;         /* one C: all of the batch in its one matrix */
     double s = 0;
-    size_t k;
-    for (k = 0; k < g->K; k++)
-        s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
+    for (; e <= last; e++) {
+        const stx_real *A = g->A + e * g->sa, *B = g->B + e * g->sb;
+        for (k = 0; k < g->K; k++)
+            s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
+    }
     return s;
 }
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C) {
@@ -6652,6 +6738,14 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
     size_t at = 0;
     const stx__packed *packed;
     if (!g->batch || !M || !N) return;
+    if (g->batch > 1 && !g->sc) {           /* one C for all products, in order */
+        stx_gemm_args one = *g;
+        size_t e;
+        one.batch = 1;
+        for (e = 0; e < g->batch; e++, one.A += g->sa, one.B += g->sb, one.beta = 1) stx__product(x, &one, NULL);
+        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
+        return;
+    }
     packed = stx__packed_for(x, g, &at);
 #ifdef SEQTX_CBLAS
     if (!packed && (!x || x->desc.precision == STX_PREC_F32) && K && M <= INT_MAX && N <= INT_MAX && K <= INT_MAX &&
@@ -6878,6 +6972,274 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
     if (node) node->save = X;
     return y;
 }
+
+/* Parameters of one width that stand side by side, and whose gradients do, as one: a view. NULL if they do not. */
+static stx_tensor *stx__beside(stx_ctx *x, stx_tensor *const *t, int count) {
+    stx_tensor *y;
+    size_t n = t[0]->size, rows = t[0]->dim[0];
+    int i;
+    if (count == 1) return t[0];
+    for (i = 0; i < count; i++) {
+        if (!stx__is_param(t[i]) || t[i]->needs_grad != t[0]->needs_grad || stx__packed_at(x, t[i]->data)) return NULL;
+        if (!i) continue;
+        if (t[i]->data != stx_at(x, t[0]->data, n) || stx__param_grad(x, t[i]) != stx_at(x, stx__param_grad(x, t[0]), n)) return NULL;
+        n += t[i]->size;
+        rows += t[i]->dim[0];
+    }
+    y = stx__view(x, t[0]);
+    if (!y) return NULL;
+    y->dim[0] = rows;
+    y->size = n;
+    (void)stx__view_of_param(x, y, t[0], 0);
+    return y;
+}
+/* 1 when the weights are matrices (.,Ci) and the biases fit; else 0 and an error */
+static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, stx_tensor *const *b, int count, size_t Ci) {
+    char s[96];
+    int i;
+    if (count < 1) { stx_fail(x, STX_ERR_ARG, "%s: %d weights, want at least one", op, count); return 0; }
+    for (i = 0; i < count; i++) {
+        if (!W[i]) return 0;
+        if (W[i]->ndim == 2 && (!Ci || W[i]->dim[1] == Ci) && W[i]->dim[1] == W[0]->dim[1] &&
+            (!b || !b[0] == !b[i]) && (!b || !b[i] || b[i]->size == W[i]->dim[0])) continue;
+        stx_fail(x, STX_ERR_SHAPE, "%s: weight %d %s for rows of %zu: want (out,in) with the rows' width as in, and a bias of `out` "
+                 "numbers for each weight or for none", op, i, stx__shape(W[i], s), Ci ? Ci : W[0]->ndim == 2 ? W[0]->dim[1] : 0);
+        return 0;
+    }
+    return 1;
+}
+STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count) {
+    stx_tensor *y, *w, *bias;
+    int i;
+    if (!stx_ok(x) || !in || !W || !stx__linears_fit(x, "stx_linear_many", W, b, count, stx__last(in))) return NULL;
+    w = stx__beside(x, W, count);
+    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
+    if (w && (bias || !b || !b[0])) return stx_linear(x, in, w, bias, STX_ACT_NONE);
+    y = stx_linear(x, in, W[0], b ? b[0] : NULL, STX_ACT_NONE);
+    for (i = 1; i < count; i++) y = stx_concat_channels(x, y, stx_linear(x, in, W[i], b ? b[i] : NULL, STX_ACT_NONE));
+    return y;
+}
+
+typedef struct stx__past_save { stx_past piece[STX_PAST_PIECES]; int pieces; size_t B, m; } stx__past_save;
+/* Are they all one matrix (B m,Ci), as y is one (B m,O)? */
+static int stx__past_dense(const stx__past_save *s, size_t Ci) {
+    return s->pieces == 1 && (s->B == 1 || s->piece[0].stride == s->m * Ci);
+}
+/* One product of B matrices a piece. y = X W^T + b:   dW += dy^T X ; db += sum of dy's rows */
+static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
+    const stx__past_save *s = (const stx__past_save *)n->save;
+    stx_tensor *W = n->in[0], *b = n->in[1];
+    size_t Ci = W->dim[1], O = W->dim[0], at = 0;
+    int i, dense = stx__past_dense(s, Ci);
+    stx_linear_bwd_args a;
+    memset(&a, 0, sizeof a);
+    a.N = s->B * s->m; a.Ci = Ci; a.O = O;
+    a.da = n->y->grad; a.in = s->piece[0].data; a.W = W->data;
+    a.dW = stx__grad(x, W);
+    a.db = b ? stx__grad(x, b) : NULL;
+    a.late = b && stx__is_param(b);
+    for (i = 0; !dense && a.dW && i < s->pieces; i++) {
+        stx_gemm_args g = stx_gemm_of(1, 0, O, Ci, s->piece[i].rows, stx_at(x, n->y->grad, at * O), s->piece[i].data, a.dW);
+        g.batch = s->B;
+        g.sa = s->m * O;
+        g.sb = s->piece[i].stride;
+        g.sc = 0;
+        g.beta = 1;
+        STX_RUN(x, stx_gemm, (x, &g));
+        at += s->piece[i].rows;
+    }
+    if (!dense) a.dW = NULL;
+    if (a.dW || a.db) STX_RUN(x, stx_linear_bwd, (x, &a));
+}
+static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_tensor *W, stx_tensor *b) {
+    size_t Ci = W->dim[1], O = W->dim[0], d[3], at = 0;
+    stx_tensor *y;
+    stx__node *node;
+    int i;
+    d[0] = from->B; d[1] = from->m; d[2] = O;
+    y = stx__tensor(x, STX__STEP, 3, d);
+    if (!y) return NULL;
+    node = stx__record2(x, y, stx__linear_past_back, W, b);
+    if (node) {
+        node->save = stx_step_alloc(x, sizeof *from);
+        if (!node->save) return NULL;
+        memcpy(node->save, from, sizeof *from);
+    }
+    if (stx__past_dense(from, Ci)) {
+        STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, from->piece[0].data, W->data, b ? b->data : NULL, d[0] * d[1], Ci, O, STX_ACT_NONE));
+        return y;
+    }
+    for (i = 0; i < from->pieces; i++) {
+        stx_gemm_args g = stx_gemm_of(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data, W->data, stx_at(x, y->data, at * O));
+        g.batch = from->B;
+        g.sa = from->piece[i].stride;
+        g.sb = 0;
+        g.sc = from->m * O;
+        STX_RUN(x, stx_gemm, (x, &g));
+        at += from->piece[i].rows;
+    }
+    if (b) STX_RUN(x, stx_bias_act_fwd, (x, y->data, NULL, b->data, d[0] * d[1], O, STX_ACT_NONE));
+    return y;
+}
+STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
+                                    int count) {
+    stx__past_save s;
+    stx_tensor *y = NULL, *w, *bias;
+    int i;
+    if (!stx_ok(x) || !W || (pieces && !past)) return NULL;
+    STX__NEED(x, B && pieces >= 0 && pieces <= STX_PAST_PIECES, STX_ERR_ARG, "stx_linear_past: %d pieces of %zu streams, want 0 to %d, and "
+              "at least one stream", pieces, B, (int)STX_PAST_PIECES);
+    if (!stx__linears_fit(x, "stx_linear_past", W, b, count, 0)) return NULL;
+    memset(&s, 0, sizeof s);
+    s.B = B;
+    for (i = 0; i < pieces; i++) {
+        if (!past[i].rows) continue;
+        STX__NEED(x, past[i].data && (B == 1 || past[i].stride >= past[i].rows * W[0]->dim[1]), STX_ERR_ARG, "stx_linear_past: piece %d: "
+                  "%zu rows of %zu, streams %zu numbers apart%s: want them not to overlap", i, past[i].rows, W[0]->dim[1],
+                  past[i].stride, past[i].data ? "" : ", at NULL");
+        s.piece[s.pieces++] = past[i];
+        s.m += past[i].rows;
+    }
+    if (!s.m) return NULL;
+    w = stx__beside(x, W, count);
+    bias = b && b[0] ? stx__beside(x, b, count) : NULL;
+    if (w && (bias || !b || !b[0])) return stx__linear_past(x, &s, w, bias);
+    for (i = 0; i < count; i++) {
+        stx_tensor *part = stx__linear_past(x, &s, W[i], b ? b[i] : NULL);
+        y = y ? stx_concat_channels(x, y, part) : part;
+    }
+    return y;
+}
+
+STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g) {
+    size_t window[256], n[256], kinds = 0, h, i, j, k, a, b, best, cost;
+    memset(g, 0, sizeof *g);
+    g->count = 1;
+    g->rows[0] = m;
+    if (!m || heads > 256) return;
+    for (h = 0; h < heads; h++) {           /* windows that there are, falling, and how many heads have each */
+        size_t w = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
+        for (i = 0; i < kinds && window[i] > w; i++) {}
+        if (i == kinds || window[i] != w) {
+            for (j = kinds++; j > i; j--) { window[j] = window[j - 1]; n[j] = n[j - 1]; }
+            window[i] = w;
+            n[i] = 0;
+        }
+        n[i]++;
+    }
+    a = b = kinds;                          /* groups [0,a), [a,b), [b,kinds) */
+    best = m * heads;
+    for (i = 1; i < kinds; i++) for (j = i + 1; j <= kinds; j++) {
+        for (cost = 64 * heads * (j < kinds ? 2 : 1), k = 0; k < kinds; k++) cost += n[k] * (k < i ? m : window[k < j ? i : j]);
+        if (cost < best) { best = cost; a = i; b = j; }
+    }
+    if (a < kinds) g->rows[g->count++] = window[a];
+    if (b < kinds) g->rows[g->count++] = window[b];
+    for (h = 0; h < heads; h++)             /* the last group whose window is long enough */
+        for (i = 0; i < g->count; i++) if (i == 0 || STX_MIN(m, need[h]) <= g->rows[i]) g->of[h] = (unsigned char)i;
+}
+/* Keys and values of the past by groups: y_g = X_g W_g^T, W_g the weights of its heads, keys first:   dW_g = dy_g^T X_g, added to wk's
+   and wv's rows */
+typedef struct stx__heads_save {
+    stx_past past;
+    stx_heads_args h;
+    size_t B, Ci, count, rows[STX_HEAD_GROUPS], O[STX_HEAD_GROUPS];
+    stx_tensor *y[STX_HEAD_GROUPS];
+} stx__heads_save;
+static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
+    stx__heads_save *s = (stx__heads_save *)n->save;
+    size_t g, at = 0, size = s->h.n * s->h.count;
+    stx_real *dW;
+    s->h.da = stx__grad(x, n->in[0]);
+    s->h.db = stx__grad(x, n->in[1]);
+    dW = stx__grad_take(x, size, 1);
+    if (!dW || x->code || (!s->h.da && !s->h.db)) return;
+    for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
+        const stx_real *dy = s->y[g]->grad;
+        stx_gemm_args a = stx_gemm_of(1, 0, s->O[g], s->Ci, s->rows[g], dy,
+                                      stx_at(x, s->past.data, (s->past.rows - s->rows[g]) * s->Ci), dW + at);
+        if (!dy) { STX_RUN(x, stx_fill, (x, a.C, s->O[g] * s->Ci, 0)); continue; }
+        a.batch = s->B;
+        a.sa = s->rows[g] * s->O[g];
+        a.sb = s->past.stride;
+        a.sc = 0;
+        STX_RUN(x, stx_gemm, (x, &a));
+    }
+    s->h.dy = dW;
+    STX_RUN(x, stx_heads_bwd, (x, &s->h));
+    stx__grad_give(x, dW, size, 1);
+}
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
+                             const stx_head_groups *g, stx_tensor **out) {
+    stx__heads_save *s;
+    stx__node *node;
+    stx__mark mark;
+    stx_tensor *w[2];
+    size_t i, h, k, d[3], at = 0, D;
+    if (!stx_ok(x) || !past || !g || !out || !wk || !wv) return 0;
+    w[0] = wk; w[1] = wv;
+    if (!stx__linears_fit(x, "stx_linear_heads", w, NULL, 2, 0)) return 0;
+    if (!B || !heads || heads > 256 || wk->dim[0] % heads || !stx__same(wk, wv) || g->count < 1 || g->count > STX_HEAD_GROUPS) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: %zu heads in %zu groups for weights of %zu and %zu rows: want 1 to 256 heads that "
+                 "divide both alike, and 1 to %d groups", heads, g->count, wk->dim[0], wv->dim[0], (int)STX_HEAD_GROUPS);
+        return 0;
+    }
+    s = (stx__heads_save *)stx_step_alloc(x, sizeof *s);
+    if (!s) return 0;
+    memset(s, 0, sizeof *s);
+    D = wk->dim[0] / heads;
+    s->past = *past; s->B = B; s->Ci = wk->dim[1]; s->count = g->count;
+    s->h.n = D * s->Ci; s->h.half = heads; s->h.a = wk->data; s->h.b = wv->data;
+    for (i = 0; i < g->count; i++) {
+        for (k = 0; k < 2; k++) for (h = 0; h < heads; h++) if (g->of[h] == i) s->h.of[s->h.count++] = (uint16_t)(k * heads + h);
+        s->O[i] = s->h.count * D - at;
+        at = s->h.count * D;
+        s->rows[i] = g->rows[i];
+        d[0] = B; d[1] = s->rows[i]; d[2] = s->O[i];
+        if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
+            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows that "
+                     "there are", i, s->O[i], s->rows[i], past->rows);
+            return 0;
+        }
+        out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
+        if (!out[i]) return 0;
+    }
+    if (s->h.count != 2 * heads) { stx_fail(x, STX_ERR_ARG, "stx_linear_heads: a head is in no group"); return 0; }
+    node = stx__record2(x, out[0], stx__linear_heads_back, wk, wv);
+    for (i = 1; node && i < g->count; i++) { node->more[i - 1] = out[i]; out[i]->needs_grad = 1; }
+    if (node) node->save = s;
+    mark = stx__step_mark(x);
+    s->h.y = stx_step_numbers(x, s->h.n * s->h.count);      /* backward does not need it */
+    if (s->h.y) {
+        STX_RUN(x, stx_heads_fwd, (x, &s->h));
+        for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci) {
+            stx_gemm_args a = stx_gemm_of(0, 1, s->rows[i], s->O[i], s->Ci, stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci),
+                                          stx_at(x, s->h.y, at), out[i]->data);
+            a.batch = B;
+            a.sa = past->stride;
+            a.sb = 0;
+            STX_RUN(x, stx_gemm, (x, &a));
+        }
+    }
+    stx__step_release(x, mark);
+    return stx_ok(x);
+}
+static void stx__heads_part(const stx_share *s, const void *job) {
+    const stx_heads_args *h = (const stx_heads_args *)job;
+    size_t i, c;
+    for (i = s->from; i < s->to; i++) {
+        const size_t of = h->of[i], second = of >= h->half, at = (of - (second ? h->half : 0)) * h->n;
+        stx_real *to = second ? h->db : h->da;
+        if (!h->dy) memcpy(h->y + i * h->n, (second ? h->b : h->a) + at, h->n * sizeof *h->y);
+        else for (c = 0; to && c < h->n; c++) to[at + c] += h->dy[i * h->n + c];
+    }
+}
+STX_DEF void stx_heads_fwd(stx_ctx *x, const stx_heads_args *h) {
+    stx_heads_args job = *h;
+    job.dy = NULL;
+    stx_parallel(x, h->count, h->count * h->n, stx__heads_part, &job);
+}
+STX_DEF void stx_heads_bwd(stx_ctx *x, const stx_heads_args *h) { stx_parallel(x, h->count, h->count * h->n, stx__heads_part, h); }
 
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
                             size_t Ci, size_t O, int act) {
@@ -7466,24 +7828,43 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     if (a->work) STX_RUN(x, stx_attention_fwd, (x, a));
     stx__step_release(x, mark);
 }
+/* Inputs on the tape: q or qkv, k or kv, v, pe, u, vb, z, pk, pv, past[] */
 static void stx__attention_back(stx_ctx *x, stx__node *n) {
     stx_attention_args *a = (stx_attention_args *)n->save;
-    stx_tensor *q = n->in[0];
-    stx_real *dq, *apart = NULL, *into[4];
-    size_t bytes;
+    stx_tensor *q = n->in[0], *k = n->in[1], *v = n->in[2];
+    stx_real *dq, *apart = NULL;
+    size_t bytes, g, C = a->H * a->D;
+    int fresh;
     a->dy = n->y->grad;
-    stx__grads(x, n->in, 4, into);
-    a->dq = dq = into[0]; a->dk = into[1];
-    a->dv = n->in[2] ? into[2] : stx_at(x, a->dk, a->H * a->D);        /* side by side */
-    a->dpe = into[3];
+    a->fresh = 0;
+    if (k) {
+        a->dk = stx__grad_fresh(x, k, &fresh);
+        if (a->dk && fresh && k == v) { STX_RUN(x, stx_fill, (x, a->dk, k->size, 0)); fresh = 0; }     /* both are added to one */
+        if (fresh) a->fresh |= v ? STX_FRESH_K : STX_FRESH_K | STX_FRESH_V;
+        a->dv = v ? stx__grad_fresh(x, v, &fresh) : stx_at(x, a->dk, C);        /* side by side */
+        if (v && fresh) a->fresh |= STX_FRESH_V;
+    }
+    for (g = 0; g < a->groups; g++) {
+        stx_attention_past *o = &a->old[g];
+        o->dk = stx__grad_fresh(x, n->in[9 + g], &fresh);
+        o->dv = stx_at(x, o->dk, o->ld / 2);
+        if (fresh) a->fresh |= STX_FRESH_PAST << g;
+    }
+    /* queries that are the keys or values too: the kernel's threads add to dq and dk at the same time, so dq is made apart */
+    a->dq = dq = stx__grad_fresh(x, q, &fresh);
+    if (dq && k && (q == k || q == v)) { a->dq = apart = stx__grad_take(x, q->size, q->full); fresh = 1; }
+    if (fresh) a->fresh |= STX_FRESH_Q;
+    if (!k) {
+        a->dk = stx_at(x, dq, C);
+        a->dv = stx_at(x, dq, 2 * C);
+        if (fresh) a->fresh |= STX_FRESH_K | STX_FRESH_V;
+    }
+    a->dpe = stx__grad(x, n->in[3]);
     a->du = stx__grad(x, n->in[4]);  a->dvb = stx__grad(x, n->in[5]);
     a->dz = stx__grad(x, n->in[6]);  a->dpk = stx__grad(x, n->in[7]); a->dpv = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, bytes, 1);
-    /* queries that are the keys or values too: the kernel's threads add to dq and dk at the same time, so dq is made apart */
-    if (dq && (q == n->in[1] || q == n->in[2])) a->dq = apart = stx__grad_take(x, q->size, q->full);
     if (!a->work || x->code) return;
-    if (apart) STX_RUN(x, stx_fill, (x, apart, q->size, 0));
     STX_RUN(x, stx_attention_bwd, (x, a));
     if (apart) {
         STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
@@ -7494,23 +7875,65 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
 /* stk: numbers from one batch of k and v to the next, 0: as their shape says */
 /* Philox calls of a row of the dropout: one for 8 keys of the window, whose old end need not be the first of 8, and for the others */
 static uint64_t stx__attn_calls(const stx_attention_args *a) { return ((uint64_t)a->S + a->span + a->N) / 8 + 2; }
+/* past[]: 1, or 0 and an error. B, D: of the call */
+static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t B, size_t D,
+                               stx_attention_args *a) {
+    size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0}, groups = in->groups ? in->groups->count : 1;
+    char s[96];
+    if (!in->past[0]) return 1;
+    if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal || (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
+        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more than "
+                 "one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
+        return 0;
+    }
+    for (h = 0; h < d->heads; h++) {
+        g = in->groups ? in->groups->of[h] : 0;
+        if (g >= groups) { stx_fail(x, STX_ERR_ARG, "stx_attention: head %zu in group %zu of %zu", h, g, groups); return 0; }
+        a->head[h] = (uint16_t)(4 * heads[g]++ + g);
+    }
+    for (g = 0; g < groups; g++) {
+        const stx_tensor *t = in->past[g];
+        stx_attention_past *o = &a->old[g];
+        if (!t || t->ndim != 3 || t->dim[0] != B || t->dim[2] != 2 * D * heads[g] || !heads[g]) {
+            stx_fail(x, STX_ERR_SHAPE, "stx_attention: past %zu is %s: want (%zu,m,%zu), keys and values of its group's %zu heads", g,
+                     t ? stx__shape(t, s) : "NULL", B, 2 * D * heads[g], heads[g]);
+            return 0;
+        }
+        o->k = t->data;
+        o->v = stx_at(x, t->data, D * heads[g]);
+        o->rows = t->dim[1];
+        o->ld = t->dim[2];
+        o->st = o->rows * o->ld;
+        a->past = STX_MAX(a->past, o->rows);
+    }
+    a->groups = groups;
+    return 1;
+}
+/* kv with qkv: the keys and values are those, q alone is qkv's (stx_cache_attention) */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
-    stx_tensor *y, *q, *k, *v, *ins[9];
+    stx_tensor *y, *q, *k, *v, *ins[STX__INS];
     stx_attention_args *a;
     stx__node *node;
-    size_t C, H, D;
+    size_t C, H, D, dim[3], S, g;
+    const int one = in && in->qkv, own = one && !in->kv;       /* own: keys and values are qkv's and the past's */
     char s[96], t[96];
-    if (!stx_ok(x) || !in || !d || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
-    q = in->q; k = in->kv ? in->kv : in->k; v = in->kv ? in->kv : in->v; H = d->heads;
-    STX__NEED(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG, "stx_attention: kv and also k or v: give kv alone, or both of the others");
-    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0]
-              && (in->kv ? 2 : 1) * q->dim[2] == k->dim[2], STX_ERR_SHAPE,
-              "stx_attention: q %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C)", stx__shape(q, s), in->kv
-              ? "kv" : "k", stx__shape(k, t));
-    C = q->dim[2];
+    if (!stx_ok(x) || !in || !d || (!one && (!in->q || (!in->kv && (!in->k || !in->v))))) return NULL;
+    q = one ? in->qkv : in->q; k = own ? q : in->kv ? in->kv : in->k; v = own ? q : in->kv ? in->kv : in->v; H = d->heads;
+    STX__NEED(x, (!in->kv || (!in->k && !in->v)) && (!one || (!in->q && !in->k && !in->v)), STX_ERR_ARG, "stx_attention: %s: give q with "
+              "kv, q with k and v, or qkv alone", one ? "qkv and also q, k, v or kv" : "kv and also k or v");
+    STX__NEED(x, own || !in->past[0], STX_ERR_ARG, "stx_attention: past without qkv: k and v have all keys then");
+    STX__NEED(x, q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0] && (!one || q->dim[2] % 3 == 0)
+              && (own || (in->kv ? 2 : 1) * (q->dim[2] / (one ? 3 : 1)) == k->dim[2]), STX_ERR_SHAPE,
+              "stx_attention: %s %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C); or qkv (B,T,3C)", one ? "qkv" : "q",
+              stx__shape(q, s), own ? "qkv" : in->kv ? "kv" : "k", stx__shape(k, t));
+    C = q->dim[2] / (one ? 3 : 1);
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d "
               "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
+    S = k->dim[1];
+    for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, STX_HEAD_GROUPS) : 1); g++)
+        if (in->past[g] && in->past[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->past[g]->dim[1]);
+    S += dim[1];
     STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
               "needs the queries' own keys at the end", k->dim[1], q->dim[1]);
     STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG,
@@ -7524,23 +7947,25 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
               "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x, !in->pk == !in->pv && (!in->pk || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D && stx__same(in->pk,
         in->pv))), STX_ERR_SHAPE, "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none", H, D);
-    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == k->dim[1]), STX_ERR_SHAPE,
+    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == S), STX_ERR_SHAPE,
               "stx_attention: pad (%zu,%zu) for keys " "%s: want a number for each key, (B,S) = (%zu,%zu)", in->pad
-              ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], k->dim[1]);
+              ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], S);
     STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG, "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
     STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG, "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
     STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
     STX__NEED(x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
               "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0", d->eps);
-    y = stx__like(x, q);
+    dim[0] = q->dim[0]; dim[1] = q->dim[1]; dim[2] = C;
+    y = stx__tensor(x, q->full ? STX__STEP_FULL : STX__STEP, 3, dim);
     a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
     if (!y || !a) return NULL;
     memset(a, 0, sizeof *a);
-    a->B = q->dim[0]; a->T = q->dim[1]; a->S = k->dim[1]; a->H = H; a->D = D;
-    a->ldq = C;
+    if (!stx__attention_past(x, in, d, q->dim[0], D, a)) return NULL;
+    a->B = q->dim[0]; a->T = q->dim[1]; a->S = S; a->H = H; a->D = D;
+    a->ldq = q->dim[2];
     a->ldk = k->dim[2];
-    a->stq = a->T * C;
-    a->stk = stk ? stk : a->S * a->ldk;
+    a->stq = a->T * a->ldq;
+    a->stk = stk ? stk : k->dim[1] * a->ldk;
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;      /* S: none exists */
     a->span = a->S + (d->first_key < 0 ? (size_t)-(d->first_key + 1) + 1 : 0);      /* all there are */
     if (d->span && d->span < a->span) a->span = d->span;
@@ -7554,7 +7979,8 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     a->z_shared = in->z && in->z->size != H;
     a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
-    a->q = q->data; a->k = k->data; a->v = in->kv ? stx_at(x, k->data, C) : v->data;
+    a->q = q->data; a->k = own ? stx_at(x, q->data, C) : k->data;
+    a->v = own ? stx_at(x, q->data, 2 * C) : in->kv ? stx_at(x, k->data, C) : v->data;
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
     if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
@@ -7567,14 +7993,16 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     }
     stx_attention_run(x, a);
     if (in->made) *in->made = a;
-    ins[0] = q; ins[1] = k; ins[2] = in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb; ins[6] = in->z; ins[7] = in->pk;
-    ins[8] = in->pv;
-    node = stx__record(x, y, stx__attention_back, ins, 9);
+    ins[0] = q; ins[1] = own ? NULL : k; ins[2] = own || in->kv ? NULL : v; ins[3] = in->pe; ins[4] = in->u; ins[5] = in->vb;
+    ins[6] = in->z; ins[7] = in->pk; ins[8] = in->pv;
+    for (g = 0; g < STX_HEAD_GROUPS; g++) ins[9 + g] = g < a->groups ? in->past[g] : NULL;
+    node = stx__record(x, y, stx__attention_back, ins, STX__INS);
     if (node) node->save = a;
     return y;
 }
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
+    if (stx_ok(x) && in && in->qkv && in->kv) stx_fail(x, STX_ERR_ARG, "stx_attention: qkv and also kv: give qkv alone");
     return stx__attention(x, in, d, 0);
 }
 
@@ -7591,10 +8019,47 @@ static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const
     for (d = 0; d < D; d++) s += ((double)q[d] + (bias ? (double)bias[d] : 0)) * (double)k[d];
     return s;
 }
+/* Where the rows of keys, or of values, or of a gradient of theirs, stand for head h of batch row b: [first,cut) in the past's memory, from
+   cut on in the block's. Without a past: cut is 0 */
+enum { STX__K, STX__V, STX__DK, STX__DV };
+typedef struct stx__attn_side { stx_real *old, *now; size_t ldo, ldn; ptrdiff_t first, cut; } stx__attn_side;
+static stx__attn_side stx__attn_side_of(const stx_attention_args *a, int what, size_t b, size_t h) {
+    stx__attn_side s;
+    const stx_real *now = what == STX__K ? a->k : what == STX__V ? a->v : what == STX__DK ? a->dk : a->dv;
+    s.now = now ? (stx_real *)(uintptr_t)(now + b * a->stk + h * a->D) : NULL;
+    s.ldn = a->ldk;
+    s.old = NULL;
+    s.ldo = 0;
+    s.first = s.cut = (ptrdiff_t)a->past;
+    if (a->past) {
+        const stx_attention_past *o = &a->old[a->groups > 1 ? a->head[h] & 3 : 0];
+        const stx_real *old = what == STX__K ? o->k : what == STX__V ? o->v : what == STX__DK ? o->dk : o->dv;
+        if (old) s.old = (stx_real *)(uintptr_t)(old + b * o->st + (a->groups > 1 ? a->head[h] >> 2 : h) * a->D);
+        s.ldo = o->ld;
+        s.first -= (ptrdiff_t)o->rows;
+    }
+    return s;
+}
+/* Rows in one place alone */
+static stx__attn_side stx__attn_side_one(const stx_real *rows, size_t ld) {
+    stx__attn_side s;
+    s.now = (stx_real *)(uintptr_t)rows;
+    s.ldn = ld;
+    s.old = NULL;
+    s.ldo = 0;
+    s.first = s.cut = 0;
+    return s;
+}
+/* Row j >= 0; NULL where a group does not keep it */
+static stx_real *stx__attn_side_row(const stx__attn_side *s, ptrdiff_t j) {
+    if (j >= s->cut) return s->now + (size_t)(j - s->cut) * s->ldn;
+    return j >= s->first ? s->old + (size_t)(j - s->first) * s->ldo : NULL;
+}
 static double stx__attn_plain_mask(double ramp) { return ramp < 0 ? 0 : ramp > 1 ? 1 : ramp; }
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp) {
     const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
-    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL, *vb = a->vb ? a->vb + h * D : NULL;
+    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL, *vb = a->vb ? a->vb + h * D : NULL, *k;
+    const stx__attn_side side = stx__attn_side_of(a, STX__K, b, h);
     double top = -HUGE_VAL, norm = 0, s, z = a->z ? (double)a->z[a->z_shared ? 0 : h] : 0;
     size_t n;
     for (n = 0; n < keys; n++) {
@@ -7604,7 +8069,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
         else {
             if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->stpad + (size_t)j])) continue;             /* no such key */
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
-            s = j < 0 ? 0 : stx__attn_plain_dot(q, u, a->k + b * a->stk + (size_t)j * a->ldk + h * D, D);
+            k = j < 0 ? NULL : stx__attn_side_row(&side, j);
+            s = k ? stx__attn_plain_dot(q, u, k, D) : 0;
             if (a->P) s += stx__attn_plain_dot(q, vb, a->pe + (a->pe_heads > 1 ? ((size_t)p * a->H + h) * D : (size_t)p * D), D);
             if (a->z) ramp[n] = (z * (double)a->max_span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
             if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;       /* m = 0, whatever its logit: it may be the largest by far */
@@ -7625,6 +8091,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
     size_t row, n, d;
     for (row = 0; row < a->B * a->H * a->T; row++) {
         size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
+        const stx__attn_side side = stx__attn_side_of(a, STX__V, b, h);
         stx_attention_weights(a, b, h, i, w, ramp);
         for (n = 0; n < keys; n++) {
             size_t at = a->span + n - zero;                 /* its 16 random bits are counted from the window's old end */
@@ -7635,7 +8102,10 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
         }
         for (d = 0; d < D; d++) {
             double y = 0;               /* zero keys have zero values; a key that is not seen may hold NaN */
-            for (n = zero; n < first_pk; n++) if (w[n] > 0) y += w[n] * (double)a->v[b * a->stk + (n - zero) * a->ldk + h * D + d];
+            for (n = zero; n < first_pk; n++) {
+                const stx_real *v = w[n] > 0 ? stx__attn_side_row(&side, (ptrdiff_t)(n - zero)) : NULL;
+                if (v) y += w[n] * (double)v[d];
+            }
             for (; n < keys; n++) y += w[n] * sqrt((double)a->N) * (double)a->pv[(h * a->N + n - first_pk) * D + d];
             a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
         }
@@ -7703,6 +8173,7 @@ typedef struct stx__attn_scratch {
     void *qt, *qvt, *dyt;            /* (D,nt): the same and dy, transposed; backward */
     void *dyr;                       /* (n,Dk): dy; backward */
     stx_real *stage;                 /* (BQ,D) */
+    stx_real *gather;                /* (BK,D): rows of a tile that stand in two places; with a past */
     stx_real *o, *o2;                /* (n,Dp): forward y; backward sum ds k, sum ds pe */
     stx_real *s, *g;                 /* (BQ,LDS) between margins: logits, then weights; dy.v, then ds */
     void *h;                         /* bf16 only: (BQ,LDS) weights, or ds */
@@ -7784,6 +8255,7 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
     if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
     R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    if (a->past) R->gather = (stx_real *)stx__cut_padded(&c, STX__BK * a->D * r4, 0);
     R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
     R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
     if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
@@ -7956,14 +8428,25 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
     return any;
 }
 /* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
-static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrdiff_t end, stx_real *columns, stx_real *rows) {
+static void stx__attn_keys(stx__attn_tile *t, const stx__attn_side *side, ptrdiff_t end, stx_real *columns, stx_real *rows) {
     const stx__attn *A = t->A;
     size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
     ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk), missing = t->persistent ? 0 : A->a->first_key - t->j0;
     size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk) : 0;      /* keys that do not exist share a step of k with
                                                                                           those that do */
     size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;     /* zero keys first */
-    const stx_real *real = n ? k + (size_t)from * ld : k;
+    const stx_real *real = side->now;
+    size_t ld = from >= side->cut ? side->ldn : side->ldo;
+    if (n && (from >= side->cut || (from >= side->first && to <= side->cut))) real = stx__attn_side_row(side, from);
+    else if (n) {           /* from both places, or rows that the group does not keep, which nothing sees: together, as they follow */
+        for (i = 0; i < n; i++) {
+            const stx_real *row = stx__attn_side_row(side, from + (ptrdiff_t)i);
+            if (row) memcpy(t->R.gather + i * D, row, D * sizeof *row);
+            else memset(t->R.gather + i * D, 0, D * sizeof *t->R.gather);
+        }
+        real = t->R.gather;
+        ld = D;
+    }
     if (columns) {
         size_t done = stx__up(skip + n, nr);
         memset(columns, 0, skip * Dk / u * sizeof *columns);
@@ -7990,13 +8473,17 @@ static void stx__attn_keys(stx__attn_tile *t, const stx_real *k, size_t ld, ptrd
 }
 
 /* Asks for n rows of a head, which lie too far apart for the processor to guess, while a tile is worked on */
-static void stx__attn_prefetch(const stx_real *rows, size_t ld, ptrdiff_t from, ptrdiff_t to, size_t D) {
+static void stx__attn_prefetch(const stx__attn_side *s, ptrdiff_t from, ptrdiff_t to, size_t D) {
 #if defined(__GNUC__) || defined(__clang__)
     ptrdiff_t j;
     size_t d;
-    for (j = STX_MAX(from, 0); j < to; j++) for (d = 0; d < D; d += 64 / sizeof *rows) __builtin_prefetch(rows + (size_t)j * ld + d, 0, 2);
+    if (!s->now) return;
+    for (j = STX_MAX(from, s->old ? s->first : s->cut); j < to; j++) {
+        const stx_real *row = stx__attn_side_row(s, j);
+        for (d = 0; d < D; d += 64 / sizeof *row) __builtin_prefetch(row + d, 0, 2);
+    }
 #else
-    (void)rows; (void)ld; (void)from; (void)to; (void)D;
+    (void)s; (void)from; (void)to; (void)D;
 #endif
 }
 
@@ -8215,6 +8702,9 @@ static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t 
 /* Forward of n queries from i0 */
 static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_scratch *room, size_t b, size_t h, size_t i0, size_t n) {
     const stx_attention_args *a = A->a;
+    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h), v = stx__attn_side_of(a, STX__V, b, h),
+        pk = stx__attn_side_one(a->pk ? a->pk + h * a->N * a->D : NULL, a->D),
+        pv = stx__attn_side_one(a->pv ? a->pv + h * a->N * a->D : NULL, a->D);
     stx__attn_tile t;
     size_t D = a->D, r, c;
     ptrdiff_t first, last, p;
@@ -8227,13 +8717,12 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->vb, a->scale, i0, n);
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
-        const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D;
         t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
-        stx__attn_keys(&t, k, a->ldk, (ptrdiff_t)a->S, t.R.kt, NULL);
-        stx__attn_keys(&t, v, a->ldk, (ptrdiff_t)a->S, NULL, t.R.kv);
-        stx__attn_prefetch(k, a->ldk, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
-        stx__attn_prefetch(v, a->ldk, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
+        stx__attn_keys(&t, &k, (ptrdiff_t)a->S, t.R.kt, NULL);
+        stx__attn_keys(&t, &v, (ptrdiff_t)a->S, NULL, t.R.kv);
+        stx__attn_prefetch(&k, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
+        stx__attn_prefetch(&v, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
         stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->S - t.j0);
     }
     t.persistent = 1;              /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
@@ -8242,8 +8731,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
         t.j0 = p;
         t.bk = stx__up(STX_MIN((size_t)STX__BK, a->N - (size_t)p), 32);
         (void)stx__attn_live(&t);
-        stx__attn_keys(&t, a->pk + h * a->N * D, D, (ptrdiff_t)a->N, t.R.kt, NULL);
-        stx__attn_keys(&t, a->pv + h * a->N * D, D, (ptrdiff_t)a->N, NULL, t.R.kv);
+        stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, NULL);
+        stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, NULL, t.R.kv);
         stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->N - p);
     }
     for (r = 0; r < n; r++) {
@@ -8302,9 +8791,10 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     const stx_attention_args *a = A->a;
     size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
     stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D, *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f;
-    const stx_real *k = a->k + b * a->stk + h * D, *v = a->v + b * a->stk + h * D, *query = a->q + b * a->stq + i0 * a->ldq + h * D;
+    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h), v = stx__attn_side_of(a, STX__V, b, h);
+    const stx_real *query = a->q + b * a->stq + i0 * a->ldq + h * D;
     const int32_t *pad = a->pad ? a->pad + b * a->stpad : NULL;
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p, real;
+    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p;
     stx__attn_tile t;
     memset(&t, 0, sizeof t);
     t.A = A; t.h = h;
@@ -8324,31 +8814,36 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     while (pad && from < last && from >= 0 && pad[from]) from++;
     while (pad && from < last && last > 0 && pad[last - 1]) last--;
     if (from < last) {
-        size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)), zeros,
-            ldp = A->tables * D;
+        size_t n = (size_t)(last - from), skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)),
+            ldp = A->tables * D, zeros, i;
+        ptrdiff_t edge[4];
+        /* zero keys, then those of the past, then the block's */
+        edge[0] = from; edge[3] = last;
+        edge[1] = STX_MIN(last, STX_MAX(from, STX_MAX(k.first, 0)));
+        edge[2] = STX_MIN(last, STX_MAX(edge[1], k.cut));
+        zeros = (size_t)(edge[1] - from);
         p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);    /* row of the table for key `from`; below 0 there is none */
-        real = STX_MAX(from, 0);
-        zeros = STX_MIN((size_t)(real - from), n);
-        for (d = 0; d < 2; d++) {        /* zero keys, then real ones */
-            size_t at = d ? zeros : 0, m = d ? n - zeros : zeros, none;
-            const stx_real *key = d ? k + (size_t)real * a->ldk : NULL, *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
+        for (i = 0; i < 3; i++) {
+            size_t at = (size_t)(edge[i] - from), m = (size_t)(edge[i + 1] - edge[i]), none, ld = i < 2 ? k.ldo : k.ldn;
+            const stx_real *key = i && m ? stx__attn_side_row(&k, edge[i]) : NULL, *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
             ptrdiff_t r = p + (ptrdiff_t)at;
             none = !pe ? m : r < 0 ? STX_MIN((size_t)-r, m) : 0;
-            STX_CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, a->ldk, NULL, 0, none, D));
-            if (none < m) STX_CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * a->ldk : NULL, a->ldk,
+            STX_CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, ld, NULL, 0, none, D));
+            if (none < m) STX_CALL(x, stx__attn_gemv_score, (s + at + none, q, qv, key ? key + none * ld : NULL, ld,
                                                              pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
         }
         /* e^-inf = 0; key `from` exists */
-        for (d = zeros; pad && d < n; d++) if (pad[(size_t)real + d - zeros]) s[d] = -(stx_real)HUGE_VAL;
+        for (d = zeros; pad && d < n; d++) if (pad[(size_t)(from + (ptrdiff_t)d)]) s[d] = -(stx_real)HUGE_VAL;
         STX_CALL(x, stx__attn_soft, (s, n, t.R.ramp + STX_MIN(skip, t.ramp_n), t.ramp_n - STX_MIN(skip, t.ramp_n), NULL, state, &f));
-        for (d = zeros; d < n;) {         /* by runs of keys that exist */
-            const stx_real *value = v + ((size_t)real + d - zeros) * a->ldk;
-            size_t begin = d;
-            if (!pad) d = n;
-            for (; d < n && !pad[(size_t)real + d - zeros]; d++) {}
-            if (d > begin) STX_CALL(x, stx__attn_gemv_sum, (o, s + begin, value, a->ldk, d - begin, D, 1));
-            for (; d < n && pad[(size_t)real + d - zeros]; d++) {}
-        }
+        for (i = 1; i < 3; i++)
+            for (d = (size_t)(edge[i] - from); d < (size_t)(edge[i + 1] - from);) {         /* by runs of keys that exist */
+                const size_t end = (size_t)(edge[i + 1] - from), ld = i < 2 ? v.ldo : v.ldn, begin = d;
+                const stx_real *value = stx__attn_side_row(&v, from + (ptrdiff_t)d);
+                if (!pad) d = end;
+                for (; d < end && !pad[(size_t)(from + (ptrdiff_t)d)]; d++) {}
+                if (d > begin) STX_CALL(x, stx__attn_gemv_sum, (o, s + begin, value, ld, d - begin, D, 1));
+                for (; d < end && pad[(size_t)(from + (ptrdiff_t)d)]; d++) {}
+            }
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
@@ -8649,10 +9144,10 @@ STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt, con
 }
 STX_EACH_ISA(stx__attn_add, (stx_real *STX_RESTRICT to, size_t ldt, const stx_real *STX_RESTRICT from, size_t ldf, size_t n, size_t w),
              to, ldt, from, ldf, n, w)
-/* dq (n,D) += scale (o + o2), unless it is NULL; du and dvb (D) += the sums over rows of scale o and scale o2 */
+/* dq (n,D) += scale (o + o2), or = that, unless it is NULL; du and dvb (D) += the sums over rows of scale o and scale o2 */
 STX_INNER void stx__attn_dq(int fma, stx_real *STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
                             const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n,
-                            size_t D) {
+                            size_t D, int accumulate) {
     size_t r, d;
     (void)fma;
     for (r = 0; r < n; r++, o += ldo, o2 += ldo)
@@ -8660,20 +9155,36 @@ STX_INNER void stx__attn_dq(int fma, stx_real *STX_RESTRICT dq, size_t ldq, stx_
             const stx_real k = scale * o[d], e = scale * o2[d];
             du[d] += k;
             dvb[d] += e;
-            if (dq) dq[r * ldq + d] += k + e;
+            if (dq) dq[r * ldq + d] = accumulate ? dq[r * ldq + d] + (k + e) : k + e;
         }
 }
 STX_EACH_ISA(stx__attn_dq, (stx_real *STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
                             const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n,
-                            size_t D), dq, ldq, du, dvb, o, o2, ldo, scale, n, D)
-/* to (n,D), rows ldt apart, += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
+                            size_t D, int accumulate), dq, ldq, du, dvb, o, o2, ldo, scale, n, D, accumulate)
+/* to (n,D), rows ldt apart, = or += the transpose of from (D,LDK), columns c..; work: BK rows of NR numbers */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt, const stx_real *from, size_t c, size_t n,
-                                     stx_real *work) {
-    size_t d, nr = A->mk->nr, D = A->a->D;
+                                     stx_real *work, int accumulate) {
+    size_t d, r, nr = A->mk->nr, D = A->a->D;
     for (d = 0; d < D; d += nr) {
         size_t w = STX_MIN(nr, D - d);
         stx__transpose_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
-        STX_CALL(A->x, stx__attn_add, (to + d, ldt, work, nr, n, w));
+        if (accumulate) STX_CALL(A->x, stx__attn_add, (to + d, ldt, work, nr, n, w));
+        else for (r = 0; r < n; r++) memcpy(to + r * ldt + d, work + r * nr, w * sizeof *to);
+    }
+}
+/* A gradient of keys or of values, for keys from .. to-1: what stands in t (D,LDK), whose column 0 is key j0; t NULL: zeros, which are
+   written where a gradient is fresh. fresh: of the block's rows, 2: of the past's */
+static void stx__attn_give(const stx__attn *A, const stx__attn_side *side, int fresh, const stx_real *t, ptrdiff_t j0, ptrdiff_t from,
+                           ptrdiff_t to, stx_real *work) {
+    int old;
+    for (old = 0; old < 2; old++) {
+        ptrdiff_t lo = STX_MAX(from, old ? side->first : side->cut), hi = old ? STX_MIN(to, side->cut) : to, j;
+        stx_real *rows;
+        if (lo >= hi || !(old ? side->old : side->now)) continue;
+        rows = stx__attn_side_row(side, lo);
+        if (t) stx__attn_transpose_back(A, rows, old ? side->ldo : side->ldn, t, (size_t)(lo - j0), (size_t)(hi - lo), work,
+                                        !(fresh >> old & 1));
+        else if (fresh >> old & 1) for (j = lo; j < hi; j++) memset(stx__attn_side_row(side, j), 0, A->a->D * sizeof *rows);
     }
 }
 
@@ -8712,8 +9223,14 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx_real *dpe = w->npe ? w->dpe + owner * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL, *dz = w->dz + unit;
     stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
+    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h), v = stx__attn_side_of(a, STX__V, b, h),
+        dk = stx__attn_side_of(a, STX__DK, b, h), dv = stx__attn_side_of(a, STX__DV, b, h),
+        pk = stx__attn_side_one(a->pk ? a->pk + h * a->N * D : NULL, D), pv = stx__attn_side_one(a->pv ? a->pv + h * a->N * D : NULL, D);
+    const int fresh_old = a->fresh / STX_FRESH_PAST >> (a->groups > 1 ? a->head[h] & 3 : 0) & 1,
+        fresh_k = (a->fresh & STX_FRESH_K ? 1 : 0) + 2 * fresh_old, fresh_v = (a->fresh & STX_FRESH_V ? 1 : 0) + 2 * fresh_old;
     size_t lddq = a->ldq;
-    ptrdiff_t p;
+    int add_q = !(a->fresh & STX_FRESH_Q);
+    ptrdiff_t p, first, last;
     stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__up(T, 32) + 16;
     stx__attn_open(A, &t, b, h);
@@ -8728,27 +9245,37 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     if (U->part >= 0) {      /* another unit has these queries too */
         dq = dq ? w->part + (size_t)U->part * T * D : NULL;
         lddq = D;
-        if (dq) memset(dq, 0, T * D * sizeof *dq);
+        add_q = 0;
+    }
+    /* keys that no query reaches, before the first unit of the head and behind its last */
+    stx__attn_range(a, t.reach, 0, T, &first, &last);
+    if (U->part < 0) {
+        stx__attn_give(A, &dk, fresh_k, NULL, 0, 0, STX_MIN(U->first, (ptrdiff_t)a->S), NULL);
+        stx__attn_give(A, &dv, fresh_v, NULL, 0, 0, STX_MIN(U->first, (ptrdiff_t)a->S), NULL);
+    }
+    if (U->last >= last) {
+        stx__attn_give(A, &dk, fresh_k, NULL, 0, STX_MAX(U->last, 0), (ptrdiff_t)a->S, NULL);
+        stx__attn_give(A, &dv, fresh_v, NULL, 0, STX_MAX(U->last, 0), (ptrdiff_t)a->S, NULL);
     }
     for (t.j0 = U->first; t.j0 < U->last; t.j0 += STX__BK) {
         ptrdiff_t from = STX_MAX(t.j0, 0), to;
-        size_t o = b * a->stk + h * D;
+        int live;
         t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
-        if (!stx__attn_live(&t)) continue;
         to = STX_MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
-        stx__attn_keys(&t, a->k + o, a->ldk, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
-        stx__attn_keys(&t, a->v + o, a->ldk, (ptrdiff_t)a->S, t.R.vt, NULL);
-        if (a->dk) stx__attn_prefetch(a->dk + o, a->ldk, t.j0, to, D);
-        if (a->dv) stx__attn_prefetch(a->dv + o, a->ldk, t.j0, to, D);
-        stx__attn_prefetch(a->k + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
-        stx__attn_prefetch(a->v + o, a->ldk, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
-        stx__attn_bwd_keys(x, &t, STX_MIN((ptrdiff_t)a->S, U->last) - t.j0, a->dk != NULL, a->dv != NULL, dz, dpe, w->ldpe);
-        if (to > from && a->dk) stx__attn_transpose_back(A, a->dk + o + (size_t)from * a->ldk, a->ldk, t.R.dkt, (size_t)(from - t.j0),
-                                                         (size_t)(to - from), t.R.s);
-        if (to > from && a->dv) stx__attn_transpose_back(A, a->dv + o + (size_t)from * a->ldk, a->ldk, t.R.dvt, (size_t)(from - t.j0),
-                                                         (size_t)(to - from), t.R.s);
+        live = stx__attn_live(&t);
+        if (live) {
+            stx__attn_keys(&t, &k, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
+            stx__attn_keys(&t, &v, (ptrdiff_t)a->S, t.R.vt, NULL);
+            stx__attn_prefetch(&dk, t.j0, to, D);
+            stx__attn_prefetch(&dv, t.j0, to, D);
+            stx__attn_prefetch(&k, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
+            stx__attn_prefetch(&v, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
+            stx__attn_bwd_keys(x, &t, STX_MIN((ptrdiff_t)a->S, U->last) - t.j0, dk.now || dk.old, dv.now || dv.old, dz, dpe, w->ldpe);
+        }
+        stx__attn_give(A, &dk, fresh_k, live ? t.R.dkt : NULL, t.j0, from, to, t.R.s);
+        stx__attn_give(A, &dv, fresh_v, live ? t.R.dvt : NULL, t.j0, from, to, t.R.s);
     }
-    STX_CALL(x, stx__attn_dq, (dq, lddq, w->du + unit * D, w->dvb + unit * D, t.R.o, t.R.o2, A->Dp, a->scale, T, D));
+    STX_CALL(x, stx__attn_dq, (dq, lddq, w->du + unit * D, w->dvb + unit * D, t.R.o, t.R.o2, A->Dp, a->scale, T, D, add_q));
     *wide = t.wide;
     if (!a->N || U->part >= 0) return;
     t.persistent = 1;
@@ -8759,12 +9286,12 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         t.j0 = p;
         t.bk = stx__up(n, 32);
         (void)stx__attn_live(&t);
-        stx__attn_keys(&t, a->pk + o, D, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
-        stx__attn_keys(&t, a->pv + o, D, (ptrdiff_t)a->N, t.R.vt, NULL);
+        stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
+        stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, t.R.vt, NULL);
         stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
         if (w->npk) {
-            stx__attn_transpose_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s);
-            stx__attn_transpose_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s);
+            stx__attn_transpose_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0, n, t.R.s, 1);
+            stx__attn_transpose_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0, n, t.R.s, 1);
         }
     }
     *wide = t.wide;
@@ -10343,7 +10870,7 @@ static size_t stx__send_begin(stx_ctx *x) {
     for (k = 0; k < p->buckets->count; k++) p->buckets->until[k] = n;
     for (node = x->tape, k = n; node; node = node->prev) {
         k--;
-        for (i = 0; i < 9; i++)
+        for (i = 0; i < STX__INS; i++)
             if (node->in[i] && stx__is_param(node->in[i])) {
                 const stx_real *g = stx__param_grad(x, node->in[i]);
                 stx__bucket_used(p, g, g + node->in[i]->size, k);
@@ -12948,22 +13475,26 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     return 1;
 }
 /* Rows (B,t,width) behind those of a buffer, whose last `have` stay. When it is full they move to its front: rows that stay
-   and rows that go never overlap, for the buffer is at least 2 have + t long. */
-static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have, const stx_tensor *rows) {
-    size_t B = rows->dim[0], n = rows->dim[1] * y->width, len = y->len, all = y->capacity * y->width;
-    if (len + rows->dim[1] > y->capacity) {
-        STX_RUN(x, stx_copy2d, (x, buf, all, stx_at(x, buf, (len - have) * y->width), all, B, have * y->width, 0));
+   and rows that go never overlap, for the buffer is at least 2 have + t long. ld: numbers from row to row */
+static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *y, size_t have, size_t B, size_t t, const stx_real *rows,
+                              size_t ld) {
+    size_t w = y->width, len = y->len, all = y->capacity * w, b;
+    if (len + t > y->capacity) {
+        STX_RUN(x, stx_copy2d, (x, buf, all, stx_at(x, buf, (len - have) * w), all, B, have * w, 0));
         len = have;
     }
-    STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * y->width), all, rows->data, n, B, n, 0));
+    if (ld == w || t == 1) STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * w), all, rows, t * ld, B, t * w, 0));
+    else for (b = 0; b < B; b++)
+        STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, b * all + len * w), w, stx_at(x, rows, b * t * ld), ld, t, w, 0));
 }
 /* The rows of a buffer from `first` on as a tensor of S rows; batches are further apart than its shape says */
-static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf, size_t first, size_t S) {
+static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx_real *buf, size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
     if (!t) return NULL;
-    t->data = stx_at(x, buf, first * like->dim[2]);
+    t->data = stx_at(x, buf, first * width);
     t->dim[1] = S;
-    t->size = like->dim[0] * S * like->dim[2];
+    t->dim[2] = width;
+    t->size = like->dim[0] * S * width;
     return t;
 }
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *desc) {
@@ -12971,33 +13502,37 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     stx_cache_layer *y;
     stx_attention_in a;
     stx_attention_desc d;
-    const stx_tensor *k;
-    size_t have, t;
+    const stx_tensor *k, *q;
+    size_t have, t, wide;
     char s[96];
-    if (!stx_ok(x) || !in || !desc || !in->q || (!in->kv && (!in->k || !in->v))) return NULL;
+    if (!stx_ok(x) || !in || !desc || (!in->qkv && (!in->q || (!in->kv && (!in->k || !in->v))))) return NULL;
     STX__NEED(x, l < c->layers && c->layer[l].capacity, STX_ERR_ARG, "stx_cache_attention: layer %zu has no window: stx_cache_window", l);
     STX__NEED(x, !stx_training(x), STX_ERR_ARG, "stx_cache_attention: no gradient passes kept keys: stx_begin(x, STX_EVAL)");
     STX__NEED(x, !desc->not_causal && desc->first_key <= 0, STX_ERR_ARG,
         "stx_cache_attention: want causal attention without first_key above 0");
+    STX__NEED(x, !in->past[0] && (!in->qkv || (!in->q && !in->k && !in->v && !in->kv)), STX_ERR_ARG,
+              "stx_cache_attention: past, or qkv and also q, k, v or kv: the cache is the past; give q with kv, q with k and v, or qkv");
     y = &c->layer[l];
-    k = in->kv ? in->kv : in->k;
-    t = in->q->ndim == 3 ? in->q->dim[1] : 0;
-    STX__NEED(x, (in->kv != NULL) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t
-              && k->dim[2] == y->width && (in->kv || stx__same(in->k, in->v)), STX_ERR_SHAPE,
+    k = in->qkv ? in->qkv : in->kv ? in->kv : in->k;
+    q = in->qkv ? in->qkv : in->q;
+    wide = in->qkv ? y->width / 2 * 3 : y->width;
+    t = q->ndim == 3 ? q->dim[1] : 0;
+    STX__NEED(x, (in->kv || in->qkv) == y->both && t && t <= c->chunk && k->ndim == 3 && k->dim[0] == c->B && k->dim[1] == t
+              && k->dim[2] == wide && (y->both || stx__same(in->k, in->v)), STX_ERR_SHAPE,
               "stx_cache_attention: %s %s of %zu queries: want (%zu,t,%zu) of all of them, t at most %zu",
-              in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, y->width, c->chunk);
+              in->qkv ? "qkv" : in->kv ? "kv" : "k", stx__shape(k, s), t, c->B, wide, c->chunk);
     have = STX_MIN(y->len, y->window);
-    stx__cache_append(x, y->k, y, have, k);
-    if (!in->kv) stx__cache_append(x, y->v, y, have, in->v);
+    stx__cache_append(x, y->k, y, have, c->B, t, stx_at(x, k->data, wide - y->width), wide);
+    if (!y->both) stx__cache_append(x, y->v, y, have, c->B, t, in->v->data, wide);
     if (y->len + t > y->capacity) y->len = have;
     y->len += t;
     a = *in;
     d = *desc;
     if (!d.span || d.span > y->window) d.span = y->window;
-    if (in->kv) a.kv = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
+    if (y->both) a.kv = stx__cache_view(x, k, y->k, y->len - t - have, have + t, y->width);
     else {
-        a.k = stx__cache_view(x, k, y->k, y->len - t - have, have + t);
-        a.v = stx__cache_view(x, k, y->v, y->len - t - have, have + t);
+        a.k = stx__cache_view(x, k, y->k, y->len - t - have, have + t, y->width);
+        a.v = stx__cache_view(x, k, y->v, y->len - t - have, have + t, y->width);
     }
     return stx__attention(x, &a, &d, y->capacity * y->width);
 }

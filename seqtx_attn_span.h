@@ -19,11 +19,11 @@
 
    One layer, with the names that the code uses:
 
-             h ------------------+--------------------.
-             |                   |                     \
-         cache ++ h = X      q = Wq h                   +--> LN1 --+---------------------.
-         |        |              |                      |          |                      \
-       k = Wk X  v = Wv X --> attention --> o = Wo y ---'      W2 relu(W1 h + b1) + b2 ----+--> LN2 --> h
+       cache             h ------------------------------.
+         |               |                                \
+         |       q, k, v = [Wq Wk Wv] h                    +--> LN1 --+---------------------.
+         |               |                                 |          |                      \
+       k, v = [Wk Wv] cache --> attention --> o = Wo y ----'      W2 relu(W1 h + b1) + b2 ---+--> LN2 --> h
 
        s_t = (q_i . k_{i-t} + q_i . E_t) / sqrt(D)            t = 1..S steps back; E is shared by all layers and heads
        m_t = clamp((1 - t + z L) / R + 1, 0, 1)                the span of a head: z in [0,1], L the largest, R the ramp
@@ -514,10 +514,14 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
             y->pers_key = stx__span_param(m, l, "attn.pers_key", STX_NORMAL, 1 / sqrt((double)D), d->heads, d->pers, D);
             y->pers_val = stx__span_param(m, l, "attn.pers_val", STX_NORMAL, 1 / sqrt((double)d->pers), d->heads, d->pers, D);
         }
+        /* q, k and v are one product: their weights stand side by side, but are drawn in the order q, o, v, k */
+        if (!stx_params_beside(m->params, 3 * d->dim * d->dim)) return NULL;
         y->wq = stx__span_param(m, l, "attn.wq", proj, sd, d->dim, d->dim, 0);
-        y->wo = stx__span_param(m, l, "attn.wo", proj, sd, d->dim, d->dim, 0);
-        y->wv = stx__span_param(m, l, "attn.wv", proj, sd, d->dim, d->dim, 0);
+        stx_params_draw(m->params, 2);
         y->wk = stx__span_param(m, l, "attn.wk", proj, sd, d->dim, d->dim, 0);
+        y->wv = stx__span_param(m, l, "attn.wv", proj, sd, d->dim, d->dim, 0);
+        stx_params_draw(m->params, -2);
+        y->wo = stx__span_param(m, l, "attn.wo", proj, sd, d->dim, d->dim, 0);
         y->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
         y->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
         if (d->pers) continue;
@@ -566,6 +570,17 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *S = L - trim;
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
+/* Heads by their own windows over the m rows of layer l's cache that are projected: where each head has a span of its own, and keys beyond
+   it count nowhere. masked: rows are missing in some streams, and a head may see none that there are */
+static void stx__span_groups(const stx_span *m, size_t l, size_t rows, int masked, stx_head_groups *g) {
+    const stx_span_desc *d = &m->desc;
+    const stx_real *z = NULL;
+    size_t need[256], h;
+    if (d->adapt_span && d->heads > 1 && !d->span_per_layer && !d->literal_eps && !d->no_renorm && !d->literal_memory && !masked && rows)
+        z = stx_watch(m->ctx, m->layer[l].z);
+    for (h = 0; h < d->heads; h++) need[h] = z ? stx__span_reach(d, (double)z[h]) + 1 : rows;
+    stx_head_groups_of(need, d->heads, rows, g);
+}
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
     size_t S = 0, C;
     if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
@@ -578,11 +593,16 @@ STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
 }
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
-    size_t l, S, C;
+    stx_head_groups g;
+    size_t l, S, C, k;
     if (!m || !stx_ok(m->ctx)) return h;
     for (l = 0; l < m->desc.layers; l++) {
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
+        if (!s) continue;
+        stx__span_groups(m, l, STX_MIN(S, s->rows->layer[l].real), s->rows->layer[l].masked, &g);
+        for (k = 0; k < g.count; k++) h = stx_key_add(h, g.rows[k]);
+        for (k = 0; k < m->desc.heads; k++) h = stx_key_add(h, g.of[k]);
     }
     h = stx_words_key(m->words, stx_key_add(h, m->desc.recompute_layers), ids, targets, NULL);
     return s ? stx_rows_key(s->rows, h) : h;
@@ -659,7 +679,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 
 // >>layer and forward
 
-typedef struct stx__span_job { stx_span *m; size_t l, S; const stx_ids *mask; } stx__span_job;
+typedef struct stx__span_job { stx_span *m; size_t l, S; stx_past past; stx_head_groups groups; const stx_ids *mask; } stx__span_job;
 
 static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc *a) {
     const stx_span_desc *d = &m->desc;
@@ -674,10 +694,13 @@ static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc 
     a->dropout = d->dropout;
     a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
 }
-/* What it takes besides q, k and v */
-static void stx__span_attention_in(const stx_span *m, size_t l, stx_attention_in *a) {
+/* What it takes besides the past: queries, keys and values of h */
+static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h, stx_attention_in *a) {
     const stx_span_layer *p = &m->layer[l];
+    stx_tensor *w[3];
     memset(a, 0, sizeof *a);
+    w[0] = p->wq; w[1] = p->wk; w[2] = p->wv;
+    a->qkv = stx_linear_many(m->ctx, h, w, NULL, 3);
     a->pe = m->key_pe;
     a->z = p->z;
     a->pk = p->pers_key;
@@ -693,18 +716,20 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), m->desc.dropout);
     return stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
-/* One layer: in[0] = h (B,T,d), in[1] = X (B,c+T,d), memory and h. */
+/* One layer: in[0] = h (B,T,d). */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
-    const stx_span_layer *p = &m->layer[job->l];
+    stx_tensor *w[2];
     stx_attention_in a;
     stx_attention_desc d;
     (void)out;
-    stx__span_attention_in(m, job->l, &a);
-    a.q = stx_linear(x, in[0], p->wq, NULL, STX_ACT_NONE);
-    a.k = stx_linear_memory(x, in[1], in[0], p->wk, NULL);
-    a.v = stx_linear_memory(x, in[1], in[0], p->wv, NULL);
+    stx__span_attention_in(m, job->l, in[0], &a);
+    w[0] = m->layer[job->l].wk; w[1] = m->layer[job->l].wv;
+    if (job->groups.count > 1) {            /* short heads have few keys */
+        a.groups = &job->groups;
+        stx_linear_heads(x, &job->past, in[0]->dim[0], w[0], w[1], m->desc.heads, a.groups, a.past);
+    } else a.past[0] = stx_linear_past(x, &job->past, 1, in[0]->dim[0], w, NULL, 2);
     a.pad = job->mask;
     stx__span_attention(m, job->S, &d);
     return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
@@ -715,7 +740,7 @@ static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
 
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in, stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
-    stx_tensor *h, *lay[2];
+    stx_tensor *h;
     size_t l, S, C;
     if (!stx_ok(x) || !ids) return NULL;
     if ((in && in->B != ids->B) || (out && out->B != ids->B) || (in && in->model != m) || (out && out->model != m)) {
@@ -729,13 +754,13 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
         if (!job) return NULL;
         stx__span_window(m, l, &S, &C);
-        lay[0] = h;
-        lay[1] = stx_rows_before(in ? in->rows : NULL, l, S, h);        /* rows further back have no weight: not projected */
+        if (!stx_rows_past(in ? in->rows : NULL, l, S, &job->past)) return NULL;       /* rows further back have no weight: not projected */
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
-        if (!lay[1] || (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL))) return NULL;
+        stx__span_groups(m, l, job->past.rows, in && in->rows->layer[l].masked, &job->groups);
+        if (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL)) return NULL;
         job->m = m; job->l = l; job->S = S;
-        h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, lay, 2, NULL, 0)
-            : stx__span_layer(x, job, lay, NULL);
+        h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, &h, 1, NULL, 0)
+            : stx__span_layer(x, job, &h, NULL);
     }
     return stx_dropout(x, h, m->desc.emb_dropout);
 }
@@ -776,22 +801,17 @@ STX_DEF void stx_span_gen_free(stx_span_gen *g) {
 STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     size_t l;
     for (l = 0; g && l < g->model->desc.layers; l++)
-        if (!stx_cache_window(g->cache, l, stx_span_window(g->model, l), g->model->desc.dim, 0)) return;
+        if (!stx_cache_window(g->cache, l, stx_span_window(g->model, l), g->model->desc.dim, 1)) return;
 }
 static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
     stx_span_gen *g = (stx_span_gen *)user;
     stx_span *m = g->model;
-    stx_ctx *x = m->ctx;
     stx_tensor *h = stx__span_embed(m, ids);
     size_t l;
     for (l = 0; l < m->desc.layers && h; l++) {
-        const stx_span_layer *p = &m->layer[l];
         stx_attention_in a;
         stx_attention_desc d;
-        stx__span_attention_in(m, l, &a);
-        a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
-        a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
-        a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
+        stx__span_attention_in(m, l, h, &a);
         stx__span_attention(m, g->cache->layer[l].window, &d);
         h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &a, &d));
     }

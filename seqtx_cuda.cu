@@ -687,30 +687,6 @@ void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_r
     if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
 
-/* y[k] (n[k]) = 0: a row of blocks each. A thread writes four neighbours at a time. */
-struct stx__zero_one { stx__num y; size_t n; };
-struct stx__zero_all { stx__zero_one of[STX_ZEROS_MOST]; };
-template<int W> static __global__ void stx__zero_each_kernel(stx__zero_all all) {
-    const float zero[W] = {0};
-    const stx__zero_one &z = all.of[blockIdx.y];
-    STX__STEP(i, z.n, W) stx__putn<W>(z.y, i, zero);
-}
-void stx_zero_each_cuda(stx_ctx *x, stx_real *const *y, const size_t *n, size_t count) {
-    stx__zero_all z;
-    size_t k, most = 0;
-    int four = 1;
-    memset(&z, 0, sizeof z);
-    for (k = 0; k < count; k++) {
-        z.of[k].y = stx__num_of(x, y[k]);
-        z.of[k].n = n[k];
-        if (n[k] > most) most = n[k];
-        four = four && n[k] % 4 == 0 && stx__by4(z.of[k].y);
-    }
-    if (!most) return;
-    if (four) STX__RUN_KERNEL(x, "stx_zero_each", stx__zero_each_kernel<4>, dim3(stx__grid(x, most / 4), (unsigned)count), 256, 0, z);
-    else STX__RUN_KERNEL(x, "stx_zero_each", stx__zero_each_kernel<1>, dim3(stx__grid(x, most), (unsigned)count), 256, 0, z);
-}
-
 // >>add, mul, scale ---------------------------------------------------------------------------------------------------
 
 /* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
@@ -1911,8 +1887,8 @@ static int stx__align(const void *p) {
    can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
 static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
     const int ta = g->ta, tb = g->tb;
-    const size_t N = g->N, K = g->K;
-    size_t batch = g->batch, M = g->M;
+    const size_t N = g->N;
+    size_t batch = g->batch, M = g->M, K = g->K;
     const float alpha = g->alpha, beta = g->beta;
     stx_gpu *gpu = stx__gpu(x);
     stx__plan_key key;
@@ -1929,9 +1905,18 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, batch * M, beta);
         return !fuse;
     }
+    /* one C: the batch is more of K, where the factors' rows follow each other; else copies of them do */
+    const int sum = batch > 1 && !g->sc;
+    if (sum && (!ta || tb || !g->sa || !g->sb)) {
+        stx_gemm_args one = *g;
+        one.batch = 1;
+        for (size_t e = 0; e < batch; e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
+            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu) && fuse && e + 1 == batch) return 0;
+        return 1;
+    }
     /* one matrix for all: then the batch is more rows of one product */
     if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) { M *= batch; batch = 1; }
-    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX) {
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX || (sum && batch > INT32_MAX / K)) {
         stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
                  what, batch, M, K, K, N);
         return 1;
@@ -1943,6 +1928,10 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     stx__want(&a, low, 1);
     stx__want(&b, low, 1);
     stx__want(&v, c.half, 16);
+    if (sum) {
+        a.pack |= a.stride != a.rows * a.ld;
+        b.pack |= b.stride != b.rows * b.ld;
+    }
     of_a = stx__packed(&a);
     of_b = stx__packed(&b);
     of_v = stx__packed(&v);
@@ -1953,6 +1942,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx__pack(x, what, &b, to + of_a);
         stx__pack(x, what, &v, to + of_a + of_b);
     }
+    if (sum) { K *= batch; batch = 1; a.stride = b.stride = 0; }
     memset(&key, 0, sizeof key);
     key.batch = batch; key.M = M; key.N = N; key.K = K;
     key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;
@@ -2079,6 +2069,39 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
         stx__lt_product(x, "stx_linear_bwd, dW", &g, NULL, 0);
     }
 }
+
+/* y = blocks of a and b in another order; backward adds them to where they came from. A thread takes W neighbours of y at a time. */
+typedef struct stx__heads { stx__num a, b, y; size_t n; int half, backward; uint16_t of[512]; } stx__heads;
+template<int W> static __global__ void stx__heads_kernel(stx__heads h, size_t n) {
+    STX__STEP(i, n, W) {
+        const int of = h.of[i / h.n], second = of >= h.half;
+        const size_t at = (size_t)(second ? of - h.half : of) * h.n + i % h.n;
+        const stx__num w = second ? h.b : h.a;
+        float v[W], s[W];
+        if (!h.backward) {
+            stx__getn<W>(v, w, at);
+            stx__putn<W>(h.y, i, v);
+        } else if (w.p) {
+            stx__getn<W>(v, h.y, i);
+            stx__getn<W>(s, w, at);
+            for (int e = 0; e < W; e++) s[e] += v[e];
+            stx__putn<W>(w, at, s);
+        }
+    }
+}
+static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a, int backward) {
+    stx__heads h;
+    memset(&h, 0, sizeof h);
+    h.a = stx__num_of(x, backward ? a->da : a->a);
+    h.b = stx__num_of(x, backward ? a->db : a->b);
+    h.y = stx__num_of(x, backward ? a->dy : a->y);
+    h.n = a->n; h.half = (int)a->half; h.backward = backward;
+    memcpy(h.of, a->of, sizeof h.of);
+    const size_t n = a->n * a->count;
+    if (n) STX__RUN_BY(x, what, a->n % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y), stx__heads_kernel, n, h, n);
+}
+void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_fwd", h, 0); }
+void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_bwd", h, 1); }
 
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
 template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
@@ -2411,10 +2434,27 @@ typedef struct stx__mat {
     stx__num a, bias;
     size_t at, sb, sh, sz, ld;
     ptrdiff_t first, rows, off, width;
-    int skew;
+    int skew, split;                    /* split: keys; those before the block stand in the call's stx__mat_past */
     const int32_t *masked;
     size_t smask;
 } stx__mat;
+/* stx_attention_args.old, of keys, values or a gradient: row j < cut, first[g] <= j, of group g. cut 0: none */
+typedef struct stx__mat_past {
+    stx__num a[STX_HEAD_GROUPS];
+    size_t ld[STX_HEAD_GROUPS], st[STX_HEAD_GROUPS];
+    ptrdiff_t first[STX_HEAD_GROUPS], cut;
+    int groups;
+    uint16_t head[256];
+} stx__mat_past;
+/* .. for one head of a batch row: row j stands at base + (j - first) ld */
+typedef struct stx__mat_old { stx__num a; size_t base, ld; ptrdiff_t first, cut; int group; } stx__mat_old;
+static __device__ __forceinline__ stx__mat_old stx__mat_old_of(const stx__mat &m, const stx__mat_past &p, size_t b, size_t h, size_t D) {
+    stx__mat_old o = {{NULL, NULL, 0}, 0, 0, 0, 0, 0};
+    if (!m.split || !p.cut) return o;
+    const int at = p.groups > 1 ? p.head[h] : (int)h * 4, g = at & 3;
+    o.a = p.a[g]; o.base = b * p.st[g] + (size_t)(at >> 2) * D; o.ld = p.ld[g]; o.first = p.first[g]; o.cut = p.cut; o.group = g;
+    return o;
+}
 static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
     stx__mat m;
     memset(&m, 0, sizeof m);
@@ -2434,14 +2474,15 @@ static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t
 static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) {
     return m.masked ? m.masked + b * m.smask : NULL;
 }
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t base, size_t bias, const int32_t *masked, ptrdiff_t r,
-                                                     ptrdiff_t c) {
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const stx__mat_old &o, size_t base, size_t bias,
+                                                     const int32_t *masked, ptrdiff_t r, ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
         c += r + m.off;
         if (c < 0 || c >= m.width) return 0;
     }
     if (row < 0 || row >= m.rows || (masked && masked[row])) return 0;
+    if (row < o.cut) return row < o.first ? 0 : stx__get(o.a, o.base + (size_t)(row - o.first) * o.ld + (size_t)c);
     float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
@@ -2451,13 +2492,14 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, size_t b
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
 STX__HOST_UNROLLED
-static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, int ta, int tb, size_t M, size_t N, size_t K,
-                                                 float alpha, int accumulate, size_t u0, size_t H) {
+static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past, int ta, int tb, size_t M,
+                                                 size_t N, size_t K, float alpha, int accumulate, size_t u0, size_t H, size_t D) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
     const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
     const int32_t *ag = stx__mat_masked(A, b), *bg = stx__mat_masked(B, b);
+    const stx__mat_old ao = stx__mat_old_of(A, past, b, h, D), bo = stx__mat_old_of(B, past, b, h, D);
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
@@ -2465,9 +2507,9 @@ static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__ma
             int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P,
                 nb = tb ? e / STX__PK : e % STX__P;
             size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
-            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ao, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
                                                                        (ptrdiff_t)(ta ? m : k)) : 0;
-            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bo, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
                                                                        (ptrdiff_t)(tb ? l : n)) : 0;
         }
         __syncthreads();
@@ -2633,14 +2675,21 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     if (lane == 0 && p.dz) p.dz[row] = dz;
 }
 
-/* to (rows,D) of each unit = or += p + q, scratch of stride sz a unit; q may be NULL. A thread a number. */
-static __global__ void stx__attn0_out_kernel(stx__mat to, const float *p, const float *q, size_t sz, size_t rows, size_t D, int accumulate,
-                                             size_t units, size_t u0, size_t H) {
+/* to (rows,D) of each unit += p + q, scratch of stride sz a unit; q may be NULL. fresh: = instead, bit 0 in `to`, bit 1 + g in the past of
+   group g. A thread a number. */
+static __global__ void stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p, const float *q, size_t sz, size_t rows,
+                                             size_t D, int fresh, size_t units, size_t u0, size_t H) {
     size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
-        size_t at = stx__mat_base(to, u / H, u % H, z) + (size_t)((ptrdiff_t)(e / D) + to.first) * to.ld + e % D;
-        stx__add(to.a, at, q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e], accumulate);
+        const ptrdiff_t row = (ptrdiff_t)(e / D) + to.first;
+        const stx__mat_old o = stx__mat_old_of(to, past, u / H, u % H, D);
+        const float v = q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e];
+        if (row < o.cut) {
+            if (o.a.p && row >= o.first) stx__add(o.a, o.base + (size_t)(row - o.first) * o.ld + e % D, v, !(fresh >> (1 + o.group) & 1));
+        } else if (to.a.p) {
+            stx__add(to.a, stx__mat_base(to, u / H, u % H, z) + (size_t)row * to.ld + e % D, v, !(fresh & 1));
+        }
     }
 }
 /* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
@@ -2683,7 +2732,28 @@ typedef struct stx__attn0 {
     size_t u0, nu, i0, nb;                              /* the chunk and the panel at hand */
     ptrdiff_t j0, W;
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
+    stx__mat_past old_k, old_v;
 } stx__attn0;
+/* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
+static int stx__attn_wants(const stx_attention_args *a, int value) {
+    int any = (value ? a->dv : a->dk) != NULL;
+    for (size_t g = 0; g < a->groups; g++) any |= (value ? a->old[g].dv : a->old[g].dk) != NULL;
+    return any;
+}
+/* what: 0 keys, 1 values, 2 and 3 their gradients */
+static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args *a, int what) {
+    stx__mat_past p;
+    memset(&p, 0, sizeof p);
+    p.cut = (ptrdiff_t)a->past;
+    p.groups = (int)a->groups;
+    memcpy(p.head, a->head, sizeof p.head);
+    for (size_t g = 0; g < a->groups; g++) {
+        const stx_attention_past *o = &a->old[g];
+        p.a[g] = stx__num_of(x, what == 0 ? o->k : what == 1 ? o->v : what == 2 ? o->dk : o->dv);
+        p.ld[g] = o->ld; p.st[g] = o->st; p.first[g] = (ptrdiff_t)(a->past - o->rows);
+    }
+    return p;
+}
 
 /* The next part of a scratch at base: at which offset, a multiple of 256 */
 static size_t stx__cut(size_t *at, size_t bytes) {
@@ -2721,7 +2791,7 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
         if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
-    if (backward) unit += (a->dk ? a->S * a->D : 0) + (a->dv ? a->S * a->D : 0);
+    if (backward) unit += (stx__attn_wants(a, 0) ? a->S * a->D : 0) + (stx__attn_wants(a, 1) ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
@@ -2732,8 +2802,8 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         A->o2 = stx__cut_floats(base, &at, A->units * A->n * a->D);
         A->rows = stx__cut_floats(base, &at, A->units * A->n);
         A->parts_bytes = at;
-        A->dk = stx__cut_floats(base, &at, a->dk ? A->units * a->S * a->D : 0);
-        A->dv = stx__cut_floats(base, &at, a->dv ? A->units * a->S * a->D : 0);
+        A->dk = stx__cut_floats(base, &at, stx__attn_wants(a, 0) ? A->units * a->S * a->D : 0);
+        A->dv = stx__cut_floats(base, &at, stx__attn_wants(a, 1) ? A->units * a->S * a->D : 0);
         A->parts = A->dk;
         for (i = 0; i < STX__SHARED_SUMS; i++) A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
@@ -2751,19 +2821,22 @@ static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args 
     A->pe = stx__num_of(x, a->pe); A->u = stx__num_of(x, a->u); A->vb = stx__num_of(x, a->vb);
     A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
     A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
+    A->old_k = stx__attn0_past(x, a, 0);
+    A->old_v = stx__attn0_past(x, a, 1);
 }
+/* split in a matrix of keys or values: 1 keys, 2 values */
 static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M,
                                size_t N, size_t K, float alpha, int accumulate) {
     dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
     if (!M || !N || (!K && accumulate)) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, ta, tb, M, N, K, alpha, accumulate, A->u0,
-                    A->a->H);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, L.split + R.split > 1 ? A->old_v : A->old_k,
+                    ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H, A->a->D);
 }
-static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const float *p, const float *q, size_t sz, size_t rows,
-                           int accumulate) {
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const stx__mat_past &past, const float *p, const float *q, size_t sz,
+                           size_t rows, int fresh) {
     if (!rows) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, p, q,
-                    sz, rows, A->a->D, accumulate, A->nu, A->u0, A->a->H);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, past, p, q,
+                    sz, rows, A->a->D, fresh, A->nu, A->u0, A->a->H);
 }
 static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from,
@@ -2781,9 +2854,11 @@ static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
     m.sb = A->a->T * m.ld; m.sh = A->a->D;
     return m;
 }
-static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first) {
+static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first, int split) {
     stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
+    m.at = 0 - A->a->past * A->a->ldk;          /* row 0 as if it stood there, too */
     m.sb = A->a->stk; m.sh = A->a->D;
+    m.split = split;
     m.masked = A->a->pad; m.smask = A->a->stpad;
     return m;
 }
@@ -2817,7 +2892,7 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
     A->j0 = a->not_causal ? STX_MAX(a->first_key, 0) : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
     if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
     A->W = STX_MAX(last - A->j0, (ptrdiff_t)0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0), 1,
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0, 1), 1,
                        A->nb, (size_t)A->W, a->D, a->scale, 0);
     if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1,
                                  A->nb, A->np, a->D, a->scale, 1);
@@ -2856,11 +2931,11 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
             stx__attn0_logits(&A, i0);
             STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0,
                             stx__attn0_rows_of(&A));
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0), 0, A.nb,
-                               a->D, (size_t)A.W, 1, 0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0, 2), 0,
+                               A.nb, a->D, (size_t)A.W, 1, 0);
             stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0,
                                A.nb, a->D, a->N, 1, 1);
-            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.o, NULL, A.nb * a->D, A.nb, 0);
+            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.old_k, A.o, NULL, A.nb * a->D, A.nb, 1);
         }
     }
 }
@@ -2874,14 +2949,16 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
     stx__attn0_rows p = stx__attn0_rows_of(A);
     if (a->dz && p.z.p) p.dz = A->rows;
-    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0), 1, A->nb, W, D, 1, 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
     stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
     STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP,
                     0, p);
-    if (a->dv) stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0,
-                                  W - zeros, D, A->nb, 1, 1);
-    if (a->dk) stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1,
-                                  stx__attn0_rows_q(A, A->q, &A->u), 0, W - zeros, D, A->nb, a->scale, 1);
+    if (stx__attn_wants(a, 1))
+        stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0,
+                           W - zeros, D, A->nb, 1, 1);
+    if (stx__attn_wants(a, 0))
+        stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1,
+                           stx__attn0_rows_q(A, A->q, &A->u), 0, W - zeros, D, A->nb, a->scale, 1);
     if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
     if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0),
                                                1, dy, 0, a->N, D, A->nb, 1, 1);
@@ -2891,7 +2968,7 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
                                                stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D,
                                                A->nb, a->scale, 1);
-    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0), 0, A->nb, D, W,
+    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0, 1), 0, A->nb, D, W,
                                            a->scale, 0);
     if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np,
                                                       a->scale, 0);
@@ -2899,7 +2976,8 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
     if (a->dq) {
         stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0, A->nb, D, a->N, far, 1);
-        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb, 1);
+        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb,
+                       a->fresh & STX_FRESH_Q);
     }
 }
 static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
@@ -2916,8 +2994,12 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
             stx__attn0_logits(&A, i0);
             stx__attn0_bwd_panel(&A);
         }
-        if (a->dk) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0), A.dk, NULL, a->S * a->D, a->S, 1);
-        if (a->dv) stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0), A.dv, NULL, a->S * a->D, a->S, 1);
+        if (stx__attn_wants(a, 0))
+            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1), stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
+                           (a->fresh & STX_FRESH_K ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
+        if (stx__attn_wants(a, 1))
+            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1), stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
+                           (a->fresh & STX_FRESH_V ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
             if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
                                            stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
@@ -2949,6 +3031,8 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random numbers, persistent vector n has S + span + n. Philox call
    (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
    a multiple of 8, and a block of 8 columns is one call. */
+/* stx_attention_past; first: its first key */
+typedef struct stx__at_past { const void *k, *v; size_t ld, st; int first; } stx__at_past;
 typedef struct stx__at {
     const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
                                                    policy says */
@@ -2964,6 +3048,9 @@ typedef struct stx__at {
     float scale, max_span, ramp, steps, unkeep; /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
     const uint32_t *bits;                       /* WHICH KEYS EXIST, below; NULL: all of the window */
     int stbits;                                 /* words between its batch rows */
+    int past, sets;                             /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS STAND */
+    stx__at_past old[STX_HEAD_GROUPS];
+    uint16_t head[256];
 } stx__at;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or
@@ -2994,6 +3081,16 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
     if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
     if (a->N) { p->pk = stx__at_in(x, a->pk, h, a->D, &ok); p->pv = stx__at_in(x, a->pv, h, a->D, &ok); }
+    p->past = (int)a->past;
+    p->sets = (int)a->groups;
+    memcpy(p->head, a->head, sizeof p->head);
+    for (size_t i = 0; i < a->groups; i++) {
+        const stx_attention_past *o = &a->old[i];
+        p->old[i].k = stx__at_in(x, o->k, h, o->ld, &ok);
+        p->old[i].v = stx__at_in(x, o->v, h, o->ld, &ok);
+        p->old[i].ld = o->ld; p->old[i].st = o->st; p->old[i].first = (int)(a->past - o->rows);
+        if (o->st % 8) return 0;
+    }
     if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
     p->top = (float *)a->top;
     p->inv = (float *)a->inv;
@@ -3116,6 +3213,40 @@ static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, 
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
         if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
         p += THREADS / CH * ld;
+    }
+}
+
+/* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before in the memory of the head's group, (B,rows,..), which
+   has the newest of them, from key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
+static __device__ __forceinline__ int stx__at_place_of(const stx__at &p, int h) { return p.sets > 1 ? p.head[h] : 4 * h; }
+/* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as stx__at_load */
+template<int CH, int THREADS, int SIZE>
+static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigned char *kt, unsigned char *vt, int n, int b, int h,
+                                                       int j0) {
+    const int bytes = p.D * SIZE;
+    const size_t at = ((size_t)b * p.stk + (size_t)h * p.D) * SIZE, ld = p.ldk * SIZE;
+    const char *k = (const char *)p.k + at, *v = (const char *)p.v + at;
+    if (j0 >= p.past || !p.past) {
+        stx__at_load<CH, THREADS>(kt, n, k, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
+        stx__at_load<CH, THREADS>(vt, n, v, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
+        return;
+    }
+    const int place = stx__at_place_of(p, h);
+    const stx__at_past &o = p.old[place & 3];
+    const size_t ato = ((size_t)b * o.st + (size_t)(place >> 2) * p.D) * SIZE, ldo = o.ld * SIZE;
+    const char *ko = (const char *)o.k + ato, *vo = (const char *)o.v + ato;
+    if (j0 + n <= p.past) {
+        stx__at_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0), p.past - o.first);
+        stx__at_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0), p.past - o.first);
+        return;
+    }
+    #pragma unroll 1
+    for (int e = (int)threadIdx.x; e < n * CH; e += THREADS) {
+        const int r = e / CH, c = e % CH, j = j0 + r, old = j < p.past, row = j - (old ? o.first : p.past),
+            yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
+        const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
+        stx__cp16(kt + stx__at_piece<CH>(r, c), yes ? (old ? ko : k) + from : k, yes ? 16 : 0);
+        stx__cp16(vt + stx__at_piece<CH>(r, c), yes ? (old ? vo : v) + from : v, yes ? 16 : 0);
     }
 }
 
@@ -3473,19 +3604,21 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     int s) {
     const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
         bytes = p.D * X::SIZE;
-    const size_t o = (window ? (size_t)job.b * p.stk + (size_t)job.h * p.D : (size_t)job.h * p.N * p.D) * X::SIZE,
-        ld = (window ? p.ldk : (size_t)p.D) * X::SIZE;
-    const char *k = (const char *)(window ? p.k : p.pk) + o, *v = (const char *)(window ? p.v : p.pv) + o;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
-    const int some = !p.bits || !window || stx__at_exist<X::KEYS>(p, job.b, j0);
-    if (some) stx__at_load<X::CH, X::THREADS>(to, X::KEYS, k, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
+    if (window) {
+        if (!p.bits || stx__at_exist<X::KEYS>(p, job.b, j0))
+            stx__at_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h, j0);
+    } else {
+        const size_t o = (size_t)job.h * p.N * p.D * X::SIZE;
+        stx__at_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes, j0, 0, p.N);
+        stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o, (size_t)bytes, bytes, j0, 0, p.N);
+    }
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
         int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
         if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
         stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
     }
-    if (some) stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, v, ld, bytes, j0, window ? p.lo : 0, window ? p.S : p.N);
     stx__cp_commit();
 }
 
@@ -3860,6 +3993,8 @@ typedef struct stx__ab {
     stx__at p;
     const void *dy;                     /* (B,T,H D), stored as y */
     stx__num dq, dk, dv;
+    stx__num old_dk[STX_HEAD_GROUPS], old_dv[STX_HEAD_GROUPS];     /* of keys and values before the block */
+    int fresh;                          /* stx_attention_args' */
     float *dsum;                        /* (B,H,T): dO.O */
     float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
     float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
@@ -4251,9 +4386,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const s
         stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
         stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
     } else {
-        size_t o = ((size_t)b * p.stk + (size_t)h * p.D) * Sh::SIZE;
-        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.k + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
-        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.v + o, p.ldk * Sh::SIZE, p.D * Sh::SIZE, j0, p.lo, p.S);
+        stx__at_load_kv<Sh::CH, Sh::THREADS, Sh::SIZE>(p, m.k, m.v, Sh::BK, b, h, j0);
     }
 }
 /* With K and V there: zeros for keys that do not exist, and a barrier */
@@ -4280,29 +4413,51 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_window(const st
     return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ;
 }
 
-/* x += a and y += b at i, i+1 */
-static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y) {
+/* x, y = or += at i, i+1 */
+static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
-        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = *p;
+        uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
         *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
     } else {
-        stx__add(to, i, x, 1);
-        stx__add(to, i + 1, y, 1);
+        stx__add(to, i, x, accumulate);
+        stx__add(to, i + 1, y, accumulate);
     }
 }
-/* Rows row .. row+15 of an array, those in [lo,hi) whose bit in `rows` is 1, columns d.., += f c */
+/* Rows row .. row+15 of an array, those in [lo,hi), columns d.., = or += f c */
 template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row,
                                                                          int lo, int hi, int d, int D, const float (&c)[NB][4],
-                                                                         float f, uint32_t rows = ~0u) {
+                                                                         float f, int accumulate) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int i = row + (lane >> 2) + 8 * e;
-        if (i < lo || i >= hi || !(rows >> ((lane >> 2) + 8 * e) & 1)) continue;
+        if (i < lo || i >= hi) continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
-            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1]);
+            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1], accumulate);
+        }
+    }
+}
+/* The same into the gradient of the keys (or values) key .. key+15 of a head, wherever they stand. Of keys that do not exist, or whose bit
+   in `rows` is 0, it is zero: written where it is fresh, else left as it is. */
+template<int NB> static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value, int b, int h, int key, int d,
+                                                                     const float (&c)[NB][4], float f, uint32_t rows) {
+    const stx__at &p = a.p;
+    const int lane = (int)threadIdx.x & 31, place = stx__at_place_of(p, h), g = p.past ? place & 3 : 0;
+    int n, e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        const int j = key + (lane >> 2) + 8 * e, old = j < p.past, yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
+        const stx__num to = old ? (value ? a.old_dv[g] : a.old_dk[g]) : (value ? a.dv : a.dk);
+        const int fresh = a.fresh & (old ? STX_FRESH_PAST << g : value ? STX_FRESH_V : STX_FRESH_K);
+        const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D + (size_t)(j - p.old[g].first) * p.old[g].ld
+                              : (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
+        if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.old[g].first)) continue;
+#pragma unroll
+        for (n = 0; n < NB; n++) {
+            const int i = d + 8 * n + (lane & 3) * 2;
+            if (i < p.D) stx__ab_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0, !fresh);
         }
     }
 }
@@ -4506,7 +4661,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
         }
     }
     if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
-                                      p.N ? p.scale * a.root_d : p.scale);
+                                 p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_FRESH_Q));
 }
 
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
@@ -4540,7 +4695,12 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
-        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) return;
+        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) {      /* no query reaches it: zeros, if anything */
+            stx__ab_clear(dk);
+            stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+            stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+            return;
+        }
     }
     t.j0 = j0; t.far = w.live; t.ring = 0; t.chunks = held / 16; t.persistent = a.persistent;
     stx__ab_clear(dk);
@@ -4600,11 +4760,10 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
         if (a.dpk) stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk, p.scale * a.root_d);
         if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
-        size_t o = (size_t)z * p.stk + (size_t)h * p.D;
         /* what another key would get is nobody's */
         uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;
-        if (a.dk.p) stx__ab_add_rows(a.dk, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dk, p.scale, rows);
-        if (a.dv.p) stx__ab_add_rows(a.dv, o, p.ldk, j0 + group * 16, p.lo, p.S, column * 8, p.D, dv, 1.0f, rows);
+        stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, p.scale, rows);
+        stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dv, 1.0f, rows);
     }
 }
 
@@ -4938,7 +5097,7 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
     memset(&s, 0, sizeof s);
     s.queries = a->dq || a->du || a->dvb || a->dz;
-    s.keys = a->dk || a->dv;
+    s.keys = stx__attn_wants(a, 0) || stx__attn_wants(a, 1);
     s.vectors = a->N && (a->dpk || a->dpv);
     s.table = a->P && a->dpe;
     s.tiles = (T + c->bq - 1) / c->bq;
@@ -4946,6 +5105,8 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     lo = STX_MAX(STX_MIN((int)STX_MAX(a->first_key, 0), S), C - span);
     lo = STX_MAX(lo, 0);
     s.first = ((lo + span) & ~7) - span;
+    /* also of those that none sees: zeros */
+    if (a->fresh & ~STX_FRESH_Q && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
     s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
     s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
@@ -5052,6 +5213,11 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.root_d = (float)sqrt((double)a->D);
     p.root_n = (float)sqrt((double)a->N);
     p.dq = stx__num_of(x, a->dq); p.dk = stx__num_of(x, a->dk); p.dv = stx__num_of(x, a->dv);
+    for (size_t g = 0; g < a->groups; g++) {
+        p.old_dk[g] = stx__num_of(x, a->old[g].dk);
+        p.old_dv[g] = stx__num_of(x, a->old[g].dv);
+    }
+    p.fresh = a->fresh;
     p.dsum = (float *)(work + s.dsum);
     if (a->du) p.du = (float *)(work + s.du);
     if (a->dvb) p.dvb = (float *)(work + s.dvb);

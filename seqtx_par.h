@@ -1493,12 +1493,14 @@ static void stx__par_block_params(stx_par *m, size_t l) {
     if (stx__par_attends(y->kind)) {
         snprintf(full, sizeof full, "layers.%zu.attn.norm", l);
         stx__par_norm(m, full, &y->attn_gain, &y->attn_shift);
+        if (!stx_params_beside(m->params, 3 * C * D)) return;           /* queries, keys and values are one product */
         y->wq = stx__par_matrix(m, l, "attn.query.weight", C, D, 3 * C);
         y->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * C, D, 3 * C);
         if (d->positions == STX_PAR_LEARNED) y->rel = stx__par_matrix(m, l, "attn.rel.weight", d->segment + stx__par_mem(d), C, C);
         else y->wr = stx__par_matrix(m, l, "attn.pos.weight", C, D, C);
         y->wo = stx__par_matrix(m, l, "attn.out.weight", D, C, D);
         if (d->biases) {
+            if (!stx_params_beside(m->params, 3 * C)) return;
             y->bq = stx__par_param(m, l, "attn.query.bias", STX_ZEROS, 0, C, 0);
             y->bkv = stx__par_param(m, l, "attn.kv.bias", STX_ZEROS, 0, 2 * C, 0);
             if (y->wr) y->br = stx__par_param(m, l, "attn.pos.bias", STX_ZEROS, 0, C, 0);
@@ -1819,6 +1821,7 @@ typedef struct stx__par_job {
     stx_par *m;
     size_t l, n, span, T, run;          /* rows of memory; the largest distance seen, 0: any; which rows share a gate: stx_par_mix_args */
     int kind, past, w;                  /* what it runs; which inputs the memory and the gate are, 0: none */
+    stx_past view;                      /* with pre_norm the memory is an input; else it is read where it stands */
     const stx_par_positions *pos;
     stx_tensor *sines;                  /* (n + T,D), after dropout; NULL: none, or from pos */
     const stx_ids *mask;                /* (B,n + T) keys that are missing */
@@ -1826,22 +1829,21 @@ typedef struct stx__par_job {
     stx_par_gen *gen;                   /* keys and values of memory are kept there */
 } stx__par_job;
 
-/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) or NULL. late: the sum that follows will add the bias */
+/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) with pre_norm, or NULL. late: the sum that follows will add the bias */
 static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_tensor *h, stx_tensor *past, int late) {
     const stx_par_desc *d = &j->m->desc;
     const stx_par_block *p = &j->m->block[j->l];
     stx_attention_in a;
     stx_attention_desc ad;
-    stx_tensor *y;
+    stx_tensor *y, *w[2], *b[2];
     if (!h) return NULL;
     memset(&a, 0, sizeof a);
     memset(&ad, 0, sizeof ad);
-    a.q = stx_linear(x, h, p->wq, p->bq, STX_ACT_NONE);
-    if (!past) a.kv = stx_linear(x, h, p->wkv, p->bkv, STX_ACT_NONE);
-    else if (d->pre_norm) {
-        past = stx_layernorm(x, past, p->attn_gain, p->attn_shift, d->norm_eps);
-        a.kv = stx_linear(x, stx_concat(x, past, h), p->wkv, p->bkv, STX_ACT_NONE);
-    } else a.kv = stx_linear_memory(x, stx_concat(x, past, stx_detach(x, h)), h, p->wkv, p->bkv);
+    w[0] = p->wq; w[1] = p->wkv;
+    b[0] = p->bq; b[1] = p->bkv;
+    a.qkv = stx_linear_many(x, h, w, b, 2);
+    if (past) a.past[0] = stx_linear(x, stx_layernorm(x, past, p->attn_gain, p->attn_shift, d->norm_eps), p->wkv, p->bkv, STX_ACT_NONE);
+    else a.past[0] = stx_linear_past(x, &j->view, 1, h->dim[0], w + 1, b + 1, 1);
     a.u = p->u;
     a.vb = p->v;
     a.pad = j->mask;
@@ -2012,7 +2014,8 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         ins[0] = h;
         if (stx__par_attends(j->kind)) {
             j->n = in ? in->mem->layer[l].real : 0;
-            if (j->n) ins[j->past = count++] = stx_rows_read(in->mem, l, j->n);
+            if (j->n && d->pre_norm) ins[j->past = count++] = stx_rows_read(in->mem, l, j->n);
+            else if (!stx_rows_past(in ? in->mem : NULL, l, j->n, &j->view)) return NULL;
             j->mask = j->n ? stx_rows_mask(in->mem, l, j->n, pad, T) : pad;
             j->span = span;
             j->shown = shown;

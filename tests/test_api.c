@@ -1870,8 +1870,6 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)         /* rows further apart than they are long; nothing behind */
         KERNEL("shift2d, apart", N * (C + 2), 0, stx_shift2d(x, y, C + 2, C, NULL, 0, j, N),
                (double)(i % (C + 2) < C - j ? c[i + j] : c[i]));
-    KERNEL("zero_each", n + C, 0, { stx_real *zero[2]; size_t zeros[2]; zero[0] = y; zero[1] = y + n; zeros[0] = n; zeros[1] = C;
-           stx_zero_each(x, zero, zeros, 2); }, 0);
     KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
     KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
     KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);

@@ -19,6 +19,8 @@ typedef struct attn {
     double scale, L, R, eps, drop, big;     /* 0: 1/sqrt(D), 150, 32, 0, 0, 1; big: the size of q and k */
     int gap;                      /* 0: rows side by side; 1: odd strides and offsets; 2: q, k, v slices of one row, multiples of 8 */
     int acts;                     /* pe, u, vb, pk, pv are activations */
+    size_t past;                  /* keys that stand apart: sides() */
+    int sets, fresh;              /* of so many groups of heads; gradients are written, not added to */
     int pad;                      /* padded keys, which hold NaN: 0 none, 1 scattered, 2 before the sequence, 3 all of batch row 0, 4 all
                                      but a few,
                                      5 every other 64, shifted by batch row, 6 the first 3 and the last 2, 7 a hole from 1/4 to 3/4 */
@@ -478,6 +480,214 @@ static attn random_case(void) {
         c.vb = pick(3) == 0;
     }
     return c;
+}
+
+/* >>sides: keys and values before the block in memory of their own, of groups of heads, each as far back as its heads see; gradients that
+   are written whatever was there. Against the CPU with all keys in one piece. What stands in no group's memory is NaN where one piece
+   has it, so that nothing may read it; so are gradients that are to be written. */
+typedef struct sides {
+    size_t count, rows[3], heads[3], ld[3], st[3], n[3];
+    uint16_t head[256];
+    float *v[3], *g[3];             /* keys and values; their gradients, as they begin and as they came out */
+    stx_real *dv[3], *dg[3];
+} sides;
+static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
+    stx_real *p;
+    if (stx_ctx_desc(x)->device == STX_CUDA) return cuda_numbers(x, v, n, kind);
+    p = (stx_real *)malloc((n + 1) * sizeof *p);
+    if (v) memcpy(p, v, n * sizeof *p);
+    return p;
+}
+static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
+    if (stx_ctx_desc(x)->device == STX_CUDA) { if (v) stx_cuda_get_numbers(x, v, p, n); stx_cuda_free(x, p); return; }
+    if (v) memcpy(v, p, n * sizeof *v);
+    free(p);
+}
+/* Which group a head is in, and how much each keeps */
+static void sides_open(const data *d, sides *s) {
+    const stx_attention_args *a = &d->a;
+    size_t h, g, D = a->D, need[256], set[256], map[3] = {0, 0, 0}, b, j, e, k;
+    memset(s, 0, sizeof *s);
+    for (h = 0; h < a->H; h++) {
+        need[h] = d->c->past;
+        if (d->c->sets > 1) {
+            size_t r = stx_attention_reach((double)d->in[Z][h], (double)a->max_span, (double)a->ramp, a->span);
+            if (r + 1 < need[h]) need[h] = r + 1;
+        }
+        if (d->c->sets < 3) set[h] = d->c->sets == 2 && need[h] * 2 <= d->c->past;
+        else set[h] = need[h] * 3 > d->c->past * 2 ? 0 : need[h] * 3 > d->c->past ? 1 : 2;
+        s->heads[set[h]]++;
+    }
+    for (g = 0; g < 3; g++) if (s->heads[g]) { map[g] = s->count; s->heads[s->count++] = s->heads[g]; }
+    for (g = 0; g < 3; g++) { s->rows[g] = 0; if (g >= s->count) s->heads[g] = 0; }
+    memset(s->n, 0, sizeof s->n);
+    for (h = 0; h < a->H; h++) {
+        g = map[set[h]];
+        s->head[h] = (uint16_t)(4 * s->n[g]++ + g);
+        if (need[h] > s->rows[g]) s->rows[g] = need[h];
+    }
+    for (g = 0; g < s->count; g++) {
+        s->ld[g] = 2 * s->heads[g] * D + (d->c->gap == 1 ? 3 : 8);
+        s->st[g] = s->rows[g] * s->ld[g] + (d->c->gap == 1 ? 5 : 16);
+        s->n[g] = a->B * s->st[g];
+        s->v[g] = (float *)malloc(s->n[g] * sizeof(float));
+        s->g[g] = (float *)malloc(s->n[g] * sizeof(float));
+        for (e = 0; e < s->n[g]; e++) { s->v[g][e] = (float)NAN; s->g[g][e] = 77; }
+    }
+    for (b = 0; b < a->B; b++) for (j = 0; j < d->c->past; j++) for (h = 0; h < a->H; h++) {
+        size_t row = d->c->past - j;
+        g = s->head[h] & 3;
+        if (row > s->rows[g]) continue;
+        for (k = 0; k < 2; k++) for (e = 0; e < D; e++) {
+            size_t at = b * s->st[g] + (s->rows[g] - row) * s->ld[g] + (k * s->heads[g] + (s->head[h] >> 2)) * D + e,
+                from = (k ? d->vo : d->ko) + b * a->stk + j * a->ldk + h * D + e;
+            s->v[g][at] = d->in[KV][from];
+            s->g[g][at] = d->c->fresh ? (float)NAN : d->start[KV][from];
+        }
+    }
+}
+/* In x, all of it; version: of a GPU */
+static void on_sides(stx_ctx *x, data *d, int version, float **out) {
+    const int cuda = stx_ctx_desc(x)->device == STX_CUDA;
+    const size_t C = d->a.H * d->a.D, past = d->c->past;
+    stx_attention_args a;
+    stx_real *in[INS], *grad[GRADS], *y, *top, *inv;
+    float *host[INS], *start[GRADS];
+    void *pad = NULL;
+    sides s;
+    size_t i, b, j, e, k, g, h, bytes;
+    sides_open(d, &s);
+    if (cuda) stx_cuda_attention(x, version);
+    for (i = 0; i < INS; i++) {
+        int stored = i == Q || i == KV || i == DY || (d->c->acts && i != Z);
+        host[i] = (float *)malloc((d->size[i] + 1) * sizeof(float));
+        memcpy(host[i], d->in[i], d->size[i] * sizeof(float));
+        for (k = 0; i == KV && k < 2; k++) for (b = 0; b < d->a.B; b++) for (j = 0; j < past; j++) for (e = 0; e < C; e++)
+            host[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = (float)NAN;
+        in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
+    }
+    for (i = 0; i < GRADS; i++) {
+        int stored = i == Q || i == KV || (d->c->acts && i != Z);
+        start[i] = (float *)malloc((d->size[i] + 1) * sizeof(float));
+        memcpy(start[i], d->start[i], d->size[i] * sizeof(float));
+        if (d->c->fresh && (i == Q || i == KV)) for (e = 0; e < d->size[i]; e++) if (owned(d, OUT_GRADS + i, e)) start[i][e] = (float)NAN;
+        for (k = 0; i == KV && k < 2; k++) for (b = 0; b < d->a.B; b++) for (j = 0; j < past; j++) for (e = 0; e < C; e++)
+            start[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = 55;
+        grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_NUMBERS : STX_MEM_BYTES);
+    }
+    y = up(x, NULL, d->size[DY], STX_MEM_NUMBERS);
+    top = up(x, NULL, d->rows, STX_MEM_BYTES);
+    inv = up(x, NULL, d->rows, STX_MEM_BYTES);
+    point(d, &a, in, grad, y, top, inv);
+    offsets(d, x, &a);
+    if (d->c->fresh) a.fresh = STX_FRESH_Q | STX_FRESH_K | STX_FRESH_V;
+    if (past) {
+        a.past = past;
+        a.groups = s.count;
+        memcpy(a.head, s.head, sizeof a.head);
+        a.k = skip(x, a.k, past * a.ldk); a.v = skip(x, a.v, past * a.ldk);
+        a.dk = skip(x, a.dk, past * a.ldk); a.dv = skip(x, a.dv, past * a.ldk);
+        for (g = 0; g < s.count; g++) {
+            stx_attention_past *o = &a.old[g];
+            s.dv[g] = up(x, s.v[g], s.n[g], STX_MEM_NUMBERS);
+            s.dg[g] = up(x, s.g[g], s.n[g], STX_MEM_NUMBERS);
+            o->k = s.dv[g]; o->v = skip(x, s.dv[g], s.heads[g] * a.D);
+            o->dk = s.dg[g]; o->dv = skip(x, s.dg[g], s.heads[g] * a.D);
+            o->rows = s.rows[g]; o->ld = s.ld[g]; o->st = s.st[g];
+            if (d->c->fresh) a.fresh |= STX_FRESH_PAST << g;
+        }
+    }
+    if (d->pad) a.pad = cuda ? (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.stpad * sizeof *d->pad)) : d->pad;
+    for (i = 0; i < 2; i++) {
+        bytes = (cuda ? stx_attention_work_cuda : stx_attention_work)(x, &a, (int)i);
+        a.work = cuda ? cuda_bytes(x, NULL, bytes) : malloc(bytes + 1);
+        if (cuda) (i ? stx_attention_bwd_cuda : stx_attention_fwd_cuda)(x, &a);
+        else (i ? stx_attention_bwd : stx_attention_fwd)(x, &a);
+        if (cuda) stx_cuda_free(x, a.work); else free(a.work);
+        a.work = NULL;
+    }
+    CHECK(stx_ok(x), "sides, version %d: %s: %s", version, label(d->c), stx_error(x));
+    down(x, out[OUT_Y], y, d->size[DY]);
+    down(x, out[OUT_TOP], top, d->rows);
+    down(x, out[OUT_INV], inv, d->rows);
+    for (i = 0; i < GRADS; i++) down(x, d->size[i] ? out[OUT_GRADS + i] : NULL, grad[i], d->size[i]);
+    for (i = 0; i < INS; i++) { down(x, NULL, in[i], 0); free(host[i]); }
+    if (pad) stx_cuda_free(x, pad);
+    for (g = 0; past && g < s.count; g++) {
+        size_t wrong = 0;
+        float *was = s.g[g];
+        s.g[g] = (float *)malloc(s.n[g] * sizeof(float));
+        down(x, s.g[g], s.dg[g], s.n[g]);
+        down(x, NULL, s.dv[g], 0);
+        for (e = 0; e < s.n[g]; e++) if (was[e] == 77) wrong += s.g[g][e] != 77;
+        CHECK(!wrong, "sides: %zu numbers between the rows of group %zu were written: %s", wrong, g, label(d->c));
+        free(was);
+    }
+    /* into one piece again */
+    for (b = 0, bytes = 0; b < d->a.B * past * C * 2; b++) {
+        const size_t c = b % C, of = b / C / 2 % past, t = b / C / 2 / past, row = past - of;
+        h = c / d->a.D; k = b / C % 2; e = c % d->a.D; g = s.head[h] & 3;
+        j = (k ? d->vo : d->ko) + t * d->a.stk + of * d->a.ldk + c;
+        bytes += out[OUT_GRADS + KV][j] != 55;
+        out[OUT_GRADS + KV][j] = row > s.rows[g] ? d->start[KV][j]
+            : s.g[g][t * s.st[g] + (s.rows[g] - row) * s.ld[g] + (k * s.heads[g] + (s.head[h] >> 2)) * d->a.D + e];
+    }
+    CHECK(!bytes, "sides: %zu numbers were written where the past does not stand: %s", bytes, label(d->c));
+    for (i = 0; i < GRADS; i++) free(start[i]);
+    for (g = 0; g < s.count; g++) { free(s.v[g]); free(s.g[g]); }
+}
+static const attn sides_table[] = {
+    {.B = 2, .T = 5, .S = 9, .H = 2, .D = 8, .past = 4},
+    {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .past = 37, .u = 1, .vb = 1},
+    {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .past = 37, .fresh = 1, .gap = 2, .dmin = 1},
+    {.B = 1, .T = 64, .S = 192, .H = 3, .D = 32, .P = 192, .past = 128, .shared = 1, .dmin = 1, .z = 3, .fresh = 1},
+    {.B = 2, .T = 40, .S = 240, .H = 5, .D = 16, .P = 240, .past = 200, .shared = 1, .dmin = 1, .z = 1, .sets = 3, .fresh = 1},
+    {.B = 2, .T = 65, .S = 240, .H = 4, .D = 16, .P = 240, .past = 175, .shared = 1, .dmin = 1, .z = 3, .sets = 2},
+    {.B = 1, .T = 70, .S = 300, .H = 6, .D = 64, .P = 300, .past = 230, .shared = 1, .dmin = 1, .z = 1, .sets = 3, .fresh = 1, .gap = 2,
+        .drop = 0.2},
+    {.B = 2, .T = 33, .S = 133, .H = 3, .D = 8, .past = 100, .z = 4, .L = 90, .R = 8, .sets = 3, .N = 5, .fresh = 1},
+    {.B = 2, .T = 33, .S = 133, .H = 3, .D = 16, .P = 133, .past = 100, .pad = 1, .fresh = 1, .gap = 2},
+    {.B = 2, .T = 20, .S = 150, .H = 2, .D = 16, .past = 130, .pad = 5, .z = 1, .L = 100, .R = 8, .sets = 2, .fresh = 1},
+    {.B = 3, .T = 20, .S = 90, .H = 2, .D = 16, .past = 70, .span = 13, .fresh = 1},
+    {.B = 1, .T = 20, .S = 90, .H = 2, .D = 16, .past = 70, .first = 40, .fresh = 1},
+    {.B = 1, .T = 20, .S = 90, .H = 2, .D = 16, .P = 90, .past = 80, .first = 85, .fresh = 1},
+    {.B = 2, .T = 33, .S = 60, .H = 2, .D = 5, .past = 27, .gap = 1, .fresh = 1},
+    {.B = 2, .T = 33, .S = 90, .H = 3, .D = 7, .past = 57, .z = 4, .L = 64, .R = 2.7, .sets = 3, .gap = 1},
+    {.B = 1, .T = 17, .S = 33, .H = 1, .D = 200, .past = 16, .fresh = 1},
+    {.B = 2, .T = 3, .S = 80, .H = 4, .D = 16, .P = 80, .past = 77, .shared = 1, .dmin = 1, .z = 1, .L = 70, .R = 8, .sets = 3, .N = 2},
+    {.B = 2, .T = 2, .S = 30, .H = 2, .D = 16, .past = 28, .pad = 1, .fresh = 1},
+    {.B = 1, .T = 40, .S = 90, .H = 3, .D = 16, .P = 90, .past = 50, .dmin = 1, .z = 4, .L = 64, .R = 2.5, .no_renorm = 1, .fresh = 1},
+    {.B = 1, .T = 40, .S = 90, .H = 3, .D = 16, .past = 50, .z = 2, .L = 60, .eps = 0.01, .fresh = 1},
+    {.B = 2, .T = 40, .S = 70, .H = 2, .D = 16, .P = 200, .past = 30, .shared = 1, .first = -90, .dmin = 1, .fresh = 1},
+    {.B = 2, .T = 2, .S = 70, .H = 2, .D = 16, .P = 100, .past = 68, .first = -20, .dmin = 1},
+    {.B = 2, .T = 33, .S = 70, .H = 2, .D = 16, .P = 70, .fresh = 1},
+    {.B = 2, .T = 20, .S = 30, .H = 2, .D = 16, .not_causal = 1, .pad = 4, .gap = 2, .fresh = 1},
+    {.B = 1, .T = 20, .S = 70, .H = 2, .D = 16, .not_causal = 1, .first = 9, .u = 1, .fresh = 1},
+    {.B = 2, .T = 40, .S = 70, .H = 2, .D = 16, .P = 200, .shared = 1, .first = -90, .dmin = 1, .fresh = 1},
+    {.B = 1, .T = 200, .S = 700, .H = 4, .D = 64, .P = 700, .past = 500, .shared = 1, .dmin = 1, .z = 3, .L = 690, .sets = 3, .fresh = 1},
+};
+static void sides_all(int half) {
+    size_t i, v, o, k;
+    for (i = 0; i < sizeof sides_table / sizeof *sides_table; i++) {
+        data d;
+        float **got;
+        data_open(&d, &sides_table[i], half, !sides_table[i].fresh);
+        got = outputs(&d);
+        on_cpu(cpu, &d);
+        on_sides(cpu, &d, 0, got);
+        if (d.a.T > 3 || d.a.drop > 0) for (o = 0; o < OUTS; o++) {      /* the CPU: to the bit, but for the sign of 0 */
+            size_t wrong = 0;
+            for (k = 0; k < d.out_size[o]; k++) wrong += !(got[o][k] == d.want[o][k]) && (o < OUT_GRADS || owned(&d, o, k));
+            CHECK(!wrong, "sides: %zu numbers of %s differ on the CPU: %s", wrong, out_name[o], label(d.c));
+        }
+        compare(&d, got, 0, 0, 0);
+        for (v = 0; v < versions_of(half); v++) {
+            on_sides(gpu[half], &d, versions[v], got);
+            compare(&d, got, half, versions[v], 0);
+        }
+        outputs_free(got);
+        data_close(&d);
+    }
 }
 
 /* >>dropout
@@ -978,6 +1188,7 @@ int main(int argc, char **argv) {
         }
         padded_op(half);
         served(half);
+        if (only < 0 || only == 11 || brief) sides_all(half);
         if (only < 0 || only == 2) masks(half);
         if (only < 0 || only == 3) unseen(half);
         if (only < 0 || only == 4) wanted(half);

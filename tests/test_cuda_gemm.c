@@ -31,6 +31,7 @@ typedef struct product {
     double alpha, beta;
     size_t gap, off;                /* between rows and matrices; numbers before the first, which break the alignment */
     int shared;                     /* one B for all */
+    int sum;                        /* one C for all */
     int ka, kb, kc;                 /* kinds of memory */
     int whole;                      /* small integers: exact in any order */
 } product;
@@ -51,7 +52,7 @@ static int product_case(stx_ctx *x, const product *p) {
     if (low) { cuda_round(A, na); cuda_round(B, nb); }
     if (half) cuda_round(C, nc);
     if (p->beta == 0)
-        for (e = 0; e < p->batch; e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
+        for (e = 0; e < (p->sum ? 1 : p->batch); e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
     dA = cuda_numbers(x, A, na, p->ka);
     dB = cuda_numbers(x, B, nb, p->kb);
     dC = cuda_numbers(x, C, nc, p->kc);
@@ -60,7 +61,7 @@ static int product_case(stx_ctx *x, const product *p) {
     g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
     g.batch = p->batch;
     g.alpha = (float)p->alpha; g.beta = (float)p->beta;
-    g.lda = lda; g.sa = sa; g.ldb = ldb; g.sb = sb; g.ldc = ldc; g.sc = sc;
+    g.lda = lda; g.sa = sa; g.ldb = ldb; g.sb = sb; g.ldc = ldc; g.sc = p->sum ? 0 : sc;
     stx_gemm(cpu, &g);
     g.A = stx_at(x, dA, p->off); g.B = stx_at(x, dB, p->off); g.C = stx_at(x, dC, p->off);
     stx_gemm_cuda(x, &g);
@@ -68,16 +69,16 @@ static int product_case(stx_ctx *x, const product *p) {
     got = fetch(x, dC, nc);
     a = (float *)malloc((nc + 1) * sizeof *a);
     b = (float *)malloc((nc + 1) * sizeof *b);
-    for (e = 0; e < p->batch; e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) {
+    for (e = 0; e < (p->sum ? 1 : p->batch); e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) {
         at = p->off + e * sc + i * ldc + j;
         a[n] = got[at];
         b[n++] = want[at];
         got[at] = want[at];             /* so that only the gaps are left to compare */
     }
     good = near(a, b, n, half ? HALF : 0, p->whole && !half ? 0 : half || low ? 1e-5 : 1e-6) && !memcmp(got, want, nc * sizeof *got);
-    CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d kinds %d %d %d whole %d",
+    CHECK(good, "%s: batch %zu ta %d tb %d M %zu N %zu K %zu alpha %g beta %g gap %zu off %zu shared %d sum %d kinds %d %d %d whole %d",
           bf16 ? "bf16" : "f32", p->batch,
-          p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap, p->off, p->shared, p->ka, p->kb, p->kc, p->whole);
+          p->ta, p->tb, p->M, p->N, p->K, p->alpha, p->beta, p->gap, p->off, p->shared, p->sum, p->ka, p->kb, p->kc, p->whole);
     stx_cuda_free(x, dA);
     stx_cuda_free(x, dB);
     stx_cuda_free(x, dC);
@@ -109,6 +110,19 @@ static void products(stx_ctx *x) {
         p.kb = kinds[i / 3 % 3];
         p.kc = kinds[i / 9 % 3];
         p.whole = i % 2;
+        product_case(x, &p);
+    }
+    for (i = 0; i < 36; i++) {             /* one C: rows that follow each other, with gaps between matrices, of all kinds and turns */
+        memset(&p, 0, sizeof p);
+        p.sum = p.whole = 1;
+        p.batch = 2 + i % 3;
+        p.ta = i % 9 != 7;
+        p.tb = i % 9 == 8;
+        p.M = size[i * 3 % n]; p.N = size[(i * 5 + 1) % n]; p.K = size[(i * 9 + 2) % n];
+        p.alpha = 1; p.beta = i % 2;
+        p.gap = i % 4 == 1;
+        p.shared = i % 9 == 5;
+        p.ka = kinds[i % 3]; p.kb = kinds[i / 3 % 3]; p.kc = i % 2 ? STX_MEM_BYTES : kinds[i % 3];
         product_case(x, &p);
     }
     memset(&p, 0, sizeof p);

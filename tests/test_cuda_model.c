@@ -139,6 +139,31 @@ static stx_tensor *op_results(stx_ctx *x, stx_tensor **in) {
 static stx_tensor *op_linear_memory(stx_ctx *x, stx_tensor **in) {
     return stx_linear_memory(x, stx_detach(x, stx_concat(x, stx_scale(x, in[0], 0.5), in[0])), in[0], in[1], in[2]);
 }
+static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) { return stx_linear_many(x, in[0], in + 1, in + 3, 2); }
+/* Two pieces, the first with rows between streams that are not taken */
+static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
+    stx_tensor *m = stx_detach(x, in[0]), *y;
+    const size_t C = m->dim[2];
+    stx_past p[2];
+    p[0].data = stx_at(x, m->data, 2 * C); p[0].rows = 3; p[0].stride = 5 * C;
+    p[1].data = m->data; p[1].rows = 5; p[1].stride = 5 * C;
+    y = stx_linear_past(x, p, 2, m->dim[0], in + 1, in + 3, 2);
+    return stx_concat(x, y, stx_concat_channels(x, stx_linear_past(x, p + 1, 1, m->dim[0], in + 1, in + 3, 1),
+                                                stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
+}
+/* Three heads in two groups, results one behind the other */
+static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
+    stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
+    stx_head_groups g;
+    stx_past p;
+    memset(&g, 0, sizeof g);
+    g.count = 2; g.rows[0] = 4; g.rows[1] = 2; g.of[1] = 1;
+    p.data = stx_at(x, m->data, m->dim[2]); p.rows = 4; p.stride = 5 * m->dim[2];
+    if (!stx_linear_heads(x, &p, m->dim[0], in[1], in[2], 3, &g, out)) return NULL;
+    a = stx_reshape(x, out[0], 1, out[0]->size, 1, 0);
+    b = stx_reshape(x, out[1], 1, out[1]->size, 1, 0);
+    return stx_concat(x, stx_concat(x, a, b), stx_reshape(x, in[0], 1, in[0]->size, 1, 0));
+}
 
 static stx_tensor *op_scale_by(stx_ctx *x, stx_tensor **in) { return stx_scale_by(x, in[0], in[1]); }
 static stx_tensor *op_log_softmax(stx_ctx *x, stx_tensor **in) { return stx_log_softmax(x, in[0]); }
@@ -193,6 +218,12 @@ static const struct op_row { const char *name; op_fn fn; size_t dim[MAX_IN][3]; 
     {"view_rows", op_view_rows, {{11, 7, 0}, {3, 5, 7}}, 2e-2},
     {"view_rows, aligned", op_view_rows, {{40, 64, 0}, {3, 5, 64}}, 2e-2},
     {"linear_memory", op_linear_memory, {{3, 5, 7}, {11, 7, 0}, {11, 0, 0}}, 2e-2},
+    {"linear_many", op_linear_many, {{3, 5, 7}, {11, 7, 0}, {4, 7, 0}, {11, 0, 0}, {4, 0, 0}}, 2e-2},
+    {"linear_many, side by side", op_linear_many, {{3, 5, 64}, {64, 64, 0}, {128, 64, 0}, {64, 0, 0}, {128, 0, 0}}, 2e-2},
+    {"linear_past", op_linear_past, {{3, 5, 7}, {11, 7, 0}, {4, 7, 0}, {11, 0, 0}, {4, 0, 0}}, 2e-2},
+    {"linear_past, side by side", op_linear_past, {{3, 5, 64}, {64, 64, 0}, {128, 64, 0}, {64, 0, 0}, {128, 0, 0}}, 2e-2},
+    {"linear_heads", op_linear_heads, {{3, 5, 7}, {15, 7, 0}, {15, 7, 0}}, 2e-2},
+    {"linear_heads, aligned", op_linear_heads, {{2, 5, 64}, {48, 64, 0}, {48, 64, 0}}, 2e-2},
     {"recompute", op_recompute, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results", op_results, {{3, 5, 7}, {3, 5, 7}}, 2e-2},
     {"recompute, several results, aligned", op_results, {{3, 5, 64}, {3, 5, 64}}, 2e-2},
@@ -206,6 +237,7 @@ static void op_run(const struct op_row *o, int device, int precision, int params
     float *dy;
     char name[8];
     int i, n;
+    if (params) stx_params_beside(p, 1 << 16);
     for (n = 0; n < MAX_IN && o->dim[n][0]; n++)
         if (params) {
             snprintf(name, sizeof name, "p%d", n);
@@ -276,9 +308,9 @@ typedef struct model {
     int parts;
 } model;
 
-enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, MODELS };
+enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MODELS };
 static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all-attention", "adaptive input and output", "literal",
-    "recomputation", "wide", "fairseq"};
+    "recomputation", "wide", "fairseq", "groups of heads"};
 
 static int model_gpu;                   /* of contexts made by what follows */
 static void model_make_sized(model *r, int which, int device, int precision, int no_graph, size_t B, size_t layers) {
@@ -302,7 +334,12 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     if (which == LITERAL) { d.literal_eps = 1; d.literal_memory = 1; d.adapt_span = 1; }
     if (which == FAIRSEQ) { d.no_renorm = d.span_per_layer = d.fairseq_init = 1; d.ramp = 7.5; d.dropout = 0.1; }
     if (which == RECOMPUTE) { d.recompute = 1; d.dropout = 0.2; }
+    if (which == GROUPED) { d.heads = 4; d.span = 800; r->T = 100; }
     r->m = stx_span_create(r->x, &d);
+    for (layers = 0; which == GROUPED && r->m && layers < d.layers; layers++) {        /* windows of 800, 256 and twice 64 */
+        static const stx_real z[4] = {0.02f, 0.95f, 0.03f, 0.3f};
+        stx_set(r->x, r->m->layer[layers].z, z);
+    }
     od.kind = which == DROP ? STX_ADAM : which == RECOMPUTE ? STX_RADAM : which == PERS || which == WIDE ? STX_SGD : STX_ADAGRAD;
     od.clip = which == PERS || which == WIDE ? 1 : 0.1;
     od.momentum = 0.9;

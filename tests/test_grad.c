@@ -252,6 +252,143 @@ static void row_linear_memory(void) {
     }
 }
 
+/* in: x, two weights, two biases */
+static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) {
+    (void)user;
+    return stx_linear_many(x, in[0], in + 1, in + 3, 2);
+}
+static void row_linear_many(void) {
+    int k;
+    for (k = 0; k < 4; k++) {
+        problem p = start("linear_many", make_linear_many, NULL);
+        add(&p, 3, 5, 7, 0); add(&p, 11, 7, 0, 0); add(&p, 4, 7, 0, 0);
+        if (k & 1) { add(&p, 11, 0, 0, 0); add(&p, 4, 0, 0, 0); } else { add_absent(&p); add_absent(&p); }
+        p.fixed[1] = k == 3;
+        check(&p);
+    }
+}
+/* in: memory (B,6,Ci), more of it (B,4,Ci), weight, bias, another weight, its bias. user: which pieces, and how many weights */
+typedef struct past_user { size_t B; int first, second, weights; } past_user;
+static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
+    const past_user *u = (const past_user *)user;
+    stx_tensor *W[2], *b[2];
+    stx_past p[3];
+    memset(p, 0, sizeof p);
+    if (u->first) { p[0].data = in[0]->data + 7 * (6 - (size_t)u->first); p[0].rows = (size_t)u->first; p[0].stride = 6 * 7; }
+    if (u->second) { p[2].data = in[1]->data; p[2].rows = 4; p[2].stride = 4 * 7; }
+    W[0] = in[2]; W[1] = in[4]; b[0] = in[3]; b[1] = in[5];
+    return stx_linear_past(x, p, 3, u->B, W, b, u->weights);
+}
+static void row_linear_past(void) {
+    static const past_user u[] = {{3, 6, 0, 1}, {3, 4, 0, 1}, {3, 0, 1, 1}, {3, 5, 1, 1}, {1, 2, 0, 1}, {1, 6, 1, 1}, {3, 5, 1, 2},
+        {2, 6, 0, 2}};
+    size_t k;
+    int bias;
+    for (k = 0; k < sizeof u / sizeof *u; k++) for (bias = 0; bias < 2; bias++) {
+        past_user one = u[k];
+        problem p = start("linear_past", make_linear_past, &one);
+        add(&p, one.B, 6, 7, 0); add(&p, one.B, 4, 7, 0);
+        p.fixed[0] = p.fixed[1] = 1;
+        add(&p, 11, 7, 0, 0);
+        if (bias) add(&p, 11, 0, 0, 0); else add_absent(&p);
+        if (one.weights > 1) add(&p, 4, 7, 0, 0); else add_absent(&p);
+        if (one.weights > 1 && bias) add(&p, 4, 0, 0, 0); else add_absent(&p);
+        check(&p);
+    }
+}
+/* in: memory (B,6,Ci), wk, wv. Results of all groups, one behind the other */
+static stx_tensor *make_linear_heads(stx_ctx *x, stx_tensor **in, void *user) {
+    const stx_head_groups *g = (const stx_head_groups *)user;
+    stx_tensor *out[STX_HEAD_GROUPS], *y = NULL;
+    stx_past p;
+    size_t i;
+    p.data = in[0]->data + 7; p.rows = 5; p.stride = 6 * 7;
+    if (!stx_linear_heads(x, &p, in[0]->dim[0], in[1], in[2], 4, g, out)) return NULL;
+    for (i = 0; i < g->count; i++) {
+        stx_tensor *t = stx_reshape(x, out[i], 1, out[i]->size, 1, 0);
+        y = y ? stx_concat(x, y, t) : t;
+    }
+    return y;
+}
+static void row_linear_heads(void) {
+    static const unsigned char of[3][4] = {{0, 0, 0, 0}, {1, 0, 0, 1}, {2, 0, 1, 2}};
+    size_t k, h;
+    for (k = 0; k < 6; k++) {
+        stx_head_groups g;
+        problem p = start("linear_heads", make_linear_heads, &g);
+        memset(&g, 0, sizeof g);
+        g.count = 1 + k % 3;
+        g.rows[0] = 5; g.rows[1] = 3; g.rows[2] = 1;
+        for (h = 0; h < 4; h++) g.of[h] = of[k % 3][h];
+        add(&p, k < 3 ? 3 : 1, 6, 7, 0); add(&p, 12, 7, 0, 0); add(&p, 12, 7, 0, 0);
+        p.fixed[0] = 1;
+        p.fixed[1] = k == 4;
+        p.fixed[2] = k == 5;
+        check(&p);
+    }
+}
+/* Weights side by side or not: the same numbers drawn, the same results, and gradients to a rounding (dx is one sum or several). Made side
+   by side in another order than they are drawn in, and still so when the gradients have become one block. */
+static void linears_beside(void) {
+    double out[2][5 * 3 * 192 + 8 * 192 + 3 * 64 * 65 + 15 * 64], worst = 0;
+    stx_real v[15 * 64], m[8 * 64];
+    size_t i, at[2] = {0, 0};
+    int apart;
+    for (i = 0; i < 15 * 64; i++) v[i] = (stx_real)sin(i * 1.3);
+    for (i = 0; i < 8 * 64; i++) m[i] = (stx_real)cos(i * 0.7);
+    for (apart = 0; apart < 2; apart++) {
+        stx_desc d = {0};
+        stx_ctx *x;
+        stx_params *p;
+        stx_tensor *w[3], *b[3], *in, *y[2], *t;
+        stx_past past;
+        size_t n = 0, k;
+        d.threads = 1;
+        x = stx_create(&d);
+        p = stx_params_create(x);
+        if (!apart) {           /* drawn as 0, 2, 1 */
+            CHECK(stx_params_beside(p, 3 * 64 * 64), "%s", stx_error(x));
+            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
+            stx_params_draw(p, 1);
+            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
+            stx_params_draw(p, -1);
+            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
+            stx_params_beside(p, 3 * 64);
+        } else {
+            w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
+            w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
+            w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
+        }
+        for (k = 0; k < 3; k++) b[k] = stx_param(p, STX_UNIFORM, 1, k == 0 ? "b0" : k == 1 ? "b1" : "b2", 64, 0, 0, 0);
+        for (k = 0; k < 2; k++) {
+            CHECK(apart || (w[1]->data == w[0]->data + 4096 && w[2]->data == w[1]->data + 4096 && b[2]->data == b[0]->data + 128),
+                  "not side by side");
+            CHECK(apart || (w[1]->grad == w[0]->grad + 4096 && w[2]->grad == w[1]->grad + 4096 && b[2]->grad == b[0]->grad + 128),
+                  "gradients are not side by side");
+            if (!k) stx_params_grads(p, NULL);
+        }
+        stx_begin(x, STX_TRAIN);
+        in = stx_variable(x, v, 3, 5, 64, 0);
+        t = stx_input(x, m, 1, 8, 64, 0);
+        past.data = t->data; past.rows = 8; past.stride = 8 * 64;
+        y[0] = stx_linear_many(x, in, w, b, 3);
+        y[1] = stx_linear_past(x, &past, 1, 1, w, b, 3);
+        CHECK(stx_ok(x) && y[0]->dim[2] == 192 && y[1]->dim[1] == 8 && y[1]->dim[2] == 192, "%s", stx_error(x));
+        for (k = 0; k < 2; k++) for (i = 0; i < y[k]->size; i++) out[apart][n++] = (double)y[k]->data[i];
+        at[0] = n;
+        stx_backward(x, stx_add(x, stx_mean(x, stx_mul(x, y[0], y[0])), stx_mean(x, stx_mul(x, y[1], y[1]))));
+        for (i = 0; i < in->size; i++) out[apart][n++] = (double)in->grad[i];
+        for (k = 0; k < 3; k++) for (i = 0; i < 4096; i++) out[apart][n++] = (double)w[k]->grad[i];
+        for (k = 0; k < 3; k++) for (i = 0; i < 64; i++) out[apart][n++] = (double)b[k]->grad[i];
+        at[1] = n;
+        stx_destroy(x);
+    }
+    CHECK(!memcmp(out[0], out[1], at[0] * sizeof **out), "side by side or apart: results differ");
+    for (i = at[0]; i < at[1]; i++) if (!(fabs(out[0][i] - out[1][i]) <= worst)) worst = fabs(out[0][i] - out[1][i]);
+    CHECK(worst < 1e-15, "side by side or apart: gradients are %g apart", worst);
+}
+static void row_linear_many_all(void) { row_linear_many(); linears_beside(); }
+
 static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_layernorm(x, in[0], in[1], in[2], *(double *)user);
 }
@@ -2143,7 +2280,96 @@ static void attention_side_by_side(void) {
         check(&p);
     }
 }
-static void row_attention_all(void) { row_attention(); attention_side_by_side(); }
+/* q, k and v of the new rows as one, keys and values before them in the memory of groups of heads */
+typedef struct past_attn { stx_attention_desc d; stx_head_groups groups; int grouped, N, P; } past_attn;
+static stx_tensor *make_attention_past(stx_ctx *x, stx_tensor **in, void *user) {
+    const past_attn *u = (const past_attn *)user;
+    stx_attention_in a;
+    memset(&a, 0, sizeof a);
+    a.qkv = in[0];
+    a.past[0] = in[1]; a.past[1] = in[2]; a.past[2] = in[3];
+    if (u->grouped) a.groups = &u->groups;
+    a.pe = in[4]; a.z = in[5]; a.pk = in[6]; a.pv = in[7];
+    return stx_attention(x, &a, &u->d);
+}
+static void attention_past(void) {
+    static const struct { size_t B, T, m, H, D; int sets, P, N; double drop; } s[] = {
+        {2, 5, 4, 2, 3, 0, 0, 0, 0}, {2, 5, 0, 2, 3, 0, 1, 0, 0}, {1, 9, 70, 3, 4, 0, 1, 2, 0}, {2, 7, 60, 4, 4, 3, 1, 0, 0.2},
+        {1, 40, 290, 3, 8, 2, 1, 3, 0}, {2, 2, 60, 4, 4, 3, 1, 1, 0}};
+    size_t i, h, g, r, j;
+    for (i = 0; i < sizeof s / sizeof *s; i++) {
+        const size_t B = s[i].B, T = s[i].T, m = s[i].m, H = s[i].H, D = s[i].D, C = H * D, S = m + T;
+        size_t rows[3] = {0, 0, 0}, heads[3] = {0, 0, 0}, at[256], b;
+        past_attn u;
+        problem p = start("attention past", make_attention_past, &u);
+        stx_real *z, *qkv, *old[3] = {NULL, NULL, NULL}, *q, *k, *v, *want;
+        stx_tensor *y;
+        stx_attention_in a;
+        memset(&u, 0, sizeof u);
+        u.d.heads = H; u.d.delta_min = 1; u.d.dropout = s[i].drop;
+        u.grouped = s[i].sets > 0;
+        u.groups.count = s[i].sets ? (size_t)s[i].sets : 1;
+        if (s[i].sets) { u.d.max_span = (double)m; u.d.ramp = 5; }
+        z = gemm_random(H);
+        for (h = 0; h < H; h++) {
+            size_t need = m;
+            g = s[i].sets ? h % (size_t)s[i].sets : 0;
+            z[h] = (floor((g == 0 ? 0.6 : g == 1 ? 0.3 : 0.1) * (double)m) + 0.37) / (double)(m ? m : 1);
+            if (s[i].sets && g) need = STX_MIN(m, stx_attention_reach(z[h], u.d.max_span, u.d.ramp, m) + 1);
+            u.groups.of[h] = (unsigned char)g;
+            at[h] = heads[g]++;
+            rows[g] = STX_MAX(rows[g], need);
+        }
+        qkv = add(&p, B, T, 3 * C, 0);
+        for (g = 0; g < 3; g++) if (rows[g]) old[g] = add(&p, B, rows[g], 2 * D * heads[g], 0); else add_absent(&p);
+        if (s[i].P) add(&p, S, D, 0, 0); else add_absent(&p);
+        if (s[i].sets) memcpy(add(&p, H, 0, 0, 0), z, H * sizeof *z); else add_absent(&p);
+        for (j = 0; j < 2; j++) if (s[i].N) add(&p, H, (size_t)s[i].N, D, 0); else add_absent(&p);
+        p.random = s[i].drop > 0;
+        p.entries = 60;
+        /* in one piece: the same bits; what no group keeps is a number that nothing may read */
+        q = gemm_random(B * T * C); k = gemm_random(B * S * C); v = gemm_random(B * S * C); want = gemm_random(B * T * C);
+        for (r = 0; r < B * S * C; r++) k[r] = v[r] = NAN;
+        for (b = 0; b < B; b++) for (h = 0; h < H; h++) {
+            for (r = 0; r < T; r++) {
+                memcpy(q + (b * T + r) * C + h * D, qkv + (b * T + r) * 3 * C + h * D, D * sizeof *q);
+                memcpy(k + (b * S + m + r) * C + h * D, qkv + (b * T + r) * 3 * C + C + h * D, D * sizeof *q);
+                memcpy(v + (b * S + m + r) * C + h * D, qkv + (b * T + r) * 3 * C + 2 * C + h * D, D * sizeof *q);
+            }
+            g = u.groups.of[h];
+            for (r = 0; r < m; r++) {
+                const stx_real *row = r + rows[g] < m ? NULL : old[g] + (b * rows[g] + r + rows[g] - m) * 2 * D * heads[g] + at[h] * D;
+                size_t e;
+                for (e = 0; e < D; e++) {
+                    k[(b * S + r) * C + h * D + e] = row ? row[e] : 0;
+                    v[(b * S + r) * C + h * D + e] = row ? row[D * heads[g] + e] : 0;
+                }
+            }
+        }
+        stx_set_tick(ctx1, TICK);
+        stx_begin(ctx1, STX_TRAIN);
+        memset(&a, 0, sizeof a);
+        a.q = stx_input(ctx1, q, B, T, C, 0); a.k = stx_input(ctx1, k, B, S, C, 0); a.v = stx_input(ctx1, v, B, S, C, 0);
+        if (s[i].P) a.pe = stx_input(ctx1, p.data[4], S, D, 0, 0);
+        if (s[i].sets) a.z = stx_input(ctx1, z, H, 0, 0, 0);
+        if (s[i].N) a.pk = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
+        if (s[i].N) a.pv = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
+        y = stx_attention(ctx1, &a, &u.d);
+        CHECK(y, "attention past: %s", stx_error(ctx1));
+        if (y) stx_get(ctx1, y, want);
+        {
+            stx_tensor *in[MAX_IN];
+            double off = 0;
+            y = forward(ctx1, &p, in);
+            CHECK(y && y->size == B * T * C, "attention past %zu: %s", i, stx_error(ctx1));
+            for (r = 0; y && r < y->size; r++) if (!(fabs(y->data[r] - want[r]) <= off)) off = fabs(y->data[r] - want[r]);
+            CHECK(off <= (T > 3 ? 0 : 1e-14), "attention past %zu: %g from that in one piece", i, off);
+        }
+        free(z); free(q); free(k); free(v); free(want);
+        check(&p);
+    }
+}
+static void row_attention_all(void) { row_attention(); attention_side_by_side(); attention_past(); }
 
 /* seqtx_par.h: ops of its own */
 typedef struct mix_user { size_t T, run; } mix_user;
@@ -2235,6 +2461,9 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
+    {"stx_linear_many", row_linear_many_all},
+    {"stx_linear_past", row_linear_past},
+    {"stx_linear_heads", row_linear_heads},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
     {"stx_residual_norm", row_residual_norm},

@@ -14,6 +14,12 @@ enum { SLOW = 1 };                /* under sanitizers fewer steps and cases of a
 enum { SLOW = 0 };
 #endif
 
+#ifdef SEQTX_DOUBLE
+  #define GROUPS_OFF 1e-15
+#else
+  #define GROUPS_OFF 1e-6
+#endif
+
 static stx_span_desc small(void) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
@@ -885,8 +891,127 @@ static void by_hand(void) {
     }
 }
 
+/* What three windows cost when heads are cut at i and j of the falling list of their windows */
+static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) {
+    size_t k, cost = 64 * n * ((i < n) + (j < n && j > i));
+    for (k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
+    return cost;
+}
+/* The groups are as cheap as any, and every head has what it needs */
+static void cheapest_groups(void) {
+    size_t c, h, i, j, n, m, need[9], w[9], cost, best;
+    for (c = 0; c < 400; c++) {
+        stx_head_groups g;
+        n = 1 + c % 9;
+        m = 1 + (size_t)((test_rand() + 1) * (c % 2 ? 1000 : 100));
+        for (h = 0; h < n; h++) {
+            need[h] = (size_t)((test_rand() + 1) / 2 * (test_rand() > 0 ? 1.2 : 0.2) * (double)m);
+            w[h] = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
+            for (i = h; i > 0 && w[i - 1] < w[i]; i--) { size_t t = w[i]; w[i] = w[i - 1]; w[i - 1] = t; }
+        }
+        stx_head_groups_of(need, n, m, &g);
+        CHECK(g.count >= 1 && g.count <= 3 && g.rows[0] == m, "groups %zu", g.count);
+        for (i = 1; i < g.count; i++) CHECK(g.rows[i] < g.rows[i - 1] && g.rows[i] % 64 == 0 && g.rows[i], "windows do not fall");
+        for (h = 0, cost = 64 * n * (g.count - 1); h < n; h++) {
+            CHECK(g.of[h] < g.count && g.rows[g.of[h]] >= STX_MIN(m, need[h]), "head %zu has %zu rows and needs %zu", h, g.rows[g.of[h]],
+                  need[h]);
+            cost += g.rows[g.of[h]];
+        }
+        for (i = 0; i < g.count; i++) { for (h = 0; h < n && g.of[h] != i; h++) {} CHECK(h < n, "group %zu has no head", i); }
+        for (best = m * n, i = 1; i < n; i++) for (j = i + 1; j <= n; j++)        /* heads of one window stay together */
+            if (w[i] < w[i - 1] && (j == n || w[j] < w[j - 1])) best = STX_MIN(best, cut_cost(w, n, m, i, j));
+        CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, others %zu", n, m, cost, best);
+    }
+}
+/* Heads of three reaches: keys and values of the past by groups, against every head's over the whole window, by hand. A head's window is
+   part of the step's key. */
+static void groups(void) {
+    static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28}, {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
+    int pers, k;
+    cheapest_groups();
+    for (pers = 0; pers < 2; pers++) for (k = 0; k < 2; k++) {
+        stx_span_desc d = small();
+        stx_ctx *x = context(2, 3);
+        stx_span *m;
+        stx_span_state *s;
+        stx_tensor *h, *y;
+        int32_t *t = text(2, 1200, 5);
+        stx_real *got, **grad;
+        double worst = 0, top;
+        uint64_t key;
+        size_t l, i, at, c, need[6];
+        stx_head_groups g;
+        d.dim = 48; d.heads = 6; d.span = 1024; d.dropout = k ? 0.2 : 0; d.pers = pers ? 5 : 0; d.recompute_layers = k;
+        m = stx_span_create(x, &d);
+        for (l = 0; l < 2; l++) for (i = 0; i < 6; i++) m->layer[l].z->data[i] = (stx_real)z[l][i];
+        s = stx_span_state_create(m, 2);
+        for (at = 0; at < 1120; at += 40) { stx_begin(x, STX_EVAL); stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s); }
+        for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
+        stx_head_groups_of(need, 6, 960, &g);
+        CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
+        key = stx_span_key(m, NULL, NULL, s, 0);
+        m->layer[0].z->data[2] = (stx_real)0.28;         /* the windows stay */
+        stx_begin(x, STX_TRAIN);
+        CHECK(stx_span_key(m, NULL, NULL, s, 0) == key, "the key depends on spans within a window");
+        m->layer[0].z->data[2] = m->layer[0].z->data[5] = (stx_real)0.45;
+        CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
+        m->layer[0].z->data[2] = (stx_real)0.3; m->layer[0].z->data[5] = (stx_real)0.28;
+        stx_set_tick(x, 9);
+        stx_begin(x, STX_TRAIN);
+        y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
+        CHECK(y, "%s", stx_error(x));
+        got = (stx_real *)malloc(y->size * sizeof *got);
+        stx_get(x, y, got);
+        stx_params_zero_grad(m->params);
+        stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
+        grad = (stx_real **)malloc(m->params->count * sizeof *grad);
+        for (i = 0; i < m->params->count; i++) {
+            grad[i] = (stx_real *)malloc(m->params->tensor[i]->size * sizeof **grad);
+            memcpy(grad[i], m->params->tensor[i]->grad, m->params->tensor[i]->size * sizeof **grad);
+        }
+        stx_params_zero_grad(m->params);
+        stx_set_tick(x, 9);
+        stx_begin(x, STX_TRAIN);
+        h = stx_embedding(x, m->words->in_emb, block(x, t, 2, 1200, 1120, 40));
+        for (l = 0; l < 2; l++) {
+            stx_span_layer *p = &m->layer[l];
+            stx_attention_in in;
+            stx_attention_desc a;
+            stx_tensor *f, *X;
+            size_t S = stx_span_window(m, l);
+            memset(&in, 0, sizeof in);
+            memset(&a, 0, sizeof a);
+            X = stx_concat(x, stx_rows_read(s->rows, l, S), h);
+            in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
+            in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
+            in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
+            a.heads = 6; a.span = S; a.delta_min = 1; a.max_span = 1024; a.ramp = d.ramp; a.dropout = d.dropout;
+            f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
+            h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
+            if (pers) continue;
+            f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
+            h = stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
+        }
+        CHECK(h && difference(h->data, got, h->size) <= 4 * GROUPS_OFF, "pers %d, dropout %g: by groups is off by %g", pers, d.dropout,
+              h ? difference(h->data, got, h->size) : 1);
+        stx_backward(x, stx_mean(x, stx_mul(x, h, h)));
+        for (i = 0; i < m->params->count; i++) {
+            const stx_tensor *q = m->params->tensor[i];
+            for (top = 1e-4, c = 0; c < q->size; c++) if (fabs((double)q->grad[c]) > top) top = fabs((double)q->grad[c]);
+            worst = difference(q->grad, grad[i], q->size) / top;
+            CHECK(worst <= 30 * GROUPS_OFF, "pers %d, dropout %g: the gradient of %s is off by %g of its largest", pers, d.dropout,
+                  m->params->name[i], worst);
+            free(grad[i]);
+        }
+        CHECK(stx_ok(x), "%s", stx_error(x));
+        free(grad); free(got); free(t);
+        stx_destroy(x);
+    }
+}
+
 int main(void) {
     by_hand();
+    groups();
     windows();
     ramps();
     generation_and_memory();
