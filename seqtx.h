@@ -616,15 +616,18 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
                             size_t N, size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+enum { STX_LATE_DB = 1, STX_LATE_DW = 2 };
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
+    size_t pad;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
     int act, accumulate;                    /* accumulate: dx += */
     stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
-    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
-    int late;                               /* db is a parameter's gradient, which backward itself does not read: inside of stx_backward a
-                                               GPU may add to it later, many such sums in one launch, before stx_backward returns */
+    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
+    int late;                               /* STX_LATE_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
+                                               inside of stx_backward a GPU may add to it later, many such sums in one launch, before
+                                               stx_backward returns */
 } stx_linear_bwd_args;
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
@@ -6749,13 +6752,18 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 // >>linear
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
+/* Which of the gradients of W and b may be added to later */
+static int stx__linear_late(const stx_tensor *W, const stx_tensor *b) {
+    return (b && stx__is_param(b) ? STX_LATE_DB : 0) | (stx__is_param(W) ? STX_LATE_DW : 0);
+}
 /* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     stx_linear_bwd_args a;
     int fresh;
-    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = W->dim[0];
+    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = stx__last(n->y);
+    a.pad = a.O - W->dim[0];
     a.act = s->act;
     a.dx = stx__grad_fresh(x, in, &fresh);
     a.dW = stx__grad(x, W);
@@ -6763,10 +6771,11 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
-    a.late = b && stx__is_param(b);
+    a.late = stx__linear_late(W, b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
-STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+/* stx_linear, with pad outputs more, for which W and b have room (tensor.room): they are 0, and so must their gradients be */
+static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act, size_t pad) {
     stx_tensor *y, *ins[3];
     stx__node *node;
     size_t d[STX_MAX_DIM], N, Ci, Co;
@@ -6778,7 +6787,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
               "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an "
                   "output", stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
+    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0] + pad;
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
     d[in->ndim - 1] = Co;
     y = stx__tensor(x, STX__STEP, in->ndim, d);
@@ -6820,7 +6829,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
-        a.late = n->in[2] && stx__is_param(n->in[2]);
+        a.late = stx__linear_late(W, n->in[2]);
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -6853,22 +6862,29 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
     after.b = b; after.pre = pre; after.act = act;
     stx__product(x, &g, b || pre || act ? &after : NULL);
 }
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+    return stx__linear_padded(x, in, W, b, act, 0);
+}
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
+    size_t O = a->O - a->pad, n;
     stx_gemm_args g;
     if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
     if (a->dx) {
-        g = stx_gemm_of(0, 0, a->N, a->Ci, a->O, a->da, a->W, a->dx);
+        g = stx_gemm_of(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
+        g.lda = a->O;
         g.beta = (stx_real)(a->accumulate ? 1 : 0);
         stx_gemm(x, &g);
     }
     if (a->dW) {
-        g = stx_gemm_of(1, 0, a->O, a->Ci, a->N, a->da, a->in, a->dW);
+        g = stx_gemm_of(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
+        g.lda = a->O;
         g.beta = 1;
         stx_gemm(x, &g);
     }
-    if (a->db) stx_sum_rows(x, a->db, a->da, a->N, a->O);
+    if (a->db && !a->pad) stx_sum_rows(x, a->db, a->da, a->N, O);
+    for (n = 0; a->db && a->pad && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);     /* only tests have padding here */
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
