@@ -2309,31 +2309,32 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
 template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, size_t N, size_t V) {
+    const int32_t *targets, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
-        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
             stx__put(top, n, l.top);
             stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)targets[n]);
         }
     }
 }
 void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, double divisor) {
+                                size_t N, size_t V, size_t ld, double divisor) {
     const char *name = "stx_cross_entropy_fwd";
     stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate.
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate; then what
+   stands between rows of V numbers, which are ld apart, becomes 0.
    A warp or a block (T threads) does a row n; every number is read and written by one thread. known 0: no target, and g is 0. */
 template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv, stx__num logits, size_t n,
-                                                              size_t V, size_t target, int known, float g, int accumulate) {
-    const size_t start = n * V, t = threadIdx.x % T;
+                                                              size_t V, size_t ld, size_t target, int known, float g, int accumulate) {
+    const size_t start = n * ld, t = threadIdx.x % T;
     const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
     const float m = stx__get(top, n), f = g * stx__get(inv, n);
     for (size_t i = t; i < V - 4 * fours; i += T) {
@@ -2350,21 +2351,22 @@ template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, 
         for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
         stx__putn<4>(dlogits, start + v, d);
     }
+    for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                      stx__num logits, const int32_t *targets, size_t N, size_t V,
-                                                                     double divisor, int accumulate) {
+                                                                     size_t ld, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, (size_t)targets[n], 1, g, accumulate);
+    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g, accumulate);
 }
 void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                 int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits);
     if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor,
-                              accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, ld,
+                              divisor, accumulate);
 }
 
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
@@ -2395,14 +2397,14 @@ void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
 template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V) {
+                                                                  size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
         stx__lse l = {0, 0};
-        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)target);
             stx__put(top, n, l.top);
             stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
             stx__put(nll, n, (float)v);
@@ -2411,33 +2413,34 @@ template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, 
     }
 }
 void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     const char *name = "stx_token_loss_fwd";
     stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
 template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V, int accumulate) {
+                                                                  size_t V, size_t ld, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
         if (!known && accumulate) continue;
-        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, known ? (size_t)targets[n] : V, known,
+        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, known ? (size_t)targets[n] : V, known,
                                   known ? dl * stx__get(w, n) : 0, accumulate);
     }
 }
 void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
                              int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
-    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, ld,
+                              accumulate);
 }
 
 /* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,

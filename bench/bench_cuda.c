@@ -962,10 +962,10 @@ static void run_residual_bwd(job *j) {
 }
 static void run_bias_relu(job *j) { stx_bias_act_fwd_cuda(j->x, j->a[0], NULL, j->a[3], j->n[0], j->n[1], STX_ACT_RELU); }
 static void run_entropy_fwd(job *j) {
-    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0]);
+    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], j->n[1], (double)j->n[0]);
 }
 static void run_entropy_bwd(job *j) {
-    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0], 0);
+    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], j->n[1], (double)j->n[0], 0);
 }
 static void run_embedding(job *j) { stx_embedding_fwd_cuda(j->x, j->a[0], j->a[3], j->ids, j->n[0], j->n[1], 1); }
 static void run_optim(job *j) { stx_optim_step(j->optim, 1e-4); }

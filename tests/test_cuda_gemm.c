@@ -175,6 +175,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
         *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
     float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0), *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
     stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
+    float behind[64];
     stx_linear_bwd_args bwd;
     if (bf16) { cuda_round(in, N * I); cuda_round(W, O * I); cuda_round(b, O + l->off); cuda_round(dy, n); cuda_round(dx, N * I); }
     for (i = R * I; i < O * I; i++) W[i] = 0;
@@ -187,8 +188,9 @@ static void layer_case(stx_ctx *x, const layer *l) {
     gpre = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
     gdy = cuda_numbers(x, dy, n, STX_MEM_NUMBERS);
     gdx = cuda_numbers(x, dx, N * I, STX_MEM_NUMBERS);
-    gdW = cuda_numbers(x, dW, R * I, STX_MEM_BYTES);
-    gdb = cuda_numbers(x, db, R, STX_MEM_BYTES);
+    gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);        /* of which the padding is a neighbour's */
+    gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
+    memcpy(behind, db + R, l->pad * sizeof *behind);
 
     stx_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
     stx_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW, l->bias ? stx_at(x, gb, l->off) : NULL, N, I, O, l->act);
@@ -214,7 +216,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
     if (l->act) stx_act_bwd(cpu, dy, dy, y, pre, n, l->act, 0);
     if (l->bias) {                      /* sums of what was not yet rounded */
         stx_sum_rows(cpu, db, dy, N, O);
-        got = fetch(x, gdb, R);
+        got = fetch(x, gdb, O);
+        CHECK(!memcmp(got + R, behind, l->pad * sizeof *got), "what stands behind db was written");
         CHECK(near(got, db, R, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
         free(got);
     }
@@ -230,7 +233,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
     CHECK(near(got, dx, N * I, l->dx ? half : 0, l->dx ? small : 0), "dx of linear N %zu I %zu O %zu act %d accumulate %d dx %d", N, I, O,
           l->act, l->accumulate, l->dx);
     free(got);
-    got = fetch(x, gdW, R * I);
+    got = fetch(x, gdW, O * I);
+    CHECK(!memcmp(got + R * I, dW + R * I, l->pad * I * sizeof *got), "what stands behind dW was written");
     CHECK(near(got, dW, R * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
     free(got);
     CHECK(stx_ok(x), "%s", stx_error(x));
@@ -396,11 +400,17 @@ static void pieces_again(void *user, uint64_t *hash) {
     static const pieced p[] = {{512, 24, 40, 0, 8, 1, 4, 1}, {96, 16, 64, 23, 3, 0, 2, 1}, {90, 15, 7, 0, 5, 1, 1, 1}};
     stx_ctx *x = pieces_ctx;
     size_t n = 64 * 16, k, i;
-    float *in = (float *)user;
-    stx_real *gin = cuda_numbers(x, in, n * 6, STX_MEM_NUMBERS), *gdW = cuda_numbers(x, in, 30 * 6 * 16, STX_MEM_BYTES);
+    const size_t all = 30 * 6 * 16;
+    float *in = (float *)malloc(n * 6 * sizeof *in), *dW = (float *)malloc(all * sizeof *dW), *got;
+    stx_real *gin, *gdW;
     uint64_t keep = test_state;
     for (i = 0; i < sizeof p / sizeof *p; i++) { test_state = 3 + i; pieces_case(x, &p[i], hash); }
     test_state = keep;
+    memcpy(in, user, n * 6 * sizeof *in);
+    memcpy(dW, user, all * sizeof *dW);
+    if (stx_ctx_desc(x)->precision == STX_PREC_BF16) cuda_round(in, n * 6);
+    gin = cuda_numbers(x, in, n * 6, STX_MEM_NUMBERS);
+    gdW = cuda_numbers(x, dW, all, STX_MEM_BYTES);
     inner_pieces(x, 4);
     stx_cuda_late(x, 1);
     for (k = 0; k < 30; k++) {
@@ -409,11 +419,16 @@ static void pieces_again(void *user, uint64_t *hash) {
         bwd.N = 64; bwd.Ci = 16; bwd.O = 6; bwd.late = STX_LATE_DW;
         bwd.in = gin; bwd.da = stx_at(x, gin, k); bwd.dW = stx_at(x, gdW, k * 6 * 16);
         stx_linear_bwd_cuda(x, &bwd);
+        bwd.in = in; bwd.da = in + k; bwd.dW = dW + k * 6 * 16;
+        stx_linear_bwd(cpu, &bwd);
     }
     stx_cuda_late(x, -1);
     inner_pieces(x, 0);
-    *hash = cuda_hash(x, gdW, 30 * 6 * 16, *hash);
+    got = fetch(x, gdW, all);
+    CHECK(near(got, dW, all, 0, 1e-5), "30 gradients that wait");
+    *hash = cuda_hash(x, gdW, all, *hash);
     stx_cuda_free(x, gin); stx_cuda_free(x, gdW);
+    free(in); free(dW); free(got);
 }
 #ifdef SEQTX_CUDA_HOST
 /* cublasLt has no plan for the pieces, or refuses the call, or there is no memory for them: one product, and no error */
