@@ -4704,8 +4704,8 @@ static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t row
     }
     return y;
 }
-/* y (rows, wa + wb) = the first wa columns of a and, unless it is NULL, wb of b side by side; what they have more gets a gradient of 0. As
-   all rows lie apart as it suits a product, and a reader wants them without gaps. */
+/* y (rows, wa + wb) = the first wa columns of a and, unless it is NULL, wb of b side by side; what they have more gets a gradient of 0.
+   Products like padded rows (PADDED LOGITS); who reads their results wants them without. */
 typedef struct stx__join_columns_save { size_t w[2]; stx_real *zeros; } stx__join_columns_save;
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
     stx__join_columns_save *s = (stx__join_columns_save *)n->save;

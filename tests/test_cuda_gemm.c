@@ -3,6 +3,7 @@
 #include "../seqtx.h"
 #include "inner.h"
 #include "cuda_test.h"
+#include "../bench/cuda_model.h"
 
 static stx_ctx *cpu;
 static int brief;               /* sanitizers are slow, and see no values */
@@ -304,6 +305,9 @@ static void pieces_by_size(void) {
     for (i = 0; i < sizeof want / sizeof *want; i++)
         CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3], "(%zu,%zu) of %zu rows: %zu pieces, want %zu", want[i][0],
               want[i][1], want[i][2], inner_pieces_of(want[i][0], want[i][1], want[i][2], 1), want[i][3]);
+    for (i = 0; i < sizeof want / sizeof *want; i++)            /* the benchmarks' formulas count the same */
+        CHECK(work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]) == (double)want[i][3], "cuda_model.h has %g pieces",
+              work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]));
     CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "a launch of its own is worth more than that");
 }
 /* dW of a weight of `rows` of O rows, cut or whole, once or twice, waiting or not, against the CPU; in float the pieces are added to dW in

@@ -687,7 +687,7 @@ static void test_late(void) {
 /* PADDED LOGITS: words of all kinds whose rows are no multiple of 8, with their gradients, logits and log p, on both devices; and updates,
    after which the room behind a table is what it was. */
 typedef struct worded { stx_ctx *x; stx_params *p; stx_words *w; stx_optim *o; } worded;
-enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32, WORDS_KINDS = 4 };
+enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32, WORDS_KINDS = 5 };
 static void worded_make(worded *u, int kind, int device, int precision) {
     stx_words_desc d;
     stx_optim_desc od;
@@ -704,7 +704,7 @@ static void worded_make(worded *u, int kind, int device, int precision) {
     d.table.a = d.out_table.a = d.proj.a = d.bias.a = d.cluster.a = d.cluster_bias.a = 0.3;
     d.out = kind == 0 ? STX_WORDS_PLAIN : kind == 1 ? STX_WORDS_TIED : STX_WORDS_ADAPTIVE;
     if (kind >= 2) { d.in = STX_WORDS_ADAPTIVE; d.cutoff[0] = 53; d.cutoff[1] = 112; d.cutoffs = 2; d.divval = 2; }
-    if (kind == 3) { d.share_tables = 1; d.by_cluster = 1; }
+    if (kind >= 3) { d.share_tables = 1; d.by_cluster = kind == 3; }
     u->w = stx_words_create(u->p, &d);
     od.kind = STX_ADAMW; od.weight_decay = 0.1; od.clip = 0.5;
     u->o = stx_optim_create(u->p, &od);
