@@ -289,6 +289,7 @@ typedef struct stx_tensor {
     int       full;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
     const struct stx_tensor *of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
     size_t    at;                  /* from this number on. NULL: no view */
+    size_t    room;                /* of a parameter: zeros behind its numbers, which kernels read and nothing writes, see PADDED LOGITS */
 } stx_tensor;
 
 /* Token ids, (B,T): on the host, which checks them, and on the device (the same memory on a CPU). */
@@ -625,15 +626,18 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
                             size_t N, size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+enum { STX_LATE_DB = 1, STX_LATE_DW = 2 };
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
+    size_t pad;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
     int act, accumulate;                    /* accumulate: dx += */
     stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
-    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
-    int late;                               /* db is a parameter's gradient, which backward itself does not read: inside of stx_backward a
-                                               GPU may add to it later, many such sums in one launch, before stx_backward returns */
+    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
+    int late;                               /* STX_LATE_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
+                                               inside of stx_backward a GPU may add to it later, many such sums in one launch, before
+                                               stx_backward returns */
 } stx_linear_bwd_args;
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
@@ -726,11 +730,12 @@ typedef struct stx_token_loss {
 } stx_token_loss;
 /* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
-/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
+/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. Rows of
+   logits and dlogits are ld >= V apart; what stands between is not read, and backward without accumulate makes it 0. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor))
+                                   const int32_t *targets, size_t N, size_t V, size_t ld, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                    int accumulate))
 /* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0: N mean[0], or with mean NULL the sum of those that
    count (w = 0 if that is 0), and known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
@@ -739,9 +744,10 @@ STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const in
 /* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
    have nll = 0 and dlogits = 0. */
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld))
 STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
+                                int accumulate))
 
 /* Mean of (a-b)^2 -> (1). */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
@@ -2523,13 +2529,13 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* where: STX__STEP .. */
-static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
+/* where: STX__STEP ..; room: for so many numbers more behind it */
+static stx_tensor *stx__tensor_with(stx_ctx *x, int where, int ndim, const size_t *dim, size_t room) {
     stx_tensor *t;
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) {
-        if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
+        if (dim[i] && n > (SIZE_MAX - room) / sizeof(stx_real) / dim[i]) {
             stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim,
                      dim[0]);
             return NULL;
@@ -2543,9 +2549,11 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
-    t->data = stx__numbers(x, where, n);
+    t->room = room;
+    t->data = stx__numbers(x, where, n + room);
     return t->data ? t : NULL;
 }
+static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) { return stx__tensor_with(x, where, ndim, dim, 0); }
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
     return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
 }
@@ -2805,16 +2813,17 @@ STX_DEF int stx_params_beside(stx_params *p, size_t n) {
     return stx_ok(x);
 }
 STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) { if (p) p->ahead = ahead; }
-/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some */
-static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
+/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some (then there is no
+   other behind it) */
+static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t room) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = NULL;
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
-    if (n > p->room_left || n % 64) {
+    if (room || n > p->room_left || n % 64) {
         p->room_left = 0;
-        t = stx__tensor(x, STX__PARAM, ndim, d);
+        t = stx__tensor_with(x, STX__PARAM, ndim, d, room);
         if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
         return t && t->grad ? t : NULL;
     }
@@ -2832,20 +2841,20 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
     p->room_left -= n;
     return t;
 }
-STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+/* stx_param, with room for that many numbers behind its own: zeros, as they stay */
+static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char *name, const size_t *d, size_t room) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
     stx_real *host;
-    size_t d[STX_MAX_DIM], i, len;
+    size_t i, len;
     char *copy;
     if (!stx_ok(x)) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
+    STX__NEED(x, d[0] && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
     STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
               "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
         name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__param_tensor(p, stx__dims(d), d);
+    t = stx__param_tensor(p, stx__dims(d), d, room);
     if (!t) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
@@ -2862,13 +2871,14 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     copy = (char *)stx_persist(x, len);
     if (!copy) return NULL;
     memcpy(copy, name, len);
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, (t->size + room) * sizeof *host) : t->data;
     if (!host) return NULL;
     for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)      /* constants may decide sizes, as spans do */
         host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
                              ? a : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->ahead), i, init, a));
+    if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
     if (host != t->data) {
-        stx_put(x, t->data, host, t->size);
+        stx_put(x, t->data, host, t->size + room);
         stx_block_free(x, host);
     }
     x->params_made++;
@@ -2877,6 +2887,11 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
     return t;
+}
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    return stx__param_with(p, init, a, name, d, 0);
 }
 
 /* Numbers [from, to) of a parameter by fn */
@@ -3280,6 +3295,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
         out->grad = NULL;
         out->is_param = out->is_leaf = 0;
         out->of = NULL;
+        out->room = 0;
         out->data = stx__numbers_like(x, &was);
         if (!out->data) return 0;
         stx__move(x, out->data, was.data, was.size, was.full);
@@ -3727,7 +3743,7 @@ static void stx__make_scratch(stx_ctx *x) {
 
 /* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
 typedef struct stx__loop {
-    size_t n, N, C;                          /* numbers; rows of C */
+    size_t n, N, C, ld;                      /* numbers; rows of C, which are C or ld apart */
     stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
     const stx_real *a, *b, *dy, *gain, *shift, *m, *r;       /* m, r: mean and rstd, or top and inv, that were saved */
     const int32_t *ids;
@@ -4806,6 +4822,49 @@ static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t row
     }
     return y;
 }
+/* y (rows, wa + wb) = the first wa columns of a and, unless it is NULL, wb of b side by side; what they have more gets a gradient of 0.
+   Products like padded rows (PADDED LOGITS); who reads their results wants them without. */
+typedef struct stx__join_columns_save { size_t w[2]; stx_real *zeros; } stx__join_columns_save;
+static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
+    stx__join_columns_save *s = (stx__join_columns_save *)n->save;
+    size_t rows = stx__rows(n->y), w = stx__last(n->y), at = 0;
+    int i, fresh;
+    for (i = 0; i < 2; at += s->w[i++]) {
+        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_at(x, n->y->grad, at);
+        size_t ld = d ? stx__last(n->in[i]) : 0;
+        if (d && fresh && ld > s->w[i])
+            STX_RUN(x, stx_concat2d, (x, d, dy, w, s->w[i], s->zeros, 0, ld - s->w[i], rows));
+        else if (d) STX_RUN(x, stx_copy2d, (x, d, ld, dy, w, rows, s->w[i], !fresh));
+    }
+}
+static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_tensor *b, size_t wb) {
+    size_t d[STX_MAX_DIM], rows, most;
+    stx_tensor *y;
+    stx__node *node;
+    if (!a || (wb && !b)) return NULL;
+    if (!b && wa == stx__last(a)) return a;
+    rows = stx__rows(a);
+    memcpy(d, a->dim, sizeof d);
+    d[a->ndim - 1] = wa + wb;
+    y = stx__tensor(x, STX__STEP, a->ndim, d);
+    if (!y) return NULL;
+    if (b) STX_RUN(x, stx_concat2d, (x, y->data, a->data, stx__last(a), wa, b->data, stx__last(b), wb, rows));
+    else STX_RUN(x, stx_copy2d, (x, y->data, wa, a->data, stx__last(a), rows, wa, 0));
+    node = stx__record2(x, y, stx__join_columns_back, a, b);
+    if (node) {
+        stx__join_columns_save *s = (stx__join_columns_save *)stx_step_alloc(x, sizeof *s);
+        most = STX_MAX(stx__last(a) - wa, b ? stx__last(b) - wb : 0);
+        if (!s) return NULL;
+        s->w[0] = wa; s->w[1] = wb;
+        s->zeros = NULL;
+        node->save = s;
+        if (!most) return y;
+        s->zeros = stx_step_numbers(x, most);
+        if (!s->zeros) return NULL;
+        STX_RUN(x, stx_fill, (x, s->zeros, most, 0));
+    }
+    return y;
+}
 STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     size_t d[3];
     char s[96], t[96];
@@ -4882,6 +4941,7 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     y->grad = NULL;
     y->needs_grad = y->is_param = y->is_leaf = 0;
     y->of = NULL;
+    y->room = 0;
     return y;
 }
 /* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to; no tape is needed: 1 */
@@ -6876,13 +6936,18 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 // >>linear
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
+/* Which of the gradients of W and b may be added to later */
+static int stx__linear_late(const stx_tensor *W, const stx_tensor *b) {
+    return (b && stx__is_param(b) ? STX_LATE_DB : 0) | (stx__is_param(W) ? STX_LATE_DW : 0);
+}
 /* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     stx_linear_bwd_args a;
     int fresh;
-    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = W->dim[0];
+    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = stx__last(n->y);
+    a.pad = a.O - W->dim[0];
     a.act = s->act;
     a.dx = stx__grad_fresh(x, in, &fresh);
     a.dW = stx__grad(x, W);
@@ -6890,10 +6955,11 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
-    a.late = b && stx__is_param(b);
+    a.late = stx__linear_late(W, b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
-STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+/* stx_linear, with pad outputs more, for which W and b have room (tensor.room): they are 0, and so must their gradients be */
+static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act, size_t pad) {
     stx_tensor *y, *ins[3];
     stx__node *node;
     size_t d[STX_MAX_DIM], N, Ci, Co;
@@ -6905,7 +6971,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
               "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an "
                   "output", stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
+    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0] + pad;
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
     d[in->ndim - 1] = Co;
     y = stx__tensor(x, STX__STEP, in->ndim, d);
@@ -6925,6 +6991,9 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     }
     STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
     return y;
+}
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+    return stx__linear_padded(x, in, W, b, act, 0);
 }
 
 /* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
@@ -6947,7 +7016,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
-        a.late = n->in[2] && stx__is_param(n->in[2]);
+        a.late = stx__linear_late(W, n->in[2]);
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -7251,19 +7320,23 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
+    size_t O = a->O - a->pad, n;
     stx_gemm_args g;
     if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
     if (a->dx) {
-        g = stx_gemm_of(0, 0, a->N, a->Ci, a->O, a->da, a->W, a->dx);
+        g = stx_gemm_of(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
+        g.lda = a->O;
         g.beta = (stx_real)(a->accumulate ? 1 : 0);
         stx_gemm(x, &g);
     }
     if (a->dW) {
-        g = stx_gemm_of(1, 0, a->O, a->Ci, a->N, a->da, a->in, a->dW);
+        g = stx_gemm_of(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
+        g.lda = a->O;
         g.beta = 1;
         stx_gemm(x, &g);
     }
-    if (a->db) stx_sum_rows(x, a->db, a->da, a->N, a->O);
+    if (a->db && !a->pad) stx_sum_rows(x, a->db, a->da, a->N, O);
+    for (n = 0; a->db && a->pad && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);     /* only tests have padding here */
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
@@ -7469,7 +7542,7 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
 
 // >>cross_entropy
 
-typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
+typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; size_t V; } stx__ce_save;
 /* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
@@ -7477,25 +7550,24 @@ static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     if (!n) return 0;
     if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
     if (n->back == stx__reshape_back) return stx__may_overwrite(x, n->in[0]);
-    return n->back == stx__matmul_back || n->back == stx__scale_back;
+    return n->back == stx__matmul_back || n->back == stx__scale_back || n->back == stx__join_columns_back;
 }
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
-    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a),
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), s->V, stx__last(a),
                                               s->divisor, !fresh));
 }
-/* targets: on the device */
-static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
-    size_t N, V;
+/* V: classes, of which logits may have more columns; targets: on the device */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets, double divisor, int over) {
+    size_t N;
     stx_tensor *y;
     stx__ce_save *s;
     stx__node *node;
     if (!logits) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
@@ -7504,44 +7576,45 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const i
     s->inv = s->top + N;
     s->targets = targets;
     s->over = over;
+    s->V = V;
     s->divisor = divisor > 0 ? divisor : (double)N;
-    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
+    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, stx__last(logits), s->divisor));
     node = stx__record1(x, y, stx__cross_entropy_back, logits);
     if (node) node->save = s;
     return y;
 }
 
-static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
-    size_t N, V, i;
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, size_t V, const stx_ids *targets, double divisor, int over) {
+    size_t N, i;
     char t[96];
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
     for (i = 0; i < N; i++)
         STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
                   "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
     stx__ids_below(targets, V);
-    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
+    return stx__cross_entropy_of(x, logits, V, targets->device, divisor, over);
 }
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
-    return stx__cross_entropy(x, logits, targets, divisor, 0);
+    return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 0);
 }
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
-    return stx__cross_entropy(x, logits, targets, divisor, 1);
+    return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
-typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
+typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; size_t V; } stx__token_save;
 static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx__token_save *s = (stx__token_save *)n->save;
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_fresh(x, a, &fresh);
     if (d)
-        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), s->V, stx__last(a),
+                                        !fresh));
 }
-/* logits (N,V), targets and w (N) on the device, nll (N): out */
-static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
+/* logits (N,..) of V classes, targets and w (N) on the device, nll (N): out */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets, const stx_real *w, stx_real *nll) {
     stx_tensor *y = stx__scalar_new(x);
     stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
     size_t N;
@@ -7553,7 +7626,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t
     s->inv = s->top + N;
     s->targets = targets;
     s->w = w;
-    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
+    s->V = V;
+    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, V, stx__last(logits)));
     node = stx__record1(x, y, stx__token_loss_back, logits);
     if (node) node->save = s;
     return y;
@@ -7594,16 +7668,15 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
                                    ? how->ignored : 0, divisor, mean));
     return stx_ok(x);
 }
-STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, size_t V, const stx_ids *targets, stx_token_loss *how) {
     stx_tensor *nll, *y;
     stx_real *w;
     int32_t *known;
-    size_t N, V, i;
+    size_t N, i;
     char t[96];
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
               targets->B, targets->T);
@@ -7614,17 +7687,20 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
     stx__ids_used(targets, V, how);
     if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
     nll = stx_new_full(x, N, 0, 0, 0);
-    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
+    y = stx__token_loss(x, logits, V, known, w, nll ? nll->data : NULL);
     if (how && y) how->nll = nll;
     return y;
+}
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+    return stx__cross_entropy_tokens(x, logits, logits ? stx__last(logits) : 0, targets, how);
 }
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
    loss = sum_n (top - log inv - logits[n,target]) / divisor */
 STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets,
-                                       size_t N, size_t V) {
+                                       size_t N, size_t V, size_t ld) {
     size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += V) {
+    for (*sum = 0, n = 0; n < N; n++, row += ld) {
         stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
         top[n] = m;
         inv[n] = 1 / t;
@@ -7632,19 +7708,21 @@ STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_
     }
 }
 STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv,
-                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv,
-             row, targets, N, V)
+                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V, size_t ld), sum,
+             top, inv, row, targets, N, V, ld)
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
+        STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at, n, l->C,
+                                                 l->ld));
     }
 }
 STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor) {
+                                   const int32_t *targets, size_t N, size_t V, size_t ld, double divisor) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets;
     *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
 }
@@ -7664,16 +7742,18 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++) {
-        stx_real *d = l->y + n * l->C;
+        stx_real *d = l->y + n * l->ld;
         if (l->y == l->a) STX_CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
-        else STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], l->s * l->r[n], l->accumulate));
+        else STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->ld, l->C, l->m[n], l->s * l->r[n], l->accumulate));
         d[l->ids[n]] -= l->s;
+        if (!l->accumulate && l->ld > l->C) STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
     }
 }
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                    int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
     l.s = (stx_real)((double)dloss[0] / divisor);
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
@@ -7690,9 +7770,9 @@ STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const in
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
 STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
-                                    const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                                    const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += V) {
+    for (*sum = 0, n = 0; n < N; n++, row += ld) {
         stx_real m, t;
         double v;
         nll[n] = top[n] = inv[n] = 0;
@@ -7708,19 +7788,21 @@ STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_rea
 }
 STX_EACH_ISA(stx__token_loss_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT nll, stx_real *STX_RESTRICT top,
                                     stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets,
-                                    const stx_real *STX_RESTRICT w, size_t N, size_t V), sum, nll, top, inv, row, targets, w, N, V)
+                                    const stx_real *STX_RESTRICT w, size_t N, size_t V, size_t ld), sum, nll, top, inv, row, targets, w,
+             N, V, ld)
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
-                                              l->b + at, n, l->C));
+        STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at,
+                                              l->b + at, n, l->C, l->ld));
     }
 }
 STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
     *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
 }
@@ -7729,19 +7811,21 @@ static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++) {
-        stx_real *d = l->y + n * l->C, g = l->s * l->b[n];
+        stx_real *d = l->y + n * l->ld, g = l->s * l->b[n];
         if (l->ids[n] < 0) {
-            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->C, 0));
+            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->ld, 0));
             continue;
         }
-        STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
+        STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->ld, l->C, l->m[n], g * l->r[n], l->accumulate));
         d[l->ids[n]] -= g;
+        if (!l->accumulate && l->ld > l->C) STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
     }
 }
 STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
                                 int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
     stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
 }
@@ -7931,7 +8015,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
               "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
     S = k->dim[1];
-    for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, STX_HEAD_GROUPS) : 1); g++)
+    for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
         if (in->past[g] && in->past[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->past[g]->dim[1]);
     S += dim[1];
     STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
@@ -9559,24 +9643,42 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
     return y;
 }
+/* PADDED LOGITS. Tensor cores read and write rows from multiples of 16 bytes on, and an odd vocabulary has others. So on a GPU a table
+   whose rows are no multiple of 8 has room behind it for as many zeros as make them one of 64: 128 bytes of bfloat16, less than a tile of
+   the product, which computes them anyway. The logits then have columns that are no words: losses do not read them and give them gradients
+   of 0, so that the product by the table and that of its gradient may run over them; the parameters, their gradients and all that
+   takes them by their size never see them. */
+enum { STX__ALIGNED = 8, STX__PADDED = 64 };
+static size_t stx__words_pad(const stx_ctx *x, size_t rows) {
+    return stx__on_gpu(x) && rows % STX__ALIGNED ? STX__PADDED - rows % STX__PADDED : 0;
+}
+/* h (..,d) -> T h + b, with as many columns more as the table and its bias have room for */
+static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
+    size_t pad = T && T->ndim == 2 ? stx__words_pad(x, T->dim[0]) : 0;
+    if (pad && (T->room < pad * T->dim[1] || (b && b->room < pad))) pad = 0;
+    return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
+}
 /* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
-   ascending order of column. mask: of the dropout of a cluster's rows; NULL: by `dropout`. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout, stx_tensor *mask) {
+   ascending order of column. mask: of the dropout of a cluster's rows; NULL: by `dropout`. *w: how many columns are logits */
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout, stx_tensor *mask,
+                                        size_t *w) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
     if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
     e = mask ? stx_mul(x, e, mask) : stx_dropout(x, e, dropout);
-    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
-    if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
-    return l;
+    l = stx__logits(x, e, a->table[c], a->bias[c]);
+    *w = a->table[c]->dim[0];
+    if (c || a->clusters == 1) return l;
+    *w += a->clusters - 1;
+    return stx__join_columns(x, l, a->table[c]->dim[0], stx__logits(x, e, a->cluster_w, a->cluster_b), a->clusters - 1);
 }
 /* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
 static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
                                          stx_token_loss *how) {
-    size_t n, c, dim[2];
+    size_t n, c, dim[2], V;
     stx__sorted s;
     stx_real *w = NULL, *wc, *nc;
     int32_t *known;
-    stx_tensor *loss, *nll = NULL;
+    stx_tensor *loss, *nll = NULL, *l;
     int weighted;
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
@@ -9594,21 +9696,22 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
         nll = stx_new_full(x, n, 0, 0, 0);
         if (!nll) return NULL;
         if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
-        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, w, nll->data);
-    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, (double)n, 0);
+    }
+    l = stx__adaptive_logits(x, a, h, 0, a->dropout, NULL, &V);
+    loss = weighted ? stx__token_loss(x, l, V, s.at, w, nll->data) : stx__cross_entropy_of(x, l, V, s.at, (double)n, 0);
     for (c = 1; c < a->clusters; c++) {
         const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
-        stx_tensor *l, *mask;
+        stx_tensor *mask;
         dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
         mask = stx__token_mask(x, n, a->proj[c] ? a->proj[c]->dim[1] : dim[1], a->dropout, place, dim[0]);
         if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask);
-        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask, &V);
+        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, V, local, (double)n, 0)); continue; }
         wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
         if (!wc) return NULL;
         nc = wc + dim[0];
         STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
-        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
+        loss = stx_add(x, loss, stx__token_loss(x, l, V, local, wc, nc));
         if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
     }
     if (how && loss) how->nll = nll;
@@ -9641,8 +9744,9 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL);
-        size_t start = stx__cluster_start(a, c);
+        size_t start = stx__cluster_start(a, c), w;
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
+        l = stx__join_columns(x, l, w, NULL, 0);
         if (!l || !out || !gate) { out = NULL; break; }
         STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters,
                                            c, a->forward_columns));
@@ -12687,43 +12791,46 @@ STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     }
     return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
 }
-/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
+/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns; output: rows are logits, see PADDED
+   LOGITS */
 static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
-    int bias) {
+    int bias, int output) {
     char full[64];
+    size_t d[STX_MAX_DIM];
     double a = init->a;
     if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
     if (init->rule == STX_INIT_XAVIER) a = a * sqrt(6 / (double)(rows + columns));
     if (i == SIZE_MAX) snprintf(full, sizeof full, "%s", name);
     else snprintf(full, sizeof full, "%s.%zu", name, i);
-    return stx_param(p, init->kind, a, full, rows, bias ? 0 : columns, 0, 0);
+    d[0] = rows; d[1] = bias ? 0 : columns; d[2] = d[3] = 0;
+    return stx__param_with(p, init->kind, a, full, d, output ? stx__words_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
 }
 static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
-                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0, d->share_tables);
     if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
     w->in.proj[i] = d->by_cluster && stx__words_shares(d, i) ? w->out.proj[i]
-                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
+                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0, 0);
 }
 static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
-                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0);
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0, 1);
     if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
     w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[i]
-                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0);
-    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1);
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0, 0);
+    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1, 0);
 }
 static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
-    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1);
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1, 1);
 }
 static void stx__words_cluster(stx_words *w, stx_params *p) {
     const stx_words_desc *d = &w->desc;
     if (!d->cutoffs) return;
-    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0);
-    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1);
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0, 1);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1, 1);
 }
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     stx_ctx *x = p ? p->ctx : NULL;
@@ -12747,7 +12854,7 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     w->out.forward_columns = d->forward_columns;
     for (i = 0; i < K; i++) w->in.end[i] = w->out.end[i] = stx__words_start(d, i) + stx__words_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
-    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0);
+    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0, d->out == STX_WORDS_TIED);
     for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__words_in(w, p, i);
     if (out && !d->by_cluster) stx__words_cluster(w, p);
     for (i = 0; out && i < K; i++) {
@@ -12758,8 +12865,8 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     if (out && d->by_cluster) stx__words_cluster(w, p);
     if (!out) {
         w->out_w = d->out == STX_WORDS_TIED ? w->in_emb
-                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0);
-        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1);
+                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0, 1);
+        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
         w->out.table[0] = w->out_w;
         w->out.bias[0] = w->out_b;
     }
@@ -12777,7 +12884,10 @@ STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
 }
 STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
-    if (w->desc.out != STX_WORDS_ADAPTIVE) return stx_linear(w->ctx, h, w->out_w, w->out_b, STX_ACT_NONE);
+    if (w->desc.out != STX_WORDS_ADAPTIVE) {
+        stx_tensor *l = stx__logits(w->ctx, h, w->out_w, w->out_b);
+        return stx__join_columns(w->ctx, l, w->desc.vocab, NULL, 0);
+    }
     stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, "
              "or the same of the model");
     return NULL;
@@ -12792,11 +12902,13 @@ STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    stx_tensor *logits;
     if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
     if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
-    if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
-    return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
+    logits = stx__logits(w->ctx, h, w->out_w, w->out_b);
+    if (how) return stx__cross_entropy_tokens(w->ctx, logits, w->desc.vocab, targets, how);
+    return stx__cross_entropy(w->ctx, logits, w->desc.vocab, targets, 0, 1);
 }
 STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how) {
     if (!w) return key;

@@ -240,6 +240,7 @@ struct stx_gpu {
     char name[96];
     char graph_error[128];              /* why the last step could not be captured; "" if it could */
     struct stx__late *late;             /* sums that wait: >>shares, sums */
+    int pieces;                         /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
     stx_graph *graphs;                  /* those that there are: >>graph */
     struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
 };
@@ -421,15 +422,64 @@ enum { STX__LATE_MOST = 24 };
 #endif
 struct stx__late_sum { stx__num d; const float *part; size_t ld, chunks, C; };
 struct stx__late_sums { stx__late_sum s[STX__LATE_MOST]; };
-struct stx__late { int depth, count; char *room; size_t used; stx__late_sums sums; };
+/* Sums of the pieces of a product (PIECES OF K, >>gemm) wait likewise, in memory of their own */
+#ifndef CUDA_HOST
+  #define STX__PIECES_ROOM ((size_t)64 << 20)
+#else
+  #define STX__PIECES_ROOM ((size_t)1 << 19)
+#endif
+struct stx__piece_sum { stx__num d; const float *part; size_t n, stride, pieces; };
+struct stx__piece_sums { stx__piece_sum s[STX__LATE_MOST]; };
+struct stx__late {
+    int depth, count, products;         /* depth: of stx_cuda_late; how many sums wait, of rows and of products */
+    char *room, *pieces;
+    size_t used, pieces_used;
+    stx__late_sums sums;
+    stx__piece_sums product;
+};
 static __global__ void __launch_bounds__(1024) stx__late_kernel(stx__late_sums all) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__late_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
+/* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart. A thread takes four neighbours at a time; a row of
+   blocks each sum. */
+template<int W> static __global__ void stx__piece_sums_kernel(stx__piece_sums all) {
+    const stx__piece_sum &s = all.s[blockIdx.y];
+    const stx__num part = {(void *)s.part, NULL, 0};
+    STX__STEP(i, s.n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, part, i);
+        #pragma unroll 4
+        for (size_t k = 1; k < s.pieces; k++) {
+            stx__getn<W>(w, part, k * s.stride + i);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        stx__addn<W>(s.d, i, v, 1);
+    }
+}
+static void stx__products_now(stx_ctx *x) {
+    struct stx__late *t = stx__gpu(x)->late;
+    size_t most = 1;
+    int k, four = 1;
+    if (!t || !t->products) return;
+    for (k = 0; k < t->products; k++) {
+        const stx__piece_sum *s = &t->product.s[k];
+        if (s->n > most) most = s->n;
+        four = four && (s->n | s->stride) % 4 == 0 && stx__by4(s->d);
+    }
+    if (four) STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<4>, dim3(stx__grid(x, most / 4),
+                              (unsigned)t->products), 256, 0, t->product);
+    else STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<1>, dim3(stx__grid(x, most), (unsigned)t->products),
+                         256, 0, t->product);
+    memset(&t->product, 0, sizeof t->product);
+    t->products = 0;
+    t->pieces_used = 0;
+}
 static void stx__late_now(stx_ctx *x) {
     struct stx__late *t = stx__gpu(x)->late;
     size_t most = 1;
+    stx__products_now(x);
     if (!t || !t->count) return;
     for (int k = 0; k < t->count; k++) if (t->sums.s[k].C > most) most = t->sums.s[k].C;
     STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel, dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0,
@@ -459,8 +509,9 @@ static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t 
     const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
     return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
 }
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C,
-                             int late) {
+/* d[k] (C) += the sums of columns [k C, k C + C) of part (chunks,ld) */
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t ld, size_t chunks,
+                             size_t C, int late) {
     struct stx__late *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
@@ -472,7 +523,7 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         stx__late_sum *s = &t->sums.s[t->count++];
         s->d = stx__num_of(x, d[k]);
         s->part = part + k * C;
-        s->ld = count * C; s->chunks = chunks; s->C = C;
+        s->ld = ld; s->chunks = chunks; s->C = C;
     }
     if (late && !again) return;
     if (late) stx__late_now(x);             /* of one array in order: those before, and then these, at once */
@@ -484,12 +535,12 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
     if (wanted && !again) STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to,
-                                          part, (size_t)count * C, chunks, C);
+                                          part, ld, chunks, C);
     for (k = 0; again && k < count; k++) {          /* one array for two sums: one after the other */
         memset(&one, 0, sizeof one);
         one.d[k] = to.d[k];
         STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part,
-                        (size_t)count * C, chunks, C);
+                        ld, chunks, C);
     }
 }
 /* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
@@ -497,8 +548,9 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
+/* pad: of the C columns the last ones that are not wanted, if there is one sum */
 static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
-                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int late) {
+                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t pad, int late) {
     stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
@@ -515,11 +567,11 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     to[0] = d; to[1] = d2;
-    stx__columns_sum(x, name, to, mean ? 2 : 1, part, chunks, C, late);
+    stx__columns_sum(x, name, to, mean ? 2 : 1, part, ld, chunks, C - pad, late);
 }
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
-    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0);
+    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0, 0);
 }
 
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
@@ -727,7 +779,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy
                       size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0, 0);
 }
 
 // >>activations -------------------------------------------------------------------------------------------------------
@@ -1362,14 +1414,14 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         if ((a->dgain || a->dshift || a->dbias) && !(part = stx__late_part(x, name, blocks * sums * C, &late))) return;
         if (a->dbias) stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
         else stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
-        if (part) stx__columns_sum(x, name, to, sums, part, blocks, C, late);
+        if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, late);
         return;
     }
-    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, a->late);
+    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->late);
     if (!a->ds && !a->df) return;
     if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
     else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
-    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, a->late);
+    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->late);
 }
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                             const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
@@ -1557,8 +1609,9 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
 
    Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
    GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
-   several streams. Of the ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
-   workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to bfloat16. */
+   several streams. Of cublasLt's own ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute
+   type in the workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to
+   bfloat16. Gradients of weights are cut before cublasLt sees them: PIECES OF K. */
 
 typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
@@ -1734,7 +1787,9 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
 }
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o) {
+/* how: STX__PIECES, and what cublasLt refuses is a plan that is plain, and no error */
+enum { STX__WHOLE, STX__PIECES };
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int how) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
@@ -1750,6 +1805,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     /* timing waits for what runs before it, which may be other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
     s = stx__plan_make(g, p, o);
+    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
     if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
@@ -1882,10 +1938,10 @@ static int stx__align(const void *p) {
 }
 
 /* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
-   has no algorithm that does it. The bias has C's type and is aligned to
-   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic
-   can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
+   has no algorithm that does it. STX__PIECES: returns -1, without an error, where cublasLt does not make this product. The bias has C's
+   type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias
+   pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, int how) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N;
     size_t batch = g->batch, M = g->M, K = g->K;
@@ -1956,13 +2012,14 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.bias = v.v.p;
     key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
         CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    plan = stx__plan_of(x, what, &key, &o);
+    plan = stx__plan_of(x, what, &key, &o, how);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__plan_of(x, what, &key, &o);
+        plan = stx__plan_of(x, what, &key, &o, how);
     }
     if (!plan || !stx_ok(x)) return 1;
+    if (plan->plain && how == STX__PIECES) return -1;
     if (plan->plain) {
         stx__gemm_nums p;
         p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
@@ -1975,14 +2032,95 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         return 1;
     }
     s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
+    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { plan->plain = 1; return -1; }      /* the whole product may be made */
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
                                 1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
 }
 
+/* PIECES OF K. A gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix and a long sum: 512 x 512 are 16 tiles of
+   128 x 128, work for an eighth of a GPU's multiprocessors, while N is tens of thousands. So the sum is cut in pieces: a batch of products
+   of N / pieces rows each, to floats of their own, and the pieces are then added to dW, the first one first (stx__piece_sums_kernel), where
+   they may wait many in one launch. cublasLt has the like (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but its choice is the heuristic's, and each
+   of its sums is a launch of its own. Here what is added, and in what order, depends on sizes alone, and a node of the graph is all
+   that a product takes.
+
+   How many: those whose counted time is least, in the time that a tile takes for a row of K (5.5 ns at 790 TFLOP/s over 132
+   multiprocessors): waves of STX__PIECES_TILES tiles, each as many rows as a piece (a large GPU has 108 to 144 multiprocessors; a fixed
+   number, so that bits do not depend on theirs); numbers written and read back, 3072 a row (8 bytes each, 4.3 TB/s); and a launch, alone
+   or shared. Pieces have equal rows, at least STX__PIECES_ROWS of them, and together no more than STX__PIECES_BYTES, of which two fit into
+   the room where they wait. 1: not worth it. */
+enum { STX__PIECES_TILES = 128, STX__PIECES_ROWS = 256, STX__PIECES_MOST = 64, STX__PIECES_BYTES = 32 << 20 };
+static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
+    size_t tiles = (M + 127) / 128 * ((N + 127) / 128), least = (tiles + STX__PIECES_TILES - 1) / STX__PIECES_TILES * K, best = 1, p;
+    for (p = 2; p <= STX__PIECES_MOST && K / p >= STX__PIECES_ROWS && p * M * N * sizeof(float) <= STX__PIECES_BYTES; p++) {
+        size_t cost = (tiles * p + STX__PIECES_TILES - 1) / STX__PIECES_TILES * (K / p) + p * M * N / 3072 + (late ? 32 : 256);
+        if (K % p == 0 && cost < least) { least = cost; best = p; }
+    }
+    return best;
+}
+/* The product g in so many pieces of K; of its rows the first `rows` are added to C. 0: not done, and nothing in error; it then has to be
+   one product */
+static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, size_t pieces, int late) {
+    stx_gpu *gpu = stx__use(x);
+    struct stx__late *t = gpu->late;
+    const size_t each = (g->M * g->N + 63) / 64 * 64, bytes = pieces * each * sizeof(float), n = rows * g->N;
+    stx_gemm_args piece = *g;
+    stx__piece_sum *s;
+    int k;
+    late = late && t->depth;
+    if (bytes > STX__PIECES_ROOM) return 0;
+    if (!t->pieces && !gpu->capturing) {
+        if (cudaMalloc((void **)&t->pieces, STX__PIECES_ROOM) == cudaSuccess) gpu->bytes += STX__PIECES_ROOM;
+        else { (void)cudaGetLastError(); t->pieces = NULL; }
+    }
+    if (!t->pieces) return 0;
+    for (k = 0; k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n); k++) continue;
+    if (k < t->products || t->products == STX__LATE_MOST || t->pieces_used + bytes > STX__PIECES_ROOM) stx__products_now(x);
+    piece.batch = pieces;
+    piece.K = g->K / pieces;
+    piece.sa = piece.K * g->lda; piece.sb = piece.K * g->ldb;
+    piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
+    piece.ldc = g->N;
+    piece.sc = each;
+    piece.beta = 0;
+    if (stx__lt_product(x, what, &piece, NULL, 0, STX__PIECES) < 0) return 0;
+    s = &t->product.s[t->products++];
+    s->d = stx__num_of(x, g->C);
+    s->part = (const float *)(const void *)piece.C;
+    s->n = n; s->stride = each; s->pieces = pieces;
+    t->pieces_used += bytes;
+    if (!late) stx__products_now(x);
+    return 1;
+}
+/* C += the first `rows` rows of the product g; late: C is a gradient of a parameter, see SUMS THAT WAIT. Rows that are not wanted (PADDED
+   LOGITS) are computed, so that the operands are aligned, and left out when the pieces are added, if it is only one; of a large C that is
+   the end of it. */
+static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, int late) {
+    stx_gpu *gpu = stx__gpu(x);
+    stx_gemm_args part = *g;
+    stx__num c = stx__num_of(x, g->C);
+    size_t pieces = 1, first = rows / 64 * 64;
+    if (stx_ok(x) && g->batch == 1 && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && g->K && !c.half && !c.twin) {
+        if (rows < g->M && first && g->M * g->N * sizeof(float) > STX__PIECES_ROOM) {
+            part.M = first;
+            stx__lt_add(x, what, &part, first, late);
+            part.M = g->M - first;
+            part.A = stx_at(x, g->A, first);
+            part.C = g->C + first * g->N;
+            stx__lt_add(x, what, &part, rows - first, late);
+            return;
+        }
+        pieces = stx__pieces_of(g->M, g->N, g->K, late);
+        if (gpu->pieces && g->K % (size_t)gpu->pieces == 0) pieces = (size_t)gpu->pieces;
+        if ((pieces > 1 || rows < g->M) && stx__lt_pieces(x, what, g, rows, pieces, late)) return;
+    }
+    part.M = rows;
+    stx__lt_product(x, what, &part, NULL, 0, STX__WHOLE);
+}
 /* As stx_gemm; see stx__lt_product. */
-void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_product(x, "stx_gemm", g, NULL, 0); }
+void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_add(x, "stx_gemm", g, g->M, 0); }
 
 // >>linear ------------------------------------------------------------------------------------------------------------
 
@@ -1994,7 +2132,7 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu)) {
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, STX__WHOLE)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
         if (!pre) return;
     }
@@ -2034,7 +2172,7 @@ template<int W> static __global__ void stx__slope_columns_kernel(float *part, st
 }
 /* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
-                               size_t O, int act, int late) {
+                               size_t O, size_t pad, int act, int late) {
     stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
         pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
@@ -2044,29 +2182,29 @@ static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_r
     if (!part) return;
     if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
     else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
-    stx__columns_sum(x, what, &db, 1, part, chunks, O, late);
+    stx__columns_sum(x, what, &db, 1, part, O, chunks, O - pad, late);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
-    const int act = a->act;
+    const int act = a->act, late = (a->late & STX_LATE_DB) != 0;
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act, a->late);
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->pad, act, late);
     else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->late);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad, late);
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
-        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0);
+        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, STX__WHOLE);
     }
     if (a->dW) {
         g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
         g.beta = 1;
-        stx__lt_product(x, "stx_linear_bwd, dW", &g, NULL, 0);
+        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_LATE_DW) != 0);
     }
 }
 
@@ -2196,31 +2334,32 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
 template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, size_t N, size_t V) {
+    const int32_t *targets, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
-        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
             stx__put(top, n, l.top);
             stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)targets[n]);
         }
     }
 }
 void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, double divisor) {
+                                size_t N, size_t V, size_t ld, double divisor) {
     const char *name = "stx_cross_entropy_fwd";
     stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate.
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate; then what
+   stands between rows of V numbers, which are ld apart, becomes 0.
    A warp or a block (T threads) does a row n; every number is read and written by one thread. known 0: no target, and g is 0. */
 template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv, stx__num logits, size_t n,
-                                                              size_t V, size_t target, int known, float g, int accumulate) {
-    const size_t start = n * V, t = threadIdx.x % T;
+                                                              size_t V, size_t ld, size_t target, int known, float g, int accumulate) {
+    const size_t start = n * ld, t = threadIdx.x % T;
     const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
     const float m = stx__get(top, n), f = g * stx__get(inv, n);
     for (size_t i = t; i < V - 4 * fours; i += T) {
@@ -2237,21 +2376,22 @@ template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, 
         for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
         stx__putn<4>(dlogits, start + v, d);
     }
+    for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                      stx__num logits, const int32_t *targets, size_t N, size_t V,
-                                                                     double divisor, int accumulate) {
+                                                                     size_t ld, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, (size_t)targets[n], 1, g, accumulate);
+    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g, accumulate);
 }
 void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                 int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits);
     if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor,
-                              accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, ld,
+                              divisor, accumulate);
 }
 
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
@@ -2282,14 +2422,14 @@ void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
 template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V) {
+                                                                  size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
         stx__lse l = {0, 0};
-        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)target);
             stx__put(top, n, l.top);
             stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
             stx__put(nll, n, (float)v);
@@ -2298,33 +2438,34 @@ template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, 
     }
 }
 void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     const char *name = "stx_token_loss_fwd";
     stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
 template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V, int accumulate) {
+                                                                  size_t V, size_t ld, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
         if (!known && accumulate) continue;
-        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, known ? (size_t)targets[n] : V, known,
+        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, known ? (size_t)targets[n] : V, known,
                                   known ? dl * stx__get(w, n) : 0, accumulate);
     }
 }
 void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
                              int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
-    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, ld,
+                              accumulate);
 }
 
 /* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
@@ -5817,7 +5958,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
     to[0] = a->dv; to[1] = a->dbias;
-    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, a->B, O2, 0);
+    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, 2 * O2, a->B, O2, 0);
 }
 #endif /* SEQTX_SRU_H */
 
@@ -7505,6 +7646,7 @@ void stx_cuda_close(stx_gpu *g) {
     if (g->shift) (void)cudaFree(g->shift);
     if (g->scratch) (void)cudaFree(g->scratch);
     if (g->late->room) (void)cudaFree(g->late->room);
+    if (g->late->pieces) (void)cudaFree(g->late->pieces);
     free(g->late);
     if (g->stream) (void)cudaStreamDestroy(g->stream);
     free(g);

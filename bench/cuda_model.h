@@ -27,7 +27,7 @@ static const config configs[] = {
     {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4, 0},
     {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024,
         SPANS_LEARNED, 0, 8, 0},
-    {"small-205",  "small with a vocabulary of 205, whose rows are not aligned", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
+    {"small-205",  "small with a vocabulary of 205, whose rows are padded to 256", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
         205}};
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
@@ -100,6 +100,7 @@ typedef struct work {
     int rows;
     double model_flop;                  /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
     double sums, sum_bytes;             /* sums over rows that wait for their second stage, and its input */
+    double cut, cut_bytes, cut_dw;      /* gradients of weights in pieces, what the pieces take, and dW, read and written */
 } work;
 
 /* Of the machine that "roofline" is about: an H200 */
@@ -132,7 +133,26 @@ static inline void work_sums(work *w, double N, double C, double count, double l
 static inline void work_sums_made(work *w) {
     double by_count = ceil(w->sums / 24), by_bytes = ceil(w->sum_bytes / (32 << 20));
     work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, 2 * w->sum_bytes);
+    by_count = ceil(w->cut / 24);
+    by_bytes = ceil(w->cut_bytes / (64 << 20));
+    if (w->cut > 0) work_add(w, "sums of pieces of dW", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, w->cut_bytes + w->cut_dw);
 }
+/* PIECES OF K (seqtx_cuda.cu): in how many batches of rows a gradient (o,i) of a weight over n rows is made, and the share of 132
+   multiprocessors that tiles of 128 x 128 keep busy */
+static inline double work_pieces(double o, double i, double n) {
+    size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1, least = (tiles + 127) / 128 * K, p;
+    for (p = 2; p <= 64 && K / p >= 256 && (double)p * o * i * 4 <= 32 << 20; p++) {
+        size_t cost = (tiles * p + 127) / 128 * (K / p) + p * (size_t)o * (size_t)i / 3072 + 32;
+        if (K % p == 0 && cost < least) { least = cost; best = p; }
+    }
+    return (double)best;
+}
+static inline double work_busy(double o, double i, double pieces) {
+    double tiles = ceil(o / 128) * ceil(i / 128) * pieces;
+    return tiles / (132 * ceil(tiles / 132));
+}
+/* Rows of logits as the GPU has them (PADDED LOGITS of seqtx.h) */
+static inline double work_padded(double V) { return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V; }
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
    has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
    16 queries, BK keys and DP channels, 32 BK DP operations. */
@@ -262,13 +282,38 @@ static inline void work_runs(work *w, const char *name, double run, double flop)
         w->row[i].plan += t;            /* of which the bytes are a small part, read and written meanwhile */
     }
 }
-/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
-static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
-                               int added) {
+/* dW (o,i) of n rows, in pieces: these are written here and read by the sums that wait, which add to dW; a single piece adds itself. The
+   products' plan is for a GPU that is busy: here it is not, by as much as the tiles do not fill it. */
+static inline void work_weight(work *w, const char *name, double n, double i, double o, double wanted) {
+    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || wanted < o, flop = 2 * n * i * o, bytes = 2 * (n * i + n * o);
+    int k;
+    bytes += scratch > 0 ? 4 * pieces * i * o : 8 * i * o;
+    work_add(w, name, PRODUCTS, 1, flop, bytes);
+    for (k = 0; k < w->rows; k++) if (!strcmp(w->row[k].name, name)) {
+        double a = flop / ROOF_FLOPS / PLAN_PRODUCTS, b = bytes / ROOF_BYTES / PLAN_BYTES, busy = a / work_busy(o, i, pieces);
+        w->row[k].plan += 1e3 * ((busy > b ? busy : b) - (a > b ? a : b));
+    }
+    w->cut += scratch;
+    w->cut_bytes += scratch * 4 * pieces * i * o;
+    w->cut_dw += scratch * 8 * i * wanted;
+}
+/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats. Of the o outputs `wanted` are. */
+static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
+                                      int added, double wanted) {
+    int k;
     work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
     if (n_dx > 0) work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o, 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
-    work_add(w, dw, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + n * o) + 8 * i * o);
-    w->model_flop += 4 * n * i * o + 2 * n_dx * i * o;
+    work_weight(w, dw, n, i, o, wanted);
+    w->model_flop += 4 * n * i * wanted + 2 * n_dx * i * wanted;
+    for (k = 0; k < w->rows; k++) {             /* what padding is executed and not needed */
+        work_row *r = &w->row[k];
+        if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - wanted);
+        if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - wanted);
+    }
+}
+static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
+                               int added) {
+    work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
 /* Every operand of a pass counts once. Memory is full. One layer: */
 static inline void work_layer(work *w, const config *c, size_t l) {
@@ -301,16 +346,16 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     work_add(w, "bias, relu backward", PASSES, 1, 0, 2 * 3 * N * f);
 }
 static inline void work_count(work *w, const config *c) {
-    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c);
+    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c), P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < c->layers; l++) work_layer(w, c, l);
-    work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, V, N, 0);
+    work_linear_padded(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, P, N, 0, V);
     work_add(w, "scalars: loss, spans, notes", PASSES, 5 + 2 * ceil((double)c->layers / 8), 0, 0);
-    work_sums(w, N, V, 1, 64, 1024);
+    work_sums(w, N, P, 1, 64, 1024);
     work_sums_made(w);
-    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 2 + 1) * N * V + 16 * N);
+    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 1) * N * V + 2 * (1 + 1) * N * P + 16 * N);
     work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
 
@@ -334,11 +379,14 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 enum { BIAS_NONE, BIAS_OWN };
 enum { ACT_NONE, ACT_RELU, ACT_GELU };
-static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
-    work_linear(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1);
+static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias, int act, double wanted) {
+    work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1, wanted);
     if (act == ACT_GELU) work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 2 * n * o);
     if (bias) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
+}
+static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
+    more_linear_padded(w, n, i, o, n_dx, bias, act, o);
 }
 static inline void more_norm(work *w, double n, double d, int residual) {
     work_add(w, "LayerNorm forward", PASSES, 1, 0, 2 * (residual ? 4 : 2) * n * d + 8 * n);
@@ -439,15 +487,15 @@ static inline double family_parameters(const family *f) {
     return L * layer + more + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
 }
 static inline void family_count(work *w, const family *f) {
-    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab;
+    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab, P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
-    more_linear(w, N, d, V, N, BIAS_OWN, ACT_NONE);
+    more_linear_padded(w, N, d, P, N, BIAS_OWN, ACT_NONE, V);
     work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
     work_sums_made(w);
-    work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 2) * N * V + 16 * N);
+    work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 1) * N * V + 2 * N * P + 16 * N);
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 /* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with its nodes */

@@ -1934,13 +1934,13 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     }
     KERNEL("softmax da =", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 0), w[i]);
     KERNEL("softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 1), (double)c[i] + w[i]);
-    KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, 3), loss);
-    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0),
+    KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, C, 3), loss);
+    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 0),
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1),
+    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 1),
            (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 
-    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, 3,
+    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, C, 3,
         0)), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
     if (C > 3) {                        /* two clusters more: the last two columns of the head, the second cluster's first */
         for (r = 0; r < N; r++) {
