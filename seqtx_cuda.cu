@@ -2540,12 +2540,14 @@ static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, 
     if (c >= p.W) return 1;
     return c >= lo && c < hi && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
 }
-/* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far from it. Operations in stx__attn_ramp's order, and none fused. */
 static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
-    return __fadd_rn(__fadd_rn(1.0f - delta, zl) / p.ramp, 1.0f);
+    delta = __fadd_rn(1.0f - delta, zl);
+    if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;     /* off the ramp by its length: a division less */
+    return __fadd_rn(delta / p.ramp, 1.0f);
 }
 /* What column c's weight is multiplied by after normalisation: stx__attn_drop */
 static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
