@@ -3098,24 +3098,27 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
     }
 }
 
-/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or 128, in pieces of 16 bytes (CH a row). Piece c of row r
    stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
-   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
+   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128; and rows of 192 begin in the middle of one by turns,
+   so that the same holds of them. */
 template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
-    return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
+    return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
    after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template<int CH, int THREADS>
 static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo,
                                                     int hi) {
-    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };        /* threads of a row: of 12 pieces 16, of whom 4 have none */
+    int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
     #pragma unroll
-    for (k = 0; k < n; k += THREADS / CH) {
+    for (k = 0; k < n; k += ROWS) {
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
-        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
-        p += THREADS / CH * ld;
+        if ((n % ROWS == 0 || r + k < n) && (ACROSS == CH || c < CH))
+            stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += ROWS * ld;
     }
 }
 
@@ -3772,7 +3775,7 @@ static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
     if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
     if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
-    return stx__at_choose_bf16<128, 32, 1>(p, two);
+    return p->D <= 96 ? stx__at_choose_bf16<96, 32, 1>(p, two) : stx__at_choose_bf16<128, 32, 1>(p, two);
 }
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
@@ -3883,13 +3886,13 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
     enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
            /* addresses of more steps cost registers */
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS == 8 ? 4 : STEPS,
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
            KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
            KEY_NB = DP / KEY_PIECES / 8,
-           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
-                                                                   columns */
+           ROW_PIECES = DP % (16 * STRIPS) ? 2 : STRIPS,        /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
+                                                                   columns, a multiple of 16 */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
            DISTANCES = BK + 16, EDGE = STRIPS * DISTANCES * 4,  /* of a strip and a tile, 15 + BK, and a table of them for each warp */
@@ -4912,8 +4915,8 @@ static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a
     const int version = stx__gpu(x)->attention;
     stx__ab_pick c;
     if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
-    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64,
-        64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a)
+      : a->D <= 96 ? stx__ab_choice<stx__at_bf16, 96, 64, 32>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
     c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
     return c;
 }

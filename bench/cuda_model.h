@@ -140,10 +140,11 @@ typedef struct tiles {
     double T, C, S, live, span, lo;
     int D, DP, BQ, BK, strip, columns;  /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
 } tiles;
+static inline int tiles_channels(double D) { return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128; }
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
     tiles t;
     t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
-    t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = t.D <= 32 ? 32 : t.D <= 64 ? 64 : 128;
+    t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = tiles_channels(t.D);
     t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
@@ -354,7 +355,7 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     int xl = place && f->kind != OF_COMPRESSIVE;
     tiles t;
     memset(&t, 0, sizeof t);
-    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = D <= 32 ? 32 : D <= 64 ? 64 : 128;
+    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = tiles_channels(D);
     t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
     t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
     work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,

@@ -398,6 +398,12 @@ static const attn table[] = {
     {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
     {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
     {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
+    /* 65 to 96 channels and 97 to 128, in bf16 kernels of their own */
+    {.B = 2, .T = 70, .S = 170, .H = 2, .D = 96, .P = 150, .shared = 1, .dmin = 1, .z = 3, .L = 140},
+    {.B = 1, .T = 65, .S = 140, .H = 2, .D = 88, .P = 140, .u = 1, .vb = 1, .z = 1, .L = 60, .N = 5, .drop = 0.2},
+    {.B = 1, .T = 40, .S = 100, .H = 3, .D = 96, .not_causal = 1, .pad = 1, .N = 33, .gap = 2},
+    {.B = 2, .T = 33, .S = 120, .H = 1, .D = 80, .P = 120, .vb = 1, .pad = 7, .acts = 1},
+    {.B = 1, .T = 70, .S = 130, .H = 2, .D = 104, .P = 130, .dmin = 1, .z = 1, .L = 90, .u = 1},
     /* heads as wide as a model */
     {.B = 1, .T = 5, .S = 9, .H = 1, .D = 744, .P = 9, .N = 2, .drop = 0.2, .big = 0.3},
     {.B = 2, .T = 3, .S = 7, .H = 1, .D = 1024, .pad = 1},
@@ -754,6 +760,7 @@ static void counted(void) {
         {.B = 2, .T = 130, .S = 450, .H = 1, .D = 40, .P = 320, .shared = 1, .dmin = 1, .z = 2, .L = 600, .R = 32},
         {.B = 1, .T = 190, .S = 190 + 133, .H = 1, .D = 96, .P = 133, .shared = 1, .dmin = 1, .N = 70},
         {.B = 1, .T = 100, .S = 340, .H = 1, .D = 16, .P = 240, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32, .N = 5},
+        {.B = 1, .T = 130, .S = 330, .H = 1, .D = 128, .P = 200, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32},
     };
     static const int of[] = {2, 4, 5, 6};              /* 6: room for half a head */
     size_t k, v;
@@ -803,6 +810,7 @@ static void rows(void) {
         {.B = 2, .T = 75, .S = 75, .H = 2, .D = 16, .P = 75, .u = 1, .vb = 1, .gap = 2},                 /* no memory */
         {.B = 1, .T = 33, .S = 150, .H = 2, .D = 72, .P = 150, .dmin = 1, .z = 3, .L = 120, .R = 8, .u = 1},
         {.B = 1, .T = 70, .S = 131, .H = 1, .D = 128, .P = 131, .vb = 1, .acts = 1},
+        {.B = 2, .T = 130, .S = 330, .H = 2, .D = 96, .P = 200, .dmin = 1, .z = 1, .L = 180, .vb = 1},
         {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 100, .first = 95, .dmin = 1},                  /* strips that see nothing */
         {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},                  /* none does */
         {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 99, .first = 50, .dmin = 1},       /* newest is 16 more than C - dmin, and strip 0
@@ -847,7 +855,7 @@ static void rows(void) {
             CHECK(off <= (d.c->acts ? 4e-3 : 2e-6), "version %d: dpe off by %.2e from the sweep's: %s", of[v], off, label(d.c));
         }
 #ifdef SEQTX_CUDA_HOST
-        CHECK(k == 7 || ran[1] < ran[0], "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
+        CHECK(k == 8 || ran[1] < ran[0], "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]), "%ld products with room for half of the rows, %ld and %ld for all and none: "
               "%s", ran[2], ran[1], ran[0], label(d.c));
 #endif
