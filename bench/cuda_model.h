@@ -134,7 +134,8 @@ static inline void work_sums_made(work *w) {
     work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, 2 * w->sum_bytes);
 }
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
-   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
+   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. Backward leaves out groups
+   of 16 keys that a strip of 16 queries does not meet. The unit is a product of
    16 queries, BK keys and DP channels, 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
@@ -148,20 +149,31 @@ static inline tiles tiles_of(const config *c, double window, double live, int wi
     t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
+static inline double tiles_from(const tiles *t, double key) { return key > t->lo ? key : t->lo; }
 static inline double tiles_begin(const tiles *t, double first, int by) { return floor((first + t->span) / by) * by - t->span; }
 /* Does a strip of queries from i on see a key of a tile from j0 on? distances 1 .. live */
 static inline int tiles_meet(const tiles *t, double i, double j0) {
     return i < t->T && t->C + i + t->strip - 1 - j0 >= 1 && t->C + i - (j0 + t->BK - 1) <= t->live;
+}
+/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 .. far, if these were queries beyond T, too */
+static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
+    double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;           /* keys first .. last - 1 */
+    if (i >= t->T) return 0;
+    first = tiles_from(t, first);
+    last = last < t->S ? last : t->S;
+    first = first > j0 ? floor((first - j0) / 16) : 0;
+    last = ceil(((last < end ? last : end) - j0) / 16);
+    return last > first ? last - first : 0;
 }
 /* Units of a head and batch row. A forward tile's positions: BK columns for 16 rows; 16 columns more at the start, and in each
    tile of a warp with 32 rows. */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (i = i0; i < i0 + t->BQ; i += t->strip) {
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - t->live);
+        for (i = i0; i < i0 + t->BQ && first < last; i += t->strip) {
             int started = 0;
-            for (j0 = tiles_begin(t, first > 0 ? first : 0, 8); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
+            for (j0 = tiles_begin(t, first, 8); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
                 units += t->strip / 16 * 3 + (t->strip / 16 - started) * 16.0 / t->BK;
                 started = 1;
             }
@@ -169,28 +181,32 @@ static inline double tiles_forward(const tiles *t) {
     }
     return units;
 }
-static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
+    double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;            /* dz counts one more */
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (j0 = tiles_begin(t, first > 0 ? first : 0, 16); j0 < last; j0 += t->BK)
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 3 + 2 * wide : 0;
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - far);
+        for (j0 = tiles_begin(t, first, 16); first < last && j0 < last; j0 += t->BK)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                double n = tiles_groups(t, i, j0, far);
+                units += n > 0 ? 3 * n + 2 * (n + 1) : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T; dV and dK of whole tiles */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK, far = t->C - t->span;
-    for (j0 = tiles_begin(t, far > 0 ? far : 0, 8); j0 < t->S; j0 += t->BK) {
+static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T, dV, dK */
+    double i0, j0, i, n, units = 0;
+    for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
         double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
-        for (i0 = lo; i0 < hi; i0 += t->BQ) {
-            units += 2 * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 2 + wide : 0;
-        }
+        for (i0 = lo; i0 < hi; i0 += t->BQ)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                n = tiles_groups(t, i, j0, t->live);
+                units += n > 0 ? 4 * n + n + 1 : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T; dPE of whole tiles */
-    double first = t->C - 1 + t->BQ - t->BK, extra, n, i0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T, dPE */
+    double first = t->C - 1 + t->BQ - t->BK, extra, n, g, i0, i, units = 0;
     extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
     first += extra;
     for (n = 0; n <= floor((t->span - 1 + t->BQ - 1 + extra) / t->BK); n++) {
@@ -198,11 +214,13 @@ static inline double tiles_diagonals(const tiles *t) {      /* positions, logits
         if (t->C - off - (t->BK - 1) > t->live) continue;
         for (i0 = 0; i0 < t->T; i0 += t->BQ) {
             if (i0 + off + t->BK <= t->lo || i0 + off >= t->S) continue;
-            units += wide * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, i0 + off) ? 2 + wide : 0;
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                g = tiles_groups(t, i, i0 + off, t->live);
+                units += g > 0 ? 2 * g + 2 * (g + 1) : 0;
+            }
         }
     }
-    return units;
+    return units * 16 / t->BK;
 }
 /* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of `live` distances has; and dPE from them */
 static inline double tiles_newest(const tiles *t) { return t->C + 15 - fmod(t->C + t->span + 15, 16); }
@@ -223,11 +241,10 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
     double want = tiles_width(t, t->span) * heads, most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
     return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
 }
-/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are; dV and dK for those of whole tiles */
+/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
-    double n = N > 0 ? ceil((N + (double)(((size_t)t->S + (size_t)t->span) & 7)) / t->BK) : 0;
-    double strips = ceil(t->T / t->strip) * t->strip / 16, all = ceil(t->T / t->BQ) * t->BQ / 16;
-    return n * (backward ? 5 * strips + 2 * all : 2 * strips);
+    double all = N > 0 ? N + (double)(((size_t)t->S + (size_t)t->span) & 7) : 0, strips = ceil(t->T / t->strip) * t->strip / 16;
+    return backward ? 7 * strips * ceil(all / 16) * 16 / t->BK : 2 * strips * ceil(all / t->BK);
 }
 /* Operations of a layer, forward (0) or backward; *bytes: of rows of dR, written and read */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {

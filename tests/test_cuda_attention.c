@@ -761,6 +761,8 @@ static void counted(void) {
         {.B = 1, .T = 190, .S = 190 + 133, .H = 1, .D = 96, .P = 133, .shared = 1, .dmin = 1, .N = 70},
         {.B = 1, .T = 100, .S = 340, .H = 1, .D = 16, .P = 240, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32, .N = 5},
         {.B = 1, .T = 130, .S = 330, .H = 1, .D = 128, .P = 200, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32},
+        {.B = 1, .T = 93, .S = 293, .H = 1, .D = 64, .P = 200, .shared = 1, .dmin = 1, .first = 151},
+        {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210, .N = 17},
     };
     static const int of[] = {2, 4, 5, 6};              /* 6: room for half a head */
     size_t k, v;
@@ -786,6 +788,7 @@ static void counted(void) {
             tiles t = tiles_of(&g, (double)(c->S - c->T), (double)d.a.span, wide && !backward && c->D <= 64);
             double want;
             int rows;
+            t.lo = (double)c->first;
             if (d.size[Z]) t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
             rows = v < 2 || (v == 3 && tiles_width(&t, t.live) <= floor(tiles_width(&t, t.span) / 32) * 16);
             want = tiles_vectors(&t, (double)c->N, backward) + (backward ? tiles_queries(&t) + tiles_keys(&t) + (rows ?
@@ -861,6 +864,25 @@ static void rows(void) {
 #endif
         for (v = 0; v < 3; v++) outputs_free(out[v]);
         data_close(&d);
+    }
+}
+
+/* Edges: windows that end in every group of 16 keys of a tile and beside it, from any first key and to any last query, with positions and
+   persistent vectors. A group too few of those that a strip of queries meets is a wrong number here, one too many is counted below. */
+static void edges(int half) {
+    static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129}, sizes[] = {16, 64, 96, 128};
+    static const ptrdiff_t firsts[] = {0, 5, 40, 79};
+    size_t k, n;
+    for (k = 0; k < sizeof spans / sizeof *spans; k++) for (n = 0; n < 4; n++) {
+        attn c;
+        memset(&c, 0, sizeof c);
+        c.B = 1; c.H = 1; c.D = sizes[(k + n) % 4];
+        c.T = 65 + (k * 5 + n * 3) % 17; c.S = c.T + 60 + (k * 11 + n * 7) % 19;
+        c.span = spans[k]; c.first = firsts[n]; c.dmin = (int)((k + n / 2) % 2);
+        if (n != 1) { c.P = spans[k] + (size_t)(1 - c.dmin); c.shared = 1; c.vb = n == 3; }
+        c.N = n == 2 ? 1 + spans[k] / 2 : 0;
+        if (n == 3) { c.z = 1; c.L = (double)spans[k]; c.R = 9; }
+        one_case(&c, half, 0, half ? 4 + 16 + (n == 3 ? 8 : 0) : 4);
     }
 }
 
@@ -991,6 +1013,7 @@ int main(int argc, char **argv) {
         if (only < 0 || only == 4) wanted(half);
         if (only < 0 || only == 5) orders(half);
         if (only < 0 || only == 6) devices(half);
+        if (only < 0 || only == 11) edges(half);
 #ifdef SEQTX_CUDA_HOST
         if (only < 0 || only == 8) ahead(half);
 #endif
