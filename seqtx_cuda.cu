@@ -3048,6 +3048,19 @@ static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx
     *last = p.C + min(i0 + n, p.T) - p.dmin;
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
+/* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first key and the last persistent vector. A strip of 16
+   queries from i on, distances up to far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of its queries sees,
+   were there queries beyond T, too. The other groups are left out: all they would give is zeros. */
+typedef struct stx__at_band { int lo, hi; } stx__at_band;
+template<int BK> static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, int persistent, int far, int i, int j0) {
+    stx__at_band b = {0, 0};
+    if (i >= p.T) return b;
+    if (persistent) { b.hi = (min(BK, p.N - j0) + 15) >> 4; return b; }
+    b.lo = max(max(p.C + i - far, p.lo) - j0, 0) >> 4;
+    b.hi = (min(min(p.C + i + 16 - p.dmin, p.S) - j0, BK) + 15) >> 4;
+    if (b.hi < b.lo) b.hi = b.lo;
+    return b;
+}
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
 static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
@@ -3299,7 +3312,7 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
    starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
 
    A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   applied only where a tile meets an edge of some row's window or the ramp (EDGES; the test is the same for a whole warp). A row without keys
    has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
    logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
    bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
@@ -3369,11 +3382,17 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
 }
 /* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they
    stand, tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
-template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+/* EDGE: of the groups that a strip meets */
+template<int MT> static __device__ __forceinline__ int stx__at_met(const stx__at_band (&band)[MT], int group) {
+    return (group >= band[0].lo && group < band[0].hi) || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
+}
+template<class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
+        const stx__at_band (&band)[MT]) {
         int g = lane >> 2, t = lane & 3, k, n, m;
         #pragma unroll
         for (k = 0; k < NB; k++) {
+            if (EDGE && !stx__at_met(band, k / 2)) continue;
             #pragma unroll
             for (n = 0; n < ND; n++) {
                 uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
@@ -3388,12 +3407,14 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
         }
     }
 };
-template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+template<int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
+        const stx__at_band (&band)[MT]) {
         int k, n, m;
         #pragma unroll
         for (k = 0; k < NB / 2; k++) {
             uint32_t a[MT][4];
+            if (EDGE && !stx__at_met(band, k)) continue;
             #pragma unroll
             for (m = 0; m < MT; m++) {
                 a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
@@ -3407,6 +3428,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
                 stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
+                    if (EDGE && MT > 1 && (k < band[m].lo || k >= band[m].hi)) continue;
                     stx__at_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
                 }
             }
@@ -3461,7 +3483,7 @@ typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
     enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW,
-        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT,
+        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, QS = REGS ? KS : 1, THREADS = 128, RAMP = BK + 16 * MT,
             HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to
        registers */
@@ -3492,6 +3514,177 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     stx__cp_commit();
 }
 
+/* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
+   loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
+   loops are unrolled, for accumulators have no index. */
+typedef struct stx__at_here {           /* a warp and a tile */
+    const unsigned char *k, *v, *ring, *qs, *qr;
+    float *ramp;
+    int lane, s, j0, i;                 /* s: of the steps; i: the warp's first query */
+    float sc;                           /* the logits' scale */
+} stx__at_here;
+template<class P, int DP, int BK, int MT, int TWO>
+static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx__at_job &job, const stx__at_here &w,
+    const uint32_t (&kept)[MT], const uint32_t (&qf)[MT][stx__at_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
+    float (&top)[MT][2], float (&sum)[MT][2], stx__at_skew (&skew)[MT], int &started) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND };
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT, g = w.lane >> 2, t = w.lane & 3, window = w.s < job.windows,
+        near = p.C + w.i - (w.j0 + BK - 1), ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float x[MT][NB][4];
+    stx__at_band band[MT];
+    int m, n, k, e;
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        band[m] = stx__at_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
+        #pragma unroll
+        for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+    }
+    if (ramped) {                                           /* m by near + e */
+        __syncwarp();
+        for (e = w.lane; e < BK + 16 * MT - 1; e += 32) {
+            float f = stx__at_ramp(p, job.w, near + e);
+            w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+        }
+        __syncwarp();
+    }
+    if (window && p.pe) {               /* as below: round c serves block c + 2m of strip m, from the first group on or two blocks before it */
+        const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
+        const stx__at_lanes lanes = stx__at_lanes_of(w.lane);
+        int from[MT], to[MT], c;
+        #pragma unroll
+        for (m = 0; m < MT; m++) {
+            to[m] = 2 * band[m].hi;
+            from[m] = band[m].lo == band[m].hi ? to[m] : started >> m & 1 ? 0 : 2 * band[m].lo - 2;
+        }
+        #pragma unroll
+        for (c = -2 * MT; c < NB; c++) {
+            float r[MT][4];
+            int row = at + 8 * c, some = 0;
+            row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                some |= c + 2 * m >= from[m] && c + 2 * m < to[m];
+                r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
+            }
+            if (!some) continue;
+            #pragma unroll
+            for (k = 0; k < KS; k += 2) {
+                uint32_t f[4];
+                stx__at_frag_b2<CH>(f, w.ring, row, k, w.lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    if (c + 2 * m < -2 || c + 2 * m >= NB || (MT > 1 && (c + 2 * m < from[m] || c + 2 * m >= to[m]))) continue;
+                    #pragma unroll
+                    for (e = 0; e < 2; e++) {
+                        if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                        else {
+                            uint32_t a[4];
+                            stx__at_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
+                            P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                        }
+                    }
+                }
+            }
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                const int col = c + 2 * m;
+                float unseen[4];
+                if (col < -2 || col >= NB || (MT > 1 && (col < from[m] || col >= to[m]))) continue;
+                if (col < 0) stx__at_shift(skew[m], lanes, r[m], unseen);
+                else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+            }
+        }
+        #pragma unroll
+        for (m = 0; m < MT; m++) if (band[m].lo < band[m].hi) started |= 1 << m;
+    }
+    #pragma unroll
+    for (n = 0; n < NB; n += 2) {
+        if (!stx__at_met(band, n / 2)) continue;
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t f[4];
+            stx__at_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                uint32_t a[4];
+                if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
+                if (TWO) stx__at_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
+                else for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
+                P::mma2(x[m][n], x[m][n + 1], a, f);
+            }
+        }
+    }
+    if (p.bits && window) {
+        const uint64_t seen = stx__at_exist<BK>(p, job.b, w.j0);
+        if (!stx__at_whole<BK>(seen))
+            #pragma unroll
+            for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
+    }
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        const int i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
+        float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
+        if (band[m].lo == band[m].hi) continue;
+        #pragma unroll
+        for (n = 0; n < NB; n++) {
+            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t) : -w.j0 - 2 * t,
+                    hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
+                if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
+                if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
+                most[e] = fmaxf(most[e], fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+            }
+        }
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            const float old = top[m][e];
+            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
+            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 2));
+            top[m][e] = fmaxf(old, most[e] * w.sc);
+            from[e] = top[m][e] == -INFINITY ? 0 : top[m][e];
+            f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
+        }
+        #pragma unroll
+        for (n = 0; n < NB; n++) {
+            const float *f0 = w.ramp + BK - 1 + 16 * m + g - 2 * t - 8 * n;
+            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                float a = stx__exp2(fmaf(x[m][n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
+                float b = stx__exp2(fmaf(x[m][n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
+                if (ramped) { a *= f0[8 * e]; b *= f0[8 * e - 1]; }
+                if (X::REGS) {
+                    uint32_t u = stx__pair(a, b);
+                    a = __uint_as_float(u << 16);
+                    b = __uint_as_float(u & 0xffff0000u);
+                }
+                add[e] += a + b;
+                x[m][n][2 * e] = a;
+                x[m][n][2 * e + 1] = b;
+            }
+        }
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            sum[m][e] = fmaf(sum[m][e], f[e], add[e]);
+            #pragma unroll
+            for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f[e]; o[m][n][2 * e + 1] *= f[e]; }
+        }
+        if (p.keep)
+            #pragma unroll
+            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+        if (!window) {
+            float root = sqrtf((float)p.N);
+            #pragma unroll
+            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= root;
+        }
+    }
+    stx__at_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
+}
+
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
 static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list,
@@ -3505,12 +3698,13 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
-    float *ramp = (float *)(memory + 64) + warp * X::RAMP;
+    float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
     const stx__num none = {NULL, NULL, 0};
-    uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
+    uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
-    int s, m, n, k, e, started = 0;
+    stx__at_band whole[MT] = {};
+    int s, m, n, k, e, started = 0;     /* started: a bit for each strip whose skew goes on from tile to tile */
 
     if (!threadIdx.x) {
         stx__at_job *j = (stx__at_job *)memory;
@@ -3553,7 +3747,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
     }
 
     for (s = 0; s < job.steps; s++) {
-        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+        const int lane = stx__at_again((int)threadIdx.x & 31), t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
         const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
             iw = job.i0 + r0;
@@ -3561,7 +3755,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                                                                                                warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
-        int edge, ramped, some = 1;
+        int edge, some = 1;
         stx__cp_wait<0>();
         __syncthreads();
         if (p.bits && window) {
@@ -3586,14 +3780,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             for (m = 0; m < MT; m++)
                 kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
                                            (window ? p.span : p.S + p.span) + j0);
-        ramped = p.z.p && window && far > job.w.full;
-        if (ramped) {                                           /* m by near + e */
-            __syncwarp();
-            for (e = lane; e < BK + ROWS - 1; e += 32) {
-                float f = stx__at_ramp(p, job.w, near + e);
-                ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
-            }
-            __syncwarp();
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        if (edge) {
+            const stx__at_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+            stx__at_edge<P, DP, BK, MT, TWO>(p, job, here, kept, qf, o, top, sum, skew, started);
+            continue;
         }
         if (window && p.pe) {
             /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0
@@ -3607,7 +3798,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             for (c = -2 * MT; c < NB; c++) {
                 float r[MT][4];
                 int row = at + 8 * c;
-                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
+                if (c < 2 - 2 * MT && started >> (MT - 1)) continue;        /* what the tile before left behind is there */
                 row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
                 #pragma unroll
                 for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
@@ -3638,7 +3829,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
-            started = 1;
+            started = (1 << MT) - 1;
         } else {
             #pragma unroll
             for (m = 0; m < MT; m++)
@@ -3669,22 +3860,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 #pragma unroll
                 for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
         }
-        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
         for (m = 0; m < MT; m++) {
-            const int i = p.C + iw + 16 * m + g;
             #pragma unroll
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
-                if (edge) {
-                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t,
-                        hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) {
-                        if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
-                        if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
-                    }
-                }
                 #pragma unroll
                 for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
                 most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
@@ -3696,11 +3876,6 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 for (n = 0; n < NB; n++) {
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
                     x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
-                }
-                if (ramped) {
-                    const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
                 }
                 if (X::REGS)                    /* what multiplies V is what is summed: see the comment above */
                     #pragma unroll
@@ -3724,7 +3899,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
-        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
+        stx__at_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
     }
 
     #pragma unroll
@@ -4060,18 +4235,6 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
     }
 }
 
-/* WHAT A STRIP MEETS. An edge of the window cuts a tile, and so do the first key and the last vector: of the tile's groups of 16 keys a strip
-   meets those from lo to hi - 1, with a key that one of its queries sees, were there queries beyond T, too. Other groups are left out: in
-   them a and ds would be zeros. */
-typedef struct stx__ab_band { int lo, hi; } stx__ab_band;
-template<class Sh> static __device__ __forceinline__ stx__ab_band stx__ab_meets(const stx__at &p, const stx__ab_tile &t, int i) {
-    stx__ab_band b = {0, 0};
-    if (i >= p.T) return b;
-    if (t.persistent) { b.hi = (min((int)Sh::BK, p.N - t.j0) + 15) >> 4; return b; }
-    b.lo = max(max(p.C + i - t.far, p.lo) - t.j0, 0) >> 4;
-    b.hi = (min(min(p.C + i + 16 - p.dmin, p.S) - t.j0, (int)Sh::BK) + 15) >> 4;
-    return b;
-}
 /* Does every query of the strip see all keys of the tile, by the weight 1? */
 template<class Sh> static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx__at_head &w, const stx__ab_tile &t) {
     const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;         /* the strip's smallest and largest distance */
@@ -4153,7 +4316,7 @@ template<class Sh, int EDGE, int NB> static __device__ __forceinline__ void stx_
    query sees a key; with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query
    and the tile's last key. */
 template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w, const stx__ab_tile &t,
-    const stx__ab_band &band, float *edge) {
+    const stx__at_band &band, float *edge) {
     const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
     __syncwarp();
@@ -4217,7 +4380,7 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_front
 
 /* An edge, on its way from group to group: what one leaves to the next. lane: the thread's, see stx__at_again */
 typedef struct stx__ab_walk {
-    stx__ab_band band;
+    stx__at_band band;
     int lane;
     uint32_t kept;
     stx__at_skew turn;
@@ -4226,9 +4389,9 @@ typedef struct stx__ab_walk {
 template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx__at_head &w,
     const stx__ab_shared<Sh> &m, const stx__ab_tile &t, stx__ab_walk &walk) {
     float none[2][4];
-    walk.band = stx__ab_meets<Sh>(a.p, t, t.i);
+    walk.band = stx__at_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
     walk.lane = stx__at_again((int)threadIdx.x & 31);
-    if (walk.band.lo >= walk.band.hi) { walk.band.hi = walk.band.lo; return 0; }
+    if (walk.band.lo == walk.band.hi) return 0;
     stx__ab_edge<Sh>(a, w, t, walk.band, m.edge);
     walk.kept = stx__ab_kept<Sh>(a, t);
     stx__ab_start(walk.turn);
@@ -4736,7 +4899,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
         } else {
 #pragma unroll 1
             for (n = 0; n < Sh::BQ; n += 16) {          /* strips that meet the warp's keys: others have left nothing there */
-                const stx__ab_band band = stx__ab_meets<Sh>(p, t, i0 + n);
+                const stx__at_band band = stx__at_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
                 const int again = stx__at_again((int)threadIdx.x & 31);
                 if (group < band.lo || group >= band.hi) continue;
 #pragma unroll
@@ -4900,7 +5063,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
             } else {
 #pragma unroll 1
                 for (i = 0; i < Sh::STRIPS; i++) {
-                    const stx__ab_band band = stx__ab_meets<Sh>(p, t, i1 + 16 * i);
+                    const stx__at_band band = stx__at_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
                     if (band.lo < band.hi) stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo, band.hi);
                 }
             }
@@ -4916,7 +5079,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
    the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
-   comes as zeros. Only heads with columns in the block cost anything. Parts as those of diagonals, by column. */
+   comes as zeros. Only heads with columns in the block cost anything, and of a short one's only warps that have some. Parts as those of diagonals, by column. */
 template<class Sh> struct stx__ab_columns {
     enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
            SHARED = 2 * (TILE + Sh::TILE_Q) };
@@ -4961,6 +5124,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     for (c = c0; c < c1; c = end) {                         /* a head, and its batch rows in this part */
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__at_place f = a.place[h];
+        const int none = back + X::COLUMNS - f.width >= 16 * X::XS * (warp + 1);      /* the head has none of the warp's columns */
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
@@ -4984,6 +5148,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 }
                 __syncthreads();
             }
+            if (none) continue;
 #pragma unroll
             for (k = 0; k < Sh::BQ; k += P::K) {
                 uint32_t l[X::XS][4], y[4];

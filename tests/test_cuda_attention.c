@@ -761,6 +761,7 @@ static void counted(void) {
         {.B = 1, .T = 190, .S = 190 + 133, .H = 1, .D = 96, .P = 133, .shared = 1, .dmin = 1, .N = 70},
         {.B = 1, .T = 100, .S = 340, .H = 1, .D = 16, .P = 240, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32, .N = 5},
         {.B = 1, .T = 130, .S = 330, .H = 1, .D = 128, .P = 200, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32},
+        {.B = 1, .T = 150, .S = 450, .H = 1, .D = 32, .P = 300, .shared = 1, .dmin = 1, .z = 1, .L = 200, .R = 32, .N = 9},
         {.B = 1, .T = 93, .S = 293, .H = 1, .D = 64, .P = 200, .shared = 1, .dmin = 1, .first = 151},
         {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210, .N = 17},
     };
@@ -789,7 +790,10 @@ static void counted(void) {
             double want;
             int rows;
             t.lo = (double)c->first;
-            if (d.size[Z]) t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
+            if (d.size[Z]) {
+                t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
+                t.full = floor((double)d.in[Z][0] * (double)d.a.max_span) + 1;
+            }
             rows = v < 2 || (v == 3 && tiles_width(&t, t.live) <= floor(tiles_width(&t, t.span) / 32) * 16);
             want = tiles_vectors(&t, (double)c->N, backward) + (backward ? tiles_queries(&t) + tiles_keys(&t) + (rows ?
                 tiles_table(&t) : tiles_diagonals(&t)) : tiles_forward(&t));
