@@ -154,62 +154,82 @@ static inline double work_busy(double o, double i, double pieces) {
 /* Rows of logits as the GPU has them (PADDED LOGITS of seqtx.h) */
 static inline double work_padded(double V) { return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V; }
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
-   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
+   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. Groups of 16 keys
+   that a strip of 16 queries does not meet are left out. The unit is a product of
    16 queries, BK keys and DP channels, 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
     int D, DP, BQ, BK, strip, columns;  /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
+    double full;                        /* distances up to here count whole */
 } tiles;
+static inline int tiles_channels(double D) { return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128; }
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
     tiles t;
     t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
-    t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = t.D <= 32 ? 32 : t.D <= 64 ? 64 : 128;
+    t.lo = 0; t.full = live; t.D = (int)(c->dim / c->heads); t.DP = tiles_channels(t.D);
     t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
+static inline double tiles_from(const tiles *t, double key) { return key > t->lo ? key : t->lo; }
 static inline double tiles_begin(const tiles *t, double first, int by) { return floor((first + t->span) / by) * by - t->span; }
-/* Does a strip of queries from i on see a key of a tile from j0 on? distances 1 .. live */
-static inline int tiles_meet(const tiles *t, double i, double j0) {
-    return i < t->T && t->C + i + t->strip - 1 - j0 >= 1 && t->C + i - (j0 + t->BK - 1) <= t->live;
+/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 .. far, if these were queries beyond T, too */
+static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
+    double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;           /* keys first .. last - 1 */
+    if (i >= t->T) return 0;
+    first = tiles_from(t, first);
+    last = last < t->S ? last : t->S;
+    first = first > j0 ? floor((first - j0) / 16) : 0;
+    last = ceil(((last < end ? last : end) - j0) / 16);
+    return last > first ? last - first : 0;
 }
-/* Units of a head and batch row. A forward tile's positions: BK columns for 16 rows; 16 columns more at the start, and in each
-   tile of a warp with 32 rows. */
+/* Units of a head and batch row. Forward: positions (16 columns more at a strip's start, and in each tile inside of the window of a warp
+   with 32 rows), logits, values */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
+    int strips = t->strip / 16, m;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (i = i0; i < i0 + t->BQ; i += t->strip) {
-            int started = 0;
-            for (j0 = tiles_begin(t, first > 0 ? first : 0, 8); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
-                units += t->strip / 16 * 3 + (t->strip / 16 - started) * 16.0 / t->BK;
-                started = 1;
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - t->live);
+        for (i = i0; i < i0 + t->BQ && first < last; i += t->strip) {
+            int started[2] = {0, 0};
+            for (j0 = tiles_begin(t, first, 8); j0 < last; j0 += t->BK) {
+                int edge = t->C + i - (j0 + t->BK - 1) < 1 || t->C + i + t->strip - 1 - j0 > t->full || j0 < t->lo;
+                if (!edge && i < t->T) units += strips * (3 * t->BK / 16) + strips - started[strips - 1];
+                for (m = 0; m < strips; m++) {
+                    double n = edge ? tiles_groups(t, i + 16 * m, j0, t->live) : 0;
+                    if (n > 0) units += 3 * n + !started[m];
+                    if (n > 0 || !edge) started[m] = 1;
+                }
             }
         }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
+    double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;            /* dz counts one more */
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (j0 = tiles_begin(t, first > 0 ? first : 0, 16); j0 < last; j0 += t->BK)
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 3 + 2 * wide : 0;
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - far);
+        for (j0 = tiles_begin(t, first, 16); first < last && j0 < last; j0 += t->BK)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                double n = tiles_groups(t, i, j0, far);
+                units += n > 0 ? 3 * n + 2 * (n + 1) : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T; dV and dK of whole tiles */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK, far = t->C - t->span;
-    for (j0 = tiles_begin(t, far > 0 ? far : 0, 8); j0 < t->S; j0 += t->BK) {
+static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T, dV, dK */
+    double i0, j0, i, n, units = 0;
+    for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
         double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
-        for (i0 = lo; i0 < hi; i0 += t->BQ) {
-            units += 2 * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 2 + wide : 0;
-        }
+        for (i0 = lo; i0 < hi; i0 += t->BQ)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                n = tiles_groups(t, i, j0, t->live);
+                units += n > 0 ? 4 * n + n + 1 : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T; dPE of whole tiles */
-    double first = t->C - 1 + t->BQ - t->BK, extra, n, i0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T, dPE */
+    double first = t->C - 1 + t->BQ - t->BK, extra, n, g, i0, i, units = 0;
     extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
     first += extra;
     for (n = 0; n <= floor((t->span - 1 + t->BQ - 1 + extra) / t->BK); n++) {
@@ -217,11 +237,13 @@ static inline double tiles_diagonals(const tiles *t) {      /* positions, logits
         if (t->C - off - (t->BK - 1) > t->live) continue;
         for (i0 = 0; i0 < t->T; i0 += t->BQ) {
             if (i0 + off + t->BK <= t->lo || i0 + off >= t->S) continue;
-            units += wide * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, i0 + off) ? 2 + wide : 0;
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                g = tiles_groups(t, i, i0 + off, t->live);
+                units += g > 0 ? 2 * g + 2 * (g + 1) : 0;
+            }
         }
     }
-    return units;
+    return units * 16 / t->BK;
 }
 /* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of `live` distances has; and dPE from them */
 static inline double tiles_newest(const tiles *t) { return t->C + 15 - fmod(t->C + t->span + 15, 16); }
@@ -229,11 +251,11 @@ static inline double tiles_width(const tiles *t, double live) {
     return live < 1 ? 0 : ceil((live - (t->C - tiles_newest(t))) / 16) * 16;
 }
 static inline double tiles_table(const tiles *t) {
-    double back, units = 0, width = tiles_width(t, t->live);
+    double back, units = 0, width = tiles_width(t, t->live), warp = t->columns / 4;
     for (back = 0; back < width; back += t->columns) {
-        double lo = t->lo - (tiles_newest(t) - 1 - back);
+        double lo = t->lo - (tiles_newest(t) - 1 - back), columns = width - back < t->columns ? width - back : t->columns;
         lo = lo > 0 ? floor(lo / t->BQ) * t->BQ : 0;
-        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * t->columns / t->BK;
+        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * ceil(columns / warp) * warp / t->BK;
     }
     return units;
 }
@@ -242,11 +264,15 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
     double want = tiles_width(t, t->span) * heads, most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
     return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
 }
-/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are; dV and dK for those of whole tiles */
+/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are (forward's tiles inside: for all of a
+   warp's) */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
-    double n = N > 0 ? ceil((N + (double)(((size_t)t->S + (size_t)t->span) & 7)) / t->BK) : 0;
-    double strips = ceil(t->T / t->strip) * t->strip / 16, all = ceil(t->T / t->BQ) * t->BQ / 16;
-    return n * (backward ? 5 * strips + 2 * all : 2 * strips);
+    double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16), units = 0, j;
+    for (j = N > 0 ? -shift : 0; j < N; j += t->BK) {
+        double n = ceil((N - j < t->BK ? N - j : t->BK) / 16), plain = j >= 0 && j + t->BK <= N;
+        units += n * (backward ? 7 * strips : plain ? 2 * ceil(t->T / t->strip) * t->strip / 16 : 2 * strips);
+    }
+    return units * 16 / t->BK;
 }
 /* Operations of a layer, forward (0) or backward; *bytes: of rows of dR, written and read */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
@@ -260,6 +286,7 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     for (h = 0; h < c->heads; h++) {
         double keys = keys_of(c, l, h), width, before = 0;
         t.live = floor(keys < S ? keys : S);
+        t.full = floor(span_of(c, l, h)) + 1 < t.live ? floor(span_of(c, l, h)) + 1 : t.live;
         width = tiles_width(&t, t.live);
         for (k = 0; k < c->heads; k++) {            /* the shortest heads first */
             double other = keys_of(c, l, k);
@@ -402,7 +429,7 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     int xl = place && f->kind != OF_COMPRESSIVE;
     tiles t;
     memset(&t, 0, sizeof t);
-    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = D <= 32 ? 32 : D <= 64 ? 64 : 128;
+    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.full = t.span = S; t.D = (int)D; t.DP = tiles_channels(D);
     t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
     t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
     work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,
