@@ -289,6 +289,7 @@ typedef struct stx_tensor {
     int       full;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
     const struct stx_tensor *of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
     size_t    at;                  /* from this number on. NULL: no view */
+    size_t    room;                /* of a parameter: zeros behind its numbers, which kernels read and nothing writes, see PADDED LOGITS */
 } stx_tensor;
 
 /* Token ids, (B,T): on the host, which checks them, and on the device (the same memory on a CPU). */
@@ -477,8 +478,9 @@ STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, 
 /* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side, rows of a lda and of b ldb apart */
 STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
                           size_t rows))
-/* Each row of y (rows,n) moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart */
-STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
+/* Each row of y (rows,n), ldy apart, moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart;
+   a NULL: the last w numbers stay as they are */
+STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
 /* db (C) += sum over rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
@@ -624,15 +626,18 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
                             size_t N, size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+enum { STX_LATE_DB = 1, STX_LATE_DW = 2 };
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
+    size_t pad;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
     int act, accumulate;                    /* accumulate: dx += */
     stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
-    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O,Ci) += da^T in; (O) += the sum of da's rows */
-    int late;                               /* db is a parameter's gradient, which backward itself does not read: inside of stx_backward a
-                                               GPU may add to it later, many such sums in one launch, before stx_backward returns */
+    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
+    int late;                               /* STX_LATE_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
+                                               inside of stx_backward a GPU may add to it later, many such sums in one launch, before
+                                               stx_backward returns */
 } stx_linear_bwd_args;
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
@@ -728,11 +733,12 @@ typedef struct stx_token_loss {
 } stx_token_loss;
 /* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits (..,V), one target a row. */
 STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
-/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. */
+/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss (1). dlogits may be logits, without accumulate. Rows of
+   logits and dlogits are ld >= V apart; what stands between is not read, and backward without accumulate makes it 0. */
 STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor))
+                                   const int32_t *targets, size_t N, size_t V, size_t ld, double divisor))
 STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                    int accumulate))
 /* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0: N mean[0], or with mean NULL the sum of those that
    count (w = 0 if that is 0), and known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is ignored. */
@@ -741,9 +747,10 @@ STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const in
 /* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the rest as in cross_entropy. Rows with a negative target
    have nll = 0 and dlogits = 0. */
 STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V))
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld))
 STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, int accumulate))
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
+                                int accumulate))
 
 /* Mean of (a-b)^2 -> (1). */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
@@ -1428,11 +1435,16 @@ typedef struct stx_rows_layer {
     size_t    width;
     size_t    real;             /* rows held */
     size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
-    size_t    capacity;         /* numbers that data has room for */
-    stx_real *data;             /* (B,real,width), oldest first, on the device; NULL before the first push */
+    stx_real *data;             /* (real,width) of the first stream, oldest first, on the device; NULL before the first push */
+    size_t    stride;           /* numbers from a stream to the next */
     int       masked;           /* is a row missing in a stream? Then */
     int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
     size_t    pad_capacity;     /* ... numbers that it has room for */
+    stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>rows: arena */
+    size_t    room, first;      /* data begins `first` rows behind base */
+    size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step */
+    uint64_t  pushed_at, seen;  /* which step that was; and the last one that looked at the rows where they are */
+    int       looked;           /* does stx_rows_past read this layer? */
 } stx_rows_layer;
 typedef struct stx_rows {
     stx_ctx        *ctx;
@@ -1448,7 +1460,7 @@ STX_DEF void stx_rows_free(stx_rows *s);
 /* Forgets all, or stream b alone: from then on it is as one that began now. In error nothing. */
 STX_DEF void stx_rows_reset(stx_rows *s);
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
-/* Room for so many rows in every layer, whose addresses stay the same then. 1, or 0 and an error. */
+/* Room for so many rows in every layer, whose buffers stay where they are then. 1, or 0 and an error. */
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
 /* The most rows that a layer holds. */
 STX_DEF size_t stx_rows_most(const stx_rows *s);
@@ -1458,8 +1470,9 @@ STX_DEF size_t stx_rows_most(const stx_rows *s);
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
-/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the end of the step, whatever is
-   pushed. out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+/* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is
+   pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when
+   there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
 STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
@@ -2113,6 +2126,8 @@ struct stx_ctx {
     int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
     char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
+    uint64_t begun;               /* stx_begin's calls */
+    struct stx__retired *retired; /* buffers that are free when the next step begins: backward may still read them */
     int rank, ranks;              /* in its group; 0, 0 without one */
     void *group;                  /* stx__mpi, see >>group */
     size_t bucket;                /* numbers */
@@ -2394,6 +2409,23 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
 }
+/* A block of numbers (NULL: none) that is freed when the next step begins, not before */
+typedef struct stx__retired { struct stx__retired *next; stx_real *p; } stx__retired;
+static void stx__retire(stx_ctx *x, stx_real *p) {
+    stx__retired *r = p ? (stx__retired *)stx_block(x, sizeof *r) : NULL;
+    if (!r) return;                 /* no memory for a note of it: it goes with the context */
+    r->p = p;
+    r->next = x->retired;
+    x->retired = r;
+}
+static void stx__retired_free(stx_ctx *x) {
+    while (x->retired) {
+        stx__retired *r = x->retired;
+        x->retired = r->next;
+        stx_block_numbers_free(x, r->p);
+        stx_block_free(x, r);
+    }
+}
 /* Where things stand. On a CPU there are two arenas for all. */
 enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
 static stx__arena *stx__arena_of(stx_ctx *x, int where) {
@@ -2500,13 +2532,13 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* where: STX__STEP .. */
-static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
+/* where: STX__STEP ..; room: for so many numbers more behind it */
+static stx_tensor *stx__tensor_with(stx_ctx *x, int where, int ndim, const size_t *dim, size_t room) {
     stx_tensor *t;
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) {
-        if (dim[i] && n > SIZE_MAX / sizeof(stx_real) / dim[i]) {
+        if (dim[i] && n > (SIZE_MAX - room) / sizeof(stx_real) / dim[i]) {
             stx_fail(x, STX_ERR_MEMORY, "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes", ndim,
                      dim[0]);
             return NULL;
@@ -2520,9 +2552,11 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
-    t->data = stx__numbers(x, where, n);
+    t->room = room;
+    t->data = stx__numbers(x, where, n + room);
     return t->data ? t : NULL;
 }
+static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) { return stx__tensor_with(x, where, ndim, dim, 0); }
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
     return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
 }
@@ -2782,16 +2816,17 @@ STX_DEF int stx_params_beside(stx_params *p, size_t n) {
     return stx_ok(x);
 }
 STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) { if (p) p->ahead = ahead; }
-/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some */
-static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
+/* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some (then there is no
+   other behind it) */
+static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t room) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = NULL;
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
-    if (n > p->room_left || n % 64) {
+    if (room || n > p->room_left || n % 64) {
         p->room_left = 0;
-        t = stx__tensor(x, STX__PARAM, ndim, d);
+        t = stx__tensor_with(x, STX__PARAM, ndim, d, room);
         if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
         return t && t->grad ? t : NULL;
     }
@@ -2809,20 +2844,20 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d) {
     p->room_left -= n;
     return t;
 }
-STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+/* stx_param, with room for that many numbers behind its own: zeros, as they stay */
+static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char *name, const size_t *d, size_t room) {
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
     stx_real *host;
-    size_t d[STX_MAX_DIM], i, len;
+    size_t i, len;
     char *copy;
     if (!stx_ok(x)) return NULL;
-    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
-    STX__NEED(x, d0 && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
+    STX__NEED(x, d[0] && name && name[0], STX_ERR_ARG, "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
     STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
               "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
         name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG, "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__param_tensor(p, stx__dims(d), d);
+    t = stx__param_tensor(p, stx__dims(d), d, room);
     if (!t) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
     if (p->count == p->capacity) {      /* the old list stays in the arena: a few hundred bytes */
@@ -2839,13 +2874,14 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     copy = (char *)stx_persist(x, len);
     if (!copy) return NULL;
     memcpy(copy, name, len);
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, t->size * sizeof *host) : t->data;
+    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, (t->size + room) * sizeof *host) : t->data;
     if (!host) return NULL;
     for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)      /* constants may decide sizes, as spans do */
         host[i] = (stx_real)(init == STX_ZEROS ? 0 : init == STX_CONSTANT
                              ? a : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->ahead), i, init, a));
+    if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
     if (host != t->data) {
-        stx_put(x, t->data, host, t->size);
+        stx_put(x, t->data, host, t->size + room);
         stx_block_free(x, host);
     }
     x->params_made++;
@@ -2854,6 +2890,11 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
     return t;
+}
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+    size_t d[STX_MAX_DIM];
+    d[0] = d0; d[1] = d1; d[2] = d2; d[3] = d3;
+    return stx__param_with(p, init, a, name, d, 0);
 }
 
 /* Numbers [from, to) of a parameter by fn */
@@ -3257,6 +3298,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
         out->grad = NULL;
         out->is_param = out->is_leaf = 0;
         out->of = NULL;
+        out->room = 0;
         out->data = stx__numbers_like(x, &was);
         if (!out->data) return 0;
         stx__move(x, out->data, was.data, was.size, was.full);
@@ -3704,7 +3746,7 @@ static void stx__make_scratch(stx_ctx *x) {
 
 /* What the loops of the simple kernels work on, by the names of their declarations. A loop sets what it needs; the rest is zero. */
 typedef struct stx__loop {
-    size_t n, N, C;                          /* numbers; rows of C */
+    size_t n, N, C, ld;                      /* numbers; rows of C, which are C or ld apart */
     stx_real *y, *pre, *mean, *rstd, *dgain, *dshift;
     const stx_real *a, *b, *dy, *gain, *shift, *m, *r;       /* m, r: mean and rstd, or top and inv, that were saved */
     const int32_t *ids;
@@ -3821,7 +3863,7 @@ STX_DEF void stx_axpy(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_
     l.y = y; l.a = a; l.s = s; l.accumulate = accumulate;
     stx__elementwise(x, n, stx__axpy_part, &l);
 }
-typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols; int accumulate; } stx__copy_job;
+typedef struct stx__copy_job { stx_real *y; const stx_real *a; size_t ldy, lda, cols, n; int accumulate; } stx__copy_job;
 static void stx__copy_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
@@ -3857,14 +3899,14 @@ static void stx__shift_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
     for (r = s->from; r < s->to; r++) {
-        stx_real *row = j->y + r * j->ldy, *end = row + j->ldy - j->cols;
-        memmove(row, row + j->cols, (size_t)(end - row) * sizeof *row);
-        memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
+        stx_real *row = j->y + r * j->ldy, *end = row + j->n - j->cols;
+        memmove(row, row + j->cols, (j->n - j->cols) * sizeof *row);
+        if (j->a) memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
     }
 }
-STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+STX_DEF void stx_shift2d(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
     stx__copy_job j;
-    j.y = y; j.a = a; j.ldy = n; j.lda = lda; j.cols = w; j.accumulate = 0;
+    j.y = y; j.a = a; j.ldy = ldy; j.lda = lda; j.cols = w; j.n = n; j.accumulate = 0;
     stx_parallel(x, rows, rows * n, stx__shift_part, &j);
 }
 
@@ -4783,6 +4825,49 @@ static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t row
     }
     return y;
 }
+/* y (rows, wa + wb) = the first wa columns of a and, unless it is NULL, wb of b side by side; what they have more gets a gradient of 0.
+   Products like padded rows (PADDED LOGITS); who reads their results wants them without. */
+typedef struct stx__join_columns_save { size_t w[2]; stx_real *zeros; } stx__join_columns_save;
+static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
+    stx__join_columns_save *s = (stx__join_columns_save *)n->save;
+    size_t rows = stx__rows(n->y), w = stx__last(n->y), at = 0;
+    int i, fresh;
+    for (i = 0; i < 2; at += s->w[i++]) {
+        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_at(x, n->y->grad, at);
+        size_t ld = d ? stx__last(n->in[i]) : 0;
+        if (d && fresh && ld > s->w[i])
+            STX_RUN(x, stx_concat2d, (x, d, dy, w, s->w[i], s->zeros, 0, ld - s->w[i], rows));
+        else if (d) STX_RUN(x, stx_copy2d, (x, d, ld, dy, w, rows, s->w[i], !fresh));
+    }
+}
+static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_tensor *b, size_t wb) {
+    size_t d[STX_MAX_DIM], rows, most;
+    stx_tensor *y;
+    stx__node *node;
+    if (!a || (wb && !b)) return NULL;
+    if (!b && wa == stx__last(a)) return a;
+    rows = stx__rows(a);
+    memcpy(d, a->dim, sizeof d);
+    d[a->ndim - 1] = wa + wb;
+    y = stx__tensor(x, STX__STEP, a->ndim, d);
+    if (!y) return NULL;
+    if (b) STX_RUN(x, stx_concat2d, (x, y->data, a->data, stx__last(a), wa, b->data, stx__last(b), wb, rows));
+    else STX_RUN(x, stx_copy2d, (x, y->data, wa, a->data, stx__last(a), rows, wa, 0));
+    node = stx__record2(x, y, stx__join_columns_back, a, b);
+    if (node) {
+        stx__join_columns_save *s = (stx__join_columns_save *)stx_step_alloc(x, sizeof *s);
+        most = STX_MAX(stx__last(a) - wa, b ? stx__last(b) - wb : 0);
+        if (!s) return NULL;
+        s->w[0] = wa; s->w[1] = wb;
+        s->zeros = NULL;
+        node->save = s;
+        if (!most) return y;
+        s->zeros = stx_step_numbers(x, most);
+        if (!s->zeros) return NULL;
+        STX_RUN(x, stx_fill, (x, s->zeros, most, 0));
+    }
+    return y;
+}
 STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
     size_t d[3];
     char s[96], t[96];
@@ -4859,6 +4944,7 @@ static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
     y->grad = NULL;
     y->needs_grad = y->is_param = y->is_leaf = 0;
     y->of = NULL;
+    y->room = 0;
     return y;
 }
 /* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the parameter's, which ops add to; no tape is needed: 1 */
@@ -6853,13 +6939,18 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
 // >>linear
 
 typedef struct stx__linear_save { stx_real *pre; int act; } stx__linear_save;
+/* Which of the gradients of W and b may be added to later */
+static int stx__linear_late(const stx_tensor *W, const stx_tensor *b) {
+    return (b && stx__is_param(b) ? STX_LATE_DB : 0) | (stx__is_param(W) ? STX_LATE_DW : 0);
+}
 /* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
 static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx__linear_save *s = (stx__linear_save *)n->save;
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     stx_linear_bwd_args a;
     int fresh;
-    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = W->dim[0];
+    a.N = stx__rows(in); a.Ci = stx__last(in); a.O = stx__last(n->y);
+    a.pad = a.O - W->dim[0];
     a.act = s->act;
     a.dx = stx__grad_fresh(x, in, &fresh);
     a.dW = stx__grad(x, W);
@@ -6867,10 +6958,11 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.accumulate = !fresh;
     a.da = n->y->grad;            /* nobody else reads dy */
     a.y = n->y->data; a.pre = s->pre; a.in = in->data; a.W = W->data;
-    a.late = b && stx__is_param(b);
+    a.late = stx__linear_late(W, b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
-STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+/* stx_linear, with pad outputs more, for which W and b have room (tensor.room): they are 0, and so must their gradients be */
+static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act, size_t pad) {
     stx_tensor *y, *ins[3];
     stx__node *node;
     size_t d[STX_MAX_DIM], N, Ci, Co;
@@ -6882,7 +6974,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
               "stx_linear: input %s and weight %s: the last dimensions must agree (weights are (out,in)), and a bias has one number an "
                   "output", stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG, "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0];
+    N = stx__rows(in); Ci = W->dim[1]; Co = W->dim[0] + pad;
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
     d[in->ndim - 1] = Co;
     y = stx__tensor(x, STX__STEP, in->ndim, d);
@@ -6902,6 +6994,9 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
     }
     STX_RUN(x, stx_linear_fwd, (x, y->data, pre, in->data, W->data, b ? b->data : NULL, N, Ci, Co, act));
     return y;
+}
+STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act) {
+    return stx__linear_padded(x, in, W, b, act, 0);
 }
 
 /* Y = X W^T + b, the end of X is h:   dh += the end of dY W ; dW += dY^T X ; db += sum of dY's rows */
@@ -6924,7 +7019,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.N = B * S; a.Ci = Ci; a.O = O;
         a.da = n->y->grad; a.in = X->data; a.W = W->data;
         a.dW = dW; a.db = db;
-        a.late = n->in[2] && stx__is_param(n->in[2]);
+        a.late = stx__linear_late(W, n->in[2]);
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -7234,19 +7329,23 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
+    size_t O = a->O - a->pad, n;
     stx_gemm_args g;
     if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
     if (a->dx) {
-        g = stx_gemm_of(0, 0, a->N, a->Ci, a->O, a->da, a->W, a->dx);
+        g = stx_gemm_of(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
+        g.lda = a->O;
         g.beta = (stx_real)(a->accumulate ? 1 : 0);
         stx_gemm(x, &g);
     }
     if (a->dW) {
-        g = stx_gemm_of(1, 0, a->O, a->Ci, a->N, a->da, a->in, a->dW);
+        g = stx_gemm_of(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
+        g.lda = a->O;
         g.beta = 1;
         stx_gemm(x, &g);
     }
-    if (a->db) stx_sum_rows(x, a->db, a->da, a->N, a->O);
+    if (a->db && !a->pad) stx_sum_rows(x, a->db, a->da, a->N, O);
+    for (n = 0; a->db && a->pad && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);     /* only tests have padding here */
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs it). */
@@ -7452,7 +7551,7 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
 
 // >>cross_entropy
 
-typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; } stx__ce_save;
+typedef struct stx__ce_save { const int32_t *targets; stx_real *top, *inv; double divisor; int over; size_t V; } stx__ce_save;
 /* May a's memory take its gradient? Only where the op that made it does not need its result in backward. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
@@ -7460,25 +7559,24 @@ static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     if (!n) return 0;
     if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
     if (n->back == stx__reshape_back) return stx__may_overwrite(x, n->in[0]);
-    return n->back == stx__matmul_back || n->back == stx__scale_back;
+    return n->back == stx__matmul_back || n->back == stx__scale_back || n->back == stx__join_columns_back;
 }
 static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
     stx__ce_save *s = (stx__ce_save *)n->save;
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_to(x, a, s->over && a->needs_grad && !a->grad && stx__may_overwrite(x, a) ? a->data : NULL, &fresh);
-    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), stx__last(a),
+    if (d) STX_RUN(x, stx_cross_entropy_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), s->V, stx__last(a),
                                               s->divisor, !fresh));
 }
-/* targets: on the device */
-static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const int32_t *targets, double divisor, int over) {
-    size_t N, V;
+/* V: classes, of which logits may have more columns; targets: on the device */
+static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets, double divisor, int over) {
+    size_t N;
     stx_tensor *y;
     stx__ce_save *s;
     stx__node *node;
     if (!logits) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
@@ -7487,44 +7585,45 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, const i
     s->inv = s->top + N;
     s->targets = targets;
     s->over = over;
+    s->V = V;
     s->divisor = divisor > 0 ? divisor : (double)N;
-    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, s->divisor));
+    STX_RUN(x, stx_cross_entropy_fwd, (x, y->data, s->top, s->inv, logits->data, s->targets, N, V, stx__last(logits), s->divisor));
     node = stx__record1(x, y, stx__cross_entropy_back, logits);
     if (node) node->save = s;
     return y;
 }
 
-static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor, int over) {
-    size_t N, V, i;
+static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, size_t V, const stx_ids *targets, double divisor, int over) {
+    size_t N, i;
     char t[96];
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE, "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
     for (i = 0; i < N; i++)
         STX__NEED(x, targets->data[i] >= 0 && (size_t)targets->data[i] < V, STX_ERR_ARG,
                   "stx_cross_entropy: target %ld at position %zu is outside the %zu classes", (long)targets->data[i], i, V);
     stx__ids_below(targets, V);
-    return stx__cross_entropy_of(x, logits, targets->device, divisor, over);
+    return stx__cross_entropy_of(x, logits, V, targets->device, divisor, over);
 }
 STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
-    return stx__cross_entropy(x, logits, targets, divisor, 0);
+    return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 0);
 }
 STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor) {
-    return stx__cross_entropy(x, logits, targets, divisor, 1);
+    return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
-typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; } stx__token_save;
+typedef struct stx__token_save { const int32_t *targets; const stx_real *w; stx_real *top, *inv; size_t V; } stx__token_save;
 static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx__token_save *s = (stx__token_save *)n->save;
     stx_tensor *a = n->in[0];
     int fresh;
     stx_real *d = stx__grad_fresh(x, a, &fresh);
     if (d)
-        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), stx__last(a), !fresh));
+        STX_RUN(x, stx_token_loss_bwd, (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), s->V, stx__last(a),
+                                        !fresh));
 }
-/* logits (N,V), targets and w (N) on the device, nll (N): out */
-static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t *targets, const stx_real *w, stx_real *nll) {
+/* logits (N,..) of V classes, targets and w (N) on the device, nll (N): out */
+static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets, const stx_real *w, stx_real *nll) {
     stx_tensor *y = stx__scalar_new(x);
     stx__token_save *s = (stx__token_save *)stx_step_alloc(x, sizeof *s);
     size_t N;
@@ -7536,7 +7635,8 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, const int32_t
     s->inv = s->top + N;
     s->targets = targets;
     s->w = w;
-    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, stx__last(logits)));
+    s->V = V;
+    STX_RUN(x, stx_token_loss_fwd, (x, y->data, nll, s->top, s->inv, logits->data, targets, w, N, V, stx__last(logits)));
     node = stx__record1(x, y, stx__token_loss_back, logits);
     if (node) node->save = s;
     return y;
@@ -7577,16 +7677,15 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
                                    ? how->ignored : 0, divisor, mean));
     return stx_ok(x);
 }
-STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, size_t V, const stx_ids *targets, stx_token_loss *how) {
     stx_tensor *nll, *y;
     stx_real *w;
     int32_t *known;
-    size_t N, V, i;
+    size_t N, i;
     char t[96];
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !logits || !targets) return NULL;
     N = stx__rows(logits);
-    V = stx__last(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row", stx__shape(logits, t),
               targets->B, targets->T);
@@ -7597,17 +7696,20 @@ STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, con
     stx__ids_used(targets, V, how);
     if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
     nll = stx_new_full(x, N, 0, 0, 0);
-    y = stx__token_loss(x, logits, known, w, nll ? nll->data : NULL);
+    y = stx__token_loss(x, logits, V, known, w, nll ? nll->data : NULL);
     if (how && y) how->nll = nll;
     return y;
+}
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how) {
+    return stx__cross_entropy_tokens(x, logits, logits ? stx__last(logits) : 0, targets, how);
 }
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top): kept apart, for their log-sum would lose digits in backward.
    loss = sum_n (top - log inv - logits[n,target]) / divisor */
 STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_real *inv, const stx_real *row, const int32_t *targets,
-                                       size_t N, size_t V) {
+                                       size_t N, size_t V, size_t ld) {
     size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += V) {
+    for (*sum = 0, n = 0; n < N; n++, row += ld) {
         stx_real m = stx__max(row, V), t = stx__exp_sum(fma, NULL, 0, row, V, m);
         top[n] = m;
         inv[n] = 1 / t;
@@ -7615,19 +7717,21 @@ STX_INNER void stx__cross_entropy_rows(int fma, double *sum, stx_real *top, stx_
     }
 }
 STX_EACH_ISA(stx__cross_entropy_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT top, stx_real *STX_RESTRICT inv,
-                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V), sum, top, inv,
-             row, targets, N, V)
+                                       const stx_real *STX_RESTRICT row, const int32_t *targets, size_t N, size_t V, size_t ld), sum,
+             top, inv, row, targets, N, V, ld)
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at, n, l->C));
+        STX_CALL(s->x, stx__cross_entropy_rows, (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at, n, l->C,
+                                                 l->ld));
     }
 }
 STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, double divisor) {
+                                   const int32_t *targets, size_t N, size_t V, size_t ld, double divisor) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets;
     *loss = (stx_real)(stx__sum_blocks(x, 8 * N * V, stx__cross_entropy_part, &l) / divisor);
 }
@@ -7647,16 +7751,18 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++) {
-        stx_real *d = l->y + n * l->C;
+        stx_real *d = l->y + n * l->ld;
         if (l->y == l->a) STX_CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
-        else STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], l->s * l->r[n], l->accumulate));
+        else STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->ld, l->C, l->m[n], l->s * l->r[n], l->accumulate));
         d[l->ids[n]] -= l->s;
+        if (!l->accumulate && l->ld > l->C) STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
     }
 }
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                    int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
     l.s = (stx_real)((double)dloss[0] / divisor);
     stx_parallel(x, N, 8 * N * V, stx__cross_entropy_bwd_part, &l);
@@ -7673,9 +7779,9 @@ STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const in
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n] */
 STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *row,
-                                    const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                                    const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     size_t n;
-    for (*sum = 0, n = 0; n < N; n++, row += V) {
+    for (*sum = 0, n = 0; n < N; n++, row += ld) {
         stx_real m, t;
         double v;
         nll[n] = top[n] = inv[n] = 0;
@@ -7691,19 +7797,21 @@ STX_INNER void stx__token_loss_rows(int fma, double *sum, stx_real *nll, stx_rea
 }
 STX_EACH_ISA(stx__token_loss_rows, (double *STX_RESTRICT sum, stx_real *STX_RESTRICT nll, stx_real *STX_RESTRICT top,
                                     stx_real *STX_RESTRICT inv, const stx_real *STX_RESTRICT row, const int32_t *targets,
-                                    const stx_real *STX_RESTRICT w, size_t N, size_t V), sum, nll, top, inv, row, targets, w, N, V)
+                                    const stx_real *STX_RESTRICT w, size_t N, size_t V, size_t ld), sum, nll, top, inv, row, targets, w,
+             N, V, ld)
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
     for (k = s->from; k < s->to; k++) {
         n = stx__sum_block(l->N, k, &at);
-        STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->C, l->ids + at,
-                                              l->b + at, n, l->C));
+        STX_CALL(s->x, stx__token_loss_rows, (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at,
+                                              l->b + at, n, l->C, l->ld));
     }
 }
 STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
     *loss = (stx_real)stx__sum_blocks(x, 8 * N * V, stx__token_loss_part, &l);
 }
@@ -7712,19 +7820,21 @@ static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
     for (n = s->from; n < s->to; n++) {
-        stx_real *d = l->y + n * l->C, g = l->s * l->b[n];
+        stx_real *d = l->y + n * l->ld, g = l->s * l->b[n];
         if (l->ids[n] < 0) {
-            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->C, 0));
+            if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->ld, 0));
             continue;
         }
-        STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->C, l->C, l->m[n], g * l->r[n], l->accumulate));
+        STX_CALL(s->x, stx__cross_entropy_bwd_row, (d, l->a + n * l->ld, l->C, l->m[n], g * l->r[n], l->accumulate));
         d[l->ids[n]] -= g;
+        if (!l->accumulate && l->ld > l->C) STX_CALL(s->x, stx__fill_n, (d + l->C, l->ld - l->C, 0));
     }
 }
 STX_DEF void stx_token_loss_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
                                 int accumulate) {
     stx__loop l = stx__loop_of(0, N, V);
+    l.ld = ld;
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.b = w; l.s = dloss[0]; l.accumulate = accumulate;
     stx_parallel(x, N, 8 * N * V, stx__token_loss_bwd_part, &l);
 }
@@ -7914,7 +8024,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
               "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
     S = k->dim[1];
-    for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, STX_HEAD_GROUPS) : 1); g++)
+    for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
         if (in->past[g] && in->past[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->past[g]->dim[1]);
     S += dim[1];
     STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
@@ -9542,24 +9652,42 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
     return y;
 }
+/* PADDED LOGITS. Tensor cores read and write rows from multiples of 16 bytes on, and an odd vocabulary has others. So on a GPU a table
+   whose rows are no multiple of 8 has room behind it for as many zeros as make them one of 64: 128 bytes of bfloat16, less than a tile of
+   the product, which computes them anyway. The logits then have columns that are no words: losses do not read them and give them gradients
+   of 0, so that the product by the table and that of its gradient may run over them; the parameters, their gradients and all that
+   takes them by their size never see them. */
+enum { STX__ALIGNED = 8, STX__PADDED = 64 };
+static size_t stx__words_pad(const stx_ctx *x, size_t rows) {
+    return stx__on_gpu(x) && rows % STX__ALIGNED ? STX__PADDED - rows % STX__PADDED : 0;
+}
+/* h (..,d) -> T h + b, with as many columns more as the table and its bias have room for */
+static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
+    size_t pad = T && T->ndim == 2 ? stx__words_pad(x, T->dim[0]) : 0;
+    if (pad && (T->room < pad * T->dim[1] || (b && b->room < pad))) pad = 0;
+    return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
+}
 /* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c, and for the head also the clusters' columns in
-   ascending order of column. mask: of the dropout of a cluster's rows; NULL: by `dropout`. */
-static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout, stx_tensor *mask) {
+   ascending order of column. mask: of the dropout of a cluster's rows; NULL: by `dropout`. *w: how many columns are logits */
+static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c, double dropout, stx_tensor *mask,
+                                        size_t *w) {
     stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
     if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
     e = mask ? stx_mul(x, e, mask) : stx_dropout(x, e, dropout);
-    l = stx_linear(x, e, a->table[c], a->bias[c], STX_ACT_NONE);
-    if (c == 0 && a->clusters > 1) l = stx_concat_channels(x, l, stx_linear(x, e, a->cluster_w, a->cluster_b, STX_ACT_NONE));
-    return l;
+    l = stx__logits(x, e, a->table[c], a->bias[c]);
+    *w = a->table[c]->dim[0];
+    if (c || a->clusters == 1) return l;
+    *w += a->clusters - 1;
+    return stx__join_columns(x, l, a->table[c]->dim[0], stx__logits(x, e, a->cluster_w, a->cluster_b), a->clusters - 1);
 }
 /* The loss of the head, and of each cluster for its rows. With how, and on a GPU, where there may be rows left over: by weights. */
 static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
                                          stx_token_loss *how) {
-    size_t n, c, dim[2];
+    size_t n, c, dim[2], V;
     stx__sorted s;
     stx_real *w = NULL, *wc, *nc;
     int32_t *known;
-    stx_tensor *loss, *nll = NULL;
+    stx_tensor *loss, *nll = NULL, *l;
     int weighted;
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
@@ -9577,21 +9705,22 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
         nll = stx_new_full(x, n, 0, 0, 0);
         if (!nll) return NULL;
         if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
-        loss = stx__token_loss(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, w, nll->data);
-    } else loss = stx__cross_entropy_of(x, stx__adaptive_logits(x, a, h, 0, a->dropout, NULL), s.at, (double)n, 0);
+    }
+    l = stx__adaptive_logits(x, a, h, 0, a->dropout, NULL, &V);
+    loss = weighted ? stx__token_loss(x, l, V, s.at, w, nll->data) : stx__cross_entropy_of(x, l, V, s.at, (double)n, 0);
     for (c = 1; c < a->clusters; c++) {
         const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
-        stx_tensor *l, *mask;
+        stx_tensor *mask;
         dim[0] = s.k.first[c + 1] - s.k.first[c]; dim[1] = stx__last(h);
         mask = stx__token_mask(x, n, a->proj[c] ? a->proj[c]->dim[1] : dim[1], a->dropout, place, dim[0]);
         if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask);
-        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, local, (double)n, 0)); continue; }
+        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask, &V);
+        if (!weighted) { loss = stx_add(x, loss, stx__cross_entropy_of(x, l, V, local, (double)n, 0)); continue; }
         wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
         if (!wc) return NULL;
         nc = wc + dim[0];
         STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
-        loss = stx_add(x, loss, stx__token_loss(x, l, local, wc, nc));
+        loss = stx_add(x, loss, stx__token_loss(x, l, V, local, wc, nc));
         if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
     }
     if (how && loss) how->nll = nll;
@@ -9624,8 +9753,9 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);    /* log p of cluster c for row n */
     for (c = 0; c < a->clusters; c++) {
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL);
-        size_t start = stx__cluster_start(a, c);
+        size_t start = stx__cluster_start(a, c), w;
+        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
+        l = stx__join_columns(x, l, w, NULL, 0);
         if (!l || !out || !gate) { out = NULL; break; }
         STX_RUN(x, stx_cluster_log_probs, (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l), a->clusters,
                                            c, a->forward_columns));
@@ -11124,8 +11254,10 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     stx__arena_rewind(&x->step);
     stx__arena_rewind(&x->dev_step);
     stx__arena_rewind(&x->dev_bytes);
+    stx__retired_free(x);
     x->tape = NULL;
     x->free_grads = x->free_entries = NULL;
+    x->begun++;
     x->mode = mode;
     x->recording = mode == STX_TRAIN;
     x->op = 0;
@@ -12000,7 +12132,8 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
 
 // ---- writer ----
 
-typedef struct { char *name; int dtype, ndim; size_t dim[STX_MAX_DIM], bytes, begin; const void *data; } stx__item;
+/* Its bytes stand in one run, or in several, `apart` bytes from one to the next */
+typedef struct { char *name; int dtype, ndim; size_t dim[STX_MAX_DIM], bytes, begin, runs, apart; const void *data; } stx__item;
 
 struct stx_writer {
     stx_ctx *x;
@@ -12069,6 +12202,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
     it.dtype = dtype;
     it.ndim = ndim;
     it.data = data;
+    it.runs = 1;
     it.bytes = stx_dtype_size(dtype);
     for (k = 0; k < ndim; k++) {
         it.dim[k] = dim[k];
@@ -12177,8 +12311,10 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
             }
             it->begin = at;
             at += it->bytes;
-            part[n].data = it->data;
-            part[n++].bytes = it->bytes;
+            for (k = 0; (size_t)k < it->runs; k++) {
+                part[n].data = (const char *)it->data + (size_t)k * it->apart;
+                part[n++].bytes = it->bytes / it->runs;
+            }
         }
     stx__put(t, "\0\0\0\0\0\0\0\0{", 9);
     if (w->nmeta) {
@@ -12232,7 +12368,7 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
     stx__text t;
     stx__part *part;
     stx_ctx *x = w->x;
-    size_t i, at;
+    size_t i, at, parts = 1;
     int done = 0;
     if (stx_ok(x) && w->failed) stx_fail(x, STX_ERR_ARG, "stx_writer_finish: a tensor or text could not be added before; nothing is "
                                          "written");
@@ -12241,13 +12377,14 @@ static int stx__writer_end(stx_writer *w, const char *path, unsigned char **byte
     if (stx_ok(x)) {
         memset(&t, 0, sizeof t);
         t.x = x;
-        part = (stx__part *)stx_block(x, (w->count + 1) * sizeof *part);
+        for (i = 0; i < w->count; i++) parts += w->item[i].runs;
+        part = (stx__part *)stx_block(x, parts * sizeof *part);
         done = part && stx__writer_header(w, &t, part);
-        if (done && path) done = stx__replace(x, path, part, w->count + 1);
+        if (done && path) done = stx__replace(x, path, part, parts);
         else if (done) {
-            for (i = 0, *n = 0; i <= w->count; i++) *n = stx_size_add(*n, part[i].bytes, 1);
+            for (i = 0, *n = 0; i < parts; i++) *n = stx_size_add(*n, part[i].bytes, 1);
             *bytes = (unsigned char *)stx_block(x, *n);
-            for (i = at = 0; *bytes && i <= w->count; at += part[i++].bytes)
+            for (i = at = 0; *bytes && i < parts; at += part[i++].bytes)
                 if (part[i].bytes) memcpy(*bytes + at, part[i].data, part[i].bytes);
             done = *bytes != NULL;
         }
@@ -12294,11 +12431,14 @@ static uint64_t stx__hash(uint64_t h, const void *data, size_t n) {
     }
     return h;
 }
-static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim, const void *data, size_t bytes) {
+static uint64_t stx__hash_entry(const char *name, int dtype, int ndim, const size_t *dim, const void *data, size_t bytes, size_t runs,
+    size_t apart) {
     uint64_t h = stx__hash((uint64_t)dtype * 16 + (uint64_t)ndim + 1, name, strlen(name) + 1);
+    size_t k;
     int i;
     for (i = 0; i < ndim; i++) { uint64_t d = dim[i]; h = stx__hash(h, &d, sizeof d); }
-    return stx__hash(h, data, bytes);
+    for (k = 0; k < runs; k++) h = stx__hash(h, (const char *)data + k * apart, bytes / runs);     /* but the last, in whole words */
+    return h;
 }
 static uint64_t stx__hash_text(const char *key, const char *value) {
     return stx__hash(stx__hash(7, key, strlen(key) + 1), value, strlen(value) + 1);
@@ -12310,7 +12450,7 @@ STX_DEF int stx_writer_checksum(stx_writer *w) {
     size_t i;
     if (!w || !stx_ok(w->x)) return 0;
     for (i = 0; i < w->count; i++) h += stx__hash_entry(w->item[i].name, w->item[i].dtype, w->item[i].ndim, w->item[i].dim,
-                                                        w->item[i].data, w->item[i].bytes);
+                                                        w->item[i].data, w->item[i].bytes, w->item[i].runs, w->item[i].apart);
     for (i = 0; i < w->nmeta; i++) h += stx__hash_text(w->meta[i].key, w->meta[i].value);
     return stx_writer_meta_u64(w, "seal", h);
 }
@@ -12319,7 +12459,7 @@ STX_DEF int stx_file_verify(const stx_file *f) {
     size_t i;
     if (!f || !stx_file_meta_u64(f->x, f, "seal", &want)) return 0;
     for (i = 0; i < f->count; i++) h += stx__hash_entry(f->entry[i].name, f->entry[i].dtype, f->entry[i].ndim, f->entry[i].dim,
-                                                        f->entry[i].data, f->entry[i].bytes);
+                                                        f->entry[i].data, f->entry[i].bytes, 1, 0);
     for (i = 0; i < f->nmeta; i++) if (strcmp(f->meta[i].key, "seal")) h += stx__hash_text(f->meta[i].key, f->meta[i].value);
     if (h != want) stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: its contents do not match its checksum; use another copy", f->path);
     return h == want;
@@ -12350,6 +12490,24 @@ STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, co
     if (!c) return 0;
     stx_fetch(w->x, c->data, data, n);
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
+}
+/* The same of (dim[0],dim[1],dim[2]) whose outermost pieces are `stride` numbers apart: written from where they stand, and copied where
+   they are a GPU's, or no whole words for the checksum */
+static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *dim, const stx_real *data, size_t stride) {
+    size_t n = dim[1] * dim[2], b;
+    stx__fetched *c;
+    if (dim[0] == 1 || stride == n) return stx_writer_add_numbers(w, name, 3, dim, data);
+    if (!w || !stx_ok(w->x)) return 0;
+    if (stx__on_gpu(w->x) || n * sizeof *data % 8) {
+        c = stx__fetched_add(w, stx_bytes_of(dim[0], n, 1));
+        if (!c) return 0;
+        for (b = 0; b < dim[0]; b++) stx_fetch(w->x, c->data + b * n, stx_at(w->x, data, b * stride), n);
+        return stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, c->data);
+    }
+    if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, data)) return 0;
+    w->item[w->count - 1].runs = dim[0];
+    w->item[w->count - 1].apart = stride * sizeof *data;
+    return 1;
 }
 STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     stx_ctx *x = e ? e->file->x : NULL;
@@ -12642,43 +12800,46 @@ STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     }
     return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
 }
-/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns */
+/* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of rows x columns; output: rows are logits, see PADDED
+   LOGITS */
 static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i, size_t rows, size_t columns,
-    int bias) {
+    int bias, int output) {
     char full[64];
+    size_t d[STX_MAX_DIM];
     double a = init->a;
     if (init->rule == STX_INIT_FAN_IN) a = a / sqrt((double)columns);
     if (init->rule == STX_INIT_XAVIER) a = a * sqrt(6 / (double)(rows + columns));
     if (i == SIZE_MAX) snprintf(full, sizeof full, "%s", name);
     else snprintf(full, sizeof full, "%s.%zu", name, i);
-    return stx_param(p, init->kind, a, full, rows, bias ? 0 : columns, 0, 0);
+    d[0] = rows; d[1] = bias ? 0 : columns; d[2] = d[3] = 0;
+    return stx__param_with(p, init->kind, a, full, d, output ? stx__words_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
 }
 static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
-                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0);
+                   : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0, d->share_tables);
     if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
     w->in.proj[i] = d->by_cluster && stx__words_shares(d, i) ? w->out.proj[i]
-                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0);
+                  : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0, 0);
 }
 static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
     w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
-                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0);
+                    : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0, 1);
     if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
     w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[i]
-                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0);
-    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1);
+                   : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0, 0);
+    if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1, 0);
 }
 static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
     const stx_words_desc *d = &w->desc;
-    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1);
+    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i), d->out_width[i], 1, 1);
 }
 static void stx__words_cluster(stx_words *w, stx_params *p) {
     const stx_words_desc *d = &w->desc;
     if (!d->cutoffs) return;
-    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0);
-    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1);
+    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX, d->cutoffs, d->out_width[0], 0, 1);
+    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1, 1);
 }
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     stx_ctx *x = p ? p->ctx : NULL;
@@ -12702,7 +12863,7 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     w->out.forward_columns = d->forward_columns;
     for (i = 0; i < K; i++) w->in.end[i] = w->out.end[i] = stx__words_start(d, i) + stx__words_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
-    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0);
+    if (!in) w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0, d->out == STX_WORDS_TIED);
     for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__words_in(w, p, i);
     if (out && !d->by_cluster) stx__words_cluster(w, p);
     for (i = 0; out && i < K; i++) {
@@ -12713,8 +12874,8 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     if (out && d->by_cluster) stx__words_cluster(w, p);
     if (!out) {
         w->out_w = d->out == STX_WORDS_TIED ? w->in_emb
-                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0);
-        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1);
+                 : stx__words_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab, d->dim, 0, 1);
+        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
         w->out.table[0] = w->out_w;
         w->out.bias[0] = w->out_b;
     }
@@ -12732,7 +12893,10 @@ STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
 }
 STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
-    if (w->desc.out != STX_WORDS_ADAPTIVE) return stx_linear(w->ctx, h, w->out_w, w->out_b, STX_ACT_NONE);
+    if (w->desc.out != STX_WORDS_ADAPTIVE) {
+        stx_tensor *l = stx__logits(w->ctx, h, w->out_w, w->out_b);
+        return stx__join_columns(w->ctx, l, w->desc.vocab, NULL, 0);
+    }
     stx_fail(w->ctx, STX_ERR_ARG, "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, "
              "or the same of the model");
     return NULL;
@@ -12747,17 +12911,119 @@ STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
     return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h) : stx_words_logits(w, h);
 }
 STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how) {
+    stx_tensor *logits;
     if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
     if (w->desc.out == STX_WORDS_ADAPTIVE) return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
-    if (how) return stx_cross_entropy_tokens(w->ctx, stx_words_logits(w, h), targets, how);
-    return stx_cross_entropy_over(w->ctx, stx_words_logits(w, h), targets, 0);
+    logits = stx__logits(w->ctx, h, w->out_w, w->out_b);
+    if (how) return stx__cross_entropy_tokens(w->ctx, logits, w->desc.vocab, targets, how);
+    return stx__cross_entropy(w->ctx, logits, w->desc.vocab, targets, 0, 1);
 }
 STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how) {
     if (!w) return key;
     if (w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
     if (w->desc.out == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
     return key;
+}
+
+// >>rows: arena
+
+/* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last of them and lets the first ones go, so that none
+   moves. At the buffer's end they move to its beginning. Ops read rows where they are (stx_rows_past), and again in backward, after the
+   step's push. So rows move when a step looks at them first, which makes place for as many as a step pushes (pace):
+
+       room: 9 rows, memory 6, pace 3
+       [. . . a b c d e f]         a step looks: no place behind f, so ..
+       [a b c d e f . . .]         .. they move. The step reads a to f
+       [. . . d e f g h i]         and pushes g h i; a to c still stand before d, for its backward
+
+   On a CPU a half more than the memory is there, and rows move once in many steps. On a GPU there is room for the memory and one step, as
+   drawn: they move in each step, which reads and writes every row once, but then each step has the addresses of the one before, and one
+   graph serves them all. Where nobody looks, rows are only copied (stx_rows_read): they move in place when some are pushed, and there is no
+   more room than rows. */
+
+/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
+static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
+    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1)) : stx_step_numbers(s->ctx, n);
+}
+static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
+    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0) : stx_new(s->ctx, s->B, n, width, 0);
+}
+/* Does this step read the rows where they are? */
+static int stx__rows_seen(const stx_rows *s, const stx_rows_layer *y) { return y->seen && y->seen == s->ctx->begun; }
+static void stx__rows_lay(stx_rows *s, stx_rows_layer *y, size_t first) {
+    y->first = first;
+    y->stride = y->room * y->width;
+    y->data = y->base ? stx_at(s->ctx, y->base, first * y->width) : NULL;
+}
+/* The buffer goes: now, or when the step ends */
+static void stx__rows_drop(stx_rows *s, stx_rows_layer *y) {
+    if (stx__rows_seen(s, y)) stx__retire(s->ctx, y->base);
+    else stx_block_numbers_free(s->ctx, y->base);
+    y->base = NULL;
+    y->room = 0;
+    y->seen = 0;
+    stx__rows_lay(s, y, 0);
+}
+/* Rows on top of those that layer l is to hold, n of them at present: for later pushes, and while memory fills */
+static size_t stx__rows_spare(const stx_rows *s, const stx_rows_layer *y, size_t n) {
+    size_t grow = s->desc.most ? STX_MIN(n / 2, STX_MAX(n, s->desc.most) - n) : 0;
+    if (!y->looked) return grow;
+    return grow + (stx__on_gpu(s->ctx) ? y->pace : STX_MAX(y->pace, n / 2));
+}
+/* The newest `stay` rows of layer l move to the beginning of a buffer with room for n >= stay: their own where it has it and no op reads it
+   again, else another one of n + spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0 and an error, then all
+   are gone. */
+enum { STX__SHIFTS = 32 };      /* rows move in place where that takes no more steps than this, which a GPU does one after the other */
+static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, size_t spare) {
+    stx_ctx *x = s->ctx;
+    stx_rows_layer *y = &s->layer[l];
+    size_t d = y->width, cols = stay * d, by = (y->first + y->real - stay) * d;
+    stx_real *from = stay ? stx_at(x, y->base, by) : NULL, *to;
+    if (n <= y->room && !stx__rows_seen(s, y)) {
+        if (stay && by && stay <= STX__SHIFTS * (by / d))
+            STX_RUN(x, stx_shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
+        else if (stay && by) {
+            to = stx__rows_scratch(s, stx_bytes_of(s->B, stay, d));
+            if (!to) return 0;
+            STX_RUN(x, stx_copy2d, (x, to, cols, from, y->stride, s->B, cols, 0));
+            STX_RUN(x, stx_copy2d, (x, y->base, y->stride, to, cols, s->B, cols, 0));
+        }
+        y->real = stay;
+        stx__rows_lay(s, y, 0);
+        return stx_ok(x);
+    }
+    y->real = 0;
+    if (!stay) stx__rows_drop(s, y);        /* first the old one goes: the two need not fit together */
+    n += spare;
+    to = s->desc.full ? stx_block_full(x, stx_bytes_of(s->B, n, d)) : stx_block_numbers(x, stx_bytes_of(s->B, n, d));
+    if (!to) return 0;
+    if (stay) {
+        STX_RUN(x, stx_copy2d, (x, to, n * d, from, y->stride, s->B, cols, 0));
+        stx__rows_drop(s, y);
+    }
+    y->base = to;
+    y->room = n;
+    y->real = stay;
+    stx__rows_lay(s, y, 0);
+    return stx_ok(x);
+}
+/* What layer l holds may be written: no op reads it again */
+static int stx__rows_own(stx_rows *s, size_t l) {
+    const stx_rows_layer *y = &s->layer[l];
+    return !stx__rows_seen(s, y) || stx__rows_make_room(s, l, y->real, y->room, 0);
+}
+/* Host's numbers (B,n,width) as the layer's rows, and back */
+static void stx__rows_put(stx_rows *s, size_t l, const stx_real *in, size_t n) {
+    stx_rows_layer *y = &s->layer[l];
+    size_t b;
+    for (b = 0; b < s->B; b++) stx_put(s->ctx, stx_at(s->ctx, y->data, b * y->stride), in + b * n * y->width, n * y->width);
+    y->real = n;
+}
+static void stx__rows_fetch(const stx_rows *s, size_t l, stx_real *out) {
+    const stx_rows_layer *y = &s->layer[l];
+    size_t b, n = y->real * y->width;
+    for (b = 0; b < s->B; b++) stx_fetch(s->ctx, out + b * n, stx_at(s->ctx, y->data, b * y->stride), n);
 }
 
 // >>rows: one layer
@@ -12782,6 +13048,7 @@ STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
         y->width = d->widths ? d->widths[l] : d->width;
         if (!d->fixed) continue;
         y->real = y->rows = 1;
+        y->stride = d->width;
         y->data = stx_at(x, s->all, l * d->B * d->width);
     }
     return s;
@@ -12790,7 +13057,7 @@ STX_DEF void stx_rows_free(stx_rows *s) {
     size_t l;
     if (!s) return;
     for (l = 0; s->layer && l < s->desc.layers; l++) {
-        if (!s->all) stx_block_numbers_free(s->ctx, s->layer[l].data);
+        if (!s->all) stx__rows_drop(s, &s->layer[l]);
         stx_block_free(s->ctx, s->layer[l].pad);
     }
     stx_block_numbers_free(s->ctx, s->all);
@@ -12800,8 +13067,10 @@ STX_DEF void stx_rows_free(stx_rows *s) {
 static void stx__rows_forget(stx_rows *s) {
     size_t l;
     for (l = 0; l < s->desc.layers && !s->all; l++) {
-        s->layer[l].real = s->layer[l].rows = 0;
-        s->layer[l].masked = 0;
+        stx_rows_layer *y = &s->layer[l];
+        stx__rows_lay(s, y, stx__rows_seen(s, y) ? y->first + y->real : 0);        /* behind what the step reads */
+        y->real = y->rows = 0;
+        y->masked = 0;
     }
 }
 STX_DEF void stx_rows_reset(stx_rows *s) {
@@ -12814,42 +13083,13 @@ STX_DEF size_t stx_rows_most(const stx_rows *s) {
     for (l = 0; s && l < s->desc.layers; l++) if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
     return n;
 }
-/* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
-static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
-    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1)) : stx_step_numbers(s->ctx, n);
-}
-static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
-    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0) : stx_new(s->ctx, s->B, n, width, 0);
-}
-/* Room for n rows in layer l. What was there stays if it is wanted (stay), else it is lost when the buffer grows. */
-static int stx__rows_capacity(stx_rows *s, size_t l, size_t n, int stay) {
-    stx_ctx *x = s->ctx;
-    stx_rows_layer *y = &s->layer[l];
-    size_t want = stx_bytes_of(s->B, n, y->width);
-    stx_real *data;
-    if (want <= y->capacity) return stx_ok(x);
-    if (s->desc.most) want = stx_bytes_of(s->B, STX_MIN(n + n / 2, STX_MAX(n, s->desc.most)), y->width);
-    if (!stay || !y->real) {            /* first the old one goes: the two need not fit together */
-        stx_block_numbers_free(x, y->data);
-        y->data = NULL;
-        y->capacity = 0;
-    }
-    data = s->desc.full ? stx_block_full(x, want) : stx_block_numbers(x, want);
-    if (!data) return 0;
-    if (y->data) {
-        size_t have = s->B * y->real * y->width;
-        STX_RUN(x, stx_copy2d, (x, data, have, y->data, have, 1, have, 0));
-        stx_block_numbers_free(x, y->data);
-    }
-    y->data = data;
-    y->capacity = want;
-    return 1;
-}
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
     size_t l;
     if (!s || !stx_ok(s->ctx)) return 0;
-    for (l = 0; l < s->desc.layers; l++)
-        if (s->layer[l].width && !s->all && !stx__rows_capacity(s, l, rows, 1)) return 0;
+    for (l = 0; l < s->desc.layers; l++) {
+        const stx_rows_layer *y = &s->layer[l];
+        if (y->width && !s->all && y->room < rows && !stx__rows_make_room(s, l, y->real, rows, 0)) return 0;
+    }
     return 1;
 }
 /* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the layer's own (then n is its real) */
@@ -12899,14 +13139,12 @@ static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_
              pad ? " with padding" : "", s->B, s->layer[l].width, s->all ? "" : "T,", s->layer[l].width);
     return 0;
 }
-/* Rows move on in place where that takes no more steps than this, which a GPU does one after the other */
-enum { STX__SHIFTS = 32 };
 STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad) {
     stx_ctx *x = out ? out->ctx : NULL;
     const stx_rows_layer *i;
     stx_rows_layer *o;
-    const stx_real *from = NULL, *h_own;
-    size_t B, T, d, old, own, n, stride = 0, rows;
+    const stx_real *own_rows;
+    size_t B, T, d, old, own, n, rows;
     int32_t *mask = NULL;
     if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
     if (in && (in->ctx != x || l >= in->desc.layers || in->B != out->B || in->layer[l].width != out->layer[l].width
@@ -12927,33 +13165,48 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
     }
-    if (old) {
-        from = stx_at(x, i->data, (i->real - old) * d);
-        stride = i->real * d;
-    }
-    h_own = stx_at(x, h->data, (T - own) * d);
-    if (old && own && i == o && n == i->real && n <= STX__SHIFTS * own) {        /* full: all move on within one buffer */
-        o->real = 0;
-        if (!stx__rows_set_mask(out, l, mask, n)) return 0;
-        STX_RUN(x, stx_shift2d, (x, o->data, n * d, h_own, T * d, own * d, B));
-        o->real = n;
-        o->rows = rows;
-        return stx_ok(x);
-    }
-    if (old && i == o) {
-        stx_real *t = stx__rows_scratch(out, stx_bytes_of(B, old, d));
-        if (!t) return 0;
-        STX_RUN(x, stx_copy2d, (x, t, old * d, from, stride, B, old * d, 0));
-        from = t;
-        stride = old * d;
-    }
+    own_rows = stx_at(x, h->data, (T - own) * d);
+    if (i == o) {
+        o->pushed = o->pushed_at == x->begun ? o->pushed + own : own;
+        o->pushed_at = x->begun;
+        o->pace = STX_MAX(o->pace, o->pushed);
+    } else if (!stx__rows_make_room(out, l, 0, n, stx__rows_spare(out, o, n))) return 0;
+    if (i == o && o->first + o->real + own <= o->room) stx__rows_lay(out, o, o->first + o->real - old);     /* there is place behind them */
+    else if (i == o && own && old && !stx__rows_seen(out, o) && n <= o->room && o->first + o->real - old == own && n <= STX__SHIFTS * own) {
+        STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));               /* all of it in one pass */
+        stx__rows_lay(out, o, 0);
+        own = 0;
+    } else if (i == o && !stx__rows_make_room(out, l, old, n, stx__rows_spare(out, o, n))) return 0;
+    else if (old && i != o) STX_RUN(x, stx_copy2d, (x, o->data, o->stride, stx_at(x, i->data, (i->real - old) * d), i->stride, B,
+        old * d, 0));
     o->real = 0;
-    if (!stx__rows_capacity(out, l, n, 0) || !stx__rows_set_mask(out, l, mask, n)) return 0;
-    if (old && own) STX_RUN(x, stx_concat2d, (x, o->data, from, stride, old * d, h_own, T * d, own * d, B));
-    else if (old) STX_RUN(x, stx_copy2d, (x, o->data, n * d, from, stride, B, old * d, 0));
-    else if (own) STX_RUN(x, stx_copy2d, (x, o->data, n * d, h_own, T * d, B, own * d, 0));
+    if (!stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (own) STX_RUN(x, stx_copy2d, (x, stx_at(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
     o->real = n;
     o->rows = rows;
+    return stx_ok(x);
+}
+STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
+    stx_ctx *x = s ? s->ctx : NULL;
+    stx_rows_layer *y;
+    if (!out) return 0;
+    memset(out, 0, sizeof *out);
+    if (!s) return 1;
+    if (!stx_ok(x)) return 0;
+    if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_past: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
+    if (s->all) { stx_fail(x, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read"); return 0; }
+    y = &s->layer[l];
+    n = STX_MIN(n, y->real);
+    if (!n || !y->width) return 1;
+    y->looked = 1;
+    if (!stx__rows_seen(s, y) && y->first + y->real + y->pace > y->room) {
+        stx_rows *own = (stx_rows *)(uintptr_t)s;       /* where rows lie is no part of what they are */
+        if (!stx__rows_make_room(own, l, y->real, y->real + y->pace, stx__rows_spare(s, y, y->real) - y->pace)) return 0;
+    }
+    y->seen = x->begun;
+    out->data = stx_at(x, y->data, (y->real - n) * y->width);
+    out->rows = n;
+    out->stride = y->stride;
     return stx_ok(x);
 }
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
@@ -12966,23 +13219,9 @@ STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
     n = STX_MIN(n, y->real);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx__rows_tensor(s, n, y->width);
-    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->real * y->width,
-        s->B, n * y->width, 0));
+    if (t) STX_RUN(x, stx_copy2d, (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->stride, s->B,
+        n * y->width, 0));
     return t;
-}
-STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
-    stx_tensor *t;
-    if (!out) return 0;
-    memset(out, 0, sizeof *out);
-    if (!s) return 1;
-    if (!stx_ok(s->ctx)) return 0;
-    if (s->all) { stx_fail(s->ctx, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read"); return 0; }
-    t = stx_rows_read(s, l, n);         /* a push on the same rows moves them while backward still wants them: so a copy */
-    if (!t) return stx_ok(s->ctx);
-    out->data = t->data;
-    out->rows = t->dim[1];
-    out->stride = out->rows * t->dim[2];
-    return 1;
 }
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
     stx_ctx *x = s ? s->ctx : NULL;
@@ -12998,7 +13237,7 @@ STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_t
     d = y->width; T = h->dim[1];
     t = stx__rows_tensor(s, n + T, d);
     if (!t) return NULL;
-    STX_RUN(x, stx_concat2d, (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->real * d, n * d, h->data, T * d, T * d, s->B));
+    STX_RUN(x, stx_concat2d, (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->stride, n * d, h->data, T * d, T * d, s->B));
     return t;
 }
 STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T) {
@@ -13030,8 +13269,8 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     old = STX_MIN(e, y->real);
     t = stx__rows_tensor(s, e, d);
     if (!t) return NULL;
-    if (old && e > old) STX_RUN(x, stx_concat2d, (x, t->data, y->data, y->real * d, old * d, h->data, T * d, (e - old) * d, s->B));
-    else if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->real * d, s->B, old * d, 0));
+    if (old && e > old) STX_RUN(x, stx_concat2d, (x, t->data, y->data, y->stride, old * d, h->data, T * d, (e - old) * d, s->B));
+    else if (old) STX_RUN(x, stx_copy2d, (x, t->data, e * d, y->data, y->stride, s->B, old * d, 0));
     else STX_RUN(x, stx_copy2d, (x, t->data, e * d, h->data, T * d, s->B, e * d, 0));
     if (mask && ((old && y->masked) || (pad && e > old)))
         *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
@@ -13045,7 +13284,7 @@ static void stx__rows_lose(stx_rows *s, size_t l, int32_t *mask, size_t b, size_
     stx_rows_layer *y = &s->layer[l];
     size_t i;
     /* zeros also where they do not exist: a number that is none would reach gradients by 0 NaN */
-    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, (b * y->real + first) * y->width), n * y->width, 0));
+    if (n) STX_RUN(s->ctx, stx_fill, (s->ctx, stx_at(s->ctx, y->data, b * y->stride + first * y->width), n * y->width, 0));
     for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
 }
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
@@ -13058,6 +13297,7 @@ STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
         int32_t *mask;
         if (s->all) STX_RUN(x, stx_fill, (x, stx_at(x, y->data, b * y->width), y->width, 0));
         if (s->all || !y->real || !y->width) continue;
+        if (!stx__rows_own(s, l)) return;
         mask = stx__rows_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
         if (!mask) return;
         stx__rows_lose(s, l, mask, b, 0, y->real);
@@ -13096,10 +13336,10 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         if (most > had && had && n < to->B) {       /* those that stay move to the newest places */
             stx_real *old = stx__rows_scratch(to, stx_bytes_of(to->B, had, d));
             if (!old) return 0;
-            STX_RUN(x, stx_copy2d, (x, old, to->B * had * d, t->data, to->B * had * d, 1, to->B * had * d, 0));
-            if (!stx__rows_capacity(to, l, most, 0)) { t->real = 0; return 0; }
-            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), most * d, old, had * d, to->B, had * d, 0));
-        } else if (!stx__rows_capacity(to, l, most, n < to->B)) { t->real = 0; return 0; }
+            STX_RUN(x, stx_copy2d, (x, old, had * d, t->data, t->stride, to->B, had * d, 0));
+            if (!stx__rows_make_room(to, l, 0, most, 0)) return 0;
+            STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (most - had) * d), t->stride, old, had * d, to->B, had * d, 0));
+        } else if (n < to->B && had ? !stx__rows_own(to, l) : !stx__rows_make_room(to, l, 0, most, 0)) return 0;
         for (k = 0; k < to->B && t->masked && had <= most; k++)
             memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
         t->real = most;
@@ -13109,8 +13349,8 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
             stx__rows_lose(to, l, mask, b + k, 0, most - rows);
             if (rows) memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows, rows * sizeof *mask);
         }
-        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, (b * most + most - rows) * d), most * d,
-                                          stx_at(x, f->data, c * rows * d), rows * d, n, rows * d, 0));
+        if (rows) STX_RUN(x, stx_copy2d, (x, stx_at(x, t->data, b * t->stride + (most - rows) * d), t->stride,
+                                          stx_at(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
         t->rows = n == to->B ? f->rows : STX_MAX(t->rows, f->rows);
         if (!stx__rows_set_mask(to, l, mask, most)) return 0;
     }
@@ -13125,7 +13365,7 @@ STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
         stx_fail(x, STX_ERR_ARG, "stx_rows_get: out is NULL, want room for %zu numbers", s->B * s->layer[l].real * s->layer[l].width);
         return 0;
     }
-    stx_fetch(x, out, s->layer[l].data, s->B * s->layer[l].real * s->layer[l].width);
+    stx__rows_fetch(s, l, out);
     return stx_ok(x);
 }
 STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
@@ -13143,9 +13383,10 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     y->real = 0;
     y->rows = rows;
     y->masked = 0;
-    if (n && !stx__rows_capacity(s, l, n, 0)) return 0;
-    if (n) stx_put(x, y->data, in, s->B * n * y->width);
-    if (stx_ok(x)) y->real = n;
+    if (!n || !y->width) { y->real = n; return 1; }
+    if (!stx__rows_make_room(s, l, 0, n, stx__rows_spare(s, y, n))) return 0;
+    stx__rows_put(s, l, in, n);
+    if (!stx_ok(x)) y->real = 0;
     return stx_ok(x);
 }
 
@@ -13181,7 +13422,8 @@ STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) 
         if (y->masked && (!as_one || l == one) && !stx_writer_add(w, stx__rows_name(name, sizeof name, prefix, as_one
                                                                                     ? "pad" : "pad.", as_one ? SIZE_MAX : l),
                                                                   STX_I32, 2, dim, y->pad)) return 0;
-        if (!stx_writer_add_numbers(w, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l), 3, dim, y->data)) return 0;
+        stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l);
+        if (!stx__writer_add_runs(w, name, dim, y->data, y->stride)) return 0;
     }
     return 1;
 }
@@ -13233,9 +13475,15 @@ static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, si
     int32_t *m;
     if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
     if (!y->width) return 1;
-    if (real && !stx__rows_capacity(s, l, (size_t)real, 0)) return 0;
+    if (real && !stx__rows_make_room(s, l, 0, (size_t)real, stx__rows_spare(s, y, (size_t)real))) return 0;
     e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
-    if (real && !stx_entry_put(e, y->data, e->count)) return 0;
+    for (i = 0; real && i < s->B; i++) {
+        stx_entry part = *e;            /* a stream's */
+        part.count = e->count / s->B;
+        part.bytes = e->bytes / s->B;
+        part.data = (const char *)e->data + i * part.bytes;
+        if (!stx_entry_put(&part, stx_at(x, y->data, i * y->stride), part.count)) return 0;
+    }
     y->rows = (size_t)rows;
     y->real = (size_t)real;
     e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.", as_one ? SIZE_MAX : l));
@@ -13281,6 +13529,7 @@ STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
     for (l = 0; l < s->desc.layers && !s->all; l++) {
         const stx_rows_layer *y = &s->layer[l];
         key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real), (uint64_t)(uintptr_t)y->data), (uint64_t)y->masked);
+        key = stx_key_add(stx_key_add(stx_key_add(key, y->stride), y->room), y->pace);
     }
     return key;
 }

@@ -240,6 +240,7 @@ struct stx_gpu {
     char name[96];
     char graph_error[128];              /* why the last step could not be captured; "" if it could */
     struct stx__late *late;             /* sums that wait: >>shares, sums */
+    int pieces;                         /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
     stx_graph *graphs;                  /* those that there are: >>graph */
     struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
 };
@@ -421,15 +422,64 @@ enum { STX__LATE_MOST = 24 };
 #endif
 struct stx__late_sum { stx__num d; const float *part; size_t ld, chunks, C; };
 struct stx__late_sums { stx__late_sum s[STX__LATE_MOST]; };
-struct stx__late { int depth, count; char *room; size_t used; stx__late_sums sums; };
+/* Sums of the pieces of a product (PIECES OF K, >>gemm) wait likewise, in memory of their own */
+#ifndef CUDA_HOST
+  #define STX__PIECES_ROOM ((size_t)64 << 20)
+#else
+  #define STX__PIECES_ROOM ((size_t)1 << 19)
+#endif
+struct stx__piece_sum { stx__num d; const float *part; size_t n, stride, pieces; };
+struct stx__piece_sums { stx__piece_sum s[STX__LATE_MOST]; };
+struct stx__late {
+    int depth, count, products;         /* depth: of stx_cuda_late; how many sums wait, of rows and of products */
+    char *room, *pieces;
+    size_t used, pieces_used;
+    stx__late_sums sums;
+    stx__piece_sums product;
+};
 static __global__ void __launch_bounds__(1024) stx__late_kernel(stx__late_sums all) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__late_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
+/* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart. A thread takes four neighbours at a time; a row of
+   blocks each sum. */
+template<int W> static __global__ void stx__piece_sums_kernel(stx__piece_sums all) {
+    const stx__piece_sum &s = all.s[blockIdx.y];
+    const stx__num part = {(void *)s.part, NULL, 0};
+    STX__STEP(i, s.n, W) {
+        float v[W], w[W];
+        stx__getn<W>(v, part, i);
+        #pragma unroll 4
+        for (size_t k = 1; k < s.pieces; k++) {
+            stx__getn<W>(w, part, k * s.stride + i);
+            for (int e = 0; e < W; e++) v[e] += w[e];
+        }
+        stx__addn<W>(s.d, i, v, 1);
+    }
+}
+static void stx__products_now(stx_ctx *x) {
+    struct stx__late *t = stx__gpu(x)->late;
+    size_t most = 1;
+    int k, four = 1;
+    if (!t || !t->products) return;
+    for (k = 0; k < t->products; k++) {
+        const stx__piece_sum *s = &t->product.s[k];
+        if (s->n > most) most = s->n;
+        four = four && (s->n | s->stride) % 4 == 0 && stx__by4(s->d);
+    }
+    if (four) STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<4>, dim3(stx__grid(x, most / 4),
+                              (unsigned)t->products), 256, 0, t->product);
+    else STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<1>, dim3(stx__grid(x, most), (unsigned)t->products),
+                         256, 0, t->product);
+    memset(&t->product, 0, sizeof t->product);
+    t->products = 0;
+    t->pieces_used = 0;
+}
 static void stx__late_now(stx_ctx *x) {
     struct stx__late *t = stx__gpu(x)->late;
     size_t most = 1;
+    stx__products_now(x);
     if (!t || !t->count) return;
     for (int k = 0; k < t->count; k++) if (t->sums.s[k].C > most) most = t->sums.s[k].C;
     STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel, dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0,
@@ -459,8 +509,9 @@ static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t 
     const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
     return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
 }
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t chunks, size_t C,
-                             int late) {
+/* d[k] (C) += the sums of columns [k C, k C + C) of part (chunks,ld) */
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t ld, size_t chunks,
+                             size_t C, int late) {
     struct stx__late *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
@@ -472,7 +523,7 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         stx__late_sum *s = &t->sums.s[t->count++];
         s->d = stx__num_of(x, d[k]);
         s->part = part + k * C;
-        s->ld = count * C; s->chunks = chunks; s->C = C;
+        s->ld = ld; s->chunks = chunks; s->C = C;
     }
     if (late && !again) return;
     if (late) stx__late_now(x);             /* of one array in order: those before, and then these, at once */
@@ -484,12 +535,12 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
     if (wanted && !again) STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to,
-                                          part, (size_t)count * C, chunks, C);
+                                          part, ld, chunks, C);
     for (k = 0; again && k < count; k++) {          /* one array for two sums: one after the other */
         memset(&one, 0, sizeof one);
         one.d[k] = to.d[k];
         STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part,
-                        (size_t)count * C, chunks, C);
+                        ld, chunks, C);
     }
 }
 /* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
@@ -497,8 +548,9 @@ static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
+/* pad: of the C columns the last ones that are not wanted, if there is one sum */
 static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
-                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int late) {
+                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t pad, int late) {
     stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
@@ -515,11 +567,11 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
     to[0] = d; to[1] = d2;
-    stx__columns_sum(x, name, to, mean ? 2 : 1, part, chunks, C, late);
+    stx__columns_sum(x, name, to, mean ? 2 : 1, part, ld, chunks, C - pad, late);
 }
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
-    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0);
+    stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0, 0);
 }
 
 /* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
@@ -658,11 +710,12 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
     if (n) STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
 
-/* Each row of y (rows,n) moves w numbers to its beginning and ends in a row of a (rows,w). A thread has every w-th number of a row, or four
-   neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one after the other. */
-template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
+/* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a row of a (rows,w), if there is an a. A thread has every
+   w-th number of a row, or four neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one
+   after the other. */
+template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
     STX__STEP(i, all, W) {
-        size_t r = i / w, at = r * n + (i - r * w), last = r * n + (n - w);        /* from `last` on a's */
+        size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);        /* from `last` on a's */
         float v[W], next[W];
         if (at < last) {
             stx__getn<W>(v, y, at + w);
@@ -674,15 +727,16 @@ template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t n,
             stx__putn<W>(y, at, v);
             at += w;
         }
+        if (!a.p) continue;
         stx__getn<W>(v, a, r * lda + (at - last));
         stx__putn<W>(y, at, v);
     }
 }
-void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     size_t all = rows * w;
-    int four = (w | (rows > 1 ? lda : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
-    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, n, A, lda, w, all);
+    int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
+    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
 
 // >>add, mul, scale ---------------------------------------------------------------------------------------------------
@@ -725,7 +779,7 @@ void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy
                       size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
     if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0);
+    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0, 0);
 }
 
 // >>activations -------------------------------------------------------------------------------------------------------
@@ -1360,14 +1414,14 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         if ((a->dgain || a->dshift || a->dbias) && !(part = stx__late_part(x, name, blocks * sums * C, &late))) return;
         if (a->dbias) stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
         else stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
-        if (part) stx__columns_sum(x, name, to, sums, part, blocks, C, late);
+        if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, late);
         return;
     }
-    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, a->late);
+    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->late);
     if (!a->ds && !a->df) return;
     if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
     else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
-    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, a->late);
+    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->late);
 }
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
                             const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
@@ -1555,8 +1609,9 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
 
    Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
    GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
-   several streams. Of the ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
-   workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to bfloat16. */
+   several streams. Of cublasLt's own ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute
+   type in the workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to
+   bfloat16. Gradients of weights are cut before cublasLt sees them: PIECES OF K. */
 
 typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
@@ -1732,7 +1787,9 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
 }
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o) {
+/* how: STX__PIECES, and what cublasLt refuses is a plan that is plain, and no error */
+enum { STX__WHOLE, STX__PIECES };
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int how) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
@@ -1748,6 +1805,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     /* timing waits for what runs before it, which may be other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
     s = stx__plan_make(g, p, o);
+    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
     if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
@@ -1880,10 +1938,10 @@ static int stx__align(const void *p) {
 }
 
 /* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
-   has no algorithm that does it. The bias has C's type and is aligned to
-   16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the heuristic
-   can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu) {
+   has no algorithm that does it. STX__PIECES: returns -1, without an error, where cublasLt does not make this product. The bias has C's
+   type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias
+   pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, int how) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N;
     size_t batch = g->batch, M = g->M, K = g->K;
@@ -1954,13 +2012,14 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.bias = v.v.p;
     key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
         CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    plan = stx__plan_of(x, what, &key, &o);
+    plan = stx__plan_of(x, what, &key, &o, how);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__plan_of(x, what, &key, &o);
+        plan = stx__plan_of(x, what, &key, &o, how);
     }
     if (!plan || !stx_ok(x)) return 1;
+    if (plan->plain && how == STX__PIECES) return -1;
     if (plan->plain) {
         stx__gemm_nums p;
         p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
@@ -1973,14 +2032,95 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         return 1;
     }
     s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
+    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { plan->plain = 1; return -1; }      /* the whole product may be made */
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
                                 1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
 }
 
+/* PIECES OF K. A gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix and a long sum: 512 x 512 are 16 tiles of
+   128 x 128, work for an eighth of a GPU's multiprocessors, while N is tens of thousands. So the sum is cut in pieces: a batch of products
+   of N / pieces rows each, to floats of their own, and the pieces are then added to dW, the first one first (stx__piece_sums_kernel), where
+   they may wait many in one launch. cublasLt has the like (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but its choice is the heuristic's, and each
+   of its sums is a launch of its own. Here what is added, and in what order, depends on sizes alone, and a node of the graph is all
+   that a product takes.
+
+   How many: those whose counted time is least, in the time that a tile takes for a row of K (5.5 ns at 790 TFLOP/s over 132
+   multiprocessors): waves of STX__PIECES_TILES tiles, each as many rows as a piece (a large GPU has 108 to 144 multiprocessors; a fixed
+   number, so that bits do not depend on theirs); numbers written and read back, 3072 a row (8 bytes each, 4.3 TB/s); and a launch, alone
+   or shared. Pieces have equal rows, at least STX__PIECES_ROWS of them, and together no more than STX__PIECES_BYTES, of which two fit into
+   the room where they wait. 1: not worth it. */
+enum { STX__PIECES_TILES = 128, STX__PIECES_ROWS = 256, STX__PIECES_MOST = 64, STX__PIECES_BYTES = 32 << 20 };
+static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
+    size_t tiles = (M + 127) / 128 * ((N + 127) / 128), least = (tiles + STX__PIECES_TILES - 1) / STX__PIECES_TILES * K, best = 1, p;
+    for (p = 2; p <= STX__PIECES_MOST && K / p >= STX__PIECES_ROWS && p * M * N * sizeof(float) <= STX__PIECES_BYTES; p++) {
+        size_t cost = (tiles * p + STX__PIECES_TILES - 1) / STX__PIECES_TILES * (K / p) + p * M * N / 3072 + (late ? 32 : 256);
+        if (K % p == 0 && cost < least) { least = cost; best = p; }
+    }
+    return best;
+}
+/* The product g in so many pieces of K; of its rows the first `rows` are added to C. 0: not done, and nothing in error; it then has to be
+   one product */
+static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, size_t pieces, int late) {
+    stx_gpu *gpu = stx__use(x);
+    struct stx__late *t = gpu->late;
+    const size_t each = (g->M * g->N + 63) / 64 * 64, bytes = pieces * each * sizeof(float), n = rows * g->N;
+    stx_gemm_args piece = *g;
+    stx__piece_sum *s;
+    int k;
+    late = late && t->depth;
+    if (bytes > STX__PIECES_ROOM) return 0;
+    if (!t->pieces && !gpu->capturing) {
+        if (cudaMalloc((void **)&t->pieces, STX__PIECES_ROOM) == cudaSuccess) gpu->bytes += STX__PIECES_ROOM;
+        else { (void)cudaGetLastError(); t->pieces = NULL; }
+    }
+    if (!t->pieces) return 0;
+    for (k = 0; k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n); k++) continue;
+    if (k < t->products || t->products == STX__LATE_MOST || t->pieces_used + bytes > STX__PIECES_ROOM) stx__products_now(x);
+    piece.batch = pieces;
+    piece.K = g->K / pieces;
+    piece.sa = piece.K * g->lda; piece.sb = piece.K * g->ldb;
+    piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
+    piece.ldc = g->N;
+    piece.sc = each;
+    piece.beta = 0;
+    if (stx__lt_product(x, what, &piece, NULL, 0, STX__PIECES) < 0) return 0;
+    s = &t->product.s[t->products++];
+    s->d = stx__num_of(x, g->C);
+    s->part = (const float *)(const void *)piece.C;
+    s->n = n; s->stride = each; s->pieces = pieces;
+    t->pieces_used += bytes;
+    if (!late) stx__products_now(x);
+    return 1;
+}
+/* C += the first `rows` rows of the product g; late: C is a gradient of a parameter, see SUMS THAT WAIT. Rows that are not wanted (PADDED
+   LOGITS) are computed, so that the operands are aligned, and left out when the pieces are added, if it is only one; of a large C that is
+   the end of it. */
+static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, int late) {
+    stx_gpu *gpu = stx__gpu(x);
+    stx_gemm_args part = *g;
+    stx__num c = stx__num_of(x, g->C);
+    size_t pieces = 1, first = rows / 64 * 64;
+    if (stx_ok(x) && g->batch == 1 && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && g->K && !c.half && !c.twin) {
+        if (rows < g->M && first && g->M * g->N * sizeof(float) > STX__PIECES_ROOM) {
+            part.M = first;
+            stx__lt_add(x, what, &part, first, late);
+            part.M = g->M - first;
+            part.A = stx_at(x, g->A, first);
+            part.C = g->C + first * g->N;
+            stx__lt_add(x, what, &part, rows - first, late);
+            return;
+        }
+        pieces = stx__pieces_of(g->M, g->N, g->K, late);
+        if (gpu->pieces && g->K % (size_t)gpu->pieces == 0) pieces = (size_t)gpu->pieces;
+        if ((pieces > 1 || rows < g->M) && stx__lt_pieces(x, what, g, rows, pieces, late)) return;
+    }
+    part.M = rows;
+    stx__lt_product(x, what, &part, NULL, 0, STX__WHOLE);
+}
 /* As stx_gemm; see stx__lt_product. */
-void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_product(x, "stx_gemm", g, NULL, 0); }
+void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_add(x, "stx_gemm", g, g->M, 0); }
 
 // >>linear ------------------------------------------------------------------------------------------------------------
 
@@ -1992,7 +2132,7 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu)) {
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, STX__WHOLE)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
         if (!pre) return;
     }
@@ -2032,7 +2172,7 @@ template<int W> static __global__ void stx__slope_columns_kernel(float *part, st
 }
 /* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
 static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
-                               size_t O, int act, int late) {
+                               size_t O, size_t pad, int act, int late) {
     stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
         pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
@@ -2042,29 +2182,29 @@ static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_r
     if (!part) return;
     if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
     else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
-    stx__columns_sum(x, what, &db, 1, part, chunks, O, late);
+    stx__columns_sum(x, what, &db, 1, part, O, chunks, O - pad, late);
 }
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
-    const int act = a->act;
+    const int act = a->act, late = (a->late & STX_LATE_DB) != 0;
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, act, a->late);
+    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->pad, act, late);
     else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->late);
+    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad, late);
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
-        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0);
+        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, STX__WHOLE);
     }
     if (a->dW) {
         g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
         g.beta = 1;
-        stx__lt_product(x, "stx_linear_bwd, dW", &g, NULL, 0);
+        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_LATE_DW) != 0);
     }
 }
 
@@ -2218,31 +2358,32 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
 template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, size_t N, size_t V) {
+    const int32_t *targets, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
-        stx__lse l = stx__row_lse<T>(logits, n * V, V, sh);
+        stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
             stx__put(top, n, l.top);
             stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)targets[n]);
+            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)targets[n]);
         }
     }
 }
 void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, double divisor) {
+                                size_t N, size_t V, size_t ld, double divisor) {
     const char *name = "stx_cross_entropy_fwd";
     stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate.
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate; then what
+   stands between rows of V numbers, which are ld apart, becomes 0.
    A warp or a block (T threads) does a row n; every number is read and written by one thread. known 0: no target, and g is 0. */
 template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv, stx__num logits, size_t n,
-                                                              size_t V, size_t target, int known, float g, int accumulate) {
-    const size_t start = n * V, t = threadIdx.x % T;
+                                                              size_t V, size_t ld, size_t target, int known, float g, int accumulate) {
+    const size_t start = n * ld, t = threadIdx.x % T;
     const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
     const float m = stx__get(top, n), f = g * stx__get(inv, n);
     for (size_t i = t; i < V - 4 * fours; i += T) {
@@ -2259,21 +2400,22 @@ template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, 
         for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
         stx__putn<4>(dlogits, start + v, d);
     }
+    for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
 template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                      stx__num logits, const int32_t *targets, size_t N, size_t V,
-                                                                     double divisor, int accumulate) {
+                                                                     size_t ld, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, (size_t)targets[n], 1, g, accumulate);
+    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g, accumulate);
 }
 void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, double divisor,
+                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                 int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits);
     if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, divisor,
-                              accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, ld,
+                              divisor, accumulate);
 }
 
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
@@ -2304,14 +2446,14 @@ void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
 template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V) {
+                                                                  size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
         stx__lse l = {0, 0};
-        if (target >= 0) l = stx__row_lse<T>(logits, n * V, V, sh);
+        if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * V + (size_t)target);
+            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)target);
             stx__put(top, n, l.top);
             stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
             stx__put(nll, n, (float)v);
@@ -2320,33 +2462,34 @@ template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, 
     }
 }
 void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V) {
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
     const char *name = "stx_token_loss_fwd";
     stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V);
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
 template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
                                                                   stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V, int accumulate) {
+                                                                  size_t V, size_t ld, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
         if (!known && accumulate) continue;
-        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, known ? (size_t)targets[n] : V, known,
+        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, known ? (size_t)targets[n] : V, known,
                                   known ? dl * stx__get(w, n) : 0, accumulate);
     }
 }
 void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
                              int accumulate) {
     stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
         logits), W = stx__num_of(x, w);
-    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, accumulate);
+    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, ld,
+                              accumulate);
 }
 
 /* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
@@ -2606,12 +2749,14 @@ static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, 
     if (c >= p.W) return 1;
     return c >= lo && c < hi && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
 }
-/* The ramp's weight before it is clamped, of column c: 2 without a ramp. Operations in stx__attn_ramp's order, and none fused. */
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far from it. Operations in stx__attn_ramp's order, and none fused. */
 static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
-    return __fadd_rn(__fadd_rn(1.0f - delta, zl) / p.ramp, 1.0f);
+    delta = __fadd_rn(1.0f - delta, zl);
+    if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;     /* off the ramp by its length: a division less */
+    return __fadd_rn(delta / p.ramp, 1.0f);
 }
 /* What column c's weight is multiplied by after normalisation: stx__attn_drop */
 static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
@@ -3167,6 +3312,19 @@ static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx
     *last = p.C + min(i0 + n, p.T) - p.dmin;
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
+/* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first key and the last persistent vector. A strip of 16
+   queries from i on, distances up to far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of its queries sees,
+   were there queries beyond T, too. The other groups are left out: all they would give is zeros. */
+typedef struct stx__at_band { int lo, hi; } stx__at_band;
+template<int BK> static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, int persistent, int far, int i, int j0) {
+    stx__at_band b = {0, 0};
+    if (i >= p.T) return b;
+    if (persistent) { b.hi = (min(BK, p.N - j0) + 15) >> 4; return b; }
+    b.lo = max(max(p.C + i - far, p.lo) - j0, 0) >> 4;
+    b.hi = (min(min(p.C + i + 16 - p.dmin, p.S) - j0, BK) + 15) >> 4;
+    if (b.hi < b.lo) b.hi = b.lo;
+    return b;
+}
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
 static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
@@ -3217,24 +3375,27 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
     }
 }
 
-/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to a power of two, in pieces of 16 bytes (CH a row). Piece c of row r
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or 128, in pieces of 16 bytes (CH a row). Piece c of row r
    stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
-   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128. */
+   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128; and rows of 192 begin in the middle of one by turns,
+   so that the same holds of them. */
 template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
-    return (unsigned)(r * CH + (CH >= 8 ? c ^ (r & 7) : c ^ ((r >> 1) & 3))) * 16;
+    return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 /* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
    after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template<int CH, int THREADS>
 static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo,
                                                     int hi) {
-    int r = (int)threadIdx.x / CH, c = (int)threadIdx.x % CH, k;
+    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };        /* threads of a row: of 12 pieces 16, of whom 4 have none */
+    int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
     const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
     #pragma unroll
-    for (k = 0; k < n; k += THREADS / CH) {
+    for (k = 0; k < n; k += ROWS) {
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
-        if (n % (THREADS / CH) == 0 || r + k < n) stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
-        p += THREADS / CH * ld;
+        if ((n % ROWS == 0 || r + k < n) && (ACROSS == CH || c < CH))
+            stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+        p += ROWS * ld;
     }
 }
 
@@ -3326,7 +3487,7 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 0 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -3449,7 +3610,7 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
    starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
 
    A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (the test is the same for a whole warp). A row without keys
+   applied only where a tile meets an edge of some row's window or the ramp (EDGES; the test is the same for a whole warp). A row without keys
    has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
    logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
    bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
@@ -3519,11 +3680,17 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
 }
 /* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they
    stand, tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
-template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+/* EDGE: of the groups that a strip meets */
+template<int MT> static __device__ __forceinline__ int stx__at_met(const stx__at_band (&band)[MT], int group) {
+    return (group >= band[0].lo && group < band[0].hi) || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
+}
+template<class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
+        const stx__at_band (&band)[MT]) {
         int g = lane >> 2, t = lane & 3, k, n, m;
         #pragma unroll
         for (k = 0; k < NB; k++) {
+            if (EDGE && !stx__at_met(band, k / 2)) continue;
             #pragma unroll
             for (n = 0; n < ND; n++) {
                 uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
@@ -3538,12 +3705,14 @@ template<class P, int CH, int MT, int NB, int ND> struct stx__at_values {
         }
     }
 };
-template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND> {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane) {
+template<int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
+        const stx__at_band (&band)[MT]) {
         int k, n, m;
         #pragma unroll
         for (k = 0; k < NB / 2; k++) {
             uint32_t a[MT][4];
+            if (EDGE && !stx__at_met(band, k)) continue;
             #pragma unroll
             for (m = 0; m < MT; m++) {
                 a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
@@ -3557,6 +3726,7 @@ template<int CH, int MT, int NB, int ND> struct stx__at_values<stx__at_bf16, CH,
                 stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
                 #pragma unroll
                 for (m = 0; m < MT; m++) {
+                    if (EDGE && MT > 1 && (k < band[m].lo || k >= band[m].hi)) continue;
                     stx__at_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
                 }
             }
@@ -3611,7 +3781,7 @@ typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
 template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
     enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW,
-        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, THREADS = 128, RAMP = BK + 16 * MT,
+        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, QS = REGS ? KS : 1, THREADS = 128, RAMP = BK + 16 * MT,
             HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
     /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to
        registers */
@@ -3644,6 +3814,177 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
     stx__cp_commit();
 }
 
+/* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
+   loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
+   loops are unrolled, for accumulators have no index. */
+typedef struct stx__at_here {           /* a warp and a tile */
+    const unsigned char *k, *v, *ring, *qs, *qr;
+    float *ramp;
+    int lane, s, j0, i;                 /* s: of the steps; i: the warp's first query */
+    float sc;                           /* the logits' scale */
+} stx__at_here;
+template<class P, int DP, int BK, int MT, int TWO>
+static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx__at_job &job, const stx__at_here &w,
+    const uint32_t (&kept)[MT], const uint32_t (&qf)[MT][stx__at_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
+    float (&top)[MT][2], float (&sum)[MT][2], stx__at_skew (&skew)[MT], int &started) {
+    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+    enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND };
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT, g = w.lane >> 2, t = w.lane & 3, window = w.s < job.windows,
+        near = p.C + w.i - (w.j0 + BK - 1), ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
+    const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
+    float x[MT][NB][4];
+    stx__at_band band[MT];
+    int m, n, k, e;
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        band[m] = stx__at_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
+        #pragma unroll
+        for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
+    }
+    if (ramped) {                                           /* m by near + e */
+        __syncwarp();
+        for (e = w.lane; e < BK + 16 * MT - 1; e += 32) {
+            float f = stx__at_ramp(p, job.w, near + e);
+            w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+        }
+        __syncwarp();
+    }
+    if (window && p.pe) {               /* as below: round c serves block c + 2m of strip m, from the first group on or two blocks before it */
+        const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
+        const stx__at_lanes lanes = stx__at_lanes_of(w.lane);
+        int from[MT], to[MT], c;
+        #pragma unroll
+        for (m = 0; m < MT; m++) {
+            to[m] = 2 * band[m].hi;
+            from[m] = band[m].lo == band[m].hi ? to[m] : started >> m & 1 ? 0 : 2 * band[m].lo - 2;
+        }
+        #pragma unroll
+        for (c = -2 * MT; c < NB; c++) {
+            float r[MT][4];
+            int row = at + 8 * c, some = 0;
+            row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                some |= c + 2 * m >= from[m] && c + 2 * m < to[m];
+                r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
+            }
+            if (!some) continue;
+            #pragma unroll
+            for (k = 0; k < KS; k += 2) {
+                uint32_t f[4];
+                stx__at_frag_b2<CH>(f, w.ring, row, k, w.lane);
+                #pragma unroll
+                for (m = 0; m < MT; m++) {
+                    if (c + 2 * m < -2 || c + 2 * m >= NB || (MT > 1 && (c + 2 * m < from[m] || c + 2 * m >= to[m]))) continue;
+                    #pragma unroll
+                    for (e = 0; e < 2; e++) {
+                        if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                        else {
+                            uint32_t a[4];
+                            stx__at_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
+                            P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
+                        }
+                    }
+                }
+            }
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                const int col = c + 2 * m;
+                float unseen[4];
+                if (col < -2 || col >= NB || (MT > 1 && (col < from[m] || col >= to[m]))) continue;
+                if (col < 0) stx__at_shift(skew[m], lanes, r[m], unseen);
+                else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+            }
+        }
+        #pragma unroll
+        for (m = 0; m < MT; m++) if (band[m].lo < band[m].hi) started |= 1 << m;
+    }
+    #pragma unroll
+    for (n = 0; n < NB; n += 2) {
+        if (!stx__at_met(band, n / 2)) continue;
+        #pragma unroll
+        for (k = 0; k < KS; k++) {
+            uint32_t f[4];
+            stx__at_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
+            #pragma unroll
+            for (m = 0; m < MT; m++) {
+                uint32_t a[4];
+                if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
+                if (TWO) stx__at_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
+                else for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
+                P::mma2(x[m][n], x[m][n + 1], a, f);
+            }
+        }
+    }
+    if (p.bits && window) {
+        const uint64_t seen = stx__at_exist<BK>(p, job.b, w.j0);
+        if (!stx__at_whole<BK>(seen))
+            #pragma unroll
+            for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
+    }
+    #pragma unroll
+    for (m = 0; m < MT; m++) {
+        const int i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
+        float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
+        if (band[m].lo == band[m].hi) continue;
+        #pragma unroll
+        for (n = 0; n < NB; n++) {
+            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t) : -w.j0 - 2 * t,
+                    hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
+                if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
+                if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
+                most[e] = fmaxf(most[e], fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+            }
+        }
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            const float old = top[m][e];
+            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
+            most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 2));
+            top[m][e] = fmaxf(old, most[e] * w.sc);
+            from[e] = top[m][e] == -INFINITY ? 0 : top[m][e];
+            f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
+        }
+        #pragma unroll
+        for (n = 0; n < NB; n++) {
+            const float *f0 = w.ramp + BK - 1 + 16 * m + g - 2 * t - 8 * n;
+            if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
+            #pragma unroll
+            for (e = 0; e < 2; e++) {
+                float a = stx__exp2(fmaf(x[m][n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
+                float b = stx__exp2(fmaf(x[m][n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
+                if (ramped) { a *= f0[8 * e]; b *= f0[8 * e - 1]; }
+                if (X::REGS) {
+                    uint32_t u = stx__pair(a, b);
+                    a = __uint_as_float(u << 16);
+                    b = __uint_as_float(u & 0xffff0000u);
+                }
+                add[e] += a + b;
+                x[m][n][2 * e] = a;
+                x[m][n][2 * e + 1] = b;
+            }
+        }
+        #pragma unroll
+        for (e = 0; e < 2; e++) {
+            sum[m][e] = fmaf(sum[m][e], f[e], add[e]);
+            #pragma unroll
+            for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f[e]; o[m][n][2 * e + 1] *= f[e]; }
+        }
+        if (p.keep)
+            #pragma unroll
+            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+        if (!window) {
+            float root = sqrtf((float)p.N);
+            #pragma unroll
+            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= root;
+        }
+    }
+    stx__at_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
+}
+
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
 static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list,
@@ -3657,12 +3998,13 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
-    float *ramp = (float *)(memory + 64) + warp * X::RAMP;
+    float *const ramp = (float *)(memory + 64) + warp * X::RAMP;
     const stx__num none = {NULL, NULL, 0};
-    uint32_t kept[MT], qf[MT][X::REGS ? KS : 1][4];
+    uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
-    int s, m, n, k, e, started = 0;
+    stx__at_band whole[MT] = {};
+    int s, m, n, k, e, started = 0;     /* started: a bit for each strip whose skew goes on from tile to tile */
 
     if (!threadIdx.x) {
         stx__at_job *j = (stx__at_job *)memory;
@@ -3705,7 +4047,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
     }
 
     for (s = 0; s < job.steps; s++) {
-        const int lane = stx__at_again((int)threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+        const int lane = stx__at_again((int)threadIdx.x & 31), t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
         const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
             iw = job.i0 + r0;
@@ -3713,7 +4055,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                                                                                                warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
-        int edge, ramped, some = 1;
+        int edge, some = 1;
         stx__cp_wait<0>();
         __syncthreads();
         if (p.bits && window) {
@@ -3738,14 +4080,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             for (m = 0; m < MT; m++)
                 kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
                                            (window ? p.span : p.S + p.span) + j0);
-        ramped = p.z.p && window && far > job.w.full;
-        if (ramped) {                                           /* m by near + e */
-            __syncwarp();
-            for (e = lane; e < BK + ROWS - 1; e += 32) {
-                float f = stx__at_ramp(p, job.w, near + e);
-                ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
-            }
-            __syncwarp();
+        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
+        if (edge) {
+            const stx__at_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+            stx__at_edge<P, DP, BK, MT, TWO>(p, job, here, kept, qf, o, top, sum, skew, started);
+            continue;
         }
         if (window && p.pe) {
             /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0
@@ -3759,7 +4098,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
             for (c = -2 * MT; c < NB; c++) {
                 float r[MT][4];
                 int row = at + 8 * c;
-                if (c < 2 - 2 * MT && started) continue;        /* what the tile before left behind is there */
+                if (c < 2 - 2 * MT && started >> (MT - 1)) continue;        /* what the tile before left behind is there */
                 row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
                 #pragma unroll
                 for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
@@ -3790,7 +4129,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                     else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
-            started = 1;
+            started = (1 << MT) - 1;
         } else {
             #pragma unroll
             for (m = 0; m < MT; m++)
@@ -3821,22 +4160,11 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 #pragma unroll
                 for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
         }
-        edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         #pragma unroll
         for (m = 0; m < MT; m++) {
-            const int i = p.C + iw + 16 * m + g;
             #pragma unroll
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
-                if (edge) {
-                    const int lo = (window ? max(i + 8 * e - job.w.live, p.lo) : 0) - j0 - 2 * t,
-                        hi = (window ? i + 8 * e - p.dmin + 1 : p.N) - j0 - 2 * t;
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) {
-                        if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
-                        if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
-                    }
-                }
                 #pragma unroll
                 for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
                 most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
@@ -3848,11 +4176,6 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 for (n = 0; n < NB; n++) {
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
                     x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
-                }
-                if (ramped) {
-                    const float *f0 = ramp + BK - 1 + 16 * m + g + 8 * e - 2 * t;
-                    #pragma unroll
-                    for (n = 0; n < NB; n++) { x[m][n][2 * e] *= f0[-8 * n]; x[m][n][2 * e + 1] *= f0[-8 * n - 1]; }
                 }
                 if (X::REGS)                    /* what multiplies V is what is summed: see the comment above */
                     #pragma unroll
@@ -3876,7 +4199,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
                 for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
-        stx__at_values<P, CH, MT, NB, ND>::run(o, x, vt, lane);
+        stx__at_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
     }
 
     #pragma unroll
@@ -3927,7 +4250,7 @@ static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
     if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
     if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
-    return stx__at_choose_bf16<128, 32, 1>(p, two);
+    return p->D <= 96 ? stx__at_choose_bf16<96, 32, 1>(p, two) : stx__at_choose_bf16<128, 32, 1>(p, two);
 }
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
@@ -4040,16 +4363,18 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
     enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
            /* addresses of more steps cost registers */
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS > 4 ? 4 : STEPS,
+           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS == 8 ? 4 : STEPS,
            CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
            CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
            KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
            KEY_NB = DP / KEY_PIECES / 8,
-           ROW_PIECES = DP / 16 < STRIPS ? DP / 16 : STRIPS,    /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
-                                                                   columns */
+           ROW_PIECES = DP % (16 * STRIPS) ? 2 : STRIPS,        /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
+                                                                   columns, a multiple of 16 */
            ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
-           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16,
+           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16, CHUNK = 16 * CH * 16,
            DISTANCES = BK + 16, EDGE = STRIPS * DISTANCES * 4,  /* of a strip and a tile, 15 + BK, and a table of them for each warp */
+           /* that should fit on a multiprocessor; 0: nvcc decides, which would rather spill than have 2 of wide heads */
+           QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0, KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : SIZE == 2 && DP > 64 ? 2 : 0,
            MASK = 1 };                                          /* does it ask whether all keys exist? */
 };
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
@@ -4111,24 +4436,23 @@ template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t
     a[3] = __float_as_uint(c[step][3]);
 }
 template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0,
-    int c) {
-    stx__at_frag_v<CH>(b, tile, r0, c);
+    int c, int lane = (int)threadIdx.x & 31) {
+    stx__at_frag_v<CH>(b, tile, r0, c, lane);
 }
 template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0,
-    int c) {
-    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+    int c, int lane = (int)threadIdx.x & 31) {
+    int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) +
                                                        (g & 3) * 4);
 }
 template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0,
-    int c) {
-    int lane = (int)threadIdx.x & 31;
+    int c, int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
 }
 template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0,
-    int c) {
-    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, e;
+    int c, int lane = (int)threadIdx.x & 31) {
+    int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) +
                                                        (g & 3) * 4);
@@ -4145,18 +4469,23 @@ template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[
 #pragma unroll
         for (e = 0; e < 4; e++) c[n][e] = 0;
 }
+static __device__ __forceinline__ void stx__ab_copy(float (&to)[4], const float (&from)[4]) {
+    int e;
+#pragma unroll
+    for (e = 0; e < 4; e++) to[e] = from[e];
+}
 
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
-template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)[Sh::NB][4], const unsigned char *a, int r0,
-    const unsigned char *b) {
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_dot(float (&c)[NB][4], const unsigned char *a, int r0,
+    const unsigned char *b, int lane = (int)threadIdx.x & 31) {
     int k, n;
 #pragma unroll (Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
-        stx__at_frag_a<Sh::CH>(f, a, r0, k);
+        stx__at_frag_a<Sh::CH>(f, a, r0, k, lane);
 #pragma unroll
-        for (n = 0; n < Sh::NB; n += 2) {
-            stx__at_frag_b<Sh::CH>(h, b, n * 8, k);
+        for (n = 0; n < NB; n += 2) {
+            stx__at_frag_b<Sh::CH>(h, b, n * 8, k, lane);
             Sh::P::mma2(c[n], c[n + 1], f, h);
         }
     }
@@ -4165,7 +4494,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_dot(float (&c)
 /* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not P::add, for which there are no registers left: a row of
    ds sums to nothing, so what is cut off goes both ways. */
 template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4],
-    const unsigned char *tile) {
+    const unsigned char *tile, int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     int k, n;
 #pragma unroll
@@ -4174,7 +4503,7 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
         stx__ab_acc(P(), f, x, k);
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n);
+            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
             P::mma2(c[n], c[n + 1], f, h);
         }
     }
@@ -4182,69 +4511,85 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
 
 /* Where a strip stands */
 typedef struct stx__ab_tile {
-    int i, j0, b;                       /* first query of the strip, first key of the tile (or persistent vector), batch row */
+    int i, j0, b, h;                    /* first query of the strip, first key of the tile (or persistent vector), batch row, head */
     int far, ring, chunks;              /* largest distance that counts; chunk of the window's first row, and how many the ring has */
     int persistent;
-    uint64_t row;                       /* dropout: of query i */
     float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
 } stx__ab_tile;
 static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) { return c >= chunks ? c - chunks : c; }
-/* The n-th chunk of those that a strip meets */
-template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int strip, int n) {
-    return stx__ab_wrap(t.ring + Sh::STRIPS - 1 - strip + n, t.chunks);
+/* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and the one after it */
+template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int n) {
+    return stx__ab_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks) * Sh::CHUNK;
+}
+template<class Sh> static __device__ __forceinline__ int stx__ab_after(const stx__ab_tile &t, int at) {
+    return stx__ab_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
-    t.b = b;
-    t.row = (uint64_t)((int64_t)row + t.i);
+    t.b = b; t.h = h;
 #pragma unroll
     for (e = 0; e < 2; e++) {
-        int i = t.i + g + 8 * e, yes = i >= 0 && i < a.p.T;
+        int i = t.i + g + 8 * e, yes = i < a.p.T;
         t.inv[e] = yes ? a.p.inv[row + i] : 0;
         t.top[e] = yes ? a.p.top[row + i] : 0;
         t.dsum[e] = yes ? a.dsum[row + i] : 0;
     }
 }
 
+/* Does every query of the strip see all keys of the tile, by the weight 1? */
+template<class Sh> static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx__at_head &w, const stx__ab_tile &t) {
+    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;         /* the strip's smallest and largest distance */
+    return t.i < p.T && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
+                                      : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full);
+}
+
 /* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The window, K and V and the strip's own rows of q, qv
-   and dO must have landed; but for the warp's own edge table nothing is written to shared memory, so that warps need not meet.
+   and dO must have landed; but for the warp's own edge table nothing is written to shared memory, so that warps need not meet. A plain tile
+   goes through at once (stx__ab_front), an edge by groups of 16 keys (stx__ab_group), in the same order of sums.
 
    s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by the tensor cores: the forward's order. -infinity for
    keys that do not exist, if asked. */
+/* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing, only the shuffles' carry is wanted */
+template<class Sh> static __device__ __forceinline__ void stx__ab_positions(const stx__ab_shared<Sh> &m, const unsigned char *pe,
+    const stx__at_lanes &l, stx__at_skew &turn, float (&s0)[4], float (&s1)[4], int lane = (int)threadIdx.x & 31) {
+    float u[2][4];
+    int k;
+    stx__ab_clear(u);
+#pragma unroll (Sh::UNROLL)
+    for (k = 0; k < Sh::STEPS; k++) {
+        uint32_t f[4], h[4];
+        stx__at_frag_a<Sh::CH>(f, m.qv, (int)threadIdx.x / 32 * 16, k, lane);
+        stx__at_frag_b<Sh::CH>(h, pe, 0, k, lane);
+        Sh::P::mma2(u[0], u[1], f, h);
+    }
+    stx__at_shift(turn, l, u[0], s0);
+    stx__at_shift(turn, l, u[1], s1);
+}
+static __device__ __forceinline__ void stx__ab_start(stx__at_skew &turn) {
+    int e;
+#pragma unroll
+    for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
+}
 template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const stx__ab_shared<Sh> &m,
     const stx__ab_tile &t, float (&s)[Sh::NB][4]) {
-    typedef typename Sh::P P;
-    const int strip = (int)threadIdx.x / 32;
-    int k, n, e;
+    int n;
     if (a.p.P && !t.persistent) {
-        /* R, 16 columns at a time; the first 16 only fill the shuffles' carry */
-        stx__at_lanes l = stx__at_lanes_of();
+        const stx__at_lanes l = stx__at_lanes_of();
         stx__at_skew turn;
+        float none[2][4];
+        int at = stx__ab_chunk<Sh>(t, 0);
+        stx__ab_start(turn);
+        stx__ab_positions<Sh>(m, m.pe + at, l, turn, none[0], none[1]);
 #pragma unroll
-        for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
-#pragma unroll
-        for (n = 0; n < Sh::BK / 16 + 1; n++) {
-            float u[2][4], none[4];
-            int chunk = stx__ab_chunk<Sh>(t, strip, n), half;
-            stx__ab_clear(u);
-#pragma unroll (Sh::UNROLL)
-            for (k = 0; k < Sh::STEPS; k++) {
-                uint32_t f[4], h[4];
-                stx__at_frag_a<Sh::CH>(f, m.qv, strip * 16, k);
-                stx__at_frag_b<Sh::CH>(h, m.pe, chunk * 16, k);
-                P::mma2(u[0], u[1], f, h);
-            }
-#pragma unroll
-            for (half = 0; half < 2; half++) {
-                if (n) stx__at_shift(turn, l, u[half], s[n ? 2 * n - 2 + half : 0]);
-                else stx__at_shift(turn, l, u[half], none);
-            }
+        for (n = 0; n < Sh::BK / 16; n++) {
+            at = stx__ab_after<Sh>(t, at);
+            stx__ab_positions<Sh>(m, m.pe + at, l, turn, s[2 * n], s[2 * n + 1]);
         }
     } else {
         stx__ab_clear(s);
     }
-    stx__ab_dot<Sh>(s, m.q, strip * 16, m.k);
+    stx__ab_dot<Sh, Sh::NB>(s, m.q, (int)threadIdx.x / 32 * 16, m.k);
     if (ASK && a.p.bits && !t.persistent) {
         const uint64_t seen = stx__at_exist<Sh::BK>(a.p, t.b, t.j0);
         if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
@@ -4252,14 +4597,14 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logit
 }
 
 /* s becomes w = e^(s - top) inv: what the ramp leaves of it comes with ds. Where a query does not see a key its logit may be anything, also
-   far above the top, so that tiles with an edge bound w. */
-template<class Sh, int EDGE> static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a, const stx__ab_tile &t,
-    float (&s)[Sh::NB][4]) {
+   far above the top, so that edges bound w. */
+template<class Sh, int EDGE, int NB> static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a, const stx__ab_tile &t,
+    float (&s)[NB][4]) {
     const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;    /* logits in powers of 2, or of e: as the forward has them, to the bit */
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
 #pragma unroll
-    for (n = 0; n < Sh::NB; n++)
+    for (n = 0; n < NB; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) {
             /* a row that saw no key has top = -infinity, and inv = 0 */
@@ -4268,16 +4613,16 @@ template<class Sh, int EDGE> static __device__ __forceinline__ void stx__ab_prob
         }
 }
 
-/* EDGE TILES. Whether a key counts, and how much, depends on its distance and on what keys there are. A strip and a tile have BK + 15
-   distances, so a warp works them out once each, a lane two or three, into its table: m, the ramp's weight; 0 where no query sees a key;
-   with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query and the tile's
-   last key. */
+/* EDGES. Whether a key counts, and how much, depends on its distance and on what keys there are. A strip and a tile have BK + 15
+   distances, so a warp works out once each that its groups have, a lane one to three, into its table: m, the ramp's weight; 0 where no
+   query sees a key; with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query
+   and the tile's last key. */
 template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w, const stx__ab_tile &t,
-    float *edge) {
-    const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1);
+    const stx__at_band &band, float *edge) {
+    const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
     __syncwarp();
-    for (k = (int)threadIdx.x & 31; k < Sh::BK + 15; k += 32) {
+    for (k = Sh::BK - 16 * band.hi + ((int)threadIdx.x & 31); k < end; k += 32) {
         const int delta = near + k;
         float m = 1;
         if (!t.persistent && (delta < a.p.dmin || delta > t.far)) m = 0;
@@ -4291,16 +4636,17 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx
     __syncwarp();
 }
 
-/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V; dz += its sum. vf: the factor of V. */
-template<class Sh, int EDGE, int DROP> static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
-    const float *edge, uint32_t kept, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
-    const int lane = (int)threadIdx.x & 31, c2 = (lane & 3) * 2;
-    const int lo = (t.persistent ? 0 : a.p.lo) - t.j0 - c2, hi = (t.persistent ? a.p.N : INT_MAX / 2) - t.j0 - c2;
+/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V; dz += its sum. vf: the factor of V. For an edge c0 is
+   the first of the tile's keys that these are. */
+template<class Sh, int EDGE, int DROP, int NB> static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
+    const float *edge, int c0, uint32_t kept, float (&s)[NB][4], float (&g)[NB][4], float &dz, int lane = (int)threadIdx.x & 31) {
+    const int c2 = (lane & 3) * 2, j = t.j0 + c0 + c2;
+    const int lo = (t.persistent ? 0 : a.p.lo) - j, hi = (t.persistent ? a.p.N : INT_MAX / 2) - j;
     const float vf = t.persistent ? a.root_n * a.p.unkeep : a.p.unkeep;
     int n, e;
-    edge += Sh::BK - 1 + (lane >> 2) - c2;
+    edge += Sh::BK - 1 + (lane >> 2) - c2 - c0;
 #pragma unroll
-    for (n = 0; n < Sh::NB; n++)
+    for (n = 0; n < NB; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) {
             const int c = 8 * n + (e & 1);
@@ -4314,41 +4660,71 @@ template<class Sh, int EDGE, int DROP> static __device__ __forceinline__ void st
             g[n][e] = x * d;
         }
 }
-
-/* All of it: s becomes r a, g becomes ds, zeros where a query does not see a key. 0: no query of the strip sees a key of the tile. */
-template<class Sh, int ASK> static __device__ __forceinline__ int stx__ab_front(const stx__ab &a, const stx__at_head &w,
-    const stx__ab_shared<Sh> &m, const stx__ab_tile &t, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4], float &dz) {
+template<class Sh> static __device__ __forceinline__ uint32_t stx__ab_kept(const stx__ab &a, const stx__ab_tile &t) {
     const stx__at &p = a.p;
-    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;         /* the strip's smallest and largest distance */
-    const int plain = t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full;
-    uint32_t kept = 0xffffffffu;
-    if (t.i >= p.T || (!t.persistent && (far < p.dmin || near > t.far))) {
-        stx__ab_clear(s);
-        stx__ab_clear(g);
-        return 0;
-    }
+    return !p.keep ? 0xffffffffu : stx__at_kept<Sh::NB>(p, p.stream + *p.shift, ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
+                                                        (t.persistent ? p.S : 0) + p.span + t.j0);
+}
+
+/* All of it for a plain tile: s becomes r a, g becomes ds */
+template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx__ab_shared<Sh> &m,
+    const stx__ab_tile &t, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4]) {
+    uint32_t kept;
+    float none = 0;
     stx__ab_logits<Sh, ASK>(a, m, t, s);
     stx__ab_clear(g);
-    stx__ab_dot<Sh>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
-    if (p.keep) kept = stx__at_kept<Sh::NB>(p, p.stream + *p.shift, t.row, (t.persistent ? p.S : 0) + p.span + t.j0);
-    if (!plain) {
-        stx__ab_edge<Sh>(a, w, t, m.edge);
-        stx__ab_probabilities<Sh, 1>(a, t, s);
-        stx__ab_ds<Sh, 1, 1>(a, t, m.edge, kept, s, g, dz);
-    } else {
-        stx__ab_probabilities<Sh, 0>(a, t, s);
-        if (p.keep) stx__ab_ds<Sh, 0, 1>(a, t, m.edge, kept, s, g, dz);
-        else stx__ab_ds<Sh, 0, 0>(a, t, m.edge, kept, s, g, dz);
-    }
-    return 1;
+    stx__ab_dot<Sh, Sh::NB>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
+    kept = stx__ab_kept<Sh>(a, t);
+    stx__ab_probabilities<Sh, 0, Sh::NB>(a, t, s);
+    if (a.p.keep) stx__ab_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+    else stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+}
+
+/* An edge, on its way from group to group: what one leaves to the next. lane: the thread's, see stx__at_again */
+typedef struct stx__ab_walk {
+    stx__at_band band;
+    int lane;
+    uint32_t kept;
+    stx__at_skew turn;
+} stx__ab_walk;
+/* Before the first of them. Does the strip meet all groups of the tile? */
+template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx__at_head &w,
+    const stx__ab_shared<Sh> &m, const stx__ab_tile &t, stx__ab_walk &walk) {
+    float none[2][4];
+    walk.band = stx__at_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
+    walk.lane = stx__at_again((int)threadIdx.x & 31);
+    if (walk.band.lo == walk.band.hi) return 0;
+    stx__ab_edge<Sh>(a, w, t, walk.band, m.edge);
+    walk.kept = stx__ab_kept<Sh>(a, t);
+    stx__ab_start(walk.turn);
+    if (a.p.P && !t.persistent) stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, walk.band.lo), stx__at_lanes_of(walk.lane),
+        walk.turn, none[0], none[1], walk.lane);
+    return !walk.band.lo && walk.band.hi == Sh::BK / 16;
+}
+/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key */
+template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
+    const stx__ab_tile &t, stx__ab_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
+    const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
+    walk.lane = stx__at_again((int)threadIdx.x & 31);
+    if (a.p.P && !t.persistent) stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, n + 1), stx__at_lanes_of(walk.lane), walk.turn,
+        s[0], s[1], walk.lane);
+    else stx__ab_clear(s);
+    stx__ab_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
+    if (ASK && a.p.bits && !t.persistent)
+        stx__at_forbid(s, stx__at_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3, -INFINITY);
+    stx__ab_clear(g);
+    stx__ab_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
+    stx__ab_probabilities<Sh, 1, 2>(a, t, s);
+    stx__ab_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
 }
 
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is
    element e' of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in
    stx__at_shift each lane is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners
    that no key meets. */
-template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m) {
-    int lane = (int)threadIdx.x & 31, g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
+template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m,
+    int lane = (int)threadIdx.x & 31) {
+    int g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int k = (g + e) >> 1;
@@ -4427,7 +4803,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const 
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * (16 * Sh::CH * 16), Sh::BK, pe,
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * Sh::CHUNK, Sh::BK, pe,
                                           (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
@@ -4525,14 +4901,24 @@ static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, in
     *(uint2 *)to = make_uint2(f.x, f.z);
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
+/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has zeros where the other has cells; the last one waits */
+template<class P> static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, int y, const float (*u)[4], uint4 *wait,
+    int first, int last) {
+    uint32_t f[4];
+    stx__ab_acc(P(), f, u, 0);
+    uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
+    if (first) { const uint4 o = *wait; v.x |= o.x; v.y |= o.y; v.z |= o.z; v.w |= o.w; }
+    if (last) *wait = v; else stx__ab_send(to, width, y, v);
+}
 
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
    first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
        for each tile:  K, V and the BK new rows of the table have come
                        front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
+                       (an edge: the same for each group of 16 keys that the strip meets)
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL : 0) stx__ab_queries(stx__ab a,
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a,
     const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -4544,6 +4930,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     const stx__at_head w = stx__at_open(p, h);
     stx__at_head all = w;
     stx__ab_tile t;
+    stx__ab_walk walk;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e, k;
     /* rows of dR: the strip's, or none; the column of what waits in shared memory */
@@ -4598,22 +4985,46 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
             if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ, Sh::BK);
             stx__cp_commit();
         }
-        if (stx__ab_front<Sh, Sh::MASK>(a, w, now, t, s, g, dz)) {
+        if (stx__ab_plain<Sh>(p, w, t)) {
+            stx__ab_front<Sh, Sh::MASK>(a, now, t, s, g);
             stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
+            int at = stx__ab_chunk<Sh>(t, 0);
 #pragma unroll
             for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
                 float u[2][4];
                 stx__ab_back<Sh::NB>(u[0], g, 2 * n);
                 stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
-                stx__ab_times<Sh, 2>(dp, u, m.pe + stx__ab_chunk<Sh>(t, strip, n) * 16 * (Sh::CH * 16));
+                stx__ab_times<Sh, 2>(dp, u, m.pe + at);
+                at = stx__ab_after<Sh>(t, at);
                 if (Sh::SIZE == 2 && rows) {
-                    uint32_t f[4];
-                    stx__ab_acc(typename Sh::P(), f, u, 0);
-                    uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
-                    if (!n) { const uint4 o = *wait; v.x |= o.x; v.y |= o.y; v.z |= o.z; v.w |= o.w; }  /* each has zeros where the other
-                                                                                                           has cells */
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    if (n == Sh::BK / 16) *wait = v; else stx__ab_send(rows, width, waits, v);
+                    stx__ab_keep<typename Sh::P>(rows, width, waits, u, wait, !n, n == Sh::BK / 16);
+                }
+            }
+        } else {
+            float two[4][4];            /* ds of the group before, and of this one */
+            stx__ab_begin<Sh>(a, w, now, t, walk);
+            stx__ab_clear(two);
+            const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
+#pragma unroll 1
+            for (n = walk.band.lo; n < end; n++) {
+                float x[2][4], y[2][4];
+                stx__ab_clear(y);
+                if (n < walk.band.hi) {
+                    stx__ab_group<Sh, Sh::MASK>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+                }
+                if (!table) continue;
+                stx__ab_copy(two[2], y[0]);
+                stx__ab_copy(two[3], y[1]);
+                stx__ab_back<4>(x[0], two, 2, walk.lane);
+                stx__ab_back<4>(x[1], two, 3, walk.lane);
+                stx__ab_copy(two[0], y[0]);
+                stx__ab_copy(two[1], y[1]);
+                stx__ab_times<Sh, 2>(dp, x, m.pe + stx__ab_chunk<Sh>(t, n), walk.lane);
+                if (Sh::SIZE == 2 && rows) {
+                    waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
+                    stx__ab_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo, n == walk.band.hi);
                 }
             }
         }
@@ -4679,11 +5090,54 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
                 stx__ab_load_k<Sh>(a, then, j0 + Sh::BK, b, h, 1);
                 stx__cp_commit();
             }
-            if (stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz)) stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
+            if (stx__ab_plain<Sh>(p, w, t)) {
+                stx__ab_front<Sh, 0>(a, now, t, s, g);
+                stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
+            } else {
+                stx__ab_begin<Sh>(a, w, now, t, walk);
+#pragma unroll 1
+                for (n = walk.band.lo; n < walk.band.hi; n++) {
+                    float x[2][4], y[2][4];
+                    stx__ab_group<Sh, 0>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+                }
+            }
         }
     }
     if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
                                  p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_FRESH_Q));
+}
+
+/* a or ds of a strip, of keys c.. of the tile, to shared memory */
+template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_put_group(unsigned char *tile, const float (&x)[NB][4], int c,
+    int lane = (int)threadIdx.x & 31) {
+    typedef typename Sh::P P;
+    const int r = (int)threadIdx.x / 32 * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
+    int n;
+#pragma unroll
+    for (n = 0; n < NB; n++) {
+        stx__ab_put2<P, Sh::CHA>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
+        stx__ab_put2<P, Sh::CHA>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
+    }
+}
+/* dV += a^T dO and dK += ds^T (q+u), of queries k .. k+P::K-1 of the tile */
+template<class Sh> static __device__ __forceinline__ void stx__ab_key_sums(float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4],
+    const unsigned char *wa, const unsigned char *wg, const stx__ab_shared<Sh> &m, int k, int group, int column,
+    int lane = (int)threadIdx.x & 31) {
+    typedef typename Sh::P P;
+    uint32_t fa[4], fg[4], x[4];
+    int n;
+    stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group, lane);
+    stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group, lane);
+#pragma unroll
+    for (n = 0; n < Sh::KEY_NB; n += 2) {
+        stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
+        P::add(dv[n], fa, x[0], x[1]);
+        P::add(dv[n + 1], fa, x[2], x[3]);
+        stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
+        P::add(dk[n], fg, x[0], x[1]);
+        P::add(dk[n + 1], fg, x[2], x[3]);
+    }
 }
 
 /* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
@@ -4691,16 +5145,17 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
    keys (and, where warps are left over, a piece of the columns): transposed left factors.
        for each tile:  q, dO and the BQ new rows of the table have come
                        front;  a, ds to shared memory
-                       barrier: they are all there
-                       dV += a^T dO;  dK += ds^T (q+u)
-   The window of the table moves down by BQ rows a tile. Persistent vectors: a block walks its part of the batch, too, and its sums are a
+                       barrier: they are all there, and do all strips meet all keys?
+                       dV += a^T dO;  dK += ds^T (q+u)                 if not: of those strips that meet the warp's keys
+   The window of the table moves down by BQ rows a tile.
+   Persistent vectors: a block walks its part of the batch, too, and its sums are a
    part of dpk, dpv. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP == 32 ? (int)Sh::P::SMALL_KEYS : 0) stx__ab_keys(
+template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(
     stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
-    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
+    const int strip = (int)threadIdx.x / 32;
     const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
     const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) :
         z + 1;
@@ -4711,8 +5166,9 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__at_head w = stx__at_open(p, h);
     stx__ab_tile t;
+    stx__ab_walk walk;
     float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int lo = 0, hi = p.T, b, i0, step, come, n, k;
+    int lo = 0, hi = p.T, b, i0, step, come, all, n, k;
 
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
@@ -4749,28 +5205,32 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, Sh::DP 
             if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, next, j0), h, 0, Sh::BQ);
             stx__cp_commit();
         }
-        stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz);
-#pragma unroll
-        for (n = 0; n < Sh::NB; n++) {
-            stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r, 8 * n + c2, s[n][0], s[n][1]);
-            stx__ab_put2<P, Sh::CHA>(wa, strip * 16 + r + 8, 8 * n + c2, s[n][2], s[n][3]);
-            stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r, 8 * n + c2, g[n][0], g[n][1]);
-            stx__ab_put2<P, Sh::CHA>(wg, strip * 16 + r + 8, 8 * n + c2, g[n][2], g[n][3]);
+        all = 1;
+        if (stx__ab_plain<Sh>(p, w, t)) {
+            stx__ab_front<Sh, 0>(a, now, t, s, g);
+            stx__ab_put_group<Sh, Sh::NB>(wa, s, 0);
+            stx__ab_put_group<Sh, Sh::NB>(wg, g, 0);
+        } else {
+            all = stx__ab_begin<Sh>(a, w, now, t, walk);
+#pragma unroll 1
+            for (n = walk.band.lo; n < walk.band.hi; n++) {
+                float x[2][4], y[2][4];
+                stx__ab_group<Sh, 0>(a, now, t, walk, n, x, y, dz);
+                stx__ab_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
+                stx__ab_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
+            }
         }
-        __syncthreads();
+        if (__syncthreads_and(all)) {
 #pragma unroll
-        for (k = 0; k < Sh::BQ; k += P::K) {
-            uint32_t fa[4], fg[4], x[4];
-            stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group);
-            stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group);
+            for (k = 0; k < Sh::BQ; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
+        } else {
+#pragma unroll 1
+            for (n = 0; n < Sh::BQ; n += 16) {          /* strips that meet the warp's keys: others have left nothing there */
+                const stx__at_band band = stx__at_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
+                const int again = stx__at_again((int)threadIdx.x & 31);
+                if (group < band.lo || group >= band.hi) continue;
 #pragma unroll
-            for (n = 0; n < Sh::KEY_NB; n += 2) {
-                stx__ab_rows<Sh::CH>(P(), x, now.dy, k, column + n);
-                P::add(dv[n], fa, x[0], x[1]);
-                P::add(dv[n + 1], fa, x[2], x[3]);
-                stx__ab_rows<Sh::CH>(P(), x, now.q, k, column + n);
-                P::add(dk[n], fg, x[0], x[1]);
-                P::add(dk[n + 1], fg, x[2], x[3]);
+                for (k = 0; k < 16; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
             }
         }
         t.ring = ring;
@@ -4798,6 +5258,30 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_next(const stx
     } while (Sh::MASK && p.bits && b < end && !stx__at_exist<Sh::BK>(p, b, i0 + off));
 }
 
+/* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
+template<class Sh, int XS> static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW_NB][4], const unsigned char *dr,
+    const unsigned char *q, int strip, int group, int column, int first, int last) {
+    typedef typename Sh::P P;
+    int k, n, x;
+#pragma unroll
+    for (k = 0; k < 16; k += P::K) {
+        uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
+#pragma unroll
+        for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
+#pragma unroll
+        for (x = 0; x < XS; x++) {
+            const int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - strip);        /* of the strip's BK + 16 columns */
+            if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
+            stx__ab_cols<Sh::CHG>(P(), f, dr, strip * 16 + k, 2 * chunk);
+#pragma unroll
+            for (n = 0; n < Sh::ROW_NB; n += 2) {
+                P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
+                P::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
+            }
+        }
+    }
+}
+
 /* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of
    one meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
    window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
@@ -4819,8 +5303,9 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     const stx__ab_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
     stx__at_head w;
     stx__ab_tile t;
+    stx__ab_walk walk;
     float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
-    int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, used = 0;
+    int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, all, used = 0;
 
     t.ring = 0; t.chunks = Sh::CHUNKS; t.persistent = 0;
 #pragma unroll
@@ -4859,38 +5344,55 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 stx__cp_commit();
             }
             step++;
-            stx__ab_front<Sh, 0>(a, w, now, t, s, g, dz);
-            if (Sh::MASK && p.bits) {
-                const uint64_t seen = stx__at_exist<Sh::BK>(p, b1, j0);
-                if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
-            }
-#pragma unroll
-            for (n = 0; n < Sh::NB + 2; n++) {
-                float u[4];
-                stx__ab_back<Sh::NB>(u, g, n);
-                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
-                stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
-            }
-            __syncthreads();
-#pragma unroll (Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
-            for (i = 0; i < Sh::STRIPS; i++)
-#pragma unroll
-                for (k = 0; k < 16; k += P::K) {
-                    uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
-#pragma unroll
-                    for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], now.qv, i * 16 + k, column + n);
-#pragma unroll
-                    for (x = 0; x < XS; x++) {
-                        int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - i);      /* of the strip's BK + 16 columns */
-                        if (chunk < 0 || chunk > Sh::BK / 16) continue;
-                        stx__ab_cols<Sh::CHG>(P(), f, m.more, i * 16 + k, 2 * chunk);
-#pragma unroll
-                        for (n = 0; n < Sh::ROW_NB; n += 2) {
-                            P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
-                            P::add(acc[x][n + 1], f, y[n / 2][2], y[n / 2][3]);
-                        }
-                    }
+            all = 1;
+            if (stx__ab_plain<Sh>(p, w, t)) {
+                stx__ab_front<Sh, 0>(a, now, t, s, g);
+                if (Sh::MASK && p.bits) {
+                    const uint64_t seen = stx__at_exist<Sh::BK>(p, b1, j0);
+                    if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
                 }
+#pragma unroll
+                for (n = 0; n < Sh::NB + 2; n++) {
+                    float u[4];
+                    stx__ab_back<Sh::NB>(u, g, n);
+                    stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
+                    stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+                }
+            } else {
+                float two[4][4];
+                all = stx__ab_begin<Sh>(a, w, now, t, walk);
+                stx__ab_clear(two);
+                const int last = walk.band.hi + (walk.band.lo < walk.band.hi);
+#pragma unroll 1
+                for (n = walk.band.lo; n < last; n++) {
+                    float u[2][4], v[2][4];
+                    stx__ab_clear(v);
+                    if (n < walk.band.hi) {
+                        stx__ab_group<Sh, 0>(a, now, t, walk, n, u, v, dz);
+                        if (Sh::MASK && p.bits) stx__at_forbid(v, stx__at_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3, 0);
+                    }
+                    stx__ab_copy(two[2], v[0]);
+                    stx__ab_copy(two[3], v[1]);
+#pragma unroll
+                    for (k = 0; k < 2; k++) {
+                        stx__ab_back<4>(u[k], two, 2 + k, walk.lane);
+                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2, u[k][0], u[k][1]);
+                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2, u[k][2], u[k][3]);
+                    }
+                    stx__ab_copy(two[0], v[0]);
+                    stx__ab_copy(two[1], v[1]);
+                }
+            }
+            if (__syncthreads_and(all)) {
+#pragma unroll (Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
+                for (i = 0; i < Sh::STRIPS; i++) stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
+            } else {
+#pragma unroll 1
+                for (i = 0; i < Sh::STRIPS; i++) {
+                    const stx__at_band band = stx__at_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
+                    if (band.lo < band.hi) stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo, band.hi);
+                }
+            }
         }
     }
     if (!threadIdx.x) a.used[part] = used;
@@ -4903,7 +5405,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
    the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
-   comes as zeros. Only heads with columns in the block cost anything. Parts as those of diagonals, by column. */
+   comes as zeros. Only heads with columns in the block cost anything, and of a short one's only warps that have some. Parts as those of diagonals, by column. */
 template<class Sh> struct stx__ab_columns {
     enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
            SHARED = 2 * (TILE + Sh::TILE_Q) };
@@ -4948,6 +5450,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     for (c = c0; c < c1; c = end) {                         /* a head, and its batch rows in this part */
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__at_place f = a.place[h];
+        const int none = back + X::COLUMNS - f.width >= 16 * X::XS * (warp + 1);      /* the head has none of the warp's columns */
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
@@ -4971,6 +5474,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 }
                 __syncthreads();
             }
+            if (none) continue;
 #pragma unroll
             for (k = 0; k < Sh::BQ; k += P::K) {
                 uint32_t l[X::XS][4], y[4];
@@ -5093,8 +5597,8 @@ static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a
     const int version = stx__gpu(x)->attention;
     stx__ab_pick c;
     if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
-    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64,
-        64>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a)
+      : a->D <= 96 ? stx__ab_choice<stx__at_bf16, 96, 64, 32>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
     c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
     return c;
 }
@@ -5839,7 +6343,7 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
         0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
     to[0] = a->dv; to[1] = a->dbias;
-    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, a->B, O2, 0);
+    stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, 2 * O2, a->B, O2, 0);
 }
 #endif /* SEQTX_SRU_H */
 
@@ -7527,6 +8031,7 @@ void stx_cuda_close(stx_gpu *g) {
     if (g->shift) (void)cudaFree(g->shift);
     if (g->scratch) (void)cudaFree(g->scratch);
     if (g->late->room) (void)cudaFree(g->late->room);
+    if (g->late->pieces) (void)cudaFree(g->late->pieces);
     free(g->late);
     if (g->stream) (void)cudaStreamDestroy(g->stream);
     free(g);

@@ -181,6 +181,7 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 
 static void run_product(job *j) {
     stx_gemm_args g = stx_gemm_of(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1], j->a[2]);
+    g.beta = j->ta ? 1 : 0;                     /* gradients of weights are added, in pieces, to what is there */
     stx_gemm_cuda(j->x, &g);
 }
 static void product_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta, int tb) {
@@ -962,10 +963,10 @@ static void run_residual_bwd(job *j) {
 }
 static void run_bias_relu(job *j) { stx_bias_act_fwd_cuda(j->x, j->a[0], NULL, j->a[3], j->n[0], j->n[1], STX_ACT_RELU); }
 static void run_entropy_fwd(job *j) {
-    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0]);
+    stx_cross_entropy_fwd_cuda(j->x, j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], j->n[1], (double)j->n[0]);
 }
 static void run_entropy_bwd(job *j) {
-    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], (double)j->n[0], 0);
+    stx_cross_entropy_bwd_cuda(j->x, j->a[0], j->a[7], j->a[5], j->a[6], j->a[1], j->ids, j->n[0], j->n[1], j->n[1], (double)j->n[0], 0);
 }
 static void run_embedding(job *j) { stx_embedding_fwd_cuda(j->x, j->a[0], j->a[3], j->ids, j->n[0], j->n[1], 1); }
 static void run_optim(job *j) { stx_optim_step(j->optim, 1e-4); }
@@ -1012,7 +1013,7 @@ static void sru_job(job *j, stx_ctx *x, int backward, size_t B, size_t T, size_t
 }
 static void bench_gemm(void) {
     size_t N = opt.tiny ? 32 : 32768, small = opt.tiny ? 32 : 16384, d[3], n = 0, i;
-    struct { size_t M, N, K; int ta, tb; const char *what; } shape[20];
+    struct { size_t M, N, K; int ta, tb; const char *what; } shape[28];
     double until = seconds() + opt.limit;
     int m, r;
     d[0] = opt.tiny ? 16 : 256; d[1] = opt.tiny ? 32 : 512; d[2] = opt.tiny ? 48 : 768;
@@ -1028,10 +1029,16 @@ static void bench_gemm(void) {
         SHAPE(f, d[i], rows, 1, 0, "dW1 = dy^T x");
         SHAPE(d[i], d[i], rows, 1, 0, "dWq = dy^T x");
     }
+    for (i = 0; i < 3; i++) {                   /* an output layer of 205 words: as they are, to whole 16 bytes, and as it is padded */
+        size_t words = opt.tiny ? 13 + 3 * i : i == 0 ? 205 : i == 1 ? 208 : 256;
+        SHAPE(N, words, d[1], 0, 1, "h Wout^T");
+        SHAPE(N, d[1], words, 0, 0, "dlogits Wout");
+        SHAPE(words, d[1], N, 1, 0, "dWout = dlogits^T h");
+    }
 #undef SHAPE
     ops_start();
     say("## Products and passes\n\nProducts: stx_gemm (cublasLt), op(A) op(B) as M x N x K, beside torch.matmul; gradients of weights "
-        "are floats in seqtx, of the factors' kind in PyTorch. Median of %d\n"
+        "are floats in seqtx, added to what is there, and of the factors' kind in PyTorch. Median of %d\n"
         "rounds (least - most), in turns, each of calls for 5 ms and more.\n\n", opt.rounds);
     header("product|M x N x K|precision|seqtx us|range|TFLOP/s|PyTorch us|range|TFLOP/s|to PyTorch|");
     for (i = 0; i < n; i++)

@@ -27,7 +27,7 @@ static const config configs[] = {
     {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4, 0},
     {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024,
         SPANS_LEARNED, 0, 8, 0},
-    {"small-205",  "small with a vocabulary of 205, whose rows are not aligned", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
+    {"small-205",  "small with a vocabulary of 205, whose rows are padded to 256", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
         205}};
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
@@ -122,6 +122,7 @@ typedef struct work {
     int rows;
     double model_flop;                  /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
     double sums, sum_bytes;             /* sums over rows that wait for their second stage, and its input */
+    double cut, cut_bytes, cut_dw;      /* gradients of weights in pieces, what the pieces take, and dW, read and written */
 } work;
 
 /* Of the machine that "roofline" is about: an H200 */
@@ -154,64 +155,103 @@ static inline void work_sums(work *w, double N, double C, double count, double l
 static inline void work_sums_made(work *w) {
     double by_count = ceil(w->sums / 24), by_bytes = ceil(w->sum_bytes / (32 << 20));
     work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, 2 * w->sum_bytes);
+    by_count = ceil(w->cut / 24);
+    by_bytes = ceil(w->cut_bytes / (64 << 20));
+    if (w->cut > 0) work_add(w, "sums of pieces of dW", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, w->cut_bytes + w->cut_dw);
 }
+/* PIECES OF K (seqtx_cuda.cu): in how many batches of rows a gradient (o,i) of a weight over n rows is made, and the share of 132
+   multiprocessors that tiles of 128 x 128 keep busy */
+static inline double work_pieces(double o, double i, double n) {
+    size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1, least = (tiles + 127) / 128 * K, p;
+    for (p = 2; p <= 64 && K / p >= 256 && (double)p * o * i * 4 <= 32 << 20; p++) {
+        size_t cost = (tiles * p + 127) / 128 * (K / p) + p * (size_t)o * (size_t)i / 3072 + 32;
+        if (K % p == 0 && cost < least) { least = cost; best = p; }
+    }
+    return (double)best;
+}
+static inline double work_busy(double o, double i, double pieces) {
+    double tiles = ceil(o / 128) * ceil(i / 128) * pieces;
+    return tiles / (132 * ceil(tiles / 132));
+}
+/* Rows of logits as the GPU has them (PADDED LOGITS of seqtx.h) */
+static inline double work_padded(double V) { return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V; }
 /* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
-   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. The unit is a product of
+   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. Groups of 16 keys
+   that a strip of 16 queries does not meet are left out. The unit is a product of
    16 queries, BK keys and DP channels, 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
     int D, DP, BQ, BK, strip, columns;  /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
+    double full;                        /* distances up to here count whole */
 } tiles;
+static inline int tiles_channels(double D) { return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128; }
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
     tiles t;
     t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
-    t.lo = 0; t.D = (int)(c->dim / c->heads); t.DP = t.D <= 32 ? 32 : t.D <= 64 ? 64 : 128;
+    t.lo = 0; t.full = live; t.D = (int)(c->dim / c->heads); t.DP = tiles_channels(t.D);
     t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
+static inline double tiles_from(const tiles *t, double key) { return key > t->lo ? key : t->lo; }
 static inline double tiles_begin(const tiles *t, double first, int by) { return floor((first + t->span) / by) * by - t->span; }
-/* Does a strip of queries from i on see a key of a tile from j0 on? distances 1 .. live */
-static inline int tiles_meet(const tiles *t, double i, double j0) {
-    return i < t->T && t->C + i + t->strip - 1 - j0 >= 1 && t->C + i - (j0 + t->BK - 1) <= t->live;
+/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 .. far, if these were queries beyond T, too */
+static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
+    double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;           /* keys first .. last - 1 */
+    if (i >= t->T) return 0;
+    first = tiles_from(t, first);
+    last = last < t->S ? last : t->S;
+    first = first > j0 ? floor((first - j0) / 16) : 0;
+    last = ceil(((last < end ? last : end) - j0) / 16);
+    return last > first ? last - first : 0;
 }
-/* Units of a head and batch row. A forward tile's positions: BK columns for 16 rows; 16 columns more at the start, and in each
-   tile of a warp with 32 rows. */
+/* Units of a head and batch row. Forward: positions (16 columns more at a strip's start, and in each tile inside of the window of a warp
+   with 32 rows), logits, values */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
+    int strips = t->strip / 16, m;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (i = i0; i < i0 + t->BQ; i += t->strip) {
-            int started = 0;
-            for (j0 = tiles_begin(t, first > 0 ? first : 0, 8); j0 < last; j0 += t->BK) if (tiles_meet(t, i, j0)) {
-                units += t->strip / 16 * 3 + (t->strip / 16 - started) * 16.0 / t->BK;
-                started = 1;
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - t->live);
+        for (i = i0; i < i0 + t->BQ && first < last; i += t->strip) {
+            int started[2] = {0, 0};
+            for (j0 = tiles_begin(t, first, 8); j0 < last; j0 += t->BK) {
+                int edge = t->C + i - (j0 + t->BK - 1) < 1 || t->C + i + t->strip - 1 - j0 > t->full || j0 < t->lo;
+                if (!edge && i < t->T) units += strips * (3 * t->BK / 16) + strips - started[strips - 1];
+                for (m = 0; m < strips; m++) {
+                    double n = edge ? tiles_groups(t, i + 16 * m, j0, t->live) : 0;
+                    if (n > 0) units += 3 * n + !started[m];
+                    if (n > 0 || !edge) started[m] = 1;
+                }
             }
         }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
+    double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;            /* dz counts one more */
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = t->C + i0 - t->live;
-        for (j0 = tiles_begin(t, first > 0 ? first : 0, 16); j0 < last; j0 += t->BK)
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 3 + 2 * wide : 0;
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - far);
+        for (j0 = tiles_begin(t, first, 16); first < last && j0 < last; j0 += t->BK)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                double n = tiles_groups(t, i, j0, far);
+                units += n > 0 ? 3 * n + 2 * (n + 1) : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T; dV and dK of whole tiles */
-    double i0, j0, i, units = 0, wide = 1 + 16.0 / t->BK, far = t->C - t->span;
-    for (j0 = tiles_begin(t, far > 0 ? far : 0, 8); j0 < t->S; j0 += t->BK) {
+static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T, dV, dK */
+    double i0, j0, i, n, units = 0;
+    for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
         double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
-        for (i0 = lo; i0 < hi; i0 += t->BQ) {
-            units += 2 * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, j0) ? 2 + wide : 0;
-        }
+        for (i0 = lo; i0 < hi; i0 += t->BQ)
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                n = tiles_groups(t, i, j0, t->live);
+                units += n > 0 ? 4 * n + n + 1 : 0;
+            }
     }
-    return units;
+    return units * 16 / t->BK;
 }
-static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T; dPE of whole tiles */
-    double first = t->C - 1 + t->BQ - t->BK, extra, n, i0, i, units = 0, wide = 1 + 16.0 / t->BK;
+static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T, dPE */
+    double first = t->C - 1 + t->BQ - t->BK, extra, n, g, i0, i, units = 0;
     extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
     first += extra;
     for (n = 0; n <= floor((t->span - 1 + t->BQ - 1 + extra) / t->BK); n++) {
@@ -219,11 +259,13 @@ static inline double tiles_diagonals(const tiles *t) {      /* positions, logits
         if (t->C - off - (t->BK - 1) > t->live) continue;
         for (i0 = 0; i0 < t->T; i0 += t->BQ) {
             if (i0 + off + t->BK <= t->lo || i0 + off >= t->S) continue;
-            units += wide * t->BQ / 16;
-            for (i = i0; i < i0 + t->BQ; i += t->strip) units += tiles_meet(t, i, i0 + off) ? 2 + wide : 0;
+            for (i = i0; i < i0 + t->BQ; i += 16) {
+                g = tiles_groups(t, i, i0 + off, t->live);
+                units += g > 0 ? 2 * g + 2 * (g + 1) : 0;
+            }
         }
     }
-    return units;
+    return units * 16 / t->BK;
 }
 /* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of `live` distances has; and dPE from them */
 static inline double tiles_newest(const tiles *t) { return t->C + 15 - fmod(t->C + t->span + 15, 16); }
@@ -231,11 +273,11 @@ static inline double tiles_width(const tiles *t, double live) {
     return live < 1 ? 0 : ceil((live - (t->C - tiles_newest(t))) / 16) * 16;
 }
 static inline double tiles_table(const tiles *t) {
-    double back, units = 0, width = tiles_width(t, t->live);
+    double back, units = 0, width = tiles_width(t, t->live), warp = t->columns / 4;
     for (back = 0; back < width; back += t->columns) {
-        double lo = t->lo - (tiles_newest(t) - 1 - back);
+        double lo = t->lo - (tiles_newest(t) - 1 - back), columns = width - back < t->columns ? width - back : t->columns;
         lo = lo > 0 ? floor(lo / t->BQ) * t->BQ : 0;
-        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * t->columns / t->BK;
+        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * ceil(columns / warp) * warp / t->BK;
     }
     return units;
 }
@@ -244,11 +286,15 @@ static inline double tiles_room(const tiles *t, double batch, double heads) {
     double want = tiles_width(t, t->span) * heads, most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
     return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
 }
-/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are; dV and dK for those of whole tiles */
+/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are (forward's tiles inside: for all of a
+   warp's) */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
-    double n = N > 0 ? ceil((N + (double)(((size_t)t->S + (size_t)t->span) & 7)) / t->BK) : 0;
-    double strips = ceil(t->T / t->strip) * t->strip / 16, all = ceil(t->T / t->BQ) * t->BQ / 16;
-    return n * (backward ? 5 * strips + 2 * all : 2 * strips);
+    double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16), units = 0, j;
+    for (j = N > 0 ? -shift : 0; j < N; j += t->BK) {
+        double n = ceil((N - j < t->BK ? N - j : t->BK) / 16), plain = j >= 0 && j + t->BK <= N;
+        units += n * (backward ? 7 * strips : plain ? 2 * ceil(t->T / t->strip) * t->strip / 16 : 2 * strips);
+    }
+    return units * 16 / t->BK;
 }
 /* Operations of a layer, forward (0) or backward; *bytes: of rows of dR, written and read */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
@@ -262,6 +308,7 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     for (h = 0; h < c->heads; h++) {
         double keys = keys_of(c, l, h), width, before = 0;
         t.live = floor(keys < S ? keys : S);
+        t.full = floor(span_of(c, l, h)) + 1 < t.live ? floor(span_of(c, l, h)) + 1 : t.live;
         width = tiles_width(&t, t.live);
         for (k = 0; k < c->heads; k++) {            /* the shortest heads first */
             double other = keys_of(c, l, k);
@@ -284,13 +331,38 @@ static inline void work_runs(work *w, const char *name, double run, double flop)
         w->row[i].plan += t;            /* of which the bytes are a small part, read and written meanwhile */
     }
 }
-/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats */
-static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
-                               int added) {
+/* dW (o,i) of n rows, in pieces: these are written here and read by the sums that wait, which add to dW; a single piece adds itself. The
+   products' plan is for a GPU that is busy: here it is not, by as much as the tiles do not fill it. */
+static inline void work_weight(work *w, const char *name, double n, double i, double o, double wanted) {
+    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || wanted < o, flop = 2 * n * i * o, bytes = 2 * (n * i + n * o);
+    int k;
+    bytes += scratch > 0 ? 4 * pieces * i * o : 8 * i * o;
+    work_add(w, name, PRODUCTS, 1, flop, bytes);
+    for (k = 0; k < w->rows; k++) if (!strcmp(w->row[k].name, name)) {
+        double a = flop / ROOF_FLOPS / PLAN_PRODUCTS, b = bytes / ROOF_BYTES / PLAN_BYTES, busy = a / work_busy(o, i, pieces);
+        w->row[k].plan += 1e3 * ((busy > b ? busy : b) - (a > b ? a : b));
+    }
+    w->cut += scratch;
+    w->cut_bytes += scratch * 4 * pieces * i * o;
+    w->cut_dw += scratch * 8 * i * wanted;
+}
+/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats. Of the o outputs `wanted` are. */
+static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
+                                      int added, double wanted) {
+    int k;
     work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
     if (n_dx > 0) work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o, 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
-    work_add(w, dw, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + n * o) + 8 * i * o);
-    w->model_flop += 4 * n * i * o + 2 * n_dx * i * o;
+    work_weight(w, dw, n, i, o, wanted);
+    w->model_flop += 4 * n * i * wanted + 2 * n_dx * i * wanted;
+    for (k = 0; k < w->rows; k++) {             /* what padding is executed and not needed */
+        work_row *r = &w->row[k];
+        if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - wanted);
+        if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - wanted);
+    }
+}
+static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
+                               int added) {
+    work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
 /* Every operand of a pass counts once. Memory is full. One layer: */
 static inline void work_layer(work *w, const config *c, size_t l) {
@@ -327,16 +399,16 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     work_add(w, "bias, relu backward", PASSES, 1, 0, 2 * 3 * N * f);
 }
 static inline void work_count(work *w, const config *c) {
-    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c);
+    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c), P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < c->layers; l++) work_layer(w, c, l);
-    work_linear(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, V, N, 0);
+    work_linear_padded(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, P, N, 0, V);
     work_add(w, "scalars: loss, spans, notes", PASSES, 5 + 2 * ceil((double)c->layers / 8), 0, 0);
-    work_sums(w, N, V, 1, 64, 1024);
+    work_sums(w, N, P, 1, 64, 1024);
     work_sums_made(w);
-    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 2 + 1) * N * V + 16 * N);
+    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 1) * N * V + 2 * (1 + 1) * N * P + 16 * N);
     work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
 
@@ -360,11 +432,14 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 enum { BIAS_NONE, BIAS_OWN };
 enum { ACT_NONE, ACT_RELU, ACT_GELU };
-static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
-    work_linear(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1);
+static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias, int act, double wanted) {
+    work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1, wanted);
     if (act == ACT_GELU) work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 2 * n * o);
     if (bias) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
+}
+static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
+    more_linear_padded(w, n, i, o, n_dx, bias, act, o);
 }
 static inline void more_norm(work *w, double n, double d, int residual) {
     work_add(w, "LayerNorm forward", PASSES, 1, 0, 2 * (residual ? 4 : 2) * n * d + 8 * n);
@@ -380,7 +455,7 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     int xl = place && f->kind != OF_COMPRESSIVE;
     tiles t;
     memset(&t, 0, sizeof t);
-    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.span = S; t.D = (int)D; t.DP = D <= 32 ? 32 : D <= 64 ? 64 : 128;
+    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.full = t.span = S; t.D = (int)D; t.DP = tiles_channels(D);
     t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
     t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
     work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,
@@ -465,15 +540,15 @@ static inline double family_parameters(const family *f) {
     return L * layer + more + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
 }
 static inline void family_count(work *w, const family *f) {
-    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab;
+    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab, P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
-    more_linear(w, N, d, V, N, BIAS_OWN, ACT_NONE);
+    more_linear_padded(w, N, d, P, N, BIAS_OWN, ACT_NONE, V);
     work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
     work_sums_made(w);
-    work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 2) * N * V + 16 * N);
+    work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 1) * N * V + 2 * N * P + 16 * N);
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
 /* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with its nodes */

@@ -38,6 +38,9 @@ extern uint32_t inner_busy(const stx_ctx *x);                  /* signs of other
    own kernel, -2 as 0 but bias and relu by a pass of their own */
 extern size_t inner_plans(const stx_ctx *x);
 extern void inner_tune(stx_ctx *x, int tune);
+/* In how many pieces K is cut (PIECES OF K), from now on, where it can be (0: by sizes), and in how many it is by sizes */
+extern void inner_pieces(stx_ctx *x, int pieces);
+extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
 #endif
 
 #ifdef SEQTX_SRU_H

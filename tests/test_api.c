@@ -1928,7 +1928,10 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     KERNEL("concat2d", N * (C + 2), 0, stx_concat2d(x, y, a, C, C, b, C + 1, 2, N),
            (double)(i % (C + 2) < C ? a[i / (C + 2) * C + i % (C + 2)] : b[i / (C + 2) * (C + 1) + i % (C + 2) - C]));
     for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)
-        KERNEL("shift2d", n, 0, stx_shift2d(x, y, C, a, C, j, N), (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+        KERNEL("shift2d", n, 0, stx_shift2d(x, y, C, C, a, C, j, N), (double)(i % C < C - j ? c[i + j] : a[i / C * C + i % C - (C - j)]));
+    for (j = 1; j <= C; j += C > 4 ? C / 4 : 1)         /* rows further apart than they are long; nothing behind */
+        KERNEL("shift2d, apart", N * (C + 2), 0, stx_shift2d(x, y, C + 2, C, NULL, 0, j, N),
+               (double)(i % (C + 2) < C - j ? c[i + j] : c[i]));
     KERNEL("add", n, 1, stx_add_fwd(x, y, a, b, n, n), (double)a[i] + (double)b[i]);
     KERNEL("add rows", n, 1, stx_add_fwd(x, y, a, b, n, C), (double)a[i] + (double)b[i % C]);
     KERNEL("mul", n, 1, stx_mul_fwd(x, y, a, b, n, n), (double)a[i] * (double)b[i]);
@@ -1993,13 +1996,13 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     }
     KERNEL("softmax da =", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 0), w[i]);
     KERNEL("softmax da +=", n, 32, stx_softmax_bwd(x, y, dy, sm, N, C, 1), (double)c[i] + w[i]);
-    KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, 3), loss);
-    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 0),
+    KERNEL("cross_entropy", 1, 16, stx_cross_entropy_fwd(x, y, mean, rstd, a, ids, N, C, C, 3), loss);
+    KERNEL("cross_entropy dlogits =", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 0),
            (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
-    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, 3, 1),
+    KERNEL("cross_entropy dlogits +=", n, 16, stx_cross_entropy_bwd(x, y, b, mean, rstd, a, ids, N, C, C, 3, 1),
            (double)c[i] + (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
 
-    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, 3,
+    KERNEL("cross_entropy dlogits over", n, 16, (memcpy(y, a, n * sizeof *y), stx_cross_entropy_bwd(x, y, b, mean, rstd, y, ids, N, C, C, 3,
         0)), (double)b[0] / 3 * (s[i] - (i % C == (size_t)ids[i / C])));
     if (C > 3) {                        /* two clusters more: the last two columns of the head, the second cluster's first */
         for (r = 0; r < N; r++) {

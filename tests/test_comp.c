@@ -139,12 +139,13 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     int part;
     for (part = 0; part < 2; part++) for (l = 0; l < a->model->desc.layers; l++) {
         const stx_rows_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l], *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
-        if (p->real != q->real || p->masked != q->masked) return HUGE_VAL;
-        for (i = 0; i < a->B * p->real; i++) {
+        const stx_tensor *u = stx_rows_read(part ? a->comp : a->mem, l, SIZE_MAX), *v = stx_rows_read(part ? b->comp : b->mem, l, SIZE_MAX);
+        if (p->real != q->real || p->masked != q->masked || !u != !v) return HUGE_VAL;
+        for (i = 0; u && v && i < a->B * p->real; i++) {
             if (p->masked && p->pad[i] != q->pad[i]) return HUGE_VAL;
             if (p->masked && p->pad[i]) continue;
             for (k = 0; k < p->width; k++) {
-                double e = fabs((double)p->data[i * p->width + k] - (double)q->data[i * p->width + k]);
+                double e = fabs((double)u->data[i * p->width + k] - (double)v->data[i * p->width + k]);
                 if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
             }
         }

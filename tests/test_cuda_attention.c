@@ -400,6 +400,12 @@ static const attn table[] = {
     {.B = 3, .T = 20, .S = 12, .H = 1, .D = 16, .not_causal = 1, .pad = 3, .N = 2, .first = 3},
     {.B = 2, .T = 1, .S = 30, .H = 2, .D = 8, .P = 30, .span = 11, .pad = 4},
     {.B = 1, .T = 65, .S = 70, .H = 2, .D = 16, .P = 20, .loose = 1, .pad = 1, .acts = 1, .u = 1},
+    /* 65 to 96 channels and 97 to 128, in bf16 kernels of their own */
+    {.B = 2, .T = 70, .S = 170, .H = 2, .D = 96, .P = 150, .shared = 1, .dmin = 1, .z = 3, .L = 140},
+    {.B = 1, .T = 65, .S = 140, .H = 2, .D = 88, .P = 140, .u = 1, .vb = 1, .z = 1, .L = 60, .N = 5, .drop = 0.2},
+    {.B = 1, .T = 40, .S = 100, .H = 3, .D = 96, .not_causal = 1, .pad = 1, .N = 33, .gap = 2},
+    {.B = 2, .T = 33, .S = 120, .H = 1, .D = 80, .P = 120, .vb = 1, .pad = 7, .acts = 1},
+    {.B = 1, .T = 70, .S = 130, .H = 2, .D = 104, .P = 130, .dmin = 1, .z = 1, .L = 90, .u = 1},
     /* heads as wide as a model */
     {.B = 1, .T = 5, .S = 9, .H = 1, .D = 744, .P = 9, .N = 2, .drop = 0.2, .big = 0.3},
     {.B = 2, .T = 3, .S = 7, .H = 1, .D = 1024, .pad = 1},
@@ -964,6 +970,10 @@ static void counted(void) {
         {.B = 2, .T = 130, .S = 450, .H = 1, .D = 40, .P = 320, .shared = 1, .dmin = 1, .z = 2, .L = 600, .R = 32},
         {.B = 1, .T = 190, .S = 190 + 133, .H = 1, .D = 96, .P = 133, .shared = 1, .dmin = 1, .N = 70},
         {.B = 1, .T = 100, .S = 340, .H = 1, .D = 16, .P = 240, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32, .N = 5},
+        {.B = 1, .T = 130, .S = 330, .H = 1, .D = 128, .P = 200, .shared = 1, .dmin = 1, .z = 2, .L = 300, .R = 32},
+        {.B = 1, .T = 150, .S = 450, .H = 1, .D = 32, .P = 300, .shared = 1, .dmin = 1, .z = 1, .L = 200, .R = 32, .N = 9},
+        {.B = 1, .T = 93, .S = 293, .H = 1, .D = 64, .P = 200, .shared = 1, .dmin = 1, .first = 151},
+        {.B = 1, .T = 93, .S = 293, .H = 1, .D = 88, .P = 200, .shared = 1, .dmin = 1, .first = 210, .N = 17},
     };
     static const int of[] = {2, 4, 5, 6};              /* 6: room for half a head */
     size_t k, v;
@@ -989,7 +999,11 @@ static void counted(void) {
             tiles t = tiles_of(&g, (double)(c->S - c->T), (double)d.a.span, wide && !backward && c->D <= 64);
             double want;
             int rows;
-            if (d.size[Z]) t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
+            t.lo = (double)c->first;
+            if (d.size[Z]) {
+                t.live = ceil((double)d.in[Z][0] * (double)d.a.max_span + (double)d.a.ramp + 1) - 1;
+                t.full = floor((double)d.in[Z][0] * (double)d.a.max_span) + 1;
+            }
             rows = v < 2 || (v == 3 && tiles_width(&t, t.live) <= floor(tiles_width(&t, t.span) / 32) * 16);
             want = tiles_vectors(&t, (double)c->N, backward) + (backward ? tiles_queries(&t) + tiles_keys(&t) + (rows ?
                 tiles_table(&t) : tiles_diagonals(&t)) : tiles_forward(&t));
@@ -1029,6 +1043,7 @@ static void rows(void) {
         {.B = 2, .T = 75, .S = 75, .H = 2, .D = 16, .P = 75, .u = 1, .vb = 1, .gap = 2},                 /* no memory */
         {.B = 1, .T = 33, .S = 150, .H = 2, .D = 72, .P = 150, .dmin = 1, .z = 3, .L = 120, .R = 8, .u = 1},
         {.B = 1, .T = 70, .S = 131, .H = 1, .D = 128, .P = 131, .vb = 1, .acts = 1},
+        {.B = 2, .T = 130, .S = 330, .H = 2, .D = 96, .P = 200, .dmin = 1, .z = 1, .L = 180, .vb = 1},
         {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 100, .first = 95, .dmin = 1},                  /* strips that see nothing */
         {.B = 1, .T = 40, .S = 40, .H = 2, .D = 16, .P = 40, .first = 40, .shared = 1},                  /* none does */
         {.B = 1, .T = 70, .S = 100, .H = 2, .D = 16, .P = 99, .first = 50, .dmin = 1},       /* newest is 16 more than C - dmin, and strip 0
@@ -1073,12 +1088,31 @@ static void rows(void) {
             CHECK(off <= (d.c->acts ? 4e-3 : 2e-6), "version %d: dpe off by %.2e from the sweep's: %s", of[v], off, label(d.c));
         }
 #ifdef SEQTX_CUDA_HOST
-        CHECK(k == 7 || ran[1] < ran[0], "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
+        CHECK(k == 8 || ran[1] < ran[0], "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]), "%ld products with room for half of the rows, %ld and %ld for all and none: "
               "%s", ran[2], ran[1], ran[0], label(d.c));
 #endif
         for (v = 0; v < 3; v++) outputs_free(out[v]);
         data_close(&d);
+    }
+}
+
+/* Edges: windows that end in every group of 16 keys of a tile and beside it, from any first key and to any last query, with positions and
+   persistent vectors. A group too few of those that a strip of queries meets is a wrong number here, one too many is counted below. */
+static void edges(int half) {
+    static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129}, sizes[] = {16, 64, 96, 128};
+    static const ptrdiff_t firsts[] = {0, 5, 40, 79};
+    size_t k, n;
+    for (k = 0; k < sizeof spans / sizeof *spans; k++) for (n = 0; n < 4; n++) {
+        attn c;
+        memset(&c, 0, sizeof c);
+        c.B = 1; c.H = 1; c.D = sizes[(k + n) % 4];
+        c.T = 65 + (k * 5 + n * 3) % 17; c.S = c.T + 60 + (k * 11 + n * 7) % 19;
+        c.span = spans[k]; c.first = firsts[n]; c.dmin = (int)((k + n / 2) % 2);
+        if (n != 1) { c.P = spans[k] + (size_t)(1 - c.dmin); c.shared = 1; c.vb = n == 3; }
+        c.N = n == 2 ? 1 + spans[k] / 2 : 0;
+        if (n == 3) { c.z = 1; c.L = (double)spans[k]; c.R = 9; }
+        one_case(&c, half, 0, half ? 4 + 16 + (n == 3 ? 8 : 0) : 4);
     }
 }
 
@@ -1210,6 +1244,7 @@ int main(int argc, char **argv) {
         if (only < 0 || only == 4) wanted(half);
         if (only < 0 || only == 5) orders(half);
         if (only < 0 || only == 6) devices(half);
+        if (only < 0 || only == 11) edges(half);
 #ifdef SEQTX_CUDA_HOST
         if (only < 0 || only == 8) ahead(half);
 #endif

@@ -3,6 +3,7 @@
 #include "../seqtx.h"
 #include "inner.h"
 #include "cuda_test.h"
+#include "../bench/cuda_model.h"
 
 static stx_ctx *cpu;
 static int brief;               /* sanitizers are slow, and see no values */
@@ -178,18 +179,23 @@ static void twin(stx_ctx *x) {
     free(A); free(want); free(got);
 }
 
-typedef struct layer { size_t N, I, O; int act, bias, pre, dx, accumulate; size_t off; } layer; /* off: of the bias, breaks its alignment */
+/* off: of the bias, breaks its alignment; pad: of the O outputs, see stx_linear_bwd_args */
+typedef struct layer { size_t N, I, O; int act, bias, pre, dx, accumulate; size_t off, pad; } layer;
 
 static void layer_case(stx_ctx *x, const layer *l) {
     int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16;
-    size_t N = l->N, I = l->I, O = l->O, n = N * O;
+    size_t N = l->N, I = l->I, O = l->O, R = O - l->pad, n = N * O, i;
     double half = bf16 ? HALF : 0, small = bf16 ? 1e-5 : 2e-6;
     float *in = cuda_random(N * I, 1, 0), *W = cuda_random(O * I, 0.4, 0), *b = cuda_random(O + l->off, 0.5, 0),
         *y = (float *)malloc((n + 1) * 4), *pre = (float *)malloc((n + 1) * 4);
     float *dy = cuda_random(n, 1, 0), *dx = cuda_random(N * I, 1, 0), *dW = cuda_random(O * I, 1, 0), *db = cuda_random(O, 1, 0), *got;
     stx_real *gin, *gW, *gb, *gy, *gpre, *gdy, *gdx, *gdW, *gdb;
+    float behind[64];
     stx_linear_bwd_args bwd;
     if (bf16) { cuda_round(in, N * I); cuda_round(W, O * I); cuda_round(b, O + l->off); cuda_round(dy, n); cuda_round(dx, N * I); }
+    for (i = R * I; i < O * I; i++) W[i] = 0;
+    for (i = 0; i < n; i++) if (i % O >= R) dy[i] = 5;          /* 0 from a loss; here so that it shows where it gets to */
+    for (i = R; i < O; i++) b[i + l->off] = 0;
     gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS);
     gW = cuda_numbers(x, W, O * I, STX_MEM_PARAMS);
     gb = cuda_numbers(x, b, O + l->off, STX_MEM_PARAMS);
@@ -197,8 +203,9 @@ static void layer_case(stx_ctx *x, const layer *l) {
     gpre = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
     gdy = cuda_numbers(x, dy, n, STX_MEM_NUMBERS);
     gdx = cuda_numbers(x, dx, N * I, STX_MEM_NUMBERS);
-    gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);
+    gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);        /* of which the padding is a neighbour's */
     gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
+    memcpy(behind, db + R, l->pad * sizeof *behind);
 
     stx_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
     stx_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW, l->bias ? stx_at(x, gb, l->off) : NULL, N, I, O, l->act);
@@ -216,7 +223,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
     if (bf16) { cuda_round(y, n); cuda_round(pre, n); }
     stx_cuda_put_numbers(x, gy, y, n);
     stx_cuda_put_numbers(x, gpre, pre, n);
-    bwd.N = N; bwd.Ci = I; bwd.O = O;
+    bwd.N = N; bwd.Ci = I; bwd.O = O; bwd.pad = l->pad;
     bwd.act = l->act; bwd.accumulate = l->accumulate; bwd.late = 0;
     bwd.da = gdy; bwd.y = l->act ? gy : NULL; bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL; bwd.in = gin; bwd.W = gW;
     bwd.dx = l->dx ? gdx : NULL; bwd.dW = gdW; bwd.db = l->bias ? gdb : NULL;
@@ -225,7 +232,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
     if (l->bias) {                      /* sums of what was not yet rounded */
         stx_sum_rows(cpu, db, dy, N, O);
         got = fetch(x, gdb, O);
-        CHECK(near(got, db, O, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+        CHECK(!memcmp(got + R, behind, l->pad * sizeof *got), "what stands behind db was written");
+        CHECK(near(got, db, R, 0, small), "db of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
         free(got);
     }
     got = fetch(x, gdy, n);
@@ -241,7 +249,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
           l->act, l->accumulate, l->dx);
     free(got);
     got = fetch(x, gdW, O * I);
-    CHECK(near(got, dW, O * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
+    CHECK(!memcmp(got + R * I, dW + R * I, l->pad * I * sizeof *got), "what stands behind dW was written");
+    CHECK(near(got, dW, R * I, 0, small), "dW of linear N %zu I %zu O %zu act %d", N, I, O, l->act);
     free(got);
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_cuda_free(x, gin); stx_cuda_free(x, gW); stx_cuda_free(x, gb); stx_cuda_free(x, gy); stx_cuda_free(x, gpre); stx_cuda_free(x, gdy);
@@ -267,6 +276,13 @@ static void layers(stx_ctx *x) {
             l.off = k % 3 == 2;
             layer_case(x, &l);
         }
+    for (i = 0; i < 4; i++) {           /* with padding; the last one is too large for one piece of scratch under the shim */
+        static const size_t padded[][4] = {{70, 24, 64, 41}, {9, 8, 128, 51}, {3, 16, 64, 63}, {33, 264, 576, 55}};
+        l.N = padded[i][0]; l.I = padded[i][1]; l.O = padded[i][2]; l.pad = padded[i][3];
+        l.act = STX_ACT_NONE; l.bias = i != 2; l.pre = 0; l.dx = i != 1; l.accumulate = i == 2; l.off = 0;
+        layer_case(x, &l);
+    }
+    l.pad = 0;
     l.N = 5; l.I = 0; l.O = 8; l.act = STX_ACT_SIGMOID; l.bias = 1; l.pre = 0; l.dx = 1; l.accumulate = 0; l.off = 0;     /* y = act(b) */
     layer_case(x, &l);
     l.N = 0; l.I = 4;
@@ -292,6 +308,171 @@ static void plans(stx_ctx *x) {
     product_case(x, &p);
     CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
 }
+
+/* PIECES OF K: what is chosen for the trainers' shapes (O,Ci,N), with the sums waiting: 12x512 and its output layers, small, 24x768, PAR,
+   generation's few rows, and what cannot be cut evenly, is not worth it, or would want too much memory */
+static void pieces_by_size(void) {
+    static const size_t want[][4] = {{512, 512, 32768, 8}, {2048, 512, 32768, 2}, {512, 2048, 32768, 2}, {256, 512, 32768, 16},
+        {256, 256, 16384, 32}, {1024, 256, 16384, 8}, {768, 768, 32768, 8}, {4096, 768, 32768, 2}, {128, 128, 1024, 4}, {1536, 512, 32768, 8},
+        {512, 512, 32749, 1}, {512, 512, 8, 1}, {64, 64, 511, 1}, {64, 64, 512, 2}, {8192, 8192, 65536, 1}, {3056, 2048, 16384, 1}};
+    size_t i;
+    for (i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3], "(%zu,%zu) of %zu rows: %zu pieces, want %zu", want[i][0],
+              want[i][1], want[i][2], inner_pieces_of(want[i][0], want[i][1], want[i][2], 1), want[i][3]);
+    for (i = 0; i < sizeof want / sizeof *want; i++)            /* the benchmarks' formulas count the same */
+        CHECK(work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]) == (double)want[i][3], "cuda_model.h has %g pieces",
+              work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]));
+    CHECK(inner_pieces_of(64, 64, 512, 0) == 1, "a launch of its own is worth more than that");
+}
+/* dW of a weight of `rows` of O rows, cut or whole, once or twice, waiting or not, against the CPU; in float the pieces are added to dW in
+   their order, bit for bit. cut: how many batches cublasLt is to get for each product */
+#ifdef SEQTX_CUDA_HOST
+static int pieces_no_memory;            /* for the first one */
+static int pieces_timed;                /* plans are made by timing: more calls, at first */
+#endif
+typedef struct pieced { size_t N, I, O, pad; int pieces, late, times, cut; } pieced;
+static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, e;
+    size_t N = p->N, I = p->I, O = p->O, R = O - p->pad, n = R * I, i, k, P = p->pieces ? (size_t)p->pieces : 1;
+    const size_t more = 8 * (size_t)(p->times - 1);     /* each time other rows */
+    float *in = cuda_random(N * I + more, 1, 0), *dy = cuda_random(N * O, 1, 0), *dW = cuda_random(n, 1, 0), *one = cuda_random(n, 1, 0),
+        *sum = cuda_random(n, 1, 0), *got, *exact;
+    stx_real *gin, *gdy, *gdW;
+    stx_linear_bwd_args bwd;
+#ifdef SEQTX_CUDA_HOST
+    long batches = cuda_host_batches();
+#endif
+    if (bf16) { cuda_round(in, N * I + more); cuda_round(dy, N * O); }
+    for (i = 0; i < N * O; i++) if (i % O >= R) dy[i] = 5;
+    gin = cuda_numbers(x, in, N * I + more, STX_MEM_NUMBERS);
+    gdy = cuda_numbers(x, dy, N * O, STX_MEM_NUMBERS);
+    gdW = cuda_numbers(x, dW, n, STX_MEM_BYTES);
+    exact = (float *)malloc((n + 1) * sizeof *exact);
+    memcpy(exact, dW, n * sizeof *exact);
+    memset(&bwd, 0, sizeof bwd);
+    bwd.N = N; bwd.Ci = I; bwd.O = O; bwd.pad = p->pad; bwd.late = p->late ? STX_LATE_DW : 0;
+    inner_pieces(x, p->pieces);
+    if (p->late) stx_cuda_late(x, 1);
+#ifdef SEQTX_CUDA_HOST
+    if (pieces_no_memory) cuda_host_fail_alloc(1);
+#endif
+    for (e = 0; e < p->times; e++) {
+        const size_t from = 8 * (size_t)e;
+        bwd.da = gdy; bwd.in = stx_at(x, gin, from); bwd.dW = gdW;
+        stx_linear_bwd_cuda(x, &bwd);
+        bwd.da = dy; bwd.in = in + from; bwd.dW = dW;
+        stx_linear_bwd(cpu, &bwd);
+        for (k = 0; k < P; k++) {
+            stx_gemm_args g = stx_gemm_of(1, 0, R, I, N / P, dy + k * (N / P) * O, in + from + k * (N / P) * I, one);
+            g.lda = O;
+            stx_gemm(cpu, &g);
+            for (i = 0; i < n; i++) sum[i] = k ? sum[i] + one[i] : one[i];
+        }
+        for (i = 0; i < n; i++) exact[i] += sum[i];
+    }
+    if (p->late && p->cut) {
+        got = fetch(x, gdW, n);
+        CHECK(p->times > 1 || !memcmp(got, exact, n * sizeof *got) == 0, "dW does not wait");
+        free(got);
+    }
+    if (p->late) stx_cuda_late(x, -1);
+    inner_pieces(x, 0);
+    got = fetch(x, gdW, n);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    CHECK(near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6), "dW of N %zu I %zu O %zu pad %zu in %d pieces, late %d, %d times", N, I, O, p->pad,
+          p->pieces, p->late, p->times);
+#ifdef SEQTX_CUDA_HOST
+    batches = cuda_host_batches() - batches;
+    CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times), "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, want %d", N, I, O, p->pieces, batches,
+          p->cut * p->times);
+    if (!bf16 && p->cut && !p->pad)         /* the shim's products have the CPU's bits */
+        CHECK(!memcmp(got, exact, n * sizeof *got), "the pieces of dW are not added in their order: N %zu, %d pieces, late %d", N, p->pieces,
+              p->late);
+#endif
+    if (hash) *hash = cuda_hash(x, gdW, n, *hash);
+    stx_cuda_free(x, gin); stx_cuda_free(x, gdy); stx_cuda_free(x, gdW);
+    free(in); free(dy); free(dW); free(one); free(sum); free(exact); free(got);
+}
+static void pieces(stx_ctx *x, int own) {
+    static const pieced cases[] = {{512, 24, 40, 0, 4, 0, 1, 1}, {512, 24, 40, 0, 4, 1, 1, 1}, {512, 24, 40, 0, 4, 1, 3, 1},
+        {60, 7, 9, 0, 5, 0, 2, 1}, {60, 7, 9, 0, 5, 1, 2, 1},                          /* nothing is aligned */
+        {96, 16, 64, 23, 3, 1, 1, 1}, {96, 16, 64, 23, 3, 0, 2, 1}, {50, 8, 64, 5, 1, 0, 1, 0},     /* with padding: one piece is no batch */
+        {61, 8, 8, 0, 4, 0, 1, 0},                                                     /* not even: whole */
+        {768, 40, 56, 0, 0, 0, 1, 1}, {768, 40, 56, 0, 0, 1, 2, 1},                    /* by sizes: three pieces */
+        {640, 128, 128, 0, 10, 1, 1, 0}};                                              /* too large for the shim's scratch: whole */
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pieced p = cases[i];
+        if (own) p.cut = 0;
+        if (!p.pieces) {
+            CHECK(inner_pieces_of(p.O, p.I, p.N, p.late) == 3, "three pieces by sizes");
+            if (p.cut) p.pieces = 3;
+            inner_pieces(x, 0);
+        }
+        pieces_case(x, &p, NULL);
+    }
+}
+/* More sums than a launch has room for, of many weights; the same bits in every order of threads */
+static stx_ctx *pieces_ctx;
+static void pieces_again(void *user, uint64_t *hash) {
+    static const pieced p[] = {{512, 24, 40, 0, 8, 1, 4, 1}, {96, 16, 64, 23, 3, 0, 2, 1}, {90, 15, 7, 0, 5, 1, 1, 1}};
+    stx_ctx *x = pieces_ctx;
+    size_t n = 64 * 16, k, i;
+    const size_t all = 30 * 6 * 16;
+    float *in = (float *)malloc(n * 6 * sizeof *in), *dW = (float *)malloc(all * sizeof *dW), *got;
+    stx_real *gin, *gdW;
+    uint64_t keep = test_state;
+    for (i = 0; i < sizeof p / sizeof *p; i++) { test_state = 3 + i; pieces_case(x, &p[i], hash); }
+    test_state = keep;
+    memcpy(in, user, n * 6 * sizeof *in);
+    memcpy(dW, user, all * sizeof *dW);
+    if (stx_ctx_desc(x)->precision == STX_PREC_BF16) cuda_round(in, n * 6);
+    gin = cuda_numbers(x, in, n * 6, STX_MEM_NUMBERS);
+    gdW = cuda_numbers(x, dW, all, STX_MEM_BYTES);
+    inner_pieces(x, 4);
+    stx_cuda_late(x, 1);
+    for (k = 0; k < 30; k++) {
+        stx_linear_bwd_args bwd;
+        memset(&bwd, 0, sizeof bwd);
+        bwd.N = 64; bwd.Ci = 16; bwd.O = 6; bwd.late = STX_LATE_DW;
+        bwd.in = gin; bwd.da = stx_at(x, gin, k); bwd.dW = stx_at(x, gdW, k * 6 * 16);
+        stx_linear_bwd_cuda(x, &bwd);
+        bwd.in = in; bwd.da = in + k; bwd.dW = dW + k * 6 * 16;
+        stx_linear_bwd(cpu, &bwd);
+    }
+    stx_cuda_late(x, -1);
+    inner_pieces(x, 0);
+    got = fetch(x, gdW, all);
+    CHECK(near(got, dW, all, 0, 1e-5), "30 gradients that wait");
+    *hash = cuda_hash(x, gdW, all, *hash);
+    stx_cuda_free(x, gin); stx_cuda_free(x, gdW);
+    free(in); free(dW); free(got);
+}
+#ifdef SEQTX_CUDA_HOST
+/* cublasLt has no plan for the pieces, or refuses the call, or there is no memory for them: one product, and no error */
+static void pieces_refused(int precision) {
+    static const pieced p = {512, 24, 40, 0, 4, 0, 2, 0}, padded = {96, 16, 64, 23, 3, 1, 1, 0}, cut = {512, 24, 40, 0, 4, 0, 2, 1};
+    int how;
+    for (how = CUDA_HOST_REFUSE_PLANS; how <= CUDA_HOST_REFUSE_CALLS; how++) {
+        stx_ctx *x = cuda_ctx(STX_CUDA, precision);
+        cuda_host_refuse(how);
+        pieces_case(x, &p, NULL);
+        pieces_case(x, &padded, NULL);
+        cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+        stx_destroy(x);
+    }
+    {
+        stx_ctx *x = cuda_ctx(STX_CUDA, precision);
+        pieced none = p;
+        none.times = 1;
+        pieces_no_memory = 1;
+        pieces_case(x, &none, NULL);
+        pieces_no_memory = 0;
+        pieces_case(x, &cut, NULL);         /* there is some later */
+        stx_destroy(x);
+    }
+}
+#endif
 
 /* A product may be captured, even one that comes for the first time; each replay adds once. */
 static void captured(stx_ctx *x) {
@@ -396,10 +577,19 @@ int main(int argc, char **argv) {
             twin(x);
             layers(x);
             plans(x);
+#ifdef SEQTX_CUDA_HOST
+            pieces_timed = k > 0;
+#endif
+            pieces(x, k < 0);
             captured(x);
             again_ctx = x;
             cuda_orders(k < 0 ? "linear by the own kernel" : "linear by cublasLt", again, numbers);
             CHECK(stx_ok(x), "%s", stx_error(x));
+            pieces_ctx = x;
+            if (k >= 0) cuda_orders("pieces of K", pieces_again, numbers);
+#ifdef SEQTX_CUDA_HOST
+            pieces_timed = 0;
+#endif
             stx_destroy(x);
         }
     {
@@ -408,11 +598,14 @@ int main(int argc, char **argv) {
         layers(x);
         stx_destroy(x);
     }
+    pieces_by_size();
     refused(STX_PREC_F32);
     refused(STX_PREC_BF16);
 #ifdef SEQTX_CUDA_HOST
     failing(STX_PREC_F32);
     failing(STX_PREC_BF16);
+    pieces_refused(STX_PREC_F32);
+    pieces_refused(STX_PREC_BF16);
 #endif
     stx_destroy(cpu);
     free(numbers);

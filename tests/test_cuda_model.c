@@ -4,6 +4,7 @@
   #define _POSIX_C_SOURCE 200809L
 #endif
 #include "../seqtx_attn_span.h"
+#include "inner.h"
 #include "cuda_test.h"
 #include <unistd.h>
 
@@ -313,6 +314,7 @@ static const char *const model_names[MODELS] = {"adaptive span", "dropout", "all
     "recomputation", "wide", "fairseq", "groups of heads"};
 
 static int model_gpu;                   /* of contexts made by what follows */
+static size_t model_vocab;              /* 0: what is usual */
 static void model_make_sized(model *r, int which, int device, int precision, int no_graph, size_t B, size_t layers) {
     stx_span_desc d;
     stx_optim_desc od;
@@ -324,7 +326,7 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     cd.device = device; cd.gpu = device == STX_CUDA ? model_gpu : 0; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5;
     cd.threads = 1;
     r->x = stx_create(&cd);
-    r->B = B; r->T = 17; r->V = which == IO ? 41 : 23;
+    r->B = B; r->T = 17; r->V = model_vocab ? model_vocab : which == IO ? 41 : 23;
     d.vocab = r->V;
     d.layers = layers; d.dim = which == WIDE ? 128 : 32; d.heads = 2; d.inner = 48; d.span = which == WIDE ? 96 : 40;
     d.adapt_span = 1; d.ramp = 8; d.span_init = 0.3; d.span_loss = 1e-4;
@@ -719,11 +721,158 @@ static void test_late(void) {
         CHECK(worst <= (precision ? 0.1 : 1e-4) * top && top > 0, "sums that wait, precision %d: off by %g of %g", precision, worst, top);
     }
 }
+/* PADDED LOGITS: words of all kinds whose rows are no multiple of 8, with their gradients, logits and log p, on both devices; and updates,
+   after which the room behind a table is what it was. */
+typedef struct worded { stx_ctx *x; stx_params *p; stx_words *w; stx_optim *o; } worded;
+enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32, WORDS_KINDS = 5 };
+static void worded_make(worded *u, int kind, int device, int precision) {
+    stx_words_desc d;
+    stx_optim_desc od;
+    stx_desc cd;
+    size_t i;
+    memset(&d, 0, sizeof d);
+    memset(&od, 0, sizeof od);
+    memset(&cd, 0, sizeof cd);
+    cd.device = device; cd.precision = precision; cd.threads = 1; cd.seed = 9;
+    u->x = stx_create(&cd);
+    u->p = stx_params_create(u->x);
+    d.vocab = WORDS_V; d.dim = WORDS_D;
+    d.table.kind = d.out_table.kind = d.proj.kind = d.bias.kind = d.cluster.kind = d.cluster_bias.kind = STX_NORMAL;
+    d.table.a = d.out_table.a = d.proj.a = d.bias.a = d.cluster.a = d.cluster_bias.a = 0.3;
+    d.out = kind == 0 ? STX_WORDS_PLAIN : kind == 1 ? STX_WORDS_TIED : STX_WORDS_ADAPTIVE;
+    if (kind >= 2) { d.in = STX_WORDS_ADAPTIVE; d.cutoff[0] = 53; d.cutoff[1] = 112; d.cutoffs = 2; d.divval = 2; }
+    if (kind >= 3) { d.share_tables = 1; d.by_cluster = kind == 3; }
+    u->w = stx_words_create(u->p, &d);
+    od.kind = STX_ADAMW; od.weight_decay = 0.1; od.clip = 0.5;
+    u->o = stx_optim_create(u->p, &od);
+    CHECK(stx_ok(u->x), "words %d, device %d: %s", kind, device, stx_error(u->x));
+    for (i = 0; i < u->p->count; i++)
+        CHECK(device == STX_CPU || kind || u->p->tensor[i]->room == (i == 0 ? 0 : i == 1 ? 51 * WORDS_D : 51), "room behind %s: %zu",
+              u->p->name[i], u->p->tensor[i]->room);
+}
+/* The loss of number `which` of its ways: the model's, with weights and an ignored id, or from public logits; gradients of all */
+static stx_tensor *worded_loss(worded *u, int which, const float *h, const int32_t *id, stx_tensor **var) {
+    stx_ids *ids;
+    stx_tensor *e;
+    stx_token_loss how;
+    stx_begin(u->x, STX_TRAIN);
+    ids = stx_tokens(u->x, id, WORDS_B, WORDS_T);
+    *var = stx_variable(u->x, h, WORDS_B, WORDS_T, WORDS_D, 0);
+    e = stx_add(u->x, *var, stx_words_embed(u->w, ids));
+    memset(&how, 0, sizeof how);
+    how.ignore = how.mean = 1; how.ignored = id[4];
+    if (which == 0) return stx_words_loss(u->w, e, ids, NULL);
+    if (which == 1) return stx_words_loss(u->w, e, ids, &how);
+    return stx_cross_entropy_over(u->x, stx_words_logits(u->w, e), ids, 0);
+}
+static void worded_near(worded *a, worded *b, const stx_tensor *s, const stx_tensor *t, int grads, double tol, const char *what, int kind) {
+    float *c = (float *)malloc(s->size * sizeof *c), *g = (float *)malloc(s->size * sizeof *g);
+    double worst = 0, top = 1e-6;
+    size_t i;
+    if (grads) { stx_get_grad(a->x, s, c); stx_get_grad(b->x, t, g); }
+    else { stx_get(a->x, s, c); stx_get(b->x, t, g); }
+    for (i = 0; i < s->size; i++) {
+        if (fabs((double)c[i]) > top) top = fabs((double)c[i]);
+        if (!(fabs((double)c[i] - (double)g[i]) <= worst)) worst = fabs((double)c[i] - (double)g[i]);
+    }
+    CHECK(worst <= tol * top, "words %d, %s: off by %g of %g", kind, what, worst, top);
+    free(c); free(g);
+}
+static void test_words(void) {
+    int kind, precision, which;
+    size_t i, k;
+    float *h = cuda_random(WORDS_N * WORDS_D, 1, 0);
+    int32_t *id = ids_of(WORDS_N, WORDS_V, 3);
+    for (precision = 0; precision < 2; precision++) for (kind = 0; kind < WORDS_KINDS; kind++) {
+        worded a, b;
+        double tol = precision ? 3e-2 : 2e-5;
+#ifdef SEQTX_CUDA_HOST
+        long unaligned = cuda_host_unaligned();
+#endif
+        worded_make(&a, kind, STX_CPU, STX_PREC_F32);
+        worded_make(&b, kind, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32);
+        for (which = 0; which < (kind < 2 ? 3 : 2); which++) {
+            stx_tensor *va, *vb, *la = worded_loss(&a, which, h, id, &va), *lb = worded_loss(&b, which, h, id, &vb);
+            CHECK(stx_ok(b.x) && CLOSE(stx_item(a.x, la), stx_item(b.x, lb), tol), "words %d, way %d: loss %g on the CPU, %g on the GPU, %s",
+                  kind, which, stx_item(a.x, la), stx_item(b.x, lb), stx_error(b.x));
+            stx_backward(a.x, la);
+            stx_backward(b.x, lb);
+            worded_near(&a, &b, va, vb, 1, tol, "gradient of h", kind);
+            for (i = 0; i < a.p->count; i++) worded_near(&a, &b, a.p->tensor[i], b.p->tensor[i], 1, tol, a.p->name[i], kind);
+            stx_optim_step(a.o, 1e-3);
+            stx_optim_step(b.o, 1e-3);
+        }
+        stx_begin(a.x, STX_EVAL);
+        stx_begin(b.x, STX_EVAL);
+        {
+            stx_tensor *sa = stx_input(a.x, h, WORDS_B, WORDS_T, WORDS_D, 0), *sb = stx_input(b.x, h, WORDS_B, WORDS_T, WORDS_D, 0);
+            stx_tensor *pa = stx_words_log_probs(a.w, sa), *pb = stx_words_log_probs(b.w, sb);
+            CHECK(pb && pb->dim[2] == WORDS_V, "words %d: log p of %zu words: %s", kind, pb ? pb->dim[2] : 0, stx_error(b.x));
+            if (pb) worded_near(&a, &b, pa, pb, 0, tol, "log p", kind);
+            if (kind < 2) {
+                sa = stx_words_logits(a.w, sa);
+                sb = stx_words_logits(b.w, sb);
+                CHECK(sb && sb->dim[2] == WORDS_V && sb->size == WORDS_N * WORDS_V, "words %d: logits: %s", kind, stx_error(b.x));
+                if (sb) worded_near(&a, &b, sa, sb, 0, tol, "logits", kind);
+            }
+        }
+        for (i = 0; i < b.p->count; i++) {
+            const stx_tensor *t = b.p->tensor[i];
+            float *room = (float *)calloc(t->room + 1, sizeof *room);
+            stx_fetch(b.x, room, stx_at(b.x, t->data, t->size), t->room);
+            for (k = 0; k < t->room && room[k] == 0; k++) continue;
+            CHECK(k == t->room, "words %d: number %zu of the room behind %s is %g", kind, k, b.p->name[i], (double)room[k]);
+            free(room);
+            CHECK(a.p->tensor[i]->room == 0, "room on a CPU");
+        }
+        CHECK(stx_ok(a.x) && stx_ok(b.x), "words %d: %s%s", kind, stx_error(a.x), stx_error(b.x));
+#ifdef SEQTX_CUDA_HOST
+        CHECK(cuda_host_unaligned() == unaligned, "words %d: %ld products of unaligned rows", kind, cuda_host_unaligned() - unaligned);
+#endif
+        stx_destroy(a.x);
+        stx_destroy(b.x);
+    }
+    free(h); free(id);
+}
+/* A vocabulary of 205: training as on the CPU, and no product of a step has unaligned rows. */
+static void test_odd_vocabulary(void) {
+    int precision, n;
+    model_vocab = 205;
+    for (precision = 0; precision < 2; precision++) {
+        model a, b;
+        double worst = 0, tol = precision ? 3e-2 : 1e-4;
+        size_t i;
+#ifdef SEQTX_CUDA_HOST
+        long unaligned = cuda_host_unaligned();
+#endif
+        model_make(&a, SMALL, STX_CPU, STX_PREC_F32, 0);
+        model_make(&b, SMALL, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
+        for (n = 0; n < STEPS; n++) {
+            double la = model_run(&a, n, NULL), lb = model_run(&b, n, NULL);
+            CHECK(stx_ok(b.x) && fabs(la - lb) <= tol * la, "205 words, step %d: loss %.7f on the CPU, %.7f on the GPU: %s", n, la, lb,
+                  stx_error(b.x));
+        }
+        for (i = 0; i < a.m->params->count && !precision; i++) {
+            double e = off(b.x, b.m->params->tensor[i], b.m->params->tensor[i]->data, a.m->params->tensor[i]->data);
+            if (!(e <= worst)) worst = e;
+        }
+        CHECK(worst <= 1e-2, "205 words: after %d steps a parameter is off by %g", STEPS, worst);
+#ifdef SEQTX_CUDA_HOST
+        CHECK(cuda_host_unaligned() == unaligned, "205 words: %ld products of unaligned rows", cuda_host_unaligned() - unaligned);
+#endif
+        model_free(&a);
+        model_free(&b);
+    }
+    model_vocab = 0;
+}
 #ifdef SEQTX_CUDA_HOST
 /* How many nodes a layer adds to a step's graph, with the memory full: what one with 3 layers has more than one with 2. Each of them costs
    the GPU a microsecond or two, whatever it does. `build/test_cuda_model nodes` names them. */
 static void test_nodes(void) {
-    static const struct { int which; long most; } want[] = {{SMALL, 30}, {DROP, 32}, {PERS, 24}, {GROUPED, 36}};
+    /* also with the gradients of weights in pieces, whose sums wait */
+    static const struct { int which; long most; int pieces; } want[] = {{SMALL, 29, 0}, {SMALL, 29, 2}, {DROP, 31, 0}, {PERS, 23, 0},
+        {GROUPED, 35, 0}};
+    long whole[2] = {0, 0};
     size_t i;
     for (i = 0; i < sizeof want / sizeof *want; i++) {
         cuda_nodes all;
@@ -731,8 +880,13 @@ static void test_nodes(void) {
         memset(&all, 0, sizeof all);
         for (k = 0; k < 2; k++) {
             model r;
+            long batches = cuda_host_batches();
             model_make_sized(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0, 2, (size_t)(2 + k));
+            inner_pieces(r.x, want[i].pieces);
             for (n = 0; n < 14; n++) model_run(&r, n, NULL);
+            batches = cuda_host_batches() - batches;
+            if (i == 0) whole[k] = batches;
+            CHECK(!want[i].pieces || batches >= whole[k] + 6 * (2 + k), "%ld batches of products, %ld without pieces", batches, whole[k]);
             CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
@@ -1234,6 +1388,7 @@ int main(int argc, char **argv) {
             {"not repeatable", test_not_repeatable}, {"keys", test_keys},
         {"late", test_late}, {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
             {"bad token", test_bad_token}, {"nan", test_nan},
+        {"words", test_words}, {"205", test_odd_vocabulary},
 #ifdef SEQTX_CUDA_HOST
         {"nodes", test_nodes}, {"two gpus", test_two_gpus}, {"errors", test_errors},
 #endif

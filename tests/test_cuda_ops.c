@@ -235,9 +235,13 @@ static void test_rows(void) {
             w[0] = C; w[1] = wb; w[2] = C > 8 ? C / 8 * 4 : 1; w[3] = C > 33 ? 4 : 1;
             for (e = 0; e < 4; e++) {
                 size_t n_t = C + wb, from = C - w[e];
-                BOTH(stx_shift2d, (cx, t.c, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, stx_at(gx, a.d, from), C, w[e], N));
+                BOTH(stx_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N), (gx, t.d, n_t, n_t, stx_at(gx, a.d, from), C, w[e], N));
                 arr_check("shift2d", &t, 0);
-                BOTH(stx_shift2d, (cx, y.c, C, a.c, C, w[e], N), (gx, y.d, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
+                BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N), (gx, t.d, n_t, C, NULL, 0, w[e], N));
+                arr_check("shift2d, apart", &t, 0);
+                BOTH(stx_shift2d, (cx, t.c, n_t, C - w[e] + wb, a.c, C, wb, N), (gx, t.d, n_t, C - w[e] + wb, a.d, C, wb, N));
+                arr_check("shift2d, short rows", &t, 0);
+                BOTH(stx_shift2d, (cx, y.c, C, C, a.c, C, w[e], N), (gx, y.d, C, C, a.d, C, w[e], N)); arr_check("shift2d, aligned", &y, 0);
             }
             arr_free(&t);
         }
@@ -285,38 +289,58 @@ static void test_embedding(void) {
     }
 }
 
+/* Logits (N,V), rows ld apart, NaN between them */
+static arr logits_of(size_t N, size_t V, size_t ld) {
+    float *v = cuda_random(N * ld, 8, 0);
+    arr a;
+    size_t i;
+    for (i = 0; i < N * ld; i++) if (i % ld >= V) v[i] = (float)NAN;
+    a = arr_from(v, N * ld, N_);
+    free(v);
+    return a;
+}
+/* Behind V classes of each row are zeros (arr_check has made both sides equal) */
+static void padding_check(const char *name, const arr *a, size_t V, size_t ld) {
+    size_t i, bad = 0;
+    for (i = 0; i < a->n; i++) if (i % ld >= V) bad += !(a->c[i] == 0);
+    CHECK(!bad, "%s of %zu classes, %zu apart: %zu numbers of the padding are not 0", name, V, ld, bad);
+}
 static void test_cross_entropy(void) {
-    static const size_t cases[][2] = {{1, 1}, {3, 2}, {70, 28}, {9, 127}, {5, 513}, {4, 1024}, {3, 4099}, {2, 40001}};
+    /* rows, classes, and how far rows are apart; what stands between is NaN */
+    static const size_t cases[][3] = {{1, 1, 1}, {3, 2, 2}, {70, 28, 28}, {9, 127, 127}, {5, 513, 513}, {4, 1024, 1024}, {3, 4099, 4099},
+        {2, 40001, 40001}, {3, 2, 7}, {17, 28, 64}, {9, 205, 256}, {5, 513, 576}, {2, 40001, 40064}};
     size_t k, i, acc;
     for (k = 0; k < COUNT(cases); k++) {
-        size_t N = cases[k][0], V = cases[k][1];
+        size_t N = cases[k][0], V = cases[k][1], ld = cases[k][2];
         int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev;
-        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_),
-            g = arr_of(1, 1, 0, B_), d = arr_of(N * V, 1, 0, N_);
+        arr logits = logits_of(N, V, ld), loss = arr_of(1, 1, 0, B_), top = arr_of(N, 1, 0, B_), inv = arr_of(N, 1, 0, B_),
+            g = arr_of(1, 1, 0, B_), d = arr_of(N * ld, 1, 0, N_);
         for (i = 0; i < N; i++) ids[i] = (int32_t)(i ? (i * 7919) % V : V - 1);
         dev = ids_to(ids, N);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, (double)N), (gx, loss.d, top.d, inv.d, logits.d, dev,
-            N, V, (double)N));
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, N, V, ld, (double)N), (gx, loss.d, top.d, inv.d,
+            logits.d, dev, N, V, ld, (double)N));
         arr_check("cross_entropy", &loss, 1e-6); arr_check("cross_entropy top", &top, 0); arr_check("cross_entropy inv", &inv, 5e-6);
         for (acc = 0; acc < 2; acc++) {
-            BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d,
-                logits.d, dev, N, V, 3, (int)acc));
+            BOTH(stx_cross_entropy_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, ids, N, V, ld, 3, (int)acc), (gx, d.d, g.d, top.d, inv.d,
+                logits.d, dev, N, V, ld, 3, (int)acc));
             arr_check("cross_entropy dlogits", &d, 1e-6);
+            padding_check("cross_entropy dlogits", &d, V, ld);
         }
-        BOTH(stx_cross_entropy_bwd, (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, 3, 0), (gx, logits.d, g.d, top.d, inv.d,
-            logits.d, dev, N, V, 3, 0));
+        BOTH(stx_cross_entropy_bwd, (cx, logits.c, g.c, top.c, inv.c, logits.c, ids, N, V, ld, 3, 0), (gx, logits.d, g.d, top.d, inv.d,
+            logits.d, dev, N, V, ld, 3, 0));
         arr_check("cross_entropy dlogits in place", &logits, 1e-6);
+        padding_check("cross_entropy dlogits in place", &logits, V, ld);
         arr_free(&logits); arr_free(&loss); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d);
         stx_cuda_free(gx, dev);
         free(ids);
     }
     for (k = 0; k < COUNT(cases); k++) {        /* with weights, and rows that are left out: every third, and the first of one */
-        size_t N = cases[k][0], V = cases[k][1];
+        size_t N = cases[k][0], V = cases[k][1], ld = cases[k][2];
         int32_t *ids = (int32_t *)malloc(N * sizeof *ids), *dev, *known = (int32_t *)malloc(N * sizeof *ids), *dev_known,
             *got = (int32_t *)malloc(N * sizeof *ids);
-        arr logits = arr_of(N * V, 8, 0, N_), loss = arr_of(1, 1, 0, B_), nll = arr_of(N, 1, 0, B_), top = arr_of(N, 1, 0, B_),
+        arr logits = logits_of(N, V, ld), loss = arr_of(1, 1, 0, B_), nll = arr_of(N, 1, 0, B_), top = arr_of(N, 1, 0, B_),
             inv = arr_of(N, 1, 0, B_), g = arr_of(1, 1, 0, B_),
-            d = arr_of(N * V, 1, 0, N_), w = arr_of(N, 1, 0, B_), weights = arr_of(N, 2, 0, N_);
+            d = arr_of(N * ld, 1, 0, N_), w = arr_of(N, 1, 0, B_), weights = arr_of(N, 2, 0, N_);
         int how;
         for (i = 0; i < N; i++) ids[i] = i % 3 == 1 ? -100 : (int32_t)(i ? (i * 7919) % V : V - 1);
         dev = ids_to(ids, N);
@@ -328,14 +352,15 @@ static void test_cross_entropy(void) {
             arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
             stx_cuda_get(gx, got, dev_known, N * sizeof *got);
             CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1) && known[0] == ids[0], "known targets");
-            BOTH(stx_token_loss_fwd, (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V), (gx, loss.d, nll.d, top.d, inv.d,
-                logits.d, dev_known, w.d, N, V));
+            BOTH(stx_token_loss_fwd, (cx, loss.c, nll.c, top.c, inv.c, logits.c, known, w.c, N, V, ld), (gx, loss.d, nll.d, top.d, inv.d,
+                logits.d, dev_known, w.d, N, V, ld));
             arr_check("token loss", &loss, 1e-5); arr_check("token nll", &nll, 2e-6); arr_check("token loss top", &top, 0);
                 arr_check("token loss inv", &inv, 5e-6);
             for (acc = 0; acc < 2; acc++) {
-                BOTH(stx_token_loss_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, (int)acc), (gx, d.d, g.d, top.d, inv.d,
-                    logits.d, dev_known, w.d, N, V, (int)acc));
+                BOTH(stx_token_loss_bwd, (cx, d.c, g.c, top.c, inv.c, logits.c, known, w.c, N, V, ld, (int)acc), (gx, d.d, g.d, top.d,
+                    inv.d, logits.d, dev_known, w.d, N, V, ld, (int)acc));
                 arr_check("token loss dlogits", &d, 5e-6);
+                padding_check("token loss dlogits", &d, V, ld);
             }
         }
         arr_free(&logits); arr_free(&loss); arr_free(&nll); arr_free(&top); arr_free(&inv); arr_free(&g); arr_free(&d); arr_free(&w);
@@ -402,9 +427,11 @@ static void test_cross_entropy(void) {
         BOTH(stx_softmax_fwd, (cx, y.c, logits.c, R, V), (gx, y.d, logits.d, R, V)); arr_check("softmax of infinities and NaN", &y, 1e-6);
         BOTH(stx_softmax_fwd, (cx, y.c, logits.c, 53, 60), (gx, y.d, logits.d, 53, 60)); arr_check("softmax of infinities and NaN, "
             "narrow", &y, 1e-6);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, R, V, 6));
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, R, V, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, R,
+            V, V, 6));
         arr_check("cross_entropy of infinities and NaN", &loss, 1e-6); arr_check("inv of infinities and NaN", &inv, 2e-6);
-        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, 1, V, 6));
+        BOTH(stx_cross_entropy_fwd, (cx, loss.c, top.c, inv.c, logits.c, ids, 1, V, V, 6), (gx, loss.d, top.d, inv.d, logits.d, dev, 1,
+            V, V, 6));
         arr_check("cross_entropy of one row with -infinity", &loss, 1e-6);
         arr_free(&logits); arr_free(&loss); arr_free(&top); arr_free(&inv); arr_free(&y);
         stx_cuda_free(gx, dev);
@@ -632,7 +659,7 @@ static void sums(void *user, uint64_t *h) {
     stx_residual_norm_fwd_cuda(gx, &k);
     stx_residual_norm_bwd_cuda(gx, &k);
     *h = cuda_hash(gx, y.d, N * C, *h); *h = cuda_hash(gx, d.d, N * C, *h); *h = cuda_hash(gx, loss.d, C, *h);
-    stx_shift2d_cuda(gx, d.d, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
+    stx_shift2d_cuda(gx, d.d, N * C / 4, N * C / 4, g.d, N * C / 4, N * C / 12, 4);
     *h = cuda_hash(gx, d.d, N * C, *h);
     stx_sum_rows_cuda(gx, dshift.d, g.d, N, C);
     stx_layernorm_bwd_cuda(gx, d.d, dgain.d, dshift.d, g.d, s.d, gain.d, mean.d, rstd.d, N, 33, 0);
@@ -643,10 +670,10 @@ static void sums(void *user, uint64_t *h) {
     *h = cuda_hash(gx, dt.d, V * C, *h);
     stx_mean_fwd_cuda(gx, loss.d, a.d, N * C);
     *h = cuda_hash(gx, loss.d, 1, *h);
-    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, N, C, 3);
+    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, N, C, C, 3);
     *h = cuda_hash(gx, loss.d, 1, *h); *h = cuda_hash(gx, rstd.d, N, *h);
-    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, 3);
-    stx_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, 3, 0);
+    stx_cross_entropy_fwd_cuda(gx, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3, 3);
+    stx_cross_entropy_bwd_cuda(gx, a.d, loss.d, mean.d, rstd.d, a.d, dev, 3, N * C / 3, N * C / 3, 3, 0);
     *h = cuda_hash(gx, a.d, N * C, *h);
     stx_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);
     stx_log_softmax_bwd_cuda(gx, d.d, g.d, y.d, 10, N * C / 10, 1);

@@ -193,7 +193,7 @@ static void hidden(stx_ctx *x) {
         a[k] = not_a_number();
         stx_softmax_fwd(x, y, a, 1, N);
         CHECK(!lost(y, N), "softmax hides NaN at %d", k);
-        stx_cross_entropy_fwd(x, y, top, inv, a, &target, 1, N, 1);
+        stx_cross_entropy_fwd(x, y, top, inv, a, &target, 1, N, N, 1);
         CHECK(!lost(y, 1), "cross entropy hides NaN at %d", k);
         for (i = 0; i < 4; i++) {
             stx_act_fwd(x, y, a, N, acts[i]);

@@ -133,7 +133,7 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
     int32_t *pad;
     snprintf(key, sizeof key, "%s.%zu", what, l);
     if (!y->real || !y->width) { CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key); return; }
-    same_as(s->ctx, f, file, key, y->data, s->B * y->real * y->width, TOL, 1e-7);
+    same_as(s->ctx, f, file, key, stx_rows_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width, TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);
     CHECK(!pad || n == s->B * y->real, "%s: %zu numbers in %s, want %zu", file, n, key, s->B * y->real);

@@ -176,7 +176,7 @@ static void memory(const stx_file *f, const char *file, size_t l, size_t s, cons
     CHECK(want && m == n * D, "%s: %zu numbers in %s, want %zu", file, m, key, n * D);
     snprintf(key, sizeof key, "mem_pad.%zu.%zu", l, s);
     pad = integers(f, key, &m);
-    have = host_of(st->model->ctx, y->data, n * D);
+    have = host_of(st->model->ctx, stx_rows_read(st->mem, l, SIZE_MAX)->data, n * D);
     for (i = 0; want && i < n; i++) {
         double off = 0;
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] != 0 : 0), "%s %s: row %zu is %s", file, key, i,

@@ -128,7 +128,8 @@ static void model_case(const char *name, int recompute, int threads) {
               count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++) if (fabs(want[r]) > top) top = fabs(want[r]);
-        cache = host_of(x, s->rows->layer[l].data, B * s->rows->layer[l].real * w);
+        cache = (stx_real *)malloc((B * s->rows->layer[l].real * w + 1) * sizeof *cache);
+        stx_span_state_get(s, l, cache);
         for (b = 0; b < B; b++)
             for (r = 0; r < s->rows->layer[l].rows; r++)
                 for (c = 0; c < w; c++) {

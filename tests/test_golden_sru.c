@@ -236,11 +236,13 @@ static void param_gradients(stx_ctx *x, const stx_file *f, const char *name, con
 }
 static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_sru_state *s) {
     char key[64];
+    const stx_tensor *t;
     size_t l;
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->model->layer[l].attends) continue;
         snprintf(key, sizeof key, "memory.%zu", l);
-        same_as(x, f, name, key, s->memory->layer[l].data, s->B * stx_rows_most(s->memory) * s->model->layer[l].Ci, TOL, 1e-7);
+        t = stx_rows_read(s->memory, l, SIZE_MAX);
+        same_as(x, f, name, key, t ? t->data : NULL, t ? t->size : 0, TOL, 1e-7);
     }
 }
 /* columns [t0, t0+t) of (B,n,C) */
@@ -310,7 +312,7 @@ static void stack_case(const char *name, int threads) {
             for (l = 0; l < d.layers; l++) {
                 c[l] = stx_variable(x, states + l * B * m->O, B, m->O, 0, 0);
                 if (!m->layer[l].attends || !stx_rows_most(s->memory)) continue;
-                piece = host_of(x, s->memory->layer[l].data, B * stx_rows_most(s->memory) * m->layer[l].Ci);
+                piece = host_of(x, stx_rows_read(s->memory, l, SIZE_MAX)->data, B * stx_rows_most(s->memory) * m->layer[l].Ci);
                 mem[l] = stx_input(x, piece, B, stx_rows_most(s->memory), m->layer[l].Ci, 0);
                 free(piece);
             }

@@ -573,6 +573,94 @@ static void rows_files(void) {
         stx_destroy(x);
     }
 }
+/* A file from a buffer with more room than rows: written from where streams stand apart, whole words of the checksum or not */
+static void rows_apart(void) {
+    size_t n, i;
+    for (n = 8; n < 10; n++) {
+        stx_ctx *x = context(9);
+        stx_rows *s = rows_of(x, RB, 1, 0, 0, 0, 0), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
+        told *t = (told *)calloc(RB, sizeof *t);
+        const stx_ids *pad;
+        stx_writer *w = stx_writer_create(x);
+        stx_file *f;
+        char path[512];
+        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        stx_begin(x, STX_EVAL);
+        stx_rows_reserve(s, 20);
+        for (i = 0; i < 2; i++) stx_rows_push(s, s, 0, n, some(x, t, RB, n, 0, &pad), NULL);
+        CHECK(s->layer[0].stride == 20 * RW, "%zu apart", s->layer[0].stride);
+        CHECK(stx_rows_save(w, s, "a.") && stx_writer_checksum(w) && stx_writer_finish(w, path), "%s", stx_error(x));
+        f = stx_file_open(x, path);
+        CHECK(f && stx_file_verify(f) && stx_rows_load(r, f, "a."), "%s", stx_error(x));
+        holds("from a file", r, 0, t, n);
+        stx_file_close(f);
+        remove(path);
+        free(t);
+        stx_destroy(x);
+    }
+}
+/* Views: what a step has looked at stays as it is until the next one begins, whatever is pushed (several times, too), set, reset, copied or
+   freed; and from then on rows slide through one buffer. */
+static void rows_views(void) {
+    enum { MOST = 6 };
+    int kind;
+    for (kind = 0; kind < 4; kind++) {
+        const size_t T = kind & 1 ? 5 : 3, keep = 12;
+        stx_ctx *x = context(8);
+        stx_rows *s = rows_of(x, RB, 1, 0, 1, 0, 12), *other = rows_of(x, RB, 1, 0, 1, 0, 0);
+        told *t = (told *)calloc(RB, sizeof *t);
+        const stx_real *base = NULL;
+        const stx_ids *pad;
+        size_t step, k, b, bytes = 0;
+        for (step = 0; step < 40; step++) {
+            stx_past view[MOST];
+            stx_tensor *copy[MOST], *h = NULL;
+            size_t views = 0;
+            stx_begin(x, kind & 2 ? STX_TRAIN : STX_EVAL);
+            for (k = 0; k < (step % 4 == 3 ? 3 : 1); k++) {
+                h = some(x, t, RB, T, 0, &pad);
+                copy[views] = stx_rows_read(s, 0, step % 2 ? 12 : 7);
+                CHECK(stx_rows_past(s, 0, step % 2 ? 12 : 7, &view[views]), "%s", stx_error(x));
+                CHECK(view[views].rows == (copy[views] ? copy[views]->dim[1] : 0), "%zu rows", view[views].rows);
+                views++;
+                CHECK(stx_rows_push(s, s, 0, keep, h, NULL), "%s", stx_error(x));
+                holds("pushed", s, 0, t, 12);
+            }
+            if (step == 34) { base = s->layer[0].base; bytes = stx_bytes(x); }
+            if (step > 34) CHECK(s->layer[0].base == base && stx_bytes(x) == bytes, "step %zu: another buffer", step);
+            if (step == 9) { stx_rows_reset_stream(s, 1); forget(&t[1]); holds("a stream's reset", s, 0, t, 12); }
+            if (step == 13) {
+                stx_real *all = (stx_real *)calloc(RB * 12 * RW, sizeof *all);
+                CHECK(stx_rows_get(s, 0, all) && stx_rows_set(s, 0, stx_rows_most(s), all, stx_rows_most(s)), "%s", stx_error(x));
+                holds("set", s, 0, t, 12);
+                free(all);
+            }
+            if (step == 17) {
+                stx_rows_push(other, NULL, 0, 4, h, NULL);
+                CHECK(stx_rows_copy(s, 2, other, 2, 1), "%s", stx_error(x));
+                for (k = 0; k + STX_MIN(T, 4) < t[2].n; k++) t[2].gone[k] = 1;
+                holds("a stream copied", s, 0, t, 12);
+            }
+            if (step == 21) {       /* what another one holds, none of it, and a block */
+                CHECK(stx_rows_push(s, other, 0, STX_MIN(T, 4), h, NULL), "%s", stx_error(x));
+                holds("in place of all", s, 0, t, 12);
+            }
+            if (step >= 25 && step < 29) {
+                stx_rows_reset(s);
+                for (b = 0; b < RB; b++) forget(&t[b]);
+                CHECK(stx_rows_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s", stx_error(x));
+                holds("after a reset", s, 0, t, 12);
+            }
+            if (step == 39) stx_rows_free(s);
+            for (k = 0; k < views; k++)
+                for (b = 0; copy[k] && b < RB; b++)
+                    CHECK(!memcmp(view[k].data + b * view[k].stride, copy[k]->data + b * view[k].rows * RW,
+                                  view[k].rows * RW * sizeof(stx_real)), "step %zu: view %zu has changed", step, k);
+        }
+        free(t);
+        stx_destroy(x);
+    }
+}
 /* Room: half as much again up to a limit, or what is asked; asked for beforehand, addresses stay */
 static void rows_room(void) {
     stx_ctx *x = context(6);
@@ -586,8 +674,7 @@ static void rows_room(void) {
     h = some(x, t, RB, 6, 0, &pad);
     stx_rows_push(s, NULL, 0, 30, h, NULL);
     stx_rows_push(r, NULL, 0, 30, h, NULL);
-    CHECK(s->layer[0].capacity == RB * RW * 9 && r->layer[0].capacity == RB * RW * 6, "room for %zu and %zu",
-        s->layer[0].capacity, r->layer[0].capacity);
+    CHECK(s->layer[0].room == 9 && r->layer[0].room == 6, "room for %zu and %zu", s->layer[0].room, r->layer[0].room);
     CHECK(stx_rows_reserve(r, 30), "%s", stx_error(x));
     holds("with more room", r, 0, t, 30);
     data = r->layer[0].data;
@@ -599,7 +686,7 @@ static void rows_room(void) {
     holds("full", r, 0, t, 30);
     CHECK(data == r->layer[0].data && bytes == stx_bytes(x), "it moved");
     for (i = 0; i < 3; i++) stx_rows_push(s, s, 0, 12, h, NULL);
-    CHECK(s->layer[0].capacity == RB * RW * 12 && stx_rows_most(s) == 12, "room for %zu", s->layer[0].capacity);
+    CHECK(s->layer[0].room == 12 && stx_rows_most(s) == 12, "room for %zu", s->layer[0].room);
     free(t);
     stx_destroy(x);
 }
@@ -1197,6 +1284,8 @@ int main(void) {
     rows_full();
     rows_files();
     rows_room();
+    rows_views();
+    rows_apart();
     rows_errors();
     one_stream();
     cache_attention();

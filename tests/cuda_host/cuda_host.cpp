@@ -1857,8 +1857,10 @@ struct lt_desc {
     void *bias, *aux;
     int64_t bias_stride, aux_ld, aux_stride;
 };
-struct lt_preference { uint32_t magic, align[4]; uint64_t workspace; };
-struct lt_algo { uint32_t magic, index; uint64_t workspace; };
+struct lt_preference { uint32_t magic, align[4], schemes; uint64_t workspace; };
+struct lt_algo { uint32_t magic, index, scheme, align[4]; uint64_t workspace; };
+static long lt_calls, lt_batches, lt_unaligned;
+static int lt_refuse;
 enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x50524546, MAGIC_ALGO = 0x414c474f };
 static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
@@ -1956,6 +1958,14 @@ static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_
         copy[(b * lines + j) * length + i] = lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
     *ld = length; *stride = lines * length;
     return copy.data();
+}
+/* Does a row begin or end elsewhere than on a multiple of 16 bytes? Such an operand keeps a product from the fast algorithms. */
+static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
+    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows, length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+    uint64_t size = lt_size(l.type), at = (word)p | length * size;
+    if (lines > 1) at |= (uint64_t)l.ld * size;
+    if (l.batch > 1) at |= (uint64_t)l.stride * size;
+    return at % 16 != 0;
 }
 struct lt_call {
     lt_desc d;
@@ -2115,6 +2125,7 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
     memset(&p, 0, sizeof p);
     p.magic = MAGIC_PREFERENCE;
     for (int i = 0; i < 4; i++) p.align[i] = 256;
+    p.schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
     *out = new cublasLtMatmulPreferenceOpaque_t();
     memcpy(*out, &p, sizeof p);
     return CUBLAS_STATUS_SUCCESS;
@@ -2126,17 +2137,21 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     lt_preference *p = (lt_preference *)(void *)preference;
     uint32_t unused;
     switch (attr) {
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+            LT_SET(take(&p->schemes, buf, n) && !(p->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_MASK));
         case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: LT_SET(take(&p->workspace, buf, n));
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: LT_SET(take(&p->align[0], buf, n));
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: LT_SET(take(&p->align[1], buf, n));
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: LT_SET(take(&p->align[2], buf, n));
         case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: LT_SET(take(&p->align[3], buf, n));
-        case CUBLASLT_MATMUL_PREF_SEARCH_MODE: case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-        case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT: LT_SET(take(&unused, buf, n));
+        case CUBLASLT_MATMUL_PREF_SEARCH_MODE: case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT: LT_SET(take(&unused, buf, n));
         default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
-/* Up to five algorithms; every second one wants workspace, and is left out where the preference has too little. */
+/* Up to five algorithms; every second one wants workspace, for a split K that it adds up in a separate step in the type of computation,
+   and is left out where the preference has too little or does not allow that scheme. Where the preference allows parts to be added up in
+   place or in the type of the result, the first one does so: running it is reported, for such a sum has an order or digits that nobody
+   promised. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
                                               cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
                                               cublasLtMatmulPreference_t preference, int requested,
@@ -2149,11 +2164,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                      *(lt_layout *)(void *)D);
     if (p->magic != MAGIC_PREFERENCE) return CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (lt_refuse == CUDA_HOST_REFUSE_PLANS && ((lt_layout *)(void *)D)->batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     for (uint32_t i = 0; i < 5 && *count < requested; i++) {
         lt_algo algo;
         memset(&algo, 0, sizeof algo);
         algo.magic = MAGIC_ALGO; algo.index = i; algo.workspace = i & 1 ? (uint64_t)(i + 1) << 16 : 0;
-        if (algo.workspace > p->workspace) continue;
+        memcpy(algo.align, p->align, sizeof algo.align);
+        algo.scheme = i & 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : i ? CUBLASLT_REDUCTION_SCHEME_NONE
+                    : p->schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
+        if (algo.workspace > p->workspace || (i & 1 && !(p->schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))) continue;
         cublasLtMatmulHeuristicResult_t *r = &results[(*count)++];
         memset(r, 0, sizeof *r);
         memcpy(&r->algo, &algo, sizeof algo);
@@ -2192,7 +2211,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
         memcpy(&chosen, algo, sizeof chosen);
         if (chosen.magic != MAGIC_ALGO) return CUBLAS_STATUS_INVALID_VALUE;
         if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (chosen.scheme & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
+            report("cublasLtMatmul: an algorithm whose parts are added in no promised order, or rounded: forbid its reduction scheme");
+        const void *address[] = { A, B, call.beta != 0 ? C : D, D };
+        for (int i = 0; i < 4; i++) if ((word)address[i] % chosen.align[i]) return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (call.D.batch > 1 && (uint64_t)call.D.stride < ((uint64_t)(call.D.order == CUBLASLT_ORDER_COL ? call.D.cols : call.D.rows) - 1) *
+        (uint64_t)call.D.ld + (call.D.order == CUBLASLT_ORDER_COL ? call.D.rows : call.D.cols)) {
+        report("cublasLtMatmul: the results of a batch, %lld numbers apart, overlap", (long long)call.D.stride);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (lt_refuse == CUDA_HOST_REFUSE_CALLS && call.D.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
     size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch, bias_size = lt_size(lt_bias_type(d, call.D));
     size_t bias_count = e & 512 ? (size_t)call.D.cols : rows;
@@ -2212,6 +2241,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
                current_device);
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
+    lt_calls++;
+    lt_batches += call.D.batch > 1;
+    lt_unaligned += lt_rows_unaligned(call.A, A) || lt_rows_unaligned(call.B, B) || lt_rows_unaligned(call.D, D);
     submit_work(stream, "a product", [call, workspace, workspace_bytes] {
         if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
         deliver();
@@ -2219,6 +2251,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
     });
     return CUBLAS_STATUS_SUCCESS;
 }
+long cuda_host_matmuls(void) { return lt_calls; }
+long cuda_host_batches(void) { return lt_batches; }
+long cuda_host_unaligned(void) { return lt_unaligned; }
+void cuda_host_refuse(int what) { lt_refuse = what; }
 const char *cublasGetStatusName(cublasStatus_t status) {
     switch (status) {
 #define STATUS(name, value) case name: return #name;

@@ -47,6 +47,14 @@ size_t cuda_host_shared_asked(void);    /* bytes of dynamic shared memory, of al
 long   cuda_host_allocs(void);          /* successful cudaMalloc */
 long   cuda_host_syncs(void);           /* host waits: stream, device and event synchronisation, blocking copies and cudaMemset */
 long   cuda_host_graph_launches(void);
+/* cublasLtMatmul: calls (of a capture once, when it is captured), those of a batch, and those of which an operand's rows begin or end
+   elsewhere than on multiples of 16 bytes */
+long   cuda_host_matmuls(void);
+long   cuda_host_batches(void);
+long   cuda_host_unaligned(void);
+/* cuBLASLt as it may be: it has no algorithm for batches, or has one and refuses the call */
+enum { CUDA_HOST_REFUSE_NOTHING, CUDA_HOST_REFUSE_PLANS, CUDA_HOST_REFUSE_CALLS };
+void   cuda_host_refuse(int what);
 /* The graph that was made last: how many nodes it has, products and copies included, and what node i is: "kernel, grid, .." as its launch
    has it, "a product", "a memset", "a copy"; "" of an exchange */
 long   cuda_host_graph_nodes(void);

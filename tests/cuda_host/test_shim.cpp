@@ -529,7 +529,12 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
         LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
         LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]));
     }
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK + 1;
     LT(cublasLtMatmulPreferenceCreate(&pref));
+    CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes) ==
+          CUBLAS_STATUS_INVALID_VALUE, "a reduction scheme that there is not");
+    schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
     LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
     CHECK(found > 0 && found < 8 && results[0].state == CUBLAS_STATUS_SUCCESS && results[0].workspaceSize == 0, "%d algorithms", found);
     LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
@@ -576,7 +581,38 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
     }
     CHECK(bad == 0, "bias gradient, epilogue %u: %ld wrong", epilogue, bad);
 
-    /* What cuBLASLt refuses */
+    /* What cuBLASLt refuses, or does in an order that it does not promise */
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+        long reports = cuda_host_reports(), calls = cuda_host_matmuls(), batches = cuda_host_batches(), unaligned = cuda_host_unaligned();
+        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
+        CHECK(cuda_host_matmuls() == calls + 1 && cuda_host_batches() == batches + (batch > 1) && cuda_host_reports() == reports,
+              "one product more");
+        CHECK(cuda_host_unaligned() == unaligned + 1, "an unaligned product: m %zu n %zu k %zu, ld %zu %zu %zu", m, n, k, lda, ldb, ldd);
+        CHECK(cublasLtMatmul(h, desc, &alpha, (char *)a + 16, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0) ==
+              CUBLAS_STATUS_INVALID_VALUE, "an operand that is aligned less than was said");
+        schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+        LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+        LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
+        cuda_host_quiet(1);
+        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
+        CHECK(cuda_host_reports() == reports + 1, "parts that are added in place are not reported");
+        int64_t near = (int64_t)ldd;
+        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &near, sizeof near));
+        if (batch > 1 && (order ? m : n) > 1)
+            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE,
+                  "results that overlap");
+        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[2], sizeof strides[2]));
+        cuda_host_clear_reports();
+        cuda_host_quiet(0);
+        if (batch > 1) {
+            cuda_host_refuse(CUDA_HOST_REFUSE_PLANS);
+            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found) == CUBLAS_STATUS_NOT_SUPPORTED, "plans");
+            cuda_host_refuse(CUDA_HOST_REFUSE_CALLS);
+            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_NOT_SUPPORTED,
+                  "calls");
+            cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+        }
+    }
     int64_t small = (int64_t)aux_ld - 4;
     if (epilogue & 128) {
         LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &small, sizeof small));
