@@ -635,6 +635,7 @@ typedef struct stx_linear_bwd_args {
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
+    size_t batch, sda, sin;                 /* batch above 1: dW alone, of `batch` pairs of matrices (N,O) and (N,Ci), so far apart */
     int late;                               /* STX_LATE_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
                                                inside of stx_backward a GPU may add to it later, many such sums in one launch, before
                                                stx_backward returns */
@@ -6949,6 +6950,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx_tensor *in = n->in[0], *W = n->in[1], *b = n->in[2];
     stx_linear_bwd_args a;
     int fresh;
+    memset(&a, 0, sizeof a);
     a.N = stx__rows(in); a.Ci = stx__last(in); a.O = stx__last(n->y);
     a.pad = a.O - W->dim[0];
     a.act = s->act;
@@ -7109,15 +7111,14 @@ static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
     a.da = n->y->grad; a.in = s->piece[0].data; a.W = W->data;
     a.dW = stx__grad(x, W);
     a.db = b ? stx__grad(x, b) : NULL;
-    a.late = b && stx__is_param(b);
+    a.late = stx__linear_late(W, b);
     for (i = 0; !dense && a.dW && i < s->pieces; i++) {
-        stx_gemm_args g = stx_gemm_of(1, 0, O, Ci, s->piece[i].rows, stx_at(x, n->y->grad, at * O), s->piece[i].data, a.dW);
-        g.batch = s->B;
-        g.sa = s->m * O;
-        g.sb = s->piece[i].stride;
-        g.sc = 0;
-        g.beta = 1;
-        STX_RUN(x, stx_gemm, (x, &g));
+        stx_linear_bwd_args one = a;
+        one.N = s->piece[i].rows;
+        one.batch = s->B; one.sda = s->m * O; one.sin = s->piece[i].stride;
+        one.da = stx_at(x, a.da, at * O); one.in = s->piece[i].data;
+        one.db = NULL;
+        STX_RUN(x, stx_linear_bwd, (x, &one));
         at += s->piece[i].rows;
     }
     if (!dense) a.dW = NULL;
@@ -7342,6 +7343,7 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
         g = stx_gemm_of(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
         g.lda = a->O;
         g.beta = 1;
+        if (a->batch > 1) { g.batch = a->batch; g.sa = a->sda; g.sb = a->sin; g.sc = 0; }
         stx_gemm(x, &g);
     }
     if (a->db && !a->pad) stx_sum_rows(x, a->db, a->da, a->N, O);
