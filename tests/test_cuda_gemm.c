@@ -223,6 +223,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
     if (bf16) { cuda_round(y, n); cuda_round(pre, n); }
     stx_cuda_put_numbers(x, gy, y, n);
     stx_cuda_put_numbers(x, gpre, pre, n);
+    memset(&bwd, 0, sizeof bwd);
     bwd.N = N; bwd.Ci = I; bwd.O = O; bwd.pad = l->pad;
     bwd.act = l->act; bwd.accumulate = l->accumulate; bwd.late = 0;
     bwd.da = gdy; bwd.y = l->act ? gy : NULL; bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL; bwd.in = gin; bwd.W = gW;
