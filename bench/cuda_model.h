@@ -372,7 +372,7 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     int g, groups = groups_of(c, l, window, heads);
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-    work_add(w, "memory: a view, rows move on", PASSES, 2, 0, 2 * d * (2 * B * S + 2 * B * C));
+    work_add(w, "memory: rows move on, all streams' together", PASSES, 3, 0, 2 * 2 * d * B * (C + M + S));
     work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, 3 * d, N, 1);
     for (g = 0; g < groups; g++) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW", B * window[g], d, 2 * D * heads[g], 0, 0);
@@ -479,7 +479,7 @@ static inline void more_gru(work *w, double n, double d) {
 /* attention of Transformer-XL; late: the sum that follows has Wo's bias */
 static inline void more_xl_attention(work *w, const family *f) {
     double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim, N = B * T;
-    more_copy(w, 2, B * d * (C + (C < T ? C : T)));
+    more_copy(w, 3, B * d * (C + C + (C < T ? C : T)));
     more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
     more_linear(w, B * C, d, 2 * d, 0, BIAS_NONE, ACT_NONE);
     more_linear(w, C + T, d, d, 0, BIAS_NONE, ACT_NONE);
