@@ -676,7 +676,7 @@ typedef struct stx_head_groups {
 STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 /* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first, of the newest rows[g] rows of past, which has at
    least rows[0]: what stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over weights in the groups' order
-   and the short groups' rows of all streams together (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
+   and short groups' rows of all streams together (one kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
 STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
                              const stx_head_groups *g, stx_tensor **out);
 /* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from half on (half: blocks of a, and of b). And rows of
@@ -7282,7 +7282,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
         if (!out[i]) return 0;
         s->X[i].data = stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci);
         s->X[i].stride = past->stride;
-        if (!i || B == 1) continue;         /* the newest rows of each stream: few, and together one matrix */
+        /* the newest rows of each stream together are one matrix, both ways: where that takes less memory than the group saves */
+        if (!i || B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) continue;
         s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
         s->h.from[i] = s->X[i].data;
         s->X[i].data = s->h.to[i] = stx_step_numbers(x, B * s->h.len[i]);

@@ -573,15 +573,21 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
 /* Heads by their own windows over the m rows of layer l's cache that are projected: where each head has a span of its own, and keys beyond
-   it count nowhere. masked: rows are missing in some streams, and a head may see none that there are */
-static void stx__span_groups(const stx_span *m, size_t l, size_t rows, int masked, stx_head_groups *g) {
+   it count nowhere. masked: rows are missing in some streams, and a head may see none that there are. So many streams must save what
+   weights in another order take, forward once and in backward as floats; then groups never take more memory than one window does */
+static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked, stx_head_groups *g) {
     const stx_span_desc *d = &m->desc;
     const stx_real *z = NULL;
-    size_t need[256], h;
+    size_t need[256], saved = 0, h;
     if (d->adapt_span && d->heads > 1 && !d->span_per_layer && !d->literal_eps && !d->no_renorm && !d->literal_memory && !masked && rows)
         z = stx_watch(m->ctx, m->layer[l].z);
     for (h = 0; h < d->heads; h++) need[h] = z ? stx__span_reach(d, (double)z[h]) + 1 : rows;
     stx_head_groups_of(need, d->heads, rows, g);
+    for (h = 0; h < d->heads; h++) saved += rows - g->rows[g->of[h]];
+    if (g->count > 1 && B * saved >= 3 * d->heads * d->dim) return;
+    memset(g, 0, sizeof *g);
+    g->count = 1;
+    g->rows[0] = rows;
 }
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
     size_t S = 0, C;
@@ -602,7 +608,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_window(m, l, &S, &C);
         h = stx_key_add(stx_key_add(h, S), C);
         if (!s) continue;
-        stx__span_groups(m, l, STX_MIN(S, s->rows->layer[l].real), s->rows->layer[l].masked, &g);
+        stx__span_groups(m, l, s->B, STX_MIN(S, s->rows->layer[l].real), s->rows->layer[l].masked, &g);
         for (k = 0; k < g.count; k++) h = stx_key_add(h, g.rows[k]);
         for (k = 0; k < m->desc.heads; k++) h = stx_key_add(h, g.of[k]);
     }
@@ -758,7 +764,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         stx__span_window(m, l, &S, &C);
         if (!stx_rows_past(in ? in->rows : NULL, l, S, &job->past)) return NULL;       /* rows further back have no weight: not projected */
         job->mask = in ? stx_rows_mask(in->rows, l, S, NULL, ids->T) : NULL;
-        stx__span_groups(m, l, job->past.rows, in && in->rows->layer[l].masked, &job->groups);
+        stx__span_groups(m, l, ids->B, job->past.rows, in && in->rows->layer[l].masked, &job->groups);
         if (out && !stx_rows_push(out->rows, in ? in->rows : NULL, l, C, h, NULL)) return NULL;
         job->m = m; job->l = l; job->S = S;
         h = m->desc.layers - l <= m->desc.recompute_layers ? stx_recompute(x, stx__span_layer, job, &h, 1, NULL, 0)

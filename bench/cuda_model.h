@@ -378,8 +378,10 @@ static inline void work_layer(work *w, const config *c, size_t l) {
         work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW", B * window[g], d, 2 * D * heads[g], 0, 0);
         keys += B * window[g] * D * heads[g];           /* numbers of k, and of v */
     }
-    if (groups > 1) work_add(w, "weights, rows by groups of heads", PASSES, 2, 0, 2 * d * d * (4 + 2 + 4 + 4 + 4) + 4 * B * d *
-                             (window[1] + (groups > 2 ? window[2] : 0)));
+    if (groups > 1) work_add(w, "weights, rows by groups of heads", PASSES, 2, 0, 2 * d * d * (4 + 2 + 4 + 4 + 4));
+    for (g = 1; g < groups; g++)            /* with the weights, or, where it takes more than the group saves, for the gradient alone */
+        work_add(w, "weights, rows by groups of heads", PASSES, window[g] * d > (S - window[g]) * 2 * D * heads[g], 0,
+                 4 * B * d * window[g]);
     work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, d, N, 0);
     work_add(w, "attention forward", ATTENTION, 2, 6 * D * pairs + 4 * d * N * P,
              2 * (2 * N * d + 2 * keys) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);

@@ -923,12 +923,57 @@ static void cheapest_groups(void) {
         CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, others %zu", n, m, cost, best);
     }
 }
+/* The most memory of a step over a full cache, counted, with heads of these spans */
+static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
+    stx_span_desc d = small();
+    stx_desc cd;
+    stx_ctx *x;
+    stx_span *m;
+    stx_span_state *s;
+    int32_t *t = text(B, 1200, 5);
+    size_t l, h, at, peak;
+    memset(&cd, 0, sizeof cd);
+    cd.dry = 1;
+    cd.chunk_bytes = 4096;
+    x = stx_create(&cd);
+    d.dim = dim; d.heads = heads; d.span = 1024;
+    m = stx_span_create(x, &d);
+    for (l = 0; l < 2; l++) for (h = 0; h < heads; h++) m->layer[l].z->data[h] = (stx_real)z[h];
+    s = stx_span_state_create(m, B);
+    for (at = 0; at < 1000; at += 100) { stx_begin(x, STX_EVAL); stx_span_forward(m, block(x, t, B, 1200, at, 100), s, s); }
+    stx_begin(x, STX_TRAIN);
+    stx_backward(x, stx_span_loss(m, block(x, t, B, 1200, 1000, 100), block(x, t, B, 1200, 1001, 100), s, s));
+    peak = stx_peak_bytes(x);
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    free(t);
+    stx_destroy(x);
+    return peak;
+}
+/* Groups never take more than one window for all does */
+static void groups_memory(void) {
+    static const double full[8] = {0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93};
+    static const size_t sizes[][3] = {{1, 48, 6}, {3, 48, 6}, {8, 64, 8}, {2, 24, 2}, {16, 16, 4}};
+    size_t i, c, h, less = 0;
+    for (i = 0; i < 5; i++) {
+        const size_t all = groups_peak(full, sizes[i][0], sizes[i][1], sizes[i][2]);
+        for (c = 0; c < (SLOW ? 2 : 12); c++) {
+            double z[8];
+            size_t got;
+            for (h = 0; h < 8; h++) z[h] = h < 1 + c % 3 ? 0.93 : (test_rand() + 1) / 2 * (c % 2 ? 0.9 : 0.3);
+            got = groups_peak(z, sizes[i][0], sizes[i][1], sizes[i][2]);
+            CHECK(got <= all, "B %zu: %zu bytes, %zu with one window", sizes[i][0], got, all);
+            less += got < all;
+        }
+    }
+    CHECK(less > 5, "groups save memory %zu times", less);
+}
 /* Heads of three reaches: keys and values of the past by groups, against every head's over the whole window, by hand. A head's window is
    part of the step's key. */
 static void groups(void) {
     static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28}, {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
     int pers, k;
     cheapest_groups();
+    groups_memory();
     for (pers = 0; pers < 2; pers++) for (k = 0; k < 2; k++) {
         stx_span_desc d = small();
         stx_ctx *x = context(2, 3);
