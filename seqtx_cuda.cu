@@ -1809,9 +1809,8 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
 }
-/* how: STX__PIECES, and what cublasLt refuses is a plan that is plain, and no error */
-enum { STX__WHOLE, STX__PIECES };
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int how) {
+/* quiet: what cublasLt refuses is a plan that is plain, and no error */
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int quiet) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
@@ -1827,7 +1826,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     /* timing waits for what runs before it, which may be other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
     s = stx__plan_make(g, p, o);
-    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
+    if (s != CUBLAS_STATUS_SUCCESS && quiet) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
     if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
@@ -1960,10 +1959,13 @@ static int stx__align(const void *p) {
 }
 
 /* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
-   has no algorithm that does it. STX__PIECES: returns -1, without an error, where cublasLt does not make this product. The bias has C's
-   type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias
-   pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, int how) {
+   has no algorithm that does it. The bias has C's type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences
+   cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment"
+   (pytorch/pytorch 194497).
+   pieces > 0: of one product A^T B, C gets so many products of K / pieces rows each, stx__piece_size apart. Returns -1, without an error,
+   where cublasLt does not make that. */
+static size_t stx__piece_size(const stx_gemm_args *g) { return (g->M * g->N + 63) / 64 * 64; }
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, size_t pieces) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N, K = g->K;
     size_t batch = g->batch, M = g->M;
@@ -2011,6 +2013,10 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     key.batch = batch; key.M = M; key.N = N; key.K = K;
     key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;
     key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? g->sc : 0;
+    if (pieces > 1) {
+        key.batch = pieces; key.K = K / pieces;
+        key.sa = key.K * a.ld; key.sb = key.K * b.ld; key.sc = stx__piece_size(g);
+    }
     key.ta = !!ta; key.tb = !!tb;
     key.half_in = low; key.half_out = c.half;
     key.tf32 = gpu->tf32 && !low; key.beta0 = beta == 0;
@@ -2020,14 +2026,14 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.bias = v.v.p;
     key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
         CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    plan = stx__plan_of(x, what, &key, &o, how);
+    plan = stx__plan_of(x, what, &key, &o, pieces > 0);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__plan_of(x, what, &key, &o, how);
+        plan = stx__plan_of(x, what, &key, &o, pieces > 0);
     }
     if (!plan || !stx_ok(x)) return 1;
-    if (plan->plain && how == STX__PIECES) return -1;
+    if (plan->plain && pieces) return -1;
     if (plan->plain) {
         stx__gemm_nums p;
         p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
@@ -2040,7 +2046,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         return 1;
     }
     s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
-    if (s != CUBLAS_STATUS_SUCCESS && how == STX__PIECES) { plan->plain = 1; return -1; }      /* the whole product may be made */
+    if (s != CUBLAS_STATUS_SUCCESS && pieces) { plan->plain = 1; return -1; }      /* the whole product may be made */
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
                                 1.0f);
@@ -2073,7 +2079,7 @@ static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
 static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, size_t pieces, int late) {
     stx_gpu *gpu = stx__use(x);
     struct stx__late *t = gpu->late;
-    const size_t each = (g->M * g->N + 63) / 64 * 64, bytes = pieces * each * sizeof(float), n = rows * g->N;
+    const size_t each = stx__piece_size(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
     stx_gemm_args piece = *g;
     stx__piece_sum *s;
     int k;
@@ -2086,14 +2092,10 @@ static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, 
     if (!t->pieces) return 0;
     for (k = 0; k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n); k++) continue;
     if (k < t->products || t->products == STX__LATE_MOST || t->pieces_used + bytes > STX__PIECES_ROOM) stx__products_now(x);
-    piece.batch = pieces;
-    piece.K = g->K / pieces;
-    piece.sa = piece.K * g->lda; piece.sb = piece.K * g->ldb;
     piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
     piece.ldc = g->N;
-    piece.sc = each;
     piece.beta = 0;
-    if (stx__lt_product(x, what, &piece, NULL, 0, STX__PIECES) < 0) return 0;
+    if (stx__lt_product(x, what, &piece, NULL, 0, pieces) < 0) return 0;
     s = &t->product.s[t->products++];
     s->d = stx__num_of(x, g->C);
     s->part = (const float *)(const void *)piece.C;
@@ -2125,7 +2127,7 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
         if ((pieces > 1 || rows < g->M) && stx__lt_pieces(x, what, g, rows, pieces, late)) return;
     }
     part.M = rows;
-    stx__lt_product(x, what, &part, NULL, 0, STX__WHOLE);
+    stx__lt_product(x, what, &part, NULL, 0, 0);
 }
 /* As stx_gemm; see stx__lt_product. */
 void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_add(x, "stx_gemm", g, g->M, 0); }
@@ -2140,7 +2142,7 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, STX__WHOLE)) {
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, 0)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
         if (!pre) return;
     }
@@ -2207,7 +2209,7 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
-        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, STX__WHOLE);
+        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, 0);
     }
     if (a->dW) {
         g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
