@@ -1787,9 +1787,8 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
 }
-/* how: STX__PIECES or more, and what cublasLt refuses is a plan that is plain, and no error */
-enum { STX__WHOLE, STX__PIECES };
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int how) {
+/* quiet: what cublasLt refuses is a plan that is plain, and no error */
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int quiet) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
@@ -1805,7 +1804,7 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     /* timing waits for what runs before it, which may be other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
     s = stx__plan_make(g, p, o);
-    if (s != CUBLAS_STATUS_SUCCESS && how >= STX__PIECES) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
+    if (s != CUBLAS_STATUS_SUCCESS && quiet) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
     if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
@@ -1931,8 +1930,6 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     o->ld = ld;
     if (o->stride) o->stride = o->rows * ld;
 }
-/* Numbers from a piece of a product to the next, see PIECES OF K */
-static size_t stx__piece_numbers(const stx_gemm_args *g) { return (g->M * g->N + 63) / 64 * 64; }
 /* Alignment in three classes, not in all powers of two, so that a tensor that moves in the arena keeps its plan and its bits */
 static int stx__align(const void *p) {
     uintptr_t a = (uintptr_t)p;
@@ -1940,14 +1937,16 @@ static int stx__align(const void *p) {
 }
 
 /* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
-   has no algorithm that does it. how: STX__PIECES, returns -1, without an error, where cublasLt does not make this product; more, and a
-   batch that has one C is made in so many pieces of all its K, which follow each other at C, stx__piece_numbers apart. The bias has C's
-   type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences cover A, B, C, D but not the epilogue bias
-   pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch 194497). */
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, int how) {
+   has no algorithm that does it. The bias has C's type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences
+   cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment"
+   (pytorch/pytorch 194497).
+   pieces > 0: of one product A^T B (also one of a batch with one C, then K is that of all of it) C gets so many products of K / pieces rows
+   each, stx__piece_size apart. Returns -1, without an error, where cublasLt does not make that. */
+static size_t stx__piece_size(const stx_gemm_args *g) { return (g->M * g->N + 63) / 64 * 64; }
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, size_t pieces) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N;
-    size_t batch = g->batch, M = g->M, K = g->K, sc = g->sc;
+    size_t batch = g->batch, M = g->M, K = g->K;
     const float alpha = g->alpha, beta = g->beta;
     stx_gpu *gpu = stx__gpu(x);
     stx__plan_key key;
@@ -1970,8 +1969,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx_gemm_args one = *g;
         one.batch = 1;
         for (size_t e = 0; e < batch; e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
-            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu, STX__WHOLE) && fuse && e + 1 == batch)
-                return 0;
+            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu, 0) && fuse && e + 1 == batch) return 0;
         return 1;
     }
     /* one matrix for all: then the batch is more rows of one product */
@@ -2002,18 +2000,15 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx__pack(x, what, &b, to + of_a);
         stx__pack(x, what, &v, to + of_a + of_b);
     }
-    if (sum) {
-        const size_t pieces = how > STX__PIECES ? (size_t)how : 1;
-        K = K * batch / pieces;
-        batch = pieces;
-        a.stride = pieces > 1 ? K * a.ld : 0;
-        b.stride = pieces > 1 ? K * b.ld : 0;
-        sc = stx__piece_numbers(g);
-    }
+    if (sum) { K *= batch; batch = 1; a.stride = b.stride = 0; }
     memset(&key, 0, sizeof key);
     key.batch = batch; key.M = M; key.N = N; key.K = K;
     key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;
-    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? sc : 0;
+    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? g->sc : 0;
+    if (pieces > 1) {
+        key.batch = pieces; key.K = K / pieces;
+        key.sa = key.K * a.ld; key.sb = key.K * b.ld; key.sc = stx__piece_size(g);
+    }
     key.ta = !!ta; key.tb = !!tb;
     key.half_in = low; key.half_out = c.half;
     key.tf32 = gpu->tf32 && !low; key.beta0 = beta == 0;
@@ -2023,14 +2018,14 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.bias = v.v.p;
     key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
         CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    plan = stx__plan_of(x, what, &key, &o, how);
+    plan = stx__plan_of(x, what, &key, &o, pieces > 0);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__plan_of(x, what, &key, &o, how);
+        plan = stx__plan_of(x, what, &key, &o, pieces > 0);
     }
     if (!plan || !stx_ok(x)) return 1;
-    if (plan->plain && how >= STX__PIECES) return -1;
+    if (plan->plain && pieces) return -1;
     if (plan->plain) {
         stx__gemm_nums p;
         p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
@@ -2043,7 +2038,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         return 1;
     }
     s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
-    if (s != CUBLAS_STATUS_SUCCESS && how >= STX__PIECES) { plan->plain = 1; return -1; }      /* the whole product may be made */
+    if (s != CUBLAS_STATUS_SUCCESS && pieces) { plan->plain = 1; return -1; }      /* the whole product may be made */
     if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
                                 1.0f);
@@ -2076,10 +2071,10 @@ static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
 static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, size_t pieces, int late) {
     stx_gpu *gpu = stx__use(x);
     struct stx__late *t = gpu->late;
-    const size_t each = stx__piece_numbers(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
+    const size_t each = stx__piece_size(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
     stx_gemm_args piece = *g;
     stx__piece_sum *s;
-    int k, how = STX__PIECES;
+    int k;
     late = late && t->depth;
     if (bytes > STX__PIECES_ROOM) return 0;
     if (!t->pieces && !gpu->capturing) {
@@ -2089,17 +2084,10 @@ static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, 
     if (!t->pieces) return 0;
     for (k = 0; k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n); k++) continue;
     if (k < t->products || t->products == STX__LATE_MOST || t->pieces_used + bytes > STX__PIECES_ROOM) stx__products_now(x);
-    if (g->batch > 1) how = (int)pieces;
-    else {
-        piece.batch = pieces;
-        piece.K = g->K / pieces;
-        piece.sa = piece.K * g->lda; piece.sb = piece.K * g->ldb;
-        piece.sc = each;
-    }
     piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
     piece.ldc = g->N;
     piece.beta = 0;
-    if (stx__lt_product(x, what, &piece, NULL, 0, how) < 0) return 0;
+    if (stx__lt_product(x, what, &piece, NULL, 0, pieces) < 0) return 0;
     s = &t->product.s[t->products++];
     s->d = stx__num_of(x, g->C);
     s->part = (const float *)(const void *)piece.C;
@@ -2116,7 +2104,8 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
     stx_gemm_args part = *g;
     stx__num c = stx__num_of(x, g->C);
     size_t pieces = 1, first = rows / 64 * 64, K = g->batch * g->K;
-    if (stx_ok(x) && (g->batch == 1 || (!g->sc && g->sa && g->sb)) && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && g->K && !c.half && !c.twin) {
+    if (stx_ok(x) && (g->batch == 1 || (!g->sc && g->sa && g->sb)) && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && K
+        && !c.half && !c.twin) {
         if (rows < g->M && first && g->M * g->N * sizeof(float) > STX__PIECES_ROOM) {
             part.M = first;
             stx__lt_add(x, what, &part, first, late);
@@ -2131,7 +2120,7 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
         if ((pieces > 1 || rows < g->M) && stx__lt_pieces(x, what, g, rows, pieces, late)) return;
     }
     part.M = rows;
-    stx__lt_product(x, what, &part, NULL, 0, STX__WHOLE);
+    stx__lt_product(x, what, &part, NULL, 0, 0);
 }
 /* As stx_gemm; see stx__lt_product. */
 void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_add(x, "stx_gemm", g, g->M, 0); }
@@ -2146,7 +2135,7 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
-    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, STX__WHOLE)) {
+    if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, 0)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
         if (!pre) return;
     }
@@ -2213,7 +2202,7 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
-        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, STX__WHOLE);
+        stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, 0);
     }
     if (a->dW) {
         g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);

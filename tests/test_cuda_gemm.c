@@ -413,6 +413,43 @@ static void pieces(stx_ctx *x, int own) {
         pieces_case(x, &p, NULL);
     }
 }
+/* The same of streams whose rows stand apart, as a memory's do: one sum over all of them, packed, and whole or in pieces that need not be
+   the streams */
+static void pieces_of_streams(stx_ctx *x) {
+    enum { B = 6, N = 40, I = 24, O = 40, GAP = 48 };
+    static const int want[] = {1, 3, 4, 6, 16, 0};
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    size_t k, late, n = O * I, per_in = N * I + GAP, per_dy = N * O + (bf16 ? 0 : 8);
+    float *in = cuda_random(B * per_in, 1, 0), *dy = cuda_random(B * per_dy, 1, 0);
+    stx_real *gin, *gdy;
+    if (bf16) { cuda_round(in, B * per_in); cuda_round(dy, B * per_dy); }
+    gin = cuda_numbers(x, in, B * per_in, STX_MEM_NUMBERS);
+    gdy = cuda_numbers(x, dy, B * per_dy, STX_MEM_NUMBERS);
+    for (late = 0; late < 2; late++)
+        for (k = 0; k < sizeof want / sizeof *want; k++) {
+            float *dW = cuda_random(n, 1, 0), *got;
+            stx_real *gdW = cuda_numbers(x, dW, n, STX_MEM_BYTES);
+            stx_linear_bwd_args bwd;
+            memset(&bwd, 0, sizeof bwd);
+            bwd.N = N; bwd.Ci = I; bwd.O = O;
+            bwd.batch = B; bwd.sin = per_in; bwd.sda = per_dy;
+            bwd.late = late ? STX_LATE_DW : 0;
+            inner_pieces(x, want[k]);
+            if (late) stx_cuda_late(x, 1);
+            bwd.da = gdy; bwd.in = gin; bwd.dW = gdW;
+            stx_linear_bwd_cuda(x, &bwd);
+            bwd.da = dy; bwd.in = in; bwd.dW = dW;
+            stx_linear_bwd(cpu, &bwd);
+            if (late) stx_cuda_late(x, -1);
+            inner_pieces(x, 0);
+            got = fetch(x, gdW, n);
+            CHECK(stx_ok(x) && near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6), "dW of streams in %d pieces, late %zu: %s", want[k], late, stx_error(x));
+            stx_cuda_free(x, gdW);
+            free(dW); free(got);
+        }
+    stx_cuda_free(x, gin); stx_cuda_free(x, gdy);
+    free(in); free(dy);
+}
 /* More sums than a launch has room for, of many weights; the same bits in every order of threads */
 static stx_ctx *pieces_ctx;
 static void pieces_again(void *user, uint64_t *hash) {
@@ -582,6 +619,7 @@ int main(int argc, char **argv) {
             pieces_timed = k > 0;
 #endif
             pieces(x, k < 0);
+            pieces_of_streams(x);
             captured(x);
             again_ctx = x;
             cuda_orders(k < 0 ? "linear by the own kernel" : "linear by cublasLt", again, numbers);
