@@ -345,7 +345,7 @@ typedef struct stx_params {
     struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
     stx_real    *room, *room_grads;        /* of stx_params_beside: what is left of it */
-    size_t       room_left;
+    size_t       room_left, room_next;      /* and what the next parameter begins one with */
     ptrdiff_t    ahead;            /* of stx_params_draw, for the next one */
 } stx_params;
 
@@ -2811,10 +2811,8 @@ STX_DEF int stx_params_beside(stx_params *p, size_t n) {
     stx_ctx *x = p ? p->ctx : NULL;
     if (!stx_ok(x)) return 0;
     p->room_left = 0;
-    p->room = stx__numbers(x, STX__PARAM, n);
-    p->room_grads = p->room ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, n) : NULL;
-    if (p->room_grads) p->room_left = n;
-    return stx_ok(x);
+    p->room_next = n;
+    return 1;
 }
 STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) { if (p) p->ahead = ahead; }
 /* A parameter's head, with room for its numbers and its gradient: from stx_params_beside's room as long as there is some (then there is no
@@ -2825,6 +2823,13 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
+    if (!room && p->room_next > n && n % 64 == 0) {         /* else there is nothing to stand beside it */
+        p->room = stx__numbers(x, STX__PARAM, p->room_next);
+        p->room_grads = p->room ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->room_next) : NULL;
+        if (!p->room_grads) return NULL;
+        p->room_left = p->room_next;
+    }
+    p->room_next = 0;
     if (room || n > p->room_left || n % 64) {
         p->room_left = 0;
         t = stx__tensor_with(x, STX__PARAM, ndim, d, room);
@@ -7095,16 +7100,15 @@ STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *cons
 }
 
 typedef struct stx__past_save { stx_past piece[STX_PAST_PIECES]; int pieces; size_t B, m; } stx__past_save;
-/* Are they all one matrix (B m,Ci), as y is one (B m,O)? */
-static int stx__past_dense(const stx__past_save *s, size_t Ci) {
-    return s->pieces == 1 && (s->B == 1 || s->piece[0].stride == s->m * Ci);
-}
+/* Is it one product? Where rows stand must not decide it: after a checkpoint they may lie without gaps where there were some, and the same
+   step has to have the same bits */
+static int stx__past_dense(const stx__past_save *s) { return s->pieces == 1 && s->B == 1; }
 /* One product of B matrices a piece. y = X W^T + b:   dW += dy^T X ; db += sum of dy's rows */
 static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
     const stx__past_save *s = (const stx__past_save *)n->save;
     stx_tensor *W = n->in[0], *b = n->in[1];
     size_t Ci = W->dim[1], O = W->dim[0], at = 0;
-    int i, dense = stx__past_dense(s, Ci);
+    int i, dense = stx__past_dense(s);
     stx_linear_bwd_args a;
     memset(&a, 0, sizeof a);
     a.N = s->B * s->m; a.Ci = Ci; a.O = O;
@@ -7138,7 +7142,7 @@ static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_
         if (!node->save) return NULL;
         memcpy(node->save, from, sizeof *from);
     }
-    if (stx__past_dense(from, Ci)) {
+    if (stx__past_dense(from)) {
         STX_RUN(x, stx_linear_fwd, (x, y->data, NULL, from->piece[0].data, W->data, b ? b->data : NULL, d[0] * d[1], Ci, O, STX_ACT_NONE));
         return y;
     }
@@ -7221,7 +7225,7 @@ typedef struct stx__heads_save {
 } stx__heads_save;
 /* The product of all streams with the weights at W, y = X W^T; or the gradient of those, dW = dy^T X */
 static void stx__heads_product(stx_ctx *x, const stx__heads_save *s, size_t g, const stx_real *W, stx_real *dW) {
-    const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, all = s->X[g].stride == rows * Ci ? s->B : 1;       /* streams at once */
+    const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, all = s->h.len[g] ? s->B : 1;       /* streams at once: see stx__past_dense */
     stx_gemm_args a = dW ? stx_gemm_of(1, 0, O, Ci, all * rows, s->y[g]->grad, s->X[g].data, dW)
                          : stx_gemm_of(0, 1, all * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
     a.batch = s->B / all;
