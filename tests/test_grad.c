@@ -388,6 +388,43 @@ static void linears_beside(void) {
     CHECK(worst < 1e-15, "side by side or apart: gradients are %g apart", worst);
 }
 static void row_linear_many_all(void) { row_linear_many(); linears_beside(); }
+/* Rows without gaps between streams, and with some: the same bits, or a run that is resumed from a checkpoint would not be what it was */
+static void past_places(void) {
+    enum { B = 3, M = 40, C = 24 };
+    static const size_t gaps[] = {0, 1, 5, 24, 100};
+    static stx_real out[2][2 * B * M * 2 * C + 4 * C * C], rows[B * (M * C + 100)];
+    size_t k, b, i, g;
+    for (k = 0; k < sizeof gaps / sizeof *gaps; k++) {
+        stx_head_groups groups;
+        stx_tensor *w[2], *y[1 + STX_HEAD_GROUPS], *all = NULL;
+        stx_params *p = stx_params_create(ctx1);
+        stx_past past;
+        size_t n = 0;
+        char name[2][24];
+        for (b = 0; b < B; b++) for (i = 0; i < M * C; i++) rows[b * (M * C + gaps[k]) + i] = sin((double)(b * M * C + i) * 0.37);
+        past.data = rows; past.rows = M; past.stride = M * C + gaps[k];
+        for (i = 0; i < 2; i++) {
+            snprintf(name[i], sizeof name[i], "places %zu %zu", k, i);
+            w[i] = stx_param(p, STX_ZEROS, 0, name[i], C, C, 0, 0);
+            for (b = 0; b < C * C; b++) w[i]->data[b] = cos((double)(b * (i + 2)) * 0.61);
+        }
+        memset(&groups, 0, sizeof groups);
+        groups.count = 3; groups.rows[0] = M; groups.rows[1] = 30; groups.rows[2] = 4;       /* the last one is worth a copy */
+        groups.of[1] = 1; groups.of[2] = groups.of[3] = 2;
+        stx_begin(ctx1, STX_TRAIN);
+        y[0] = stx_linear_past(ctx1, &past, 1, B, w, NULL, 2);
+        CHECK(y[0] && stx_linear_heads(ctx1, &past, B, w[0], w[1], 4, &groups, y + 1), "%s", stx_error(ctx1));
+        for (g = 0; g < 4; g++) {
+            for (i = 0; i < y[g]->size; i++) out[k > 0][n++] = y[g]->data[i];
+            all = all ? stx_add(ctx1, all, stx_mean(ctx1, stx_mul(ctx1, y[g], y[g]))) : stx_mean(ctx1, stx_mul(ctx1, y[g], y[g]));
+        }
+        stx_backward(ctx1, all);
+        for (i = 0; i < 2; i++) for (b = 0; b < C * C; b++) out[k > 0][n++] = w[i]->grad[b];
+        CHECK(n <= sizeof out[0] / sizeof **out && (!k || !memcmp(out[0], out[1], n * sizeof **out)), "%zu numbers between streams: other "
+              "bits", gaps[k]);
+    }
+}
+static void row_linear_past_all(void) { row_linear_past(); past_places(); }
 
 static stx_tensor *make_layernorm(stx_ctx *x, stx_tensor **in, void *user) {
     return stx_layernorm(x, in[0], in[1], in[2], *(double *)user);
@@ -2462,7 +2499,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
     {"stx_linear_many", row_linear_many_all},
-    {"stx_linear_past", row_linear_past},
+    {"stx_linear_past", row_linear_past_all},
     {"stx_linear_heads", row_linear_heads},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
