@@ -2753,7 +2753,8 @@ static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, 
     if (c >= p.W) return 1;
     return c >= lo && c < hi && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
 }
-/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far from it. Operations in stx__attn_ramp's order, and none fused. */
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far from it. Operations in stx__attn_ramp's order, and
+   none fused. */
 static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
@@ -3491,7 +3492,7 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
-    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 0 };
+    enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 2 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
@@ -3532,7 +3533,7 @@ struct stx__at_tf32 {
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
-    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 0 };
+    enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 3 };
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
@@ -3614,9 +3615,9 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
    starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
 
    A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (EDGES; the test is the same for a whole warp). A row without keys
-   has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top is the largest
-   logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
+   applied only where a tile meets an edge of some row's window or the ramp (EDGES; the test is the same for a whole warp). A row
+   without keys has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top
+   is the largest logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
    bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
    a row of one key gives exactly its value. Else y would be off by a common factor of up to 2^-9, and with it dy.y, from which backward
    takes nearly the same number away: there gradients that are 0 came out as 3.
@@ -3853,7 +3854,8 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
         }
         __syncwarp();
     }
-    if (window && p.pe) {               /* as below: round c serves block c + 2m of strip m, from the first group on or two blocks before it */
+    if (window && p.pe) {
+        /* as below: round c serves block c + 2m of strip m, from its first group on, or from two blocks before */
         const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
         const stx__at_lanes lanes = stx__at_lanes_of(w.lane);
         int from[MT], to[MT], c;
@@ -4378,7 +4380,7 @@ template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
            TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16, CHUNK = 16 * CH * 16,
            DISTANCES = BK + 16, EDGE = STRIPS * DISTANCES * 4,  /* of a strip and a tile, 15 + BK, and a table of them for each warp */
            /* that should fit on a multiprocessor; 0: nvcc decides, which would rather spill than have 2 of wide heads */
-           QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0, KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : SIZE == 2 && DP > 64 ? 2 : 0,
+           QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0, KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : THREADS == 128 ? 2 : 0,
            MASK = 1 };                                          /* does it ask whether all keys exist? */
 };
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
@@ -4654,13 +4656,14 @@ template<class Sh, int EDGE, int DROP, int NB> static __device__ __forceinline__
 #pragma unroll
         for (e = 0; e < 4; e++) {
             const int c = 8 * n + (e & 1);
-            float f = DROP && !(kept >> (4 * n + e) & 1) ? 0 : vf, d = fmaf(f, g[n][e], -t.dsum[e >> 1]), x = s[n][e];
+            const int yes = !DROP || (kept >> (4 * n + e) & 1);
+            float d = fmaf(vf, yes ? g[n][e] : 0, -t.dsum[e >> 1]), x = s[n][e];
             if (EDGE) {
                 float m = c >= lo && c < hi ? edge[8 * (e >> 1) - c] : 0;
                 if (__float_as_int(m) < 0) dz += x * d;
                 x = m == 0 ? 0 : fabsf(m) * x;          /* m w <= 1, but w alone may not fit where m is 0 */
             }
-            s[n][e] = x * f;
+            s[n][e] = yes ? x * vf : 0;
             g[n][e] = x * d;
         }
 }
@@ -4675,13 +4678,21 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_front
     const stx__ab_tile &t, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4]) {
     uint32_t kept;
     float none = 0;
+    int n, e;
     stx__ab_logits<Sh, ASK>(a, m, t, s);
     stx__ab_clear(g);
     stx__ab_dot<Sh, Sh::NB>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
     kept = stx__ab_kept<Sh>(a, t);
     stx__ab_probabilities<Sh, 0, Sh::NB>(a, t, s);
-    if (a.p.keep) stx__ab_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
-    else stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+    if (a.p.keep) {
+        /* all of s before ds, or nvcc would begin so many cells at once that a register or two spill */
+        if (Sh::DP == 32 && Sh::SIZE == 2)
+#pragma unroll
+            for (n = 0; n < Sh::NB; n++)
+#pragma unroll
+                for (e = 0; e < 4; e++) s[n][e] = __uint_as_float((uint32_t)stx__at_again((int)__float_as_uint(s[n][e])));
+        stx__ab_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+    } else stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
 }
 
 /* An edge, on its way from group to group: what one leaves to the next. lane: the thread's, see stx__at_again */
@@ -4905,7 +4916,8 @@ static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, in
     *(uint2 *)to = make_uint2(f.x, f.z);
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
-/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has zeros where the other has cells; the last one waits */
+/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has zeros where the other has cells; the last one
+   waits */
 template<class P> static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, int y, const float (*u)[4], uint4 *wait,
     int first, int last) {
     uint32_t f[4];
@@ -4989,7 +5001,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
             if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ, Sh::BK);
             stx__cp_commit();
         }
-        if (stx__ab_plain<Sh>(p, w, t)) {
+        if (Sh::BK > 16 && stx__ab_plain<Sh>(p, w, t)) {
             stx__ab_front<Sh, Sh::MASK>(a, now, t, s, g);
             stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
             int at = stx__ab_chunk<Sh>(t, 0);
@@ -5224,7 +5236,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
                 stx__ab_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
             }
         }
-        if (__syncthreads_and(all)) {
+        all = __syncthreads_and(all);
+        if (all && Sh::SIZE == 2) {                     /* floats' sums are long enough for a loop */
 #pragma unroll
             for (k = 0; k < Sh::BQ; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
         } else {
@@ -5232,7 +5245,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
             for (n = 0; n < Sh::BQ; n += 16) {          /* strips that meet the warp's keys: others have left nothing there */
                 const stx__at_band band = stx__at_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
                 const int again = stx__at_again((int)threadIdx.x & 31);
-                if (group < band.lo || group >= band.hi) continue;
+                if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
                 for (k = 0; k < 16; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
             }
@@ -5409,7 +5422,8 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
    the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
-   comes as zeros. Only heads with columns in the block cost anything, and of a short one's only warps that have some. Parts as those of diagonals, by column. */
+   comes as zeros. Only heads with columns in the block cost anything, and of a short one's only warps that have some. Parts as
+   those of diagonals, by column. */
 template<class Sh> struct stx__ab_columns {
     enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
            SHARED = 2 * (TILE + Sh::TILE_Q) };

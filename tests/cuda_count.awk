@@ -3,6 +3,8 @@
 # Main loop: from a branch back with the most products (HMMA) in between, the shortest of these. A round: of the ways from its first
 # instruction to that branch which pass the most products, and copies, the one of fewest instructions: a tile inside of the window, without
 # dropout, ramp or padding. What stands in a loop of its own in there counts once. Branches: BRA, BSSY, BSYNC, CALL and their kin.
+# A group: of the loops inside the main loop that have products and powers (MUFU), the shortest, a round as above: 16 keys of an edge of
+# the window, in backward's sweeps.
 function clear() { n = 0; split("", op); split("", to); split("", free); split("", at) }
 function kind(o) {
     sub(/\..*/, "", o)
@@ -33,11 +35,11 @@ function ways(   i, j, c) {
         }
     } while (changed)
 }
-function finish(   i, j, c, d, best, h, loop, way, refused) {
+function finish(   i, j, c, d, best, h, loop, way, refused, first, last, all, group) {
     if (!name || !n) return
     split("", sum)
-    sum[0] = 0
-    for (i = 1; i <= n; i++) sum[i] = sum[i - 1] + (op[i] ~ /^HMMA/)
+    sum[0] = powers[0] = 0
+    for (i = 1; i <= n; i++) { sum[i] = sum[i - 1] + (op[i] ~ /^HMMA/); powers[i] = powers[i - 1] + (op[i] ~ /^MUFU/) }
     if (!sum[n]) return
     split("", refused)
     for (;;) {
@@ -61,8 +63,17 @@ function finish(   i, j, c, d, best, h, loop, way, refused) {
         if (c && op[i] ~ /^LDGSTS/ && !(((j, 1) in few) && few[j, 1] + 1 == few[i, 1] && most[j, 1] == most[i, 1])) c = 0
         i = j
     }
-    printf "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", name, n, back - head + 1, loop["branch"], few[head, d],
-        way["HMMA"], way["LDSM"], way["LDGSTS"], way["SHFL"], way["MUFU"], way["branch"]
+    first = head; last = back; all = few[head, d]; group = "| - | - |"
+    for (i = first + 1; i < last; i++) if (op[i] ~ /^BRA/ && (to[i] in at) && at[to[i]] > first && at[to[i]] < i) {
+        j = at[to[i]]
+        if (sum[i] > sum[j - 1] && powers[i] > powers[j - 1] && (group ~ /-/ || i - j < back - head)) {
+            head = j; back = i
+            ways()
+            if ((head, 0) in most) group = sprintf("| %d | %d |", few[head, 0], most[head, 0])
+        }
+    }
+    printf "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d %s\n", name, n, last - first + 1, loop["branch"], all,
+        way["HMMA"], way["LDSM"], way["LDGSTS"], way["SHFL"], way["MUFU"], way["branch"], group
 }
 /^[ \t]*Function : / { finish(); clear(); name = $3; next }
 /^[ \t]*\/\*[0-9a-f]+\*\// {

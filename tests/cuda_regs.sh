@@ -11,7 +11,7 @@
 # to compile and to link, for which nvcc need not optimise: a tenth of the time. After a change of the code registers are compared each
 # time, until --record has written the table of the new code.
 # --count prints a table of instructions instead: of each kernel of the fused attention with products, in all, in its main loop, and of one
-# round of that (a tile inside of the window), from what cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another
+# round of that (a tile inside of the window; behind it a group of 16 keys of one that the window cuts, where these are a loop), from what cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another
 # version of seqtx_cuda.cu, of an earlier commit say.
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
@@ -26,8 +26,8 @@ if [ "$1" = --count ]; then
     command -v "${NVCC:-nvcc}" >/dev/null 2>&1 || { echo "cuda_regs.sh: no nvcc: set NVCC" >&2; exit 2; }
     command -v c++filt >/dev/null 2>&1 && filter=c++filt
     "$nvcc" -std=c++17 -arch=sm_90 -I. -cubin "$source" -o "$out/sm_90.cubin" && "$sass" -sass "$out/sm_90.cubin" > "$out/sm_90.sass" || exit 1
-    echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches |"
-    echo "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches | of a group of an edge | HMMA |"
+    echo "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     awk -f tests/cuda_count.awk "$out/sm_90.sass" | "$filter" | sed -n 's/^| void \(stx__a[tbf][^(]*\)([^|]*|/| \1 |/p' | sed 's/ *> */>/g' | sort
     exit
 fi

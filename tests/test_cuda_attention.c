@@ -1088,7 +1088,9 @@ static void rows(void) {
             CHECK(off <= (d.c->acts ? 4e-3 : 2e-6), "version %d: dpe off by %.2e from the sweep's: %s", of[v], off, label(d.c));
         }
 #ifdef SEQTX_CUDA_HOST
-        CHECK(k == 8 || ran[1] < ran[0], "%ld products with rows of dR, %ld without: %s", ran[1], ran[0], label(d.c));
+        /* where few keys are left the sweep multiplies less than the rows' product, which takes all of a tile's queries */
+        CHECK(k == 8 || (k == 7 || k == 9 ? ran[1] != ran[0] : ran[1] < ran[0]), "%ld products with rows of dR, %ld without: "
+              "%s", ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]), "%ld products with room for half of the rows, %ld and %ld for all and none: "
               "%s", ran[2], ran[1], ran[0], label(d.c));
 #endif
@@ -1103,6 +1105,7 @@ static void edges(int half) {
     static const size_t spans[] = {3, 8, 15, 16, 17, 31, 33, 48, 49, 63, 64, 65, 80, 97, 129}, sizes[] = {16, 64, 96, 128};
     static const ptrdiff_t firsts[] = {0, 5, 40, 79};
     size_t k, n;
+    test_state = 7001;
     for (k = 0; k < sizeof spans / sizeof *spans; k++) for (n = 0; n < 4; n++) {
         attn c;
         memset(&c, 0, sizeof c);
@@ -1111,7 +1114,7 @@ static void edges(int half) {
         c.span = spans[k]; c.first = firsts[n]; c.dmin = (int)((k + n / 2) % 2);
         if (n != 1) { c.P = spans[k] + (size_t)(1 - c.dmin); c.shared = 1; c.vb = n == 3; }
         c.N = n == 2 ? 1 + spans[k] / 2 : 0;
-        if (n == 3) { c.z = 1; c.L = (double)spans[k]; c.R = 9; }
+        if (n == 3) { c.H = 3; c.z = 1; c.L = (double)spans[k]; c.R = 9; }        /* 3: dz of one head alone may be what rounding leaves */
         one_case(&c, half, 0, half ? 4 + 16 + (n == 3 ? 8 : 0) : 4);
     }
 }
