@@ -1,7 +1,8 @@
 /* count_cuda.c - counts the operations and bytes of a training step of each configuration of the GPU benchmark, kernel by kernel, from
    formulas (cuda_model.h). Nothing is run and nothing is measured.
 
-       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels] [--tiny] */
+       cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels] [--tiny]
+       build/count_cuda --sweeps        for tests/cuda_regs.sh --table: tiles of attention's kernels */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
@@ -39,11 +40,29 @@ static void totals(const work *w, int at) {
 }
 #define TOTALS "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
     "optimiser GB|together|nodes|roofline ms|planned ms"
+/* A line for each configuration and kernel: channels that a head is filled up with, queries of a warp, sweep, plain tiles of a warp that are
+   as much work as a step's */
+static void sweeps(void) {
+    static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
+    size_t l;
+    int i, k, backward;
+    for (i = 0; i < CONFIGS; i++)
+        for (backward = 0; backward < 2; backward++) {
+            double units[SWEEPS], all[SWEEPS] = {0}, bytes;
+            tiles t = tiles_of(&configs[i], 0, 0, 0);
+            for (l = 0; l < configs[i].layers; l++) {
+                t = attention_sweeps(&configs[i], l, backward, units, &bytes);
+                for (k = 0; k < SWEEPS; k++) all[k] += units[k] * (double)configs[i].batch / sweep_unit(&t, k);
+            }
+            for (k = 0; k < SWEEPS; k++) if (all[k] > 0) printf("%s %d %d %s %.0f\n", configs[i].name, t.DP, t.strip, name[k], all[k]);
+        }
+}
 int main(int argc, char **argv) {
     int kernels = 0, small = 0, i;
     for (i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--kernels")) kernels = 1;
         else if (!strcmp(argv[i], "--tiny")) small = 1;
+        else if (!strcmp(argv[i], "--sweeps")) { sweeps(); return 0; }
         else if (!strcmp(argv[i], "--append") && i + 1 < argc) report_path = argv[++i];
         else { fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n"); return 2; }
     }

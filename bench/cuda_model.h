@@ -296,15 +296,18 @@ static inline double tiles_vectors(const tiles *t, double N, int backward) {
     }
     return units * 16 / t->BK;
 }
-/* Operations of a layer, forward (0) or backward; *bytes: of rows of dR, written and read */
-static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
-    double S = window_of(c, l), units = 0, room;
+/* Units of each sweep of a layer, of one batch row: forward, queries, keys, table, diagonals (persistent vectors with forward and keys);
+   *bytes: of rows of dR, written and read. t: the tiles of backward, or of forward */
+enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
+static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units, double *bytes) {
+    double S = window_of(c, l), room;
     int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64 &&
         (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
     tiles t = tiles_of(c, S, 0, wide);
     size_t h, k;
     room = tiles_room(&t, (double)c->batch, (double)c->heads);
     *bytes = 0;
+    for (k = 0; k < SWEEPS; k++) units[k] = 0;
     for (h = 0; h < c->heads; h++) {
         double keys = keys_of(c, l, h), width, before = 0;
         t.live = floor(keys < S ? keys : S);
@@ -315,12 +318,29 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
             other = tiles_width(&t, floor(other < S ? other : S));
             if (other < width || (other == width && k < h)) before += other;
         }
-        if (!backward) units += tiles_forward(&t);
-        else units += tiles_queries(&t) + tiles_keys(&t) + (before + width <= room ? tiles_table(&t) : tiles_diagonals(&t));
-        if (backward && before + width <= room) *bytes += 4 * (double)c->batch * t.T * width;
+        if (!backward) { units[SWEEP_FORWARD] += tiles_forward(&t); continue; }
+        units[SWEEP_QUERIES] += tiles_queries(&t);
+        units[SWEEP_KEYS] += tiles_keys(&t);
+        if (before + width <= room) units[SWEEP_TABLE] += tiles_table(&t);
+        else units[SWEEP_DIAGONALS] += tiles_diagonals(&t);
+        if (before + width <= room) *bytes += 4 * (double)c->batch * t.T * width;
     }
-    units += (double)c->heads * tiles_vectors(&t, (double)c->pers, backward);
-    return units * (double)c->batch * 32 * t.BK * t.DP;
+    units[backward ? SWEEP_KEYS : SWEEP_FORWARD] += (double)c->heads * tiles_vectors(&t, (double)c->pers, backward);
+    return t;
+}
+/* Operations of a layer, forward (0) or backward */
+static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
+    double units[SWEEPS], sum = 0;
+    tiles t = attention_sweeps(c, l, backward, units, bytes);
+    int k;
+    for (k = 0; k < SWEEPS; k++) sum += units[k];
+    return sum * (double)c->batch * 32 * t.BK * t.DP;
+}
+/* Units of a plain tile of a warp: 64 queries by t.columns of four warps for the table, a strip by BK keys for all else */
+static inline double sweep_unit(const tiles *t, int sweep) {
+    double wide = 1 + 16.0 / t->BK;
+    return sweep == SWEEP_FORWARD ? t->strip / 16 * 3.0 : sweep == SWEEP_QUERIES ? 3 + 2 * wide : sweep == SWEEP_KEYS ? 4 + wide
+        : sweep == SWEEP_TABLE ? t->columns / (double)t->BK : 2 + 2 * wide;
 }
 /* What a row's kernels execute, where that is more than `flop`, which was added before */
 static inline void work_runs(work *w, const char *name, double run, double flop) {

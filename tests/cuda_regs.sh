@@ -1,5 +1,5 @@
 #!/bin/sh
-# cuda_regs.sh [--record] [ARCH...], or --count [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
+# cuda_regs.sh [--record] [ARCH...], or --count [FILE], or --table [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
 # and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt. No GPU is needed. Run
 # by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
@@ -11,8 +11,13 @@
 # to compile and to link, for which nvcc need not optimise: a tenth of the time. After a change of the code registers are compared each
 # time, until --record has written the table of the new code.
 # --count prints a table of instructions instead: of each kernel of the fused attention with products, in all, in its main loop, and of one
-# round of that (a tile inside of the window; behind it a group of 16 keys of one that the window cuts, where these are a loop), from what cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another
-# version of seqtx_cuda.cu, of an earlier commit say.
+# round of that (a tile inside of the window; behind it a group of 16 keys of one that the window cuts, where these are a loop), from what
+# cuobjdump (CUOBJDUMP, or on the PATH) finds in the code for sm_90. FILE: another version of seqtx_cuda.cu, of an earlier commit say.
+# --table prints what is known of each kernel of the fused attention in bfloat16, without u and vb: registers and spills (of tests/cuda_regs.txt),
+# threads and shared memory (what the launchers choose, by build/test_cuda_attention, which is made), blocks that fit on a multiprocessor of
+# sm_90, instructions (--count), how many tiles a step of two configurations has (bench/cuda_model.h), and how long their instructions take if
+# four schedulers of 132 multiprocessors issue one in each clock of 1.755 GHz. FILE: what a GPU measured, of one configuration,
+# `nsys stats --report cuda_gpu_kern_sum --format csv` of STEPS (environment; 1) steps.
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc} table=tests/cuda_regs.txt record= passed=0 failed=0
 shared=
@@ -29,6 +34,46 @@ if [ "$1" = --count ]; then
     echo "| kernel | instructions | in the main loop | branches there | of a tile | HMMA | LDSM | LDGSTS | SHFL | MUFU | branches | of a group of an edge | HMMA |"
     echo "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     awk -f tests/cuda_count.awk "$out/sm_90.sass" | "$filter" | sed -n 's/^| void \(stx__a[tbf][^(]*\)([^|]*|/| \1 |/p' | sed 's/ *> */>/g' | sort
+    exit
+fi
+if [ "$1" = --table ]; then
+    out=build/cuda_regs/table measured=${2:-/dev/null}
+    mkdir -p "$out"
+    [ -r "$measured" ] || { echo "cuda_regs.sh: cannot read $measured" >&2; exit 2; }
+    sh tests/cuda_regs.sh --count > "$out/count" || exit 1
+    ${MAKE:-make} -s build/test_cuda_attention > "$out/log" 2>&1 || { cat "$out/log" >&2; exit 1; }
+    build/test_cuda_attention kernels > "$out/kernels" || exit 1
+    ${CC:-cc} -std=c99 -O2 bench/count_cuda.c -o "$out/count_cuda" -lm && "$out/count_cuda" --sweeps > "$out/sweeps" || exit 1
+    awk -v steps="${STEPS:-1}" '
+        function floor(v) { return v - v % 1 }
+        FILENAME ~ /regs.txt$/ { if ($1 == "sm_90") { regs[$2] = $3; spills[$2] = $5 + $6; fixed[$2] = $7 }; next }
+        FILENAME ~ /count$/ { n = split($0, f, /[|]/); gsub(/ /, "", f[2]); tile[f[2]] = f[6] + 0; group[f[2]] = n > 13 ? f[13] + 0 : 0; next }
+        FILENAME ~ /sweeps$/ { if ($1 == "12x512" || $1 == "24x768") { of[$2, $3, $4] = $1; tiles[$2, $3, $4] = $5 }; next }
+        FILENAME !~ /kernels$/ {        # Time (%),Total Time (ns),Instances,..,Name
+            name = $0; sub(/^([^,]*,)+ *"?(void )?/, "", name)
+            if ($0 ~ /"/) { name = $0; sub(/^[^"]*"(void )?/, "", name) }
+            sub(/\(.*/, "", name); gsub(/[ "]|\([a-z]*\)/, "", name)
+            split($0, f, ","); took[name] += f[2] / 1e6 / steps
+            next
+        }
+        FNR == 1 {
+            print "| kernel | channels | threads | registers | spilled bytes | shared KiB | with the next tile | blocks | instructions of a tile | of an edge\047s 16 keys | tiles of a warp | of | planned ms | measured ms |"
+            print "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|"
+        }
+        $3 == 0 {
+            what = $1; sub(/<.*/, "", what); sub(/^stx__a[tb]_/, "", what)
+            split($1, f, /[<>,]/)
+            wide = what == "fwd" && f[5] == 2
+            key = $2 SUBSEP (wide ? 32 : 16) SUBSEP what
+            shared = fixed[$1] + $5 + $6; few = fixed[$1] + $5
+            by_regs = floor(65536 / (floor((regs[$1] * 32 + 255) / 256) * 256 * $4 / 32))
+            more = floor(228 * 1024 / (shared + 1024)); less = floor(228 * 1024 / (few + 1024))
+            ahead = $6 && more >= by_regs; blocks = ahead || by_regs < less ? by_regs : less
+            printf "| %s%s | %d | %d | %d | %d | %.1f | %s | %d | %d | %s | %s | %s | %s | %s |\n", what, wide ? ", two strips a warp" : "", $2, $4, regs[$1],
+                spills[$1], few / 1024, $6 ? sprintf("%.1f%s", shared / 1024, ahead ? "" : " (not taken)") : "", blocks, tile[$1], group[$1] ? group[$1] : "",
+                key in tiles ? tiles[key] : "", key in tiles ? of[key] : "",
+                key in tiles ? sprintf("%.2f", tiles[key] * tile[$1] / (132 * 4 * 1.755e6)) : "", $1 in took ? sprintf("%.3f", took[$1]) : ""
+        }' tests/cuda_regs.txt "$out/count" "$out/sweeps" "$measured" "$out/kernels"
     exit
 fi
 archs=${*:-sm_80 sm_90}

@@ -41,6 +41,11 @@ extern void inner_tune(stx_ctx *x, int tune);
 /* In how many pieces K is cut (PIECES OF K), from now on, where it can be (0: by sizes), and in how many it is by sizes */
 extern void inner_pieces(stx_ctx *x, int pieces);
 extern size_t inner_pieces_of(size_t M, size_t N, size_t K, int late);
+/* The kernels of the fused attention in bfloat16, of heads of D channels, with u and vb (two) or without: name as in tests/cuda_regs.txt,
+   threads of a block, bytes of dynamic shared memory, and how many more with the next tile. k: room for INNER_FUSED; their number */
+enum { INNER_FUSED = 8 };
+typedef struct inner_fused_kernel { char name[96]; int threads; size_t shared, more; } inner_fused_kernel;
+extern int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k);
 #endif
 
 #ifdef SEQTX_SRU_H

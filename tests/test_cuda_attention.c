@@ -5,6 +5,7 @@
 #include "cuda_test.h"
 #ifdef SEQTX_CUDA_HOST
   #include "../bench/cuda_model.h"
+  #include "inner.h"
 #endif
 
 /* >>cases */
@@ -1216,6 +1217,19 @@ static void refused(void) {
     }
 }
 
+#ifdef SEQTX_CUDA_HOST
+/* For tests/cuda_regs.sh --table: name, channels, threads, dynamic shared memory, and more with the next tile, a line a kernel */
+static void kernels(void) {
+    static const size_t channels[] = {32, 64, 96, 128};
+    size_t i;
+    int two, n, k;
+    for (i = 0; i < 4; i++) for (two = 0; two < 2; two++) {
+        inner_fused_kernel list[INNER_FUSED];
+        for (k = 0, n = inner_fused(gpu[1], channels[i], two, list); k < n; k++)
+            printf("%s %zu %d %d %zu %zu\n", list[k].name, channels[i], two, list[k].threads, list[k].shared, list[k].more);
+    }
+}
+#endif
 int main(int argc, char **argv) {
     /* one section; short, for sanitizers: the table of cases, each by one version in float and by one in bfloat16 */
     int half, brief = argc > 1 && !strcmp(argv[1], "short"), only = argc < 2 ? -1 : brief ? 0 : atoi(argv[1]);
@@ -1228,6 +1242,12 @@ int main(int argc, char **argv) {
             printf("%s\n", stx_error(gpu[half]));
             return 1;
         }
+#ifdef SEQTX_CUDA_HOST
+    if (argc > 1 && !strcmp(argv[1], "kernels")) {
+        kernels();
+        return 0;
+    }
+#endif
     for (half = 0; half < 2; half++) {
         test_state = 20250;
         if (only < 0 || only == 0) for (i = 0; i < TABLE; i++)
