@@ -4716,11 +4716,12 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx
         walk.turn, none[0], none[1], walk.lane);
     return !walk.band.lo && walk.band.hi == Sh::BK / 16;
 }
-/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key */
-template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
+/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key. AGAIN: addresses are made in each group, by a quarter
+   more instructions, where they would not all fit into registers. */
+template<class Sh, int ASK, int AGAIN> static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
     const stx__ab_tile &t, stx__ab_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
-    walk.lane = stx__at_again((int)threadIdx.x & 31);
+    if (AGAIN) walk.lane = stx__at_again((int)threadIdx.x & 31);
     if (a.p.P && !t.persistent) stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, n + 1), stx__at_lanes_of(walk.lane), walk.turn,
         s[0], s[1], walk.lane);
     else stx__ab_clear(s);
@@ -5027,7 +5028,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
                 float x[2][4], y[2][4];
                 stx__ab_clear(y);
                 if (n < walk.band.hi) {
-                    stx__ab_group<Sh, Sh::MASK>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
                     stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
                 if (!table) continue;
@@ -5114,7 +5115,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
 #pragma unroll 1
                 for (n = walk.band.lo; n < walk.band.hi; n++) {
                     float x[2][4], y[2][4];
-                    stx__ab_group<Sh, 0>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
                     stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
             }
@@ -5231,7 +5232,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh
 #pragma unroll 1
             for (n = walk.band.lo; n < walk.band.hi; n++) {
                 float x[2][4], y[2][4];
-                stx__ab_group<Sh, 0>(a, now, t, walk, n, x, y, dz);
+                stx__ab_group<Sh, 0, Sh::SIZE == 4>(a, now, t, walk, n, x, y, dz);
                 stx__ab_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
                 stx__ab_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
             }
@@ -5385,7 +5386,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                     float u[2][4], v[2][4];
                     stx__ab_clear(v);
                     if (n < walk.band.hi) {
-                        stx__ab_group<Sh, 0>(a, now, t, walk, n, u, v, dz);
+                        stx__ab_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
                         if (Sh::MASK && p.bits) stx__at_forbid(v, stx__at_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3, 0);
                     }
                     stx__ab_copy(two[2], v[0]);
@@ -5422,8 +5423,7 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
    the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
-   comes as zeros. Only heads with columns in the block cost anything, and of a short one's only warps that have some. Parts as
-   those of diagonals, by column. */
+   comes as zeros. Only heads with columns in the block cost anything. Parts as those of diagonals, by column. */
 template<class Sh> struct stx__ab_columns {
     enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
            SHARED = 2 * (TILE + Sh::TILE_Q) };
@@ -5468,7 +5468,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
     for (c = c0; c < c1; c = end) {                         /* a head, and its batch rows in this part */
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__at_place f = a.place[h];
-        const int none = back + X::COLUMNS - f.width >= 16 * X::XS * (warp + 1);      /* the head has none of the warp's columns */
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
@@ -5492,7 +5491,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
                 }
                 __syncthreads();
             }
-            if (none) continue;
 #pragma unroll
             for (k = 0; k < Sh::BQ; k += P::K) {
                 uint32_t l[X::XS][4], y[4];

@@ -273,11 +273,11 @@ static inline double tiles_width(const tiles *t, double live) {
     return live < 1 ? 0 : ceil((live - (t->C - tiles_newest(t))) / 16) * 16;
 }
 static inline double tiles_table(const tiles *t) {
-    double back, units = 0, width = tiles_width(t, t->live), warp = t->columns / 4;
+    double back, units = 0, width = tiles_width(t, t->live);
     for (back = 0; back < width; back += t->columns) {
-        double lo = t->lo - (tiles_newest(t) - 1 - back), columns = width - back < t->columns ? width - back : t->columns;
+        double lo = t->lo - (tiles_newest(t) - 1 - back);
         lo = lo > 0 ? floor(lo / t->BQ) * t->BQ : 0;
-        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * ceil(columns / warp) * warp / t->BK;
+        if (lo < t->T) units += ceil((t->T - lo) / t->BQ) * (t->BQ / 16) * t->columns / t->BK;
     }
     return units;
 }
