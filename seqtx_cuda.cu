@@ -3350,8 +3350,8 @@ typedef struct stx__at_place { int at, width; } stx__at_place;
 static __device__ __forceinline__ int stx__at_width(const stx__at &p, const stx__at_head &w, int newest) {
     return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
 }
-static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk, stx__at_place *place, int newest, int room) {
-    STX__SHARED(stx__at_head, head, 256);
+static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_t *list, int tiles, int bq, int bk, stx__at_place *place,
+    int newest, int room, stx__at_head *head) {
     int h, e;
     for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
     __syncthreads();
@@ -3378,6 +3378,10 @@ static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq
         }
         list[rank] = (uint32_t)e;
     }
+}
+static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__at_head, head, 256);
+    stx__at_listing(p, list, tiles, bq, bk, (stx__at_place *)NULL, 0, 0, head);
 }
 
 /* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or 128, in pieces of 16 bytes (CH a row). Piece c of row r
@@ -4282,7 +4286,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
         (int)c.shared), "stx_attention_fwd")) return;
     stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
-                    c.tiles, c.bq, c.bk, (stx__at_place *)NULL, 0, 0);
+                    c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
 }
 
@@ -4302,7 +4306,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
        stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
        stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
 
-   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table, stx__ab_fold_rows). The front half of a tile, from operands to a and
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and
    ds, is the same in all three (stx__ab_front: logits, probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at
    BQ = BK = 64:
 
@@ -4891,11 +4895,19 @@ template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *
     }
 }
 
-/* dsum (B,H,T) = sum over D of dy y. A warp a row; lanes D apart by 32, then the warp's sum. */
-static __global__ void stx__ab_dot_rows(stx__num dy, stx__num y, float *dsum, int B, int T, int H, int D) {
-    size_t row = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)B * T * H;
+/* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row; lanes D apart by 32, then the warp's sum. And the list
+   of the queries' tiles (l.blocks; 0: not wanted), in the launch's first blocks. */
+typedef struct stx__at_listed { uint32_t *list; int tiles, bq, bk, newest, room; stx__at_place *place; unsigned blocks; } stx__at_listed;
+static __global__ void stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
+    STX__SHARED(stx__at_head, head, 256);
+    const int T = p.T, H = p.H, D = p.D;
+    const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)p.B * T * H;
     int lane = (int)threadIdx.x & 31, d;
     float s = 0;
+    if (blockIdx.x < l.blocks) {
+        stx__at_listing(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
+        return;
+    }
     if (row >= n) return;
     for (d = lane; d < D; d += 32) s += stx__get(dy, row * D + d) * stx__get(y, row * D + d);
     s = stx__warp_sum(s);
@@ -5520,20 +5532,6 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
         }
 }
 
-/* to[i] += f times the sum over k of part[k stride + i], i < n. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and
-   the eight sums are added in order. */
-static __global__ void stx__ab_fold(stx__num to, const float *part, size_t n, size_t parts, size_t stride, float f) {
-    STX__SHARED(float, sum, 256);
-    int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
-    size_t i = (size_t)blockIdx.x * 32 + lane, k;
-    float s = 0;
-    if (i < n) for (k = slice; k < parts; k += 8) s += part[k * stride + i];
-    sum[threadIdx.x] = s;
-    __syncthreads();
-    if (slice || i >= n) return;
-    for (k = 1; k < 8; k++) s += sum[k * 32 + lane];
-    stx__add(to, i, f * s, 1);
-}
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a
    number. */
 static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e,
@@ -5550,25 +5548,59 @@ static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
-/* The same of blocks of columns: a row of the table is one column, counted from the newest, and `extra` columns are newer than it has
-   rows. As stx__ab_fold does it. */
-static __global__ void stx__ab_fold_rows(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int columns, int extra,
-                                         int blocks, int splits) {
-    STX__SHARED(float, sum, 256);
+/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s + 8, .., and the
+   eight sums are added in order.
+   one: to[i] += f times the sum over k of part[k n + i], i < n.
+   rows: dpe of blocks of columns of rows of dR. A row of the table is one column, counted from the newest, and `extra` columns are newer than
+   it has rows. The launch's first blocks. */
+enum { STX__AB_FOLDS = 5 };             /* du, dvb, dz, dpk, dpv */
+typedef struct stx__ab_fold_one { stx__num to; const float *part; size_t n, parts; float f; unsigned blocks; } stx__ab_fold_one;
+typedef struct stx__ab_folds {
+    stx__ab_fold_one one[STX__AB_FOLDS];
+    int count;
+    unsigned rows;                      /* blocks of these; 0: there are none */
+    stx__num dpe;
+    const float *part;
+    const int *used;
+    int P, tables, D, columns, extra, blocks, splits;
+} stx__ab_folds;
+/* The eight warps' sums, in the first one */
+static __device__ __forceinline__ float stx__ab_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
-    size_t i = (size_t)blockIdx.x * 32 + lane, C = (size_t)tables * D, k;
-    const int v = P - 1 - (int)(i / C) + extra, n = v / columns, column = columns - 1 - v % columns, some = i < (size_t)P * C && n < blocks;
-    float x = 0;
-    int s;
-    if (some) for (s = slice; s < splits; s += 8) {
-        k = ((size_t)n * tables + i / D % tables) * splits + s;
-        if (used[k]) x += part[(k * columns + column) * D + i % D];
-    }
     sum[threadIdx.x] = x;
     __syncthreads();
-    if (slice || !some) return;
-    for (s = 1; s < 8; s++) x += sum[s * 32 + lane];
-    if (x != 0) stx__add(dpe, i, x, 1);
+    if (!slice) for (int s = 1; s < 8; s++) x += sum[s * 32 + lane];
+    return x;
+}
+static __global__ void stx__ab_fold(stx__ab_folds a) {
+    STX__SHARED(float, sum, 256);
+    const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
+    unsigned block = blockIdx.x;
+    size_t i, k;
+    float x = 0;
+    if (block < a.rows) {
+        const size_t C = (size_t)a.tables * a.D;
+        i = (size_t)block * 32 + lane;
+        const int v = a.P - 1 - (int)(i / C) + a.extra, n = v / a.columns, column = a.columns - 1 - v % a.columns;
+        const int some = i < (size_t)a.P * C && n < a.blocks;
+        if (some) for (int s = slice; s < a.splits; s += 8) {
+            k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
+            if (a.used[k]) x += a.part[(k * a.columns + column) * a.D + i % a.D];
+        }
+        x = stx__ab_slices(sum, x);
+        if (!slice && some && x != 0) stx__add(a.dpe, i, x, 1);
+        return;
+    }
+    block -= a.rows;
+    for (int j = 0; j < a.count; block -= a.one[j++].blocks) {
+        const stx__ab_fold_one &o = a.one[j];
+        if (block >= o.blocks) continue;
+        i = (size_t)block * 32 + lane;
+        if (i < o.n) for (k = slice; k < o.parts; k += 8) x += o.part[k * o.n + i];
+        x = stx__ab_slices(sum, x);
+        if (!slice && i < o.n) stx__add(o.to, i, o.f * x, 1);
+        return;
+    }
 }
 
 typedef void (*stx__ab_kernel)(stx__ab);
@@ -5739,9 +5771,11 @@ static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *byt
     *bytes = all;
     return 1;
 }
-static void stx__ab_add_parts(stx_ctx *x, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, stx__blocks(n, 32, (size_t)1 << 30), 256, 0, stx__num_of(x, to), part, n, parts,
-                    n, f);
+static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
+    stx__ab_fold_one *o = &all->one[all->count++];
+    o->to = stx__num_of(x, to); o->part = part;
+    o->n = n; o->parts = parts; o->f = f;
+    o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
 static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
@@ -5749,6 +5783,10 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab_plan s;
     char *work = (char *)a->work;
     size_t C = a->H * a->D, rows = a->B * a->T * a->H;
+    stx__ab_folds folds;
+    stx__at_listed list;
+    unsigned blocks;
+    int k;
     if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
     s = stx__ab_plan_of(a, &c);
     p.tiles = s.tiles;
@@ -5778,17 +5816,22 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         c.shared_queries += (size_t)c.threads * sizeof(uint4);
     }
     stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_dot_rows, stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dy),
-                    stx__num_of(x, a->y), p.dsum, p.p.B, p.p.T, p.p.H, p.p.D);
+    memset(&list, 0, sizeof list);
+    memset(&folds, 0, sizeof folds);
+    if (s.queries) {
+        list.list = (uint32_t *)(work + s.list);
+        list.tiles = s.tiles; list.bq = c.bq; list.bk = c.bk; list.newest = s.newest; list.room = s.rows;
+        list.place = s.rows ? (stx__at_place *)(work + s.place) : (stx__at_place *)NULL;
+        list.blocks = stx__blocks((size_t)p.p.H * s.tiles, 256, (size_t)1 << 30);
+    }
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_first, list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
+                    stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum);
     if (s.queries && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries, &p.ahead)) {
-        uint32_t *list = (uint32_t *)(work + s.list);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__at_list, stx__blocks((size_t)p.p.H * s.tiles, 128, (size_t)1 << 30), 128, 0, p.p,
-                        list, s.tiles, c.bq, c.bk, s.rows ? (stx__at_place *)(work + s.place) : (stx__at_place *)NULL, s.newest, s.rows);
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p,
-                        (const uint32_t *)list);
-        if (a->du) stx__ab_add_parts(x, a->du, p.du, C, a->B * s.tiles, a->scale);
-        if (a->dvb && a->P) stx__ab_add_parts(x, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
-        if (a->dz && a->z) stx__ab_add_parts(x, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+                        (const uint32_t *)list.list);
+        if (a->du) stx__ab_add_parts(x, &folds, a->du, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dvb && a->P) stx__ab_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dz && a->z) stx__ab_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
     if ((s.keys || s.vectors) && !stx__ab_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead)) return;
     if (s.keys) {
@@ -5802,8 +5845,8 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         p.splits = s.vector_splits;
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
                         c.threads, c.shared_keys, p);
-        if (a->dpk) stx__ab_add_parts(x, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
-        if (a->dpv) stx__ab_add_parts(x, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpk) stx__ab_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpv) stx__ab_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
     if (s.table && stx__ab_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals, c.more_diagonals, &p.ahead)) {
@@ -5821,10 +5864,16 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         p.combos = s.combos;
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.table, dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits), c.threads,
                         c.shared_table, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_rows, stx__blocks(a->P * s.tables * a->D, 32, (size_t)1 << 30), 256, 0,
-                        stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, c.columns,
-                        s.newest - 1 + a->delta_min - (int)(a->S - a->T), s.blocks, s.row_splits);
+        folds.rows = stx__blocks(a->P * s.tables * a->D, 32, (size_t)1 << 29);
+        folds.dpe = stx__num_of(x, a->dpe);
+        folds.part = p.dpe; folds.used = p.used;
+        folds.P = p.p.P; folds.tables = s.tables; folds.D = p.p.D; folds.columns = c.columns;
+        folds.extra = s.newest - 1 + a->delta_min - (int)(a->S - a->T);
+        folds.blocks = s.blocks; folds.splits = s.row_splits;
     }
+    blocks = folds.rows;
+    for (k = 0; k < folds.count; k++) blocks += folds.one[k].blocks;
+    if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, blocks, 256, 0, folds);
 }
 
 // >>attention ---------------------------------------------------------------------------------------------------------
