@@ -405,7 +405,7 @@ static inline void work_layer(work *w, const config *c, size_t l) {
     work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, d, N, 0);
     work_add(w, "attention forward", ATTENTION, 2, 6 * D * pairs + 4 * d * N * P,
              2 * (2 * N * d + 2 * keys) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
-    work_add(w, "attention backward", ATTENTION, c->pers ? 10 : 7, 16 * D * pairs + 10 * d * N * P,
+    work_add(w, "attention backward", ATTENTION, c->pers ? 6 : 5, 16 * D * pairs + 10 * d * N * P,
              2 * (4 * N * d + 4 * keys) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
     work_runs(w, "attention forward", attention_runs(c, l, 0, &rows), 6 * D * pairs + 4 * d * N * P);
     work_runs(w, "attention backward", attention_runs(c, l, 1, &rows), 16 * D * pairs + 10 * d * N * P);
@@ -487,7 +487,7 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     if (!back) return;
     t.strip = 16; t.BQ = 64;
     if (xl) work_add(w, "gradients of positions to 0", PASSES, 1, 0, 2 * P);
-    work_add(w, "attention backward", ATTENTION, place ? xl ? 8 : 6 : 3, (place ? 16 : 8) * D * pairs,
+    work_add(w, "attention backward", ATTENTION, place ? 5 : 3, (place ? 16 : 8) * D * pairs,
              2 * (4 * N * d + 4 * B * S * d) + 8 * N * H + 10 * P);
     work_runs(w, "attention backward", place ? B * H * (tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t)) * 32 * t.BK * t.DP
               : 8 * D * pairs, (place ? 16 : 8) * D * pairs);
