@@ -1530,8 +1530,9 @@ STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and 
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
 /* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own, which are added. in: q, k, v (B,t,C), or q and
    kv, or (of a layer that keeps both side by side) qkv, of the new ones, and what else stx_attention takes (pad: of the layer's last
-   min(len, window) rows and the new ones; no past); d as there, but causal, first_key at most 0, and no key further back than the window. In STX_EVAL only: no gradient passes. After an error the
-   rows of the failed call may be among those that are kept: stx_cache_reset. */
+   min(len, window) rows and the new ones; no past); d as there, but causal, first_key at most 0, and no key further back than the
+   window. In STX_EVAL only: no gradient passes. After an error the rows of the failed call may be among those that are kept:
+   stx_cache_reset. */
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn makes the last hidden states (B,t,d) of
    ids (B,t). Returns log p (B,V) of the token after the last, or, with scores, stx_words_scores of it: c->out, until the next
@@ -7981,7 +7982,8 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
     size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0}, groups = in->groups ? in->groups->count : 1;
     char s[96];
     if (!in->past[0]) return 1;
-    if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal || (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
+    if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal ||
+        (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
         stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more than "
                  "one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
         return 0;

@@ -384,8 +384,8 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
           p->pieces, p->late, p->times);
 #ifdef SEQTX_CUDA_HOST
     batches = cuda_host_batches() - batches;
-    CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times), "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, want %d", N, I, O, p->pieces, batches,
-          p->cut * p->times);
+    CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times),
+          "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, want %d", N, I, O, p->pieces, batches, p->cut * p->times);
     if (!bf16 && p->cut && !p->pad)         /* the shim's products have the CPU's bits */
         CHECK(!memcmp(got, exact, n * sizeof *got), "the pieces of dW are not added in their order: N %zu, %d pieces, late %d", N, p->pieces,
               p->late);
