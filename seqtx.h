@@ -612,7 +612,8 @@ typedef struct stx_gemm_args {
     stx_real *C;
     size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
     size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all; sc 0: there is one C,
-                                               to which the products of all are summed */
+                                               to which the products of all are summed (on a GPU a C of
+                                               bfloat16 is rounded after each that is not A^T B) */
 } stx_gemm_args;
 /* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between matrices if batch is then set. */
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
@@ -1461,7 +1462,8 @@ STX_DEF void stx_rows_free(stx_rows *s);
 /* Forgets all, or stream b alone: from then on it is as one that began now. In error nothing. */
 STX_DEF void stx_rows_reset(stx_rows *s);
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
-/* Room for so many rows in every layer, whose buffers stay where they are then. 1, or 0 and an error. */
+/* Room for so many rows in every layer, whose buffers stay where they are then. Of rows that stx_rows_past reads: as many as are kept, and
+   those that a step pushes. 1, or 0 and an error. */
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
 /* The most rows that a layer holds. */
 STX_DEF size_t stx_rows_most(const stx_rows *s);
@@ -1472,8 +1474,8 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width), desc.fixed: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is
-   pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first. out->rows is 0 when
-   there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+   pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first (s is const, for what it
+   holds does not change; an address from layer[l].data may be of before). out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
 STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
@@ -2128,7 +2130,7 @@ struct stx_ctx {
     int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
     char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
-    uint64_t begun;               /* stx_begin's calls */
+    uint64_t begun;               /* stx_begin's calls, and one */
     struct stx__retired *retired; /* buffers that are free when the next step begins: backward may still read them */
     int rank, ranks;              /* in its group; 0, 0 without one */
     void *group;                  /* stx__mpi, see >>group */
@@ -7265,6 +7267,15 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
                  "divide both alike, and 1 to %d groups", heads, g->count, wk->dim[0], wv->dim[0], (int)STX_HEAD_GROUPS);
         return 0;
     }
+    if (!past->data || (B > 1 && past->stride < past->rows * wk->dim[1])) {
+        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: %zu rows of %zu, streams %zu numbers apart%s: want them not to overlap", past->rows,
+                 wk->dim[1], past->stride, past->data ? "" : ", at NULL");
+        return 0;
+    }
+    if ((uintptr_t)wk->data < (uintptr_t)stx_at(x, wv->data, wv->size) && (uintptr_t)wv->data < (uintptr_t)stx_at(x, wk->data, wk->size)) {
+        stx_fail(x, STX_ERR_ARG, "stx_linear_heads: keys and values by one weight, or parts of it: want two, or stx_linear_past");
+        return 0;
+    }
     s = (stx__heads_save *)stx_step_alloc(x, sizeof *s);
     if (!s) return 0;
     memset(s, 0, sizeof *s);
@@ -11171,6 +11182,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x = (stx_ctx *)d.alloc(d.user, sizeof *x);
     if (!x) return NULL;
     memset(x, 0, sizeof *x);
+    x->begun = 1;
     if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
     x->blocks.prev = x->blocks.next = &x->blocks;
     x->keep.name = x->dev_keep.name = x->dev_params.name = "persistent arena";
@@ -13380,6 +13392,7 @@ STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
 STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
     stx_ctx *x = s ? s->ctx : NULL;
     stx_rows_layer *y;
+    size_t held;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) { stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers); return 0; }
     y = &s->layer[l];
@@ -13389,10 +13402,15 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
         return 0;
     }
     if (s->all) { stx_put(x, y->data, in, s->B * y->width); return stx_ok(x); }
+    held = y->real;
     y->real = 0;
     y->rows = rows;
     y->masked = 0;
-    if (!n || !y->width) { y->real = n; return 1; }
+    if (!n || !y->width) {
+        if (!n) stx__rows_lay(s, y, stx__rows_seen(s, y) ? y->first + held : 0);        /* behind what the step reads */
+        y->real = n;
+        return 1;
+    }
     if (!stx__rows_make_room(s, l, 0, n, stx__rows_spare(s, y, n))) return 0;
     stx__rows_put(s, l, in, n);
     if (!stx_ok(x)) y->real = 0;

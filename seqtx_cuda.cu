@@ -1959,12 +1959,13 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     cublasStatus_t s;
     if (!stx_ok(x) || !batch || !M || !N) return 1;
     c = stx__num_of(x, g->C);
-    if (!K || alpha == 0) {
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, batch * M, beta);
-        return !fuse;
-    }
     /* one C: the batch is more of K, where the factors' rows follow each other; else copies of them do */
     const int sum = batch > 1 && !g->sc;
+    if (!K || alpha == 0) {
+        const size_t rows = sum ? M : batch * M;
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, rows, beta);
+        return !fuse;
+    }
     if (sum && (!ta || tb || !g->sa || !g->sb)) {
         stx_gemm_args one = *g;
         one.batch = 1;
@@ -4319,7 +4320,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    product of its rows by q + vb gives dPE (stx__ab_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A row has
    the distances that its head sees, rounded to 16, so that a short head costs little memory and multiplies little that is 0; the sweep's
    tiles are half empty there. What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns from STX__AB_ROWS
-   bytes, the shortest first, and those for whom none are left take the sweep (stx__at_list; STX__AB_ROWS is the one place that says how
+   bytes, the shortest first, and those for whom none are left take the sweep (stx__at_listing; STX__AB_ROWS is the one place that says how
    much). Both kernels are launched unless all heads have room whatever their spans. Padded keys and floats take the sweep.
    dR is rounded as in the sweep, where it goes through shared memory as bfloat16s; dPE has other bits by the order of its sums alone.
 
@@ -4941,7 +4942,7 @@ template<class P> static __device__ __forceinline__ void stx__ab_keep(stx__bf16 
 }
 
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
-   first (stx__at_list). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
+   first (stx__at_listing). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
        for each tile:  K, V and the BK new rows of the table have come
                        front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
                        (an edge: the same for each group of 16 keys that the strip meets)
@@ -5771,8 +5772,19 @@ static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *byt
     *bytes = all;
     return 1;
 }
+static void stx__ab_fold_now(stx_ctx *x, stx__ab_folds *all) {
+    unsigned blocks = all->rows;
+    for (int k = 0; k < all->count; k++) blocks += all->one[k].blocks;
+    if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, blocks, 256, 0, *all);
+    all->count = 0;
+    all->rows = 0;
+}
+/* Waits for the launch of all, unless it adds to what another one adds to (u and vb may be one parameter): sums of one launch have no order */
 static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
-    stx__ab_fold_one *o = &all->one[all->count++];
+    stx__ab_fold_one *o;
+    for (int k = 0; k < all->count; k++)
+        if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) { stx__ab_fold_now(x, all); break; }
+    o = &all->one[all->count++];
     o->to = stx__num_of(x, to); o->part = part;
     o->n = n; o->parts = parts; o->f = f;
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
@@ -5785,8 +5797,6 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     size_t C = a->H * a->D, rows = a->B * a->T * a->H;
     stx__ab_folds folds;
     stx__at_listed list;
-    unsigned blocks;
-    int k;
     if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
     s = stx__ab_plan_of(a, &c);
     p.tiles = s.tiles;
@@ -5871,9 +5881,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         folds.extra = s.newest - 1 + a->delta_min - (int)(a->S - a->T);
         folds.blocks = s.blocks; folds.splits = s.row_splits;
     }
-    blocks = folds.rows;
-    for (k = 0; k < folds.count; k++) blocks += folds.one[k].blocks;
-    if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, blocks, 256, 0, folds);
+    stx__ab_fold_now(x, &folds);
 }
 
 // >>attention ---------------------------------------------------------------------------------------------------------

@@ -520,6 +520,12 @@ static void errors(void) {
         WANT(NULL, STX_ERR_SHAPE, "stx_linear_heads", "group 1 has 0 channels", "a head in each");
         g.of[1] = 1; g.of[2] = 2; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
         WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "in no group", "");
+        g.of[1] = 1; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[0], 3, &g, got);
+        WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "one weight", "want two");
+        past.stride = 1; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "1 numbers apart", "not to overlap");
+        past.data = NULL; (void)stx_linear_heads(ex, &past, 2, wt[0], wt[1], 3, &g, got);
+        WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "at NULL", "not to overlap");
     }
     stx_backward(ex, T_(3, 0, 0, 0));
     WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");

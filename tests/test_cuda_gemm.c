@@ -144,6 +144,14 @@ static void products(stx_ctx *x) {
         if (i == 7) p.batch = 0;
         product_case(x, &p);
     }
+    for (i = 0; i < 4; i++) {                   /* one C of several products: beta once */
+        memset(&p, 0, sizeof p);
+        p.batch = 3; p.M = 5; p.N = 6; p.K = i & 1 ? 4 : 0; p.ta = 1; p.sum = p.whole = 1;
+        p.alpha = i & 1 ? 0 : 1;
+        p.beta = 0.5;
+        p.ka = p.kb = p.kc = kinds[i % 3];
+        product_case(x, &p);
+    }
 }
 
 /* A product into a parameter leaves its bfloat16 twin current: a product by one reads it. */

@@ -651,6 +651,12 @@ static void rows_views(void) {
                 CHECK(stx_rows_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s", stx_error(x));
                 holds("after a reset", s, 0, t, 12);
             }
+            if (step == 29) {       /* set to nothing, and a block */
+                CHECK(stx_rows_set(s, 0, 0, NULL, 0), "%s", stx_error(x));
+                for (b = 0; b < RB; b++) forget(&t[b]);
+                CHECK(stx_rows_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s", stx_error(x));
+                holds("after a set of none", s, 0, t, 12);
+            }
             if (step == 39) stx_rows_free(s);
             for (k = 0; k < views; k++)
                 for (b = 0; copy[k] && b < RB; b++)
