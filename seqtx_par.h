@@ -140,7 +140,8 @@
    Cost of a block, forward, multiply-adds a stream and call, K = n + T:
        s    Wq, Wo 2 T D C ; Wkv 2 K D C ; Wr K D C (one for all streams) ; attention 3 C T (n + T/2)
        f    2 T D F         i   nothing         mixture: both, and 2 norms and a sum, in one pass over the rows
-   Memory: B M D numbers for each block with an attention, in buffers half as long again (on a GPU: a segment longer); generation: 2 B M C instead.
+   Memory: B M D numbers for each block with an attention, in buffers half as long again (on a GPU:
+   a segment longer); generation: 2 B M C instead.
 
    Words. Adaptive (Transformer-XL's): cluster i has tables (size_i,E_i), E_i = floor(E / div_val^i), and projections P_i (D,E_i) unless all
    are D wide; logits T_i (P_i^T h) + b_i; the columns of the other clusters see P_0^T h, in reversed order. STX_PAR_OUT_REF: the head is D
