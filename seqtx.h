@@ -669,7 +669,7 @@ enum { STX_HEAD_GROUPS = 3 };
 typedef struct stx_head_groups {
     size_t count;                       /* 1 to STX_HEAD_GROUPS */
     size_t rows[STX_HEAD_GROUPS];       /* the newest rows that a group has, falling; group 0 has all that there are */
-    unsigned char of[256];              /* head h's group; within a group heads stand in their order */
+    uint8_t of[256];                    /* head h's group; within a group heads stand in their order */
 } stx_head_groups;
 /* The groups with the fewest numbers to project, of `heads` heads that need the newest need[h] of m rows each. Windows are rounded up to
    64 rows, so that they, and a step's key, change seldom; a further group has to save as much as 64 rows of all heads, for it costs a

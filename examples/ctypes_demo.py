@@ -11,7 +11,7 @@ import ctypes, os, re, sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 PLAIN = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "double": ctypes.c_double, "float": ctypes.c_float, "stx_real": ctypes.c_float,
          "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
-         "ptrdiff_t": ctypes.c_ssize_t, "unsigned": ctypes.c_uint}
+         "uint8_t": ctypes.c_uint8, "uint16_t": ctypes.c_uint16, "ptrdiff_t": ctypes.c_ssize_t, "unsigned": ctypes.c_uint}
 
 
 class Library:
