@@ -1475,7 +1475,8 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
 STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers of now, until the next stx_begin, whatever is
    pushed, set, reset or freed. To have place for what will be pushed the rows may move within their buffer first (s is const, for what it
-   holds does not change; an address from layer[l].data may be of before). out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not of desc.fixed. */
+   holds does not change; an address from layer[l].data may be of before). out->rows is 0 when there are none, or s is NULL. 1, or
+   0 and an error. Not of desc.fixed. */
 STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what stx_linear_memory takes. h itself when there are none. */
 STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);

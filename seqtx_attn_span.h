@@ -163,7 +163,8 @@
    With learned spans c is a mean over heads: the cache is projected in up to three groups of heads, each as far back as its
    longest head sees (stx_head_groups_of), unless some streams lack rows, or with literal_eps, literal_memory, no_renorm.
    Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64), in buffers half as long again (on a GPU:
-   a segment longer). Generation keeps projected keys and values instead: 4 d sum_l S_l numbers a stream, and a new token costs 3 D sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
+   a segment longer). Generation keeps projected keys and values instead: 4 d sum_l S_l numbers a stream, and a new token costs 3 D
+   sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
    What binds generation is memory, not arithmetic: a token of one stream reads every weight of the layers and the output
    once, 4 (4 d^2 + 2 d f) bytes a layer and 4 V d, and 8 D sum_h S_h bytes of keys and values. B streams share the weights.
    With no_renorm, as with literal_eps, every key of the window is in the normaliser: S_h is the layer's S for every

@@ -1830,7 +1830,8 @@ typedef struct stx__par_job {
     stx_par_gen *gen;                   /* keys and values of memory are kept there */
 } stx__par_job;
 
-/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) with pre_norm, or NULL. late: the sum that follows will add the bias */
+/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) with pre_norm, or NULL. late: the sum that follows will
+   add the bias */
 static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_tensor *h, stx_tensor *past, int late) {
     const stx_par_desc *d = &j->m->desc;
     const stx_par_block *p = &j->m->block[j->l];

@@ -40,7 +40,8 @@ static void totals(const work *w, int at) {
 }
 #define TOTALS "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
     "optimiser GB|together|nodes|roofline ms|planned ms"
-/* A line for each configuration and kernel: channels that a head is filled up with, queries of a warp, sweep, plain tiles of a warp that are
+/* A line for each configuration and kernel: channels that a head is filled up with, queries of a warp, sweep, plain tiles of a
+   warp that are
    as much work as a step's */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};

@@ -140,7 +140,8 @@ static inline void cuda_nodes_check(const cuda_nodes *all, const char *what, int
         for (j = 0; j < all->n; j++)
             if (all->count[j]) printf("%6d  %.*s\n", all->count[j], (int)strcspn(all->name[j], ","), all->name[j]);
     }
-    CHECK(each == most, "%s: a layer has %ld nodes, %ld are wanted: if it should be so, write it there and in docs/cuda.md", what, each, most);
+    CHECK(each == most,
+          "%s: a layer has %ld nodes, %ld are wanted: if it should be so, write it there and in docs/cuda.md", what, each, most);
 }
 #endif
 #endif

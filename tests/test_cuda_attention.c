@@ -1092,7 +1092,8 @@ static void rows(void) {
             CHECK(off <= (d.c->acts ? 4e-3 : 2e-6), "version %d: dpe off by %.2e from the sweep's: %s", of[v], off, label(d.c));
         }
 #ifdef SEQTX_CUDA_HOST
-        /* fewer, but where windows are short: there the sweep takes what groups of keys they meet, the rows' product whole blocks of columns */
+        /* fewer, but where windows are short: there the sweep takes what groups of keys they meet, the rows' product whole blocks
+           of columns */
         CHECK(k < 7 || k == 13 ? ran[1] < ran[0] : k == 8 || ran[1] != ran[0], "%ld products with rows of dR, %ld without: %s",
               ran[1], ran[0], label(d.c));
         CHECK(k > 1 || (ran[1] < ran[2] && ran[2] < ran[0]), "%ld products with room for half of the rows, %ld and %ld for all and none: "
