@@ -7923,7 +7923,7 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 // >>attention
 
-enum { STX__BQ = 64, STX__BK = 256, STX__GROUP = 8 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16,
+enum { STX__BQ = 128, STX__BK = 384, STX__GROUP = 4 * STX__BQ, STX__PAD = 96, STX__LDS = STX__BK + STX__PAD, STX__LDK = STX__BK + 16,
     STX__MAX_HEADS = 256 };
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
@@ -8286,10 +8286,10 @@ typedef struct stx__attn_scratch {
     void *q, *qv;                    /* (n,Dk): scale (q+u), scale (q+vb); the same when neither is there */
     void *qt, *qvt, *dyt;            /* (D,nt): the same and dy, transposed; backward */
     void *dyr;                       /* (n,Dk): dy; backward */
-    stx_real *stage;                 /* (BQ,D) */
+    stx_real *stage;                 /* (BQ,D), BQ or less: as many rows as a unit has */
     stx_real *gather;                /* (BK,D): rows of a tile that stand in two places; with a past */
     stx_real *o, *o2;                /* (n,Dp): forward y; backward sum ds k, sum ds pe */
-    stx_real *s, *g;                 /* (BQ,LDS) between margins: logits, then weights; dy.v, then ds */
+    stx_real *s, *g;                 /* (BQ,LDS), BQ likewise, between margins: logits, then weights; dy.v, then ds */
     void *h;                         /* bf16 only: (BQ,LDS) weights, or ds */
     uint32_t *zs, *zg, *zr;          /* bf16 only, backward: (BQ/2,LDS) pairs of rows of s, of g, of g skewed */
     stx_real *kt, *vt;               /* units (BK/NR,Dk/u,NR): k, v as columns */
@@ -8362,13 +8362,14 @@ static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
 static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back, stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
     size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
-    size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32), tile = (STX__BQ * STX__LDS + 2 * STX__PAD);
+    size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32),
+        rows = STX_MIN(n1, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
     stx__cursor c;
     c.base = base; c.at = 0;
     memset(R, 0, sizeof *R);
     R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
     if (A->two) R->qv = stx__cut_padded(&c, n1 * Dk * num, 0); else R->qv = R->q;
-    R->stage = (stx_real *)stx__cut_padded(&c, STX__BQ * a->D * r4, 0);
+    R->stage = (stx_real *)stx__cut_padded(&c, rows * a->D * r4, 0);
     if (a->past) R->gather = (stx_real *)stx__cut_padded(&c, STX__BK * a->D * r4, 0);
     R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
     R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
@@ -8484,13 +8485,15 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
-/* Zeros in ds and what is made of it, also in the margins, where nothing is written until the tiles change their width. Before the first
-   row and after the last stand margins, too. */
+/* Zeros in ds and what is made of it, also in the margins before and behind each row, where nothing is written until the tiles change their
+   width. Rows that are no queries are read by twos (32 with AMX). */
 static void stx__attn_clear(stx__attn_tile *t) {
-    size_t n = STX__BQ * STX__LDS + 2 * STX__PAD;
-    memset(t->R.g - STX__PAD, 0, n * sizeof *t->R.g);
-    if (t->R.h) memset((uint16_t *)t->R.h - STX__PAD, 0, n * sizeof(uint16_t));
-    if (t->R.zr) memset(t->R.zr - STX__PAD, 0, (n / 2 + STX__PAD) * sizeof *t->R.zr);
+    size_t r, rows = STX_MIN(stx__up(t->A->a->T, 32), (size_t)STX__BQ), n = t->bk + 2 * STX__PAD;
+    for (r = 0; r < rows; r++) {
+        memset(t->R.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->R.g);
+        if (t->R.h) memset((uint16_t *)t->R.h + r * STX__LDS - STX__PAD, 0, n * sizeof(uint16_t));
+        if (t->R.zr && r % 2 == 0) memset(t->R.zr + r / 2 * STX__LDS - STX__PAD, 0, n * sizeof *t->R.zr);
+    }
 }
 /* to (n,D) = scale (q + bias), without bias if that is NULL */
 STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq,
