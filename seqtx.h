@@ -192,8 +192,8 @@ typedef struct stx_desc {
     int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
                               rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
                               processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU:
-                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
-                              scalars and all sums are float */
+                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser
+                              state, statistics, scalars and all sums are float */
     int      gpu;          /* which one, as CUDA counts them from 0 */
     int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
     int      no_graph;     /* GPU: stx_step_run runs every step anew */
@@ -7297,8 +7297,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
         s->rows[i] = g->rows[i];
         d[0] = B; d[1] = s->rows[i]; d[2] = s->O[i];
         if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
-            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows that "
-                     "there are", i, s->O[i], s->rows[i], past->rows);
+            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows "
+                     "that there are", i, s->O[i], s->rows[i], past->rows);
             return 0;
         }
         out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
@@ -8002,8 +8002,8 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
     if (!in->past[0]) return 1;
     if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal ||
         (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
-        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more than "
-                 "one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
+        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more "
+                 "than one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
         return 0;
     }
     for (h = 0; h < d->heads; h++) {
@@ -9862,8 +9862,8 @@ static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
 /* An optimiser whose state is spread over ranks that the context has left: 0 and an error */
 static int stx__state_here(stx_ctx *x, const char *op) {
     if (!x->shard || x->ranks > 1) return 1;
-    stx_fail(x, STX_ERR_ARG, "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left them: "
-             "save before stx_group_leave, and load into an optimiser made after it", op);
+    stx_fail(x, STX_ERR_ARG, "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left "
+             "them: save before stx_group_leave, and load into an optimiser made after it", op);
     return 0;
 }
 static void stx__spread_params(stx_optim *o);

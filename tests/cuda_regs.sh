@@ -1,6 +1,7 @@
 #!/bin/sh
 # cuda_regs.sh [--record] [ARCH...], or --count [FILE], or --table [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
-# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt, which has to have these kernels and no others. No GPU is needed. Run
+# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt, which has to have these
+# kernels and no others. No GPU is needed. Run
 # by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
 # of a bfloat16 by cvt.f32.bf16, before sm_90 by a move. --shared sm_80 sm_90, which make test runs, therefore goes to PTX once, writes that

@@ -1027,7 +1027,8 @@ static void test_words(void) {
         worded_make(&b, kind, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32);
         for (which = 0; which < (kind < 2 ? 3 : 2); which++) {
             stx_tensor *va, *vb, *la = worded_loss(&a, which, h, id, &va), *lb = worded_loss(&b, which, h, id, &vb);
-            CHECK(stx_ok(b.x) && CLOSE(stx_item(a.x, la), stx_item(b.x, lb), tol), "words %d, way %d: loss %g on the CPU, %g on the GPU, %s",
+            CHECK(stx_ok(b.x) && CLOSE(stx_item(a.x, la), stx_item(b.x, lb), tol), "words %d, way %d: loss %g on the CPU, %g on the GPU, "
+                  "%s",
                   kind, which, stx_item(a.x, la), stx_item(b.x, lb), stx_error(b.x));
             stx_backward(a.x, la);
             stx_backward(b.x, lb);
