@@ -192,8 +192,8 @@ typedef struct stx_desc {
     int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
                               rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
                               processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU:
-                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser state, statistics,
-                              scalars and all sums are float */
+                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser
+                              state, statistics, scalars and all sums are float */
     int      gpu;          /* which one, as CUDA counts them from 0 */
     int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
     int      no_graph;     /* GPU: stx_step_run runs every step anew */
@@ -1039,7 +1039,8 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    graph and then replayed: fn is not called, the host launches the whole step at once.
    key: a number for all that the host decides in fn (shapes, memories' sizes and addresses, which branches): when it is the same, fn
    would do the same. A step is captured after one with the same key in which nothing went between host and device: then fn is called once
-   more, to be recorded. What may change from one replay to the next: tokens
+   more, to be recorded. Steps that take turns (one goes from memory a to b, the next from b to a, say) are not captured, for a replay
+   leaves the host as it is: let one fn do both. What may change from one replay to the next: tokens
    (stx_tokens_set), learning rates (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn had run. A step
    that takes anything else from the host (stx_input, stx_tokens, stx_set, a learning rate that stx_optim_rate did not set, a scalar of
    another value), asks it for something (stx_get, stx_item,
@@ -1051,7 +1052,8 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
    There is a sentence
      - when CUDA could not capture a step or make a graph of it: with CUDA's error;
      - when three steps in a row with one key took something from the host, asked it for something, or allocated: with the first such thing;
-     - when 64 steps in a row each had another key than the step before.
+     - when in 16 steps in a row keys took turns: each step's key was that of one of the last 8 steps, but not of the last one;
+     - when 64 steps in a row each had another key than the step before (a memory that fills: so many that it should be full).
    It stays until a step is replayed, or until new parameters or optimisers end all replays. The text is in memory of x, and the next step
    may change it. */
 STX_DEF const char *stx_step_note(const stx_ctx *x);
@@ -2086,7 +2088,7 @@ typedef struct stx__replay {      /* a step captured as a graph */
     uint64_t key, tick, ticks, used;      /* stx_tick before it and how many it takes; when it ran last */
     void *graph;                  /* NULL: cannot be repeated */
 } stx__replay;
-enum { STX__REPLAYS = 8 };
+enum { STX__REPLAYS = 8, STX__TURNS = 16, STX__NEW_KEYS = 64 };
 
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product (MC x KC, KC x NC). */
 enum { STX__KC = 512, STX__MC = 112, STX__NC = 768, STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC };
@@ -2128,7 +2130,10 @@ struct stx_ctx {
     stx__replay replay[STX__REPLAYS];
     uint64_t last_key, runs;
     int ran, clean;               /* last_key is of a step; which took nothing from the host and gave it nothing */
-    int alike, fresh;             /* steps in a row with one key that could not be captured; with a new key each */
+    int alike, fresh;             /* steps in a row with one key that could not be captured; with another key than the one before */
+    uint64_t keys[STX__REPLAYS];  /* of the last steps, in a ring: keys[n % STX__REPLAYS] of step n */
+    uint64_t steps;               /* how many these are */
+    int turns;                    /* of the `fresh` steps, those in a row whose key is of one of these */
     char step_note[256];
     uint64_t tick, op;            /* random streams: step and op within it */
     uint64_t begun;               /* stx_begin's calls, and one */
@@ -2719,7 +2724,8 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
-    x->ran = x->alike = x->fresh = 0;
+    x->ran = x->alike = x->fresh = x->turns = 0;
+    x->steps = 0;
     x->step_note[0] = 0;
 }
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
@@ -7291,8 +7297,8 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
         s->rows[i] = g->rows[i];
         d[0] = B; d[1] = s->rows[i]; d[2] = s->O[i];
         if (!s->O[i] || !s->rows[i] || s->rows[i] > past->rows) {
-            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows that "
-                     "there are", i, s->O[i], s->rows[i], past->rows);
+            stx_fail(x, STX_ERR_SHAPE, "stx_linear_heads: group %zu has %zu channels and %zu rows of %zu: want a head in each, and rows "
+                     "that there are", i, s->O[i], s->rows[i], past->rows);
             return 0;
         }
         out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
@@ -7996,8 +8002,8 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
     if (!in->past[0]) return 1;
     if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal ||
         (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
-        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more than "
-                 "one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
+        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more "
+                 "than one with a learned span alone, without eps, no_renorm and zero keys", groups, (int)STX_HEAD_GROUPS);
         return 0;
     }
     for (h = 0; h < d->heads; h++) {
@@ -9859,8 +9865,8 @@ static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
 /* An optimiser whose state is spread over ranks that the context has left: 0 and an error */
 static int stx__state_here(stx_ctx *x, const char *op) {
     if (!x->shard || x->ranks > 1) return 1;
-    stx_fail(x, STX_ERR_ARG, "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left them: "
-             "save before stx_group_leave, and load into an optimiser made after it", op);
+    stx_fail(x, STX_ERR_ARG, "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left "
+             "them: save before stx_group_leave, and load into an optimiser made after it", op);
     return 0;
 }
 static void stx__spread_params(stx_optim *o);
@@ -10402,6 +10408,14 @@ static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) 
     x->tick = tick;
     return 0;
 }
+/* Only a key that comes twice in a row lets a step be captured: then the step left everything that the key is of as it was, and so does a
+   replay, which does not call fn and leaves the host's state alone. With two keys in turns each of the two steps may well undo what the
+   other did (rows from a to b, then from b to a; a flag of fn's own that it turns over): replayed, nobody would do it, and the next key
+   would be one for data that the device no longer has. stx_step_note therefore tells whoever lets keys take turns: after STX__TURNS steps
+   in a row whose key one of the last STX__REPLAYS has, but not the last. While a memory fills no key comes back; where sizes are drawn
+   (rooms of adaptive words, lengths of texts) two equal ones in a row come by and by: with three keys, each as likely, 16 steps without
+   that are one case in 650.
+   Keys that never came before are told after STX__NEW_KEYS: a memory of 2048 rows by blocks of 64 has filled in half of that. */
 static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     stx__replay *r = NULL;
     int i;
@@ -10413,24 +10427,28 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         x->tick += r->ticks;
         x->tape = NULL;
         x->step_note[0] = 0;
-        x->alike = x->fresh = 0;
+        x->alike = x->fresh = x->turns = 0;
         stx__changed(x);
     } else if (r || x->desc.no_graph || !x->ran || x->last_key != key || !x->clean) {
-        int same = x->ran && x->last_key == key;
+        int same = x->ran && x->last_key == key, again = 0;
+        for (i = 0; i < STX__REPLAYS; i++) again |= (uint64_t)i < x->steps && x->keys[i] == key;
         x->touched = NULL;
         fn(user);
         x->clean = !x->touched;      /* only then may it be captured */
         x->fresh = same ? 0 : STX_MIN(x->fresh + 1, 1 << 20);
+        x->turns = same || !again ? 0 : STX_MIN(x->turns + 1, 1 << 20);
         x->alike = x->clean ? 0 : same ? STX_MIN(x->alike + 1, 1 << 20) : 1;
         if (!r && !x->desc.no_graph && x->alike >= 3) {      /* the first steps may well allocate */
             char why[160];
             snprintf(why, sizeof why, "in the step %s", x->touched);
             stx__step_note(x, why);
-        } else if (!r && !x->desc.no_graph && x->fresh >= 64) {
+        } else if (!r && !x->desc.no_graph && x->turns >= STX__TURNS) {
+            stx__step_note(x, "keys take turns, and only a step with the key of the one before is captured: let one step do what these do");
+        } else if (!r && !x->desc.no_graph && x->fresh >= STX__NEW_KEYS) {
             stx__step_note(x, "each step's key is another one than that of the step before");
         }
     } else {
-        x->alike = x->fresh = 0;
+        x->alike = x->fresh = x->turns = 0;
         /* the one that ran longest ago */
         for (r = x->replay, i = 1; i < STX__REPLAYS; i++) if (x->replay[i].used < r->used) r = &x->replay[i];
         stx_cuda_graph_free(x, (stx_graph *)r->graph);
@@ -10439,7 +10457,7 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         if (!stx__capture(x, r, fn, user) && stx_ok(x)) fn(user);
     }
     if (r) r->used = ++x->runs;
-    x->last_key = key;
+    x->keys[x->steps++ % STX__REPLAYS] = x->last_key = key;
     x->ran = 1;
 }
 #endif
@@ -12964,8 +12982,17 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
 
    On a CPU a half more than the memory is there, and rows move once in many steps. On a GPU there is room for the memory and one step, as
    drawn: they move in each step, which reads and writes every row once, but then each step has the addresses of the one before, and one
-   graph serves them all. Where nobody looks, rows are only copied (stx_rows_read): they move in place when some are pushed, and there is no
-   more room than rows. */
+   graph serves them all; so they do when there is more room, after a window has become shorter. Where nobody looks, rows are only copied
+   (stx_rows_read): they move in place when some are pushed, and there is no more room than rows.
+
+   What a step has looked at may also be replaced by other rows: a step that goes from memory a to memory b, and from b back to a, has read
+   the old rows of a when it pushes the new ones. These, too, go behind those that are read, all of them, so pace is as many as are kept:
+
+       room: 12 rows, memory 6, pace 6
+       [a b c d e f . . . . . .]   a step looks
+       [a b c d e f g h i j k l]   and pushes g to l in place of all; they move down when the next step looks
+
+   That is twice the memory, of one of the two, and no more than a second buffer would take until the step ends; but addresses repeat. */
 
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
 static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
@@ -13191,12 +13218,16 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         if (!mask) return 0;
     }
     own_rows = stx_at(x, h->data, (T - own) * d);
-    if (i == o) {
-        o->pushed = o->pushed_at == x->begun ? o->pushed + own : own;
+    if (i == o || stx__rows_seen(out, o)) {         /* behind what is there, or what the step reads there */
+        size_t more = i == o ? own : n;
+        o->pushed = o->pushed_at == x->begun ? o->pushed + more : more;
         o->pushed_at = x->begun;
         o->pace = STX_MAX(o->pace, o->pushed);
-    } else if (!stx__rows_make_room(out, l, 0, n, stx__rows_spare(out, o, n))) return 0;
-    if (i == o && o->first + o->real + own <= o->room) stx__rows_lay(out, o, o->first + o->real - old);     /* there is place behind them */
+    }
+    if (i != o && stx__rows_seen(out, o) && o->first + o->real + n <= o->room) stx__rows_lay(out, o, o->first + o->real);
+    else if (i != o && !stx__rows_make_room(out, l, 0, n, stx__rows_spare(out, o, n))) return 0;
+    if (i == o && o->first + o->real + own <= o->room && (o->looked || !stx__on_gpu(x) || o->first + o->real == old))
+        stx__rows_lay(out, o, o->first + o->real - old);        /* there is place behind them; on a GPU see stx_rows_past */
     else if (i == o && own && old && !stx__rows_seen(out, o) && n <= o->room && o->first + o->real - old == own && n <= STX__SHIFTS * own) {
         STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));               /* all of it in one pass */
         stx__rows_lay(out, o, 0);
@@ -13224,7 +13255,8 @@ STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) 
     n = STX_MIN(n, y->real);
     if (!n || !y->width) return 1;
     y->looked = 1;
-    if (!stx__rows_seen(s, y) && y->first + y->real + y->pace > y->room) {
+    /* on a GPU also where there is place, since rows were more before, say: so that addresses repeat */
+    if (!stx__rows_seen(s, y) && (y->first + y->real + y->pace > y->room || (y->first && stx__on_gpu(x)))) {
         stx_rows *own = (stx_rows *)(uintptr_t)s;       /* where rows lie is no part of what they are */
         if (!stx__rows_make_room(own, l, y->real, y->real + y->pace, stx__rows_spare(s, y, y->real) - y->pace)) return 0;
     }

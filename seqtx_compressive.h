@@ -148,7 +148,8 @@
    (500,000). After 60,000 updates only every fourth step updates, with the gradients of four: fewer and larger updates do better
    late in training, a smaller rate does worse.
 
-   Cost of a memory layer, forward, multiply-adds a stream and whole segment (T = S, K = c + n + S), F' = 2 F (3 F with glu), kv = 2 hd kv_heads:
+   Cost of a memory layer, forward, multiply-adds a stream and whole segment (T = S, K = c + n + S), F' = 2 F (3 F with glu),
+   kv = 2 hd kv_heads:
        Wq, Wo 2 S D^2 ; Wkv K D kv ; attention 3 D S (c + n + S/2) ; feed-forward S D F'
        compression e D^2, and 2 e D^2 more for each dilation ; aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4,
        input, output, highway 2, residual 0 ; mogrify 5 S D^2 ; xl: Wr K D^2
@@ -379,7 +380,8 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n, const stx_real *comp, size_t c);
 /* In a checkpoint: entries of stx_rows_save under "<prefix>mem.", "<prefix>comp.", "<prefix>usage.", "<prefix>source.", and
-   "<prefix>seen"; prefix at most 64 letters. load fills a state of the same B; 1, or 0 and an error (the state is then empty); 0 for NULL. */
+   "<prefix>seen"; prefix at most 64 letters. load fills a state of the same B; 1, or 0 and an error (the state is then empty); 0 for
+   NULL. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
@@ -1476,7 +1478,8 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
         return 0;
     }
     apart = n < to->B && stx__comp_seen(from) != stx__comp_seen(to);
-    for (l = 0; to->source && n < to->B && l < to->model->desc.layers; l++) apart |= from->source->layer[l].real != to->source->layer[l].real;
+    for (l = 0; to->source && n < to->B && l < to->model->desc.layers; l++)
+        apart |= from->source->layer[l].real != to->source->layer[l].real;
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++) if (!stx_rows_copy(part[i], b, other[i], c, n)) return 0;

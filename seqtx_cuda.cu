@@ -1970,7 +1970,8 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx_gemm_args one = *g;
         one.batch = 1;
         for (size_t e = 0; e < batch; e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
-            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu, 0) && fuse && e + 1 == batch) return 0;
+            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu, 0) && fuse && e + 1 == batch)
+                return 0;
         return 1;
     }
     /* one matrix for all: then the batch is more rows of one product */

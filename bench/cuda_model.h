@@ -71,9 +71,10 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 /* Heads by groups, each with its own window over those rows (stx_head_groups_of): how many groups; rows and heads of each. The cheapest
-   cuts of the heads by falling window, 64 rows of all heads for a further group. */
+   cuts of the heads by falling window, 64 rows of all heads for a further group; and none where all streams together save fewer rows of a
+   head's than their weights in another order take (stx__span_groups of seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
-    double m = window_of(c, l), w[256], best, cost, H = (double)c->heads;
+    double m = window_of(c, l), w[256], best, cost, saved = 0, H = (double)c->heads;
     size_t n = c->heads, h, i, j, k, a = n, b = n;
     int groups = 1;
     for (h = 0; h < n; h++) {
@@ -87,6 +88,8 @@ static inline int groups_of(const config *c, size_t l, double rows[3], double he
         for (cost = 64 * H * (j < n ? 2 : 1), k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
         if (cost < best) { best = cost; a = i; b = j; }
     }
+    for (k = a; k < n; k++) saved += m - w[k < b ? a : b];
+    if ((double)c->batch * saved < 3 * H * (double)c->dim) a = b = n;
     rows[0] = m; heads[0] = (double)a;
     if (a < n) { rows[groups] = w[a]; heads[groups++] = (double)(b - a); }
     if (b < n) { rows[groups] = w[b]; heads[groups++] = (double)(n - b); }

@@ -14,7 +14,6 @@
 static const double NVLINK = 0.8 * 450e9;       /* bytes/s each way that a ring gets of 900 GB/s both ways together */
 static const double NET_USABLE = 0.9;           /* of a network's nominal rate */
 static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;      /* seconds: a step of a ring or tree; a call whatever its size */
-static const double NODE = 1.5e-6;              /* of a CUDA graph (spec of the GPU's budgets), 35 of them a layer and 30 more */
 enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };         /* in a machine; numbers of a bucket (stx_group_desc); streams of the budgets */
 
 typedef struct model { const char *config, *preset; double planned; } model;
@@ -47,10 +46,18 @@ static double roofline(const model *m, double streams) {
     work_count(&w, &c);
     return work_sum(&w, -1, 2) * 1e-3;
 }
-static double nodes(const config *c) { return NODE * (35.0 * (double)c->layers + 30); }
+/* Nodes of a step's CUDA graph, as cuda_model.h counts them; PLAN_NODE microseconds each */
+static double nodes(const config *c) {
+    double n = 0;
+    work w;
+    int i;
+    work_count(&w, c);
+    for (i = 0; i < w.rows; i++) n += w.row[i].calls;
+    return n;
+}
 static phases step_of(const model *m, double streams) {
     config c = with_streams(m, streams);
-    double launch = nodes(&c), slow = (m->planned * 1e-3 - launch) / roofline(m, WHOLE);      /* the plan / roofline */
+    double launch = 1e-6 * PLAN_NODE * nodes(&c), slow = (m->planned * 1e-3 - launch) / roofline(m, WHOLE);      /* the plan / roofline */
     phases p;
     work w;
     size_t l;
@@ -63,7 +70,6 @@ static phases step_of(const model *m, double streams) {
         for (i = 0; i < w.rows; i++)
             *(is_backward(w.row[i].name) ? &p.half[l][!is_inner(w.row[i].name)] : &p.forward) += slow * 1e-3 * w.row[i].ms;
         for (i = 0; i < 2; i++) p.half[l][i] += launch / 3 / (double)c.layers;
-        p.backward += p.half[l][0] + p.half[l][1];
     }
     p.forward += launch / 3;
     work_count(&w, &c);
@@ -73,7 +79,9 @@ static phases step_of(const model *m, double streams) {
         if (!strncmp(w.row[i].name, "cross", 5)) { p.forward += t / 2; p.head += t / 2; }
         if (!strcmp(w.row[i].name, "embedding")) { p.forward += t / 2; p.embedding += t / 2; }
         if (w.row[i].group == UPDATE) p.update += t;
+        if (!strncmp(w.row[i].name, "sums", 4)) for (l = 0; l < 2 * c.layers; l++) p.half[l / 2][l % 2] += t / 2 / (double)c.layers;
     }
+    for (l = 0; l < c.layers; l++) p.backward += p.half[l][0] + p.half[l][1];
     p.backward += p.head + p.embedding;
     p.all = p.forward + p.backward + p.update;
     return p;
@@ -146,15 +154,18 @@ static exchange overlap(const gradients *g, const phases *p, int gpus, const net
 // >>tables
 
 static void say_assumptions(void) {
+    config c[MODELS];
+    int i;
+    for (i = 0; i < MODELS; i++) c[i] = with_streams(models + i, WHOLE);
     say("## Assumptions\n\n");
     say("- A step's time on one H200 is the plan in the GPU side's budgets for 64 streams of 512 tokens in bfloat16, learned "
         "spans, attention\n"
         "  by mma.sync, as it is built: %.0f ms of 12x512, %.0f ms of 24x768. That plan has not been measured either. Of fewer "
         "streams: %.1f us\n"
-        "  for each of 35 nodes of a CUDA graph a layer and 30 more, and the rest as the roofline of `bench/cuda_model.h` "
-        "falls. Products that\n"
-        "  do not fill the GPU any more are slower than that; see \"How many streams a GPU wants\".\n",
-        models[0].planned, models[1].planned, NODE * 1e6);
+        "  for each node of the step's CUDA graph (`bench/cuda_model.h` counts %.0f and %.0f with 64 streams), and the rest as the "
+        "roofline there\n"
+        "  falls. Products that do not fill the GPU any more are slower than that; see \"How many streams a GPU wants\".\n",
+        models[0].planned, models[1].planned, PLAN_NODE, nodes(&c[0]), nodes(&c[1]));
     say("- Forward, backward and update share that time as their rooflines do. Gradients are floats, in buckets of 1 Mi numbers "
         "(4 Mi where it\n"
         "  says so), from the end of the parameter list. A bucket goes when backward has made all of it and the one before has "
@@ -291,14 +302,14 @@ static void table_share(void) {
         "blocks of a stream's text");
     for (i = 0; i < MODELS; i++) for (k = 0; k < 6; k++) {
         config c = with_streams(&models[i], share[k]);
-        double rows = share[k] * (double)c.block, tiles = ceil(rows / TILE) * ceil((double)c.dim / TILE);
+        double rows = share[k] * (double)c.block, count = ceil(rows / TILE) * ceil((double)c.dim / TILE);
         double t = step_of(&models[i], share[k]).all;
         row_begin();
         cell(0, "%s", models[i].config);
         cell(1, "%.0f", share[k]);
         cell(2, "%.0f", rows);
-        cell(3, "%.0f", tiles);
-        cell(4, "%.0f %%", 100 * (tiles < SMS ? tiles / SMS : 1));
+        cell(3, "%.0f", count);
+        cell(4, "%.0f %%", 100 * (count < SMS ? count / SMS : 1));
         cell(5, "%.2f", 1e3 * t);
         cell(6, "%.2f", t / share[k] * WHOLE / step_of(&models[i], WHOLE).all);
         cell(7, "%.0f", share[k] * 1024);

@@ -34,7 +34,8 @@ class Library:
         for name, body in re.findall(r"typedef struct (stx_\w+) \{(.*?)\} \1;", text, flags=re.S):
             try:
                 fields = list(self._fields(body))
-                setattr(self, name, type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": [f for f, _ in fields]}))    # a misspelt field is an error
+                # __slots__: a misspelt field is an error
+                setattr(self, name, type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": [f for f, _ in fields]}))
             except KeyError:
                 pass                        # it holds a struct that no header shows: Python has pointers to it
         for result, name, arguments in re.findall(r"STX_DEF ([\w ]+?[\s*]+)(stx_\w+)\(([^;{]*?)\);", text):
@@ -73,7 +74,8 @@ class Library:
 
 
 def main():
-    library = os.environ.get("SEQTX_LIBRARY") or os.path.join(HERE, "../build/libseqtx." + {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so"))
+    ending = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    library = os.environ.get("SEQTX_LIBRARY") or os.path.join(HERE, "../build/libseqtx." + ending)
     include = os.environ.get("SEQTX_INCLUDE") or os.path.join(HERE, "..")
     lib = Library(library, include, ["seqtx.h", "seqtx_attn_span.h"])
     path = sys.argv[1] if len(sys.argv) > 1 else __file__

@@ -11,7 +11,10 @@ if [ -d "$data" ]; then cat "$data/valid.txt" > "$out"; else      # the trainer'
 fi
 bytes=$(($(wc -c < "$out")))
 bpb=$(sed -n 's/.*"event":"eval","split":"valid".*"bpb":\([0-9.e+-]*\).*/\1/p' "$log" | tail -n 1)
-entropy=$(od -An -v -tu1 "$out" | awk '{ for (i = 1; i <= NF; i++) { count[$i]++; n++ } } END { for (b in count) h -= count[b] / n * log(count[b] / n); printf "%.2f", h / log(2) }')
+entropy=$(od -An -v -tu1 "$out" | awk '
+    { for (i = 1; i <= NF; i++) { count[$i]++; n++ } }
+    END { for (b in count) h -= count[b] / n * log(count[b] / n); printf "%.2f", h / log(2) }')
 xz=
 if command -v xz >/dev/null 2>&1; then xz=$(xz -9 -c "$out" | wc -c | awk -v n="$bytes" '{ printf ", xz -9 %.2f", 8 * $1 / n }'); fi
-awk -v n="$bytes" -v m="${bpb:-0}" -v h="$entropy" -v x="$xz" 'BEGIN { printf "the %d held-out bytes, in bits per byte: this model %.2f, byte entropy %s%s\n", n, m, h, x }'
+awk -v n="$bytes" -v m="${bpb:-0}" -v h="$entropy" -v x="$xz" 'BEGIN {
+    printf "the %d held-out bytes, in bits per byte: this model %.2f, byte entropy %s%s\n", n, m, h, x }'

@@ -15,5 +15,9 @@ printf '%s\n' "$list" | while IFS= read -r f; do
     sum=$(printf '%s' "${f#"$dir"}" | cksum); printf '%010d %s\n' "${sum%% *}" "$f"
 done | LC_ALL=C sort | cut -c12- | while IFS= read -r f; do cat "$f"; done |
     tr '\t' ' ' | tr -s ' ' | sed 's/ $//' | awk 'NF || before { print } { before = NF }' | head -c 6000000 > "$new" || true
-[ -s "$new" ] || { echo "demo_data.sh: the headers under $dir could not be read: give a text, as in: make demo DATA=FILE" >&2; rm -f "$new"; exit 1; }
+[ -s "$new" ] || {
+    echo "demo_data.sh: the headers under $dir could not be read: give a text, as in: make demo DATA=FILE" >&2
+    rm -f "$new"
+    exit 1
+}
 mv "$new" "$out"

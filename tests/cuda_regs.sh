@@ -1,6 +1,7 @@
 #!/bin/sh
 # cuda_regs.sh [--record] [ARCH...], or --count [FILE], or --table [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
-# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt. No GPU is needed. Run
+# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt, which has to have these
+# kernels and no others. No GPU is needed. Run
 # by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
 # of a bfloat16 by cvt.f32.bf16, before sm_90 by a move. --shared sm_80 sm_90, which make test runs, therefore goes to PTX once, writes that
@@ -135,6 +136,15 @@ while read -r arch name regs stack stores loads shared; do
     check "$arch $name uses $regs registers, $1 are recorded" [ "$regs" -le "$(($1 + slack))" ]
     check "$arch $name spills $stores and $loads bytes, stack $stack; recorded are $3, $4 and $2" [ "$stores" -le "$3" -a "$loads" -le "$4" -a "$stack" -le "$2" ]
 done < "$out/now.txt"
+# nor may the table keep kernels that are gone: of an architecture that was compiled
+for a in $archs; do
+    grep -q "^$a " "$out/now.txt" || continue
+    awk -v a="$a" 'NR == FNR { now[$1, $2] = 1; next } $1 == a && !(($1, $2) in now) { print $2 }' "$out/now.txt" "$table" > "$out/gone.txt"
+    while read -r name; do
+        check "$a $name is in $table, and seqtx_cuda.cu has no such kernel: run tests/cuda_regs.sh --record and look at the difference" false
+    done < "$out/gone.txt"
+    [ -s "$out/gone.txt" ] || check "$a: no kernel is gone" true
+done
 lib=$(cd "$(dirname "$(command -v "$nvcc")")/.." && pwd)/lib64
 check "the trainer links with it" ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/${archs%% *}.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
 check "and says that there is no GPU, or trains" sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"

@@ -48,6 +48,11 @@ typedef struct inner_fused_kernel { char name[96]; int threads; size_t shared, m
 extern int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k);
 #endif
 
+#ifdef SEQTX_ATTN_SPAN_H
+/* Groups of heads of layer l for B streams of so many projected rows of its cache */
+extern void inner_span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked, stx_head_groups *g);
+#endif
+
 #ifdef SEQTX_SRU_H
 /* U of layer l of input h and memory M; before and pad are what is padded of them */
 extern stx_tensor *inner_sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M, const stx_ids *before, const stx_ids *pad,

@@ -4,6 +4,7 @@
 #include "../seqtx.h"
 #include "cuda_test.h"
 #ifdef SEQTX_CUDA_HOST
+  #include "../seqtx_attn_span.h"
   #include "../bench/cuda_model.h"
   #include "inner.h"
 #endif
@@ -1033,6 +1034,40 @@ static void counted(void) {
                 same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
             CHECK(same, "%s, layer %zu: the model counts other groups of heads", g->name, l);
         }
+    }
+    {                   /* and as a model with few streams does, for which groups do not pay: their weights' order costs more */
+        size_t B, l, h, i, cut[4] = {0, 0, 0, 0};
+        config c = configs[2];
+        stx_span_desc d;
+        stx_desc cd;
+        stx_ctx *x;
+        stx_span *m;
+        memset(&cd, 0, sizeof cd);
+        memset(&d, 0, sizeof d);
+        c.layers = 3; c.dim = c.inner = 320;
+        cd.threads = 1;
+        d.vocab = 2; d.layers = 3; d.dim = d.inner = c.dim; d.heads = c.heads; d.span = c.span; d.adapt_span = 1;
+        x = stx_create(&cd);
+        m = stx_span_create(x, &d);
+        CHECK(m && d.heads == 8, "%s", stx_error(x));
+        for (l = 0; l < 3; l++) for (h = 0; h < c.heads; h++) m->layer[l].z->data[h] = (stx_real)(span_of(&c, l, h) / (double)c.span);
+        for (B = 1; B < 9; B++) for (l = 0; l < 3; l++) {
+            stx_head_groups of_it;
+            size_t n[3] = {0, 0, 0};
+            double have[3], heads[3];
+            int groups, same;
+            c.batch = B;
+            groups = groups_of(&c, l, have, heads);
+            CHECK((double)stx_span_window(m, l) == window_of(&c, l), "layer %zu: a window of %zu", l, stx_span_window(m, l));
+            inner_span_groups(m, l, B, stx_span_window(m, l), 0, &of_it);
+            for (h = 0; h < c.heads; h++) n[of_it.of[h]]++;
+            for (i = 0, same = of_it.count == (size_t)groups; same && i < of_it.count; i++)
+                same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
+            CHECK(same, "%zu streams, layer %zu: %zu groups of heads, the model counts %d", B, l, of_it.count, groups);
+            cut[of_it.count]++;
+        }
+        CHECK(cut[1] && cut[2] + cut[3], "%zu without groups, %zu with two, %zu with three", cut[1], cut[2], cut[3]);
+        stx_destroy(x);
     }
 }
 #endif

@@ -307,6 +307,8 @@ typedef struct model {
     size_t B, T, V;
     double lr, loss;
     int parts;
+    long calls;         /* of its step's function */
+    uint64_t key;       /* of its last step */
 } model;
 
 enum { SMALL, DROP, PERS, IO, LITERAL, RECOMPUTE, WIDE, FAIRSEQ, GROUPED, MODELS };
@@ -364,6 +366,7 @@ static void model_make_small(model *r, int which, int device, int precision, int
 static void model_step(void *user) {
     model *r = (model *)user;
     stx_tensor *loss;
+    r->calls++;
     stx_begin(r->x, STX_TRAIN);
     loss = stx_span_loss(r->m, r->in, r->out, r->s, r->s);
     stx_note(r->x, 0, loss, 1, 0);
@@ -387,17 +390,16 @@ static void spans_current(model *r, const char *when) {
 /* Step n on its own tokens: the loss. What waits for the device waits outside of stx_step_run; *syncs gets the waits inside. */
 static double model_run(model *r, int n, long *syncs) {
     int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
-    uint64_t key;
     long before = 0;
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
     r->lr *= n % 3 ? 1.05 : 0.85;
     stx_optim_rate(r->o, r->lr);
-    key = stx_span_key(r->m, r->in, r->out, r->s, 0);
+    r->key = stx_span_key(r->m, r->in, r->out, r->s, 0);
 #ifdef SEQTX_CUDA_HOST
     before = cuda_host_syncs();
 #endif
-    stx_step_run(r->x, key, model_step, r);
+    stx_step_run(r->x, r->key, model_step, r);
 #ifdef SEQTX_CUDA_HOST
     if (syncs) *syncs += cuda_host_syncs() - before;
 #else
@@ -496,6 +498,238 @@ static void test_graph(void) {
         model_free(&a);
         model_free(&b);
     }
+}
+/* The same while groups of heads change: three of them, others, one, and those of the beginning; memories are the same, too. */
+static size_t groups_now(model *r) {
+    stx_head_groups g;
+    size_t need[4], h, L = r->m->desc.span;
+    for (h = 0; h < 4; h++) need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
+    stx_head_groups_of(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].real), &g);
+    return g.count;
+}
+/* What a has in its memory is what b has */
+static void same_memory(stx_rows *a, stx_rows *b, const char *what) {
+    size_t l;
+    for (l = 0; l < a->desc.layers; l++) {
+        size_t n = a->B * a->layer[l].real * a->layer[l].width;
+        stx_real *v = (stx_real *)calloc(2 * n, sizeof *v);
+        CHECK(n && a->layer[l].real == b->layer[l].real && stx_rows_get(a, l, v) && stx_rows_get(b, l, v + n) && !memcmp(v, v + n,
+            n * sizeof *v), "%s: layer %zu remembers other rows", what, l);
+        free(v);
+    }
+}
+static void test_groups(void) {
+    enum { PHASES = 6, EACH = 6, S = 800 };
+    /* three groups, others, one, those of the beginning; a shorter window, and no other rows after it */
+    static const stx_real z[PHASES][4] = {{0.02f, 0.95f, 0.03f, 0.3f}, {0.95f, 0.5f, 0.03f, 0.5f}, {0.95f, 0.95f, 0.95f, 0.95f},
+        {0.02f, 0.95f, 0.03f, 0.3f}, {0.4f, 0.03f, 0.2f, 0.03f}, {0.4f, 0.38f, 0.4f, 0.38f}};
+    static const size_t groups[PHASES] = {3, 3, 1, 3, 2, 1};
+    model a, b;
+    stx_real *rows;
+    uint64_t key = 0;
+    int phase, n, step = 0;
+    model_make_sized(&a, GROUPED, STX_CUDA, STX_PREC_F32, 1, 2, 1);
+    model_make_sized(&b, GROUPED, STX_CUDA, STX_PREC_F32, 0, 2, 1);
+    a.T = b.T = 24;
+    a.in = stx_tokens_create(a.x, 2, 24); a.out = stx_tokens_create(a.x, 2, 24);
+    b.in = stx_tokens_create(b.x, 2, 24); b.out = stx_tokens_create(b.x, 2, 24);
+    rows = cuda_random(2 * S * 32, 1, 0);           /* memories that are full */
+    CHECK(stx_rows_set(a.s->rows, 0, S, rows, S) && stx_rows_set(b.s->rows, 0, S, rows, S), "%s", stx_error(a.x));
+    free(rows);
+    for (phase = 0; phase < PHASES; phase++) {
+#ifdef SEQTX_CUDA_HOST
+        long calls = b.calls, graphs = cuda_host_graph_launches();
+#endif
+        stx_set(a.x, a.m->layer[0].z, z[phase]);
+        stx_set(b.x, b.m->layer[0].z, z[phase]);
+        for (n = 0; n < EACH; n++, step++) {
+            double la = model_run(&a, step, NULL), lb = model_run(&b, step, NULL);
+            CHECK(la == lb && stx_ok(b.x), "phase %d, step %d: %.9g anew, %.9g replayed: %s", phase, step, la, lb, stx_error(b.x));
+        }
+        CHECK(groups_now(&b) == groups[phase], "phase %d: %zu groups of heads", phase, groups_now(&b));
+        CHECK(key != b.key, "phase %d has the key of the one before", phase);
+        key = b.key;
+        CHECK(model_hash(&a) == model_hash(&b), "phase %d: replays leave other parameters", phase);
+        same_memory(a.s->rows, b.s->rows, "groups of heads");
+#ifdef SEQTX_CUDA_HOST
+        calls = b.calls - calls;
+        graphs = cuda_host_graph_launches() - graphs;
+        /* a step that is captured is called and launched; the first phase's graph may serve when its groups come again */
+        CHECK(calls + graphs > EACH || phase == 3, "phase %d: no step was captured, %ld calls, %ld graphs", phase, calls, graphs);
+        CHECK(calls < EACH && graphs, "phase %d: no step was replayed, %ld calls, %ld graphs", phase, calls, graphs);
+#endif
+    }
+    model_free(&a);
+    model_free(&b);
+}
+/* The same with all gradients of weights in pieces of K, whose sums wait for the end of backward. */
+static void test_pieces(void) {
+    static const int models[] = {SMALL, PERS};
+    int i, n, precision;
+    for (i = 0; i < 2; i++) for (precision = 0; precision < 2; precision++) {
+        model a, b;
+#ifdef SEQTX_CUDA_HOST
+        long batches = 0, most = 0, graphs;        /* anew; and of a step that is captured, when products are counted */
+#endif
+        model_make_sized(&a, models[i], STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 1, 2, 1);
+        model_make_sized(&b, models[i], STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0, 2, 1);
+        inner_pieces(a.x, 2);
+        inner_pieces(b.x, 2);
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches();
+#endif
+        for (n = 0; n < 12; n++) {
+            double la, lb;
+#ifdef SEQTX_CUDA_HOST
+            long had = cuda_host_batches();
+            la = model_run(&a, n, NULL);
+            batches = cuda_host_batches() - had;
+            had = cuda_host_batches();
+            lb = model_run(&b, n, NULL);
+            most = STX_MAX(most, cuda_host_batches() - had);
+#else
+            la = model_run(&a, n, NULL);
+            lb = model_run(&b, n, NULL);
+#endif
+            CHECK(la == lb && stx_ok(b.x), "%s in pieces, step %d: %.9g anew, %.9g replayed: %s", model_names[models[i]], n, la, lb,
+                  stx_error(b.x));
+        }
+        CHECK(model_hash(&a) == model_hash(&b), "%s in pieces: replays leave other parameters", model_names[models[i]]);
+        same_memory(a.s->rows, b.s->rows, "pieces");
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches() - graphs;
+        CHECK(graphs > 4 && b.calls < 12, "%ld graphs of 12 steps, %ld calls", graphs, b.calls);
+        {       /* the last step without pieces has fewer batches, one for each weight */
+            long had = cuda_host_batches();
+            inner_pieces(a.x, 0);
+            model_run(&a, n, NULL);
+            had = cuda_host_batches() - had;
+            CHECK(batches >= had + 4 && most >= batches, "%ld batches of products anew, %ld captured, %ld without pieces", batches, most,
+                  had);
+        }
+#endif
+        model_free(&a);
+        model_free(&b);
+    }
+}
+/* One step that goes on from memory to memory: a to b and b to a; or over three of them. It is replayed, with the bits of steps that are
+   launched anew, and with the losses of a step that goes twice, or three times, from one memory to itself. */
+typedef struct turning { model r; stx_span_state *s[3]; int states, turns; } turning;
+static void turning_step(void *user) {
+    turning *u = (turning *)user;
+    model *r = &u->r;
+    stx_tensor *sum = NULL;
+    int k;
+    r->calls++;
+    stx_begin(r->x, STX_TRAIN);
+    for (k = 0; k < u->turns; k++) {
+        stx_tensor *loss = stx_span_loss(r->m, r->in, r->out, u->s[k % u->states], u->s[(k + 1) % u->states]);
+        stx_note(r->x, k, loss, 1, 0);
+        sum = sum ? stx_add(r->x, sum, loss) : loss;
+    }
+    stx_backward(r->x, sum);
+    stx_optim_step(r->o, r->lr);
+    stx_span_clamp(r->m);
+}
+static void turning_make(turning *u, int which, int precision, int no_graph, int states, int turns) {
+    int k;
+    memset(u, 0, sizeof *u);
+    model_make_sized(&u->r, which, STX_CUDA, precision, no_graph, 2, 2);
+    u->states = states; u->turns = turns;
+    u->s[0] = u->r.s;
+    for (k = 1; k < states; k++) u->s[k] = stx_span_state_create(u->r.m, u->r.B);
+}
+static void turning_run(turning *u, int n, double *loss) {
+    model *r = &u->r;
+    int32_t *id = ids_of(r->B * r->T + 1, r->V, (size_t)n + 1);
+    int k;
+    stx_tokens_set(r->x, r->in, id);
+    stx_tokens_set(r->x, r->out, id + 1);
+    free(id);
+    stx_optim_rate(r->o, r->lr);
+    for (r->key = 0, k = 0; k < u->states; k++) r->key = stx_span_key(r->m, r->in, r->out, u->s[k], r->key);
+    stx_step_run(r->x, r->key, turning_step, u);
+    for (k = 0; k < u->turns; k++) loss[k] = stx_noted(r->x, k);
+}
+static void turning_free(turning *u) {
+    int k;
+    for (k = 1; k < u->states; k++) stx_span_state_free(u->s[k]);
+    model_free(&u->r);
+}
+static void test_turns(void) {
+    static const struct { int which, precision, states, turns; } of[] = {{SMALL, STX_PREC_F32, 2, 2}, {DROP, STX_PREC_BF16, 3, 3},
+        {SMALL, STX_PREC_F32, 2, 4}};
+    enum { ALL = 12 };
+    size_t i;
+    for (i = 0; i < sizeof of / sizeof *of; i++) {
+        turning a, b, c;
+        int n, k;
+#ifdef SEQTX_CUDA_HOST
+        long graphs = cuda_host_graph_launches(), allocs = 0;
+#endif
+        turning_make(&a, of[i].which, of[i].precision, 1, of[i].states, of[i].turns);
+        turning_make(&b, of[i].which, of[i].precision, 0, of[i].states, of[i].turns);
+        turning_make(&c, of[i].which, of[i].precision, 1, 1, of[i].turns);          /* in one memory */
+        for (n = 0; n < ALL; n++) {
+            double la[4], lb[4], lc[4];
+#ifdef SEQTX_CUDA_HOST
+            if (n == 7) allocs = cuda_host_allocs();
+#endif
+            turning_run(&a, n, la);
+            turning_run(&b, n, lb);
+            turning_run(&c, n, lc);
+            for (k = 0; k < of[i].turns; k++) {
+                CHECK(la[k] == lb[k] && stx_ok(b.r.x), "case %d, step %d, turn %d: %.9g anew, %.9g replayed: %s", (int)i, n, k, la[k],
+                      lb[k], stx_error(b.r.x));
+                CHECK(fabs(la[k] - lc[k]) <= (of[i].precision == STX_PREC_BF16 ? 1e-2 : 1e-5) * la[k],
+                      "case %d, step %d, turn %d: %.9g, in one memory %.9g", (int)i, n, k, la[k], lc[k]);
+            }
+        }
+        CHECK(model_hash(&a.r) == model_hash(&b.r), "case %d: replays leave other parameters", (int)i);
+        CHECK(stx_tick(a.r.x) == stx_tick(b.r.x), "tick %d anew, %d replayed", (int)stx_tick(a.r.x), (int)stx_tick(b.r.x));
+        for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->rows, b.s[k]->rows, "turns");
+#ifdef SEQTX_CUDA_HOST
+        graphs = cuda_host_graph_launches() - graphs;
+        allocs = cuda_host_allocs() - allocs;
+        CHECK(graphs > 3 && b.r.calls < ALL && !allocs && !*stx_step_note(b.r.x), "case %d: %ld graphs, %ld of %d steps called their "
+              "function, %ld allocations: %s", (int)i, graphs, b.r.calls, (int)ALL, allocs, stx_step_note(b.r.x));
+#endif
+        turning_free(&a);
+        turning_free(&b);
+        turning_free(&c);
+    }
+}
+/* Rows with more room than they need, which ops look at where they are or copy, begin each step at the same address. */
+static void test_room(void) {
+    stx_desc cd;
+    stx_rows_desc d;
+    stx_ctx *x;
+    stx_rows *s;
+    stx_real v[2 * 3 * 8] = {0};
+    uint64_t key = 0;
+    int n;
+    memset(&cd, 0, sizeof cd);
+    memset(&d, 0, sizeof d);
+    cd.device = STX_CUDA;
+    d.B = 2; d.layers = 2; d.width = 8;
+    x = stx_create(&cd);
+    s = stx_rows_create(x, &d);
+    CHECK(stx_rows_reserve(s, 50), "%s", stx_error(x));
+    for (n = 0; n < 12; n++) {
+        const stx_real *at = s->layer[0].data, *of = s->layer[1].data;
+        stx_past past;
+        stx_tensor *h;
+        CHECK(n < 6 || key == stx_rows_key(s, 1), "step %d begins %d and %d rows further", n, (int)s->layer[0].first,
+              (int)s->layer[1].first);
+        key = stx_rows_key(s, 1);
+        stx_begin(x, STX_TRAIN);
+        h = stx_input(x, v, 2, 3, 8, 0);
+        CHECK(stx_rows_past(s, 0, 7, &past) && (!n || stx_rows_read(s, 1, 7)), "%s", stx_error(x));
+        CHECK(stx_rows_push(s, s, 0, 7, h, NULL) && stx_rows_push(s, s, 1, 7, h, NULL), "%s", stx_error(x));
+        CHECK(n < 6 || (at == s->layer[0].data && of == s->layer[1].data), "step %d", n);
+    }
+    stx_rows_free(s);
+    stx_destroy(x);
 }
 /* Scalars are set between replays, and constants, made after the first replays, do not end them. The same bits as without graphs. */
 typedef struct scaled { stx_ctx *x; stx_params *p; stx_optim *o; stx_tensor *table, *scale; int inside; double value; } scaled;
@@ -793,7 +1027,8 @@ static void test_words(void) {
         worded_make(&b, kind, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32);
         for (which = 0; which < (kind < 2 ? 3 : 2); which++) {
             stx_tensor *va, *vb, *la = worded_loss(&a, which, h, id, &va), *lb = worded_loss(&b, which, h, id, &vb);
-            CHECK(stx_ok(b.x) && CLOSE(stx_item(a.x, la), stx_item(b.x, lb), tol), "words %d, way %d: loss %g on the CPU, %g on the GPU, %s",
+            CHECK(stx_ok(b.x) && CLOSE(stx_item(a.x, la), stx_item(b.x, lb), tol), "words %d, way %d: loss %g on the CPU, %g on the GPU, "
+                  "%s",
                   kind, which, stx_item(a.x, la), stx_item(b.x, lb), stx_error(b.x));
             stx_backward(a.x, la);
             stx_backward(b.x, lb);
@@ -987,7 +1222,7 @@ static void empty_step(void *user) { stx_begin((stx_ctx *)user, STX_TRAIN); }
 static void test_note(void) {
     model a, b;
     fresh_user u;
-    int n;
+    int n, kinds;
     CHECK(!stx_step_note(NULL)[0], "no context");
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
@@ -1059,6 +1294,18 @@ static void test_note(void) {
     for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
     CHECK(stx_ok(b.x) && !stx_step_note(b.x)[0], "and then the same: \"%s\" %s", stx_step_note(b.x), stx_error(b.x));
     model_free(&b);
+
+    for (kinds = 2; kinds <= 9; kinds++) {          /* keys in turns: told when 16 steps have come again; nine are too many to be known */
+        model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
+        for (n = 0; n < 40; n++) {
+            stx_step_run(b.x, (uint64_t)(n % kinds), empty_step, b.x);
+            CHECK(!strstr(stx_step_note(b.x), "take turns") == (kinds == 9 || n < kinds + 15), "%d keys, step %d: \"%s\"", kinds, n,
+                  stx_step_note(b.x));
+        }
+        for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
+        CHECK(stx_ok(b.x) && !stx_step_note(b.x)[0], "and then the same: \"%s\" %s", stx_step_note(b.x), stx_error(b.x));
+        model_free(&b);
+    }
 }
 
 /* Saved on one device, loaded on the other: the next steps are those of the run that went on. */
@@ -1384,7 +1631,8 @@ static void test_errors(void) {
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"scalars", test_scalars}, {"clusters", test_clusters},
+        {"ops", test_ops}, {"train", test_train}, {"graph", test_graph}, {"groups", test_groups}, {"pieces", test_pieces},
+            {"turns", test_turns}, {"room", test_room}, {"scalars", test_scalars}, {"clusters", test_clusters},
             {"not repeatable", test_not_repeatable}, {"keys", test_keys},
         {"late", test_late}, {"note", test_note}, {"checkpoint", test_checkpoint}, {"generation", test_generation}, {"skip", test_skip},
             {"bad token", test_bad_token}, {"nan", test_nan},

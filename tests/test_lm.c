@@ -667,6 +667,47 @@ static void rows_views(void) {
         stx_destroy(x);
     }
 }
+/* States in turns within one step: each is looked at, and its rows are replaced by others. What the step has looked at stays until it ends;
+   from the third step with full memories on, nothing is allocated, and steps begin with the same addresses and room. */
+static void rows_turns(void) {
+    enum { STATES = 3, MOST = 6 };
+    int kind;
+    for (kind = 0; kind < 12; kind++) {
+        const size_t states = kind % 3 == 2 ? 3 : 2, turns = states * (size_t)(kind % 3 == 1 ? 2 : 1), T = kind & 4 ? 9 : 5, keep = 12;
+        stx_ctx *x = context(8);
+        stx_rows *s[STATES];
+        told *t = (told *)calloc(RB, sizeof *t);
+        uint64_t key = 0, before;
+        size_t step, k, b, bytes = 0;
+        for (k = 0; k < states; k++) s[k] = rows_of(x, RB, 1, 0, 0, 0, kind & 1 ? 12 : 0);
+        for (step = 0; step < 10 && (t[0].n + turns * T < RMAX); step++) {
+            stx_past view[MOST];
+            stx_tensor *copy[MOST];
+            before = key;
+            for (key = 1, k = 0; k < states; k++) key = stx_rows_key(s[k], key);
+            if (step > 5) CHECK(key == before && bytes == stx_bytes(x), "kind %d: step %zu begins with other addresses", kind, step);
+            bytes = stx_bytes(x);
+            stx_begin(x, kind & 1 ? STX_TRAIN : STX_EVAL);
+            for (k = 0; k < turns; k++) {
+                const stx_ids *pad;
+                stx_rows *in = s[k % states], *out = s[(k + 1) % states];
+                copy[k] = stx_rows_read(in, 0, 12);
+                CHECK(stx_rows_past(in, 0, 12, &view[k]) && view[k].rows == (copy[k] ? copy[k]->dim[1] : 0), "%s", stx_error(x));
+                stx_tensor *h = some(x, t, RB, T, kind > 5 && step == 2, &pad);
+                CHECK(stx_rows_push(out, in, 0, keep, h, pad), "%s", stx_error(x));
+                holds("pushed", out, 0, t, 12);
+            }
+            for (k = 0; k < turns; k++)
+                for (b = 0; copy[k] && b < RB; b++)
+                    CHECK(!memcmp(view[k].data + b * view[k].stride, copy[k]->data + b * view[k].rows * RW,
+                                  view[k].rows * RW * sizeof(stx_real)), "kind %d, step %zu: view %zu has changed", kind, step, k);
+        }
+        CHECK(step > 7, "%zu steps", step);
+        CHECK(s[0]->layer[0].room <= (turns > states ? 3 : 2) * keep + 6, "room for %zu rows", s[0]->layer[0].room);
+        free(t);
+        stx_destroy(x);
+    }
+}
 /* Room: half as much again up to a limit, or what is asked; asked for beforehand, addresses stay */
 static void rows_room(void) {
     stx_ctx *x = context(6);
@@ -1291,6 +1332,7 @@ int main(void) {
     rows_files();
     rows_room();
     rows_views();
+    rows_turns();
     rows_apart();
     rows_errors();
     one_stream();

@@ -606,7 +606,8 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
         cuda_host_quiet(0);
         if (batch > 1) {
             cuda_host_refuse(CUDA_HOST_REFUSE_PLANS);
-            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found) == CUBLAS_STATUS_NOT_SUPPORTED, "plans");
+            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found) == CUBLAS_STATUS_NOT_SUPPORTED,
+                  "plans");
             cuda_host_refuse(CUDA_HOST_REFUSE_CALLS);
             CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_NOT_SUPPORTED,
                   "calls");
