@@ -355,8 +355,10 @@ STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 /* z into [0,1]: after every update. */
 STX_DEF void stx_span_clamp(stx_span *m);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): windows, sizes,
-   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before). With adapt_io it
-   has how many tokens each cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. Waits for the last step's spans. */
+   addresses. The key of stx_step_run; salt: what else decides (for a batch in parts, the key of the part before; a step that
+   reads or writes a second memory wants that one's key, too: stx_span_key(m, ids, targets, b, stx_span_key(m, ids, targets, a, 0))). With
+   adapt_io it has how many tokens each cluster gets, in steps of 1/16 (stx_adaptive_key): set the tokens first. Waits for the last step's
+   spans. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets, const stx_span_state *s, uint64_t salt);
 
 /* Span of head h of layer l, tokens: z L (L when fixed). */

@@ -408,7 +408,7 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
 /* What is minimised: nll + w / A sum_l aux_l of the last forward; nll itself when there is none. */
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
-   stx_step_run; salt: what else decides. */
+   stx_step_run; salt: what else decides, such as the key of a second memory that the step reads or writes. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt);
 
 // >>api: generation ------------------------------------------------------------------------------------------------
