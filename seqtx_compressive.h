@@ -458,6 +458,7 @@ typedef struct stx_comp_groups {
     ptrdiff_t at;
     const int32_t *first;       /* (B), on the device, or NULL */
     const int32_t *pad;         /* (B,rows), on the device, not 0: missing; or NULL */
+    size_t stride;              /* numbers from one stream's first row to the next one's, where rows are read (unfold, pool, pick); 0: rows D */
 } stx_comp_groups;
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate))
@@ -534,6 +535,10 @@ static ptrdiff_t stx__comp_row(const stx_comp_groups *g, size_t b, size_t group,
     if (row < first || row >= (ptrdiff_t)g->rows || (g->pad && g->pad[b * g->rows + (size_t)row])) return -1;
     return row;
 }
+/* Row `row` of stream b */
+static const stx_real *stx__comp_at(const stx_comp_groups *g, const stx_real *rows, size_t b, size_t row) {
+    return rows + b * (g->stride ? g->stride : g->rows * g->D) + row * g->D;
+}
 typedef struct stx__comp_grouping {
     const stx_comp_groups *g;
     stx_real *y;
@@ -550,7 +555,7 @@ static void stx__comp_unfold_part(const stx_share *s, const void *job) {
         size_t b = n / (g->groups * g->taps);
         ptrdiff_t row = stx__comp_row(g, b, n / g->taps % g->groups, n % g->taps);
         stx_real *y = j->y + n * D;
-        const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+        const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
         if (row < 0) { if (!j->flag) memset(y, 0, D * sizeof *y); }
         else if (!j->flag) memcpy(y, r, D * sizeof *y);
         else for (c = 0; c < D; c++) y[c] += r[c];
@@ -590,7 +595,7 @@ static void stx__comp_pool_part(const stx_share *s, const void *job) {
         memset(y, 0, D * sizeof *y);
         for (t = 0; t < g->taps; t++) {
             ptrdiff_t row = stx__comp_row(g, b, n % g->groups, t);
-            const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+            const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
             if (row < 0) continue;
             if (!met++) memcpy(y, r, D * sizeof *y);
             else if (j->flag) for (c = 0; c < D; c++) y[c] = r[c] > y[c] || r[c] != r[c] ? r[c] : y[c];
@@ -628,7 +633,7 @@ static void stx__comp_pick_part(const stx_share *s, const void *job) {
             size_t better = 0;
             for (k = first; k < g->rows; k++) better += k != i && stx__comp_before(pad, j->usage + b * j->ldu, k, i);
             if (better >= keep) continue;
-            if (!pad || !pad[i]) memcpy(y + place * D, j->rows + (b * g->rows + i) * D, D * sizeof *y);
+            if (!pad || !pad[i]) memcpy(y + place * D, stx__comp_at(g, j->rows, b, i), D * sizeof *y);
             place++;
         }
     }
@@ -1754,12 +1759,31 @@ static stx_tensor *stx__comp_join(stx_ctx *x, stx_tensor *a, stx_tensor *b) { re
 static stx_tensor *stx__comp_cut(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     return t0 == t1 || !a ? NULL : t0 == 0 && t1 == a->dim[1] ? a : stx_slice(x, a, t0, t1);
 }
+/* The e rows that fall out, oldest first: of memory, whose n rows are `held`, and then of the segment's, rows (B,T,D). They stay where they
+   are unless they are of both. NULL: in error */
+static stx_past stx__comp_old(stx_ctx *x, const stx__comp_job *j, stx_past held, const stx_tensor *rows) {
+    const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
+    stx_tensor *t;
+    held.rows = j->e;
+    if (!own) return held;
+    if (!n || !rows) {
+        held.data = rows ? rows->data : NULL;
+        held.stride = j->T * D;
+        return held;
+    }
+    t = stx_new(x, j->B, j->e, D, 0);
+    if (t) STX_RUN(x, stx_concat2d, (x, t->data, held.data, held.stride, n * D, rows->data, j->T * D, own * D, j->B));
+    held.data = t ? t->data : NULL;
+    held.stride = j->e * D;
+    return held;
+}
 /* What the convolutions read: the taps of each group (B,G taps,D); dilated: the rows of all groups and those before (B,ahead + G r,D) */
-static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, stx_tensor *old) {
+static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, const stx_past *old) {
     const stx_comp *m = j->m;
     stx_comp_groups g = j->groups;
     stx_tensor *y = stx_new(x, j->B, stx__comp_source(m, j->G), g.D, 0);
-    if (!y || !old) return NULL;
+    if (!y) return NULL;
+    g.stride = old->stride;
     if (m->desc.compress == STX_COMP_DILATED) {     /* as one group, which is as long as all are together */
         g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
         g.groups = 1;
@@ -1780,19 +1804,22 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
     return stx_linear(x, z, p->conv, p->conv_bias, STX_ACT_NONE);
 }
 /* The new compressed rows (B,G,D) of the rows old (B,e,D); source: what the convolutions read. usage: of the memory's rows */
-static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, stx_tensor *old, const stx_tensor *usage, stx_tensor **source) {
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_past *old, const stx_tensor *usage,
+                                      stx_tensor **source) {
     const stx_comp_desc *d = &j->m->desc;
+    stx_comp_groups g = j->groups;
     stx_tensor *y;
     *source = NULL;
+    if (!old->data) return NULL;
+    g.stride = old->stride;
     if (stx__comp_learns(d)) {
         *source = stx__comp_unfolded(x, j, old);
         y = stx__comp_convolve(x, j->m, j->l, *source, j->G);
     } else {
         y = stx_new(x, j->B, j->G, d->dim, 0);
-        if (!y || !old) return NULL;
-        if (d->compress == STX_COMP_USED)
-            STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &j->groups));
-        else STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &j->groups, d->compress == STX_COMP_MAX));
+        if (!y) return NULL;
+        if (d->compress == STX_COMP_USED) STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
+        else STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &g, d->compress == STX_COMP_MAX));
     }
     return stx__comp_zero(x, y, j->comp_pad);
 }
@@ -1944,6 +1971,18 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
 static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
+/* All that slot l of s remembers, one constant (B,c+n,D), compressed rows first; NULL when there is nothing. One copy of both, for one
+   product forward and one backward. They are not read where they stand (stx_linear_past): that makes two products each way, and on a GPU
+   the weights' gradient wants the rows of all streams, and what comes back to them, put together first: six nodes a layer more, by count */
+static stx_tensor *stx__comp_remembered(const stx_comp_state *s, size_t l) {
+    const stx_rows_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
+    stx_ctx *x = s->model->ctx;
+    stx_tensor *t;
+    if (!c->real || !n->real) return c->real ? stx_rows_read(s->comp, l, c->real) : stx_rows_read(s->mem, l, n->real);
+    t = stx_new(x, s->B, c->real + n->real, c->width, 0);
+    if (t) STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->real * c->width, n->data, n->stride, n->real * n->width, s->B));
+    return t;
+}
 /* Memory rows as the layer reads them: STX_COMP_ERNIE before its own layer norm. still: its gain and shift are constants */
 static stx_tensor *stx__comp_read(const stx_comp *m, size_t l, stx_tensor *rows, int still) {
     const stx_comp_layer *p = &m->layer[l];
@@ -2059,7 +2098,7 @@ static stx_tensor *stx__comp_look(const stx_comp *m, stx_tensor *q, stx_tensor *
     return stx_attention(m->ctx, &a, &d);
 }
 /* The aux loss (1) of the new compressed rows. s: of this call's attention. rows: what the segment leaves; old: what falls out */
-static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, stx_tensor *old,
+static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, const stx_past *old,
                                  stx_tensor *comp, stx_tensor **ratio) {
     const stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
@@ -2070,7 +2109,9 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
         g.pad = NULL;
-        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip,
+        target = stx_new(x, j->B, j->e, d->dim, 0);
+        if (target) STX_RUN(x, stx_copy2d, (x, target->data, j->e * d->dim, old->data, old->stride, j->B, j->e * d->dim, 0));
+        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), target, j->skip,
                                   STX_MAX(j->count, 1), ratio);
     }
     if (d->literal_target) {
@@ -2100,7 +2141,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     const stx__comp_job *j = (const stx__comp_job *)user;
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *old, *rows, *src, *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *rows, *src, *again = NULL;
+    stx_past old;
     stx__comp_qkv s;
     stx_attention_args *made;
     size_t i, at = 0, mine;
@@ -2126,11 +2168,15 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         if (!j->e || !out[0]) return y;
     }
     rows = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h), d->literal_mask ? NULL : j->pad);
-    old = stx__comp_cut(x, past, j->c, j->c + STX_MIN(j->e, j->n));
-    if (j->e > j->n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j->e - j->n));
-    out[2] = stx__comp_compress(x, j, old, out[0], &src);
+    memset(&old, 0, sizeof old);
+    if (past) {
+        old.data = stx_at(x, past->data, j->c * d->dim);
+        old.stride = (j->c + j->n) * d->dim;
+    }
+    old = stx__comp_old(x, j, old, rows);
+    out[2] = stx__comp_compress(x, j, &old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT) out[1] = src;
-    else if (j->aux) out[0] = stx__comp_aux(x, j, &s, rows, old, out[2], &out[1]);
+    else if (j->aux) out[0] = stx__comp_aux(x, j, &s, rows, &old, out[2], &out[1]);
     return y;
 }
 
@@ -2179,10 +2225,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         j->tot = tot;
         lay[0] = h;
         lay[1] = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
-        if (j->n + j->c) {
-            t = stx_rows_read(in->mem, from, j->n);
-            lay[j->past = count++] = t && j->c ? stx_rows_before(in->comp, from, j->c, t) : t ? t : stx_rows_read(in->comp, from, j->c);
-        }
+        if (j->n + j->c) lay[j->past = count++] = stx__comp_remembered(in, from);
         if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
         if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
         if (!stx_ok(x)) return NULL;
@@ -2267,11 +2310,12 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
     return stx_comp_nll(m, stx_comp_forward(m, ids, in, out), targets, NULL);
 }
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
-    size_t l;
+    stx_tensor **aux;
+    size_t l, n = 0;
     if (!m || !nll) return nll;
-    for (l = 0; l < m->desc.layers; l++)
-        if (m->aux[l]) nll = stx_add(m->ctx, nll, stx_scale(m->ctx, m->aux[l], m->desc.aux_weight / (double)m->A));
-    return nll;
+    aux = (stx_tensor **)stx_step_alloc(m->ctx, stx_bytes_of(m->desc.layers, sizeof *aux, 1));
+    for (l = 0; aux && l < m->desc.layers; l++) if (m->aux[l]) aux[n++] = m->aux[l];
+    return n ? stx_add_means(m->ctx, nll, aux, n, m->desc.aux_weight / (double)m->A) : nll;
 }
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
@@ -2389,9 +2433,8 @@ static int stx__comp_gen_fill(stx_comp_gen *g) {
     for (l = 0; l < m->desc.layers; l++) {
         stx_cache_layer *y = &g->cache->layer[l];
         size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
-        stx_tensor *t = stx_rows_read(g->state->mem, l, n), *kv;
+        stx_tensor *t = stx__comp_remembered(g->state, l), *kv;
         y->len = 0;
-        if (c) t = t ? stx_rows_before(g->state->comp, l, c, t) : stx_rows_read(g->state->comp, l, c);
         if (t) {
             kv = stx__comp_gen_kv(g, l, stx__comp_read(m, l, t, 1));
             if (!kv) return 0;
@@ -2435,8 +2478,9 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
     size_t l;
     for (l = 0; l < d->layers; l++) {
         stx_cache_layer *y = &g->cache->layer[l];
-        stx_tensor *rows, *old = NULL, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
+        stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
         stx__comp_job j;
+        stx_past old;
         size_t n1, c1, own, kept, ckept, cnew;
         if (!m->layer[l].memory) { y->len = 0; continue; }
         if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
@@ -2450,10 +2494,10 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
             usage = stx__comp_used(x, &j, t, NULL);
         }
         if (j.e) {
-            t = stx_rows_read(g->state->mem, l, j.n);
-            old = stx__comp_cut(x, t, 0, STX_MIN(j.e, j.n));
-            if (j.e > j.n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j.e - j.n));
-            comp = stx__comp_compress(x, &j, old, usage, &source);
+            old.data = g->state->mem->layer[l].data;
+            old.stride = g->state->mem->layer[l].stride;
+            old = stx__comp_old(x, &j, old, rows);
+            comp = stx__comp_compress(x, &j, &old, usage, &source);
             if (!comp) return 0;
         }
         own = STX_MIN(j.M, S);

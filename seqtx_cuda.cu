@@ -6466,6 +6466,14 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
     return !stx_ok(x);
 }
 
+/* The same with its stride as a number, and whether rows are read by fours */
+static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows, int *four) {
+    stx_comp_groups s = *g;
+    if (!s.stride) s.stride = s.rows * s.D;
+    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__by4(rows);
+    return s;
+}
+
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing. A warp a tap. */
 template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
     const size_t taps = g.groups * g.taps;
@@ -6475,7 +6483,7 @@ template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__
         if (row < 0 && accumulate) continue;
         for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
             float v[W] = {0};
-            if (row >= 0) stx__getn<W>(v, rows, (b * g.rows + (size_t)row) * g.D + c);
+            if (row >= 0) stx__getn<W>(v, rows, b * g.stride + (size_t)row * g.D + c);
             stx__addn<W>(y, n * g.D + c, v, accumulate);
         }
     }
@@ -6483,8 +6491,10 @@ template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__
 void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups * g->taps;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
-    STX__RUN_WARPS(x, "stx_comp_unfold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_unfold_kernel, n, Y, R, *g, accumulate);
+    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__by4(Y), stx__comp_unfold_kernel, n, Y, R, s, accumulate);
 }
 
 /* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups ascending; 0 where none does, and in missing rows.
@@ -6526,7 +6536,7 @@ template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__nu
             for (size_t t = 0; t < g.taps; t++) {
                 ptrdiff_t row = stx__comp_row(g, s, group, t);
                 if (row < 0) continue;
-                stx__getn<W>(w, rows, (b * g.rows + (size_t)row) * g.D + c);
+                stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
                 for (int e = 0; e < W; e++) v[e] = !met ? w[e] : !max ? v[e] + w[e] : w[e] > v[e] || w[e] != w[e] ? w[e] : v[e];
                 met++;
             }
@@ -6538,8 +6548,10 @@ template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__nu
 void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int max) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
-    STX__RUN_WARPS(x, "stx_comp_pool", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pool_kernel, n, Y, R, *g, max);
+    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__by4(Y), stx__comp_pool_kernel, n, Y, R, s, max);
 }
 
 /* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time, in the last G_b places; the places before are 0.
@@ -6600,7 +6612,7 @@ template<int W> static __global__ void stx__comp_pick_kernel(stx__num y, stx__nu
         if (row < g.rows && s.pad && s.pad[row]) row = g.rows;
         for (size_t c = lane * W; c < g.D; c += 32 * W) {
             float v[W] = {0};
-            if (row < g.rows) stx__getn<W>(v, rows, (b * g.rows + row) * g.D + c);
+            if (row < g.rows) stx__getn<W>(v, rows, b * g.stride + row * g.D + c);
             stx__putn<W>(y, n * g.D + c, v);
         }
     }
@@ -6609,6 +6621,8 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows), U = stx__num_of(x, usage);
     size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
     int32_t *kept;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pick")) return;
     if (!g->rows) {
         stx_fill_cuda(x, y, n * g->D, 0);
@@ -6618,7 +6632,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     if (!kept) return;
     STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
                     blocks);
-    STX__RUN_WARPS(x, "stx_comp_pick", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pick_kernel, n, Y, R, kept, *g);
+    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__by4(Y), stx__comp_pick_kernel, n, Y, R, kept, s);
 }
 
 // >>usage -------------------------------------------------------------------------------------------------------------
