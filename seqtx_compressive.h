@@ -251,7 +251,7 @@ enum { STX_COMP_CONV = 0, STX_COMP_DILATED, STX_COMP_MAX, STX_COMP_MEAN, STX_COM
 enum { STX_COMP_AUX_AUTO = 0, STX_COMP_AUX_ATTENTION, STX_COMP_AUX_AUTOENCODE, STX_COMP_AUX_BPTT, STX_COMP_AUX_NONE };      /* .aux */
 enum { STX_COMP_LEARNED = 0, STX_COMP_XL };                                                                  /* .positions */
 enum { STX_COMP_RESIDUAL = 0, STX_COMP_GRU, STX_COMP_INPUT, STX_COMP_OUTPUT, STX_COMP_HIGHWAY, STX_COMP_SIGTANH, STX_COMP_GTRXL,
-       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY };     /* .gate; the last two are steps of gates (kernels) */
+       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY, STX_COMP_GLU };      /* .gate; the last three are kernels' alone */
 enum { STX_COMP_SAME = 0, STX_COMP_ERNIE, STX_COMP_ROTATE };                                                 /* .recurrence */
 enum { STX_COMP_MAX_DILATIONS = 8 };
 #define STX_COMP_NO_ROWS SIZE_MAX           /* stx_comp_desc.mem and cmem, where 0 means a default */
@@ -479,24 +479,25 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
    stream to stream, floats. */
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n))
 /* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over rows of a, t (N,C) that skip (N), on the
-   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da += dloss 2 (a - t) / divisor
-   */
+   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da = or += dloss 2 (a - t) /
+   divisor, 0 in marked rows */
 STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
                                 const int32_t *skip, size_t N, size_t C, double divisor))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor))
+                                size_t N, size_t C, double divisor, int accumulate))
 /* What of a gate is not a product, s = sigmoid, number by number:
        STX_COMP_GRU      r = s(p0_r + p1_r), z = s(p0_z + p1_z), n = tanh(p0_n + r p1_n): out = (1 - z) n + z x       p0, p1 (N,3D): r, z, n
        STX_COMP_INPUT    out = s(p0) x + y                       STX_COMP_OUTPUT     out = x + s(p0) y
        STX_COMP_HIGHWAY  out = s(p0) x + (1 - s(p0)) y           STX_COMP_SIGTANH    out = x + s(p0) tanh(p1)
        STX_COMP_GTRXL    z = s(p0 + p1), n = tanh(p2 + p3): out = (1 - z) x + z n
        STX_COMP_RESET    out = s(p0 + p1) x                      STX_COMP_MOGRIFY    out = 2 s(p0) x
+       STX_COMP_GLU      out = gelu(p0_1) p0_2, the feed-forward's, without x       p0 (N,2D): both halves side by side
    Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
-    const stx_real *x, *y;      /* (N,D); y NULL where the kind has none */
-    const stx_real *p[4];       /* (N,D), for gru (N,3D); NULL where the kind has none */
+    const stx_real *x, *y;      /* (N,D); NULL where the kind has none */
+    const stx_real *p[4];       /* (N,D), for gru (N,3D), for glu (N,2D); NULL where the kind has none */
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
@@ -767,6 +768,7 @@ typedef struct stx__comp_error {
     double *work;
     size_t N, C;
     double divisor, scale;
+    int accumulate;
 } stx__comp_error;
 static void stx__comp_error_part(const stx_share *s, const void *job) {
     const stx__comp_error *e = (const stx__comp_error *)job;
@@ -795,7 +797,7 @@ STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, dou
     *loss = (stx_real)(off / divisor);
     *ratio = (stx_real)(all > 0 ? off / all : 0);
 }
-/* loss = sum (a - t)^2 / divisor:  da += dloss 2 (a - t) / divisor */
+/* loss = sum (a - t)^2 / divisor:  da = or += dloss 2 (a - t) / divisor */
 static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     const stx__comp_error *e = (const stx__comp_error *)job;
     const stx_real scale = (stx_real)e->scale;
@@ -803,14 +805,15 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     for (n = s->from; n < s->to; n++) {
         stx_real *da = e->da + n * e->C;
         const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
+        if (!e->accumulate) memset(da, 0, e->C * sizeof *da);
         for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) da[c] += scale * (a[c] - t[c]);
     }
 }
 STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor) {
+                                size_t N, size_t C, double divisor, int accumulate) {
     stx__comp_error e;
     memset(&e, 0, sizeof e);
-    e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C;
+    e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C; e.accumulate = accumulate;
     e.scale = 2 * (double)dloss[0] / divisor;
     stx_parallel(x, N, 3 * N * C, stx__comp_error_back_part, &e);
 }
@@ -818,8 +821,9 @@ typedef struct stx__comp_error_save { const int32_t *skip; double divisor; } stx
 static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx__comp_error_save *s = (const stx__comp_error_save *)save;
     size_t C = in[0]->dim[in[0]->ndim - 1];
-    stx_real *d = stx_grad(x, in[0], NULL);
-    if (d) STX_RUN(x, stx_comp_error_bwd, (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor));
+    int fresh;
+    stx_real *d = stx_grad(x, in[0], &fresh);
+    if (d) STX_RUN(x, stx_comp_error_bwd, (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor, !fresh));
 }
 /* Mean of (a - t)^2 over the rows of a (..,C) that skip leaves, `count` numbers -> (1); t is a constant. ratio: see stx_comp_error_fwd */
 static stx_tensor *stx__comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip, double count, stx_tensor **ratio) {
@@ -847,8 +851,8 @@ enum { STX__COMP_BLOCK = 64 };
 /* Columns [c, c + n) of row r: all loops run over arrays of the stack, which cannot be the gate's own, so that they become vector code. */
 STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
     const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *p[4];
-    stx_real o[STX__COMP_BLOCK];
+    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *p[4];
+    stx_real o[STX__COMP_BLOCK], density;
     size_t i;
     for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
     switch (a->kind) {
@@ -871,6 +875,10 @@ STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r
             o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i] + p[1][i]), stx_fast_tanh(fma, p[2][i] + p[3][i]) - x[i], x[i]);
         break;
     case STX_COMP_RESET: for (i = 0; i < n; i++) o[i] = stx_fast_sigmoid(fma, p[0][i] + p[1][i]) * x[i]; break;
+    case STX_COMP_GLU: {
+        const stx_real *u = a->p[0] + r * 2 * D + c;
+        for (i = 0; i < n; i++) o[i] = u[i] * stx_fast_phi(fma, u[i], &density) * u[D + i];
+        break; }
     default: for (i = 0; i < n; i++) o[i] = 2 * stx_fast_sigmoid(fma, p[0][i]) * x[i];
     }
     memcpy(a->out + at, o, n * sizeof *o);
@@ -885,7 +893,7 @@ STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
 STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
     const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *g = a->dout + at, *p[4];
+    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *g = a->dout + at, *p[4];
     stx_real dx[STX__COMP_BLOCK], dy[STX__COMP_BLOCK], d0[STX__COMP_BLOCK], d1[STX__COMP_BLOCK], d2[STX__COMP_BLOCK];
     size_t i;
     for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
@@ -947,6 +955,16 @@ STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, siz
             dx[i] = g[i] * s; d0[i] = d1[i] = g[i] * x[i] * s * (1 - s);
         }
         break;
+    case STX_COMP_GLU: {
+        const stx_real *u = a->p[0] + r * 2 * D + c;
+        for (i = 0; i < n; i++) {
+            stx_real density, phi = stx_fast_phi(fma, u[i], &density);
+            d0[i] = g[i] * u[D + i] * STX_FMA(fma, u[i], density, phi);
+            d1[i] = g[i] * u[i] * phi;
+        }
+        stx__comp_gate_put(a->dp[0] + r * 2 * D + c, d0, n, a->accumulate);
+        stx__comp_gate_put(a->dp[0] + r * 2 * D + D + c, d1, n, a->accumulate);
+        return; }
     default:
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p[0][i]);
@@ -998,20 +1016,22 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     for (i = 0; i < 4; i++) a->dp[i] = d[2 + i];
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
-/* in: x, y, p0 .. p3, those that the kind has none of NULL */
+/* in: x, y, p0 .. p3, those that the kind has none of NULL -> (B,T,D) */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     stx_comp_gate_args *a;
-    stx_tensor *out;
+    stx_tensor *out, *shape = in[kind == STX_COMP_GLU ? 2 : 0];
+    size_t D;
     int i;
-    if (!stx_ok(x) || !in[0]) return NULL;
+    if (!stx_ok(x) || !shape) return NULL;
+    D = shape->dim[2] / (kind == STX_COMP_GLU ? 2 : 1);
     a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
-    out = stx_new(x, in[0]->dim[0], in[0]->dim[1], in[0]->dim[2], 0);
+    out = stx_new(x, shape->dim[0], shape->dim[1], D, 0);
     if (!a || !out) return NULL;
     memset(a, 0, sizeof *a);
     a->kind = kind;
-    a->D = in[0]->dim[in[0]->ndim - 1];
-    a->N = in[0]->size / a->D;
-    a->x = in[0]->data;
+    a->D = D;
+    a->N = shape->dim[0] * shape->dim[1];
+    a->x = in[0] ? in[0]->data : NULL;
     a->y = in[1] ? in[1]->data : NULL;
     for (i = 0; i < 4; i++) a->p[i] = in[2 + i] ? in[2 + i]->data : NULL;
     a->out = out->data;
@@ -1952,17 +1972,14 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
     const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
-    const size_t F = d->inner;
-    stx_tensor *a, *f;
+    stx_tensor *a, *f, *in[6] = {NULL};
     o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
     a = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
     f = d->norm_after ? a : stx_layernorm(x, a, p->ff_gain, p->ff_shift, 1e-5);
     if (!d->glu) f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
-    else {      /* the two halves of W1 are weights of their own */
-        stx_tensor *b1 = stx_reshape(x, p->b1, 2 * F, 1, 0, 0), *u1, *u2;
-        u1 = stx_linear(x, f, stx_view_rows(x, p->w1, 0, F), stx_reshape(x, stx_view_rows(x, b1, 0, F), F, 0, 0, 0), STX_ACT_GELU);
-        u2 = stx_linear(x, f, stx_view_rows(x, p->w1, F, 2 * F), stx_reshape(x, stx_view_rows(x, b1, F, 2 * F), F, 0, 0, 0), STX_ACT_NONE);
-        f = stx_mul(x, u1, u2);
+    else {
+        in[2] = stx_linear(x, f, p->w1, p->b1, STX_ACT_NONE);
+        f = stx__comp_gate_op(x, STX_COMP_GLU, in);
     }
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
     return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
@@ -2045,10 +2062,7 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_t
     y.kv = stx__comp_all_heads(x, d, y.kv);
     return y;
 }
-/* Queries, and rows [t0,t1) of keys and values side by side, as constants */
-static stx_tensor *stx__comp_queries(stx_ctx *x, const stx__comp_qkv *s) {
-    return s->q ? stx_detach(x, s->q) : s->qkv ? stx_slice_channels(x, stx_detach(x, s->qkv), 0, s->qkv->dim[2] / 3) : NULL;
-}
+/* Rows [t0,t1) of keys and values side by side, as constants */
 static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t t0, size_t t1) {
     size_t m = s->past ? s->past->dim[1] : 0;
     stx_tensor *y = NULL, *t;
@@ -2085,13 +2099,18 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const st
     }
     return stx_add(x, y, stx__comp_zero(x, stx_attention(x, &a, &d), j->unpad));
 }
-/* Attention of q over rows of keys and values without order: both of the aux loss */
-static stx_tensor *stx__comp_look(const stx_comp *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, double dropout) {
+/* Attention of the queries of s, constants, over rows of keys and values without order: both of the aux loss. rows 0: all of kv, else, of
+   a constant kv, so many from `first` on */
+static stx_tensor *stx__comp_look(const stx_comp *m, const stx__comp_qkv *s, stx_tensor *kv, size_t first, size_t rows, const stx_ids *pad,
+                                  double dropout) {
     stx_attention_in a;
     stx_attention_desc d;
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
-    a.q = q; a.kv = kv; a.pad = pad;
+    a.q = stx_detach(m->ctx, s->q);
+    a.qkv = stx_detach(m->ctx, s->qkv);
+    a.kv = kv; a.kv_first = first; a.kv_rows = rows;
+    a.pad = pad;
     d.heads = m->desc.heads;
     d.not_causal = 1;
     d.dropout = dropout;
@@ -2103,8 +2122,8 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
     const stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *q;
-    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = STX_MIN(j->e, held);
+    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *all = s->qkv ? s->past : s->kv;
+    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = d->literal_target ? j->n : STX_MIN(j->e, held), some = 0;
     const stx_ids *pad = j->old_pad;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
@@ -2114,26 +2133,23 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
         return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), target, j->skip,
                                   STX_MAX(j->count, 1), ratio);
     }
-    if (d->literal_target) {
-        in = j->n;
-        target = stx__comp_kv_rows(x, s, j->c, j->c + j->n);
-        if (j->mask && !d->literal_mask) {
-            int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
-            size_t b;
-            for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
-            pad = stx__comp_ids(x, v, j->B, in);
-        }
-    } else {
-        target = stx__comp_kv_rows(x, s, j->c, j->c + in);
-        if (in < j->e) {        /* outputs of this segment, which were not keys in it */
-            k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
-            target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
-        }
+    if (d->literal_target && j->mask && !d->literal_mask) {
+        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
+        size_t b;
+        for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
+        pad = stx__comp_ids(x, v, j->B, in);
+    }
+    if (all && j->c + in <= all->dim[1] && (d->literal_target || in == j->e)) {         /* where they stand */
+        target = stx_detach(x, all);
+        some = in;
+    } else target = stx__comp_kv_rows(x, s, j->c, j->c + in);
+    if (!d->literal_target && in < j->e) {      /* outputs of this segment, which were not keys in it */
+        k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
+        target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
     }
     k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
-    q = stx__comp_queries(x, s);
-    return stx__comp_distance(x, stx__comp_look(m, q, k, j->comp_pad, d->aux_dropout), stx_detach(x, stx__comp_look(m, q, target, pad, 0)),
-                              j->skip, STX_MAX(j->count, 1), ratio);
+    return stx__comp_distance(x, stx__comp_look(m, s, k, 0, 0, j->comp_pad, d->aux_dropout),
+                              stx_detach(x, stx__comp_look(m, s, target, some ? j->c : 0, some, pad, 0)), j->skip, STX_MAX(j->count, 1), ratio);
 }
 /* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
    out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */

@@ -2319,7 +2319,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 }
 
 /* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after the other: they are small. */
-struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count; float s; };
+struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count, fresh; float s; };
 static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -2336,13 +2336,14 @@ static __global__ void __launch_bounds__(256) stx__add_means_bwd_kernel(stx__mea
     for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
         __syncthreads();                        /* arrays may overlap */
-        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], 1);
+        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], !(m.fresh >> k & 1));
     }
 }
 static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, int backward) {
     stx__means_nums m;
     memset(&m, 0, sizeof m);
     m.count = (int)a->count;
+    m.fresh = a->fresh;
     m.s = a->s;
     for (int k = 0; k < m.count; k++) {
         m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
@@ -6811,26 +6812,30 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0, stx__num_of(x, loss), stx__num_of(x, ratio), work, N,
                     divisor);
 }
-/* loss = sum (a - t)^2 / divisor:   da += dloss 2 (a - t) / divisor. A warp a row. */
+/* loss = sum (a - t)^2 / divisor:   da = or += dloss 2 (a - t) / divisor, 0 in rows that skip marks. A warp a row. */
 template<int W> static __global__ void stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
-                                                                  size_t N, size_t C, double divisor) {
+                                                                  size_t N, size_t C, double divisor, int accumulate) {
     const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
     STX__WARPS(n, N) {
-        if (skip && skip[n]) continue;
+        const int out = skip && skip[n];
+        if (out && accumulate) continue;
         for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
-            float v[W], w[W];
-            stx__getn<W>(v, a, n * C + c);
-            stx__getn<W>(w, t, n * C + c);
-            for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
-            stx__addn<W>(da, n * C + c, v, 1);
+            float v[W] = {0}, w[W];
+            if (!out) {
+                stx__getn<W>(v, a, n * C + c);
+                stx__getn<W>(w, t, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
+            }
+            stx__addn<W>(da, n * C + c, v, accumulate);
         }
     }
 }
 void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                             size_t N, size_t C, double divisor) {
+                             size_t N, size_t C, double divisor, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a), T = stx__num_of(x, t);
     int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
-    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor);
+    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor,
+                              accumulate);
 }
 
 // >>gates -------------------------------------------------------------------------------------------------------------
@@ -6838,29 +6843,33 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 /* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread takes four neighbours at a time; the kind is chosen
    outside of its loop. */
 typedef struct stx__comp_gate { int kind, accumulate; size_t n, D; stx__num x, y, p[4], out, dout, dx, dy, dp[4]; } stx__comp_gate;
-/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; and has it y? */
+/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; has it y, and x? */
 template<int K> struct stx__comp_kind {
-    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ? 2 : 1;
+    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ||
+                             K == STX_COMP_GLU ? 2 : 1;
+    static constexpr int X = K != STX_COMP_GLU;
+    static constexpr int side = K == STX_COMP_GRU ? 3 : K == STX_COMP_GLU ? 2 : 1;      /* planes side by side in one p */
     static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
 };
 static __device__ __forceinline__ float stx__comp_sigmoid(float v) { return 1 / (1 + expf(-v)); }
 /* Where plane k of number i stands */
 template<int K> static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
-    return p[K == STX_COMP_GRU ? k / 3 : k];
+    return p[k / stx__comp_kind<K>::side];
 }
 template<int K> static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i, int k) {
-    return K == STX_COMP_GRU ? i + 2 * a.D * (i / a.D) + (size_t)(k % 3) * a.D : i;
+    constexpr int side = stx__comp_kind<K>::side;
+    return side > 1 ? i + (side - 1) * a.D * (i / a.D) + (size_t)(k % side) * a.D : i;
 }
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i, float (&x)[W],
     float (&y)[W], float (&p)[6][W]) {
-    stx__getn<W>(x, a.x, i);
+    if (stx__comp_kind<K>::X) stx__getn<W>(x, a.x, i);
     if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
     #pragma unroll
     for (int k = 0; k < stx__comp_kind<K>::P; k++) stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
 }
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float x[W], y[W] = {0}, p[6][W];
+        float x[W] = {0}, y[W] = {0}, p[6][W];
         stx__comp_gate_get<W, K>(a, i, x, y, p);
         #pragma unroll
         for (int e = 0; e < W; e++) {
@@ -6872,6 +6881,8 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_for
                 x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e], x[e]);
             } else if constexpr (K == STX_COMP_RESET) {
                 x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
+            } else if constexpr (K == STX_COMP_GLU) {
+                x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
             } else {
                 float s = stx__comp_sigmoid(p[0][e]);
                 x[e] = K == STX_COMP_INPUT ? fmaf(s, x[e], y[e]) : K == STX_COMP_OUTPUT ? fmaf(s, y[e], x[e]) :
@@ -6891,6 +6902,7 @@ template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate 
     case STX_COMP_SIGTANH: stx__comp_gate_forward<W, STX_COMP_SIGTANH>(a); break;
     case STX_COMP_GTRXL: stx__comp_gate_forward<W, STX_COMP_GTRXL>(a); break;
     case STX_COMP_RESET: stx__comp_gate_forward<W, STX_COMP_RESET>(a); break;
+    case STX_COMP_GLU: stx__comp_gate_forward<W, STX_COMP_GLU>(a); break;
     default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
     }
 }
@@ -6898,7 +6910,7 @@ template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate 
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float x[W], y[W] = {0}, p[6][W], g[W];
+        float x[W] = {0}, y[W] = {0}, p[6][W], g[W];
         stx__getn<W>(g, a.dout, i);
         stx__comp_gate_get<W, K>(a, i, x, y, p);
         #pragma unroll
@@ -6929,6 +6941,10 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_bac
                 float s = stx__comp_sigmoid(p[0][e]);
                 p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
                 x[e] = 2 * g[e] * s;
+            } else if constexpr (K == STX_COMP_GLU) {
+                float v = p[0][e], phi = stx__phi(v);
+                p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
+                p[1][e] = g[e] * v * phi;
             } else {
                 float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
                 p[0][e] = g[e] * by * s * (1 - s);
@@ -6936,7 +6952,7 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_bac
                 y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
             }
         }
-        stx__addn<W>(a.dx, i, x, a.accumulate);
+        if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
         if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
         #pragma unroll
         for (int k = 0; k < stx__comp_kind<K>::P; k++)
@@ -6952,6 +6968,7 @@ template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate 
     case STX_COMP_SIGTANH: stx__comp_gate_backward<W, STX_COMP_SIGTANH>(a); break;
     case STX_COMP_GTRXL: stx__comp_gate_backward<W, STX_COMP_GTRXL>(a); break;
     case STX_COMP_RESET: stx__comp_gate_backward<W, STX_COMP_RESET>(a); break;
+    case STX_COMP_GLU: stx__comp_gate_backward<W, STX_COMP_GLU>(a); break;
     default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
     }
 }
@@ -6960,8 +6977,8 @@ static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backwa
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
-    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_MOGRIFY) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_MOGRIFY", what, a->kind);
+    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_GLU) {
+        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_GLU", what, a->kind);
         return 0;
     }
     memset(p, 0, sizeof *p);

@@ -259,8 +259,12 @@ static void test_errors(void) {
         if (N) stx_cuda_get(gx, got, dwork, 2 * N * sizeof *work);
         for (i = 0; i < 2 * N; i++) bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
         CHECK(!bad, "error: sums of %zu rows differ, N %zu C %zu", bad, N, C);
-        BOTH(stx_comp_error_bwd, (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
-                                 (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
+        for (i = 0; i < 2; i++) {
+            BOTH(stx_comp_error_bwd, (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
+                                     (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
+            arr_check(i ? "error da, fresh" : "error da", &da, 1e-6);
+        }
+        for (i = 0; i < N; i++) CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: row %zu does not count", i);
         arr_check("error da", &da, 1e-6); arr_check("error a", &a, 0); arr_check("error t", &t, 0);
         arr_free(&a); arr_free(&t); arr_free(&loss); arr_free(&ratio); arr_free(&da); arr_free(&dloss);
         stx_cuda_free(gx, dskip); stx_cuda_free(gx, dwork);
@@ -273,7 +277,7 @@ static void test_errors(void) {
 enum { PLANES = 6 };            /* x, y, p0 .. p3 */
 static int planes_of(int kind) {        /* bits of those that a kind has */
     return kind == STX_COMP_GTRXL ? 61 : kind == STX_COMP_GRU || kind == STX_COMP_SIGTANH || kind == STX_COMP_RESET ? 13 :
-           kind == STX_COMP_MOGRIFY ? 5 : 7;
+           kind == STX_COMP_MOGRIFY ? 5 : kind == STX_COMP_GLU ? 4 : 7;
 }
 typedef struct gate { int kind; size_t N, D; arr in[PLANES], grad[PLANES], out, dout; stx_comp_gate_args c, d; } gate;
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
@@ -284,17 +288,17 @@ static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     t->dout = arr_of(N * D, 1, 0, N_);
     t->d = t->c;
     for (i = 0; i < PLANES; i++) {
-        size_t n = (i > 1 && kind == STX_COMP_GRU ? 3 : 1) * N * D, j;
+        size_t n = (i > 1 && kind == STX_COMP_GRU ? 3 : i > 1 && kind == STX_COMP_GLU ? 2 : 1) * N * D, j;
         t->in[i] = arr_of(n, i > 1 ? most : 1, 0, N_);
         t->grad[i] = arr_of(n, 1, 0, N_);
         /* infinite logits; what a gate multiplies stays finite, since 0 times infinity depends on where a sigmoid becomes 0 */
-        for (j = 0; j < n && most > 50 && (i == 2 || (i > 2 && kind != STX_COMP_GRU)); j += 7)
+        for (j = 0; j < n && most > 50 && kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)); j += 7)
             t->in[i].c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
         if (most > 50 && n > 20) t->in[i].c[n / 2] = NAN;
         if (most > 50) put_arr(&t->in[i]);
     }
     i = planes_of(kind);
-    t->c.x = t->in[0].c; t->d.x = t->in[0].d; t->c.dx = t->grad[0].c; t->d.dx = t->grad[0].d;
+    if (i & 1) { t->c.x = t->in[0].c; t->d.x = t->in[0].d; t->c.dx = t->grad[0].c; t->d.dx = t->grad[0].d; }
     if (i & 2) { t->c.y = t->in[1].c; t->d.y = t->in[1].d; t->c.dy = t->grad[1].c; t->d.dy = t->grad[1].d; }
     for (i = 2; i < PLANES; i++) if (planes_of(kind) >> i & 1) {
         t->c.p[i - 2] = t->in[i].c; t->d.p[i - 2] = t->in[i].d;
@@ -312,7 +316,7 @@ static void test_gates(void) {
     int kind, k;
     size_t n, i;
     char name[96];
-    for (kind = STX_COMP_GRU; kind <= STX_COMP_MOGRIFY; kind++)
+    for (kind = STX_COMP_GRU; kind <= STX_COMP_GLU; kind++)
         for (n = 0; n < (brief ? 4 : 20); n++) {
             gate t;
             double most = n % 5 == 3 ? 100 : n % 5 == 1 ? 12 : 2;
@@ -376,12 +380,12 @@ static void bits(void *user, uint64_t *h) {
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
         stx_comp_error_fwd_cuda(gx, loss.d, stx_at(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C, 100);
-        stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100);
+        stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
         *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
         arr_free(&q); arr_free(&k); arr_free(&pe); arr_free(&usage); arr_free(&stat); arr_free(&e); arr_free(&loss);
         stx_cuda_free(gx, work);
     }
-    for (i = STX_COMP_GRU; i <= STX_COMP_MOGRIFY; i++) {
+    for (i = STX_COMP_GRU; i <= STX_COMP_GLU; i++) {
         gate_make(&g, i, 5, i % 2 ? 36 : 67, 3);
         stx_comp_gate_fwd_cuda(gx, &g.d);
         stx_comp_gate_bwd_cuda(gx, &g.d);
@@ -583,7 +587,7 @@ static void test_graph(void) {
 static int tell_nodes;          /* `build/test_cuda_comp nodes` names them */
 /* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and its aux loss */
 static void test_nodes(void) {
-    static const struct { int which; long most; } want[] = {{GRU, 82}};
+    static const struct { int which; long most; } want[] = {{GRU, 71}};
     size_t i;
     for (i = 0; i < COUNT(want); i++) {
         cuda_nodes all;
@@ -653,7 +657,7 @@ static void refused(int which, const char *want) {
     if (which == 2) stx_comp_pool_cuda(x, v, v, &g, 0);
     if (which == 3) stx_comp_pick_cuda(x, v, v, v, 8, &g);
     if (which == 4) { a.kind = STX_COMP_RESIDUAL; stx_comp_gate_fwd_cuda(x, &a); }
-    if (which == 5) { a.kind = STX_COMP_MOGRIFY + 1; stx_comp_gate_bwd_cuda(x, &a); }
+    if (which == 5) { a.kind = STX_COMP_GLU + 1; stx_comp_gate_bwd_cuda(x, &a); }
     if (which == 6) stx_comp_usage_cuda(x, v, 8, &t, 2, 3);
     if (which == 7) { t.not_causal = 1; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
     if (which == 8) { t.z = v; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
@@ -676,7 +680,7 @@ static void test_refused(void) {
     stx_comp_pool_cuda(x, NULL, NULL, &g, 1);
     stx_comp_pick_cuda(x, NULL, NULL, NULL, 0, &g);
     stx_comp_usage_cuda(x, NULL, 0, &t, 0, 0);
-    stx_comp_error_bwd_cuda(x, NULL, NULL, NULL, NULL, NULL, 0, 5, 1);
+    stx_comp_error_bwd_cuda(x, NULL, NULL, NULL, NULL, NULL, 0, 5, 1, 0);
     stx_comp_gate_fwd_cuda(x, &a);
     stx_comp_gate_bwd_cuda(x, &a);
     CHECK(stx_ok(x), "empty: %s", stx_error(x));

@@ -2122,17 +2122,17 @@ typedef struct comp_user { int kind; stx_comp_groups g; int32_t *skip, *pad, *fi
 static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_gate(x, ((comp_user *)user)->kind, in); }
 static void row_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
-    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1};
+    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
     int i, k;
-    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_MOGRIFY; u.kind++)
+    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_GLU; u.kind++)
         for (i = 0; i < 2; i++) {
             problem q = start("comp_gate", make_gate, &u);
             size_t D = s[i][2];
-            add(&q, s[i][0], s[i][1], D, 0);
+            if (u.kind == STX_COMP_GLU) add_absent(&q); else add(&q, s[i][0], s[i][1], D, 0);
             if (y[u.kind]) add(&q, s[i][0], s[i][1], D, 0); else add_absent(&q);
             for (k = 0; k < 4; k++)
-                if (k < p[u.kind]) add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : D, 0); else add_absent(&q);
+                if (k < p[u.kind]) add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : u.kind == STX_COMP_GLU ? 2 * D : D, 0); else add_absent(&q);
             check(&q);
         }
     u.kind = STX_COMP_GTRXL;
@@ -2406,7 +2406,39 @@ static void attention_past(void) {
         check(&p);
     }
 }
-static void row_attention_all(void) { row_attention(); attention_side_by_side(); attention_past(); }
+/* Queries of a constant q|k|v and a part of a constant k|v, where they stand: the bits of copies of them, and of k|v's gradient */
+static void attention_parts(void) {
+    enum { B = 2, T = 5, S = 9, C = 6, FIRST = 2, ROWS = 6 };
+    static stx_real q[B * T * 3 * C], kv[B * S * 2 * C];
+    stx_attention_desc d;
+    size_t i, k;
+    memset(&d, 0, sizeof d);
+    d.heads = 2; d.not_causal = 1;
+    for (i = 0; i < B * T * 3 * C; i++) q[i] = sin((double)i * 0.37);
+    for (i = 0; i < B * S * 2 * C; i++) kv[i] = cos((double)i * 0.61);
+    for (k = 0; k < 2; k++) {           /* a part; all, which get a gradient */
+        stx_attention_in in;
+        stx_tensor *Q, *K, *y[2];
+        memset(&in, 0, sizeof in);
+        stx_begin(ctx1, STX_TRAIN);
+        Q = stx_input(ctx1, q, B, T, 3 * C, 0);
+        K = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_input(ctx1, kv, B, S, 2 * C, 0);
+        in.qkv = Q; in.kv = K;
+        if (!k) { in.kv_first = FIRST; in.kv_rows = ROWS; }
+        y[0] = stx_attention(ctx1, &in, &d);
+        memset(&in, 0, sizeof in);
+        in.q = stx_slice_channels(ctx1, Q, 0, C);
+        in.kv = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_slice(ctx1, K, FIRST, FIRST + ROWS);
+        y[1] = stx_attention(ctx1, &in, &d);
+        CHECK(y[0] && y[1] && !memcmp(y[0]->data, y[1]->data, y[0]->size * sizeof *q), "parts of tensors: other bits %s", stx_error(ctx1));
+        if (!k) continue;
+        stx_backward(ctx1, stx_add(ctx1, stx_mean(ctx1, stx_mul(ctx1, y[0], y[0])), stx_mean(ctx1, stx_mul(ctx1, y[1], y[1]))));
+        CHECK(!memcmp(K->grad, in.kv->grad, K->size * sizeof *q), "queries of a constant q|k|v: other gradients");
+    }
+}
+static void row_attention_all(void) {
+    row_attention(); attention_side_by_side(); attention_past(); attention_parts();
+}
 
 /* seqtx_par.h: ops of its own */
 typedef struct mix_user { size_t T, run; } mix_user;
