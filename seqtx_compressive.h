@@ -251,7 +251,7 @@ enum { STX_COMP_CONV = 0, STX_COMP_DILATED, STX_COMP_MAX, STX_COMP_MEAN, STX_COM
 enum { STX_COMP_AUX_AUTO = 0, STX_COMP_AUX_ATTENTION, STX_COMP_AUX_AUTOENCODE, STX_COMP_AUX_BPTT, STX_COMP_AUX_NONE };      /* .aux */
 enum { STX_COMP_LEARNED = 0, STX_COMP_XL };                                                                  /* .positions */
 enum { STX_COMP_RESIDUAL = 0, STX_COMP_GRU, STX_COMP_INPUT, STX_COMP_OUTPUT, STX_COMP_HIGHWAY, STX_COMP_SIGTANH, STX_COMP_GTRXL,
-       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY, STX_COMP_GLU };      /* .gate; the last three are kernels' alone */
+       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY, STX_COMP_GLU };   /* .gate; the last three: kernels' alone */
 enum { STX_COMP_SAME = 0, STX_COMP_ERNIE, STX_COMP_ROTATE };                                                 /* .recurrence */
 enum { STX_COMP_MAX_DILATIONS = 8 };
 #define STX_COMP_NO_ROWS SIZE_MAX           /* stx_comp_desc.mem and cmem, where 0 means a default */
@@ -458,7 +458,7 @@ typedef struct stx_comp_groups {
     ptrdiff_t at;
     const int32_t *first;       /* (B), on the device, or NULL */
     const int32_t *pad;         /* (B,rows), on the device, not 0: missing; or NULL */
-    size_t stride;              /* numbers from one stream's first row to the next one's, where rows are read (unfold, pool, pick); 0: rows D */
+    size_t stride;              /* of rows that are read (unfold, pool, pick): numbers from stream to stream; 0: rows D */
 } stx_comp_groups;
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate))
@@ -2149,7 +2149,8 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
     }
     k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
     return stx__comp_distance(x, stx__comp_look(m, s, k, 0, 0, j->comp_pad, d->aux_dropout),
-                              stx_detach(x, stx__comp_look(m, s, target, some ? j->c : 0, some, pad, 0)), j->skip, STX_MAX(j->count, 1), ratio);
+                              stx_detach(x, stx__comp_look(m, s, target, some ? j->c : 0, some, pad, 0)), j->skip, STX_MAX(j->count, 1),
+                              ratio);
 }
 /* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
    out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */

@@ -622,7 +622,8 @@ static void errors(void) {
         if (i == 1) in.kv_first = 2;
         if (i == 2) in.kv_rows = 6;
         if (i == 3) in.kv = T_(2, 5, 16, 0);
-        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention", i ? "rows of kv from row" : "qkv and also kv", i ? "constant" : "a constant");
+        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention", i ? "rows of kv from row" : "qkv and also kv",
+             "a constant");
     }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
     e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2",

@@ -51,7 +51,8 @@ static arr rows_of(const grouped *t) {
     return a;
 }
 /* The numbers y (n) of the CPU's kernel are those of rows without gaps; kernel: 0 unfold, 1 mean, 2 max, 3 pick */
-static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u, size_t ldu, const float *y, size_t n, int kernel) {
+static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u, size_t ldu, const float *y, size_t n,
+                        int kernel) {
     const size_t w = t->c.rows * t->c.D;
     float *r = (float *)malloc((t->c.B * w + 1) * sizeof *r), *z = (float *)malloc((n + 1) * sizeof *z);
     stx_comp_groups g = t->c;

@@ -2132,7 +2132,8 @@ static void row_gate(void) {
             if (u.kind == STX_COMP_GLU) add_absent(&q); else add(&q, s[i][0], s[i][1], D, 0);
             if (y[u.kind]) add(&q, s[i][0], s[i][1], D, 0); else add_absent(&q);
             for (k = 0; k < 4; k++)
-                if (k < p[u.kind]) add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : u.kind == STX_COMP_GLU ? 2 * D : D, 0); else add_absent(&q);
+                if (k >= p[u.kind]) add_absent(&q);
+                else add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : u.kind == STX_COMP_GLU ? 2 * D : D, 0);
             check(&q);
         }
     u.kind = STX_COMP_GTRXL;
