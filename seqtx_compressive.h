@@ -492,7 +492,8 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
        STX_COMP_GTRXL    z = s(p0 + p1), n = tanh(p2 + p3): out = (1 - z) x + z n
        STX_COMP_RESET    out = s(p0 + p1) x                      STX_COMP_MOGRIFY    out = 2 s(p0) x
        STX_COMP_GLU      out = gelu(p0_1) p0_2, the feed-forward's, without x       p0 (N,2D): both halves side by side
-   Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. */
+   Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. gru and glu also give the
+   gradients of biases that were added to p0, p1: db[k] += the sums of dp[k]'s rows, which has nothing of others then. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
@@ -501,6 +502,8 @@ typedef struct stx_comp_gate_args {
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
+    stx_real *db[2];            /* gru: (3D) both or none; glu: (2D), the first, or none; else NULL */
+    int late;                   /* they are of parameters: see stx_linear_bwd_args */
 } stx_comp_gate_args;
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
@@ -996,7 +999,16 @@ STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
     stx_parallel(x, a->N, a->N * a->D * 20, stx__comp_gate_part, a);
 }
 STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx_linear_bwd_args b;
+    int i;
     stx_parallel(x, a->N, a->N * a->D * 40, stx__comp_gate_back_part, a);
+    memset(&b, 0, sizeof b);
+    b.N = a->N;
+    b.O = a->D * (a->kind == STX_COMP_GLU ? 2 : 3);
+    for (i = 0; i < 2; i++) {
+        b.da = a->dp[i]; b.db = a->db[i];
+        if (b.db) stx_linear_bwd(x, &b);
+    }
 }
 static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *in, void *save) {
     stx_comp_gate_args *a = (stx_comp_gate_args *)save;
@@ -1014,9 +1026,16 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     a->dout = out->grad;
     a->dx = d[0]; a->dy = d[1];
     for (i = 0; i < 4; i++) a->dp[i] = d[2 + i];
+    a->late = 1;
+    for (i = 0; i < 2; i++) {
+        a->db[i] = in[6 + i] ? stx_grad(x, in[6 + i], NULL) : NULL;
+        if (a->db[i]) a->late = a->late && (in[6 + i]->is_param || in[6 + i]->of);
+    }
+    if (!stx_ok(x)) return;
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
-/* in: x, y, p0 .. p3, those that the kind has none of NULL -> (B,T,D) */
+/* in: x, y, p0 .. p3, and the biases in p0 and p1 that get their gradients here (both, or none), those that the kind has none of NULL ->
+   (B,T,D) */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     stx_comp_gate_args *a;
     stx_tensor *out, *shape = in[kind == STX_COMP_GLU ? 2 : 0];
@@ -1036,7 +1055,7 @@ static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in
     for (i = 0; i < 4; i++) a->p[i] = in[2 + i] ? in[2 + i]->data : NULL;
     a->out = out->data;
     STX_RUN(x, stx_comp_gate_fwd, (x, a));
-    stx_record(x, out, in, 6, stx__comp_gate_back, a);
+    stx_record(x, out, in, 8, stx__comp_gate_back, a);
     return out;
 }
 
@@ -1927,7 +1946,7 @@ static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx
                                   stx_tensor *shift) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
-    stx_tensor *in[6] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
+    stx_tensor *in[8] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
     int i;
     if (!stx_ok(x) || !h || !y) return NULL;
     if (d->gate == STX_COMP_RESIDUAL)
@@ -1945,8 +1964,9 @@ static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx
     in[1] = d->gate == STX_COMP_INPUT || d->gate == STX_COMP_OUTPUT || d->gate == STX_COMP_HIGHWAY ? y : NULL;
     switch (d->gate) {
     case STX_COMP_GRU:
-        in[2] = stx_linear(x, y, g->w[0], g->b[0], STX_ACT_NONE);
-        in[3] = stx_linear(x, h, g->w[1], g->b[1], STX_ACT_NONE);
+        in[2] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]), STX_ACT_NONE);        /* the gate's kernel sums their gradients up */
+        in[3] = stx_linear(x, h, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
+        in[6] = g->b[0]; in[7] = g->b[1];
         break;
     case STX_COMP_SIGTANH:
         in[2] = stx_linear(x, y, g->w[0], b, STX_ACT_NONE);
@@ -1972,13 +1992,14 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
     const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
-    stx_tensor *a, *f, *in[6] = {NULL};
+    stx_tensor *a, *f, *in[8] = {NULL};
     o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
     a = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
     f = d->norm_after ? a : stx_layernorm(x, a, p->ff_gain, p->ff_shift, 1e-5);
     if (!d->glu) f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
     else {
-        in[2] = stx_linear(x, f, p->w1, p->b1, STX_ACT_NONE);
+        in[2] = stx_linear(x, f, p->w1, stx_detach(x, p->b1), STX_ACT_NONE);
+        in[6] = p->b1;
         f = stx__comp_gate_op(x, STX_COMP_GLU, in);
     }
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);

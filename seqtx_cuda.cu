@@ -6906,57 +6906,61 @@ template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate 
     default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
     }
 }
-/* With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
+/* Number i .. i + W - 1; p gets the gradients of the planes. With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
+template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_gate &a, size_t i, float (&p)[6][W]) {
+    float x[W] = {0}, y[W] = {0}, g[W];
+    stx__getn<W>(g, a.dout, i);
+    stx__comp_gate_get<W, K>(a, i, x, y, p);
+    #pragma unroll
+    for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
+        if constexpr (K == STX_COMP_GRU) {
+            float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+            float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
+            p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
+            p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
+            p[2][e] = dn;
+            p[5][e] = dn * r;
+            x[e] = g[e] * z;
+        } else if constexpr (K == STX_COMP_GTRXL) {
+            float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
+            p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
+            p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
+            x[e] = g[e] * (1 - z);
+        } else if constexpr (K == STX_COMP_RESET) {
+            float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
+            p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
+            x[e] = g[e] * s;
+        } else if constexpr (K == STX_COMP_SIGTANH) {
+            float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
+            p[0][e] = g[e] * n * s * (1 - s);
+            p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
+            x[e] = g[e];
+        } else if constexpr (K == STX_COMP_MOGRIFY) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
+            x[e] = 2 * g[e] * s;
+        } else if constexpr (K == STX_COMP_GLU) {
+            float v = p[0][e], phi = stx__phi(v);
+            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
+            p[1][e] = g[e] * v * phi;
+        } else {
+            float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
+            p[0][e] = g[e] * by * s * (1 - s);
+            x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
+            y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
+        }
+    }
+    if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
+    if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
+    #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++)
+        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+}
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float x[W] = {0}, y[W] = {0}, p[6][W], g[W];
-        stx__getn<W>(g, a.dout, i);
-        stx__comp_gate_get<W, K>(a, i, x, y, p);
-        #pragma unroll
-        for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
-            if constexpr (K == STX_COMP_GRU) {
-                float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
-                float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
-                p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
-                p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
-                p[2][e] = dn;
-                p[5][e] = dn * r;
-                x[e] = g[e] * z;
-            } else if constexpr (K == STX_COMP_GTRXL) {
-                float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
-                p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
-                p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
-                x[e] = g[e] * (1 - z);
-            } else if constexpr (K == STX_COMP_RESET) {
-                float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
-                p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
-                x[e] = g[e] * s;
-            } else if constexpr (K == STX_COMP_SIGTANH) {
-                float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
-                p[0][e] = g[e] * n * s * (1 - s);
-                p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
-                x[e] = g[e];
-            } else if constexpr (K == STX_COMP_MOGRIFY) {
-                float s = stx__comp_sigmoid(p[0][e]);
-                p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
-                x[e] = 2 * g[e] * s;
-            } else if constexpr (K == STX_COMP_GLU) {
-                float v = p[0][e], phi = stx__phi(v);
-                p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
-                p[1][e] = g[e] * v * phi;
-            } else {
-                float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
-                p[0][e] = g[e] * by * s * (1 - s);
-                x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
-                y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
-            }
-        }
-        if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
-        if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
-        #pragma unroll
-        for (int k = 0; k < stx__comp_kind<K>::P; k++)
-            stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+        float p[6][W];
+        stx__comp_gate_back_at<W, K>(a, i, p);
     }
 }
 template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate a) {
@@ -6971,6 +6975,48 @@ template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate 
     case STX_COMP_GLU: stx__comp_gate_backward<W, STX_COMP_GLU>(a); break;
     default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
     }
+}
+/* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a chunk: as stx__columns_kernel, a block of 8 rows of 32
+   lanes takes 32 W columns of a chunk, every lane W of them in all planes. */
+template<int W, int K> static __global__ void __launch_bounds__(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part,
+                                                                                               size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    constexpr int P = stx__comp_kind<K>::P;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
+        const size_t c = c0 + lane * W;
+        float s[P][W] = {};
+        if (c < a.D)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float p[6][W];
+                stx__comp_gate_back_at<W, K>(a, n * a.D + c, p);
+                #pragma unroll
+                for (int k = 0; k < P; k++) for (int e = 0; e < W; e++) s[k][e] += p[k][e];
+            }
+        #pragma unroll
+        for (int k = 0; k < P; k++) {
+            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
+            __syncthreads();
+            if (row < W && c < a.D) {           /* the rows' sums, number `row` of each lane's W */
+                float t = 0;
+                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
+                part[(blockIdx.x * P + k) * a.D + c + row] = t;
+            }
+            __syncthreads();
+        }
+    }
+}
+template<int K> static void stx__comp_gate_sums(stx_ctx *x, const stx_comp_gate_args *a, const stx__comp_gate *p, int four) {
+    const char *what = "stx_comp_gate_bwd, sums";
+    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024), chunks = (a->N + rows - 1) / rows;
+    const int count = K == STX_COMP_GRU ? 2 : 1;
+    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
+    int late = a->late;
+    float *part = stx__late_part(x, what, chunks * P * a->D, &late);
+    if (!part) return;
+    if (four) STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
+    else STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
+    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D, late);
 }
 /* 1, and *four: does everything go by fours? 0: there is nothing to do, or an error */
 static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward, stx__comp_gate *p, int *four) {
@@ -7002,7 +7048,10 @@ void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     stx__comp_gate p;
     int four;
-    if (stx__comp_gate_of(x, a, 1, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
+    if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
+    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU) stx__comp_gate_sums<STX_COMP_GRU>(x, a, &p, four);
+    else if (a->db[0] && a->kind == STX_COMP_GLU) stx__comp_gate_sums<STX_COMP_GLU>(x, a, &p, four);
+    else STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
 #endif /* SEQTX_COMPRESSIVE_H */
 

@@ -452,11 +452,11 @@ static const family families[] = {
     {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205, 3}};
 enum { FAMILIES = sizeof families / sizeof *families };
 
-enum { BIAS_NONE, BIAS_OWN };
+enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };     /* summed by a pass of its own, or by that of what follows */
 enum { ACT_NONE, ACT_RELU };
 static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias, int act, double wanted) {
     work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1, wanted);
-    if (bias) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
+    if (bias == BIAS_OWN) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
 }
 static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
@@ -493,8 +493,8 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     w->model_flop += (place ? 12 : 6) * D * pairs;
 }
 static inline void more_gru(work *w, double n, double d) {
-    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
-    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
+    more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
+    more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 /* attention of Transformer-XL; late: the sum that follows has Wo's bias */
@@ -534,7 +534,7 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_linear(w, N, d, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         more_norm(w, N, d, 0);
-        more_linear(w, N, d, 2 * F, N, BIAS_OWN, ACT_NONE);
+        more_linear(w, N, d, 2 * F, N, BIAS_AFTER, ACT_NONE);
         work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * (2 + 1) * N * F);
         work_add(w, "gelu, product of halves backward", PASSES, 1, 0, 2 * (1 + 2 + 2) * N * F);
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);

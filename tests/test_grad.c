@@ -2119,7 +2119,26 @@ static void row_recurrence(void) {
 /* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for its masks repeat. */
 /* seqtx_compressive.h: ops of its own */
 typedef struct comp_user { int kind; stx_comp_groups g; int32_t *skip, *pad, *first; stx_comp_desc d; } comp_user;
-static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_gate(x, ((comp_user *)user)->kind, in); }
+static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *t[8] = {NULL};
+    memcpy(t, in, 6 * sizeof *t);
+    return inner_comp_gate(x, ((comp_user *)user)->kind, t);
+}
+/* x, y, and weights and biases that make p0 of y and p1 of x, as a layer has them: the gate gives the biases' gradients. glu: with x + the
+   gate's result, so that x has a gradient already */
+static stx_tensor *make_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *t[8] = {NULL}, *y;
+    comp_user *u = (comp_user *)user;
+    if (u->kind == STX_COMP_GRU) t[0] = in[0];
+    t[2] = stx_linear(x, in[1], in[2], stx_detach(x, in[3]), STX_ACT_NONE);
+    t[6] = in[3];
+    if (u->kind == STX_COMP_GRU) {
+        t[3] = stx_linear(x, in[0], in[4], stx_detach(x, in[5]), STX_ACT_NONE);
+        t[7] = in[5];
+    }
+    y = inner_comp_gate(x, u->kind, t);
+    return u->d.glu ? stx_add(x, in[0], y) : y;
+}
 static void row_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
     static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
@@ -2136,6 +2155,15 @@ static void row_gate(void) {
                 else add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : u.kind == STX_COMP_GLU ? 2 * D : D, 0);
             check(&q);
         }
+    for (k = 0; k < 4; k++) {
+        problem q = start("comp_gate with biases", make_gate_biased, &u);
+        size_t D = 5, w;
+        u.kind = k / 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        u.d.glu = k % 2;
+        w = u.kind == STX_COMP_GLU ? 2 * D : 3 * D;
+        add(&q, 2, 3, D, 0); add(&q, 2, 3, D, 0); add(&q, w, D, 0, 0); add(&q, w, 0, 0, 0); add(&q, w, D, 0, 0); add(&q, w, 0, 0, 0);
+        check(&q);
+    }
     u.kind = STX_COMP_GTRXL;
     { problem q = start("comp_gate of a constant", make_gate, &u); size_t k0;
       add(&q, 2, 3, 5, 0); add_absent(&q); for (k0 = 0; k0 < 4; k0++) add(&q, 2, 3, 5, 0);
