@@ -712,7 +712,8 @@ typedef struct stx_means_args {             /* up to STX_MEANS of them */
     const stx_real *a[STX_MEANS];           /* (n[k]) */
     const stx_real *y0, *dy;                /* (1) */
     stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
-    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; they may overlap */
+    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; they may overlap, the first one first */
+    int fresh;                              /* bit k: da[k] is written, whatever was there */
 } stx_means_args;
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
 STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
@@ -793,7 +794,10 @@ typedef struct stx_attention_desc {
 typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
-    stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k, v and kv are NULL */
+    size_t kv_first, kv_rows;              /* of kv only the rows from kv_first on, kv_rows of them (S), where it needs no gradient;
+                                              kv_rows 0: all */
+    stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k and v are NULL, and so is
+                                kv. With kv, where qkv needs no gradient: the queries alone are qkv's */
     stx_tensor *past[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
                                               past[0] NULL: there are none */
     const stx_head_groups *groups;         /* past[g] has the heads of group g alone, (B,m_g,2 D heads of g): the newest m_g of the m rows,
@@ -1747,7 +1751,7 @@ STX_STRICT_ON
 STX_INNER double stx_fast_exp(int fma, double v) { (void)fma; return exp(v); }
 STX_INNER double stx_fast_tanh(int fma, double v) { (void)fma; return tanh(v); }
 STX_INNER double stx_fast_sqrt(int fma, double v) { (void)fma; return sqrt(v); }
-STX_INNER double stx__phi_any(int fma, double v, double *density) {
+STX_INNER double stx_fast_phi(int fma, double v, double *density) {
     (void)fma;
     *density = 0.39894228040143267794 * exp(-0.5 * v * v);
     return 0.5 * erfc(v * -0.70710678118654752440);
@@ -1812,7 +1816,7 @@ STX_INNER float stx_fast_sqrt(int fma, float v) {
 }
 /* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is e^(-a^2/2) times a polynomial in a / (a + 1/0.33),
    which is 1/2 at 0 (like Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf would lose them. */
-STX_INNER float stx__phi_any(int fma, float v, float *density) {
+STX_INNER float stx_fast_phi(int fma, float v, float *density) {
     float a = stx__pick(v < 0, -v, v), u, e, p;
     a = stx__pick(a > 15, 15, a);
     u = a / (a + 3.03030303f);
@@ -1858,7 +1862,7 @@ STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
     switch (act) {
     case STX_ACT_RELU: return v < 0 ? 0 : v;      /* NaN stays NaN */
-    case STX_ACT_GELU: return v * stx__phi_any(fma, v, &density);
+    case STX_ACT_GELU: return v * stx_fast_phi(fma, v, &density);
     case STX_ACT_TANH: return stx_fast_tanh(fma, v);
     case STX_ACT_SIGMOID: return stx_fast_sigmoid(fma, v);
     default: return v;
@@ -1870,7 +1874,7 @@ STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real 
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
     case STX_ACT_GELU:
-        phi = stx__phi_any(fma, a, &density);
+        phi = stx_fast_phi(fma, a, &density);
         return g * STX_FMA(fma, a, density, phi);
     case STX_ACT_TANH: return g * STX_FMA(fma, -y, y, 1);
     case STX_ACT_SIGMOID: return g * (y * (1 - y));
@@ -7519,7 +7523,12 @@ STX_DEF void stx_sum_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n)
 static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx_means_args *m = (stx_means_args *)n->save;
     size_t k;
-    for (k = 0; k < m->count; k++) m->da[k] = stx__grad(x, n->in[1 + k]);
+    int fresh;
+    m->fresh = 0;
+    for (k = 0; k < m->count; k++) {
+        m->da[k] = stx__grad_fresh(x, n->in[1 + k], &fresh);
+        m->fresh |= fresh << k;
+    }
     if (x->code) return;
     m->dy = n->y->grad;
     STX_RUN(x, stx_add_means_bwd, (x, m));
@@ -7571,6 +7580,7 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
     for (k = 0; k < m->count; k++) {
         stx__loop l = stx__loop_of(m->n[k], 0, 0);
         l.y = m->da[k]; l.s = m->s * *m->dy / (stx_real)l.n;
+        if (l.y && m->fresh >> k & 1) memset(l.y, 0, l.n * sizeof *l.y);
         if (l.y) stx__elementwise(x, l.n, stx__mean_bwd_part, &l);
     }
 }
@@ -8050,12 +8060,12 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE, "stx_attention: %zu heads for %zu channels: want 1 to %d "
               "heads that divide the channels", H, C, (int)STX__MAX_HEADS);
     D = C / H;
-    S = k->dim[1];
+    S = in->kv && in->kv_rows ? in->kv_rows : k->dim[1];
     for (g = 0, dim[1] = 0; g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
         if (in->past[g] && in->past[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->past[g]->dim[1]);
     S += dim[1];
-    STX__NEED(x, d->not_causal || k->dim[1] >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
-              "needs the queries' own keys at the end", k->dim[1], q->dim[1]);
+    STX__NEED(x, d->not_causal || S >= q->dim[1], STX_ERR_SHAPE, "stx_attention: %zu keys for %zu queries: causal attention "
+              "needs the queries' own keys at the end", S, q->dim[1]);
     STX__NEED(x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0), STX_ERR_ARG,
               "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)", H,
                   in->z ? in->z->size : 0, d->max_span, d->ramp);
@@ -8101,6 +8111,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
     a->max_span = (stx_real)d->max_span; a->ramp = (stx_real)d->ramp; a->eps = (stx_real)d->eps;
     a->q = q->data; a->k = own ? stx_at(x, q->data, C) : k->data;
     a->v = own ? stx_at(x, q->data, 2 * C) : in->kv ? stx_at(x, k->data, C) : v->data;
+    if (in->kv && in->kv_rows) { a->k = stx_at(x, a->k, in->kv_first * a->ldk); a->v = stx_at(x, a->v, in->kv_first * a->ldk); }
     a->u = in->u ? in->u->data : NULL; a->vb = in->vb ? in->vb->data : NULL; a->z = in->z ? in->z->data : NULL;
     if (in->pad) { a->pad = in->pad->device; a->stpad = a->S; }
     a->y = y->data;
@@ -8122,7 +8133,12 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
 }
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
-    if (stx_ok(x) && in && in->qkv && in->kv) stx_fail(x, STX_ERR_ARG, "stx_attention: qkv and also kv: give qkv alone");
+    if (stx_ok(x) && in && in->qkv && in->kv && (in->qkv->needs_grad || in->past[0]))
+        stx_fail(x, STX_ERR_ARG, "stx_attention: qkv and also kv: give qkv alone, or as a constant, without past");
+    if (stx_ok(x) && in && in->kv && in->kv_rows && (in->kv->needs_grad || in->kv->ndim != 3 || in->kv_rows > in->kv->dim[1] ||
+        in->kv_first > in->kv->dim[1] - in->kv_rows))
+        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu rows of kv from row %zu on: want rows that kv (B,S,2C) has, and a constant", in->kv_rows,
+                 in->kv_first);
     return stx__attention(x, in, d, 0);
 }
 

@@ -252,7 +252,7 @@ enum { STX_COMP_CONV = 0, STX_COMP_DILATED, STX_COMP_MAX, STX_COMP_MEAN, STX_COM
 enum { STX_COMP_AUX_AUTO = 0, STX_COMP_AUX_ATTENTION, STX_COMP_AUX_AUTOENCODE, STX_COMP_AUX_BPTT, STX_COMP_AUX_NONE };      /* .aux */
 enum { STX_COMP_LEARNED = 0, STX_COMP_XL };                                                                  /* .positions */
 enum { STX_COMP_RESIDUAL = 0, STX_COMP_GRU, STX_COMP_INPUT, STX_COMP_OUTPUT, STX_COMP_HIGHWAY, STX_COMP_SIGTANH, STX_COMP_GTRXL,
-       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY };     /* .gate; the last two are steps of gates (kernels) */
+       STX_COMP_GATES, STX_COMP_RESET = STX_COMP_GATES, STX_COMP_MOGRIFY, STX_COMP_GLU };   /* .gate; the last three: kernels' alone */
 enum { STX_COMP_SAME = 0, STX_COMP_ERNIE, STX_COMP_ROTATE };                                                 /* .recurrence */
 enum { STX_COMP_MAX_DILATIONS = 8 };
 #define STX_COMP_NO_ROWS SIZE_MAX           /* stx_comp_desc.mem and cmem, where 0 means a default */
@@ -460,6 +460,7 @@ typedef struct stx_comp_groups {
     ptrdiff_t at;
     const int32_t *first;       /* (B), on the device, or NULL */
     const int32_t *pad;         /* (B,rows), on the device, not 0: missing; or NULL */
+    size_t stride;              /* of rows that are read (unfold, pool, pick): numbers from stream to stream; 0: rows D */
 } stx_comp_groups;
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing */
 STX_KERNEL(stx_comp_unfold, (stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate))
@@ -480,27 +481,31 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
    stream to stream, floats. */
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n))
 /* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over rows of a, t (N,C) that skip (N), on the
-   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da += dloss 2 (a - t) / divisor
-   */
+   device or NULL, does not mark. work: (N,2), on the device, where the two sums of each row go. Backward: da = or += dloss 2 (a - t) /
+   divisor, 0 in marked rows */
 STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
                                 const int32_t *skip, size_t N, size_t C, double divisor))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor))
+                                size_t N, size_t C, double divisor, int accumulate))
 /* What of a gate is not a product, s = sigmoid, number by number:
        STX_COMP_GRU      r = s(p0_r + p1_r), z = s(p0_z + p1_z), n = tanh(p0_n + r p1_n): out = (1 - z) n + z x       p0, p1 (N,3D): r, z, n
        STX_COMP_INPUT    out = s(p0) x + y                       STX_COMP_OUTPUT     out = x + s(p0) y
        STX_COMP_HIGHWAY  out = s(p0) x + (1 - s(p0)) y           STX_COMP_SIGTANH    out = x + s(p0) tanh(p1)
        STX_COMP_GTRXL    z = s(p0 + p1), n = tanh(p2 + p3): out = (1 - z) x + z n
        STX_COMP_RESET    out = s(p0 + p1) x                      STX_COMP_MOGRIFY    out = 2 s(p0) x
-   Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. */
+       STX_COMP_GLU      out = gelu(p0_1) p0_2, the feed-forward's, without x       p0 (N,2D): both halves side by side
+   Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. gru and glu also give the
+   gradients of biases that were added to p0, p1: db[k] += the sums of dp[k]'s rows, which has nothing of others then. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
-    const stx_real *x, *y;      /* (N,D); y NULL where the kind has none */
-    const stx_real *p[4];       /* (N,D), for gru (N,3D); NULL where the kind has none */
+    const stx_real *x, *y;      /* (N,D); NULL where the kind has none */
+    const stx_real *p[4];       /* (N,D), for gru (N,3D), for glu (N,2D); NULL where the kind has none */
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
+    stx_real *db[2];            /* gru: (3D) both or none; glu: (2D), the first, or none; else NULL */
+    int late;                   /* they are of parameters: see stx_linear_bwd_args */
 } stx_comp_gate_args;
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))
 STX_KERNEL(stx_comp_gate_bwd, (stx_ctx *x, const stx_comp_gate_args *a))
@@ -536,6 +541,10 @@ static ptrdiff_t stx__comp_row(const stx_comp_groups *g, size_t b, size_t group,
     if (row < first || row >= (ptrdiff_t)g->rows || (g->pad && g->pad[b * g->rows + (size_t)row])) return -1;
     return row;
 }
+/* Row `row` of stream b */
+static const stx_real *stx__comp_at(const stx_comp_groups *g, const stx_real *rows, size_t b, size_t row) {
+    return rows + b * (g->stride ? g->stride : g->rows * g->D) + row * g->D;
+}
 typedef struct stx__comp_grouping {
     const stx_comp_groups *g;
     stx_real *y;
@@ -552,7 +561,7 @@ static void stx__comp_unfold_part(const stx_share *s, const void *job) {
         size_t b = n / (g->groups * g->taps);
         ptrdiff_t row = stx__comp_row(g, b, n / g->taps % g->groups, n % g->taps);
         stx_real *y = j->y + n * D;
-        const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+        const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
         if (row < 0) { if (!j->flag) memset(y, 0, D * sizeof *y); }
         else if (!j->flag) memcpy(y, r, D * sizeof *y);
         else for (c = 0; c < D; c++) y[c] += r[c];
@@ -592,7 +601,7 @@ static void stx__comp_pool_part(const stx_share *s, const void *job) {
         memset(y, 0, D * sizeof *y);
         for (t = 0; t < g->taps; t++) {
             ptrdiff_t row = stx__comp_row(g, b, n % g->groups, t);
-            const stx_real *r = j->rows + (b * g->rows + (size_t)(row < 0 ? 0 : row)) * D;
+            const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
             if (row < 0) continue;
             if (!met++) memcpy(y, r, D * sizeof *y);
             else if (j->flag) for (c = 0; c < D; c++) y[c] = r[c] > y[c] || r[c] != r[c] ? r[c] : y[c];
@@ -630,7 +639,7 @@ static void stx__comp_pick_part(const stx_share *s, const void *job) {
             size_t better = 0;
             for (k = first; k < g->rows; k++) better += k != i && stx__comp_before(pad, j->usage + b * j->ldu, k, i);
             if (better >= keep) continue;
-            if (!pad || !pad[i]) memcpy(y + place * D, j->rows + (b * g->rows + i) * D, D * sizeof *y);
+            if (!pad || !pad[i]) memcpy(y + place * D, stx__comp_at(g, j->rows, b, i), D * sizeof *y);
             place++;
         }
     }
@@ -764,6 +773,7 @@ typedef struct stx__comp_error {
     double *work;
     size_t N, C;
     double divisor, scale;
+    int accumulate;
 } stx__comp_error;
 static void stx__comp_error_part(const stx_share *s, const void *job) {
     const stx__comp_error *e = (const stx__comp_error *)job;
@@ -792,7 +802,7 @@ STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, dou
     *loss = (stx_real)(off / divisor);
     *ratio = (stx_real)(all > 0 ? off / all : 0);
 }
-/* loss = sum (a - t)^2 / divisor:  da += dloss 2 (a - t) / divisor */
+/* loss = sum (a - t)^2 / divisor:  da = or += dloss 2 (a - t) / divisor */
 static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     const stx__comp_error *e = (const stx__comp_error *)job;
     const stx_real scale = (stx_real)e->scale;
@@ -800,14 +810,15 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     for (n = s->from; n < s->to; n++) {
         stx_real *da = e->da + n * e->C;
         const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
+        if (!e->accumulate) memset(da, 0, e->C * sizeof *da);
         for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) da[c] += scale * (a[c] - t[c]);
     }
 }
 STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor) {
+                                size_t N, size_t C, double divisor, int accumulate) {
     stx__comp_error e;
     memset(&e, 0, sizeof e);
-    e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C;
+    e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C; e.accumulate = accumulate;
     e.scale = 2 * (double)dloss[0] / divisor;
     stx_parallel(x, N, 3 * N * C, stx__comp_error_back_part, &e);
 }
@@ -815,8 +826,9 @@ typedef struct stx__comp_error_save { const int32_t *skip; double divisor; } stx
 static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx__comp_error_save *s = (const stx__comp_error_save *)save;
     size_t C = in[0]->dim[in[0]->ndim - 1];
-    stx_real *d = stx_grad(x, in[0], NULL);
-    if (d) STX_RUN(x, stx_comp_error_bwd, (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor));
+    int fresh;
+    stx_real *d = stx_grad(x, in[0], &fresh);
+    if (d) STX_RUN(x, stx_comp_error_bwd, (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor, !fresh));
 }
 /* Mean of (a - t)^2 over the rows of a (..,C) that skip leaves, `count` numbers -> (1); t is a constant. ratio: see stx_comp_error_fwd */
 static stx_tensor *stx__comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip, double count, stx_tensor **ratio) {
@@ -844,8 +856,8 @@ enum { STX__COMP_BLOCK = 64 };
 /* Columns [c, c + n) of row r: all loops run over arrays of the stack, which cannot be the gate's own, so that they become vector code. */
 STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
     const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *p[4];
-    stx_real o[STX__COMP_BLOCK];
+    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *p[4];
+    stx_real o[STX__COMP_BLOCK], density;
     size_t i;
     for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
     switch (a->kind) {
@@ -868,6 +880,10 @@ STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r
             o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i] + p[1][i]), stx_fast_tanh(fma, p[2][i] + p[3][i]) - x[i], x[i]);
         break;
     case STX_COMP_RESET: for (i = 0; i < n; i++) o[i] = stx_fast_sigmoid(fma, p[0][i] + p[1][i]) * x[i]; break;
+    case STX_COMP_GLU: {
+        const stx_real *u = a->p[0] + r * 2 * D + c;
+        for (i = 0; i < n; i++) o[i] = u[i] * stx_fast_phi(fma, u[i], &density) * u[D + i];
+        break; }
     default: for (i = 0; i < n; i++) o[i] = 2 * stx_fast_sigmoid(fma, p[0][i]) * x[i];
     }
     memcpy(a->out + at, o, n * sizeof *o);
@@ -882,7 +898,7 @@ STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
 STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c, size_t n) {
     const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x + at, *y = a->y ? a->y + at : NULL, *g = a->dout + at, *p[4];
+    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *g = a->dout + at, *p[4];
     stx_real dx[STX__COMP_BLOCK], dy[STX__COMP_BLOCK], d0[STX__COMP_BLOCK], d1[STX__COMP_BLOCK], d2[STX__COMP_BLOCK];
     size_t i;
     for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
@@ -944,6 +960,16 @@ STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, siz
             dx[i] = g[i] * s; d0[i] = d1[i] = g[i] * x[i] * s * (1 - s);
         }
         break;
+    case STX_COMP_GLU: {
+        const stx_real *u = a->p[0] + r * 2 * D + c;
+        for (i = 0; i < n; i++) {
+            stx_real density, phi = stx_fast_phi(fma, u[i], &density);
+            d0[i] = g[i] * u[D + i] * STX_FMA(fma, u[i], density, phi);
+            d1[i] = g[i] * u[i] * phi;
+        }
+        stx__comp_gate_put(a->dp[0] + r * 2 * D + c, d0, n, a->accumulate);
+        stx__comp_gate_put(a->dp[0] + r * 2 * D + D + c, d1, n, a->accumulate);
+        return; }
     default:
         for (i = 0; i < n; i++) {
             stx_real s = stx_fast_sigmoid(fma, p[0][i]);
@@ -975,7 +1001,16 @@ STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
     stx_parallel(x, a->N, a->N * a->D * 20, stx__comp_gate_part, a);
 }
 STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
+    stx_linear_bwd_args b;
+    int i;
     stx_parallel(x, a->N, a->N * a->D * 40, stx__comp_gate_back_part, a);
+    memset(&b, 0, sizeof b);
+    b.N = a->N;
+    b.O = a->D * (a->kind == STX_COMP_GLU ? 2 : 3);
+    for (i = 0; i < 2; i++) {
+        b.da = a->dp[i]; b.db = a->db[i];
+        if (b.db) stx_linear_bwd(x, &b);
+    }
 }
 static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *in, void *save) {
     stx_comp_gate_args *a = (stx_comp_gate_args *)save;
@@ -993,27 +1028,36 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     a->dout = out->grad;
     a->dx = d[0]; a->dy = d[1];
     for (i = 0; i < 4; i++) a->dp[i] = d[2 + i];
+    a->late = 1;
+    for (i = 0; i < 2; i++) {
+        a->db[i] = in[6 + i] ? stx_grad(x, in[6 + i], NULL) : NULL;
+        if (a->db[i]) a->late = a->late && (in[6 + i]->is_param || in[6 + i]->of);
+    }
+    if (!stx_ok(x)) return;
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
-/* in: x, y, p0 .. p3, those that the kind has none of NULL */
+/* in: x, y, p0 .. p3, and the biases in p0 and p1 that get their gradients here (both, or none), those that the kind has none of NULL ->
+   (B,T,D) */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
     stx_comp_gate_args *a;
-    stx_tensor *out;
+    stx_tensor *out, *shape = in[kind == STX_COMP_GLU ? 2 : 0];
+    size_t D;
     int i;
-    if (!stx_ok(x) || !in[0]) return NULL;
+    if (!stx_ok(x) || !shape) return NULL;
+    D = shape->dim[2] / (kind == STX_COMP_GLU ? 2 : 1);
     a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
-    out = stx_new(x, in[0]->dim[0], in[0]->dim[1], in[0]->dim[2], 0);
+    out = stx_new(x, shape->dim[0], shape->dim[1], D, 0);
     if (!a || !out) return NULL;
     memset(a, 0, sizeof *a);
     a->kind = kind;
-    a->D = in[0]->dim[in[0]->ndim - 1];
-    a->N = in[0]->size / a->D;
-    a->x = in[0]->data;
+    a->D = D;
+    a->N = shape->dim[0] * shape->dim[1];
+    a->x = in[0] ? in[0]->data : NULL;
     a->y = in[1] ? in[1]->data : NULL;
     for (i = 0; i < 4; i++) a->p[i] = in[2 + i] ? in[2 + i]->data : NULL;
     a->out = out->data;
     STX_RUN(x, stx_comp_gate_fwd, (x, a));
-    stx_record(x, out, in, 6, stx__comp_gate_back, a);
+    stx_record(x, out, in, 8, stx__comp_gate_back, a);
     return out;
 }
 
@@ -1757,12 +1801,31 @@ static stx_tensor *stx__comp_join(stx_ctx *x, stx_tensor *a, stx_tensor *b) { re
 static stx_tensor *stx__comp_cut(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
     return t0 == t1 || !a ? NULL : t0 == 0 && t1 == a->dim[1] ? a : stx_slice(x, a, t0, t1);
 }
+/* The e rows that fall out, oldest first: of memory, whose n rows are `held`, and then of the segment's, rows (B,T,D). They stay where they
+   are unless they are of both. NULL: in error */
+static stx_past stx__comp_old(stx_ctx *x, const stx__comp_job *j, stx_past held, const stx_tensor *rows) {
+    const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
+    stx_tensor *t;
+    held.rows = j->e;
+    if (!own) return held;
+    if (!n || !rows) {
+        held.data = rows ? rows->data : NULL;
+        held.stride = j->T * D;
+        return held;
+    }
+    t = stx_new(x, j->B, j->e, D, 0);
+    if (t) STX_RUN(x, stx_concat2d, (x, t->data, held.data, held.stride, n * D, rows->data, j->T * D, own * D, j->B));
+    held.data = t ? t->data : NULL;
+    held.stride = j->e * D;
+    return held;
+}
 /* What the convolutions read: the taps of each group (B,G taps,D); dilated: the rows of all groups and those before (B,ahead + G r,D) */
-static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, stx_tensor *old) {
+static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, const stx_past *old) {
     const stx_comp *m = j->m;
     stx_comp_groups g = j->groups;
     stx_tensor *y = stx_new(x, j->B, stx__comp_source(m, j->G), g.D, 0);
-    if (!y || !old) return NULL;
+    if (!y) return NULL;
+    g.stride = old->stride;
     if (m->desc.compress == STX_COMP_DILATED) {     /* as one group, which is as long as all are together */
         g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
         g.groups = 1;
@@ -1783,19 +1846,22 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
     return stx_linear(x, z, p->conv, p->conv_bias, STX_ACT_NONE);
 }
 /* The new compressed rows (B,G,D) of the rows old (B,e,D); source: what the convolutions read. usage: of the memory's rows */
-static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, stx_tensor *old, const stx_tensor *usage, stx_tensor **source) {
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_past *old, const stx_tensor *usage,
+                                      stx_tensor **source) {
     const stx_comp_desc *d = &j->m->desc;
+    stx_comp_groups g = j->groups;
     stx_tensor *y;
     *source = NULL;
+    if (!old->data) return NULL;
+    g.stride = old->stride;
     if (stx__comp_learns(d)) {
         *source = stx__comp_unfolded(x, j, old);
         y = stx__comp_convolve(x, j->m, j->l, *source, j->G);
     } else {
         y = stx_new(x, j->B, j->G, d->dim, 0);
-        if (!y || !old) return NULL;
-        if (d->compress == STX_COMP_USED)
-            STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &j->groups));
-        else STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &j->groups, d->compress == STX_COMP_MAX));
+        if (!y) return NULL;
+        if (d->compress == STX_COMP_USED) STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
+        else STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &g, d->compress == STX_COMP_MAX));
     }
     return stx__comp_zero(x, y, j->comp_pad);
 }
@@ -1883,7 +1949,7 @@ static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx
                                   stx_tensor *shift) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
-    stx_tensor *in[6] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
+    stx_tensor *in[8] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
     int i;
     if (!stx_ok(x) || !h || !y) return NULL;
     if (d->gate == STX_COMP_RESIDUAL)
@@ -1901,8 +1967,9 @@ static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx
     in[1] = d->gate == STX_COMP_INPUT || d->gate == STX_COMP_OUTPUT || d->gate == STX_COMP_HIGHWAY ? y : NULL;
     switch (d->gate) {
     case STX_COMP_GRU:
-        in[2] = stx_linear(x, y, g->w[0], g->b[0], STX_ACT_NONE);
-        in[3] = stx_linear(x, h, g->w[1], g->b[1], STX_ACT_NONE);
+        in[2] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]), STX_ACT_NONE);        /* the gate's kernel sums their gradients up */
+        in[3] = stx_linear(x, h, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
+        in[6] = g->b[0]; in[7] = g->b[1];
         break;
     case STX_COMP_SIGTANH:
         in[2] = stx_linear(x, y, g->w[0], b, STX_ACT_NONE);
@@ -1928,17 +1995,15 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
     const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
-    const size_t F = d->inner;
-    stx_tensor *a, *f;
+    stx_tensor *a, *f, *in[8] = {NULL};
     o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
     a = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
     f = d->norm_after ? a : stx_layernorm(x, a, p->ff_gain, p->ff_shift, 1e-5);
     if (!d->glu) f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
-    else {      /* the two halves of W1 are weights of their own */
-        stx_tensor *b1 = stx_reshape(x, p->b1, 2 * F, 1, 0, 0), *u1, *u2;
-        u1 = stx_linear(x, f, stx_view_rows(x, p->w1, 0, F), stx_reshape(x, stx_view_rows(x, b1, 0, F), F, 0, 0, 0), STX_ACT_GELU);
-        u2 = stx_linear(x, f, stx_view_rows(x, p->w1, F, 2 * F), stx_reshape(x, stx_view_rows(x, b1, F, 2 * F), F, 0, 0, 0), STX_ACT_NONE);
-        f = stx_mul(x, u1, u2);
+    else {
+        in[2] = stx_linear(x, f, p->w1, stx_detach(x, p->b1), STX_ACT_NONE);
+        in[6] = p->b1;
+        f = stx__comp_gate_op(x, STX_COMP_GLU, in);
     }
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
     return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
@@ -1946,6 +2011,18 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
 /* What the attention sees: Wkv, a constant once literal_freeze has struck */
 static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
+}
+/* All that slot l of s remembers, one constant (B,c+n,D), compressed rows first; NULL when there is nothing. One copy of both, for one
+   product forward and one backward. They are not read where they stand (stx_linear_past): that makes two products each way, and on a GPU
+   the weights' gradient wants the rows of all streams, and what comes back to them, put together first: six nodes a layer more, by count */
+static stx_tensor *stx__comp_remembered(const stx_comp_state *s, size_t l) {
+    const stx_rows_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
+    stx_ctx *x = s->model->ctx;
+    stx_tensor *t;
+    if (!c->real || !n->real) return c->real ? stx_rows_read(s->comp, l, c->real) : stx_rows_read(s->mem, l, n->real);
+    t = stx_new(x, s->B, c->real + n->real, c->width, 0);
+    if (t) STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->real * c->width, n->data, n->stride, n->real * n->width, s->B));
+    return t;
 }
 /* Memory rows as the layer reads them: STX_COMP_ERNIE before its own layer norm. still: its gain and shift are constants */
 static stx_tensor *stx__comp_read(const stx_comp *m, size_t l, stx_tensor *rows, int still) {
@@ -2009,10 +2086,7 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_t
     y.kv = stx__comp_all_heads(x, d, y.kv);
     return y;
 }
-/* Queries, and rows [t0,t1) of keys and values side by side, as constants */
-static stx_tensor *stx__comp_queries(stx_ctx *x, const stx__comp_qkv *s) {
-    return s->q ? stx_detach(x, s->q) : s->qkv ? stx_slice_channels(x, stx_detach(x, s->qkv), 0, s->qkv->dim[2] / 3) : NULL;
-}
+/* Rows [t0,t1) of keys and values side by side, as constants */
 static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t t0, size_t t1) {
     size_t m = s->past ? s->past->dim[1] : 0;
     stx_tensor *y = NULL, *t;
@@ -2049,53 +2123,58 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const st
     }
     return stx_add(x, y, stx__comp_zero(x, stx_attention(x, &a, &d), j->unpad));
 }
-/* Attention of q over rows of keys and values without order: both of the aux loss */
-static stx_tensor *stx__comp_look(const stx_comp *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad, double dropout) {
+/* Attention of the queries of s, constants, over rows of keys and values without order: both of the aux loss. rows 0: all of kv, else, of
+   a constant kv, so many from `first` on */
+static stx_tensor *stx__comp_look(const stx_comp *m, const stx__comp_qkv *s, stx_tensor *kv, size_t first, size_t rows, const stx_ids *pad,
+                                  double dropout) {
     stx_attention_in a;
     stx_attention_desc d;
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
-    a.q = q; a.kv = kv; a.pad = pad;
+    a.q = stx_detach(m->ctx, s->q);
+    a.qkv = stx_detach(m->ctx, s->qkv);
+    a.kv = kv; a.kv_first = first; a.kv_rows = rows;
+    a.pad = pad;
     d.heads = m->desc.heads;
     d.not_causal = 1;
     d.dropout = dropout;
     return stx_attention(m->ctx, &a, &d);
 }
 /* The aux loss (1) of the new compressed rows. s: of this call's attention. rows: what the segment leaves; old: what falls out */
-static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, stx_tensor *old,
+static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, const stx_past *old,
                                  stx_tensor *comp, stx_tensor **ratio) {
     const stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *q;
-    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = STX_MIN(j->e, held);
+    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *all = s->qkv ? s->past : s->kv;
+    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = d->literal_target ? j->n : STX_MIN(j->e, held), some = 0;
     const stx_ids *pad = j->old_pad;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
         g.pad = NULL;
-        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), old, j->skip,
+        target = stx_new(x, j->B, j->e, d->dim, 0);
+        if (target) STX_RUN(x, stx_copy2d, (x, target->data, j->e * d->dim, old->data, old->stride, j->B, j->e * d->dim, 0));
+        return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), target, j->skip,
                                   STX_MAX(j->count, 1), ratio);
     }
-    if (d->literal_target) {
-        in = j->n;
-        target = stx__comp_kv_rows(x, s, j->c, j->c + j->n);
-        if (j->mask && !d->literal_mask) {
-            int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
-            size_t b;
-            for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
-            pad = stx__comp_ids(x, v, j->B, in);
-        }
-    } else {
-        target = stx__comp_kv_rows(x, s, j->c, j->c + in);
-        if (in < j->e) {        /* outputs of this segment, which were not keys in it */
-            k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
-            target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
-        }
+    if (d->literal_target && j->mask && !d->literal_mask) {
+        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
+        size_t b;
+        for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
+        pad = stx__comp_ids(x, v, j->B, in);
+    }
+    if (all && j->c + in <= all->dim[1] && (d->literal_target || in == j->e)) {         /* where they stand */
+        target = stx_detach(x, all);
+        some = in;
+    } else target = stx__comp_kv_rows(x, s, j->c, j->c + in);
+    if (!d->literal_target && in < j->e) {      /* outputs of this segment, which were not keys in it */
+        k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
+        target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
     }
     k = stx__comp_all_heads(x, d, stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL, STX_ACT_NONE));
-    q = stx__comp_queries(x, s);
-    return stx__comp_distance(x, stx__comp_look(m, q, k, j->comp_pad, d->aux_dropout), stx_detach(x, stx__comp_look(m, q, target, pad, 0)),
-                              j->skip, STX_MAX(j->count, 1), ratio);
+    return stx__comp_distance(x, stx__comp_look(m, s, k, 0, 0, j->comp_pad, d->aux_dropout),
+                              stx_detach(x, stx__comp_look(m, s, target, some ? j->c : 0, some, pad, 0)), j->skip, STX_MAX(j->count, 1),
+                              ratio);
 }
 /* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
    out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */
@@ -2103,7 +2182,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     const stx__comp_job *j = (const stx__comp_job *)user;
     stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *old, *rows, *src, *again = NULL;
+    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *rows, *src, *again = NULL;
+    stx_past old;
     stx__comp_qkv s;
     stx_attention_args *made;
     size_t i, at = 0, mine;
@@ -2129,11 +2209,15 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         if (!j->e || !out[0]) return y;
     }
     rows = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h), d->literal_mask ? NULL : j->pad);
-    old = stx__comp_cut(x, past, j->c, j->c + STX_MIN(j->e, j->n));
-    if (j->e > j->n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j->e - j->n));
-    out[2] = stx__comp_compress(x, j, old, out[0], &src);
+    memset(&old, 0, sizeof old);
+    if (past) {
+        old.data = stx_at(x, past->data, j->c * d->dim);
+        old.stride = (j->c + j->n) * d->dim;
+    }
+    old = stx__comp_old(x, j, old, rows);
+    out[2] = stx__comp_compress(x, j, &old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT) out[1] = src;
-    else if (j->aux) out[0] = stx__comp_aux(x, j, &s, rows, old, out[2], &out[1]);
+    else if (j->aux) out[0] = stx__comp_aux(x, j, &s, rows, &old, out[2], &out[1]);
     return y;
 }
 
@@ -2182,10 +2266,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         j->tot = tot;
         lay[0] = h;
         lay[1] = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
-        if (j->n + j->c) {
-            t = stx_rows_read(in->mem, from, j->n);
-            lay[j->past = count++] = t && j->c ? stx_rows_before(in->comp, from, j->c, t) : t ? t : stx_rows_read(in->comp, from, j->c);
-        }
+        if (j->n + j->c) lay[j->past = count++] = stx__comp_remembered(in, from);
         if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
         if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
         if (!stx_ok(x)) return NULL;
@@ -2270,11 +2351,12 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
     return stx_comp_nll(m, stx_comp_forward(m, ids, in, out), targets, NULL);
 }
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
-    size_t l;
+    stx_tensor **aux;
+    size_t l, n = 0;
     if (!m || !nll) return nll;
-    for (l = 0; l < m->desc.layers; l++)
-        if (m->aux[l]) nll = stx_add(m->ctx, nll, stx_scale(m->ctx, m->aux[l], m->desc.aux_weight / (double)m->A));
-    return nll;
+    aux = (stx_tensor **)stx_step_alloc(m->ctx, stx_bytes_of(m->desc.layers, sizeof *aux, 1));
+    for (l = 0; aux && l < m->desc.layers; l++) if (m->aux[l]) aux[n++] = m->aux[l];
+    return n ? stx_add_means(m->ctx, nll, aux, n, m->desc.aux_weight / (double)m->A) : nll;
 }
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
@@ -2392,9 +2474,8 @@ static int stx__comp_gen_fill(stx_comp_gen *g) {
     for (l = 0; l < m->desc.layers; l++) {
         stx_cache_layer *y = &g->cache->layer[l];
         size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
-        stx_tensor *t = stx_rows_read(g->state->mem, l, n), *kv;
+        stx_tensor *t = stx__comp_remembered(g->state, l), *kv;
         y->len = 0;
-        if (c) t = t ? stx_rows_before(g->state->comp, l, c, t) : stx_rows_read(g->state->comp, l, c);
         if (t) {
             kv = stx__comp_gen_kv(g, l, stx__comp_read(m, l, t, 1));
             if (!kv) return 0;
@@ -2438,8 +2519,9 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
     size_t l;
     for (l = 0; l < d->layers; l++) {
         stx_cache_layer *y = &g->cache->layer[l];
-        stx_tensor *rows, *old = NULL, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
+        stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
         stx__comp_job j;
+        stx_past old;
         size_t n1, c1, own, kept, ckept, cnew;
         if (!m->layer[l].memory) { y->len = 0; continue; }
         if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
@@ -2453,10 +2535,10 @@ static int stx__comp_gen_move(stx_comp_gen *g) {
             usage = stx__comp_used(x, &j, t, NULL);
         }
         if (j.e) {
-            t = stx_rows_read(g->state->mem, l, j.n);
-            old = stx__comp_cut(x, t, 0, STX_MIN(j.e, j.n));
-            if (j.e > j.n) old = stx__comp_join(x, old, stx__comp_cut(x, rows, 0, j.e - j.n));
-            comp = stx__comp_compress(x, &j, old, usage, &source);
+            old.data = g->state->mem->layer[l].data;
+            old.stride = g->state->mem->layer[l].stride;
+            old = stx__comp_old(x, &j, old, rows);
+            comp = stx__comp_compress(x, &j, &old, usage, &source);
             if (!comp) return 0;
         }
         own = STX_MIN(j.M, S);

@@ -2320,7 +2320,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 }
 
 /* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after the other: they are small. */
-struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count; float s; };
+struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count, fresh; float s; };
 static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -2337,13 +2337,14 @@ static __global__ void __launch_bounds__(256) stx__add_means_bwd_kernel(stx__mea
     for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
         __syncthreads();                        /* arrays may overlap */
-        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], 1);
+        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], !(m.fresh >> k & 1));
     }
 }
 static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, int backward) {
     stx__means_nums m;
     memset(&m, 0, sizeof m);
     m.count = (int)a->count;
+    m.fresh = a->fresh;
     m.s = a->s;
     for (int k = 0; k < m.count; k++) {
         m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
@@ -6467,6 +6468,14 @@ static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *w
     return !stx_ok(x);
 }
 
+/* The same with its stride as a number, and whether rows are read by fours */
+static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows, int *four) {
+    stx_comp_groups s = *g;
+    if (!s.stride) s.stride = s.rows * s.D;
+    *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__by4(rows);
+    return s;
+}
+
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing. A warp a tap. */
 template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
     const size_t taps = g.groups * g.taps;
@@ -6476,7 +6485,7 @@ template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__
         if (row < 0 && accumulate) continue;
         for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
             float v[W] = {0};
-            if (row >= 0) stx__getn<W>(v, rows, (b * g.rows + (size_t)row) * g.D + c);
+            if (row >= 0) stx__getn<W>(v, rows, b * g.stride + (size_t)row * g.D + c);
             stx__addn<W>(y, n * g.D + c, v, accumulate);
         }
     }
@@ -6484,8 +6493,10 @@ template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__
 void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups * g->taps;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
-    STX__RUN_WARPS(x, "stx_comp_unfold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_unfold_kernel, n, Y, R, *g, accumulate);
+    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__by4(Y), stx__comp_unfold_kernel, n, Y, R, s, accumulate);
 }
 
 /* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups ascending; 0 where none does, and in missing rows.
@@ -6527,7 +6538,7 @@ template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__nu
             for (size_t t = 0; t < g.taps; t++) {
                 ptrdiff_t row = stx__comp_row(g, s, group, t);
                 if (row < 0) continue;
-                stx__getn<W>(w, rows, (b * g.rows + (size_t)row) * g.D + c);
+                stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
                 for (int e = 0; e < W; e++) v[e] = !met ? w[e] : !max ? v[e] + w[e] : w[e] > v[e] || w[e] != w[e] ? w[e] : v[e];
                 met++;
             }
@@ -6539,8 +6550,10 @@ template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__nu
 void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int max) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pool")) return;
-    STX__RUN_WARPS(x, "stx_comp_pool", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pool_kernel, n, Y, R, *g, max);
+    STX__RUN_WARPS(x, "stx_comp_pool", four && stx__by4(Y), stx__comp_pool_kernel, n, Y, R, s, max);
 }
 
 /* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time, in the last G_b places; the places before are 0.
@@ -6601,7 +6614,7 @@ template<int W> static __global__ void stx__comp_pick_kernel(stx__num y, stx__nu
         if (row < g.rows && s.pad && s.pad[row]) row = g.rows;
         for (size_t c = lane * W; c < g.D; c += 32 * W) {
             float v[W] = {0};
-            if (row < g.rows) stx__getn<W>(v, rows, (b * g.rows + row) * g.D + c);
+            if (row < g.rows) stx__getn<W>(v, rows, b * g.stride + row * g.D + c);
             stx__putn<W>(y, n * g.D + c, v);
         }
     }
@@ -6610,6 +6623,8 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows), U = stx__num_of(x, usage);
     size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
     int32_t *kept;
+    int four;
+    const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_pick")) return;
     if (!g->rows) {
         stx_fill_cuda(x, y, n * g->D, 0);
@@ -6619,7 +6634,7 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     if (!kept) return;
     STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
                     blocks);
-    STX__RUN_WARPS(x, "stx_comp_pick", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_pick_kernel, n, Y, R, kept, *g);
+    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__by4(Y), stx__comp_pick_kernel, n, Y, R, kept, s);
 }
 
 // >>usage -------------------------------------------------------------------------------------------------------------
@@ -6798,26 +6813,30 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double
     STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0, stx__num_of(x, loss), stx__num_of(x, ratio), work, N,
                     divisor);
 }
-/* loss = sum (a - t)^2 / divisor:   da += dloss 2 (a - t) / divisor. A warp a row. */
+/* loss = sum (a - t)^2 / divisor:   da = or += dloss 2 (a - t) / divisor, 0 in rows that skip marks. A warp a row. */
 template<int W> static __global__ void stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
-                                                                  size_t N, size_t C, double divisor) {
+                                                                  size_t N, size_t C, double divisor, int accumulate) {
     const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
     STX__WARPS(n, N) {
-        if (skip && skip[n]) continue;
+        const int out = skip && skip[n];
+        if (out && accumulate) continue;
         for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
-            float v[W], w[W];
-            stx__getn<W>(v, a, n * C + c);
-            stx__getn<W>(w, t, n * C + c);
-            for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
-            stx__addn<W>(da, n * C + c, v, 1);
+            float v[W] = {0}, w[W];
+            if (!out) {
+                stx__getn<W>(v, a, n * C + c);
+                stx__getn<W>(w, t, n * C + c);
+                for (int e = 0; e < W; e++) v[e] = scale * (v[e] - w[e]);
+            }
+            stx__addn<W>(da, n * C + c, v, accumulate);
         }
     }
 }
 void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                             size_t N, size_t C, double divisor) {
+                             size_t N, size_t C, double divisor, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a), T = stx__num_of(x, t);
     int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
-    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor);
+    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor,
+                              accumulate);
 }
 
 // >>gates -------------------------------------------------------------------------------------------------------------
@@ -6825,29 +6844,33 @@ void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, co
 /* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread takes four neighbours at a time; the kind is chosen
    outside of its loop. */
 typedef struct stx__comp_gate { int kind, accumulate; size_t n, D; stx__num x, y, p[4], out, dout, dx, dy, dp[4]; } stx__comp_gate;
-/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; and has it y? */
+/* Planes of p that a kind has, gru r, z, n of p0 and then of p1; has it y, and x? */
 template<int K> struct stx__comp_kind {
-    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ? 2 : 1;
+    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ||
+                             K == STX_COMP_GLU ? 2 : 1;
+    static constexpr int X = K != STX_COMP_GLU;
+    static constexpr int side = K == STX_COMP_GRU ? 3 : K == STX_COMP_GLU ? 2 : 1;      /* planes side by side in one p */
     static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
 };
 static __device__ __forceinline__ float stx__comp_sigmoid(float v) { return 1 / (1 + expf(-v)); }
 /* Where plane k of number i stands */
 template<int K> static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
-    return p[K == STX_COMP_GRU ? k / 3 : k];
+    return p[k / stx__comp_kind<K>::side];
 }
 template<int K> static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i, int k) {
-    return K == STX_COMP_GRU ? i + 2 * a.D * (i / a.D) + (size_t)(k % 3) * a.D : i;
+    constexpr int side = stx__comp_kind<K>::side;
+    return side > 1 ? i + (side - 1) * a.D * (i / a.D) + (size_t)(k % side) * a.D : i;
 }
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i, float (&x)[W],
     float (&y)[W], float (&p)[6][W]) {
-    stx__getn<W>(x, a.x, i);
+    if (stx__comp_kind<K>::X) stx__getn<W>(x, a.x, i);
     if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
     #pragma unroll
     for (int k = 0; k < stx__comp_kind<K>::P; k++) stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
 }
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float x[W], y[W] = {0}, p[6][W];
+        float x[W] = {0}, y[W] = {0}, p[6][W];
         stx__comp_gate_get<W, K>(a, i, x, y, p);
         #pragma unroll
         for (int e = 0; e < W; e++) {
@@ -6859,6 +6882,8 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_for
                 x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e], x[e]);
             } else if constexpr (K == STX_COMP_RESET) {
                 x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
+            } else if constexpr (K == STX_COMP_GLU) {
+                x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
             } else {
                 float s = stx__comp_sigmoid(p[0][e]);
                 x[e] = K == STX_COMP_INPUT ? fmaf(s, x[e], y[e]) : K == STX_COMP_OUTPUT ? fmaf(s, y[e], x[e]) :
@@ -6878,56 +6903,65 @@ template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate 
     case STX_COMP_SIGTANH: stx__comp_gate_forward<W, STX_COMP_SIGTANH>(a); break;
     case STX_COMP_GTRXL: stx__comp_gate_forward<W, STX_COMP_GTRXL>(a); break;
     case STX_COMP_RESET: stx__comp_gate_forward<W, STX_COMP_RESET>(a); break;
+    case STX_COMP_GLU: stx__comp_gate_forward<W, STX_COMP_GLU>(a); break;
     default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
     }
 }
-/* With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
+/* Number i .. i + W - 1; p gets the gradients of the planes. With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
+template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_gate &a, size_t i, float (&p)[6][W]) {
+    float x[W] = {0}, y[W] = {0}, g[W];
+    stx__getn<W>(g, a.dout, i);
+    stx__comp_gate_get<W, K>(a, i, x, y, p);
+    #pragma unroll
+    for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
+        if constexpr (K == STX_COMP_GRU) {
+            float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+            float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
+            p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
+            p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
+            p[2][e] = dn;
+            p[5][e] = dn * r;
+            x[e] = g[e] * z;
+        } else if constexpr (K == STX_COMP_GTRXL) {
+            float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
+            p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
+            p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
+            x[e] = g[e] * (1 - z);
+        } else if constexpr (K == STX_COMP_RESET) {
+            float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
+            p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
+            x[e] = g[e] * s;
+        } else if constexpr (K == STX_COMP_SIGTANH) {
+            float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
+            p[0][e] = g[e] * n * s * (1 - s);
+            p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
+            x[e] = g[e];
+        } else if constexpr (K == STX_COMP_MOGRIFY) {
+            float s = stx__comp_sigmoid(p[0][e]);
+            p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
+            x[e] = 2 * g[e] * s;
+        } else if constexpr (K == STX_COMP_GLU) {
+            float v = p[0][e], phi = stx__phi(v);
+            p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
+            p[1][e] = g[e] * v * phi;
+        } else {
+            float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
+            p[0][e] = g[e] * by * s * (1 - s);
+            x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
+            y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
+        }
+    }
+    if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
+    if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
+    #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++)
+        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+}
 template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
-        float x[W], y[W] = {0}, p[6][W], g[W];
-        stx__getn<W>(g, a.dout, i);
-        stx__comp_gate_get<W, K>(a, i, x, y, p);
-        #pragma unroll
-        for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
-            if constexpr (K == STX_COMP_GRU) {
-                float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
-                float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
-                p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
-                p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
-                p[2][e] = dn;
-                p[5][e] = dn * r;
-                x[e] = g[e] * z;
-            } else if constexpr (K == STX_COMP_GTRXL) {
-                float z = stx__comp_sigmoid(p[0][e] + p[1][e]), n = tanhf(p[2][e] + p[3][e]);
-                p[0][e] = p[1][e] = g[e] * (n - x[e]) * z * (1 - z);
-                p[2][e] = p[3][e] = g[e] * z * fmaf(-n, n, 1.0f);
-                x[e] = g[e] * (1 - z);
-            } else if constexpr (K == STX_COMP_RESET) {
-                float s = stx__comp_sigmoid(p[0][e] + p[1][e]);
-                p[0][e] = p[1][e] = g[e] * x[e] * s * (1 - s);
-                x[e] = g[e] * s;
-            } else if constexpr (K == STX_COMP_SIGTANH) {
-                float s = stx__comp_sigmoid(p[0][e]), n = tanhf(p[1][e]);
-                p[0][e] = g[e] * n * s * (1 - s);
-                p[1][e] = g[e] * s * fmaf(-n, n, 1.0f);
-                x[e] = g[e];
-            } else if constexpr (K == STX_COMP_MOGRIFY) {
-                float s = stx__comp_sigmoid(p[0][e]);
-                p[0][e] = 2 * g[e] * x[e] * s * (1 - s);
-                x[e] = 2 * g[e] * s;
-            } else {
-                float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
-                p[0][e] = g[e] * by * s * (1 - s);
-                x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
-                y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
-            }
-        }
-        stx__addn<W>(a.dx, i, x, a.accumulate);
-        if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
-        #pragma unroll
-        for (int k = 0; k < stx__comp_kind<K>::P; k++)
-            stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+        float p[6][W];
+        stx__comp_gate_back_at<W, K>(a, i, p);
     }
 }
 template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate a) {
@@ -6939,16 +6973,59 @@ template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate 
     case STX_COMP_SIGTANH: stx__comp_gate_backward<W, STX_COMP_SIGTANH>(a); break;
     case STX_COMP_GTRXL: stx__comp_gate_backward<W, STX_COMP_GTRXL>(a); break;
     case STX_COMP_RESET: stx__comp_gate_backward<W, STX_COMP_RESET>(a); break;
+    case STX_COMP_GLU: stx__comp_gate_backward<W, STX_COMP_GLU>(a); break;
     default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
     }
+}
+/* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a chunk: as stx__columns_kernel, a block of 8 rows of 32
+   lanes takes 32 W columns of a chunk, every lane W of them in all planes. */
+template<int W, int K> static __global__ void __launch_bounds__(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part,
+                                                                                               size_t rows) {
+    STX__SHARED(float, sh, 8 * 32 * W);
+    constexpr int P = stx__comp_kind<K>::P;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
+        const size_t c = c0 + lane * W;
+        float s[P][W] = {};
+        if (c < a.D)
+            for (size_t n = lo + row; n < hi; n += 8) {
+                float p[6][W];
+                stx__comp_gate_back_at<W, K>(a, n * a.D + c, p);
+                #pragma unroll
+                for (int k = 0; k < P; k++) for (int e = 0; e < W; e++) s[k][e] += p[k][e];
+            }
+        #pragma unroll
+        for (int k = 0; k < P; k++) {
+            for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
+            __syncthreads();
+            if (row < W && c < a.D) {           /* the rows' sums, number `row` of each lane's W */
+                float t = 0;
+                for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
+                part[(blockIdx.x * P + k) * a.D + c + row] = t;
+            }
+            __syncthreads();
+        }
+    }
+}
+template<int K> static void stx__comp_gate_sums(stx_ctx *x, const stx_comp_gate_args *a, const stx__comp_gate *p, int four) {
+    const char *what = "stx_comp_gate_bwd, sums";
+    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024), chunks = (a->N + rows - 1) / rows;
+    const int count = K == STX_COMP_GRU ? 2 : 1;
+    dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
+    int late = a->late;
+    float *part = stx__late_part(x, what, chunks * P * a->D, &late);
+    if (!part) return;
+    if (four) STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
+    else STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
+    stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D, late);
 }
 /* 1, and *four: does everything go by fours? 0: there is nothing to do, or an error */
 static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward, stx__comp_gate *p, int *four) {
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
-    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_MOGRIFY) {
-        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_MOGRIFY", what, a->kind);
+    if (a->kind < STX_COMP_GRU || a->kind > STX_COMP_GLU) {
+        stx_fail(x, STX_ERR_ARG, "%s: kind %d, want STX_COMP_GRU to STX_COMP_GLU", what, a->kind);
         return 0;
     }
     memset(p, 0, sizeof *p);
@@ -6972,7 +7049,10 @@ void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
 void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     stx__comp_gate p;
     int four;
-    if (stx__comp_gate_of(x, a, 1, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
+    if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
+    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU) stx__comp_gate_sums<STX_COMP_GRU>(x, a, &p, four);
+    else if (a->db[0] && a->kind == STX_COMP_GLU) stx__comp_gate_sums<STX_COMP_GLU>(x, a, &p, four);
+    else STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
 #endif /* SEQTX_COMPRESSIVE_H */
 

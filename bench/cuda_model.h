@@ -455,12 +455,11 @@ static const family families[] = {
     {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205, 3}};
 enum { FAMILIES = sizeof families / sizeof *families };
 
-enum { BIAS_NONE, BIAS_OWN };
-enum { ACT_NONE, ACT_RELU, ACT_GELU };
+enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };     /* summed by a pass of its own, or by that of what follows */
+enum { ACT_NONE, ACT_RELU };
 static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias, int act, double wanted) {
     work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1, wanted);
-    if (act == ACT_GELU) work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 2 * n * o);
-    if (bias) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
+    if (bias == BIAS_OWN) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
 }
 static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
@@ -497,8 +496,8 @@ static inline void more_attention(work *w, const family *f, double T, double C, 
     w->model_flop += (place ? 12 : 6) * D * pairs;
 }
 static inline void more_gru(work *w, double n, double d) {
-    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
-    more_linear(w, n, d, 3 * d, n, BIAS_OWN, ACT_NONE);
+    more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
+    more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
 /* attention of Transformer-XL; late: the sum that follows has Wo's bias */
@@ -531,31 +530,28 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        if (remembers) more_copy(w, 2, B * d * (M + (M + Z)));
+        if (remembers) more_copy(w, 1, B * d * (M + Z));           /* both memories side by side */
         more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
         if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
         more_attention(w, f, T, M + Z, 1, 1);
         more_linear(w, N, d, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         more_norm(w, N, d, 0);
-        more_linear(w, N, d, F, N, BIAS_OWN, ACT_GELU);
-        more_linear(w, N, d, F, N, BIAS_OWN, ACT_NONE);
-        work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * 3 * N * F);
-        work_add(w, "product of halves backward", PASSES, 3, 0, 2 * (1 + 3 + 4) * N * F);
+        more_linear(w, N, d, 2 * F, N, BIAS_AFTER, ACT_NONE);
+        work_add(w, "gelu, product of halves forward", PASSES, 1, 0, 2 * (2 + 1) * N * F);
+        work_add(w, "gelu, product of halves backward", PASSES, 1, 0, 2 * (1 + 2 + 2) * N * F);
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         if (!remembers) break;
         /* what falls out is compressed, 4 rows to one, and looked at like the rows that it stands for */
-        more_copy(w, 5, B * d * (2 * T + T + T / 4 + T));          /* and the queries, out of q, k and v */
+        more_copy(w, 3, B * d * (T + T + Z));          /* rows of groups side by side; both memories move on */
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
         work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));          /* by constant weights */
         work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
         w->model_flop += 2 * N * d * d;
-        more_copy(w, 1, 2 * d * N);
         more_attention(w, f, T, T / 4, 0, 1);
         more_attention(w, f, T, T, 0, 0);
         work_add(w, "distance", PASSES, 3, 0, 2 * (2 + 3) * N * d);
-        work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
     }
 }
 static inline double family_parameters(const family *f) {
@@ -572,6 +568,7 @@ static inline void family_count(work *w, const family *f) {
     for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
     more_linear_padded(w, N, d, P, N, BIAS_OWN, ACT_NONE, V);
     work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
+    if (f->kind == OF_COMPRESSIVE) work_add(w, "scalars: loss, notes", PASSES, 2 * ceil((double)f->remember / 8), 0, 0);    /* aux losses */
     work_sums_made(w);
     work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 1) * N * V + 2 * N * P + 16 * N);
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));

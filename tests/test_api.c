@@ -608,6 +608,23 @@ static void errors(void) {
              i == 0 ? "(2,8)" : i < 3 ? "qkv alone" : i == 3 ? "(B,T,3C)" : i == 4 ? "want (2,m,16)" : i == 5 ? "causal" : i == 7 ?
              "learned span" : "");
     }
+    for (i = 0; i < 4; i++) {       /* queries of qkv and keys elsewhere, or a part of kv: constants alone */
+        stx_attention_in in;
+        memset(&in, 0, sizeof in);
+        e = d;
+        e.not_causal = 1;
+        in.qkv = stx_detach(ex, T_(2, 3, 24, 0));
+        in.kv = stx_detach(ex, T_(2, 5, 16, 0));
+        CHECK(stx_attention(ex, &in, &e) != NULL, "%s", stx_error(ex));
+        in.kv_first = 1; in.kv_rows = 4;
+        CHECK(stx_attention(ex, &in, &e) != NULL, "%s", stx_error(ex));
+        if (i == 0) in.qkv = T_(2, 3, 24, 0);
+        if (i == 1) in.kv_first = 2;
+        if (i == 2) in.kv_rows = 6;
+        if (i == 3) in.kv = T_(2, 5, 16, 0);
+        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention", i ? "rows of kv from row" : "qkv and also kv",
+             "a constant");
+    }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
     e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2",
                                  "0 or 1");
@@ -1858,7 +1875,7 @@ static void maths(void) {
             if (i & 1) v = (stx_real)((i - rounds / 2) * (30.0 / rounds));       /* [-15,15] */
             if (i < (int)(2 * sizeof special / sizeof *special) && i & 1) v = (stx_real)special[i / 2];
             d = (double)v;
-            phi = (double)stx__phi_any(fma, v, &den);
+            phi = (double)stx_fast_phi(fma, v, &den);
             if (isnan(d)) {
                 bad += !isnan(stx_fast_exp(fma, v)) || !isnan(stx_fast_tanh(fma, v)) || !isnan(stx_fast_sigmoid(fma, v)) ||
                     !isnan(stx_fast_sqrt(fma, v)) || !isnan(phi) || !isnan(den);

@@ -12,7 +12,7 @@ static const int32_t marks[] = {1, -1, 1 << 30, 2};
 // >>groups
 
 typedef struct grouped { stx_comp_groups c, d; int32_t *first, *pad, *dfirst, *dpad; } grouped;
-/* how: bit 0: streams begin at rows of their own; then 0 no row is missing, 1 some are, 2 all are */
+/* how: bit 0: streams begin at rows of their own; then 0 no row is missing, 1 some are, 2 all are. Streams may have gaps between them */
 static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step, size_t D, ptrdiff_t at, int how) {
     size_t b, i;
     memset(t, 0, sizeof *t);
@@ -25,6 +25,7 @@ static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_
         if (t->first[b] > (int32_t)rows) t->first[b] = (int32_t)rows;
         for (i = 0; i < rows; i++) t->pad[b * rows + i] = how / 2 == 2 || test_rand() > 0.4 ? marks[i % 4] : 0;
     }
+    if ((rows + D + step) % 3) t->c.stride = rows * D + ((rows + D + step) % 3 == 1 ? 4 : D + 1);
     t->d = t->c;
     t->dfirst = (int32_t *)cuda_bytes(gx, t->first, B * sizeof *t->first);
     t->dpad = (int32_t *)cuda_bytes(gx, t->pad, B * rows * sizeof *t->pad);
@@ -35,16 +36,35 @@ static void grouped_free(grouped *t) {
     free(t->first); free(t->pad);
     stx_cuda_free(gx, t->dfirst); stx_cuda_free(gx, t->dpad);
 }
-/* Rows that are missing hold what must not be used. */
+static size_t stride_of(const grouped *t) { return t->c.stride ? t->c.stride : t->c.rows * t->c.D; }
+/* Rows that are missing, and gaps, hold what must not be used. */
 static arr rows_of(const grouped *t) {
-    arr a = arr_of(t->c.B * t->c.rows * t->c.D, 2, 0, N_);
-    size_t n, j;
-    for (n = 0; n < t->c.B * t->c.rows; n++) {
-        if (!(t->c.pad && t->pad[n]) && !(t->c.first && (int32_t)(n % t->c.rows) < t->first[n / t->c.rows])) continue;
-        for (j = 0; j < t->c.D; j++) a.c[n * t->c.D + j] = NAN;
+    const size_t ld = stride_of(t), w = t->c.rows * t->c.D;
+    arr a = arr_of(t->c.B * ld, 2, 0, N_);
+    size_t n, i;
+    for (n = 0; n < a.n; n++) {
+        size_t b = ld ? n / ld : 0, row = n - b * ld < w ? (n - b * ld) / t->c.D : SIZE_MAX;
+        if (row == SIZE_MAX || (t->c.pad && t->pad[b * t->c.rows + row]) || (t->c.first && (int32_t)row < t->first[b])) a.c[n] = NAN;
     }
+    for (i = 0; i < t->c.B && t->c.stride; i++) CHECK(isnan((double)a.c[i * ld + w]), "a gap behind stream %zu", i);
     put_arr(&a);
     return a;
+}
+/* The numbers y (n) of the CPU's kernel are those of rows without gaps; kernel: 0 unfold, 1 mean, 2 max, 3 pick */
+static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u, size_t ldu, const float *y, size_t n,
+                        int kernel) {
+    const size_t w = t->c.rows * t->c.D;
+    float *r = (float *)malloc((t->c.B * w + 1) * sizeof *r), *z = (float *)malloc((n + 1) * sizeof *z);
+    stx_comp_groups g = t->c;
+    size_t b;
+    for (b = 0; b < g.B; b++) memcpy(r + b * w, rows->c + b * stride_of(t), w * sizeof *r);
+    g.stride = 0;
+    if (kernel == 0) stx_comp_unfold(cx, z, r, &g, 0);
+    if (kernel == 1 || kernel == 2) stx_comp_pool(cx, z, r, &g, kernel == 2);
+    if (kernel == 3) stx_comp_pick(cx, z, r, u->c, ldu, &g);
+    if (half) cuda_round(z, n);         /* as arr_check leaves y */
+    CHECK(!memcmp(y, z, n * sizeof *z), "%s: other numbers without gaps", name);
+    free(r); free(z);
 }
 static void test_groups(void) {
     static const size_t wide[] = {1, 3, 4, 31, 32, 33, 36, 127, 128, 132}, long_[] = {0, 1, 2, 5, 31, 33, 67}, tap[] = {1, 2, 3, 4, 7};
@@ -65,6 +85,7 @@ static void test_groups(void) {
                      B, rows, groups, taps, step, D, at, how);
             BOTH(stx_comp_unfold, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check(name, &y, 0);
+            if (!k) dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * taps * D, 0);
         }
         taps_ = arr_of(B * groups * taps * D, 2, 0, N_);
         back = arr_of(B * rows * D, 1, 0, N_);
@@ -77,6 +98,7 @@ static void test_groups(void) {
             memcpy(name, k ? "max   " : "mean  ", 6);
             BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check(name, &y, 0);
+            dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * D, 1 + k);
         }
         arr_check("rows", &rows_, 0); arr_check("taps", &taps_, 0);
         arr_free(&rows_); arr_free(&y); arr_free(&taps_); arr_free(&back);
@@ -88,6 +110,7 @@ static void test_groups(void) {
         grouped t;
         int k;
         grouped_make(&t, 1, 18, 6, 3, 3, 1, 0, 0);
+        t.c.stride = t.d.stride = 0;
         for (k = 0; k < 2; k++) {
             BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check("pool of NaN", &y, 0);
@@ -116,6 +139,7 @@ static void test_pick(void) {
             char name[128];
             snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B, rows, groups, step, D, how);
             arr_check(name, &y, 0);
+            dense_check(name, &t, &rows_, &u, ldu, y.c, B * groups * D, 3);
         }
         arr_check("usage", &u, 0); arr_check("rows", &rows_, 0);
         arr_free(&rows_); arr_free(&y); arr_free(&u);
@@ -236,8 +260,12 @@ static void test_errors(void) {
         if (N) stx_cuda_get(gx, got, dwork, 2 * N * sizeof *work);
         for (i = 0; i < 2 * N; i++) bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
         CHECK(!bad, "error: sums of %zu rows differ, N %zu C %zu", bad, N, C);
-        BOTH(stx_comp_error_bwd, (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
-                                 (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
+        for (i = 0; i < 2; i++) {
+            BOTH(stx_comp_error_bwd, (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
+                                     (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
+            arr_check(i ? "error da, fresh" : "error da", &da, 1e-6);
+        }
+        for (i = 0; i < N; i++) CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: row %zu does not count", i);
         arr_check("error da", &da, 1e-6); arr_check("error a", &a, 0); arr_check("error t", &t, 0);
         arr_free(&a); arr_free(&t); arr_free(&loss); arr_free(&ratio); arr_free(&da); arr_free(&dloss);
         stx_cuda_free(gx, dskip); stx_cuda_free(gx, dwork);
@@ -250,9 +278,9 @@ static void test_errors(void) {
 enum { PLANES = 6 };            /* x, y, p0 .. p3 */
 static int planes_of(int kind) {        /* bits of those that a kind has */
     return kind == STX_COMP_GTRXL ? 61 : kind == STX_COMP_GRU || kind == STX_COMP_SIGTANH || kind == STX_COMP_RESET ? 13 :
-           kind == STX_COMP_MOGRIFY ? 5 : 7;
+           kind == STX_COMP_MOGRIFY ? 5 : kind == STX_COMP_GLU ? 4 : 7;
 }
-typedef struct gate { int kind; size_t N, D; arr in[PLANES], grad[PLANES], out, dout; stx_comp_gate_args c, d; } gate;
+typedef struct gate { int kind; size_t N, D; arr in[PLANES], grad[PLANES], out, dout, db[2]; stx_comp_gate_args c, d; } gate;
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     int i;
     memset(t, 0, sizeof *t);
@@ -261,40 +289,42 @@ static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     t->dout = arr_of(N * D, 1, 0, N_);
     t->d = t->c;
     for (i = 0; i < PLANES; i++) {
-        size_t n = (i > 1 && kind == STX_COMP_GRU ? 3 : 1) * N * D, j;
+        size_t n = (i > 1 && kind == STX_COMP_GRU ? 3 : i > 1 && kind == STX_COMP_GLU ? 2 : 1) * N * D, j;
         t->in[i] = arr_of(n, i > 1 ? most : 1, 0, N_);
         t->grad[i] = arr_of(n, 1, 0, N_);
         /* infinite logits; what a gate multiplies stays finite, since 0 times infinity depends on where a sigmoid becomes 0 */
-        for (j = 0; j < n && most > 50 && (i == 2 || (i > 2 && kind != STX_COMP_GRU)); j += 7)
+        for (j = 0; j < n && most > 50 && kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)); j += 7)
             t->in[i].c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
         if (most > 50 && n > 20) t->in[i].c[n / 2] = NAN;
         if (most > 50) put_arr(&t->in[i]);
     }
     i = planes_of(kind);
-    t->c.x = t->in[0].c; t->d.x = t->in[0].d; t->c.dx = t->grad[0].c; t->d.dx = t->grad[0].d;
+    if (i & 1) { t->c.x = t->in[0].c; t->d.x = t->in[0].d; t->c.dx = t->grad[0].c; t->d.dx = t->grad[0].d; }
     if (i & 2) { t->c.y = t->in[1].c; t->d.y = t->in[1].d; t->c.dy = t->grad[1].c; t->d.dy = t->grad[1].d; }
     for (i = 2; i < PLANES; i++) if (planes_of(kind) >> i & 1) {
         t->c.p[i - 2] = t->in[i].c; t->d.p[i - 2] = t->in[i].d;
         t->c.dp[i - 2] = t->grad[i].c; t->d.dp[i - 2] = t->grad[i].d;
     }
+    for (i = 0; i < 2; i++) t->db[i] = arr_of((kind == STX_COMP_GRU ? 3 : 2) * D, 1, 0, B_);
     t->c.out = t->out.c; t->d.out = t->out.d; t->c.dout = t->dout.c; t->d.dout = t->dout.d;
 }
 static void gate_free(gate *t) {
     int i;
     for (i = 0; i < PLANES; i++) { arr_free(t->in + i); arr_free(t->grad + i); }
-    arr_free(&t->out); arr_free(&t->dout);
+    arr_free(&t->out); arr_free(&t->dout); arr_free(&t->db[0]); arr_free(&t->db[1]);
 }
 static void test_gates(void) {
     static const size_t wide[] = {1, 3, 4, 31, 36, 64, 67, 260}, rows[] = {0, 1, 2, 5, 17};
     int kind, k;
     size_t n, i;
     char name[96];
-    for (kind = STX_COMP_GRU; kind <= STX_COMP_MOGRIFY; kind++)
+    for (kind = STX_COMP_GRU; kind <= STX_COMP_GLU; kind++)
         for (n = 0; n < (brief ? 4 : 20); n++) {
             gate t;
             double most = n % 5 == 3 ? 100 : n % 5 == 1 ? 12 : 2;
             gate_make(&t, kind, rows[n % COUNT(rows)], wide[n % COUNT(wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
+            least = kind == STX_COMP_GLU ? 1e-6 : 0;         /* gelu's far tail, which the two compute in other ways */
             snprintf(name, sizeof name, "gate %d, N %zu D %zu, numbers to %g", kind, t.N, t.D, most);
             arr_check(name, &t.out, 2e-6);
             for (k = 0; k < 2; k++) {
@@ -307,8 +337,23 @@ static void test_gates(void) {
                 }
             }
             for (i = 0; i < PLANES; i++) arr_check("gate's input", t.in + i, 0);
+            least = 0;
             gate_free(&t);
         }
+    for (n = 0; n < 24; n++) {          /* with gradients of biases */
+        static const size_t many[] = {1, 7, 64, 65, 150, 0};
+        gate t;
+        kind = n % 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        gate_make(&t, kind, many[n % COUNT(many)], wide[(n / 2 + n / 6) % COUNT(wide)], 2);
+        t.c.db[0] = t.db[0].c; t.d.db[0] = t.db[0].d;
+        if (kind == STX_COMP_GRU && n % 3) { t.c.db[1] = t.db[1].c; t.d.db[1] = t.db[1].d; }
+        BOTH(stx_comp_gate_bwd, (cx, &t.c), (gx, &t.d));
+        for (i = 0; i < PLANES + 2; i++) {
+            snprintf(name, sizeof name, "gate %d, N %zu D %zu, biases, gradient %zu", kind, t.N, t.D, i);
+            arr_check(name, i < PLANES ? t.grad + i : t.db + (i - PLANES), 5e-6);
+        }
+        gate_free(&t);
+    }
 }
 
 // >>the same bits each time
@@ -353,15 +398,17 @@ static void bits(void *user, uint64_t *h) {
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
         stx_comp_error_fwd_cuda(gx, loss.d, stx_at(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C, 100);
-        stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100);
+        stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
         *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
         arr_free(&q); arr_free(&k); arr_free(&pe); arr_free(&usage); arr_free(&stat); arr_free(&e); arr_free(&loss);
         stx_cuda_free(gx, work);
     }
-    for (i = STX_COMP_GRU; i <= STX_COMP_MOGRIFY; i++) {
+    for (i = STX_COMP_GRU; i <= STX_COMP_GLU; i++) {
         gate_make(&g, i, 5, i % 2 ? 36 : 67, 3);
         stx_comp_gate_fwd_cuda(gx, &g.d);
+        if (i == STX_COMP_GRU || i == STX_COMP_GLU) g.d.db[0] = g.db[0].d;
         stx_comp_gate_bwd_cuda(gx, &g.d);
+        *h = cuda_hash(gx, g.db[0].d, g.db[0].n, *h);
         *h = cuda_hash(gx, g.out.d, g.out.n, *h);
         for (j = 0; j < PLANES; j++) *h = cuda_hash(gx, g.grad[j].d, g.grad[j].n, *h);
         gate_free(&g);
@@ -560,7 +607,7 @@ static void test_graph(void) {
 static int tell_nodes;          /* `build/test_cuda_comp nodes` names them */
 /* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and its aux loss */
 static void test_nodes(void) {
-    static const struct { int which; long most; } want[] = {{GRU, 87}};
+    static const struct { int which; long most; } want[] = {{GRU, 66}};
     size_t i;
     for (i = 0; i < COUNT(want); i++) {
         cuda_nodes all;
@@ -630,7 +677,7 @@ static void refused(int which, const char *want) {
     if (which == 2) stx_comp_pool_cuda(x, v, v, &g, 0);
     if (which == 3) stx_comp_pick_cuda(x, v, v, v, 8, &g);
     if (which == 4) { a.kind = STX_COMP_RESIDUAL; stx_comp_gate_fwd_cuda(x, &a); }
-    if (which == 5) { a.kind = STX_COMP_MOGRIFY + 1; stx_comp_gate_bwd_cuda(x, &a); }
+    if (which == 5) { a.kind = STX_COMP_GLU + 1; stx_comp_gate_bwd_cuda(x, &a); }
     if (which == 6) stx_comp_usage_cuda(x, v, 8, &t, 2, 3);
     if (which == 7) { t.not_causal = 1; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
     if (which == 8) { t.z = v; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
@@ -653,7 +700,7 @@ static void test_refused(void) {
     stx_comp_pool_cuda(x, NULL, NULL, &g, 1);
     stx_comp_pick_cuda(x, NULL, NULL, NULL, 0, &g);
     stx_comp_usage_cuda(x, NULL, 0, &t, 0, 0);
-    stx_comp_error_bwd_cuda(x, NULL, NULL, NULL, NULL, NULL, 0, 5, 1);
+    stx_comp_error_bwd_cuda(x, NULL, NULL, NULL, NULL, NULL, 0, 5, 1, 0);
     stx_comp_gate_fwd_cuda(x, &a);
     stx_comp_gate_bwd_cuda(x, &a);
     CHECK(stx_ok(x), "empty: %s", stx_error(x));

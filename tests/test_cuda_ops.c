@@ -76,6 +76,10 @@ static void test_flat(void) {
                 mc.dy = g.c; mc.da[0] = d.c; mc.da[1] = e.c; mg.dy = g.d; mg.da[0] = d.d; mg.da[1] = e.d;
                 BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
                 arr_check("add_means da", &d, 1e-6); arr_check("add_means da, second", &e, 1e-6);
+                mc.da[2] = mc.da[0]; mg.da[2] = mg.da[0]; mc.fresh = mg.fresh = 3;         /* written, and then added to */
+                BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
+                arr_check("add_means da, fresh", &d, 1e-6); arr_check("add_means da, fresh, second", &e, 1e-6);
+                CHECK(!n || fabs((double)d.c[0] * (double)n / (0.6 * (double)g.c[0]) - 1) < 1e-2, "fresh: %g", (double)d.c[0]);
                 arr_free(&t);
             }
             BOTH(stx_rezero_fwd, (cx, d.c, NULL, b.c, g.c, n), (gx, d.d, NULL, b.d, g.d, n)); arr_check("scale by", &d, 1e-7);

@@ -2119,22 +2119,51 @@ static void row_recurrence(void) {
 /* A whole stack: user is its desc; x, states, memory are variables. Dropout too, for its masks repeat. */
 /* seqtx_compressive.h: ops of its own */
 typedef struct comp_user { int kind; stx_comp_groups g; int32_t *skip, *pad, *first; stx_comp_desc d; } comp_user;
-static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) { return inner_comp_gate(x, ((comp_user *)user)->kind, in); }
+static stx_tensor *make_gate(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *t[8] = {NULL};
+    memcpy(t, in, 6 * sizeof *t);
+    return inner_comp_gate(x, ((comp_user *)user)->kind, t);
+}
+/* x, y, and weights and biases that make p0 of y and p1 of x, as a layer has them: the gate gives the biases' gradients. glu: with x + the
+   gate's result, so that x has a gradient already */
+static stx_tensor *make_gate_biased(stx_ctx *x, stx_tensor **in, void *user) {
+    stx_tensor *t[8] = {NULL}, *y;
+    comp_user *u = (comp_user *)user;
+    if (u->kind == STX_COMP_GRU) t[0] = in[0];
+    t[2] = stx_linear(x, in[1], in[2], stx_detach(x, in[3]), STX_ACT_NONE);
+    t[6] = in[3];
+    if (u->kind == STX_COMP_GRU) {
+        t[3] = stx_linear(x, in[0], in[4], stx_detach(x, in[5]), STX_ACT_NONE);
+        t[7] = in[5];
+    }
+    y = inner_comp_gate(x, u->kind, t);
+    return u->d.glu ? stx_add(x, in[0], y) : y;
+}
 static void row_gate(void) {
     static const size_t s[][3] = {{2, 3, 5}, {1, 2, 67}};
-    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1};
+    static const int y[] = {0, 0, 1, 1, 1, 0, 0, 0, 0, 0}, p[] = {0, 2, 1, 1, 1, 2, 4, 2, 1, 1};
     comp_user u;
     int i, k;
-    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_MOGRIFY; u.kind++)
+    for (u.kind = STX_COMP_GRU; u.kind <= STX_COMP_GLU; u.kind++)
         for (i = 0; i < 2; i++) {
             problem q = start("comp_gate", make_gate, &u);
             size_t D = s[i][2];
-            add(&q, s[i][0], s[i][1], D, 0);
+            if (u.kind == STX_COMP_GLU) add_absent(&q); else add(&q, s[i][0], s[i][1], D, 0);
             if (y[u.kind]) add(&q, s[i][0], s[i][1], D, 0); else add_absent(&q);
             for (k = 0; k < 4; k++)
-                if (k < p[u.kind]) add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : D, 0); else add_absent(&q);
+                if (k >= p[u.kind]) add_absent(&q);
+                else add(&q, s[i][0], s[i][1], u.kind == STX_COMP_GRU ? 3 * D : u.kind == STX_COMP_GLU ? 2 * D : D, 0);
             check(&q);
         }
+    for (k = 0; k < 4; k++) {
+        problem q = start("comp_gate with biases", make_gate_biased, &u);
+        size_t D = 5, w;
+        u.kind = k / 2 ? STX_COMP_GLU : STX_COMP_GRU;
+        u.d.glu = k % 2;
+        w = u.kind == STX_COMP_GLU ? 2 * D : 3 * D;
+        add(&q, 2, 3, D, 0); add(&q, 2, 3, D, 0); add(&q, w, D, 0, 0); add(&q, w, 0, 0, 0); add(&q, w, D, 0, 0); add(&q, w, 0, 0, 0);
+        check(&q);
+    }
     u.kind = STX_COMP_GTRXL;
     { problem q = start("comp_gate of a constant", make_gate, &u); size_t k0;
       add(&q, 2, 3, 5, 0); add_absent(&q); for (k0 = 0; k0 < 4; k0++) add(&q, 2, 3, 5, 0);
@@ -2406,7 +2435,39 @@ static void attention_past(void) {
         check(&p);
     }
 }
-static void row_attention_all(void) { row_attention(); attention_side_by_side(); attention_past(); }
+/* Queries of a constant q|k|v and a part of a constant k|v, where they stand: the bits of copies of them, and of k|v's gradient */
+static void attention_parts(void) {
+    enum { B = 2, T = 5, S = 9, C = 6, FIRST = 2, ROWS = 6 };
+    static stx_real q[B * T * 3 * C], kv[B * S * 2 * C];
+    stx_attention_desc d;
+    size_t i, k;
+    memset(&d, 0, sizeof d);
+    d.heads = 2; d.not_causal = 1;
+    for (i = 0; i < B * T * 3 * C; i++) q[i] = sin((double)i * 0.37);
+    for (i = 0; i < B * S * 2 * C; i++) kv[i] = cos((double)i * 0.61);
+    for (k = 0; k < 2; k++) {           /* a part; all, which get a gradient */
+        stx_attention_in in;
+        stx_tensor *Q, *K, *y[2];
+        memset(&in, 0, sizeof in);
+        stx_begin(ctx1, STX_TRAIN);
+        Q = stx_input(ctx1, q, B, T, 3 * C, 0);
+        K = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_input(ctx1, kv, B, S, 2 * C, 0);
+        in.qkv = Q; in.kv = K;
+        if (!k) { in.kv_first = FIRST; in.kv_rows = ROWS; }
+        y[0] = stx_attention(ctx1, &in, &d);
+        memset(&in, 0, sizeof in);
+        in.q = stx_slice_channels(ctx1, Q, 0, C);
+        in.kv = k ? stx_variable(ctx1, kv, B, S, 2 * C, 0) : stx_slice(ctx1, K, FIRST, FIRST + ROWS);
+        y[1] = stx_attention(ctx1, &in, &d);
+        CHECK(y[0] && y[1] && !memcmp(y[0]->data, y[1]->data, y[0]->size * sizeof *q), "parts of tensors: other bits %s", stx_error(ctx1));
+        if (!k) continue;
+        stx_backward(ctx1, stx_add(ctx1, stx_mean(ctx1, stx_mul(ctx1, y[0], y[0])), stx_mean(ctx1, stx_mul(ctx1, y[1], y[1]))));
+        CHECK(!memcmp(K->grad, in.kv->grad, K->size * sizeof *q), "queries of a constant q|k|v: other gradients");
+    }
+}
+static void row_attention_all(void) {
+    row_attention(); attention_side_by_side(); attention_past(); attention_parts();
+}
 
 /* seqtx_par.h: ops of its own */
 typedef struct mix_user { size_t T, run; } mix_user;
