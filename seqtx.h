@@ -6426,6 +6426,32 @@ static size_t stx__block_k(const stx__micro *mk, size_t K) {
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__even(N, STX__NC * STX__KC / (stx__up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)), mk->nr);
 }
+/* The block of A that is packed, or read, after this one: its lines are asked for with the tiles of this one, some with each, so that they
+   are in the second cache by then */
+typedef struct stx__soon { const stx_real *row; size_t ld, rows, cols, col, each; } stx__soon;
+enum { STX__LINE = 64 / sizeof(stx_real), STX__NEAR = (1 << 20) / sizeof(stx_real) };     /* numbers of a line, and of what is near anyway */
+static stx__soon stx__soon_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k, size_t m, size_t n, size_t tiles) {
+    stx__soon s;
+    s.row = A + (ta ? k * lda + i : i * lda + k);
+    s.ld = lda;
+    s.rows = ta ? n : m;
+    s.cols = ta ? m : n;
+    s.col = 0;
+    s.each = (s.rows * ((s.cols + STX__LINE - 1) / STX__LINE) + tiles - 1) / tiles;
+    return s;
+}
+static void stx__ask_soon(stx__soon *s) {
+    size_t n;
+    for (n = s->each; n && s->rows; n--) {
+#ifdef __GNUC__
+        __builtin_prefetch(s->row + s->col, 0, 2);
+#endif
+        s->col += STX__LINE;
+        if (s->col < s->cols) continue;
+        s->col = 0;
+        if (--s->rows) s->row += s->ld;
+    }
+}
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. ready: op(B), of
    one block, is packed already, and stands there. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx_real *ready,
@@ -6437,8 +6463,10 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     stx_real edge[STX__MR_MAX * STX__NR_MAX], *own = scratch + STX__MC * STX__KC;
     const stx_real *pb = ready ? ready : own;
     size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group;
-    int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
-    int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
+    const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
+    const int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
+    const int far = (ta || mk->kr == 1) && M * K > STX__NEAR;      /* rows that are rounded come fast enough (measured) */
+    stx__soon soon;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     kc_max = stx__block_k(mk, K);
     nc_max = stx__block_n(mk, N, K);
@@ -6454,14 +6482,19 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
             if (!ready && alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) own[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
                 size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
+                const size_t tiles = (mc + mk->mr - 1) / mk->mr * ((nc + mk->nr - 1) / mk->nr);
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, copy,
                                                           &step, &rs, &ks);
+                soon.rows = 0;
+                if (far && ic + mc < M) soon = stx__soon_of(A, lda, ta, ic + mc, pc, STX_MIN(mc_max, M - ic - mc), kc, tiles);
+                else if (far && pc + kc < K) soon = stx__soon_of(A, lda, ta, 0, pc + kc, mc_max, STX_MIN(kc_max, K - pc - kc), tiles);
                 for (jg = 0; jg < nc; jg += group)
                     for (ir = 0; ir < mc; ir += mk->mr)
                         for (jr = jg; jr < STX_MIN(nc, jg + group); jr += mk->nr) {
                             size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
                             int whole = w == mk->nr && !late;
                             stx_real *c = C + (ic + ir) * ldc + jc + jr;
+                            if (soon.rows) stx__ask_soon(&soon);
                             mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, whole ? c : edge, whole ? ldc : mk->nr,
                                     whole && add);
                             if (whole) continue;
