@@ -6429,7 +6429,7 @@ static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
 /* The block of A that is packed, or read, after this one: its lines are asked for with the tiles of this one, some with each, so that they
    are in the second cache by then */
 typedef struct stx__soon { const stx_real *row; size_t ld, rows, cols, col, each; } stx__soon;
-enum { STX__LINE = 64 / sizeof(stx_real), STX__NEAR = (1 << 20) / sizeof(stx_real) };     /* numbers of a line, and of what is near anyway */
+enum { STX__LINE = 64 / sizeof(stx_real), STX__NEAR = (1 << 20) / sizeof(stx_real) };     /* numbers of a line; of what is near anyway */
 static stx__soon stx__soon_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k, size_t m, size_t n, size_t tiles) {
     stx__soon s;
     s.row = A + (ta ? k * lda + i : i * lda + k);
@@ -6505,6 +6505,31 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
                         }
                 if (after && pc + kc == K) stx__after_rows(x, after, j0 + jc, C + ic * ldc + jc, at + ic * ldc + jc, ldc, mc, nc);
             }
+        }
+    }
+}
+
+/* C of so few columns that most of a strip would be padding: its transpose op(B)^T op(A)^T, by blocks of C's rows, beside the packed A */
+enum { STX__NARROW_AT = 32 * STX__KC };
+static int stx__narrow(const stx__micro *mk, const stx_gemm_args *g) { return 2 * g->N <= mk->nr && g->M >= 4 * mk->nr; }
+static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g) {
+    const size_t room = (STX__MC * STX__KC - STX__NARROW_AT) / g->N / mk->nr * mk->nr;
+    stx_real *t = scratch + STX__NARROW_AT;
+    stx_gemm_args part = *g;
+    size_t at, i, j;
+    part.ta = !g->tb; part.A = g->B; part.lda = g->ldb;
+    part.tb = !g->ta; part.ldb = g->lda;
+    part.M = g->N;
+    part.C = t; part.beta = 0;
+    for (at = 0; at < g->M; at += room) {
+        part.N = part.ldc = STX_MIN(room, g->M - at);
+        part.B = g->A + (g->ta ? at : at * g->lda);
+        if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
+        else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
+        for (i = 0; i < part.N; i++) {
+            stx_real *c = g->C + (at + i) * g->ldc;
+            if (g->beta == 0) for (j = 0; j < g->N; j++) c[j] = t[j * part.ldc + i];
+            else for (j = 0; j < g->N; j++) c[j] = g->beta * c[j] + t[j * part.ldc + i];
         }
     }
 }
@@ -6739,7 +6764,7 @@ static size_t stx__dots_most(const stx__micro *mk, size_t K) {
 typedef struct stx__product_job {
     const stx__micro *mk;
     const stx_gemm_args *g;
-    int rows, gemv, dots;
+    int rows, gemv, dots, narrow;
     const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
     size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
@@ -6784,8 +6809,10 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
+            if (j->narrow) stx__gemm_narrow(s->x, mk, scratch, &part);
+            else stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
+            if (j->narrow && j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         }
     }
 }
@@ -6892,6 +6919,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.dots = !j.gemv && j.mk->dots && M <= stx__dots_most(j.mk, K) && g->tb && !g->ta && g->alpha == 1 &&
                  (g->beta == 0 || g->beta == 1);
         if (j.dots) { j.rows = 0; j.n = N; }
+        j.narrow = !j.gemv && !j.dots && stx__narrow(j.mk, g);
         j.packed = packed;
         j.at = at;
         if (packed) { j.rows = 0; j.n = N; }
@@ -6913,7 +6941,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.parts = parts;
         j.jc = 0;
         j.ready = NULL;
-        if (!j.gemv && !j.dots && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
+        if (!j.gemv && !j.dots && !j.narrow && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
             g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;
@@ -8170,8 +8198,8 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const 
         stx_fail(x, STX_ERR_ARG, "stx_attention: qkv and also kv: give qkv alone, or as a constant, without past");
     if (stx_ok(x) && in && in->kv && in->kv_rows && (in->kv->needs_grad || in->kv->ndim != 3 || in->kv_rows > in->kv->dim[1] ||
         in->kv_first > in->kv->dim[1] - in->kv_rows))
-        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu rows of kv from row %zu on: want rows that kv (B,S,2C) has, and a constant", in->kv_rows,
-                 in->kv_first);
+        stx_fail(x, STX_ERR_ARG, "stx_attention: %zu rows of kv from row %zu on: want rows that kv (B,S,2C) has, and a constant",
+                 in->kv_rows, in->kv_first);
     return stx__attention(x, in, d, 0);
 }
 

@@ -439,8 +439,8 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
    want p, or one draw a step (STX_PAR_NOISE_STEP). */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
-   stx_step_run; salt: what else decides, such as the key of a second memory that the step reads or writes. A memory of training is taken for
-   one of training still: evaluate with another. */
+   stx_step_run; salt: what else decides, such as the key of a second memory that the step reads or writes. A memory of training is
+   taken for one of training still: evaluate with another. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets, const stx_par_state *s, uint64_t salt);
 
 // >>api: search ----------------------------------------------------------------------------------------------------

@@ -1404,7 +1404,10 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
         if (tr_log_drops(line, (size_t)n, step)) dropped++;
         else tr_buf_put(&keep, line, (size_t)n);
     }
-    if (!feof(in)) { tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno)); goto done; }      /* or no memory */
+    if (!feof(in)) {        /* or no memory */
+        tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+        goto done;
+    }
     if (dropped == 0) { ok = 1; goto done; }
     real = tr_behind_links(path);                                /* replace the file, not a link to it */
     if (real == NULL) { tr_fail(err, size, "%s: %s", path, strerror(errno)); goto done; }
@@ -2190,7 +2193,8 @@ struct tr_lm {
     int          agreed;          /* the signal by which the ranks agreed to stop, 0: none */
     int          save_due;        /* ... to save, with the next update */
     int          share_pass;      /* tr_lm_pass: the text is shared out over the ranks; 2: each reads all of it; 0: rank 0 does, alone */
-    int          whole_pass;      /* never shared out: evaluation draws numbers for each stream, counted from the first of the call. Set by make */
+    int          whole_pass;      /* never shared out: evaluation draws numbers for each stream, counted from the first of the call. Set by
+                                     make */
     void       **whole;           /* (wholes): states of all ranks' streams, while a checkpoint is written */
     size_t       wholes;
     stx_vocab   *vocab;
@@ -3185,7 +3189,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
-        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
+        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
+                && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
             const int32_t *from = in + b0 * n, *to = out + b0 * n;
             double v[4] = {0, 0, 0, 0}, nll = 0;            /* sum of losses, of how many, tokens that count, all */
             if (mine) {
@@ -4090,7 +4095,8 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
                        (unsigned long long)split, (unsigned long long)B);
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
-        return tr_fail(t->err, TR_ERR, "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
+        return tr_fail(t->err, TR_ERR,
+                "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
                        "another --batch-sz", tr_lm_ranks(t), (unsigned long long)(B / split),
                        split > 1 ? "a part of the batch (--batch-sz / --batch-split)" : "the batch (--batch-sz)");
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
@@ -4119,7 +4125,8 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_opt *p;
     char line[200], value[64];
     snprintf(line, sizeof line, "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
-        STX_VERSION, t->training ? "training" : t->evaluating ? "evaluation" : "neither training nor evaluation", o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
+        STX_VERSION, t->training ? "training" : t->evaluating ? "evaluation" : "neither training nor evaluation",
+        o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
         o->checkpoint ? "given" : "none", o->best ? "given" : "none", o->init_from ? "given" : "none");
     tr_buf_puts(b, line);
     for (p = t->options->opt; p->type != TR_T_END; p++) {

@@ -1030,7 +1030,8 @@ static int all_count(tr_lm *t) {
         {"latency-of", opt.latency > 0, "a --latency"},
         {"latency-weight", opt.latency > 0, "a --latency"},
         {"latency-target", opt.latency == STX_PAR_LATENCY_HINGE || opt.derive, "--latency hinge, and --derive"},
-        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive), "times that are measured (--latency, --derive), not for a table "
+        {"latency-pass", !opt.latency_table && (opt.latency || opt.derive),
+                "times that are measured (--latency, --derive), not for a table "
             "that is given or in the checkpoint"},
     };
     return tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR);
@@ -1063,7 +1064,8 @@ static int check(tr_lm *t) {
             "--inherit is for another --pattern");
     if (*r->pattern) {
         static const char *const search[] = {"arch", "gate-eval", "straight-through", "noise", "noise-tokens", "tau-start", "tau-end",
-            "tau-form", "tau-steps", "arch-optim", "arch-lr", "arch-weight-decay", "arch-from", "arch-until", "arch-share", "arch-every", "latency",
+            "tau-form", "tau-steps", "arch-optim", "arch-lr", "arch-weight-decay", "arch-from", "arch-until", "arch-share",
+                    "arch-every", "latency",
             "latency-of", "latency-weight", "latency-target", "latency-power", "latency-pass", "derive-samples", "picture"};
         size_t i;
         for (i = 0; i < sizeof search / sizeof *search; i++)
@@ -1083,7 +1085,8 @@ static int check(tr_lm *t) {
     if (opt.latency == STX_PAR_LATENCY_HINGE && !(opt.latency_target > 0))
         return tr_fail(t->err, TR_ERR, "--latency hinge wants a --latency-target, a share of Transformer-XL's time, as 0.65");
     if (t->training && tr_lm_ranks(t) > 1 && opt.latency > STX_PAR_LATENCY_ADD && opt.latency_of && opt.noise != STX_PAR_NOISE_STEP)
-        return tr_fail(t->err, TR_ERR, "--latency hinge and fbnet, --latency-of w and --noise sequence or tokens: each of several ranks would "
+        return tr_fail(t->err, TR_ERR,
+                "--latency hinge and fbnet, --latency-of w and --noise sequence or tokens: each of several ranks would "
                        "have a time of its own streams, and the loss would not be the mean of theirs; give --latency-of p or --noise step");
     if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens) return tr_fail(t->err, TR_ERR, "--noise tokens wants --noise-tokens");
     if (t->training && opt.lm.update_every > 1)

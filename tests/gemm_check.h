@@ -90,6 +90,9 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     static const size_t few[][3] = {{4, 37, 300}, {5, 1, 257}, {6, 70, 2048}, {7, 34, 1200}, {8, 35, 1030}, {9, 33, 915}, {10, 3, 100},
         {11, 66, 256}, {12, 31, 700}, {13, 5, 640}, {14, 131, 1171}, {14, 2, 5000}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
         {28, 41, 1300}};
+    /* few columns, which are made as the rows of a transpose, by blocks */
+    static const size_t narrow[][3] = {{128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130}, {260, 2, 900}, {2600, 16, 449},
+        {3300, 8, 33}, {5300, 7, 20}};
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;
     for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)
@@ -113,6 +116,10 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     }
     for (i = 0; i < sizeof few / sizeof *few; i++, turn++)       /* x W^T of few rows */
         gemm_case(one, many, 1 + turn % 2, 0, 1, few[i][0], few[i][1], few[i][2], 1, (double)(turn % 2), turn % 3);
+    for (i = 0; i < sizeof narrow / sizeof *narrow; i++)
+        for (t = 0; t < 4; t++, turn++)
+            gemm_case(one, many, 1 + turn % 2, t & 1, t >> 1, narrow[i][0], narrow[i][1], narrow[i][2], ab[turn % 7][0], ab[turn % 7][1],
+                      turn % 3);
     for (t = 0; t < 2; t++) {
         gemm_same_set(one, 199, 365, 1000, t);
         gemm_same_set(many, 57, 33, 770, t);

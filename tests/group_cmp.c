@@ -171,7 +171,8 @@ static int next_loss(char **at, char *event, double *step, double *loss, char **
 }
 
 /* Are all figures of two lines alike, but for those of the clock and the memory? Lists have four digits: to 0.2 %. The share that
-   compression loses (train_compressive's "ratio") is, with --batch-split, the mean of the parts' shares, and ranks do not have those: to 5 %. */
+   compression loses (train_compressive's "ratio") is, with --batch-split, the mean of the parts' shares, and ranks do not have
+   those: to 5 %. */
 static int same_figures(char *p, char *q) {
     double within = 2e-3;
     static const char *const skip[] = {"\"tokens_per_s\":", "\"seconds\":", "\"peak_bytes\":"};

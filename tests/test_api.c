@@ -1020,7 +1020,8 @@ static void thread_counts(void) {
    products have all activations with a bias, each once otherwise. */
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90},
-        {513, 64, 33}, {13, 77, 300}, {905, 448, 885}, {901, 1024, 801}};
+        {513, 64, 33}, {13, 77, 300}, {905, 448, 885}, {901, 1024, 801}, {517, 130, 9}, {4100, 33, 11},
+        {300, 70, 2}};
     size_t k, i, n;
     int act, precision, threads;
     for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)
@@ -1924,7 +1925,8 @@ static double slope_of(double v, int act) {
         for (t = 0; t < 2; t++) { stx_ctx *x = t ? many : one; stx_real *y = t ? y3 : y1; memcpy(y, c, size * sizeof *y); call; } \
         for (i = 0; i < count_; i++) { double w_ = (want), e_ = fabs((double)y1[i] - w_) / (fabs(w_) > 1 ? fabs(w_) : 1); \
             if (!(e_ <= worst)) worst = e_; } \
-        CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, inner_isa(one), worst / unit); \
+        CHECK(worst <= (units) * unit, "%s, (%zu,%zu), instruction set %d: off by %g roundings", what, N, C, inner_isa(one), \
+                worst / unit); \
         CHECK(!memcmp(y1, y3, size * sizeof *y1), "%s, (%zu,%zu), instruction set %d: threads change bits", what, N, C, inner_isa(one)); \
     } while (0)
 static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
@@ -2233,7 +2235,8 @@ static void views(void) {
    W as it stands */
 static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r0, size_t rows, size_t c0, size_t cols, double alpha,
                            double beta, stx_real *copy, const char *what) {
-    size_t N = tb ? rows : cols, K = tb ? cols : rows, i, wrong = 0, apart = M == 3 && r0 + rows + 4 <= W->dim[0], batch = M == 2 || apart ? 2 : 1;
+    size_t N = tb ? rows : cols, K = tb ? cols : rows, i, wrong = 0, apart = M == 3 && r0 + rows + 4 <= W->dim[0],
+            batch = M == 2 || apart ? 2 : 1;
     stx_real *a = gemm_random(batch * M * K), *y = gemm_random(batch * M * N), *z = (stx_real *)malloc(batch * M * N * sizeof *z);
     stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, a, W->data + r0 * W->dim[1] + c0, y);
     g.ldb = W->dim[1]; g.alpha = (stx_real)alpha; g.beta = (stx_real)beta;

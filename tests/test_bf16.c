@@ -21,7 +21,8 @@ int main(void) {
     CHECK(x && !stx_ok(x) && stx_error_code(x) == STX_ERR_DEVICE, "bf16 in a double build");
     CHECK(strstr(stx_error(x), "stx_create") && strstr(stx_error(x), "precision 1") && strstr(stx_error(x), "STX_PREC_F32") &&
           strstr(stx_error(x), "SEQTX_DOUBLE"), "%s", stx_error(x));
-    CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), kernels[n - 1].name), "what is left is f32: %s", stx_backend(x));
+    CHECK(stx_ctx_desc(x)->precision == STX_PREC_F32 && !strcmp(stx_backend(x), kernels[n - 1].name), "what is left is f32: %s",
+            stx_backend(x));
     stx_destroy(x);
     return test_end();
 }
@@ -261,7 +262,7 @@ static void products(void) {
     static const size_t big[][3] = {{170, 257, 385}, {337, 33, 800}, {17, 17, 1541}, {43, 31, 769}, {4, 513, 390}, {400, 5, 770},
         {169, 259, 97}, {65, 600, 31},
                                     {33, 1030, 65}, {85, 85, 129}, {2, 300, 500}, {3, 513, 390}, {1, 64, 1000}, {600, 700, 3},
-                                    {15, 33, 1025}, {2, 129, 2050}, {20, 1000, 1024}};
+                                    {15, 33, 1025}, {2, 129, 2050}, {20, 1000, 1024}, {2700, 16, 67}, {129, 3, 1100}};
     static const size_t few[][3] = {{4, 37, 300}, {5, 1, 257}, {6, 70, 3048}, {7, 34, 2500}, {8, 35, 2061}, {9, 33, 1915}, {10, 3, 100},
         {11, 66, 256}, {12, 31, 1500}, {13, 5, 640}, {14, 131, 1171}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
         {23, 50, 333}, {28, 41, 1300}};

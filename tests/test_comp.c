@@ -417,7 +417,8 @@ static void ages_and_gradients(void) {
         for (i = 0; i < count; i++) grad[0][i] = (grad[0][i] + grad[1][i]) / 2;
         if (d.aux == STX_COMP_AUX_BPTT) {
             CHECK(rows > 0, "%s: nothing was compressed", name);
-            CHECK(difference(grad[0], grad[2], count) <= TOL * largest(grad[0], count), "%s, %zu and 6 segments old: gradients differ by %g",
+            CHECK(difference(grad[0], grad[2], count) <= TOL * largest(grad[0], count),
+                    "%s, %zu and 6 segments old: gradients differ by %g",
                   name, young, difference(grad[0], grad[2], count));
             tried++;
         }

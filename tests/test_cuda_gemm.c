@@ -1,5 +1,6 @@
 /* test_cuda_gemm.c - the CUDA twins of stx_gemm, stx_linear_fwd and stx_linear_bwd against those of the CPU, in float and in bfloat16, by
-   cublasLt and by the kernel that stands in where cublasLt has no algorithm. "short" leaves out most products and layers, and the large ones. */
+   cublasLt and by the kernel that stands in where cublasLt has no algorithm. "short" leaves out most products and layers, and
+   the large ones. */
 #include "../seqtx.h"
 #include "inner.h"
 #include "cuda_test.h"
@@ -53,7 +54,8 @@ static int product_case(stx_ctx *x, const product *p) {
     if (low) { cuda_round(A, na); cuda_round(B, nb); }
     if (half) cuda_round(C, nc);
     if (p->beta == 0)
-        for (e = 0; e < (p->sum ? 1 : p->batch); e++) for (i = 0; i < p->M; i++) for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
+        for (e = 0; e < (p->sum ? 1 : p->batch); e++) for (i = 0; i < p->M; i++)
+                for (j = 0; j < p->N; j++) C[p->off + e * sc + i * ldc + j] = (float)NAN;
     dA = cuda_numbers(x, A, na, p->ka);
     dB = cuda_numbers(x, B, nb, p->kb);
     dC = cuda_numbers(x, C, nc, p->kc);
@@ -322,11 +324,13 @@ static void plans(stx_ctx *x) {
    generation's few rows, and what cannot be cut evenly, is not worth it, or would want too much memory */
 static void pieces_by_size(void) {
     static const size_t want[][4] = {{512, 512, 32768, 8}, {2048, 512, 32768, 2}, {512, 2048, 32768, 2}, {256, 512, 32768, 16},
-        {256, 256, 16384, 32}, {1024, 256, 16384, 8}, {768, 768, 32768, 8}, {4096, 768, 32768, 2}, {128, 128, 1024, 4}, {1536, 512, 32768, 8},
+        {256, 256, 16384, 32}, {1024, 256, 16384, 8}, {768, 768, 32768, 8}, {4096, 768, 32768, 2}, {128, 128, 1024, 4},
+        {1536, 512, 32768, 8},
         {512, 512, 32749, 1}, {512, 512, 8, 1}, {64, 64, 511, 1}, {64, 64, 512, 2}, {8192, 8192, 65536, 1}, {3056, 2048, 16384, 1}};
     size_t i;
     for (i = 0; i < sizeof want / sizeof *want; i++)
-        CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3], "(%zu,%zu) of %zu rows: %zu pieces, want %zu", want[i][0],
+        CHECK(inner_pieces_of(want[i][0], want[i][1], want[i][2], 1) == want[i][3], "(%zu,%zu) of %zu rows: %zu pieces, want %zu",
+                want[i][0],
               want[i][1], want[i][2], inner_pieces_of(want[i][0], want[i][1], want[i][2], 1), want[i][3]);
     for (i = 0; i < sizeof want / sizeof *want; i++)            /* the benchmarks' formulas count the same */
         CHECK(work_pieces((double)want[i][0], (double)want[i][1], (double)want[i][2]) == (double)want[i][3], "cuda_model.h has %g pieces",
@@ -395,7 +399,8 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     CHECK(batches == p->cut * p->times || (pieces_timed && batches > p->cut * p->times),
           "dW of N %zu I %zu O %zu in %d pieces: %ld batches of products, want %d", N, I, O, p->pieces, batches, p->cut * p->times);
     if (!bf16 && p->cut && !p->pad)         /* the shim's products have the CPU's bits */
-        CHECK(!memcmp(got, exact, n * sizeof *got), "the pieces of dW are not added in their order: N %zu, %d pieces, late %d", N, p->pieces,
+        CHECK(!memcmp(got, exact, n * sizeof *got), "the pieces of dW are not added in their order: N %zu, %d pieces, late %d",
+                N, p->pieces,
               p->late);
 #endif
     if (hash) *hash = cuda_hash(x, gdW, n, *hash);
@@ -405,7 +410,8 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
 static void pieces(stx_ctx *x, int own) {
     static const pieced cases[] = {{512, 24, 40, 0, 4, 0, 1, 1}, {512, 24, 40, 0, 4, 1, 1, 1}, {512, 24, 40, 0, 4, 1, 3, 1},
         {60, 7, 9, 0, 5, 0, 2, 1}, {60, 7, 9, 0, 5, 1, 2, 1},                          /* nothing is aligned */
-        {96, 16, 64, 23, 3, 1, 1, 1}, {96, 16, 64, 23, 3, 0, 2, 1}, {50, 8, 64, 5, 1, 0, 1, 0},     /* with padding: one piece is no batch */
+        {96, 16, 64, 23, 3, 1, 1, 1}, {96, 16, 64, 23, 3, 0, 2, 1},
+        {50, 8, 64, 5, 1, 0, 1, 0},     /* with padding: one piece is no batch */
         {61, 8, 8, 0, 4, 0, 1, 0},                                                     /* not even: whole */
         {768, 40, 56, 0, 0, 0, 1, 1}, {768, 40, 56, 0, 0, 1, 2, 1},                    /* by sizes: three pieces */
         {640, 128, 128, 0, 10, 1, 1, 0}};                                              /* too large for the shim's scratch: whole */
@@ -451,7 +457,8 @@ static void pieces_of_streams(stx_ctx *x) {
             if (late) stx_cuda_late(x, -1);
             inner_pieces(x, 0);
             got = fetch(x, gdW, n);
-            CHECK(stx_ok(x) && near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6), "dW of streams in %d pieces, late %zu: %s", want[k], late, stx_error(x));
+            CHECK(stx_ok(x) && near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6), "dW of streams in %d pieces, late %zu: %s", want[k], late,
+                    stx_error(x));
             stx_cuda_free(x, gdW);
             free(dW); free(got);
         }

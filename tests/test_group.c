@@ -247,7 +247,8 @@ static void environment(void) {
     started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=1 PMI_RANK=1 PMI_SIZE=2", 1, 2, 0, 1, "PMI_SIZE");
     /* what makes no sense is as if it were not there */
     /* torchrun inside of srun: each machine's step has one task, torchrun makes several of it */
-    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 WORLD_SIZE=16 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
+    started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 TORCHELASTIC_RUN_ID=x RANK=13 WORLD_SIZE=16 "
+            "LOCAL_RANK=5 LOCAL_WORLD_SIZE=8",
             13, 16, 5, 8, "WORLD_SIZE");
     started("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 RANK=13 WORLD_SIZE=16 LOCAL_RANK=5", 1, 2, 0, 1, "SLURM_STEP_NUM_TASKS");
     started("SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2)", 9, 16, 1, 8, "SLURM_STEP_NUM_TASKS");

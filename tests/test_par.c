@@ -791,7 +791,8 @@ static void searching(void) {
             stx_par_gen *gen = stx_par_gen_create_sized(m, 2, l);
             small->same_length = gen->same_length = 1;
             stx_begin(x, STX_EVAL);
-            CHECK(!stx_par_forward(m, block(x, t, 2, S + 1, 0, S), small, small) && strstr(stx_error(x), "same_length with a memory of"), "%s",
+            CHECK(!stx_par_forward(m, block(x, t, 2, S + 1, 0, S), small, small)
+                    && strstr(stx_error(x), "same_length with a memory of"), "%s",
                   stx_error(x));
             stx_clear_error(x);
             CHECK(!stx_par_gen_feed(gen, t, 1) && strstr(stx_error(x), "same_length with a memory of"), "%s", stx_error(x));
