@@ -108,7 +108,7 @@ $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
 $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
-# a file there that is new is not yet among what an object was made of
+# (a new file of tests/inner: the .d files do not know it yet)
 $(foreach l,f32 f64 san plain cuda,$(foreach p,$(wildcard tests/inner/*.c),$(eval build/lib_$(l)/$(p:tests/inner/%.c=%).o: $(p))))
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX_LOOPS_DONE
 

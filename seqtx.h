@@ -712,7 +712,7 @@ typedef struct stx_means_args {             /* up to STX_MEANS of them */
     const stx_real *a[STX_MEANS];           /* (n[k]) */
     const stx_real *y0, *dy;                /* (1) */
     stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
-    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; they may overlap, the first one first */
+    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; may be one tensor: in order */
     int fresh;                              /* bit k: da[k] is written, whatever was there */
 } stx_means_args;
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
@@ -795,7 +795,7 @@ typedef struct stx_attention_in {
     stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
     stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
     size_t kv_first, kv_rows;              /* of kv only the rows from kv_first on, kv_rows of them (S), where it needs no gradient;
-                                              kv_rows 0: all */
+                                              both 0: all */
     stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k and v are NULL, and so is
                                 kv. With kv, where qkv needs no gradient: the queries alone are qkv's */
     stx_tensor *past[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
@@ -1450,7 +1450,8 @@ typedef struct stx_rows_layer {
     size_t    pad_capacity;     /* ... numbers that it has room for */
     stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>rows: arena */
     size_t    room, first;      /* data begins `first` rows behind base */
-    size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step */
+    size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step, of the last 32 to 64 */
+    size_t    most, steps;      /* the same of these last steps; how many they are */
     uint64_t  pushed_at, seen;  /* which step that was; and the last one that looked at the rows where they are */
     int       looked;           /* does stx_rows_past read this layer? */
 } stx_rows_layer;
@@ -1469,7 +1470,7 @@ STX_DEF void stx_rows_free(stx_rows *s);
 STX_DEF void stx_rows_reset(stx_rows *s);
 STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
 /* Room for so many rows in every layer, whose buffers stay where they are then. Of rows that stx_rows_past reads: as many as are kept, and
-   those that a step pushes. 1, or 0 and an error. */
+   those that a step pushes; of rows that a step replaces after it has looked at them: as many for each time. 1, or 0 and an error. */
 STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
 /* The most rows that a layer holds. */
 STX_DEF size_t stx_rows_most(const stx_rows *s);
@@ -1674,8 +1675,11 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
   #define STX_INNER static inline
 #endif
 /* n numbers that will be read soon */
+#if defined(__GNUC__) || defined(__clang__)
+  #define STX__PREFETCHES
+#endif
 STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
-#ifdef __GNUC__
+#ifdef STX__PREFETCHES
     size_t i;
     for (i = 0; i < n; i += 64 / sizeof *a) __builtin_prefetch(a + i);
 #else
@@ -6426,12 +6430,13 @@ static size_t stx__block_k(const stx__micro *mk, size_t K) {
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__even(N, STX__NC * STX__KC / (stx__up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)), mk->nr);
 }
-/* The block of A that is packed, or read, after this one: its lines are asked for with the tiles of this one, some with each, so that they
-   are in the second cache by then */
-typedef struct stx__soon { const stx_real *row; size_t ld, rows, cols, col, each; } stx__soon;
-enum { STX__LINE = 64 / sizeof(stx_real), STX__NEAR = (1 << 20) / sizeof(stx_real) };     /* numbers of a line; of what is near anyway */
-static stx__soon stx__soon_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k, size_t m, size_t n, size_t tiles) {
-    stx__soon s;
+/* The block of A that is packed, or read, after this one: its lines are prefetched into the second cache with the tiles of this one, some
+   with each */
+typedef struct stx__prefetch { const stx_real *row; size_t ld, rows, cols, col, each; } stx__prefetch;
+enum { STX__LINE = 64 / sizeof(stx_real),
+        STX__L2 = (1 << 20) / sizeof(stx_real) };       /* numbers of a line; and of a usual second cache */
+static stx__prefetch stx__prefetch_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k, size_t m, size_t n, size_t tiles) {
+    stx__prefetch s;
     s.row = A + (ta ? k * lda + i : i * lda + k);
     s.ld = lda;
     s.rows = ta ? n : m;
@@ -6440,17 +6445,19 @@ static stx__soon stx__soon_of(const stx_real *A, size_t lda, int ta, size_t i, s
     s.each = (s.rows * ((s.cols + STX__LINE - 1) / STX__LINE) + tiles - 1) / tiles;
     return s;
 }
-static void stx__ask_soon(stx__soon *s) {
+static void stx__prefetch_some(stx__prefetch *s) {
+#ifdef STX__PREFETCHES
     size_t n;
     for (n = s->each; n && s->rows; n--) {
-#ifdef __GNUC__
         __builtin_prefetch(s->row + s->col, 0, 2);
-#endif
         s->col += STX__LINE;
         if (s->col < s->cols) continue;
         s->col = 0;
         if (--s->rows) s->row += s->ld;
     }
+#else
+    s->rows = 0;
+#endif
 }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. ready: op(B), of
    one block, is packed already, and stands there. */
@@ -6465,8 +6472,8 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group;
     const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     const int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
-    const int far = (ta || mk->kr == 1) && M * K > STX__NEAR;      /* rows that are rounded come fast enough (measured) */
-    stx__soon soon;
+    const int ahead = (ta || mk->kr == 1) && M * K > STX__L2;      /* rows to be rounded gain nothing: docs/speed.md, fourth round */
+    stx__prefetch next;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     kc_max = stx__block_k(mk, K);
     nc_max = stx__block_n(mk, N, K);
@@ -6485,16 +6492,17 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
                 const size_t tiles = (mc + mk->mr - 1) / mk->mr * ((nc + mk->nr - 1) / mk->nr);
                 const char *a = (const char *)stx__pack_a(mk, scratch, ta ? A + pc * lda + ic : A + ic * lda + pc, lda, ta, mc, kc, copy,
                                                           &step, &rs, &ks);
-                soon.rows = 0;
-                if (far && ic + mc < M) soon = stx__soon_of(A, lda, ta, ic + mc, pc, STX_MIN(mc_max, M - ic - mc), kc, tiles);
-                else if (far && pc + kc < K) soon = stx__soon_of(A, lda, ta, 0, pc + kc, mc_max, STX_MIN(kc_max, K - pc - kc), tiles);
+                next.rows = 0;
+                if (ahead && ic + mc < M) next = stx__prefetch_of(A, lda, ta, ic + mc, pc, STX_MIN(mc_max, M - ic - mc), kc, tiles);
+                else if (ahead && pc + kc < K)
+                    next = stx__prefetch_of(A, lda, ta, 0, pc + kc, STX_MIN(mc_max, M), STX_MIN(kc_max, K - pc - kc), tiles);
                 for (jg = 0; jg < nc; jg += group)
                     for (ir = 0; ir < mc; ir += mk->mr)
                         for (jr = jg; jr < STX_MIN(nc, jg + group); jr += mk->nr) {
                             size_t w = STX_MIN(mk->nr, nc - jr), h = STX_MIN(mk->mr, mc - ir);
                             int whole = w == mk->nr && !late;
                             stx_real *c = C + (ic + ir) * ldc + jc + jr;
-                            if (soon.rows) stx__ask_soon(&soon);
+                            if (next.rows) stx__prefetch_some(&next);
                             mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, whole ? c : edge, whole ? ldc : mk->nr,
                                     whole && add);
                             if (whole) continue;
@@ -8196,6 +8204,9 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d) {
     if (stx_ok(x) && in && in->qkv && in->kv && (in->qkv->needs_grad || in->past[0]))
         stx_fail(x, STX_ERR_ARG, "stx_attention: qkv and also kv: give qkv alone, or as a constant, without past");
+    if (stx_ok(x) && in && ((in->kv_first && !in->kv_rows) || (in->kv_rows && !in->kv)))
+        stx_fail(x, STX_ERR_ARG, "stx_attention: kv_first %zu, kv_rows %zu%s: want rows of kv, at least one", in->kv_first, in->kv_rows,
+                 in->kv ? "" : " without kv");
     if (stx_ok(x) && in && in->kv && in->kv_rows && (in->kv->needs_grad || in->kv->ndim != 3 || in->kv_rows > in->kv->dim[1] ||
         in->kv_first > in->kv->dim[1] - in->kv_rows))
         stx_fail(x, STX_ERR_ARG, "stx_attention: %zu rows of kv from row %zu on: want rows that kv (B,S,2C) has, and a constant",
@@ -8372,7 +8383,8 @@ typedef struct stx__attn_scratch {
     stx_real *stage;                 /* (BQ,D), BQ or less: as many rows as a unit has */
     stx_real *gather;                /* (BK,D): rows of a tile that stand in two places; with a past */
     stx_real *o, *o2;                /* (n,Dp): forward y; backward sum ds k, sum ds pe */
-    stx_real *s, *g;                 /* (BQ,LDS), BQ likewise, between margins: logits, then weights; dy.v, then ds */
+    stx_real *s, *g;                 /* (BQ,LDS), BQ likewise, between margins: logits, then weights; dy.v, then ds. s is also
+                                        room for BK rows of NR, when keys' gradients are turned back */
     void *h;                         /* bf16 only: (BQ,LDS) weights, or ds */
     uint32_t *zs, *zg, *zr;          /* bf16 only, backward: (BQ/2,LDS) pairs of rows of s, of g, of g skewed */
     stx_real *kt, *vt;               /* units (BK/NR,Dk/u,NR): k, v as columns */
@@ -8674,7 +8686,7 @@ static void stx__attn_keys(stx__attn_tile *t, const stx__attn_side *side, ptrdif
 
 /* Asks for n rows of a head, which lie too far apart for the processor to guess, while a tile is worked on */
 static void stx__attn_prefetch(const stx__attn_side *s, ptrdiff_t from, ptrdiff_t to, size_t D) {
-#if defined(__GNUC__) || defined(__clang__)
+#ifdef STX__PREFETCHES
     ptrdiff_t j;
     size_t d;
     if (!s->now) return;
@@ -9080,7 +9092,9 @@ typedef struct stx__attn_work {
    than half of a thread's share, a part of the keys. w->unit NULL: only counts. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    size_t i, b, tiles = (a->T + STX__BQ - 1) / STX__BQ;
+    enum { HALF = STX__BQ / 2,
+            MOST = STX__GROUP / HALF };      /* a group of queries is whole half tiles, so that threads find more of them */
+    size_t i, b, tiles = (a->T + HALF - 1) / HALF;
     double total = 0;
     int part = 0;
     for (i = 0; i < a->H; i++) total += (double)a->B * (double)(STX_MIN(A->reach[i], a->span) + STX__BQ + a->N);
@@ -9092,10 +9106,8 @@ static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__a
         stx__attn_range(a, A->reach[i], 0, a->T, &first, &last);
         first = stx__attn_floor(first, 32);
         if (last < first) last = first;
-        if (!back && pieces < (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ)) pieces =
-            (tiles + STX__GROUP / STX__BQ - 1) / (STX__GROUP / STX__BQ);
-        if (!back && pieces > tiles) pieces = tiles;
-        per = (tiles + pieces - 1) / pieces * STX__BQ;
+        if (!back) pieces = STX_MIN(STX_MAX(pieces, (tiles + MOST - 1) / MOST), tiles);
+        per = (tiles + pieces - 1) / pieces * HALF;
         wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
         for (b = 0; b < a->B; b++)
             for (k = 0, n = 0; back ? k == 0 || first + (ptrdiff_t)k * wide < last : n < a->T; k++, n += per) {
@@ -13069,7 +13081,9 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
        [a b c d e f . . . . . .]   a step looks
        [a b c d e f g h i j k l]   and pushes g to l in place of all; they move down when the next step looks
 
-   That is twice the memory, of one of the two, and no more than a second buffer would take until the step ends; but addresses repeat. */
+   That is twice the memory, of one of the two,
+           and as much again for each further time that the step replaces it: what a second buffer would
+   take until the step ends; but addresses repeat. (In the first such step the old buffer is there as well.) */
 
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
 static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
@@ -13101,8 +13115,9 @@ static size_t stx__rows_spare(const stx_rows *s, const stx_rows_layer *y, size_t
     return grow + (stx__on_gpu(s->ctx) ? y->pace : STX_MAX(y->pace, n / 2));
 }
 /* The newest `stay` rows of layer l move to the beginning of a buffer with room for n >= stay: their own where it has it and no op reads it
-   again, else another one of n + spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0 and an error, then all
-   are gone. */
+   again, else another one of n + spare rows. Nothing changes in what is held but that older rows are gone. 1, or 0 and an error, then
+   nothing has changed, but with stay 0 all may be gone. */
+enum { STX__PACE_STEPS = 32 };  /* after so many steps what none of them needed is forgotten */
 enum { STX__SHIFTS = 32 };      /* rows move in place where that takes no more steps than this, which a GPU does one after the other */
 static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
@@ -13122,8 +13137,10 @@ static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, siz
         stx__rows_lay(s, y, 0);
         return stx_ok(x);
     }
-    y->real = 0;
-    if (!stay) stx__rows_drop(s, y);        /* first the old one goes: the two need not fit together */
+    if (!stay) {        /* first the old one goes: the two need not fit together */
+        y->real = 0;
+        stx__rows_drop(s, y);
+    }
     n += spare;
     to = s->desc.full ? stx_block_full(x, stx_bytes_of(s->B, n, d)) : stx_block_numbers(x, stx_bytes_of(s->B, n, d));
     if (!to) return 0;
@@ -13297,8 +13314,13 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
     own_rows = stx_at(x, h->data, (T - own) * d);
     if (i == o || stx__rows_seen(out, o)) {         /* behind what is there, or what the step reads there */
         size_t more = i == o ? own : n;
-        o->pushed = o->pushed_at == x->begun ? o->pushed + more : more;
-        o->pushed_at = x->begun;
+        if (o->pushed_at != x->begun) {
+            o->pushed_at = x->begun;
+            o->pushed = 0;
+            if (++o->steps == STX__PACE_STEPS) { o->pace = o->most; o->most = o->steps = 0; }
+        }
+        o->pushed += more;
+        o->most = STX_MAX(o->most, o->pushed);
         o->pace = STX_MAX(o->pace, o->pushed);
     }
     if (i != o && stx__rows_seen(out, o) && o->first + o->real + n <= o->room) stx__rows_lay(out, o, o->first + o->real);

@@ -495,7 +495,7 @@ STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
        STX_COMP_RESET    out = s(p0 + p1) x                      STX_COMP_MOGRIFY    out = 2 s(p0) x
        STX_COMP_GLU      out = gelu(p0_1) p0_2, the feed-forward's, without x       p0 (N,2D): both halves side by side
    Backward reads dout and the inputs and writes the gradients of all of them, or with accumulate adds to them. gru and glu also give the
-   gradients of biases that were added to p0, p1: db[k] += the sums of dp[k]'s rows, which has nothing of others then. */
+   gradients of biases that were added to p0, p1: db[k] += the sums of dp[k]'s rows; so dp[k] must hold nothing before. */
 typedef struct stx_comp_gate_args {
     int    kind, accumulate;
     size_t N, D;
@@ -504,7 +504,7 @@ typedef struct stx_comp_gate_args {
     stx_real *out;              /* (N,D) */
     const stx_real *dout;       /* (N,D) */
     stx_real *dx, *dy, *dp[4];  /* as x, y, p */
-    stx_real *db[2];            /* gru: (3D) both or none; glu: (2D), the first, or none; else NULL */
+    stx_real *db[2];            /* gru: (3D) each; glu: (2D), the first; NULL where not wanted */
     int late;                   /* they are of parameters: see stx_linear_bwd_args */
 } stx_comp_gate_args;
 STX_KERNEL(stx_comp_gate_fwd, (stx_ctx *x, const stx_comp_gate_args *a))

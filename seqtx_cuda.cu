@@ -7872,10 +7872,13 @@ template<class F> static __device__ __forceinline__ void stx__each_tensor(const 
     }
 }
 
+/* What the plan's kernel wants of stx_optim_desc, without gaps: what stands in those is whatever was there before, and arguments are
+   searched for addresses of the host (tests/cuda_host) */
+typedef struct stx__plan_rule { int kind, eps_hat, radam_skip, no_correction; double clip, beta1, beta2; } stx__plan_rule;
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
 static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
-                                                                   const stx_optim_desc d) {
+                                                                   const stx__plan_rule d) {
     STX__SHARED(double, sh, 32);
     const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
     const int kind = d.kind;
@@ -7926,7 +7929,8 @@ static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u
     });
 }
 void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, *d);
+    const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction, d->clip, d->beta1, d->beta2};
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, rule);
 }
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so

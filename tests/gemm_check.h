@@ -91,7 +91,8 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
         {11, 66, 256}, {12, 31, 700}, {13, 5, 640}, {14, 131, 1171}, {14, 2, 5000}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
         {28, 41, 1300}};
     /* few columns, which are made as the rows of a transpose, by blocks */
-    static const size_t narrow[][3] = {{128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130}, {260, 2, 900}, {2600, 16, 449},
+    static const size_t narrow[][3] = {{128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130}, {260, 2, 900},
+            {2600, 16, 449},
         {3300, 8, 33}, {5300, 7, 20}, {10300, 16, 9}};
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;

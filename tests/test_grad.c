@@ -1489,13 +1489,13 @@ static void attn_pads(void) {
 }
 /* Heads as wide as a model */
 static void attn_wide(void) {
-    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 66};       /* 66 and 266: past the borders of both tiles */
+    static const size_t D[] = {256, 257, 744, 768, 1024}, T[] = {1, 5, 33, 130};      /* 130 and 400: past the borders of both tiles */
     attn a;
     size_t d, t;
     fd_step = 1e-4;       /* f is a sum of 10^5 numbers here: rounding would come to 1e-6 at 1e-5, and the differences' own error is 1e-8 */
     for (d = 0; d < 5; d++) for (t = 0; t < 4; t++) {
         memset(&a, 0, sizeof a);
-        a.B = 1 + (t == 1); a.T = T[t]; a.S = a.T + (t == 3 ? 200 : 7 * t); a.H = 1; a.D = D[d];
+        a.B = 1 + (t == 1); a.T = T[t]; a.S = a.T + (t == 3 ? 270 : 7 * t); a.H = 1; a.D = D[d];
         a.pad = (int)((d + t) % 4);
         if (d % 2) { a.P = a.S; a.u = a.vb = 1; a.N = 2; a.z = 1; a.d.max_span = 40; a.d.ramp = 8; }
         attn_case(&a, 2);
@@ -1575,9 +1575,9 @@ static void row_attention(void) {
         }
         attn_case(&a, 200);
     }
-    /* tile borders of queries (64) and keys (256), values and a few entries */
+    /* tile borders of queries (128) and keys (384), values and a few entries */
     {
-        static const size_t T[] = {1, 63, 64, 65, 129}, S[] = {0, 1, 192, 236, 300, 471};
+        static const size_t T[] = {1, 63, 65, 128, 129}, S[] = {0, 1, 255, 319, 320, 471};
         size_t t, s;
         for (t = 0; t < 5; t++) for (s = 0; s < 6; s++) {
             memset(&a, 0, sizeof a);
@@ -1594,9 +1594,9 @@ static void row_attention(void) {
     memset(&a, 0, sizeof a);
     a.B = 1; a.T = 33; a.S = 300; a.H = 2; a.D = 64; a.P = 300; a.d.delta_min = 1; a.z = 1; a.d.max_span = 290; a.d.ramp = 32;
     attn_case(&a, 3);
-    a.S = 600; a.T = 65; a.D = 3; a.P = 600; a.d.max_span = 590; a.d.eps = 1e-8; a.d.first_key = -7;
+    a.S = 800; a.T = 129; a.D = 3; a.P = 800; a.d.max_span = 790; a.d.eps = 1e-8; a.d.first_key = -7;
     attn_case(&a, 4);
-    a.d.first_key = -700; a.d.eps = 0; a.T = 5; a.S = 9; a.P = 720; a.d.max_span = 700; a.N = 300;
+    a.d.first_key = -700; a.d.eps = 0; a.T = 5; a.S = 9; a.P = 720; a.d.max_span = 700; a.N = 390;
     attn_case(&a, 4);
     memset(&a, 0, sizeof a);
     a.B = 1; a.T = 33; a.S = 37; a.H = 1; a.D = 700; a.P = 37; a.u = a.vb = 1; a.N = 3;

@@ -820,7 +820,7 @@ static stx_comp_desc comp_desc(void) {
 static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     *arch = NULL;
-    d.compress = STX_COMP_CONV;
+    d.compress = STX_COMP_CONV; d.gate = STX_COMP_GRU; d.glu = 1;
     return stx_comp_lm(stx_comp_create(x, &d));
 }
 static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {

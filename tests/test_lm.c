@@ -667,6 +667,61 @@ static void rows_views(void) {
         stx_destroy(x);
     }
 }
+/* No memory for a larger buffer: an error, and the rows are still there; and room that a single step wanted is forgotten */
+static int lose_memory;
+static void *lose_alloc(void *user, size_t n) { (void)user; return lose_memory ? NULL : malloc(n); }
+static void lose_free(void *user, void *p) { (void)user; free(p); }
+static void rows_kept(void) {
+    enum { KEEP = 64, STEP = 4 };
+    stx_rows_desc rd;
+    stx_real v[2 * KEEP * RW], got[2 * KEEP * RW];
+    stx_past view;
+    stx_rows *a, *b;
+    stx_desc d;
+    stx_ctx *x;
+    size_t i, k, moves[2] = {0, 0}, pace[2];
+    memset(&d, 0, sizeof d);
+    memset(&rd, 0, sizeof rd);
+    d.alloc = lose_alloc; d.release = lose_free;
+    rd.B = 2; rd.layers = 1; rd.width = RW;
+    x = stx_create(&d);
+    a = stx_rows_create(x, &rd);
+    b = stx_rows_create(x, &rd);
+    for (i = 0; i < 2 * KEEP * RW; i++) v[i] = (stx_real)i;
+    stx_begin(x, STX_EVAL);
+    CHECK(stx_rows_push(a, NULL, 0, KEEP, stx_input(x, v, 2, KEEP, RW, 0), NULL), "%s", stx_error(x));
+    stx_begin(x, STX_EVAL);
+    lose_memory = 1;
+    i = stx_bytes(x);
+    CHECK(!stx_rows_reserve(a, 100 * KEEP) && !stx_ok(x), "a reserve without memory");
+    lose_memory = 0;
+    stx_clear_error(x);
+    CHECK(stx_bytes(x) == i && stx_rows_most(a) == KEEP && stx_rows_get(a, 0, got) && !memcmp(got, v, sizeof v),
+            "rows are lost with an error: %zu",
+          stx_rows_most(a));
+    for (k = 0; k < 2; k++) {
+        if (k) {        /* once from a to b and back */
+            stx_begin(x, STX_EVAL);
+            stx_rows_past(a, 0, KEEP, &view);
+            stx_rows_push(b, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+            stx_rows_past(b, 0, KEEP, &view);
+            stx_rows_push(a, b, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+            CHECK(stx_ok(x) && a->layer[0].pace >= KEEP, "%s", stx_error(x));
+        }
+        for (i = 0; i < 300; i++) {
+            size_t first = a->layer[0].first;
+            stx_begin(x, STX_TRAIN);
+            stx_rows_past(a, 0, KEEP, &view);
+            moves[k] += i >= 100 && a->layer[0].first != first;
+            stx_rows_push(a, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+        }
+        pace[k] = a->layer[0].pace;
+    }
+    CHECK(stx_ok(x) && pace[0] == STEP && pace[1] == STEP && moves[1] <= moves[0], "pace %zu then %zu; %zu moves then %zu", pace[0],
+            pace[1],
+          moves[0], moves[1]);
+    stx_destroy(x);
+}
 /* States in turns within one step: each is looked at, and its rows are replaced by others. What the step has looked at stays until it ends;
    from the third step with full memories on, nothing is allocated, and steps begin with the same addresses and room. */
 static void rows_turns(void) {
@@ -1333,6 +1388,7 @@ int main(void) {
     rows_room();
     rows_views();
     rows_turns();
+    rows_kept();
     rows_apart();
     rows_errors();
     one_stream();
