@@ -1650,7 +1650,15 @@ static inline int stx__finite(double v) {
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
+  #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)      /* g++ 12 warns of its own header's variables, when it optimises */
+    #pragma GCC diagnostic push
+    #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+    #pragma GCC diagnostic ignored "-Wuninitialized"
+  #endif
   #include <immintrin.h>
+  #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
+    #pragma GCC diagnostic pop
+  #endif
 static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
 static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))

@@ -11,7 +11,7 @@
 # header is whole in one unit is "static" in C and, for all at once, "together" in C++; seqtx.h's own quick start is compiled as it stands,
 # and so are the README's (tests/readme.sh) and that of seqtx_attn_span.h (tests/portability.sh).
 # Optimised with the same warnings is the Makefile's library by gcc (float at -O3, double at -O2), by clang tests/flags.sh (-O2), in one unit
-# tests/readme.sh (-O1); what g++ optimises is what gcc does.
+# tests/readme.sh (-O1), and the core by g++ here (-O1): its warnings are not all gcc's.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-form.XXXXXX") || exit 1
@@ -164,7 +164,7 @@ forms() {           # of header $1
         cp "$c_dir/impl.o" "$dir/c_impl.o"; cp "$c_dir/use.o" "$dir/c_use.o"
         if $whole; then
             # float alone has the processors' kernels, whose attributes count when code is made
-            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
+            job pass "$h $cxx: the units compile" "$p -DFORM_OTHER -c $main -o use.o && $p -O1 -DFORM_ONLY_IMPLEMENT -c $other -o impl.o"
             links pass "$h $cxx: used from C, implemented in C++" c_use.o impl.o
             links pass "$h $cxx: used from C++, implemented in C" use.o c_impl.o
             cp "$dir/impl.o" "$work/core.cxx.o"
