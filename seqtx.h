@@ -1650,7 +1650,7 @@ static inline int stx__finite(double v) {
 /* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
    one. The caller's mode is back when a loop ends. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
-  #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)      /* g++ 12 warns of its own header's variables, when it optimises */
+  #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)      /* g++ 12 optimising: warnings of its own header */
     #pragma GCC diagnostic push
     #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
     #pragma GCC diagnostic ignored "-Wuninitialized"

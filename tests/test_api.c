@@ -608,7 +608,7 @@ static void errors(void) {
              i == 0 ? "(2,8)" : i < 3 ? "qkv alone" : i == 3 ? "(B,T,3C)" : i == 4 ? "want (2,m,16)" : i == 5 ? "causal" : i == 7 ?
              "learned span" : "");
     }
-    for (i = 0; i < 4; i++) {       /* queries of qkv and keys elsewhere, or a part of kv: constants alone */
+    for (i = 0; i < 6; i++) {       /* queries of qkv and keys elsewhere, or a part of kv: constants alone */
         stx_attention_in in;
         memset(&in, 0, sizeof in);
         e = d;
@@ -622,8 +622,11 @@ static void errors(void) {
         if (i == 1) in.kv_first = 2;
         if (i == 2) in.kv_rows = 6;
         if (i == 3) in.kv = T_(2, 5, 16, 0);
-        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention", i ? "rows of kv from row" : "qkv and also kv",
-             "a constant");
+        if (i == 4) in.kv_rows = 0;
+        if (i == 5) { in.kv = NULL; in.qkv = T_(2, 3, 24, 0); }
+        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention",
+             i > 3 ? "want rows of kv" : i ? "rows of kv from row" : "qkv and also kv", i == 5 ? "without kv" : i == 4
+                     ? "kv_rows 0" : "a constant");
     }
     e = d; e.dropout = 1; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "dropout 1", "< 1");
     e = d; e.delta_min = 2; WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention", "delta_min 2",
