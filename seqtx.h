@@ -1682,10 +1682,10 @@ static inline void stx__flush_off(uint64_t mode) { (void)mode; }
 #else
   #define STX_INNER static inline
 #endif
-/* n numbers that will be read soon */
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__PREFETCHES
 #endif
+/* n numbers that will be read soon */
 STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #ifdef STX__PREFETCHES
     size_t i;
@@ -6441,8 +6441,7 @@ static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
 /* The block of A that is packed, or read, after this one: its lines are prefetched into the second cache with the tiles of this one, some
    with each */
 typedef struct stx__prefetch { const stx_real *row; size_t ld, rows, cols, col, each; } stx__prefetch;
-enum { STX__LINE = 64 / sizeof(stx_real),
-        STX__L2 = (1 << 20) / sizeof(stx_real) };       /* numbers of a line; and of a usual second cache */
+enum { STX__LINE = 64 / sizeof(stx_real), STX__L2 = (1 << 20) / sizeof(stx_real) };      /* numbers of a line, of a second cache */
 static stx__prefetch stx__prefetch_of(const stx_real *A, size_t lda, int ta, size_t i, size_t k, size_t m, size_t n, size_t tiles) {
     stx__prefetch s;
     s.row = A + (ta ? k * lda + i : i * lda + k);
@@ -6525,10 +6524,12 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     }
 }
 
-/* C of so few columns that most of a strip would be padding: its transpose op(B)^T op(A)^T, by blocks of C's rows, beside the packed A */
+/* C of so few columns that most of a strip would be padding: its transpose op(B)^T op(A)^T, by blocks of C's rows, beside the packed A.
+   after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them */
 enum { STX__NARROW_AT = 32 * STX__KC };
 static int stx__narrow(const stx__micro *mk, const stx_gemm_args *g) { return 2 * g->N <= mk->nr && g->M >= 4 * mk->nr; }
-static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g) {
+static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
+                             size_t in_pre, size_t j0) {
     const size_t room = (STX__MC * STX__KC - STX__NARROW_AT) / g->N / mk->nr * mk->nr;
     stx_real *t = scratch + STX__NARROW_AT;
     stx_gemm_args part = *g;
@@ -6548,6 +6549,7 @@ static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch
             else for (j = 0; j < g->N; j++) c[j] = g->beta * c[j] + t[j * part.ldc + i];
         }
     }
+    if (after) stx__after_rows(x, after, j0, g->C, in_pre, g->ldc, g->M, g->N);
 }
 
 /* Of one thread: stx_share.thread */
@@ -6825,10 +6827,9 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            if (j->narrow) stx__gemm_narrow(s->x, mk, scratch, &part);
+            if (j->narrow) stx__gemm_narrow(s->x, mk, scratch, &part, j->after, at, col);
             else stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
-            if (j->narrow && j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         }
     }
 }
@@ -9100,8 +9101,7 @@ typedef struct stx__attn_work {
    than half of a thread's share, a part of the keys. w->unit NULL: only counts. */
 static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    enum { HALF = STX__BQ / 2,
-            MOST = STX__GROUP / HALF };      /* a group of queries is whole half tiles, so that threads find more of them */
+    enum { HALF = STX__BQ / 2, MOST = STX__GROUP / HALF };      /* groups of queries are whole half tiles: threads find more of them */
     size_t i, b, tiles = (a->T + HALF - 1) / HALF;
     double total = 0;
     int part = 0;
@@ -13089,9 +13089,8 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
        [a b c d e f . . . . . .]   a step looks
        [a b c d e f g h i j k l]   and pushes g to l in place of all; they move down when the next step looks
 
-   That is twice the memory, of one of the two,
-           and as much again for each further time that the step replaces it: what a second buffer would
-   take until the step ends; but addresses repeat. (In the first such step the old buffer is there as well.) */
+   That is twice the memory, of one of the two, and as much again for each further time that the step replaces it: what a second buffer
+   would take until the step ends; but addresses repeat. (In the first such step the old buffer is there as well.) */
 
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width) there */
 static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {

@@ -4723,9 +4723,8 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx
         walk.turn, none[0], none[1], walk.lane);
     return !walk.band.lo && walk.band.hi == Sh::BK / 16;
 }
-/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key. AGAIN: addresses are made in each group,
-   by a quarter
-   more instructions, where they would not all fit into registers. */
+/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key. AGAIN: addresses are made in each
+   group, by a quarter more instructions, where they would not all fit into registers. */
 template<class Sh, int ASK, int AGAIN> static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
     const stx__ab_tile &t, stx__ab_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
@@ -4900,8 +4899,7 @@ template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *
 }
 
 /* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row; lanes D apart by 32, then the warp's sum.
-   And the list
-   of the queries' tiles (l.blocks; 0: not wanted), in the launch's first blocks. */
+   And the list of the queries' tiles (l.blocks; 0: not wanted), in the launch's first blocks. */
 typedef struct stx__at_listed { uint32_t *list; int tiles, bq, bk, newest, room; stx__at_place *place; unsigned blocks; } stx__at_listed;
 static __global__ void stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
     STX__SHARED(stx__at_head, head, 256);
@@ -5553,13 +5551,11 @@ static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
-/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block of 8 x 32 threads: warp s sums parts s, s +
-   8, .., and the
-   eight sums are added in order.
+/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block of 8 x 32 threads: warp s sums parts
+   s, s + 8, .., and the eight sums are added in order.
    one: to[i] += f times the sum over k of part[k n + i], i < n.
-   rows: dpe of blocks of columns of rows of dR. A row of the table is one column, counted from the newest, and `extra` columns are
-   newer than
-   it has rows. The launch's first blocks. */
+   rows: dpe of blocks of columns of rows of dR. A row of the table is one column, counted from the newest, and `extra` columns
+   are newer than it has rows. The launch's first blocks. */
 enum { STX__AB_FOLDS = 5 };             /* du, dvb, dz, dpk, dpv */
 typedef struct stx__ab_fold_one { stx__num to; const float *part; size_t n, parts; float f; unsigned blocks; } stx__ab_fold_one;
 typedef struct stx__ab_folds {

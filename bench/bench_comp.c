@@ -265,8 +265,8 @@ static void bench_generation(void) {
     say("## Generation\n\nOne stream after three segments of text, %d threads. Cached: stx_comp_gen_feed, token by token through one "
         "segment, with the keys and values of its memories made at its start.\nSegment again: the reference's way, a forward pass of the "
         "segment so far for each token, by stx_comp_forward and by PyTorch; timed at places evenly spread over the segment, whose\n"
-        "mean is the segment's. The text is given, so that losses can be compared: \"step 1\" is the nll at the first of these places, \"last step\" "
-        "the mean over them.\n\n", opt.threads);
+        "mean is the segment's. The text is given, so that losses can be compared: \"step 1\" is the nll at the first of these places, "
+        "\"last step\" the mean over them.\n\n", opt.threads);
     for (i = 0; i < CONFIGS; i++) if (wanted(&configs[i])) generation_config(i);
 }
 

@@ -41,8 +41,7 @@ static void totals(const work *w, int at) {
 #define TOTALS "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
     "optimiser GB|together|nodes|roofline ms|planned ms"
 /* A line for each configuration and kernel: channels that a head is filled up with, queries of a warp, sweep, plain tiles of a
-   warp that are
-   as much work as a step's */
+   warp that are as much work as a step's */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
     size_t l;
@@ -70,10 +69,9 @@ int main(int argc, char **argv) {
     say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full. Attention "
         "TFLOP: what the mathematics needs, backward with the logits made\nonce more, as they are not kept; executed: what the kernels do, "
         "of which backward has two sweeps, and a third for long heads, that make logits, probabilities and ds each\n"
-        "for itself, of a tile that the window cuts in groups of 16 keys, with channels up to 32, 64, 96 or 128. MFU: 3 products forward and 6 "
-        "backward.\nRoofline: "
-        "for each kernel the "
-        "longer of what it needs at %.0f TFLOP/s and its bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean\nrows of "
+        "for itself, of a tile that the window cuts in groups of 16 keys, with channels up to 32, 64, 96 or "
+        "128. MFU: 3 products forward and 6 backward.\nRoofline: for each kernel the longer of what it needs at %.0f TFLOP/s and its "
+        "bytes at %.1f TB/s (an H200). E: mean keys of a query and head, S: mean\nrows of "
         "memory in a layer. Nodes: of the step's graph. Planned: products at %.0f %% of that rate (of gradients of weights\n"
         "by the share of 132 multiprocessors that their pieces' tiles of 128 x 128 keep busy) and passes at %.0f %%, attention at %.0f "
         "and %.0f\nexecuted TFLOP/s forward and backward, and %.1f microseconds a node; what is hoped for, not what was seen.\n\n",
