@@ -5234,12 +5234,7 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
 static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
 /* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
-STX__INLINE_FOR("avx512f") void stx__avx512_begin(size_t i, __m512 (*s)[2], const float *c, size_t ldc) {
-    s[i][0] = s[i][1] = _mm512_setzero_ps();
-    _mm_prefetch((const char *)(c + i * ldc), _MM_HINT_T0);         /* by its end the row is there */
-    _mm_prefetch((const char *)(c + i * ldc + 16), _MM_HINT_T0);
-    _mm_prefetch((const char *)(c + i * ldc + 31), _MM_HINT_T0);
-}
+STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
 STX__INLINE_FOR("avx512f") void stx__avx512_step(size_t i, __m512 (*s)[2], const float *const *g, size_t rs, __m512 b0, __m512 b1) {
     __m512 t = _mm512_set1_ps(g[i / 3][i % 3 * rs]);
     s[i][0] = _mm512_fmadd_ps(t, b0, s[i][0]);
@@ -5253,16 +5248,38 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc, s[i][0]);
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
-STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
-                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const float *g[5];
-    __m512 s[14][2];
-    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_begin, s, c, ldc);
-    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+/* k steps of the n rows; b behind them */
+STX__INLINE_FOR("avx512f") const float *stx__avx512_steps(size_t n, size_t k, __m512 (*s)[2], const float **g, size_t rs, size_t ks,
+                                                          const float *b, size_t ldb) {
+    for (; k; k--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
         STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
     }
+    return b;
+}
+/* The tile's rows of C are asked for STX__TILE_ENDS steps before its end, one with each two steps: all at once they would hold up the lines
+   of B, and asked for when it begins they would have left the first cache by its end. */
+enum { STX__TILE_ENDS = 80 };
+STX__INLINE_FOR("avx512f") size_t stx__tile_early(size_t kc) { return kc > STX__TILE_ENDS ? kc - STX__TILE_ENDS : 0; }
+STX__INLINE_FOR("avx512f") void stx__tile_ask(const float *c) {
+    _mm_prefetch((const char *)c, _MM_HINT_T0);
+    _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
+    _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    const size_t early = stx__tile_early(kc), pace = kc >= 2 * n ? 2 : 0;
+    const float *g[5];
+    __m512 s[14][2];
+    size_t i;
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    b = stx__avx512_steps(n, early, s, g, rs, ks, b, ldb);
+    for (i = 0; pace && i < n; i++) {
+        stx__tile_ask(c + i * ldc);
+        b = stx__avx512_steps(n, 2, s, g, rs, ks, b, ldb);
+    }
+    b = stx__avx512_steps(n, kc - early - pace * n, s, g, rs, ks, b, ldb);
     if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
     STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
 }
@@ -5532,16 +5549,28 @@ STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2
     s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
 }
-STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
-                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    const uint16_t *g[5];
-    __m512 s[14][2];
-    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
-    STX__EACH_ROW14(n, stx__avx512_begin, s, c, ldc);
-    for (; kc; kc--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+STX__INLINE_FOR("avx512f,avx512bf16") const uint32_t *stx__dot_steps(size_t n, size_t k, __m512 (*s)[2], const uint16_t **g, size_t rs,
+                                                                     size_t ks, const uint32_t *b, size_t ldb) {
+    for (; k; k--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
         STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
     }
+    return b;
+}
+STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    const size_t early = stx__tile_early(kc), pace = kc >= 2 * n ? 2 : 0;
+    const uint16_t *g[5];
+    __m512 s[14][2];
+    size_t i;
+    g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
+    STX__EACH_ROW14(n, stx__avx512_zero, s);
+    b = stx__dot_steps(n, early, s, g, rs, ks, b, ldb);
+    for (i = 0; pace && i < n; i++) {
+        stx__tile_ask(c + i * ldc);
+        b = stx__dot_steps(n, 2, s, g, rs, ks, b, ldb);
+    }
+    b = stx__dot_steps(n, kc - early - pace * n, s, g, rs, ks, b, ldb);
     if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
     STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
 }
@@ -5816,22 +5845,25 @@ STX_INNER void stx__ask_ahead(stx__ahead *a) {
     if (a->step != a->bytes) a->p = a->end - a->bytes + a->step;
     a->end += a->step;
 }
-/* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once */
-STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
+/* A few rows only (generation): no packing, one pass over B. out[j] = a . B[j] for four rows of B at once; next: what is asked for
+   meanwhile, or NULL */
+STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k, stx__ahead *next) {
     stx_real s0[16] = {0}, s1[16] = {0}, s2[16] = {0}, s3[16] = {0}, t0 = 0, t1 = 0, t2 = 0, t3 = 0;
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
-    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        stx__ask_ahead(&next);
+        if (next) stx__ask_ahead(next);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
         for (e = 0; e < 16; e++) s3[e] = STX_FMA(fma, a[p + e], b3[p + e], s3[e]);
     }
     for (; p < k; p++) { t0 += a[p] * b[p]; t1 += a[p] * b1[p]; t2 += a[p] * b2[p]; t3 += a[p] * b3[p]; }
-    for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
-    out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
+    out[0] = t0 + stx_fast_lanes(s0); out[1] = t1 + stx_fast_lanes(s1); out[2] = t2 + stx_fast_lanes(s2); out[3] = t3 + stx_fast_lanes(s3);
+}
+STX_INNER void stx__dot4(int fma, stx_real *out, const stx_real *a, const stx_real *b, size_t ldb, size_t k) {
+    stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
+    stx__dot4_ahead(fma, out, a, b, ldb, k, &next);
 }
 /* c += a[0] b + a[1] (b's next row) + ..: four rows, each sum in that order */
 STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a, const stx_real *STX_RESTRICT b, size_t ldb, size_t n) {
@@ -6431,9 +6463,10 @@ static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_r
 
 enum { STX__GROUP_B = (540 << 10) / 4 };       /* numbers of a group of strips: half of 1 MB of L2 in float */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
-/* Equal blocks of K and of columns; a short k leaves room for more columns. (Floats were fastest with k up to 448.) */
+/* Equal blocks of K, which begin with a line, and of columns; a short k leaves room for more columns. (Floats were fastest with k up to
+   448.) */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
-    return stx__even(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)8, mk->kr));
+    return stx__even(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)16, mk->kr));
 }
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__even(N, STX__NC * STX__KC / (stx__up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)), mk->nr);
@@ -6487,6 +6520,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     mc_max = stx__even(M, STX__MC, mk->mr);
     /* Along the rows of C, through a group of strips; but a narrow strip stays in L1, and there goes down the columns */
     group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__up(STX_MIN(K, kc_max), mk->kr) / u) / mk->nr * mk->nr, mk->nr) : mk->nr;
+    if (copy && STX_MIN(N, nc_max) <= group) mc_max = mk->mr;        /* a tile's rows, which stay in L1: each is copied once */
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += kc_max) {
@@ -8968,24 +9002,27 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 // >>attention: few queries
 
-/* A query or three (generation): keys are read once, so packing them would cost as much as the products. Scores of n keys, whose rows
-   of the table follow each other; k or pe NULL: zeros */
+/* A query or three (generation): keys are read once, so packing them would cost as much as the products. */
+
+/* Scores of n keys, whose rows of the table follow each other; k or pe NULL: zeros */
 STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
                                      const stx_real *pe, size_t ldp, size_t n, size_t D) {
-    size_t j, d, e;
-    for (j = 0; j < n; j++) {
-        stx_real m[16] = {0}, t = 0;
-        if (k) {
-            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX_FMA(fma, q[d + e], k[d + e], m[e]);
-            for (; d < D; d++) t += q[d] * k[d];
-            k += ldk;
+    stx__ahead kn = stx__ahead_of(k, ldk * sizeof *k, D * sizeof *k), pn = stx__ahead_of(pe, ldp * sizeof *pe, D * sizeof *pe);
+    size_t j, e;
+    for (j = 0; j < n; j += 4) {
+        const size_t w = STX_MIN((size_t)4, n - j);
+        stx_real t[8] = {0}, u[8] = {0};
+        if (w < 4) {            /* each of them four times over */
+            for (e = 0; e < w; e++) {
+                if (k) stx__dot4_ahead(fma, t, q, k + e * ldk, 0, D, NULL);
+                if (pe) stx__dot4_ahead(fma, u, qv, pe + e * ldp, 0, D, NULL);
+                s[j + e] = t[0] + u[0];
+            }
+            break;
         }
-        if (pe) {
-            for (d = 0; d + 16 <= D; d += 16) for (e = 0; e < 16; e++) m[e] = STX_FMA(fma, qv[d + e], pe[d + e], m[e]);
-            for (; d < D; d++) t += qv[d] * pe[d];
-            pe += ldp;
-        }
-        s[j] = t + stx_fast_lanes(m);
+        if (k) { stx__dot4_ahead(fma, t, q, k, ldk, D, &kn); k += 4 * ldk; }
+        if (pe) { stx__dot4_ahead(fma, u, qv, pe, ldp, D, &pn); pe += 4 * ldp; }
+        for (e = 0; e < 4; e++) s[j + e] = t[e] + u[e];
     }
 }
 STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
@@ -8993,10 +9030,17 @@ STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q,
 /* o (D) += f sum_j w_j v_j, four values at a time */
 STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D,
                                   stx_real f) {
-    size_t j, d;
+    stx__ahead next = stx__ahead_of(v, ldv * sizeof *v, D * sizeof *v);
+    size_t j, d, e;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
         stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
-        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d],
+        for (d = 0; d + 16 <= D; d += 16) {
+            stx__ask_ahead(&next);
+            for (e = d; e < d + 16; e++)
+                o[e] = STX_FMA(fma, w3, v[3 * ldv + e], STX_FMA(fma, w2, v[2 * ldv + e], STX_FMA(fma, w1, v[ldv + e],
+                    STX_FMA(fma, w0, v[e], o[e]))));
+        }
+        for (; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d],
             STX_FMA(fma, w0, v[d], o[d]))));
     }
     for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX_FMA(fma, f * w[j], v[d], o[d]);
