@@ -5951,19 +5951,17 @@ STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint
         t0 += a[p] * stx__wide(b[p]); t1 += a[p] * stx__wide(b1[p]);
         t2 += a[p] * stx__wide(b2[p]); t3 += a[p] * stx__wide(b3[p]);
     }
-    for (e = 0; e < 16; e++) { t0 += s0[e]; t1 += s1[e]; t2 += s2[e]; t3 += s3[e]; }
-    out[0] = t0; out[1] = t1; out[2] = t2; out[3] = t3;
+    out[0] = t0 + stx_fast_lanes(s0); out[1] = t1 + stx_fast_lanes(s1); out[2] = t2 + stx_fast_lanes(s2); out[3] = t3 + stx_fast_lanes(s3);
 }
 /* b: rows of whole numbers ldb apart, f: their factors, ldf apart; both begin with a group */
 #define STX__DOT4_Q (stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf, size_t k)
 STX_INNER void stx__dot4_q_end(stx_real *out, stx_real (*s)[16], const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf,
                                size_t k) {
-    size_t j, p, e;
+    size_t j, p;
     for (j = 0; j < 4; j++) {
         stx_real t = 0;
         for (p = k / 16 * 16; p < k; p++) t += a[p] * ((stx_real)f[j * ldf + p / STX__INT8_GROUP] * (stx_real)b[j * ldb + p]);
-        for (e = 0; e < 16; e++) t += s[j][e];
-        out[j] = t;
+        out[j] = t + stx_fast_lanes(s[j]);
     }
 }
 STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const int8_t *b, size_t ldb, const float *f, size_t ldf,
