@@ -5070,6 +5070,9 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    counts pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
 #define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, \
     int add
+/* The same of MR rows, but op(B) is still numbers: k rows of NR, ldb apart. They are packed at `to` on the way. */
+#define STX__KEEP_ARGS size_t k, const void *av, size_t rs, size_t ks, const stx_real *b, size_t ldb, stx_real *c, size_t ldc, int add, \
+    stx_real *to
 typedef struct stx__micro {
     size_t mr, nr;
     size_t kr;                   /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
@@ -5077,6 +5080,7 @@ typedef struct stx__micro {
     void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
     void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);      /* as stx__transpose does; NULL: by plain loops */
     void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
+    void (*keep)(STX__KEEP_ARGS);           /* NULL: strips are packed before */
     void (*dots)(const stx_gemm_args *g, stx_real *scratch);        /* x W^T of few rows, W as it is; NULL: packed */
     void (*round)(uint16_t *to, const stx_real *from, size_t n);            /* bf16: numbers to bfloat16, and two rows to pairs */
     void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
@@ -5114,7 +5118,7 @@ static void stx__micro_plain(STX__MICRO_ARGS) {
     for (i = 0; i < 4; i++) for (j = 0; j < N; j++) memcpy(&sum[i][j * LANES], &t[i][j], sizeof v);
     for (i = 0; i < h; i++) for (j = 0; j < 8; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[i][j] : sum[i][j];
 }
-static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "portable"};
+static const stx__micro stx__micro_generic = {4, 8, 1, stx__micro_plain, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "portable"};
 #if defined(STX__X86) && defined(SEQTX_DOUBLE)
 /* The same in double with AVX2 or AVX-512: for these compilers make vectors of plain loops, and as wide ones as there are */
 STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
@@ -5135,8 +5139,8 @@ STX_INNER void stx__micro_wide(STX__MICRO_ARGS) {
 }
 STX__AVX2 STX_VECTOR static void stx__micro_wide_avx2(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
 STX__AVX512 STX_VECTOR static void stx__micro_wide_avx512(STX__MICRO_ARGS) { stx__micro_wide(h, kc, av, rs, ks, bv, ldb, c, ldc, add); }
-static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
-static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx512"};
+static const stx__micro stx__micro_avx2 = {4, 8, 1, stx__micro_wide_avx2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx512 = {4, 8, 1, stx__micro_wide_avx512, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx512"};
 #endif
 
 #if (defined(STX__X86) || defined(STX__NEON)) && !defined(SEQTX_DOUBLE)
@@ -5231,7 +5235,7 @@ static void stx__micro_avx2_run(STX__MICRO_ARGS) {
     default: stx__micro_avx2_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
+static const stx__micro stx__micro_avx2 = {6, 16, 1, stx__micro_avx2_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "avx2"};
 
 /* Row i of the 14 x 32 tile s, float here and bf16 below; five pointers reach all fourteen rows of a. */
 STX__INLINE_FOR("avx512f") void stx__avx512_zero(size_t i, __m512 (*s)[2]) { s[i][0] = s[i][1] = _mm512_setzero_ps(); }
@@ -5248,40 +5252,51 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc, s[i][0]);
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
-/* k steps of the n rows; b behind them */
-STX__INLINE_FOR("avx512f") const float *stx__avx512_steps(size_t n, size_t k, __m512 (*s)[2], const float **g, size_t rs, size_t ks,
-                                                          const float *b, size_t ldb) {
-    for (; k; k--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
-        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
-        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
-    }
-    return b;
-}
 /* The tile's rows of C are asked for STX__TILE_ENDS steps before its end, one with each two steps: all at once they would hold up the lines
-   of B, and asked for when it begins they would have left the first cache by its end. */
-enum { STX__TILE_ENDS = 80 };
+   of B, and asked for when it begins they would have left the first cache by its end. A short tile does without. */
+enum { STX__TILE_ENDS = 80, STX__KEEP_AHEAD = 16 };      /* the second: rows of B that is not packed are asked for so many before */
 STX__INLINE_FOR("avx512f") size_t stx__tile_early(size_t kc) { return kc > STX__TILE_ENDS ? kc - STX__TILE_ENDS : 0; }
 STX__INLINE_FOR("avx512f") void stx__tile_ask(const float *c) {
     _mm_prefetch((const char *)c, _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
 }
-STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
-                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
-    const size_t early = stx__tile_early(kc), pace = kc >= 2 * n ? 2 : 0;
+STX__INLINE_FOR("avx512f") void stx__keep_ask(const float *b, size_t ldb) {      /* perhaps behind the last row */
+    _mm_prefetch((const char *)((uintptr_t)b + STX__KEEP_AHEAD * ldb * sizeof *b), _MM_HINT_T0);
+    _mm_prefetch((const char *)((uintptr_t)b + (STX__KEEP_AHEAD * ldb + 16) * sizeof *b), _MM_HINT_T0);
+}
+/* The steps from p to end of n rows. to: where the strip is packed meanwhile, or NULL; the same below */
+STX__INLINE_FOR("avx512f") void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **g, size_t rs, size_t ks,
+                                                  const float *b, size_t ldb, float *to) {
+    for (b += p * ldb; p < end; p++, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+        if (to) {
+            stx__keep_ask(b, ldb);
+            _mm512_storeu_ps(to + p * 32, b0);
+            _mm512_storeu_ps(to + p * 32 + 16, b1);
+        }
+        STX__EACH_ROW14(n, stx__avx512_step, s, g, rs, b0, b1);
+    }
+}
+STX__INLINE_FOR("avx512f") void stx__avx512_tile(size_t n, size_t kc, const float *a, size_t rs, size_t ks, const float *b, size_t ldb,
+                                                 float *c, size_t ldc, int add, float *to) {
     const float *g[5];
     __m512 s[14][2];
-    size_t i;
+    size_t p = stx__tile_early(kc), i;
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
     STX__EACH_ROW14(n, stx__avx512_zero, s);
-    b = stx__avx512_steps(n, early, s, g, rs, ks, b, ldb);
-    for (i = 0; pace && i < n; i++) {
+    stx__avx512_steps(n, 0, p, s, g, rs, ks, b, ldb, to);
+    for (i = 0; i < n && kc >= 2 * n; i++, p += 2) {
         stx__tile_ask(c + i * ldc);
-        b = stx__avx512_steps(n, 2, s, g, rs, ks, b, ldb);
+        stx__avx512_steps(n, p, p + 2, s, g, rs, ks, b, ldb, to);
     }
-    b = stx__avx512_steps(n, kc - early - pace * n, s, g, rs, ks, b, ldb);
+    stx__avx512_steps(n, p, kc, s, g, rs, ks, b, ldb, to);
     if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
     STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
+}
+STX__INLINE_FOR("avx512f") void stx__micro_avx512_rows(size_t n, size_t kc, const float *a, size_t rs, size_t ks,
+                                            const float *b, size_t ldb, float *c, size_t ldc, int add) {
+    stx__avx512_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, NULL);
 }
 STX__HEIGHTS14(stx__micro_avx512, "avx512f", float, float)
 static void stx__micro_avx512_run(STX__MICRO_ARGS) {
@@ -5290,6 +5305,9 @@ static void stx__micro_avx512_run(STX__MICRO_ARGS) {
     STX__CASES13(stx__micro_avx512, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_avx512_14(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
+}
+STX__AVX512 static void stx__micro_avx512_keep(STX__KEEP_ARGS) {
+    stx__avx512_tile(14, k, (const float *)av, rs, ks, b, ldb, c, ldc, add, to);
 }
 /* 16 rows of 16 times 4 bytes become 16 columns */
 STX__INLINE_FOR("avx512f") void stx__turn16(__m512i *z) {
@@ -5364,7 +5382,7 @@ STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float
 }
 STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch);
 static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, stx__strips_avx512,
-    stx__dots_avx512, NULL, NULL, "avx512"};
+    stx__micro_avx512_keep, stx__dots_avx512, NULL, NULL, "avx512"};
 #endif
 
 #if defined(STX__NEON) && !defined(SEQTX_DOUBLE)
@@ -5413,7 +5431,7 @@ static void stx__micro_neon_run(STX__MICRO_ARGS) {
     default: stx__micro_neon_6(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
 }
-static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "neon"};
+static const stx__micro stx__micro_neon = {6, 16, 1, stx__micro_neon_run, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "neon"};
 
 /* bf16: BFDOT adds the two products of a pair to each of four sums. By its name in assembler, for compilers have a function for it only
    where all of the file may use it. Denormals are zero, as to AVX512-BF16, and it rounds twice, to odd.
@@ -5526,19 +5544,19 @@ STX_INNER void stx__micro_pairs(int fma, STX__MICRO_ARGS) {
     for (i = 0; i < h; i++) for (j = 0; j < 16; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i][j] : t[i][j];
 }
 STX_EACH_ISA(stx__micro_pairs, (STX__MICRO_ARGS), h, kc, av, rs, ks, bv, ldb, c, ldc, add)
-static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
+static const stx__micro stx__micro_bf16 = {4, 16, 2, stx__micro_pairs_base, NULL, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
     stx__pair_rows_base,
     "portable, bf16 by float"};
   #ifdef STX__HAS_BFDOT
-static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
+static const stx__micro stx__micro_bfdot = {6, 16, 2, stx__micro_bfdot_run, NULL, NULL, NULL, NULL, NULL, NULL, stx__round_row_base,
     stx__pair_rows_base,
     "neon bf16"};
   #endif
   #ifdef STX__X86
-static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, NULL, NULL, stx__round_row_avx2,
+static const stx__micro stx__micro_bf16_avx2 = {4, 16, 2, stx__micro_pairs_avx2, NULL, NULL, NULL, NULL, NULL, NULL, stx__round_row_avx2,
     stx__pair_rows_avx2, "avx2, bf16 by float"};
-static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, NULL, NULL, stx__round_row_avx512,
-    stx__pair_rows_avx512, "avx512, bf16 by float"};
+static const stx__micro stx__micro_bf16_avx512 = {4, 16, 2, stx__micro_pairs_avx512, NULL, NULL, NULL, NULL, NULL, NULL,
+    stx__round_row_avx512, stx__pair_rows_avx512, "avx512, bf16 by float"};
 
   #if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
     #define STX__BF16 1
@@ -5549,32 +5567,53 @@ STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2
     s[i][0] = _mm512_dpbf16_ps(s[i][0], t, b0);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], t, b1);
 }
-STX__INLINE_FOR("avx512f,avx512bf16") const uint32_t *stx__dot_steps(size_t n, size_t k, __m512 (*s)[2], const uint16_t **g, size_t rs,
-                                                                     size_t ks, const uint32_t *b, size_t ldb) {
-    for (; k; k--, b += ldb, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
-        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
+/* Two rows of 16 numbers as 16 pairs; second 0: no second row */
+#define STX__ZIP_BF16 _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, \
+                                       18, 2, 17, 1, 16, 0)
+STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") __m512bh stx__zip_bf16(__m512i zip, const float *r0, const float *r1, __mmask16 second) {
+    return (__m512bh)_mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(second, r1), _mm512_loadu_ps(r0)));
+}
+/* rows: of floats that are not packed, k of them and ldb apart, in place of b; or NULL */
+STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__dot_steps(
+    size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **g, size_t rs, size_t ks, const uint32_t *b, size_t ldb,
+    const float *rows, size_t k, uint32_t *to) {
+    const __m512i zip = STX__ZIP_BF16;
+    for (; p < end; p++, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
+        __m512bh b0, b1;
+        if (to) {
+            const float *r = rows + 2 * p * ldb, *next = 2 * p + 1 < k ? r + ldb : r;
+            const __mmask16 second = next == r ? 0 : 0xffff;
+            stx__keep_ask(r, ldb);
+            stx__keep_ask(next, ldb);
+            b0 = stx__zip_bf16(zip, r, next, second); b1 = stx__zip_bf16(zip, r + 16, next + 16, second);
+            _mm512_storeu_si512(to + p * 32, (__m512i)b0);
+            _mm512_storeu_si512(to + p * 32 + 16, (__m512i)b1);
+        } else { b0 = (__m512bh)_mm512_loadu_si512(b + p * ldb); b1 = (__m512bh)_mm512_loadu_si512(b + p * ldb + 16); }
         STX__EACH_ROW14(n, stx__dot_step, s, g, rs, b0, b1);
     }
-    return b;
 }
-STX__INLINE_FOR("avx512f,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
-                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    const size_t early = stx__tile_early(kc), pace = kc >= 2 * n ? 2 : 0;
+STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__dot_tile(
+    size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add,
+    const float *rows, size_t k, uint32_t *to) {
     const uint16_t *g[5];
     __m512 s[14][2];
-    size_t i;
+    size_t p = stx__tile_early(kc), i;
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
     STX__EACH_ROW14(n, stx__avx512_zero, s);
-    b = stx__dot_steps(n, early, s, g, rs, ks, b, ldb);
-    for (i = 0; pace && i < n; i++) {
+    stx__dot_steps(n, 0, p, s, g, rs, ks, b, ldb, rows, k, to);
+    for (i = 0; i < n && kc >= 2 * n; i++, p += 2) {
         stx__tile_ask(c + i * ldc);
-        b = stx__dot_steps(n, 2, s, g, rs, ks, b, ldb);
+        stx__dot_steps(n, p, p + 2, s, g, rs, ks, b, ldb, rows, k, to);
     }
-    b = stx__dot_steps(n, kc - early - pace * n, s, g, rs, ks, b, ldb);
+    stx__dot_steps(n, p, kc, s, g, rs, ks, b, ldb, rows, k, to);
     if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
     STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
 }
-STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bf16", uint16_t, uint32_t)
+STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
+                                            const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
+    stx__dot_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, NULL, 0, NULL);
+}
+STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bw,avx512bf16", uint16_t, uint32_t)
 static void stx__micro_dot_run(STX__MICRO_ARGS) {
     const uint16_t *a = (const uint16_t *)av;
     const uint32_t *b = (const uint32_t *)bv;
@@ -5582,6 +5621,9 @@ static void stx__micro_dot_run(STX__MICRO_ARGS) {
     STX__CASES13(stx__micro_dot, (kc, a, rs, ks, b, ldb, c, ldc, add))
     default: stx__micro_dot_14(kc, a, rs, ks, b, ldb, c, ldc, add);
     }
+}
+__attribute__((target("avx512f,avx512bw,avx512bf16"))) static void stx__micro_dot_keep(STX__KEEP_ARGS) {
+    stx__dot_tile(14, (k + 1) / 2, (const uint16_t *)av, rs, ks, NULL, ldb, c, ldc, add, b, k, (uint32_t *)(void *)to);
 }
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
@@ -5597,8 +5639,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pair_rows_bf16(uint32_t *to, const float *r0,
     const float *r1, size_t n) {
     /* cvtne2 gives 16 numbers of one row, then 16 of the other; this puts number i of both side by side */
-    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
-                                         18, 2, 17, 1, 16, 0);
+    const __m512i zip = STX__ZIP_BF16;
     size_t i;
     for (i = 0; r1 && i + 16 <= n; i += 16)
         _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r1 + i),
@@ -5612,8 +5653,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
 /* Eight pairs of rows at a time, as stx__strips_avx512 */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__strips_bf16(float *to, size_t stride, const float *B,
     size_t ldb, size_t k, size_t n) {
-    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
-                                         18, 2, 17, 1, 16, 0);
+    const __m512i zip = STX__ZIP_BF16;
     size_t p0, p, j;
     for (p0 = 0; p0 < k; p0 += 16)
         for (j = 0; j < n; j += 32) {
@@ -5634,8 +5674,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
 /* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time, turned: see stx__pack_a */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pack_at_bf16(uint32_t *to, const float *A, size_t lda,
     size_t m, size_t k) {
-    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
-                                         18, 2, 17, 1, 16, 0);
+    const __m512i zip = STX__ZIP_BF16;
     size_t steps = (k + 31) / 32, p, i, q;
     for (p = 0; p < steps; p++)
         for (i = 0; i < m; i += 16) {
@@ -5653,15 +5692,15 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
         }
 }
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch);
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16, stx__dots_bf16,
-    stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16,
+    stx__micro_dot_keep, stx__dots_bf16, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
   /* AMX: eight tiles of 16 rows by 64 bytes; one instruction adds the product of 16 rows of 32 bfloat16s and 32 rows of 16. Four tiles
      hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
   #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, stx__dots_bf16, \
+    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, NULL, stx__dots_bf16, \
         stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"   /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
@@ -6497,6 +6536,8 @@ static void stx__prefetch_some(stx__prefetch *s) {
     s->rows = 0;
 #endif
 }
+/* Does a block's first row of tiles read op(B) where it lies, and pack it for the others? That costs next to nothing: each thread does */
+static int stx__keeps(const stx__micro *mk, const stx_gemm_args *g) { return mk->keep && !g->tb && g->alpha == 1 && g->M >= mk->mr; }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. ready: op(B), of
    one block, is packed already, and stands there. */
 static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx_real *ready,
@@ -6510,6 +6551,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     size_t jc, pc, ic, i, j, kc_max, nc_max, mc_max, group;
     const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     const int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
+    const int keep = !ready && stx__keeps(mk, g);
     const int ahead = (ta || mk->kr == 1) && M * K > STX__L2;      /* rows to be rounded gain nothing: docs/speed.md, fourth round */
     stx__prefetch next;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
@@ -6522,9 +6564,10 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += kc_max) {
-            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__up(kc, mk->kr) / u;
+            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__up(kc, mk->kr) / u, kept = keep ? nc / mk->nr * mk->nr : 0;
+            const stx_real *b = tb ? B + jc * ldb + pc : B + pc * ldb + jc;
             int add = pc || beta != 0;
-            if (!ready) stx__pack_b(mk, own, mk->nr * steps, tb ? B + jc * ldb + pc : B + pc * ldb + jc, ldb, tb, kc, nc);
+            if (!ready && kept < nc) stx__pack_b(mk, own + kept * steps, mk->nr * steps, tb ? b : b + kept, ldb, tb, kc, nc - kept);
             if (!ready && alpha != 1 && !late) for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) own[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
                 size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
@@ -6542,6 +6585,10 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
                             int whole = w == mk->nr && !late;
                             stx_real *c = C + (ic + ir) * ldc + jc + jr;
                             if (next.rows) stx__prefetch_some(&next);
+                            if (jr < kept && !ic && !ir) {
+                                mk->keep(kc, a, rs, ks, b + jr, ldb, c, ldc, add, own + jr * steps);
+                                continue;
+                            }
                             mk->run(h, steps, a + ir * step, rs, ks, pb + jr * steps, mk->nr, whole ? c : edge, whole ? ldc : mk->nr,
                                     whole && add);
                             if (whole) continue;
@@ -6990,8 +7037,8 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.parts = parts;
         j.jc = 0;
         j.ready = NULL;
-        if (!j.gemv && !j.dots && !j.narrow && (j.rows || parts == 1) && g->batch * parts > 1 && (g->batch == 1 || !g->sb) &&
-            g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
+        if (!j.gemv && !j.dots && !j.narrow && (j.rows || parts == 1) && g->batch * parts > 1 &&
+            (g->batch == 1 ? !stx__keeps(j.mk, g) : !g->sb) && g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;
         }

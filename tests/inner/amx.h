@@ -59,7 +59,7 @@ static void amx_dot(int c, int a, int b) {
 
 /* what seqtx.h asks for in place of its own */
 #define STX__AMX
-#define STX__AMX_LOOPS NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"
+#define STX__AMX_LOOPS NULL, NULL, NULL, NULL, stx__round_row_base, stx__pair_rows_base, "amx bf16, emulated"
 static int stx__has_amx(void) { return 1; }
 #endif
 #endif
