@@ -5061,6 +5061,7 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    there are fewer rows than columns). Within a part, op(B) is packed in strips of NR columns and, where its rows do not
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
    in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers.
+   With AVX-512 strips of B (not of B^T) are packed by the first tile that reads them, where it lies.
    Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not depend on
    their number. */
 
@@ -5070,7 +5071,7 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    counts pairs; rs and ks count bfloat16s and ldb pairs. So the same loops serve both, with half as many steps. */
 #define STX__MICRO_ARGS size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, stx_real *c, size_t ldc, \
     int add
-/* The same of MR rows, but op(B) is still numbers: k rows of NR, ldb apart. They are packed at `to` on the way. */
+/* The same of MR rows, with a strip of op(B) that is not packed: k rows of NR floats, ldb apart. It is packed at `to` on the way. */
 #define STX__KEEP_ARGS size_t k, const void *av, size_t rs, size_t ks, const stx_real *b, size_t ldb, stx_real *c, size_t ldc, int add, \
     stx_real *to
 typedef struct stx__micro {
@@ -5252,18 +5253,21 @@ STX__INLINE_FOR("avx512f") void stx__avx512_store(size_t i, __m512 (*s)[2], floa
     _mm512_storeu_ps(c + i * ldc, s[i][0]);
     _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
 }
-/* The tile's rows of C are asked for STX__TILE_ENDS steps before its end, one with each two steps: all at once they would hold up the lines
-   of B, and asked for when it begins they would have left the first cache by its end. A short tile does without. */
-enum { STX__TILE_ENDS = 80, STX__KEEP_AHEAD = 16 };      /* the second: rows of B that is not packed are asked for so many before */
-STX__INLINE_FOR("avx512f") size_t stx__tile_early(size_t kc) { return kc > STX__TILE_ENDS ? kc - STX__TILE_ENDS : 0; }
+/* The tile's rows of C are asked for from STX__ASK_C steps before its end on, one with each two steps: all at once they would hold up the
+   lines of B, and asked for when it begins they would have left the first cache by its end. A tile of too few steps does without. */
+enum { STX__ASK_C = 80 };
+enum { STX__KEEP_AHEAD = 16 };          /* rows of B that is not packed are asked for so many before they are read */
+STX__INLINE_FOR("avx512f") size_t stx__tile_early(size_t kc) { return kc > STX__ASK_C ? kc - STX__ASK_C : 0; }
 STX__INLINE_FOR("avx512f") void stx__tile_ask(const float *c) {
     _mm_prefetch((const char *)c, _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 16), _MM_HINT_T0);
     _mm_prefetch((const char *)(c + 31), _MM_HINT_T0);
 }
 STX__INLINE_FOR("avx512f") void stx__keep_ask(const float *b, size_t ldb) {      /* perhaps behind the last row */
-    _mm_prefetch((const char *)((uintptr_t)b + STX__KEEP_AHEAD * ldb * sizeof *b), _MM_HINT_T0);
-    _mm_prefetch((const char *)((uintptr_t)b + (STX__KEEP_AHEAD * ldb + 16) * sizeof *b), _MM_HINT_T0);
+    const char *row = (const char *)((uintptr_t)b + STX__KEEP_AHEAD * ldb * sizeof *b);
+    _mm_prefetch(row, _MM_HINT_T0);
+    _mm_prefetch(row + 64, _MM_HINT_T0);
+    _mm_prefetch(row + 124, _MM_HINT_T0);
 }
 /* The steps from p to end of n rows. to: where the strip is packed meanwhile, or NULL; the same below */
 STX__INLINE_FOR("avx512f") void stx__avx512_steps(size_t n, size_t p, size_t end, __m512 (*s)[2], const float **g, size_t rs, size_t ks,
@@ -5573,15 +5577,16 @@ STX__INLINE_FOR("avx512f,avx512bf16") void stx__dot_step(size_t i, __m512 (*s)[2
 STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") __m512bh stx__zip_bf16(__m512i zip, const float *r0, const float *r1, __mmask16 second) {
     return (__m512bh)_mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(second, r1), _mm512_loadu_ps(r0)));
 }
-/* rows: of floats that are not packed, k of them and ldb apart, in place of b; or NULL */
+/* bv: pairs, ldb apart; with `to` k rows of floats, ldb apart */
 STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__dot_steps(
-    size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **g, size_t rs, size_t ks, const uint32_t *b, size_t ldb,
-    const float *rows, size_t k, uint32_t *to) {
+    size_t n, size_t p, size_t end, __m512 (*s)[2], const uint16_t **g, size_t rs, size_t ks, const void *bv, size_t ldb, size_t k,
+    uint32_t *to) {
+    const uint32_t *b = (const uint32_t *)bv;
     const __m512i zip = STX__ZIP_BF16;
     for (; p < end; p++, g[0] += ks, g[1] += ks, g[2] += ks, g[3] += ks, g[4] += ks) {
         __m512bh b0, b1;
         if (to) {
-            const float *r = rows + 2 * p * ldb, *next = 2 * p + 1 < k ? r + ldb : r;
+            const float *r = (const float *)bv + 2 * p * ldb, *next = 2 * p + 1 < k ? r + ldb : r;
             const __mmask16 second = next == r ? 0 : 0xffff;
             stx__keep_ask(r, ldb);
             stx__keep_ask(next, ldb);
@@ -5593,25 +5598,25 @@ STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__dot_steps(
     }
 }
 STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__dot_tile(
-    size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const uint32_t *b, size_t ldb, float *c, size_t ldc, int add,
-    const float *rows, size_t k, uint32_t *to) {
+    size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks, const void *b, size_t ldb, float *c, size_t ldc, int add, size_t k,
+    uint32_t *to) {
     const uint16_t *g[5];
     __m512 s[14][2];
     size_t p = stx__tile_early(kc), i;
     g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
     STX__EACH_ROW14(n, stx__avx512_zero, s);
-    stx__dot_steps(n, 0, p, s, g, rs, ks, b, ldb, rows, k, to);
+    stx__dot_steps(n, 0, p, s, g, rs, ks, b, ldb, k, to);
     for (i = 0; i < n && kc >= 2 * n; i++, p += 2) {
         stx__tile_ask(c + i * ldc);
-        stx__dot_steps(n, p, p + 2, s, g, rs, ks, b, ldb, rows, k, to);
+        stx__dot_steps(n, p, p + 2, s, g, rs, ks, b, ldb, k, to);
     }
-    stx__dot_steps(n, p, kc, s, g, rs, ks, b, ldb, rows, k, to);
+    stx__dot_steps(n, p, kc, s, g, rs, ks, b, ldb, k, to);
     if (add) STX__EACH_ROW14(n, stx__avx512_add, s, c, ldc);
     STX__EACH_ROW14(n, stx__avx512_store, s, c, ldc);
 }
 STX__INLINE_FOR("avx512f,avx512bw,avx512bf16") void stx__micro_dot_rows(size_t n, size_t kc, const uint16_t *a, size_t rs, size_t ks,
                                             const uint32_t *b, size_t ldb, float *c, size_t ldc, int add) {
-    stx__dot_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, NULL, 0, NULL);
+    stx__dot_tile(n, kc, a, rs, ks, b, ldb, c, ldc, add, 0, NULL);
 }
 STX__HEIGHTS14(stx__micro_dot, "avx512f,avx512bw,avx512bf16", uint16_t, uint32_t)
 static void stx__micro_dot_run(STX__MICRO_ARGS) {
@@ -5623,7 +5628,7 @@ static void stx__micro_dot_run(STX__MICRO_ARGS) {
     }
 }
 __attribute__((target("avx512f,avx512bw,avx512bf16"))) static void stx__micro_dot_keep(STX__KEEP_ARGS) {
-    stx__dot_tile(14, (k + 1) / 2, (const uint16_t *)av, rs, ks, NULL, ldb, c, ldc, add, b, k, (uint32_t *)(void *)to);
+    stx__dot_tile(14, (k + 1) / 2, (const uint16_t *)av, rs, ks, b, ldb, c, ldc, add, k, (uint32_t *)(void *)to);
 }
 /* stx__round_row and stx__pair_rows by the processor, which takes denormals as zero */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__round_row_bf16(uint16_t *to, const float *from, size_t n) {
@@ -6500,8 +6505,8 @@ static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_r
 
 enum { STX__GROUP_B = (540 << 10) / 4 };       /* numbers of a group of strips: half of 1 MB of L2 in float */
 enum { STX__SAME_SET = 4096 / sizeof(stx_real) };        /* rows so far apart share a set of L1, which holds fewer of them than MR */
-/* Equal blocks of K, which begin with a line, and of columns; a short k leaves room for more columns. (Floats were fastest with k up to
-   448.) */
+/* Equal blocks of K, multiples of a cache line of floats, and of columns; a short k leaves room for more columns. (Floats were fastest with
+   k up to 448.) */
 static size_t stx__block_k(const stx__micro *mk, size_t K) {
     return stx__even(K, stx__unit(mk) == 2 ? 2 * STX__KC : 7 * STX__KC / 8, STX_MAX((size_t)16, mk->kr));
 }
@@ -6536,7 +6541,8 @@ static void stx__prefetch_some(stx__prefetch *s) {
     s->rows = 0;
 #endif
 }
-/* Does a block's first row of tiles read op(B) where it lies, and pack it for the others? That costs next to nothing: each thread does */
+/* Does a block's first row of tiles read op(B) where it lies, and pack it for the others? That is hidden behind its multiplications, so
+   each thread does it for itself rather than meet the others over a shared factor. (One with fewer rows than a tile packs before.) */
 static int stx__keeps(const stx__micro *mk, const stx_gemm_args *g) { return mk->keep && !g->tb && g->alpha == 1 && g->M >= mk->mr; }
 /* One thread's product, with its scratch of STX__PACK numbers. C stands `at` numbers into its matrix, from column j0 on. ready: op(B), of
    one block, is packed already, and stands there. */
@@ -6948,7 +6954,8 @@ static void stx__sums_add(const stx_share *s, const void *job) {
             for (e = 0; e < n; e++) part.C[i * g->ldc + e] += from[e];
         }
 }
-/* Cut by rows, all threads need all of op(B): each packs some strips of it, a block after the other, where the others find them. */
+/* Cut by rows, all threads need all of op(B): unless stx__keeps, each packs some strips of it, a block after the other, where the others
+   find them. */
 enum { STX__SHARE = 24 << 20 };       /* multiplications of a block from which on that is worth going apart once more */
 static void stx__product_shared(stx_ctx *x, const stx__product_job *job) {
     const stx_gemm_args *g = job->g;
@@ -9047,26 +9054,29 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
 
 // >>attention: few queries
 
-/* A query or three (generation): keys are read once, so packing them would cost as much as the products. */
-
-/* Scores of n keys, whose rows of the table follow each other; k or pe NULL: zeros */
+/* A query or three (generation): keys are read once, so packing them would cost as much as the products. Rows of a head lie too far apart
+   for the processor to guess: those STX__ROWS_AHEAD further are asked for. */
+enum { STX__ROWS_AHEAD = 16 };
+STX_INNER void stx__attn_ask(const stx_real *rows, size_t ld, size_t left, size_t D) {      /* the four that are read then */
+    size_t e;
+    for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++) stx_prefetch(rows + e * ld, D);
+}
+/* Scores of n keys, whose rows of the table follow each other; k or pe NULL: zeros. The last one to three keys are each taken four times
+   over, so that a sum does not depend on their number. */
 STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k, size_t ldk,
                                      const stx_real *pe, size_t ldp, size_t n, size_t D) {
-    stx__ahead kn = stx__ahead_of(k, ldk * sizeof *k, D * sizeof *k), pn = stx__ahead_of(pe, ldp * sizeof *pe, D * sizeof *pe);
     size_t j, e;
     for (j = 0; j < n; j += 4) {
         const size_t w = STX_MIN((size_t)4, n - j);
-        stx_real t[8] = {0}, u[8] = {0};
-        if (w < 4) {            /* each of them four times over */
-            for (e = 0; e < w; e++) {
-                if (k) stx__dot4_ahead(fma, t, q, k + e * ldk, 0, D, NULL);
-                if (pe) stx__dot4_ahead(fma, u, qv, pe + e * ldp, 0, D, NULL);
-                s[j + e] = t[0] + u[0];
-            }
-            break;
+        stx_real t[4] = {0}, u[4] = {0};
+        for (e = 0; w < 4 && e < w; e++) {
+            if (k) stx__dot4_ahead(fma, t, q, k + e * ldk, 0, D, NULL);
+            if (pe) stx__dot4_ahead(fma, u, qv, pe + e * ldp, 0, D, NULL);
+            s[j + e] = t[0] + u[0];
         }
-        if (k) { stx__dot4_ahead(fma, t, q, k, ldk, D, &kn); k += 4 * ldk; }
-        if (pe) { stx__dot4_ahead(fma, u, qv, pe, ldp, D, &pn); pe += 4 * ldp; }
+        if (w < 4) break;
+        if (k) { stx__attn_ask(k, ldk, n - j, D); stx__dot4_ahead(fma, t, q, k, ldk, D, NULL); k += 4 * ldk; }
+        if (pe) { stx__attn_ask(pe, ldp, n - j, D); stx__dot4_ahead(fma, u, qv, pe, ldp, D, NULL); pe += 4 * ldp; }
         for (e = 0; e < 4; e++) s[j + e] = t[e] + u[e];
     }
 }
@@ -9075,17 +9085,11 @@ STX_EACH_ISA(stx__attn_gemv_score, (stx_real *STX_RESTRICT s, const stx_real *q,
 /* o (D) += f sum_j w_j v_j, four values at a time */
 STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n, size_t D,
                                   stx_real f) {
-    stx__ahead next = stx__ahead_of(v, ldv * sizeof *v, D * sizeof *v);
-    size_t j, d, e;
+    size_t j, d;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
         stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
-        for (d = 0; d + 16 <= D; d += 16) {
-            stx__ask_ahead(&next);
-            for (e = d; e < d + 16; e++)
-                o[e] = STX_FMA(fma, w3, v[3 * ldv + e], STX_FMA(fma, w2, v[2 * ldv + e], STX_FMA(fma, w1, v[ldv + e],
-                    STX_FMA(fma, w0, v[e], o[e]))));
-        }
-        for (; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d],
+        stx__attn_ask(v, ldv, n - j, D);
+        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, w3, v[3 * ldv + d], STX_FMA(fma, w2, v[2 * ldv + d], STX_FMA(fma, w1, v[ldv + d],
             STX_FMA(fma, w0, v[d], o[d]))));
     }
     for (; j < n; j++, v += ldv) for (d = 0; d < D; d++) o[d] = STX_FMA(fma, f * w[j], v[d], o[d]);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # weights.sh [--record] [options] - what bf16 and int8 weights are worth in generation, beside the speed of memory. Two minutes and 4 GB.
 # --record writes bench/results/DATE-MACHINE-weights.md as well. Options: --threads N, --rounds N (9), --tokens N (16), --mb N (400, of
-# the matrices), --dim N (1024). Environment: CC (cc), CFLAGS (-O3).
+# the matrices, and of what plain reading reads: more than the caches hold), --dim N (1024). Environment: CC (cc), CFLAGS (-O3).
 set -eu
 cd "$(dirname "$0")/.."
 record= command="sh bench/weights.sh${1:+ $*}"
