@@ -169,7 +169,8 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
     cat "$md"
     "$program" --data "$data" --work "$work" --append "$md" "$@" $args
     [ -n "$record" ] || return 0
-    target=bench/results/$(date +%Y-%m-%d)-$class$name.md
+    target=bench/results/$(date +%Y-%m-%d)-$class$name.md again=2
+    while [ -e "$target" ]; do target=bench/results/$(date +%Y-%m-%d)-$class$name-$again.md again=$((again + 1)); done
     mkdir -p bench/results
     cp "$md" "$target"
     echo "written: $target"
