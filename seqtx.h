@@ -6558,7 +6558,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     const int late = u == 2 && alpha != 1;       /* pairs cannot be scaled: what is added to C is */
     const int keep = !ready && stx__keeps(mk, g);
-    const int ahead = (ta || mk->kr == 1) && M * K > STX__L2;      /* rows to be rounded gain nothing: docs/speed.md, fourth round */
+    const int ahead = M * K > STX__L2;
     stx__prefetch next;
     if (beta != 0 && beta != 1) for (i = 0; i < M; i++) for (j = 0; j < N; j++) C[i * ldc + j] *= beta;
     kc_max = stx__block_k(mk, K);
@@ -6609,16 +6609,21 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     }
 }
 
-/* C of so few columns that most of a strip would be padding: its transpose op(B)^T op(A)^T, by blocks of C's rows, beside the packed A.
-   after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them */
-enum { STX__NARROW_AT = 32 * STX__KC };
-static int stx__narrow(const stx__micro *mk, const stx_gemm_args *g) { return 2 * g->N <= mk->nr && g->M >= 4 * mk->nr; }
+/* C by its transpose op(B)^T op(A)^T, turned back by blocks of C's rows: where C has so few columns that most of a strip would be padding,
+   and for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is
+   what is packed. (Rounded to bf16, that gained nothing.) */
+enum { STX__NARROW = 128, STX__TURN_BACK = 64 };         /* columns of C, at most; of its rows, turned at a time */
+static int stx__narrow(const stx__micro *mk, const stx_gemm_args *g) {
+    return g->M >= 4 * mk->nr && (2 * g->N <= mk->nr || (mk->kr == 1 && mk->keep && g->ta && !g->tb && g->alpha == 1 &&
+                                                         g->N <= STX__NARROW && g->M >= 2 * g->N && g->K >= g->N));
+}
+/* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. The transpose stands in scratch behind op(A)'s strips. */
 static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
                              size_t in_pre, size_t j0) {
-    const size_t room = (STX__MC * STX__KC - STX__NARROW_AT) / g->N / mk->nr * mk->nr;
-    stx_real *t = scratch + STX__NARROW_AT;
+    const size_t most = (STX__KC * STX__NC - STX__TURN_BACK * STX__NR_MAX) / (STX__KC + g->N), room = stx__even(g->M, most, mk->nr);
+    stx_real *t = scratch + STX__MC * STX__KC + room * STX__KC, *rows = t + room * g->N;
     stx_gemm_args part = *g;
-    size_t at, i, j;
+    size_t at, i, j, r, e;
     part.ta = !g->tb; part.A = g->B; part.lda = g->ldb;
     part.tb = !g->ta; part.ldb = g->lda;
     part.M = g->N;
@@ -6628,11 +6633,17 @@ static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch
         part.B = g->A + (g->ta ? at : at * g->lda);
         if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
         else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
-        for (i = 0; i < part.N; i++) {
-            stx_real *c = g->C + (at + i) * g->ldc;
-            if (g->beta == 0) for (j = 0; j < g->N; j++) c[j] = t[j * part.ldc + i];
-            else for (j = 0; j < g->N; j++) c[j] = g->beta * c[j] + t[j * part.ldc + i];
-        }
+        for (j = 0; j < g->N; j += mk->nr)
+            for (i = 0; i < part.N; i += STX__TURN_BACK) {
+                const size_t w = STX_MIN(mk->nr, g->N - j), n = STX_MIN((size_t)STX__TURN_BACK, part.N - i);
+                stx__transpose_for(mk, rows, t + j * part.ldc + i, part.ldc, w, n);
+                for (r = 0; r < n; r++) {
+                    stx_real *c = g->C + (at + i + r) * g->ldc + j;
+                    const stx_real *from = rows + r * mk->nr;
+                    if (g->beta == 0) for (e = 0; e < w; e++) c[e] = from[e];
+                    else for (e = 0; e < w; e++) c[e] = g->beta * c[e] + from[e];
+                }
+            }
     }
     if (after) stx__after_rows(x, after, j0, g->C, in_pre, g->ldc, g->M, g->N);
 }
@@ -7034,7 +7045,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             return;
         }
         /* rows: of fewer than MR the last tile of a part takes less time */
-        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
+        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.narrow ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
