@@ -6609,42 +6609,48 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     }
 }
 
-/* C by its transpose op(B)^T op(A)^T, turned back by blocks of C's rows: where C has so few columns that most of a strip would be padding,
-   and for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is
-   what is packed. (Rounded to bf16, that gained nothing.) */
-enum { STX__NARROW = 128, STX__TURN_BACK = 64 };         /* columns of C, at most; of its rows, turned at a time */
-static int stx__narrow(const stx__micro *mk, const stx_gemm_args *g) {
-    return g->M >= 4 * mk->nr && (2 * g->N <= mk->nr || (mk->kr == 1 && mk->keep && g->ta && !g->tb && g->alpha == 1 &&
-                                                         g->N <= STX__NARROW && g->M >= 2 * g->N && g->K >= g->N));
+/* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for a
+   weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
+   packed (rounded to bf16, that gained nothing); and for x W^T of few rows, so that W is read where it lies and x is what is turned. */
+enum { STX__NARROW = 128, STX__LOW = 96, STX__TURN_BACK = 64 };  /* columns of C, rows of C, at most; numbers of a row turned at a time */
+static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
+    const size_t nr = mk->nr;
+    if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
+    if (g->alpha != 1 || !mk->keep || g->ta == g->tb) return 0;
+    if (g->ta) return mk->kr == 1 && g->N <= STX__NARROW && g->M >= 4 * nr && g->M >= 2 * g->N && g->K >= 4 * g->N && g->K >= 256;
+    return g->M <= STX__LOW && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
 }
 /* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. The transpose stands in scratch behind op(A)'s strips. */
-static void stx__gemm_narrow(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
+static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
                              size_t in_pre, size_t j0) {
-    const size_t most = (STX__KC * STX__NC - STX__TURN_BACK * STX__NR_MAX) / (STX__KC + g->N), room = stx__even(g->M, most, mk->nr);
-    stx_real *t = scratch + STX__MC * STX__KC + room * STX__KC, *rows = t + room * g->N;
+    const size_t few = STX_MIN(g->M, g->N), most = (STX__KC * STX__NC - STX__TURN_BACK * STX__NR_MAX) / (STX__KC + few);
+    const size_t rows = stx__even(g->M, most, mk->nr), cols = g->N <= STX__NARROW ? g->N : 4 * STX__MC;      /* of a block of C */
+    stx_real *t = scratch + STX__MC * STX__KC + stx__up(rows, mk->nr) * STX__KC, *turned = t + rows * cols;
     stx_gemm_args part = *g;
-    size_t at, i, j, r, e;
-    part.ta = !g->tb; part.A = g->B; part.lda = g->ldb;
+    size_t at, to, i, j, r, e;
+    part.ta = !g->tb; part.lda = g->ldb;
     part.tb = !g->ta; part.ldb = g->lda;
-    part.M = g->N;
     part.C = t; part.beta = 0;
-    for (at = 0; at < g->M; at += room) {
-        part.N = part.ldc = STX_MIN(room, g->M - at);
-        part.B = g->A + (g->ta ? at : at * g->lda);
-        if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
-        else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
-        for (j = 0; j < g->N; j += mk->nr)
-            for (i = 0; i < part.N; i += STX__TURN_BACK) {
-                const size_t w = STX_MIN(mk->nr, g->N - j), n = STX_MIN((size_t)STX__TURN_BACK, part.N - i);
-                stx__transpose_for(mk, rows, t + j * part.ldc + i, part.ldc, w, n);
-                for (r = 0; r < n; r++) {
-                    stx_real *c = g->C + (at + i + r) * g->ldc + j;
-                    const stx_real *from = rows + r * mk->nr;
-                    if (g->beta == 0) for (e = 0; e < w; e++) c[e] = from[e];
-                    else for (e = 0; e < w; e++) c[e] = g->beta * c[e] + from[e];
+    for (at = 0; at < g->M; at += rows)
+        for (to = 0; to < g->N; to += cols) {
+            part.M = STX_MIN(cols, g->N - to);
+            part.N = part.ldc = STX_MIN(rows, g->M - at);
+            part.A = g->B + (g->tb ? to * g->ldb : to);
+            part.B = g->A + (g->ta ? at : at * g->lda);
+            if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
+            else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
+            for (j = 0; j < part.M; j += mk->nr)
+                for (i = 0; i < part.N; i += STX__TURN_BACK) {
+                    const size_t w = STX_MIN(mk->nr, part.M - j), n = STX_MIN((size_t)STX__TURN_BACK, part.N - i);
+                    stx__transpose_for(mk, turned, t + j * part.ldc + i, part.ldc, w, n);
+                    for (r = 0; r < n; r++) {
+                        stx_real *c = g->C + (at + i + r) * g->ldc + to + j;
+                        const stx_real *from = turned + r * mk->nr;
+                        if (g->beta == 0) for (e = 0; e < w; e++) c[e] = from[e];
+                        else for (e = 0; e < w; e++) c[e] = g->beta * c[e] + from[e];
+                    }
                 }
-            }
-    }
+        }
     if (after) stx__after_rows(x, after, j0, g->C, in_pre, g->ldc, g->M, g->N);
 }
 
@@ -6878,7 +6884,7 @@ static size_t stx__dots_most(const stx__micro *mk, size_t K) {
 typedef struct stx__product_job {
     const stx__micro *mk;
     const stx_gemm_args *g;
-    int rows, gemv, dots, narrow;
+    int rows, gemv, dots, turned;
     const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
     size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
@@ -6923,7 +6929,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            if (j->narrow) stx__gemm_narrow(s->x, mk, scratch, &part, j->after, at, col);
+            if (j->turned) stx__gemm_turned(s->x, mk, scratch, &part, j->after, at, col);
             else stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
         }
@@ -7033,7 +7039,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.dots = !j.gemv && j.mk->dots && M <= stx__dots_most(j.mk, K) && g->tb && !g->ta && g->alpha == 1 &&
                  (g->beta == 0 || g->beta == 1);
         if (j.dots) { j.rows = 0; j.n = N; }
-        j.narrow = !j.gemv && !j.dots && stx__narrow(j.mk, g);
+        j.turned = !j.gemv && !j.dots && stx__turned(j.mk, g);
         j.packed = packed;
         j.at = at;
         if (packed) { j.rows = 0; j.n = N; }
@@ -7045,7 +7051,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             return;
         }
         /* rows: of fewer than MR the last tile of a part takes less time */
-        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.narrow ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
+        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.turned ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
@@ -7055,7 +7061,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.parts = parts;
         j.jc = 0;
         j.ready = NULL;
-        if (!j.gemv && !j.dots && !j.narrow && (j.rows || parts == 1) && g->batch * parts > 1 &&
+        if (!j.gemv && !j.dots && !j.turned && (j.rows || parts == 1) && g->batch * parts > 1 &&
             (g->batch == 1 ? !stx__keeps(j.mk, g) : !g->sb) && g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;

@@ -96,7 +96,8 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
         {3300, 8, 33}, {5300, 7, 20}, {10300, 16, 9}};
     /* gradients of narrow weights, dy^T x, likewise */
     static const size_t gradient[][3] = {{128, 17, 40}, {131, 32, 300}, {260, 33, 900}, {700, 64, 65}, {1700, 45, 460}, {256, 128, 128},
-        {257, 128, 129}, {1300, 127, 500}};
+        {257, 128, 129}, {1300, 127, 500}, {257, 64, 256}, {262, 128, 512}};
+    static const size_t low[][3] = {{32, 128, 512}, {27, 137, 600}, {64, 530, 513}, {95, 997, 640}, {52, 1025, 1024}, {33, 200, 520}};     /* x W^T */
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;
     for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)
@@ -127,6 +128,9 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     for (i = 0; i < sizeof gradient / sizeof *gradient; i++)
         for (t = 0; t < 4; t++, turn++)
             gemm_case(one, many, 1 + turn % 2, 1, 0, gradient[i][0], gradient[i][1], gradient[i][2], 1, t < 2 ? t : t == 2 ? 0.5 : -2, turn % 3);
+    for (i = 0; i < sizeof low / sizeof *low; i++)
+        for (t = 0; t < 3; t++, turn++)
+            gemm_case(one, many, 1 + turn % 2, 0, 1, low[i][0], low[i][1], low[i][2], 1, t == 2 ? 0.5 : t, turn % 3);
     for (t = 0; t < 2; t++) {
         gemm_same_set(one, 199, 365, 1000, t);
         gemm_same_set(many, 57, 33, 770, t);

@@ -1024,7 +1024,7 @@ static void thread_counts(void) {
 static void linear_fused(void) {
     static const size_t size[][3] = {{1, 5, 7}, {3, 300, 700}, {2, 40, 3}, {70, 600, 300}, {700, 385, 520}, {5, 33, 1100}, {260, 1600, 90},
         {513, 64, 33}, {13, 77, 300}, {131, 2048, 96}, {905, 448, 885}, {901, 1024, 801}, {517, 130, 9}, {4100, 33, 11},
-        {300, 70, 2}};
+        {300, 70, 2}, {31, 640, 700}};
     size_t k, i, n;
     int act, precision, threads;
     for (precision = 0; precision <= (sizeof(stx_real) == 4); precision++)
