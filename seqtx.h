@@ -6635,7 +6635,7 @@ static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch
         for (to = 0; to < g->N; to += cols) {
             part.M = STX_MIN(cols, g->N - to);
             part.N = part.ldc = STX_MIN(rows, g->M - at);
-            part.A = g->B + (g->tb ? to * g->ldb : to);
+            part.A = g->B + to * g->ldb;        /* only x W^T has columns of C for more than one block */
             part.B = g->A + (g->ta ? at : at * g->lda);
             if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
             else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
