@@ -6623,7 +6623,8 @@ static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
 /* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. The transpose stands in scratch behind op(A)'s strips. */
 static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
                              size_t in_pre, size_t j0) {
-    const size_t few = STX_MIN(g->M, g->N), most = (STX__KC * STX__NC - STX__TURN_BACK * STX__NR_MAX) / (STX__KC + few);
+    const size_t few = STX_MIN(g->M, g->N), place = (size_t)STX__PACK - STX__MC * STX__KC - (size_t)STX__TURN_BACK * STX__NR_MAX,
+        most = place / (STX__KC + few);
     const size_t rows = stx__even(g->M, most, mk->nr), cols = g->N <= STX__NARROW ? g->N : 4 * STX__MC;      /* of a block of C */
     stx_real *t = scratch + STX__MC * STX__KC + stx__up(rows, mk->nr) * STX__KC, *turned = t + rows * cols;
     stx_gemm_args part = *g;
