@@ -5734,10 +5734,13 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     float t[32 * 32], *to = c;
     size_t k, ldt = ldc, i, j;
     int two = h > 16, whole = h == 16 || h == 32;
-    if (!whole) { to = t; ldt = 32; }
-    if (whole && add) {
-        _tile_loadd(0, c, ldc * 4); _tile_loadd(1, c + 16, ldc * 4);
-        if (two) { _tile_loadd(2, c + 16 * ldc, ldc * 4); _tile_loadd(3, c + 16 * ldc + 16, ldc * 4); }
+    if (!whole) {
+        to = t; ldt = 32;
+        for (i = 0; add && i < 32; i++) for (j = 0; j < 32; j++) t[i * 32 + j] = i < h ? c[i * ldc + j] : 0;
+    }
+    if (add) {      /* onto C, whatever the height: in how many parts rows are cut does not change bits */
+        _tile_loadd(0, to, ldt * 4); _tile_loadd(1, to + 16, ldt * 4);
+        if (two) { _tile_loadd(2, to + 16 * ldt, ldt * 4); _tile_loadd(3, to + 16 * ldt + 16, ldt * 4); }
     } else {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
@@ -5752,7 +5755,7 @@ STX__AMX static void stx__micro_amx_run(STX__MICRO_ARGS) {
     }
     _tile_stored(0, to, ldt * 4); _tile_stored(1, to + 16, ldt * 4);
     if (two) { _tile_stored(2, to + 16 * ldt, ldt * 4); _tile_stored(3, to + 16 * ldt + 16, ldt * 4); }
-    if (!whole) for (i = 0; i < h; i++) for (j = 0; j < 32; j++) c[i * ldc + j] = add ? c[i * ldc + j] + t[i * 32 + j] : t[i * 32 + j];
+    if (!whole) for (i = 0; i < h; i++) memcpy(c + i * ldc, t + i * 32, 32 * sizeof *c);
 }
 static const stx__micro stx__micro_amx = {32, 32, 32, stx__micro_amx_run, stx__amx_enter, stx__amx_leave, STX__AMX_LOOPS};
   #endif
@@ -6611,17 +6614,19 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
 
 /* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for a
    weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
-   packed (rounded to bf16, that gained nothing); and for x W^T of few rows, so that W is read where it lies and x is what is turned. */
-enum { STX__NARROW = 128, STX__LOW = 96, STX__TURN_BACK = 64 };  /* columns of C, rows of C, at most; numbers of a row turned at a time */
+   packed (not in bf16, where it gained nothing); and for x W^T of few rows, so that W is read where it lies and x is what is turned. */
+enum { STX__NARROW = 128, STX__FEW_ROWS = 96, STX__TURN_BACK = 64 };  /* columns of C, rows of C, at most; numbers of a row turned at a time */
 static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t nr = mk->nr;
     if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
     if (g->alpha != 1 || !mk->keep || g->ta == g->tb) return 0;
     if (g->ta) return mk->kr == 1 && g->N <= STX__NARROW && g->M >= 4 * nr && g->M >= 2 * g->N && g->K >= 4 * g->N && g->K >= 256;
-    return g->M <= STX__LOW && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
+    return g->M <= STX__FEW_ROWS && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
 }
-/* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. The transpose stands in scratch behind op(A)'s strips. */
-static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, const stx__after *after,
+/* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. N: columns of the whole product, by which it is chosen how
+   sums are made, so that threads do not change them. The transpose stands in scratch behind op(A)'s strips and those of op(B), which are
+   as many columns as a block of C has rows; it has `few` numbers for each of them, or is no larger than 4 MC x FEW_ROWS. */
+static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, size_t N, const stx__after *after,
                              size_t in_pre, size_t j0) {
     const size_t few = STX_MIN(g->M, g->N), place = (size_t)STX__PACK - STX__MC * STX__KC - (size_t)STX__TURN_BACK * STX__NR_MAX,
         most = place / (STX__KC + few);
@@ -6636,9 +6641,9 @@ static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch
         for (to = 0; to < g->N; to += cols) {
             part.M = STX_MIN(cols, g->N - to);
             part.N = part.ldc = STX_MIN(rows, g->M - at);
-            part.A = g->B + to * g->ldb;        /* only x W^T has columns of C for more than one block */
+            part.A = g->B + to * g->ldb;        /* to is 0 but for x W^T, whose W has a row for each column of C */
             part.B = g->A + (g->ta ? at : at * g->lda);
-            if (g->N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
+            if (N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
             else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
             for (j = 0; j < part.M; j += mk->nr)
                 for (i = 0; i < part.N; i += STX__TURN_BACK) {
@@ -6930,7 +6935,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            if (j->turned) stx__gemm_turned(s->x, mk, scratch, &part, j->after, at, col);
+            if (j->turned) stx__gemm_turned(s->x, mk, scratch, &part, g->N, j->after, at, col);
             else stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
         }

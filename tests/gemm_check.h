@@ -101,7 +101,8 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     /* gradients of narrow weights, dy^T x, likewise */
     static const size_t gradient[][3] = {{128, 17, 40}, {131, 32, 300}, {260, 33, 900}, {700, 64, 65}, {1700, 45, 460}, {256, 128, 128},
         {257, 128, 129}, {1300, 127, 500}, {257, 64, 256}, {262, 128, 512}};
-    static const size_t low[][3] = {{32, 128, 512}, {27, 137, 600}, {64, 530, 513}, {95, 997, 640}, {52, 1025, 1024}, {33, 200, 520}};     /* x W^T */
+    static const size_t low[][3] = {{32, 128, 512}, {27, 137, 600}, {64, 530, 513}, {95, 997, 640}, {52, 1025, 1024}, {33, 200, 520},
+        {32, 129, 512}, {82, 194, 804}, {89, 195, 1001}};     /* x W^T; the last: a thread is left with one to three columns */
     size_t i, j, k, n = sizeof small / sizeof *small, turn = 0;
     int t;
     for (i = 0; i < n; i++) for (j = 0; j < n; j++) for (k = 0; k < n; k++)

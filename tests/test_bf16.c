@@ -298,6 +298,10 @@ static void products(void) {
         p.special = 0; p.alpha = 1; p.beta = (double)(turn % 2);
         product_case(&p);
     }
+    for (t = 0; t < 4; t++) {                 /* added to C: two threads cut rows elsewhere than one's tiles end */
+        p.batch = 1; p.ta = t & 1; p.tb = (int)t >> 1; p.M = 90; p.N = 33; p.K = 100; p.gap = t % 3; p.special = 0; p.alpha = p.beta = 1;
+        product_case(&p);
+    }
     for (t = 0; t < (SLOW ? 80 : 400); t++) {
         p.batch = 1; p.ta = t & 1; p.tb = (int)t >> 1 & 1; p.M = 1 + pick(40); p.N = 1 + pick(40); p.K = 1 + pick(50); p.gap = pick(3);
         p.special = 1;
