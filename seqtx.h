@@ -5062,6 +5062,7 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
    in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers.
    With AVX-512 strips of B (not of B^T) are packed by the first tile that reads them, where it lies.
+   Of few columns, or with AVX-512 few rows by W^T and narrow gradients dy^T x, C's transpose is made and turned back (stx__turned).
    Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not depend on
    their number. */
 
@@ -6612,10 +6613,10 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     }
 }
 
-/* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for a
-   weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
+/* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for
+   a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
    packed (not in bf16, where it gained nothing); and for x W^T of few rows, so that W is read where it lies and x is what is turned. */
-enum { STX__NARROW = 128, STX__FEW_ROWS = 96, STX__TURN_BACK = 64 };  /* columns of C, rows of C, at most; numbers of a row turned at a time */
+enum { STX__NARROW = 128, STX__FEW_ROWS = 96, STX__TURN_BACK = 64 };     /* columns, rows of C, at most; of its rows, turned at a time */
 static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t nr = mk->nr;
     if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
@@ -6624,8 +6625,8 @@ static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
     return g->M <= STX__FEW_ROWS && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
 }
 /* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. N: columns of the whole product, by which it is chosen how
-   sums are made, so that threads do not change them. The transpose stands in scratch behind op(A)'s strips and those of op(B), which are
-   as many columns as a block of C has rows; it has `few` numbers for each of them, or is no larger than 4 MC x FEW_ROWS. */
+   sums are made, so that threads do not change them. Scratch holds op(B)^T's packed block, op(A)^T's strips (KC numbers for each of
+   `rows`), the transpose (rows x cols) and what is turned back of it: cols is `few`, or, of few rows, both are small. */
 static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, size_t N, const stx__after *after,
                              size_t in_pre, size_t j0) {
     const size_t few = STX_MIN(g->M, g->N), place = (size_t)STX__PACK - STX__MC * STX__KC - (size_t)STX__TURN_BACK * STX__NR_MAX,

@@ -132,7 +132,8 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
                       turn % 3);
     for (i = 0; i < sizeof gradient / sizeof *gradient; i++)
         for (t = 0; t < 4; t++, turn++)
-            gemm_case(one, many, 1 + turn % 2, 1, 0, gradient[i][0], gradient[i][1], gradient[i][2], 1, t < 2 ? t : t == 2 ? 0.5 : -2, turn % 3);
+            gemm_case(one, many, 1 + turn % 2, 1, 0, gradient[i][0], gradient[i][1], gradient[i][2], 1, t < 2 ? t : t == 2 ? 0.5 : -2,
+                      turn % 3);
     for (i = 0; i < sizeof low / sizeof *low; i++)
         for (t = 0; t < 3; t++, turn++)
             gemm_case(one, many, 1 + turn % 2, 0, 1, low[i][0], low[i][1], low[i][2], 1, t == 2 ? 0.5 : t, turn % 3);
