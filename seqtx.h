@@ -5062,7 +5062,7 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
    in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers.
    With AVX-512 strips of B (not of B^T) are packed by the first tile that reads them, where it lies.
-   Of few columns, or with AVX-512 few rows by W^T and narrow gradients dy^T x, C's transpose is made and turned back (stx__turned).
+   Of few columns, or with AVX-512 narrow gradients dy^T x and in bf16 few rows by W^T, C's transpose is made and turned back (stx__turned).
    Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not depend on
    their number. */
 
@@ -6183,30 +6183,58 @@ STX_INNER void stx__gemv_packed(int fma, const stx_gemm_args *g, const stx__pack
 STX_EACH_ISA(stx__gemv_packed, (const stx_gemm_args *g, const stx__packed *w, size_t at, stx__int8_ways int8), g, w, at, int8)
 
 #if defined(STX__X86) && !defined(SEQTX_DOUBLE)
-/* x W^T of few rows, too many for stx__gemv, too few for W to be worth turning: the sums of n rows of x and w rows of W, 16 numbers of k
-   at a time, stand in registers. (bf16: 32, and W's are rounded on the way.) Written out as the micro-kernels, for the same reasons. */
+/* x W^T of few rows, too many for stx__gemv, too few for W to be worth transposing: the sums of n rows of x and w rows of W, 16 numbers of
+   k at a time, stand in registers. (bf16: 32, and W's are rounded on the way.) Written out as the micro-kernels, for the same reasons. */
   #define STX__DOTS_ARGS const void *av, size_t rs, const float *b, size_t ldb, size_t k, float *c, size_t ldc, size_t cols, int add
 STX__INLINE_FOR("avx512f") void stx__dots_zero(size_t i, __m512 (*s)[4], size_t w) {
     s[i][0] = s[i][1] = _mm512_setzero_ps();
     if (w > 2) s[i][2] = s[i][3] = _mm512_setzero_ps();
 }
-STX__INLINE_FOR("avx512f") void stx__dots_step(size_t i, __m512 (*s)[4], const float *const *g, size_t rs, const __m512 *b, size_t w,
+STX__INLINE_FOR("avx512f") void stx__dots_step(size_t i, __m512 (*s)[4], const float *const *g, size_t rs, const __m512 *b,
                                                __mmask16 some) {
     __m512 t = _mm512_maskz_loadu_ps(some, g[i / 3] + i % 3 * rs);
+    __asm__("" : "+v"(t));        /* else gcc loads it for each product, and a step takes as long as its loads */
     s[i][0] = _mm512_fmadd_ps(t, b[0], s[i][0]);
     s[i][1] = _mm512_fmadd_ps(t, b[1], s[i][1]);
-    if (w > 2) { s[i][2] = _mm512_fmadd_ps(t, b[2], s[i][2]); s[i][3] = _mm512_fmadd_ps(t, b[3], s[i][3]); }
+    s[i][2] = _mm512_fmadd_ps(t, b[2], s[i][2]);
+    s[i][3] = _mm512_fmadd_ps(t, b[3], s[i][3]);
 }
-STX__INLINE_FOR("avx512f") __m256 stx__dots_half(__m512 s) {
-    return _mm256_add_ps(_mm512_castps512_ps256(s), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(s), 1)));
+/* In each 128 bits: the sums of a's four numbers there, of b's, c's and d's */
+STX__INLINE_FOR("avx512f") __m512 stx__dots_four(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512d t = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, a, b), _mm512_maskz_unpackhi_ps(0xffff, a, b)));
+    __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_maskz_unpacklo_ps(0xffff, c, d), _mm512_maskz_unpackhi_ps(0xffff, c, d)));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, t, u)), _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, t, u)));
 }
-STX__INLINE_FOR("avx512f") void stx__dots_end(size_t i, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols, int add) {
-    __m256 t = _mm256_hadd_ps(stx__dots_half(s[i][0]), stx__dots_half(s[i][1]));
-    float sum[4];
+/* Group q of four sums, of one row of x (w 4) or two (w 2); row i begins it, or is its second */
+STX__INLINE_FOR("avx512f") void stx__dots_group(size_t i, __m512 (*s)[4], __m512 *q, size_t n, size_t w) {
+    if (w > 2) q[i] = stx__dots_four(s[i][0], s[i][1], s[i][2], s[i][3]);
+    else if (i % 2 == 0 && i + 1 < n) q[i / 2] = stx__dots_four(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
+    else if (i % 2 == 0) q[i / 2] = stx__dots_four(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
+}
+/* Neighbouring 128 bits of a are added, and those of b: a's two halves, b's two */
+STX__INLINE_FOR("avx512f") __m512 stx__dots_halve(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88), _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
+}
+STX__INLINE_FOR("avx512f") void stx__dots_out(size_t i, const float *sum, float *c, size_t ldc, size_t w, size_t cols, int add) {
     size_t j;
-    t = _mm256_hadd_ps(t, w > 2 ? _mm256_hadd_ps(stx__dots_half(s[i][2]), stx__dots_half(s[i][3])) : t);
-    _mm_storeu_ps(sum, _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)));
-    for (j = 0; j < w && j < cols; j++) c[i * ldc + j] = add ? c[i * ldc + j] + sum[j] : sum[j];
+    sum += i * w;
+    c += i * ldc;
+    if (cols < w) for (j = 0; j < cols; j++) c[j] = add ? c[j] + sum[j] : sum[j];
+    else if (w > 2) _mm_storeu_ps(c, add ? _mm_add_ps(_mm_loadu_ps(c), _mm_loadu_ps(sum)) : _mm_loadu_ps(sum));
+    else {
+        __m128 t = _mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)sum));
+        if (add) t = _mm_add_ps(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i *)(const void *)c)), t);
+        _mm_storel_epi64((__m128i *)(void *)c, _mm_castps_si128(t));
+    }
+}
+STX__INLINE_FOR("avx512f") void stx__dots_end(size_t n, __m512 (*s)[4], float *c, size_t ldc, size_t w, size_t cols, int add) {
+    float sum[32];
+    __m512 q[8];
+    q[1] = q[2] = q[3] = q[4] = q[5] = q[6] = q[7] = _mm512_setzero_ps();
+    STX__EACH_ROW14(n, stx__dots_group, s, q, n, w);
+    _mm512_storeu_ps(sum, stx__dots_halve(stx__dots_halve(q[0], q[1]), stx__dots_halve(q[2], q[3])));
+    if (n * w > 16) _mm512_storeu_ps(sum + 16, stx__dots_halve(stx__dots_halve(q[4], q[5]), stx__dots_halve(q[6], q[7])));
+    STX__EACH_ROW14(n, stx__dots_out, sum, c, ldc, w, cols, add);
 }
 STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, size_t w, STX__DOTS_ARGS) {
     const float *a = (const float *)av, *g[5], *r[4];
@@ -6219,49 +6247,65 @@ STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, size_t w, STX__D
         g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
         STX__EACH_ROW14(n, stx__dots_zero, s, w);
         for (p = 0; p + 16 <= k; p += 16, g[0] += 16, g[1] += 16, g[2] += 16, g[3] += 16, g[4] += 16) {
-            if (p % (64 / w) == 0) stx__ask_ahead(&next);
+            stx__ask_ahead(&next);
             t[0] = _mm512_loadu_ps(r[0] + p); t[1] = _mm512_loadu_ps(r[1] + p);
-            if (w > 2) { t[2] = _mm512_loadu_ps(r[2] + p); t[3] = _mm512_loadu_ps(r[3] + p); }
-            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, w, 0xffff);
+            t[2] = _mm512_loadu_ps(r[2] + p); t[3] = _mm512_loadu_ps(r[3] + p);
+            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, 0xffff);
         }
         if (p < k) {
             const __mmask16 some = (__mmask16)((1u << (k - p)) - 1);
             for (j = 0; j < w; j++) t[j] = _mm512_maskz_loadu_ps(some, r[j] + p);
-            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, w, some);
+            STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, some);
         }
-        STX__EACH_ROW14(n, stx__dots_end, s, c, ldc, w, cols, add);
+        stx__dots_end(n, s, c, ldc, w, cols, add);
     }
 }
-  /* stem_rows for n rows, and the choice between them */
+  /* stem_rows for n rows, and the choice between them; float's tiles have up to 7 rows */
   #define STX__DOTS_FOR(n, w, stem, isa) __attribute__((target(isa))) static void stem##_##n(STX__DOTS_ARGS) { \
         stem##_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); }
-  #define STX__DOTS_ALL(stem, isa) \
-    STX__DOTS_FOR(4, 4, stem, isa) STX__DOTS_FOR(5, 4, stem, isa) STX__DOTS_FOR(6, 4, stem, isa) STX__DOTS_FOR(7, 4, stem, isa) \
-    STX__DOTS_FOR(8, 2, stem, isa) STX__DOTS_FOR(9, 2, stem, isa) STX__DOTS_FOR(10, 2, stem, isa) STX__DOTS_FOR(11, 2, stem, isa) \
-    STX__DOTS_FOR(12, 2, stem, isa) STX__DOTS_FOR(13, 2, stem, isa) STX__DOTS_FOR(14, 2, stem, isa)
-  #define STX__DOTS_CASES(n, stem, args) switch (n) { \
-    case 4: stem##_4 args; break; case 5: stem##_5 args; break; case 6: stem##_6 args; break; case 7: stem##_7 args; break; \
-    case 8: stem##_8 args; break; case 9: stem##_9 args; break; case 10: stem##_10 args; break; case 11: stem##_11 args; break; \
-    case 12: stem##_12 args; break; case 13: stem##_13 args; break; default: stem##_14 args; }
-/* x's rows are copied to where they are no power of two apart, or the first cache would hold few of them; k is cut so that it holds all */
-enum { STX__DOTS_X = 8192 };
+  #define STX__DOTS_7(stem, isa) \
+    STX__DOTS_FOR(4, 4, stem, isa) STX__DOTS_FOR(5, 4, stem, isa) STX__DOTS_FOR(6, 4, stem, isa) STX__DOTS_FOR(7, 4, stem, isa)
+  #define STX__DOTS_14(stem, isa) \
+    STX__DOTS_7(stem, isa) STX__DOTS_FOR(8, 2, stem, isa) STX__DOTS_FOR(9, 2, stem, isa) STX__DOTS_FOR(10, 2, stem, isa) \
+    STX__DOTS_FOR(11, 2, stem, isa) STX__DOTS_FOR(12, 2, stem, isa) STX__DOTS_FOR(13, 2, stem, isa) STX__DOTS_FOR(14, 2, stem, isa)
+  #define STX__DOTS_CASES3(stem, args) case 4: stem##_4 args; break; case 5: stem##_5 args; break; case 6: stem##_6 args; break;
+  #define STX__DOTS_CASES10(stem, args) \
+    STX__DOTS_CASES3(stem, args) \
+    case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; case 10: stem##_10 args; break; \
+    case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
+/* x's rows are copied to where they are no power of two apart, or the first cache would hold few of them: of a piece of k that lets it hold
+   the rows of a tile. The rows of W are worked on in blocks that the second cache keeps for x's other tiles. */
+enum { STX__DOTS_K = 512, STX__DOTS_W = (1 << 18) / 4 };      /* floats of a row of x, of a block of W, at most */
 static size_t stx__dots_step_of(size_t K) { return stx__up(K, 32) + 32; }
-STX__DOTS_ALL(stx__dots_avx512, "avx512f")
+static size_t stx__dots_block(size_t parts, size_t k) { return parts == 1 ? (size_t)-1 : STX__DOTS_W / k / 4 * 4; }
+STX__DOTS_7(stx__dots_avx512, "avx512f")
 STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch) {
-    const size_t m = stx__even(g->M, 14, 1), kc = stx__even(g->K, STX__DOTS_X / m, 16), rs = stx__dots_step_of(kc);
-    size_t i, p, e;
-    for (p = 0; p < g->K; p += kc)
-        for (i = 0; i < g->M; i += m) {
-            const size_t k = STX_MIN(kc, g->K - p), n = STX_MIN(m, g->M - i);
-            for (e = 0; e < n; e++) memcpy(scratch + e * rs, g->A + (i + e) * g->lda + p, k * sizeof *scratch);
-            STX__DOTS_CASES(n, stx__dots_avx512, (scratch, rs, g->B + p, g->ldb, k, g->C + i * g->ldc, g->ldc, g->N, p || g->beta != 0))
-        }
+    const size_t parts = (g->M + 6) / 7, kc = stx__even(g->K, STX__DOTS_K, 16);
+    const size_t rs = stx__dots_step_of(kc), block = stx__dots_block(parts, kc);
+    size_t i, j, p, q;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p);
+        for (i = 0; i < g->M; i++) memcpy(scratch + i * rs, g->A + i * g->lda + p, k * sizeof *scratch);
+        for (j = 0; j < g->N; j += STX_MIN(block, g->N - j))
+            for (q = 0; q < parts; q++) {
+                const size_t at = g->M * q / parts, n = g->M * (q + 1) / parts - at, cols = STX_MIN(block, g->N - j);
+                const stx_real *a = scratch + at * rs, *w = g->B + j * g->ldb + p;
+                stx_real *c = g->C + at * g->ldc + j;
+                switch (n) {
+                STX__DOTS_CASES3(stx__dots_avx512, (a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0))
+                default: stx__dots_avx512_7(a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0);
+                }
+            }
+    }
 }
   #ifdef STX__BF16
     #define STX__BF16_ISA "avx512f,avx512bw,avx512vl,avx512bf16"
 STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_step(size_t i, __m512 (*s)[4], const uint16_t *const *g, size_t rs, const __m512i *b,
                                                         size_t w) {
-    __m512bh t = (__m512bh)_mm512_loadu_si512(g[i / 3] + i % 3 * rs);
+    __m512i v = _mm512_loadu_si512(g[i / 3] + i % 3 * rs);
+    __m512bh t;
+    __asm__("" : "+v"(v));        /* as in stx__dots_step */
+    t = (__m512bh)v;
     s[i][0] = _mm512_dpbf16_ps(s[i][0], t, (__m512bh)b[0]);
     s[i][1] = _mm512_dpbf16_ps(s[i][1], t, (__m512bh)b[1]);
     if (w > 2) { s[i][2] = _mm512_dpbf16_ps(s[i][2], t, (__m512bh)b[2]); s[i][3] = _mm512_dpbf16_ps(s[i][3], t, (__m512bh)b[3]); }
@@ -6291,23 +6335,34 @@ STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_rows(size_t n, size_t w, STX_
             }
             STX__EACH_ROW14(n, stx__dots_bf16_step, s, g, rs, t, w);
         }
-        STX__EACH_ROW14(n, stx__dots_end, s, c, ldc, w, cols, add);
+        stx__dots_end(n, s, c, ldc, w, cols, add);
     }
 }
-STX__DOTS_ALL(stx__dots_bf16, STX__BF16_ISA)
+STX__DOTS_14(stx__dots_bf16, STX__BF16_ISA)
 __attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch) {
-    const size_t m = stx__even(g->M, 14, 1), kc = stx__even(g->K, 2 * STX__DOTS_X / m, 32), rs = stx__dots_step_of(kc);
+    const size_t parts = (g->M + 13) / 14, rows = (g->M + parts - 1) / parts;
+    const size_t kc = stx__even(g->K, STX_MIN(2 * STX__DOTS_K, 20 * STX__DOTS_K / rows), 32);
+    const size_t rs = stx__dots_step_of(kc), block = stx__dots_block(parts, kc);
     uint16_t *x = (uint16_t *)(void *)scratch;
-    size_t i, p, e;
-    for (p = 0; p < g->K; p += kc)
-        for (i = 0; i < g->M; i += m) {
-            const size_t k = STX_MIN(kc, g->K - p), n = STX_MIN(m, g->M - i);
-            for (e = 0; e < n; e++) {
-                stx__round_row_bf16(x + e * rs, g->A + (i + e) * g->lda + p, k);
-                memset(x + e * rs + k, 0, (stx__up(k, 32) - k) * sizeof *x);
-            }
-            STX__DOTS_CASES(n, stx__dots_bf16, (x, rs, g->B + p, g->ldb, k, g->C + i * g->ldc, g->ldc, g->N, p || g->beta != 0))
+    size_t i, j, p, q;
+    for (p = 0; p < g->K; p += kc) {
+        const size_t k = STX_MIN(kc, g->K - p);
+        for (i = 0; i < g->M; i++) {
+            stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
+            memset(x + i * rs + k, 0, (stx__up(k, 32) - k) * sizeof *x);
         }
+        for (j = 0; j < g->N; j += STX_MIN(block, g->N - j))
+            for (q = 0; q < parts; q++) {
+                const size_t at = g->M * q / parts, n = g->M * (q + 1) / parts - at, cols = STX_MIN(block, g->N - j);
+                const uint16_t *a = x + at * rs;
+                const stx_real *w = g->B + j * g->ldb + p;
+                stx_real *c = g->C + at * g->ldc + j;
+                switch (n) {
+                STX__DOTS_CASES10(stx__dots_bf16, (a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0))
+                default: stx__dots_bf16_14(a, rs, w, g->ldb, k, c, g->ldc, cols, p || g->beta != 0);
+                }
+            }
+    }
 }
   #endif
 #endif
@@ -6615,14 +6670,15 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
 
 /* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for
    a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
-   packed (not in bf16, where it gained nothing); and for x W^T of few rows, so that W is read where it lies and x is what is turned. */
+   packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__dots_most, but few, so that W is read where it
+   lies and x is what is packed. */
 enum { STX__NARROW = 128, STX__FEW_ROWS = 96, STX__TURN_BACK = 64 };     /* columns, rows of C, at most; of its rows, turned at a time */
 static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t nr = mk->nr;
     if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
     if (g->alpha != 1 || !mk->keep || g->ta == g->tb) return 0;
     if (g->ta) return mk->kr == 1 && g->N <= STX__NARROW && g->M >= 4 * nr && g->M >= 2 * g->N && g->K >= 4 * g->N && g->K >= 256;
-    return g->M <= STX__FEW_ROWS && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
+    return mk->kr > 1 && g->M <= STX__FEW_ROWS && 4 * stx__up(g->M, nr) <= 5 * g->M && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
 }
 /* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. N: columns of the whole product, by which it is chosen how
    sums are made, so that threads do not change them. Scratch holds op(B)^T's packed block, op(A)^T's strips (KC numbers for each of
@@ -6883,9 +6939,10 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
-/* Up to how many rows x W^T is faster without turning W, measured: the sums of short rows take longest to add up */
+/* Up to how many rows x W^T is faster without transposing W, measured: the sums of short rows take longest to add up */
 static size_t stx__dots_most(const stx__micro *mk, size_t K) {
-    return K < 256 ? 10 : mk->kr == 1 ? 16 : mk->kr == 2 ? 28 : 14;
+    if (mk->kr == 1) return K < 32 ? 0 : STX_MIN(K / 4, (size_t)STX__MC);
+    return STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
 }
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
