@@ -272,6 +272,7 @@ $(TRAINERS:%=%_shim): %_shim: %_shim.o $(SHIM)
 # >>runs: what `make test` runs. run-NAME needs PROGRAMS and runs COMMAND
 define run
 RUNS += $(1)
+PROGRAMS += $(2)
 run-$(1): $(2)
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh $(1) $(3)
 endef
@@ -350,7 +351,9 @@ FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) $(fi
 	trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
-.PHONY: run-test run-quick $(RUNS:%=run-%)
+# what they need, without running anything
+programs: $(sort $(PROGRAMS))
+.PHONY: run-test run-quick programs $(RUNS:%=run-%)
 
 # as many at once as there are cores, unless -j says otherwise
 LANES = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2))
