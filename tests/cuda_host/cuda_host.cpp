@@ -762,22 +762,17 @@ void cuda_host_trap_thread(const char *what, int line) { report("%s of line %d",
      c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
    Products of bf16 or tf32 are exact in f32; they are added to c in the order of k, rounded to nearest at each step. */
 typedef float eight __attribute__((vector_size(32)));
+typedef uint32_t eight_words __attribute__((vector_size(32)));
+/* Rows are put together from scalars: a vector that is loaded just after parts of it were stored waits for them. */
 template<int K> static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
-    eight C[16];
-    for (int i = 0; i < WARP; i++) {
-        const float *c = w->first[i].args->product[n].c;
-        int g = i >> 2, t = i & 3;
-        C[g][2 * t] = c[0]; C[g][2 * t + 1] = c[1]; C[g + 8][2 * t] = c[2]; C[g + 8][2 * t + 1] = c[3];
-    }
-    for (int i = 0; i < 16; i++) {
-        eight s = C[i];
-        for (int k = 0; k < K; k++) s += A[i][k] * B[k];
-        C[i] = s;
-    }
-    for (int i = 0; i < WARP; i++) {
-        float *c = w->first[i].args->product[n].c;
-        int g = i >> 2, t = i & 3;
-        c[0] = C[g][2 * t]; c[1] = C[g][2 * t + 1]; c[2] = C[g + 8][2 * t]; c[3] = C[g + 8][2 * t + 1];
+    for (int g = 0; g < 8; g++) {
+        float *c[4];
+        for (int t = 0; t < 4; t++) c[t] = w->first[4 * g + t].args->product[n].c;
+        for (int half = 0; half < 4; half += 2) {
+            eight s = {c[0][half], c[0][half + 1], c[1][half], c[1][half + 1], c[2][half], c[2][half + 1], c[3][half], c[3][half + 1]};
+            for (int k = 0; k < K; k++) s += A[g + 4 * half][k] * B[k];
+            for (int t = 0; t < 4; t++) { c[t][half] = s[2 * t]; c[t][half + 1] = s[2 * t + 1]; }
+        }
     }
 }
 static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
@@ -794,7 +789,15 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
                 float *a = &A[g + (r & 1) * 8][2 * t + (r >> 1) * 8];
                 a[0] = low_half(p.a[r]); a[1] = high_half(p.a[r]);
             }
-            for (int r = 0; r < 2; r++) { B[2 * t + r * 8][g] = low_half(p.b[r]); B[2 * t + r * 8 + 1][g] = high_half(p.b[r]); }
+        }
+        for (int t = 0; t < 4; t++) {
+            const uint32_t *b[8];
+            for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
+            for (int r = 0; r < 2; r++) {
+                const eight_words u = {b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]};
+                B[2 * t + r * 8] = (eight)(u << 16);
+                B[2 * t + r * 8 + 1] = (eight)(u & 0xffff0000u);
+            }
         }
         multiply<16>(w, n, A, B);
     }
@@ -808,7 +811,12 @@ static void do_mma_tf32(warp *w, unsigned, int kind) {
             const cuda_host_product &p = w->first[i].args->product[n];
             int g = i >> 2, t = i & 3;
             for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(p.a[r] & 0xffffe000u);
-            for (int r = 0; r < 2; r++) B[t + r * 4][g] = __uint_as_float(p.b[r] & 0xffffe000u);
+        }
+        for (int t = 0; t < 4; t++) {
+            const uint32_t *b[8];
+            for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
+            for (int r = 0; r < 2; r++)
+                B[t + r * 4] = (eight)(eight_words{b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]} & 0xffffe000u);
         }
         multiply<8>(w, n, A, B);
     }
