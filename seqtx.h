@@ -5062,7 +5062,7 @@ STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, 
    already lie in order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in order. A block of B (KC x NC) stays
    in L3; in L2 a block of A (MC x KC) meets one group of B's strips after the other; the MR x NR corner of C stands in registers.
    With AVX-512 strips of B (not of B^T) are packed by the first tile that reads them, where it lies.
-   Of few columns, or with AVX-512 narrow gradients dy^T x and in bf16 few rows by W^T, C's transpose is made and turned back (stx__turned).
+   C of few columns, with AVX-512 also narrow gradients dy^T x and in bf16 few rows by W^T, is made as its transpose (stx__transposed).
    Threads get whole strips, and K is cut the same for all, so the order of the sums, and with it every bit of C, does not depend on
    their number. */
 
@@ -5080,7 +5080,7 @@ typedef struct stx__micro {
     size_t kr;                   /* numbers that a step of k takes: ranges of k begin and end at multiples of it */
     void (*run)(STX__MICRO_ARGS);
     void (*enter)(void), (*leave)(void);    /* a thread calls them around its products; NULL: nothing to do */
-    void (*turn)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);      /* as stx__transpose does; NULL: by plain loops */
+    void (*transpose)(stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k);    /* as stx__transpose does; NULL: by it */
     void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
     void (*keep)(STX__KEEP_ARGS);           /* NULL: strips are packed before */
     void (*dots)(const stx_gemm_args *g, stx_real *scratch);        /* x W^T of few rows, W as it is; NULL: packed */
@@ -5315,7 +5315,7 @@ STX__AVX512 static void stx__micro_avx512_keep(STX__KEEP_ARGS) {
     stx__avx512_tile(14, k, (const float *)av, rs, ks, b, ldb, c, ldc, add, to);
 }
 /* 16 rows of 16 times 4 bytes become 16 columns */
-STX__INLINE_FOR("avx512f") void stx__turn16(__m512i *z) {
+STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     __m512i t[16];
     size_t q, c;
     for (q = 0; q < 16; q += 2) {
@@ -5339,7 +5339,7 @@ STX__INLINE_FOR("avx512f") void stx__turn16(__m512i *z) {
     }
     for (q = 0; q < 16; q++) z[q] = t[q];
 }
-STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, size_t n, size_t k) {
+STX__AVX512 static void stx__transpose_avx512(float *to, const float *B, size_t ldb, size_t n, size_t k) {
     size_t half, p, i;
     for (half = 0; half < 32; half += 16) {
         const size_t rows = n > half ? STX_MIN((size_t)16, n - half) : 0;
@@ -5364,7 +5364,7 @@ STX__AVX512 static void stx__turn_avx512(float *to, const float *B, size_t ldb, 
             const __mmask16 mask = (__mmask16)((1u << some) - 1);
             __m512i z[16];
             for (i = 0; i < 16; i++) z[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, b + i * ldb + p) : _mm512_setzero_si512();
-            stx__turn16(z);
+            stx__transpose16(z);
             for (i = 0; i < some; i++) _mm512_storeu_si512(to + (p + i) * 32 + half, z[i]);
         }
     }
@@ -5386,7 +5386,7 @@ STX__AVX512 static void stx__strips_avx512(float *to, size_t stride, const float
         }
 }
 STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch);
-static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__turn_avx512, stx__strips_avx512,
+static const stx__micro stx__micro_avx512 = {14, 32, 1, stx__micro_avx512_run, NULL, NULL, stx__transpose_avx512, stx__strips_avx512,
     stx__micro_avx512_keep, stx__dots_avx512, NULL, NULL, "avx512"};
 #endif
 
@@ -5677,7 +5677,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
             }
         }
 }
-/* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time, turned: see stx__pack_a */
+/* A^T, A (k x m), as pairs in tiles for AMX: 16 rows of pairs by 16 columns at a time, transposed: see stx__pack_a */
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__pack_at_bf16(uint32_t *to, const float *A, size_t lda,
     size_t m, size_t k) {
     const __m512i zip = STX__ZIP_BF16;
@@ -5693,12 +5693,12 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx_
                 __m512 hi = _mm512_maskz_loadu_ps(r + 1 < k ? some : 0, A + STX_MIN(r + 1, k - 1) * lda + i);
                 z[q] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
             }
-            stx__turn16(z);
+            stx__transpose16(z);
             for (q = 0; q < 16; q++) _mm512_storeu_si512(tile + q * 16, z[q]);
         }
 }
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch);
-static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__turn_avx512, stx__strips_bf16,
+static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, NULL, stx__transpose_avx512, stx__strips_bf16,
     stx__micro_dot_keep, stx__dots_bf16, stx__round_row_bf16, stx__pair_rows_bf16, "avx512 bf16"};
   #endif
 
@@ -5706,7 +5706,7 @@ static const stx__micro stx__micro_dot = {14, 32, 2, stx__micro_dot_run, NULL, N
      hold 32 x 32 of C. Who defines STX__AMX before this has his own tiles (tests/inner/amx.h: in C, for processors that have none). */
   #if !defined(STX__AMX) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
     #define STX__AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
-    #define STX__AMX_LOOPS stx__turn_avx512, stx__strips_bf16, NULL, stx__dots_bf16, \
+    #define STX__AMX_LOOPS stx__transpose_avx512, stx__strips_bf16, NULL, stx__dots_bf16, \
         stx__round_row_bf16, stx__pair_rows_bf16, "amx bf16"   /* of a stx__micro */
 /* Has the processor AMX for bfloat16, and does the kernel let this process use it? (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA) */
 static int stx__has_amx(void) {
@@ -5833,7 +5833,7 @@ __attribute__((target("avx512f"))) static void stx__pack_at_avx512(float *to, co
 }
 #endif
 static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_real *B, size_t ldb, size_t n, size_t k) {
-    if (mk->turn) mk->turn(to, B, ldb, n, k);
+    if (mk->transpose) mk->transpose(to, B, ldb, n, k);
     else stx__transpose(to, mk->nr, B, ldb, n, k);
 }
 /* op(B) (k x n) in strips of nr columns, as [k][nr], filled up with zeros: k to a multiple of kr, n to one of nr. Strips are stride
@@ -5861,7 +5861,7 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
         size_t w = STX_MIN(nr, n - j), r;
         const stx_real *b = B + j * ldb;
         if (u == 1) { stx__transpose_for(mk, to, b, ldb, w, k); continue; }
-        for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {       /* pairs stand together in a row: round it, then turn it in units */
+        for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {       /* pairs stand together in a row: round it, then transpose units */
             uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
             uint16_t *t = (uint16_t *)(void *)units;
             size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
@@ -6517,11 +6517,11 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         stx__pack_at(to, A, lda, m, k, mk->mr);
         return to;
     }
-    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are pairs of neighbouring k, turned, as AMX's tiles: [m/32][k/32][32][32] */
+    if (ta && mk->kr > 2) {     /* pairs of rows of A, which are of neighbouring k, transposed, as AMX's tiles: [m/32][k/32][32][32] */
         uint32_t t[16 * 32], *tile = (uint32_t *)(void *)to;
         size_t q, r, n;
   #ifdef STX__BF16
-        if (mk->turn) stx__pack_at_bf16(tile, A, lda, m, k); else
+        if (mk->transpose) stx__pack_at_bf16(tile, A, lda, m, k); else
   #endif
         for (i = 0; i < m; i += 32)
             for (p = 0, n = STX_MIN((size_t)32, m - i); p < kk; p += 32, tile += 16 * 32) {
@@ -6536,7 +6536,7 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
         *ks = 64;
         *step = kk * sizeof(uint16_t);
         return to;
-    } else if (ta) {       /* the same, not turned: [k/2][m] */
+    } else if (ta) {       /* the same, not transposed: [k/2][m] */
         for (p = 0; p < k; p += 2) {
             if (p + 1 + STX__AHEAD < k) { stx_prefetch(A + (p + STX__AHEAD) * lda, m); stx_prefetch(A + (p + 1 + STX__AHEAD) * lda, m); }
             mk->pair((uint32_t *)(void *)to + p / 2 * m, A + p * lda, p + 1 < k ? A + (p + 1) * lda : NULL, m);
@@ -6668,12 +6668,13 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
     }
 }
 
-/* C by its transpose op(B)^T op(A)^T, by blocks that are turned back: where C has so few columns that most of a strip would be padding; for
-   a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what is
-   packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__dots_most, but few, so that W is read where it
-   lies and x is what is packed. */
-enum { STX__NARROW = 128, STX__FEW_ROWS = 96, STX__TURN_BACK = 64 };     /* columns, rows of C, at most; of its rows, turned at a time */
-static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
+/* C by its transpose op(B)^T op(A)^T, by blocks that are transposed back: where C has so few columns that most of a strip would be padding;
+   for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what
+   is packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__dots_most, but few, so that W is read
+   where it lies and x is what is packed. */
+enum { STX__NARROW = 128, STX__FEW_ROWS = 96 };     /* columns, rows of C, at most */
+enum { STX__TRANSPOSE_BACK = 64 };                  /* rows of C, at a time */
+static int stx__transposed(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t nr = mk->nr;
     if (g->M >= 4 * nr && 2 * g->N <= nr) return 1;
     if (g->alpha != 1 || !mk->keep || g->ta == g->tb) return 0;
@@ -6682,13 +6683,13 @@ static int stx__turned(const stx__micro *mk, const stx_gemm_args *g) {
 }
 /* after, in_pre (where C stands in its matrix), j0: as stx__gemm_any has them. N: columns of the whole product, by which it is chosen how
    sums are made, so that threads do not change them. Scratch holds op(B)^T's packed block, op(A)^T's strips (KC numbers for each of
-   `rows`), the transpose (rows x cols) and what is turned back of it: cols is `few`, or, of few rows, both are small. */
-static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, size_t N, const stx__after *after,
-                             size_t in_pre, size_t j0) {
-    const size_t few = STX_MIN(g->M, g->N), place = (size_t)STX__PACK - STX__MC * STX__KC - (size_t)STX__TURN_BACK * STX__NR_MAX,
+   `rows`), the transpose (rows x cols) and what is transposed back of it: cols is `few`, or, of few rows, both are small. */
+static void stx__gemm_transposed(stx_ctx *x, const stx__micro *mk, stx_real *scratch, const stx_gemm_args *g, size_t N,
+                                 const stx__after *after, size_t in_pre, size_t j0) {
+    const size_t few = STX_MIN(g->M, g->N), place = (size_t)STX__PACK - STX__MC * STX__KC - (size_t)STX__TRANSPOSE_BACK * STX__NR_MAX,
         most = place / (STX__KC + few);
     const size_t rows = stx__even(g->M, most, mk->nr), cols = g->N <= STX__NARROW ? g->N : 4 * STX__MC;      /* of a block of C */
-    stx_real *t = scratch + STX__MC * STX__KC + stx__up(rows, mk->nr) * STX__KC, *turned = t + rows * cols;
+    stx_real *t = scratch + STX__MC * STX__KC + stx__up(rows, mk->nr) * STX__KC, *back = t + rows * cols;
     stx_gemm_args part = *g;
     size_t at, to, i, j, r, e;
     part.ta = !g->tb; part.lda = g->ldb;
@@ -6703,12 +6704,12 @@ static void stx__gemm_turned(stx_ctx *x, const stx__micro *mk, stx_real *scratch
             if (N <= 3 && mk->kr == 1 && !part.ta) STX_CALL(x, stx__gemv, (&part));
             else stx__gemm_any(x, mk, scratch, &part, NULL, NULL, 0, 0);
             for (j = 0; j < part.M; j += mk->nr)
-                for (i = 0; i < part.N; i += STX__TURN_BACK) {
-                    const size_t w = STX_MIN(mk->nr, part.M - j), n = STX_MIN((size_t)STX__TURN_BACK, part.N - i);
-                    stx__transpose_for(mk, turned, t + j * part.ldc + i, part.ldc, w, n);
+                for (i = 0; i < part.N; i += STX__TRANSPOSE_BACK) {
+                    const size_t w = STX_MIN(mk->nr, part.M - j), n = STX_MIN((size_t)STX__TRANSPOSE_BACK, part.N - i);
+                    stx__transpose_for(mk, back, t + j * part.ldc + i, part.ldc, w, n);
                     for (r = 0; r < n; r++) {
                         stx_real *c = g->C + (at + i + r) * g->ldc + to + j;
-                        const stx_real *from = turned + r * mk->nr;
+                        const stx_real *from = back + r * mk->nr;
                         if (g->beta == 0) for (e = 0; e < w; e++) c[e] = from[e];
                         else for (e = 0; e < w; e++) c[e] = g->beta * c[e] + from[e];
                     }
@@ -6774,10 +6775,10 @@ static int stx__dnnl_make(stx__dnnl *d, stx__dnnl_plan *p, int bf16) {
     const char *how = NULL;
     int i, r, good;
     for (i = 0; i < 3; i++) {                /* A (M x K), B (K x N), C (M x N): rows, columns and their distances */
-        int turned = i < 2 && (k[0] >> i & 1);
+        int transposed = i < 2 && (k[0] >> i & 1);
         dim[i][0] = (dnnl_dim_t)(i == 1 ? k[3] : k[1]);
         dim[i][1] = (dnnl_dim_t)(i == 0 ? k[3] : k[2]);
-        for (r = 0; r < 2; r++) step[i][r] = r == turned ? (dnnl_dim_t)k[4 + i] : 1;
+        for (r = 0; r < 2; r++) step[i][r] = r == transposed ? (dnnl_dim_t)k[4 + i] : 1;
     }
     good = dnnl_primitive_attr_create(&attr) == dnnl_success && dnnl_post_ops_create(&post) == dnnl_success &&
            dnnl_primitive_attr_set_fpmath_mode(attr, dnnl_fpmath_mode_strict) == dnnl_success;   /* whatever the environment says */
@@ -6948,7 +6949,7 @@ static size_t stx__dots_most(const stx__micro *mk, size_t K) {
 typedef struct stx__product_job {
     const stx__micro *mk;
     const stx_gemm_args *g;
-    int rows, gemv, dots, turned;
+    int rows, gemv, dots, transposed;
     const stx__packed *packed;    /* B's, from its number at on; NULL: as it is */
     size_t at;
     size_t n, per, parts;         /* n: rows or columns to be cut */
@@ -6993,7 +6994,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
             if (j->after) stx__after_rows(s->x, j->after, col, part.C, at, g->ldc, part.M, part.N);
         } else {
             if (mk->enter) mk->enter();
-            if (j->turned) stx__gemm_turned(s->x, mk, scratch, &part, g->N, j->after, at, col);
+            if (j->transposed) stx__gemm_transposed(s->x, mk, scratch, &part, g->N, j->after, at, col);
             else stx__gemm_any(s->x, mk, scratch, &part, j->ready, j->after, j->jc + at, j->jc + col);
             if (mk->leave) mk->leave();
         }
@@ -7103,7 +7104,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.dots = !j.gemv && j.mk->dots && M <= stx__dots_most(j.mk, K) && g->tb && !g->ta && g->alpha == 1 &&
                  (g->beta == 0 || g->beta == 1);
         if (j.dots) { j.rows = 0; j.n = N; }
-        j.turned = !j.gemv && !j.dots && stx__turned(j.mk, g);
+        j.transposed = !j.gemv && !j.dots && stx__transposed(j.mk, g);
         j.packed = packed;
         j.at = at;
         if (packed) { j.rows = 0; j.n = N; }
@@ -7115,7 +7116,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             return;
         }
         /* rows: of fewer than MR the last tile of a part takes less time */
-        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.turned ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
+        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.transposed ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));
@@ -7125,7 +7126,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.parts = parts;
         j.jc = 0;
         j.ready = NULL;
-        if (!j.gemv && !j.dots && !j.turned && (j.rows || parts == 1) && g->batch * parts > 1 &&
+        if (!j.gemv && !j.dots && !j.transposed && (j.rows || parts == 1) && g->batch * parts > 1 &&
             (g->batch == 1 ? !stx__keeps(j.mk, g) : !g->sb) && g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;
@@ -8560,7 +8561,7 @@ typedef struct stx__attn_scratch {
     stx_real *gather;                /* (BK,D): rows of a tile that stand in two places; with a past */
     stx_real *o, *o2;                /* (n,Dp): forward y; backward sum ds k, sum ds pe */
     stx_real *s, *g;                 /* (BQ,LDS), BQ likewise, between margins: logits, then weights; dy.v, then ds. s is also
-                                        room for BK rows of NR, when keys' gradients are turned back */
+                                        room for BK rows of NR, when keys' gradients are transposed back */
     void *h;                         /* bf16 only: (BQ,LDS) weights, or ds */
     uint32_t *zs, *zg, *zr;          /* bf16 only, backward: (BQ/2,LDS) pairs of rows of s, of g, of g skewed */
     stx_real *kt, *vt;               /* units (BK/NR,Dk/u,NR): k, v as columns */
@@ -8685,11 +8686,11 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
         }
 }
 /* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the next multiple of 32. By pieces of NR units of
-   columns: bf16s are paired with the row below first, so that the turn moves units of 4 bytes */
+   columns: bf16s are paired with the row below first, so that the transpose moves units of 4 bytes */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at, const stx_real *from, size_t ldf, size_t n,
                                 size_t cols) {
     const stx__micro *mk = A->mk;
-    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], turned[STX__NR_MAX * STX__TRANSPOSE_PIECE];
+    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], columns[STX__NR_MAX * STX__TRANSPOSE_PIECE];
     size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real), end = stx__up(n, 32);
     for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
@@ -8697,8 +8698,8 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
             const stx_real *f = from + r * ldf + c;
             if (u == 2) for (i = 0; i < rows; i += 2) mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf,
                                                                i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
-            stx__transpose_for(mk, turned, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
-            for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, turned + d * nr, STX_MIN(u * nr, end - r) * size);
+            stx__transpose_for(mk, columns, u == 2 ? pairs : f, u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
+            for (d = 0; d < w; d++) memcpy((char *)to + ((c + d) * ld + at + r) * size, columns + d * nr, STX_MIN(u * nr, end - r) * size);
         }
 }
 
@@ -8778,7 +8779,7 @@ STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_re
 STX_EACH_ISA(stx__attn_scaled, (stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq, const stx_real *STX_RESTRICT bias,
                                 stx_real scale, size_t n, size_t D), to, q, ldq, bias, scale, n, D)
 /* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to columns of its transpose */
-static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
+static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, const stx_real *bias, stx_real scale, size_t i0, size_t n) {
     const stx_attention_args *a = t->A->a;
     size_t q0, D = a->D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
@@ -8786,7 +8787,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *turned, const s
         STX_CALL(t->A->x, stx__attn_scaled, (t->R.stage, a->q + t->b * a->stq + (i0 + q0) * a->ldq + t->h * D, a->ldq,
                                              bias ? bias + t->h * D : NULL, scale, nb, D));
         stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)), t->A->Dk, t->R.stage, D, nb, D);
-        if (turned) stx__attn_transpose(t->A, turned, t->nt, q0, t->R.stage, D, nb, D);
+        if (transposed) stx__attn_transpose(t->A, transposed, t->nt, q0, t->R.stage, D, nb, D);
     }
 }
 /* Which keys of the tile exist; 0: none */
@@ -9476,8 +9477,9 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         if (A->tables && !t->persistent) STX_CALL(x, stx__zip_rows, (t->R.zr + z - 1, h - 1, h + STX__LDS, t->bk + 1));
     }
 }
-/* to (D,LDK)[d][c] += sum over the tile's queries of turned[d][r] weights[r][c] */
-static void stx__attn_scatter(const stx__attn_tile *t, const void *turned, const stx_real *weights, const uint32_t *pairs, stx_real *to) {
+/* to (D,LDK)[d][c] += sum over the tile's queries of transposed[d][r] weights[r][c] */
+static void stx__attn_scatter(const stx__attn_tile *t, const void *transposed, const stx_real *weights, const uint32_t *pairs,
+                              stx_real *to) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
     size_t c, d, ra, rb, u = A->u, D = A->a->D;
@@ -9490,8 +9492,8 @@ static void stx__attn_scatter(const stx__attn_tile *t, const void *turned, const
         rb = stx__up(rb, mk->kr);
         b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c) : (const void *)(weights + ra * STX__LDS + c);
         for (d = 0; d < D; d += mk->mr)
-            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, turned, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b, STX__LDS,
-                    to + d * STX__LDK + c, STX__LDK, 1);
+            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u, stx__num(A, transposed, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b,
+                    STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
     }
 }
 /* The same through the skew: dpe (D,ldpe)[d][p], and sum ds pe into o2 */
