@@ -219,8 +219,7 @@ for name in $names; do for f in "$out/$name".*.json; do if [ -s "$f" ]; then all
 } >"$out/report.md"
 cat "$out/report.md"
 if [ -n "$record" ]; then
-    mkdir -p bench/results
-    target=bench/results/compress-$(date +%Y-%m-%d)-$class.md
+    target=$(free_result compress-).md
     cp "$out/report.md" "$target"
     cat $all >"${target%.md}.json"
     echo "written: $target, ${target%.md}.json"

@@ -120,8 +120,7 @@ END
     break
 done
 if [ -n "$record" ]; then
-    mkdir -p bench/results
-    target=bench/results/curve-$(date +%Y-%m-%d)-$class.md
+    target=$(free_result curve-).md
     cp "$work/curve.md" "$target"
     echo "written: $target"
 fi

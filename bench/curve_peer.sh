@@ -96,8 +96,7 @@ awk -v every="$every" -v steps="$steps" '
     }' "$work/curve_$name.txt" >>"$work/curve_$name.md" || failed=1
 cat "$work/curve_$name.md"
 if [ -n "$record" ]; then
-    mkdir -p bench/results
-    target=bench/results/curve-$name-$(date +%Y-%m-%d)-$class.md
+    target=$(free_result "curve-$name-").md
     cp "$work/curve_$name.md" "$target"
     echo "written: $target"
 fi

@@ -147,9 +147,8 @@ demo_text() {
 }
 # record NAME FILE..: the report and these files to bench/results
 record() {
-    target=bench/results/$1-$(date +%Y-%m-%d)-$class
+    target=$(free_result "$1-")
     shift
-    mkdir -p bench/results
     cp "$out/report.md" "$target.md"
     cat "$@" >"$target.json"
     echo "written: $target.md, $target.json"

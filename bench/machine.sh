@@ -1,5 +1,5 @@
 # machine.sh - read by run.sh and the other scripts in the repository's root: names the machine and the commit for a report.
-# Sets cpu, cores, vector, class (for the names of files) and commit.
+# Sets cpu, cores, vector, class (for the names of files) and commit; free_result gives a report its name.
 cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
 [ -n "$cpu" ] || cpu=$(sysctl -n machdep.cpu.brand_string 2>/dev/null || uname -m)
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -7,3 +7,10 @@ vector=$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1 | tr
 class=$(printf '%s-%sc' "$cpu" "$cores" | tr '[:upper:]' '[:lower:]' | sed 's/([^)]*)//g; s/@.*-/-/; s/[^a-z0-9]\{1,\}/-/g; s/^-//')
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 git diff --quiet HEAD -- '*.h' 'bench/*.c' bench/peers examples 2>/dev/null || commit="$commit, with changes that are not committed"
+# free_result [WHAT-] [-KIND]: bench/results/WHAT-DATE-MACHINE-KIND without .md, or with -2, -3.. behind it where the day has such a report
+free_result() {
+    mkdir -p bench/results
+    base=bench/results/$1$(date +%Y-%m-%d)-$class${2:-} again=1
+    while [ -e "$base$([ $again = 1 ] || echo "-$again").md" ]; do again=$((again + 1)); done
+    echo "$base$([ $again = 1 ] || echo "-$again")"
+}

@@ -140,7 +140,7 @@ done
 } > "$work/report.md"
 cat "$work/report.md"
 [ -n "$record" ] || exit 0
-to=bench/results/ranks-$(date +%Y-%m-%d)-$class.md
+to=$(free_result ranks-).md
 mkdir -p bench/results
 cp "$work/report.md" "$to"
 echo "written: $to"

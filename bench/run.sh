@@ -169,9 +169,7 @@ report() {      # PROGRAM WHAT RESULTS ARGUMENTS..
     cat "$md"
     "$program" --data "$data" --work "$work" --append "$md" "$@" $args
     [ -n "$record" ] || return 0
-    target=bench/results/$(date +%Y-%m-%d)-$class$name.md again=2
-    while [ -e "$target" ]; do target=bench/results/$(date +%Y-%m-%d)-$class$name-$again.md again=$((again + 1)); done
-    mkdir -p bench/results
+    target=$(free_result "" "$name").md
     cp "$md" "$target"
     echo "written: $target"
 }

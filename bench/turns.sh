@@ -74,6 +74,6 @@ done
 } > "$work/report.md"
 cat "$work/report.md"
 [ -z "$record" ] || {
-    to=bench/results/$(date +%Y-%m-%d)-$class-turns.md
+    to=$(free_result "" -turns).md
     cp "$work/report.md" "$to"; echo "written: $to"
 }

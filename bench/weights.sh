@@ -22,6 +22,6 @@ rm -f "$work/weights.md"
 } | tee "$work/weights.md"
 "$work/weights" "$@" --append "$work/weights.md"
 [ -n "$record" ] || exit 0
-to=bench/results/$(date +%Y-%m-%d)-$class-weights.md
+to=$(free_result "" -weights).md
 cp "$work/weights.md" "$to"
 echo "written: $to"
