@@ -5314,7 +5314,8 @@ static void stx__micro_avx512_run(STX__MICRO_ARGS) {
 STX__AVX512 static void stx__micro_avx512_keep(STX__KEEP_ARGS) {
     stx__avx512_tile(14, k, (const float *)av, rs, ks, b, ldb, c, ldc, add, to);
 }
-/* 16 rows of 16 times 4 bytes become 16 columns */
+/* 16 rows of 16 times 4 bytes become 16 columns. (Masks of ones, here and below: without a mask gcc's shuffles begin with an undefined
+   vector, and it warns of that.) */
 STX__INLINE_FOR("avx512f") void stx__transpose16(__m512i *z) {
     __m512i t[16];
     size_t q, c;
@@ -6211,7 +6212,7 @@ STX__INLINE_FOR("avx512f") void stx__dots_group(size_t i, __m512 (*s)[4], __m512
     else if (i % 2 == 0 && i + 1 < n) q[i / 2] = stx__dots_four(s[i][0], s[i][1], s[i + 1][0], s[i + 1][1]);
     else if (i % 2 == 0) q[i / 2] = stx__dots_four(s[i][0], s[i][1], _mm512_setzero_ps(), _mm512_setzero_ps());
 }
-/* Neighbouring 128 bits of a are added, and those of b: a's two halves, b's two */
+/* By 128 bits: a0 + a1, a2 + a3, b0 + b1, b2 + b3 */
 STX__INLINE_FOR("avx512f") __m512 stx__dots_halve(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x88), _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xdd));
 }
@@ -6236,16 +6237,17 @@ STX__INLINE_FOR("avx512f") void stx__dots_end(size_t n, __m512 (*s)[4], float *c
     if (n * w > 16) _mm512_storeu_ps(sum + 16, stx__dots_halve(stx__dots_halve(q[4], q[5]), stx__dots_halve(q[6], q[7])));
     STX__EACH_ROW14(n, stx__dots_out, sum, c, ldc, w, cols, add);
 }
-STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, size_t w, STX__DOTS_ARGS) {
+STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, STX__DOTS_ARGS) {
+    enum { W = 4 };
     const float *a = (const float *)av, *g[5], *r[4];
     size_t j;
     stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
-    for (; cols; cols -= STX_MIN(w, cols), b += w * ldb, c += w) {
+    for (; cols; cols -= STX_MIN((size_t)W, cols), b += W * ldb, c += W) {
         size_t p;
         __m512 s[14][4], t[4];
-        for (j = 0; j < w; j++) r[j] = b + (j < cols ? j : 0) * ldb;
+        for (j = 0; j < W; j++) r[j] = b + (j < cols ? j : 0) * ldb;
         g[0] = a; g[1] = a + 3 * rs; g[2] = a + 6 * rs; g[3] = a + 9 * rs; g[4] = a + 12 * rs;
-        STX__EACH_ROW14(n, stx__dots_zero, s, w);
+        STX__EACH_ROW14(n, stx__dots_zero, s, W);
         for (p = 0; p + 16 <= k; p += 16, g[0] += 16, g[1] += 16, g[2] += 16, g[3] += 16, g[4] += 16) {
             stx__ask_ahead(&next);
             t[0] = _mm512_loadu_ps(r[0] + p); t[1] = _mm512_loadu_ps(r[1] + p);
@@ -6254,34 +6256,33 @@ STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, size_t w, STX__D
         }
         if (p < k) {
             const __mmask16 some = (__mmask16)((1u << (k - p)) - 1);
-            for (j = 0; j < w; j++) t[j] = _mm512_maskz_loadu_ps(some, r[j] + p);
+            for (j = 0; j < W; j++) t[j] = _mm512_maskz_loadu_ps(some, r[j] + p);
             STX__EACH_ROW14(n, stx__dots_step, s, g, rs, t, some);
         }
-        stx__dots_end(n, s, c, ldc, w, cols, add);
+        stx__dots_end(n, s, c, ldc, W, cols, add);
     }
 }
-  /* stem_rows for n rows, and the choice between them; float's tiles have up to 7 rows */
-  #define STX__DOTS_FOR(n, w, stem, isa) __attribute__((target(isa))) static void stem##_##n(STX__DOTS_ARGS) { \
-        stem##_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); }
-  #define STX__DOTS_7(stem, isa) \
-    STX__DOTS_FOR(4, 4, stem, isa) STX__DOTS_FOR(5, 4, stem, isa) STX__DOTS_FOR(6, 4, stem, isa) STX__DOTS_FOR(7, 4, stem, isa)
-  #define STX__DOTS_14(stem, isa) \
-    STX__DOTS_7(stem, isa) STX__DOTS_FOR(8, 2, stem, isa) STX__DOTS_FOR(9, 2, stem, isa) STX__DOTS_FOR(10, 2, stem, isa) \
-    STX__DOTS_FOR(11, 2, stem, isa) STX__DOTS_FOR(12, 2, stem, isa) STX__DOTS_FOR(13, 2, stem, isa) STX__DOTS_FOR(14, 2, stem, isa)
+  /* Of n rows, and the choice between them: float's tiles have 4 to 7, bf16's 4 to 14, by w rows of W */
+  #define STX__DOTS_F32(n) STX__AVX512 static void stx__dots_avx512_##n(STX__DOTS_ARGS) { \
+        stx__dots_avx512_rows(n, av, rs, b, ldb, k, c, ldc, cols, add); }
+  #define STX__DOTS_BF16(n, w) __attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16_##n(STX__DOTS_ARGS) { \
+        stx__dots_bf16_rows(n, w, av, rs, b, ldb, k, c, ldc, cols, add); }
   #define STX__DOTS_CASES3(stem, args) case 4: stem##_4 args; break; case 5: stem##_5 args; break; case 6: stem##_6 args; break;
   #define STX__DOTS_CASES10(stem, args) \
     STX__DOTS_CASES3(stem, args) \
     case 7: stem##_7 args; break; case 8: stem##_8 args; break; case 9: stem##_9 args; break; case 10: stem##_10 args; break; \
     case 11: stem##_11 args; break; case 12: stem##_12 args; break; case 13: stem##_13 args; break;
-/* x's rows are copied to where they are no power of two apart, or the first cache would hold few of them: of a piece of k that lets it hold
-   the rows of a tile. The rows of W are worked on in blocks that the second cache keeps for x's other tiles. */
-enum { STX__DOTS_K = 512, STX__DOTS_W = (1 << 18) / 4 };      /* floats of a row of x, of a block of W, at most */
-static size_t stx__dots_step_of(size_t K) { return stx__up(K, 32) + 32; }
+/* x's rows are copied (bf16: rounded) to stand side by side, in pieces of k of which the first cache holds a tile's: 14 KB of 7 rows in
+   float, 20 KB in bf16, whose rows of W pass through it besides, in float. The rows of W are worked on in blocks that the second cache
+   keeps for x's other tiles. */
+enum { STX__DOTS_K = 512, STX__DOTS_K2 = 1024, STX__DOTS_X2 = 10240 };      /* numbers of a row (2: bf16), of a tile's rows, at most */
+enum { STX__DOTS_W = (1 << 18) / 4 };                                       /* floats of a block of W */
+static size_t stx__dots_ld(size_t k) { return stx__up(k, 32) + 32; }        /* of x's rows: of the longest no power of two */
 static size_t stx__dots_block(size_t parts, size_t k) { return parts == 1 ? (size_t)-1 : STX__DOTS_W / k / 4 * 4; }
-STX__DOTS_7(stx__dots_avx512, "avx512f")
+STX__DOTS_F32(4) STX__DOTS_F32(5) STX__DOTS_F32(6) STX__DOTS_F32(7)
 STX__AVX512 static void stx__dots_avx512(const stx_gemm_args *g, stx_real *scratch) {
     const size_t parts = (g->M + 6) / 7, kc = stx__even(g->K, STX__DOTS_K, 16);
-    const size_t rs = stx__dots_step_of(kc), block = stx__dots_block(parts, kc);
+    const size_t rs = stx__dots_ld(kc), block = stx__dots_block(parts, kc);
     size_t i, j, p, q;
     for (p = 0; p < g->K; p += kc) {
         const size_t k = STX_MIN(kc, g->K - p);
@@ -6338,11 +6339,12 @@ STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_rows(size_t n, size_t w, STX_
         stx__dots_end(n, s, c, ldc, w, cols, add);
     }
 }
-STX__DOTS_14(stx__dots_bf16, STX__BF16_ISA)
+STX__DOTS_BF16(4, 4) STX__DOTS_BF16(5, 4) STX__DOTS_BF16(6, 4) STX__DOTS_BF16(7, 4) STX__DOTS_BF16(8, 2) STX__DOTS_BF16(9, 2)
+STX__DOTS_BF16(10, 2) STX__DOTS_BF16(11, 2) STX__DOTS_BF16(12, 2) STX__DOTS_BF16(13, 2) STX__DOTS_BF16(14, 2)
 __attribute__((target(STX__BF16_ISA))) static void stx__dots_bf16(const stx_gemm_args *g, stx_real *scratch) {
     const size_t parts = (g->M + 13) / 14, rows = (g->M + parts - 1) / parts;
-    const size_t kc = stx__even(g->K, STX_MIN(2 * STX__DOTS_K, 20 * STX__DOTS_K / rows), 32);
-    const size_t rs = stx__dots_step_of(kc), block = stx__dots_block(parts, kc);
+    const size_t kc = stx__even(g->K, STX_MIN((size_t)STX__DOTS_K2, STX__DOTS_X2 / rows), 32);
+    const size_t rs = stx__dots_ld(kc), block = stx__dots_block(parts, kc);
     uint16_t *x = (uint16_t *)(void *)scratch;
     size_t i, j, p, q;
     for (p = 0; p < g->K; p += kc) {
@@ -6670,8 +6672,8 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch, c
 
 /* C by its transpose op(B)^T op(A)^T, by blocks that are transposed back: where C has so few columns that most of a strip would be padding;
    for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what
-   is packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__dots_most, but few, so that W is read
-   where it lies and x is what is packed. */
+   is packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__few_rows takes, but few, so that W is
+   read where it lies and x is what is packed. */
 enum { STX__NARROW = 128, STX__FEW_ROWS = 96 };     /* columns, rows of C, at most */
 enum { STX__TRANSPOSE_BACK = 64 };                  /* rows of C, at a time */
 static int stx__transposed(const stx__micro *mk, const stx_gemm_args *g) {
@@ -6940,10 +6942,13 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
-/* Up to how many rows x W^T is faster without transposing W, measured: the sums of short rows take longest to add up */
-static size_t stx__dots_most(const stx__micro *mk, size_t K) {
-    if (mk->kr == 1) return K < 32 ? 0 : STX_MIN(K / 4, (size_t)STX__MC);
-    return STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
+/* Is x W^T faster without transposing W? Of few rows it is: up to how many was measured (docs/speed.md, "Products, seventh round"), and the
+   shorter the rows, the more of the time goes to adding up. One whole strip of W is soon transposed for many rows. */
+static int stx__few_rows(const stx__micro *mk, const stx_gemm_args *g) {
+    const size_t K = g->K;
+    if (!mk->dots || g->ta || !g->tb || g->alpha != 1 || (g->beta != 0 && g->beta != 1)) return 0;
+    if (mk->kr > 1) return g->M <= STX_MIN(STX_MAX(K / 10, (size_t)6), mk->kr == 2 ? (size_t)32 : (size_t)14);
+    return K >= 32 && g->M <= STX_MIN(K / 4, (size_t)112) && (g->N != mk->nr || g->M <= g->N);
 }
 /* Parts of a matrix, at tile borders so that no tile is shared: `per` rows of C (or columns, where there are more of them) each */
 typedef struct stx__product_job {
@@ -7101,8 +7106,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.rows = M >= N;
         j.n = j.rows ? M : N;
         j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;  /* by the whole matrix: a part of few rows must sum like the others */
-        j.dots = !j.gemv && j.mk->dots && M <= stx__dots_most(j.mk, K) && g->tb && !g->ta && g->alpha == 1 &&
-                 (g->beta == 0 || g->beta == 1);
+        j.dots = !j.gemv && stx__few_rows(j.mk, g);
         if (j.dots) { j.rows = 0; j.n = N; }
         j.transposed = !j.gemv && !j.dots && stx__transposed(j.mk, g);
         j.packed = packed;
@@ -7116,7 +7120,10 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             return;
         }
         /* rows: of fewer than MR the last tile of a part takes less time */
-        unit = packed ? (size_t)STX__INT8_GROUP : !j.rows || j.transposed ? j.mk->nr : j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
+        if (packed) unit = STX__INT8_GROUP;
+        else if (j.dots) unit = 4;
+        else if (!j.rows || j.transposed) unit = j.mk->nr;
+        else unit = j.mk->mr > 16 ? 16 : j.mk->mr > 8 ? 4 : j.mk->mr;
         /* A part for each thread, more where each has 512 rows or columns: what a part packs serves only itself */
         if (g->batch == 1 && work >= 100000) {
             parts = threads * STX_MAX((size_t)1, STX_MIN((size_t)4, j.n / threads / 512));

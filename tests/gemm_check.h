@@ -94,7 +94,8 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
     static const size_t few[][3] = {{4, 37, 300}, {5, 1, 257}, {6, 70, 2048}, {7, 34, 1200}, {8, 35, 1030}, {9, 33, 915}, {10, 3, 100},
         {11, 66, 256}, {12, 31, 700}, {13, 5, 640}, {14, 131, 1171}, {14, 2, 5000}, {15, 33, 600}, {16, 64, 512}, {19, 7, 300},
         {28, 41, 1300}, {4, 5, 32}, {8, 130, 33}, {15, 390, 1100}, {22, 259, 600}, {36, 45, 150}, {57, 70, 256}, {64, 261, 513},
-        {99, 517, 512}, {112, 134, 449}};
+        {99, 517, 512}, {112, 134, 449}, {112, 33, 450}, {112, 32, 448},
+        {20, 32, 200}};
     /* few columns, which are made as the rows of a transpose, by blocks */
     static const size_t narrow[][3] = {{128, 16, 70}, {131, 15, 300}, {127, 8, 40}, {500, 1, 257}, {700, 3, 130}, {260, 2, 900},
             {2600, 16, 449},
@@ -125,12 +126,17 @@ static void gemm_check(stx_ctx *one, stx_ctx *many) {
         gemm_case(one, many, 1, t & 1, t >> 1, 521, 301, 500, t & 1 ? 1 : 0.5, t & 1, turn % 3);
         gemm_case(one, many, 2, t & 1, t >> 1, 30, 1003, 448, 1, t & 1 ? -2 : 0, 1);
     }
-    for (i = 0; i < sizeof few / sizeof *few; i++, turn++)       /* x W^T of few rows */
+    for (i = 0; i < sizeof few / sizeof *few; i++, turn++) {     /* x W^T of few rows */
+        inner_poison(one);
+        inner_poison(many);
         gemm_case(one, many, 1 + turn % 2, 0, 1, few[i][0], few[i][1], few[i][2], 1, (double)(turn % 2), turn % 3);
+    }
     for (i = 0; i < sizeof narrow / sizeof *narrow; i++)
-        for (t = 0; t < 4; t++, turn++)
+        for (t = 0; t < 4; t++, turn++) {
+            if (!t) { inner_poison(one); inner_poison(many); }
             gemm_case(one, many, 1 + turn % 2, t & 1, t >> 1, narrow[i][0], narrow[i][1], narrow[i][2], ab[turn % 7][0], ab[turn % 7][1],
                       turn % 3);
+        }
     for (i = 0; i < sizeof gradient / sizeof *gradient; i++)
         for (t = 0; t < 4; t++, turn++)
             gemm_case(one, many, 1 + turn % 2, 1, 0, gradient[i][0], gradient[i][1], gradient[i][2], 1, t < 2 ? t : t == 2 ? 0.5 : -2,

@@ -53,6 +53,10 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
 }
 void inner_use(stx_ctx *x, const inner_kernel *k) { x->micro = (const stx__micro *)k->micro; x->isa = k->isa; }
 const char *inner_name(const stx_ctx *x) { return stx__mk(x)->name; }
+void inner_poison(stx_ctx *x) {
+    size_t i, n = x->scratch ? (size_t)x->desc.threads * STX__PACK : 0;
+    for (i = 0; i < n; i++) x->scratch[i] = (stx_real)NAN;
+}
 int inner_isa(const stx_ctx *x) { return x->isa; }
 void inner_set_isa(stx_ctx *x, int isa) { x->isa = isa; }
 uint32_t inner_keep(stx_real p) { return stx__keep16(p); }
