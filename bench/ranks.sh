@@ -141,6 +141,5 @@ done
 cat "$work/report.md"
 [ -n "$record" ] || exit 0
 to=$(free_result ranks-).md
-mkdir -p bench/results
 cp "$work/report.md" "$to"
 echo "written: $to"

@@ -24,7 +24,7 @@ enum { INNER_F32S = 3, INNER_BF16S = 5 };     /* at most */
 extern size_t inner_kernels(int bf16, inner_kernel *list);
 extern void inner_use(stx_ctx *x, const inner_kernel *k);      /* from now on x computes with k */
 extern const char *inner_name(const stx_ctx *x);               /* of the kernel of x, whatever library makes its products */
-extern void inner_poison(stx_ctx *x);                          /* not-a-number in all that products keep between calls */
+extern void inner_poison(stx_ctx *x);                          /* not-a-number in the scratch of its products */
 extern int inner_isa(const stx_ctx *x);                        /* 0 the processor's least, and more */
 extern void inner_set_isa(stx_ctx *x, int isa);
 extern uint32_t inner_bf16(stx_real v);                        /* v in bfloat16, by the library's plain loops */

@@ -775,6 +775,12 @@ template<int K> static inline void multiply(warp *w, int n, const float (&A)[16]
         }
     }
 }
+/* Register r of b of the eight lanes with lane % 4 = t: a row of B */
+static inline eight_words row_of_b(warp *w, int n, int t, int r) {
+    const uint32_t *b[8];
+    for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
+    return eight_words{b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]};
+}
 static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
 static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
 static void do_mma_bf16(warp *w, unsigned, int kind) {
@@ -790,15 +796,12 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
                 a[0] = low_half(p.a[r]); a[1] = high_half(p.a[r]);
             }
         }
-        for (int t = 0; t < 4; t++) {
-            const uint32_t *b[8];
-            for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
+        for (int t = 0; t < 4; t++)
             for (int r = 0; r < 2; r++) {
-                const eight_words u = {b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]};
+                const eight_words u = row_of_b(w, n, t, r);
                 B[2 * t + r * 8] = (eight)(u << 16);
                 B[2 * t + r * 8 + 1] = (eight)(u & 0xffff0000u);
             }
-        }
         multiply<16>(w, n, A, B);
     }
 }
@@ -812,12 +815,8 @@ static void do_mma_tf32(warp *w, unsigned, int kind) {
             int g = i >> 2, t = i & 3;
             for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(p.a[r] & 0xffffe000u);
         }
-        for (int t = 0; t < 4; t++) {
-            const uint32_t *b[8];
-            for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
-            for (int r = 0; r < 2; r++)
-                B[t + r * 4] = (eight)(eight_words{b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]} & 0xffffe000u);
-        }
+        for (int t = 0; t < 4; t++)
+            for (int r = 0; r < 2; r++) B[t + r * 4] = (eight)(row_of_b(w, n, t, r) & 0xffffe000u);
         multiply<8>(w, n, A, B);
     }
 }
