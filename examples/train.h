@@ -50,10 +50,12 @@
        }
        tr_term_close(&term);
 
-   Command line. --name value, --name=value; a flag is --name or --no-name. Underscores and dashes are equal in names.
-   Numbers must be the whole word: no blanks, no hexadecimal, no nan or inf, nothing out of range. When an option stands
-   twice the last one counts. --preset NAME is applied before all other options, wherever it stands. A value that begins
-   with two dashes must be written --name=value.
+   Command line. --name value, --name=value; a flag is --name or --no-name; a set (TR_SET)
+   is --name, --name a,b or --no-name. Underscores and dashes are equal in names. Numbers
+   must be the whole word: no blanks, no hexadecimal, no nan or inf, nothing out of range.
+   When an option stands twice the last one counts. --preset NAME is applied before all
+   other options, wherever it stands. A value that begins with two dashes must be written
+   --name=value.
 
    Order of authority: command line, then preset, then (on resume, tr_options_adopt) checkpoint, then the defaults. Each
    option's `from` says where its value came from. Defaults and presets are written like a command line without the dashes,
@@ -360,7 +362,10 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
 /* ------------------------------------------------------------------------------------------------------------------
    >>options  One table describes every option: it parses, checks, prints the help and writes the configuration. */
 
-enum { TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE };
+enum {
+    TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE,
+    TR_T_SET
+};
 enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
 enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
        TR_LATER = 8,        /* added to a class: checkpoints from before this option was made go on with its default */
@@ -368,16 +373,19 @@ enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          
 enum { TR_LOOK, TR_RESUME, TR_INIT };       /* tr_options_adopt: evaluation or generation; the run goes on; its weights begin another run */
 enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
 enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };                                     /* values of TR_SOME */
+enum { TR_EVERY = 1 << 30 };           /* a value of TR_SET: all names that apply */
 
 typedef struct {
     const char *name;      /* without dashes in front; of a group: its heading */
     int         type;      /* TR_T_... */
-    void       *to;        /* int, uint64_t, double, const char *, int (flag), int (choice: index) */
+    void       *to;        /* int, uint64_t, double, const char *, int (flag), int (choice: index),
+                              int (set: bits) */
     const char *help;
     double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side. A flag with a max is a
                               TR_SOME */
-    int         open;      /* reals only: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound */
-    const char *choices;   /* choice: "adagrad|sgd|adam"; of other types: more names */
+    int         open;      /* reals: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound; sets: see
+                              TR_SET */
+    const char *choices;   /* choice and set: "adagrad|sgd|adam"; of other types: more names */
     int         keep;      /* TR_LOCAL .. */
     int         from;      /* out: TR_FROM_... */
     char       *own;       /* out: a text's copy; see tr_options_free */
@@ -397,6 +405,13 @@ typedef struct {
 /* A flag that may say how many: on (TR_ALL), off, a number, or auto (TR_AS_FITS) */
 #define TR_SOME(name, keep, to, max, help)       {name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep, 0, NULL}
 #define TR_CHOICE(name, keep, to, choices, help) {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
+/* --NAME a,c: a set of some of the names "a|b|c", as an int whose bit k is the k-th
+   name. --NAME alone means every name that applies, TR_EVERY. --NAME-a adds one name,
+   --no-NAME-a removes it. `training` holds the bits that affect training only:
+   evaluation, and a run that starts from the weights, may use other ones than the
+   checkpoint. A set without names ("") cannot be switched on; its `help` says why. */
+#define TR_SET(name, keep, to, names, training, help) \
+    {name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep, 0, NULL}
 /* The same with other names that the option answers to, "d-model|n-embd" */
 #define TR_SIZE_ALSO(name, also, keep, to, min, max, help)       {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, \
     NULL}
@@ -438,13 +453,42 @@ TR_DEF int tr_same(const char *a, const char *b, size_t n) {
 /* Is the word of n characters at a the name b? */
 TR_DEF int tr_same_name(const char *a, size_t n, const char *b) { return strlen(b) == n && tr_same(a, b, n); }
 
+/* The bit of a name in a TR_SET; 0: there is no such name. */
+TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
+    const char *s = p->choices;
+    size_t len;
+    int k;
+    for (k = 0; s != NULL && *s != 0; k++, s = s[len] ? s + len + 1 : NULL) {
+        len = strcspn(s, "|");
+        if (len == n && tr_same(name, s, n)) return 1 << k;
+    }
+    return 0;
+}
+
+/* The bit that the word "literal-rows" means in a TR_SET called literal; 0: none. */
+TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
+    size_t len = strlen(p->name);
+    if (p->type != TR_T_SET || n < len + 2) return 0;
+    if (!tr_same(word, p->name, len) || !tr_same(word + len, "-", 1)) return 0;
+    return tr_set_bit(p, word + len + 1, n - len - 1);
+}
+
+/* The bits of all names of a TR_SET. */
+TR_DEF int tr_set_names(const tr_opt *p) {
+    const char *s = p->choices;
+    int n = *s != 0;
+    for (; *s != 0; s++) n += *s == '|';
+    return (1 << n) - 1;
+}
+
 TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && tr_same_name(name, n, p->name)) return p;
     for (p = o->opt; p->type != TR_T_END; p++) {
-        const char *s = p->type != TR_T_CHOICE ? p->choices : NULL;
+        const char *s = p->type != TR_T_CHOICE && p->type != TR_T_SET ? p->choices : NULL;
         size_t len;
+        if (tr_set_member(p, name, n)) return p;
         for (; s != NULL; s = s[len] ? s + len + 1 : NULL) {
             len = strcspn(s, "|");
             if (len == n && tr_same(name, s, n)) return p;
@@ -576,6 +620,33 @@ TR_DEF int tr_read_some(const char *s, double max, int *out) {
     return 1;
 }
 
+/* May a value follow without "="? (Then it need not.) */
+TR_DEF int tr_may_take(const tr_opt *p) { return tr_counts(p) || p->type == TR_T_SET; }
+
+/* "a,c" in a TR_SET, or on and off. 0 for an unknown name, with the nearest one in best. */
+TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
+    const char *name;
+    size_t n, len;
+    int v, bits = 0, bit, k;
+    if (tr_read_flag(s, &v)) {
+        *out = v ? TR_EVERY : 0;
+        return 1;
+    }
+    for (;; s += n + 1) {
+        n = strcspn(s, ",");
+        bit = tr_set_bit(p, s, n);
+        if (!bit) {
+            for (k = 0; (name = tr_choice(p->choices, k, &len)) != NULL; k++)
+                tr_consider(best, s, n, name, len);
+            return 0;
+        }
+        bits |= bit;
+        if (!s[n]) break;
+    }
+    *out = bits;
+    return 1;
+}
+
 TR_DEF int tr_in_range(const tr_opt *p, double v) {
     if (p->min == 0 && p->max == 0) return 1;
     if (!(v >= p->min && v <= p->max)) return 0;
@@ -618,8 +689,8 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
         if (tr_counts(p)) snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
         else snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
         break;
-    case TR_T_CHOICE:
-        n = (size_t)snprintf(out, size, "one of ");
+    case TR_T_CHOICE: case TR_T_SET:
+        n = (size_t)snprintf(out, size, p->type == TR_T_SET ? "on, off, or some of " : "one of ");
         for (s = p->choices; *s != 0 && n + 3 < size; s++) {
             out[n++] = *s == '|' ? ',' : *s;
             if (*s == '|') out[n++] = ' ';
@@ -666,6 +737,11 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
             else tr_consider(&best, value, strlen(value), name, len);
         }
         break;
+    case TR_T_SET:
+        ok = tr_read_set(p, value, &i, &best);
+        if (*p->choices == 0 && (!ok || i)) return tr_fail(err, size, "--%s: %s", p->name, p->help);
+        if (ok) *(int *)p->to = i;
+        break;
     case TR_T_TEXT:
         len = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own ? strlen(p->own) + 1 : 0;
         copy = (char *)malloc(len + strlen(value) + 1);
@@ -707,6 +783,19 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
     return tr_fail(err, size, "--%.*s: unknown option; --help lists all", (int)(n < 80 ? n : 80), name);
 }
 
+/* Switches one name of a TR_SET on or off; value: NULL or one of on, off, .. */
+TR_DEF int tr_set_one(tr_opt *p, const char *word, int bit, const char *value, int from,
+                      char *err, size_t size) {
+    int on = 1, *v = (int *)p->to;
+    if (value != NULL && !tr_read_flag(value, &on))
+        return tr_fail(err, size, "--%.*s: got '%.80s', wants on or off", (int)strcspn(word, "="),
+                       word, value);
+    if (on) *v |= bit;
+    else *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
+    p->from = from;
+    return 1;
+}
+
 /* One option: `word` is "name", "name=value" or "no-name"; `next` the word after it or NULL. Returns how many words were
    used (1 or 2), 0 on error. */
 TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err, size_t size) {
@@ -716,16 +805,21 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     char wants[256];
     if (p == NULL && n > 3 && tr_same(word, "no-", 3)) {
         p = tr_find_option(o, word + 3, n - 3);
-        if (p != NULL && p->type != TR_T_FLAG)
+        if (p != NULL && p->type != TR_T_FLAG && p->type != TR_T_SET)
             return tr_fail(err, size, "--%.*s: --%s is no flag and cannot be switched off", (int)n, word, p->name);
         if (p != NULL && value != NULL)
             return tr_fail(err, size, "--no-%s: takes no value, got '%.80s'", p->name, value);
+        if (p != NULL && tr_set_member(p, word + 3, n - 3))
+            return tr_set_one(p, word, tr_set_member(p, word + 3, n - 3), "off", from, err, size);
         if (p != NULL) return tr_set(p, "off", from, err, size);
     }
     if (p == NULL) return tr_unknown_option(o, word, n, err, size);
+    if (tr_set_member(p, word, n))
+        return tr_set_one(p, word, tr_set_member(p, word, n), value, from, err, size);
     if (value != NULL) return tr_set(p, value, from, err, size);
-    if (tr_counts(p) && next != NULL && strncmp(next, "--", 2) != 0) return tr_set(p, next, from, err, size) ? 2 : 0;
-    if (p->type == TR_T_FLAG) return tr_set(p, "on", from, err, size);
+    if (tr_may_take(p) && next != NULL && strncmp(next, "--", 2) != 0)
+        return tr_set(p, next, from, err, size) ? 2 : 0;
+    if (p->type == TR_T_FLAG || p->type == TR_T_SET) return tr_set(p, "on", from, err, size);
     tr_wants(p, wants, sizeof wants);
     if (next == NULL) return tr_fail(err, size, "--%s: got nothing, wants %s", p->name, wants);
     if (next[0] == '-' && next[1] == '-')
@@ -767,7 +861,7 @@ TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
     for (p = o->opt; p->type != TR_T_END; p++) {
         p->from = TR_FROM_DEFAULT;
         switch (p->type) {
-        case TR_T_INT: case TR_T_FLAG: case TR_T_CHOICE: *(int *)p->to = 0; break;
+        case TR_T_INT: case TR_T_FLAG: case TR_T_CHOICE: case TR_T_SET: *(int *)p->to = 0; break;
         case TR_T_SIZE: *(uint64_t *)p->to = 0; break;
         case TR_T_REAL: *(double *)p->to = 0; break;
         case TR_T_TEXT: *(const char **)p->to = NULL; free(p->own); p->own = NULL; break;
@@ -808,6 +902,18 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     return 0;
 }
 
+/* The value of a TR_SET: "true", "false" or its names with commas between. */
+TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
+    const char *name;
+    size_t len, at = 0;
+    int k, v = *(int *)p->to;
+    strcpy(out, v & TR_EVERY ? "true" : "false");
+    for (k = 0; v < TR_EVERY && (name = tr_choice(p->choices, k, &len)) != NULL; k++) {
+        if (!(v >> k & 1) || at + len + 2 > 64) continue;
+        at += (size_t)snprintf(out + at, 64 - at, "%s%.*s", at ? "," : "", (int)len, name);
+    }
+}
+
 /* The present value as text, as JSON writes it but without the quotes; text options give "" (they have their own path). */
 TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     size_t len = 0;
@@ -824,6 +930,7 @@ TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     case TR_T_CHOICE: s = *(int *)p->to < 0 ? NULL : tr_choice(p->choices, *(int *)p->to, &len);
                       if (s != NULL) snprintf(out, 64, "%.*s", (int)(len < 63 ? len : 63), s);
                       break;
+    case TR_T_SET:    tr_set_text(p, out); break;
     default:          break;
     }
 }
@@ -928,7 +1035,7 @@ TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const ch
 
 /* Writes the help text into b. The "default" column shows present values: after --preset NAME, the preset's. */
 TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
-    static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME"};
+    static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME", " [NAMES]"};
     const char *head = o->preset_used[0] ? "value" : "default";
     const tr_preset *preset;
     const tr_opt *p;
@@ -961,16 +1068,19 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
                     "start from the settings of a preset (list below); options given beside it override it", name_col,
                     value_col, width);
     for (p = o->opt; p->type != TR_T_END; p++) {
-        const char *shown = value;
+        const char *shown = value, *takes;
         if (p->type == TR_T_GROUP) {
             tr_buf_puts(b, "\n");
             tr_buf_puts(b, p->name);
             tr_buf_puts(b, "\n");
             continue;
         }
-        snprintf(name, sizeof name, "--%s%s", p->name, tr_counts(p) ? " [N]" : word[p->type]);
+        takes = tr_counts(p) ? " [N]" : word[p->type];
+        if (p->type == TR_T_SET && *p->choices == 0) takes = "";
+        snprintf(name, sizeof name, "--%s%s", p->name, takes);
         tr_value(p, value);
-        if (p->type == TR_T_FLAG && (!tr_counts(p) || strcmp(value, "true") == 0 || strcmp(value, "false") == 0))
+        if ((p->type == TR_T_FLAG || p->type == TR_T_SET)
+            && (strcmp(value, "true") == 0 || strcmp(value, "false") == 0))
             strcpy(value, *(int *)p->to ? "on" : "off");
         if (p->type == TR_T_TEXT) {
             shown = *(const char **)p->to;
@@ -983,7 +1093,12 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
             tr_buf_puts(&text, p->choices);
             tr_buf_puts(&text, ")");
         }
-        if (p->type == TR_T_FLAG && *(int *)p->to) {
+        if (p->type == TR_T_SET && *p->choices != 0) {
+            tr_buf_puts(&text, " (");
+            tr_buf_puts(&text, p->choices);
+            tr_buf_puts(&text, ", with commas between; without names: all that apply)");
+        }
+        if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && *(int *)p->to) {
             tr_buf_puts(&text, " (switch off: --no-");
             tr_buf_puts(&text, p->name);
             tr_buf_puts(&text, ")");
@@ -1040,7 +1155,8 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
         if (p == NULL && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
             return tr_unknown_option(o, word, n, err, size);
         if (p != NULL && p->type == TR_T_FLAG && !tr_counts(p) && word[n] != '=') flag = p;
-        if (p != NULL && (p->type != TR_T_FLAG || tr_counts(p)) && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+        if (p != NULL && (p->type != TR_T_FLAG || tr_counts(p)) && !tr_set_member(p, word, n)
+            && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
             used = 2;
     }
     if (preset != NULL && !tr_select_preset(o, preset, err, size)) return 0;
@@ -1081,6 +1197,7 @@ TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char
 
 /* Is this value of the option a string in JSON? */
 TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
+    if (p->type == TR_T_SET) return strcmp(value, "true") != 0 && strcmp(value, "false") != 0;
     return p->type == TR_T_TEXT || p->type == TR_T_CHOICE || (tr_counts(p) && strcmp(value, "auto") == 0);
 }
 /* A value as JSON. */
@@ -1127,6 +1244,37 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
     tr_buf_free(&a->missing);
 }
 
+/* A TR_SET in a checkpoint that holds a flag for each of its names,
+   "literal-rows":true, ..: the list of those that are on, or "false". Returns as
+   tr_json_find: 1, 0 (there is no such flag), -1. */
+TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
+    char key[160], text[16];
+    const char *name;
+    size_t len, at = 0;
+    int k, found, some = 0, on;
+    for (k = 0; (name = tr_choice(p->choices, k, &len)) != NULL; k++) {
+        snprintf(key, sizeof key, "%.60s-%.*s", p->name, (int)len, name);
+        found = tr_json_find(json, key, text, sizeof text);
+        if (found < 0 || (found && !tr_read_flag(text, &on))) return -1;
+        if (!found) continue;
+        some = 1;
+        if (on && at + len + 2 < size)
+            at += (size_t)snprintf(list + at, size - at, "%s%.*s", at ? "," : "", (int)len, name);
+    }
+    if (some && !at) snprintf(list, size, "false");
+    return some;
+}
+
+/* Is a TR_SET as in the checkpoint? `all` compares also what only training depends on. */
+TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
+    tr_nearest none = {NULL, 0, 0};
+    int here = *(int *)p->to, theirs;
+    if (!tr_read_set(p, saved, &theirs, &none)) return 0;
+    if (here & TR_EVERY) here = tr_set_names(p);
+    if (theirs & TR_EVERY) theirs = tr_set_names(p);
+    return ((here ^ theirs) & ~(all ? 0 : p->open)) == 0;
+}
+
 /* On resume: gives each option that is not TR_LOCAL the checkpoint's value, or keeps the one that was given, or refuses, as
    its class says (see the manual). A preset counts as giving its options. why_opened: TR_LOOK, TR_RESUME or TR_INIT. `json` is what
    tr_options_json wrote. */
@@ -1140,6 +1288,7 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         if (p->type == TR_T_GROUP || keep == TR_LOCAL) continue;
         if (why_opened == TR_INIT && keep != TR_MODEL && !(p->keep & TR_KEPT)) continue;
         found = tr_json_find(json, p->name, saved, sizeof saved);
+        if (found == 0 && p->type == TR_T_SET) found = tr_find_flags(p, json, saved, sizeof saved);
         if (found < 0) { tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name); goto bad; }
         if (found == 0) {
             tr_buf *list = given ? &a->given : &a->missing;
@@ -1158,6 +1307,7 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         tr_value(p, here);
         now = p->type == TR_T_TEXT ? *(const char **)p->to : here;
         if (now == NULL ? none : !none && strcmp(now, saved) == 0) continue;
+        if (p->type == TR_T_SET && tr_set_agrees(p, saved, why_opened == TR_RESUME)) continue;
         if (keep == TR_HINT || (why_opened != TR_RESUME && keep != TR_MODEL)) continue;
         if (keep != TR_FREE) {
             tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to %s", p->name,

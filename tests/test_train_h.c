@@ -80,7 +80,7 @@ static void remove_tree(const char *path) {
 
 /* ---- options */
 
-static int nlayers, nheads, adapt_span, fast, optim;
+static int nlayers, nheads, adapt_span, fast, optim, literal, nothing;
 static uint64_t steps, later;
 static double lr, dropout, bias;
 static const char *data, *prompt;
@@ -104,6 +104,9 @@ static tr_opt table[] = {
     TR_TEXT("data", TR_HINT, &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
                            "into what is left of a line of one hundred characters"),
     TR_TEXT("prompt", TR_FREE, &prompt, "what to begin with"),
+    TR_SET("literal", TR_MODEL | TR_LATER, &literal, "rows|pad|free_ze", 4,
+           "the original's own forms"),
+    TR_SET("nothing", TR_LOCAL, &nothing, "", 0, "this model has none"),
     TR_SIZE_ALSO("later", "afterwards|some-day", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
     TR_END
 };
@@ -375,7 +378,8 @@ static void test_configuration(void) {
     json = tr_options_json(&options, 0);
     SAME(json, "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"nheads\":16,\"adapt-span\":true,\"fast\":false,\"dropout\":0.1,"
                "\"steps\":18446744073709551615,\"lr\":0.5,\"bias\":0,\"optim\":\"sgd\","
-               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\",\"later\":0}");
+               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\","
+               "\"literal\":false,\"nothing\":false,\"later\":0}");
     CHECK(tr_json_find(json, "optim", value, sizeof value) == 1);
     SAME(value, "sgd");
     CHECK(tr_json_find(json, "data", value, sizeof value) == 1);
@@ -438,6 +442,93 @@ static void test_configuration(void) {
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
     CHECK(prompt == NULL);
+}
+
+/* A set of names: given at once, one by one, all, none; what a checkpoint says of it,
+   also one that has flags. */
+static void test_set(void) {
+    const char *flags = "{\"literal-rows\":true,\"literal-pad\":false,\"literal-free_ze\":true}";
+    char *json;
+    tr_buf b;
+
+    CHECK(parse("") == 1 && literal == 0);
+    CHECK(parse("--literal") == 1 && literal == TR_EVERY);
+    CHECK(parse("--literal|--nlayers=4") == 1 && literal == TR_EVERY && nlayers == 4);
+    CHECK(parse("--literal|pad|--nlayers=4") == 1 && literal == 2 && nlayers == 4);
+    CHECK(parse("--literal=free-ze,rows") == 1 && literal == 5);
+    CHECK(parse("--literal|pad|--literal|rows") == 1 && literal == 1);
+    CHECK(parse("--literal-rows|--literal_free_ze|--nlayers=4") == 1 && literal == 5);
+    CHECK(nlayers == 4);
+    CHECK(parse("--literal-rows=on|--literal-pad=off") == 1 && literal == 1);
+    CHECK(parse("--literal|rows,pad|--no-literal-pad") == 1 && literal == 1);
+    CHECK(parse("--literal|--no-literal-pad") == 1 && literal == 5);
+    CHECK(parse("--literal|--no-literal") == 1 && literal == 0);
+    CHECK(parse("--literal=off") == 1 && literal == 0);
+    CHECK(parse("--nothing=off|--no-nothing") == 1 && nothing == 0);
+
+    CHECK(parse("--literal|rows,pat") == 0);
+    SAME(err, "--literal: got 'rows,pat', wants on, off, or some of rows, pad, free_ze "
+         "(did you mean pad?)");
+    CHECK(parse("--literal=") == 0);
+    HOLDS(err, "some of rows, pad, free_ze");
+    CHECK(parse("--literal=rows,") == 0);
+    CHECK(parse("--literal-pad|rows") == 0);
+    HOLDS(err, "got 'rows' where an option belongs");
+    CHECK(parse("--literal-pad=rows") == 0);
+    HOLDS(err, "--literal-pad: got 'rows', wants on or off");
+    CHECK(parse("--literal-other") == 0);
+    HOLDS(err, "--literal-other: unknown option");
+    CHECK(parse("--nothing") == 0);
+    SAME(err, "--nothing: this model has none");
+    CHECK(parse("--nothing|rows") == 0);
+    SAME(err, "--nothing: this model has none");
+
+    CHECK(parse("--literal=rows,free_ze") == 1);
+    json = tr_options_json(&options, 1);
+    HOLDS(json, "\"literal\":\"rows,free_ze\"");
+    CHECK(strstr(json, "nothing") == NULL);
+    SAME(adopted("", json, TR_RESUME), "|||");
+    CHECK(literal == 5);
+    SAME(adopted("--literal=free_ze,rows", json, TR_RESUME), "|||");
+    SAME(adopted("--literal", json, TR_RESUME), "refused");
+    HOLDS(err, "--literal is true here (from the command line) but rows,free_ze in the checkpoint");
+    SAME(adopted("--literal-rows", json, TR_RESUME), "refused");
+    SAME(adopted("--literal-rows", json, TR_INIT), "|||");            /* free_ze: training only */
+    CHECK(literal == 1);
+    SAME(adopted("--literal=free_ze", json, TR_INIT), "refused");
+    SAME(adopted("", json, TR_INIT), "|||");
+    CHECK(literal == 5);
+    free(json);
+    SAME(adopted("", "{\"literal\":true}", TR_INIT), "|||");
+    CHECK(literal == TR_EVERY);
+    SAME(adopted("--literal=rows,pad,free_ze", "{\"literal\":true}", TR_INIT), "|||");
+    CHECK(literal == 7);
+    SAME(adopted("--literal", "{\"literal\":false}", TR_INIT), "refused");
+    SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
+    HOLDS(err, "the checkpoint's configuration: --literal: got 'pat'");
+
+    SAME(adopted("", flags, TR_INIT), "|||");
+    CHECK(literal == 5);
+    SAME(adopted("--literal-rows|--literal-free_ze", flags, TR_LOOK),
+         "|||--nlayers, --nheads, --adapt-span, --dropout, --steps, --lr, --bias, --optim, "
+         "--prompt");
+    SAME(adopted("--literal-pad", flags, TR_INIT), "refused");
+    HOLDS(err, "--literal is pad here (from the command line) but rows,free_ze in the checkpoint");
+    SAME(adopted("", "{\"literal-rows\":false}", TR_INIT), "|||");
+    CHECK(literal == 0);
+    SAME(adopted("--literal", "{\"literal-rows\":false}", TR_INIT), "refused");
+    HOLDS(err, "but false in the checkpoint");
+    SAME(adopted("", "{\"literal-rows\":7}", TR_INIT), "refused");
+    HOLDS(err, "malformed");
+
+    memset(&b, 0, sizeof b);
+    CHECK(parse("--literal=pad") == 1);
+    tr_help(&options, &b, 200);
+    HOLDS(b.s, "--literal [NAMES]  pad ");
+    HOLDS(b.s, "own forms (rows|pad|free_ze, with commas between; without names: all that apply) "
+          "(switch off: --no-literal)");
+    HOLDS(b.s, "--nothing          off ");
+    tr_buf_free(&b);
 }
 
 /* ---- JSON */
@@ -1024,6 +1115,7 @@ int main(int argc, char **argv) {
     test_presets();
     test_help();
     test_configuration();
+    test_set();
     test_json();
     test_log();
     test_formats();
