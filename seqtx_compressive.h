@@ -257,6 +257,16 @@ enum { STX_COMP_SAME = 0, STX_COMP_ERNIE, STX_COMP_ROTATE };                    
 enum { STX_COMP_MAX_DILATIONS = 8 };
 #define STX_COMP_NO_ROWS SIZE_MAX           /* stx_comp_desc.mem and cmem, where 0 means a default */
 
+/* stx_comp_desc.literal: accidental behaviour of the original, reproduced. See Fidelity. */
+enum {
+    STX_COMP_LITERAL_ROWS   = 1,            /* needs STX_COMP_LEARNED */
+    STX_COMP_LITERAL_PAD    = 2,            /* needs STX_COMP_CONV */
+    STX_COMP_LITERAL_TARGET = 4,            /* needs STX_COMP_AUX_ATTENTION */
+    STX_COMP_LITERAL_MASK   = 8,            /* not with STX_COMP_USED */
+    STX_COMP_LITERAL_FREEZE = 16,           /* needs STX_COMP_AUX_ATTENTION */
+    STX_COMP_LITERAL        = 1 << 30       /* all of those that the model can have */
+};
+
 typedef struct stx_comp_desc {
     size_t vocab;           /* V; 0: no words, stx_comp_segment alone (vectors in, vectors out) */
     size_t dim;             /* D; 0: 512 */
@@ -297,7 +307,9 @@ typedef struct stx_comp_desc {
     double out_dropout;     /* attention's output after Wo */
     double ff_dropout;      /* inside the feed-forward */
     double aux_dropout;     /* attention weights over compressed rows in the aux loss */
-    int    literal_rows, literal_pad, literal_target, literal_mask, literal_freeze;      /* see Fidelity */
+    unsigned literal;       /* the original's accidental behaviour: STX_COMP_LITERAL_.., or
+                               STX_COMP_LITERAL. A flag that the model cannot have is refused.
+                               stx_comp.desc.literal has the flags in force. 0: none */
     int    recompute;       /* drop each layer's activations, make them again in backward */
     size_t recompute_layers;        /* the same of the last so many layers only */
 } stx_comp_desc;
@@ -322,7 +334,7 @@ typedef struct stx_comp_layer {
     stx_tensor *decoder;                    /* (taps D,D), row t D + o: STX_COMP_AUX_AUTOENCODE */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F), with glu (2F,D) (2F); (D,F) (D) */
     stx_comp_gate attn_gate, ff_gate;
-    int    frozen;                          /* literal_freeze: wkv learns no more */
+    int    frozen;                          /* STX_COMP_LITERAL_FREEZE: wkv learns no more */
 } stx_comp_layer;
 
 typedef struct stx_comp {
@@ -371,7 +383,7 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);       /* forgets all. In error nothing */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);      /* stream b alone: another text begins there. Its next segments
                                                                                are as those of a fresh state, to rounding.
-                                                                               Refused with literal_rows, _pad and _mask */
+                                                                               Refused with STX_COMP_LITERAL_ROWS, _pad and _mask */
 /* n streams of `from`, from c on, become the streams from b on of `to`, which has the same model and sizes: splits a batch, joins
    parts, repeats a stream. 1, or 0 and an error. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c, size_t n);
@@ -400,7 +412,7 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
 /* Logits (B,T,V) of hidden states, on the tape; and log p, of which no gradient passes. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
-/* Mean nll of targets (B,T), nats per token, over those that are not negative and not padding (pad as above; with literal_mask padding
+/* Mean nll of targets (B,T), nats per token, over those that are not negative and not padding (pad as above; with STX_COMP_LITERAL_MASK padding
    counts) -> (1); 0 if none counts. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets, const stx_ids *pad);
 /* The nll of a segment of tokens -> (1). */
@@ -1143,12 +1155,43 @@ static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
         return stx__comp_bad(x, "aux with STX_COMP_ROTATE", d->aux, "another than STX_COMP_AUX_BPTT: rows leave the layer that made them");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
     i = d->aux == STX_COMP_AUX_ATTENTION;
-    return stx__comp_only(x, "literal_pad", d->literal_pad, conv, "0 but for STX_COMP_CONV")
-        && stx__comp_only(x, "literal_target", d->literal_target, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
-        && stx__comp_only(x, "literal_freeze", d->literal_freeze, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
-        && stx__comp_only(x, "aux_dropout", d->aux_dropout, (int)i, "0 but for STX_COMP_AUX_ATTENTION")
-        && stx__comp_only(x, "literal_mask", d->literal_mask, d->compress != STX_COMP_USED, "0 with STX_COMP_USED");
+    return stx__comp_only(x, "aux_dropout", d->aux_dropout, (int)i,
+                          "0 but for STX_COMP_AUX_ATTENTION");
 }
+
+/* Replaces STX_COMP_LITERAL by the flags that the model can have. 0 and an error for a
+   flag that it cannot have. */
+static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
+    static const struct { unsigned flag; const char *name, *needs; } form[5] = {
+        {STX_COMP_LITERAL_ROWS,   "_ROWS",   "STX_COMP_LEARNED"},
+        {STX_COMP_LITERAL_PAD,    "_PAD",    "STX_COMP_CONV"},
+        {STX_COMP_LITERAL_TARGET, "_TARGET", "STX_COMP_AUX_ATTENTION"},
+        {STX_COMP_LITERAL_MASK,   "_MASK",   "another compression than STX_COMP_USED"},
+        {STX_COMP_LITERAL_FREEZE, "_FREEZE", "STX_COMP_AUX_ATTENTION"}
+    };
+    unsigned can = 0, all = STX_COMP_LITERAL;
+    size_t i;
+
+    if (d->positions == STX_COMP_LEARNED) can |= STX_COMP_LITERAL_ROWS;
+    if (d->compress == STX_COMP_CONV) can |= STX_COMP_LITERAL_PAD;
+    if (d->compress != STX_COMP_USED) can |= STX_COMP_LITERAL_MASK;
+    if (d->aux == STX_COMP_AUX_ATTENTION) can |= STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE;
+    for (i = 0; i < 5; i++) {
+        all |= form[i].flag;
+        if (!(d->literal & form[i].flag & ~can)) continue;
+        stx_fail(x, STX_ERR_ARG, "stx_comp_create: literal has STX_COMP_LITERAL%s, which needs %s; "
+                 "STX_COMP_LITERAL takes the forms that the model can have",
+                 form[i].name, form[i].needs);
+        return 0;
+    }
+    if (d->literal & ~all) {
+        return stx__comp_bad(x, "literal", (double)d->literal,
+                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS .. _FREEZE");
+    }
+    if (d->literal & STX_COMP_LITERAL) d->literal = can;
+    return 1;
+}
+
 static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     int biased;
     if (d->gate < 0 || d->gate >= STX_COMP_GATES) return stx__comp_bad(x, "gate", d->gate, "one of STX_COMP_RESIDUAL .. _GTRXL");
@@ -1201,7 +1244,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!d->mem) d->mem = d->segment;
     if (!d->cmem) d->cmem = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio ? STX_COMP_NO_ROWS : d->mem / d->ratio;
     if (!stx__comp_check_compress(x, d) || !stx__comp_check_memory(x, d) || !stx__comp_check_gate(x, d)
-        || !stx__comp_only(x, "literal_rows", d->literal_rows, d->positions == STX_COMP_LEARNED, "0 but for STX_COMP_LEARNED")
+        || !stx__comp_check_literal(x, d)
         || !stx__comp_dropout(x, "attn_dropout", d->attn_dropout) || !stx__comp_dropout(x, "out_dropout", d->out_dropout)
         || !stx__comp_dropout(x, "ff_dropout", d->ff_dropout) || !stx__comp_dropout(x, "aux_dropout", d->aux_dropout)
         || !stx__comp_only(x, "tied", d->tied, d->vocab > 0, "0 without vocab")
@@ -1451,8 +1494,9 @@ STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const
         C = STX_MAX(C, s->C[l]);
     }
     reach = m->desc.segment + M + C;
-    if (m->desc.literal_rows && reach > m->key_pe->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: %zu and %zu rows with literal_rows: want no more than the model's", M, C);
+    if ((m->desc.literal & STX_COMP_LITERAL_ROWS) && reach > m->key_pe->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: %zu and %zu rows with "
+                 "STX_COMP_LITERAL_ROWS: want no more than the model's", M, C);
         stx_comp_state_free(s);
         return NULL;
     }
@@ -1493,13 +1537,14 @@ STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
     memset(s->seen, 0, s->B * sizeof *s->seen);
 }
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
+    const unsigned aged = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK;
     stx_rows *part[4];
     const char *name[4];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
-    if (s->model->desc.literal_rows || s->model->desc.literal_pad || s->model->desc.literal_mask) {
-        stx_fail(s->model->ctx, STX_ERR_ARG, "stx_comp_state_reset_stream: not with literal_rows, literal_pad and literal_mask, which know "
-                 "one age of all streams: stx_comp_state_reset");
+    if (s->model->desc.literal & aged) {
+        stx_fail(s->model->ctx, STX_ERR_ARG, "stx_comp_state_reset_stream: STX_COMP_LITERAL_ROWS, "
+                 "_PAD and _MASK know one age for all streams; use stx_comp_state_reset");
         return;
     }
     for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset_stream(part[i], b);
@@ -1627,7 +1672,7 @@ typedef struct stx__comp_job {
     stx_comp *m;
     size_t l, B, T, n, c;       /* rows of memory and of compressed memory that are attended to */
     size_t M, C, e, G;          /* e rows fall out of the memory (0: none, or the segment is not full) and become G */
-    size_t tot;                 /* literal_rows: S + n + c of the largest */
+    size_t tot;                 /* STX_COMP_LITERAL_ROWS: S + n + c of the largest */
     int push;                   /* the segment is full, and memory moves on */
     int frozen;                 /* the layer's, when this segment came */
     size_t made, *groups_of;    /* STX_COMP_AUX_BPTT: so many evictions before, each of so many groups, are made again, oldest first */
@@ -1640,9 +1685,11 @@ typedef struct stx__comp_job {
 } stx__comp_job;
 
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) { return n + S > M ? n + S - M : 0; }
-/* How many groups e rows make. literal_pad: e mod r rows of padding stand before them, and the last group is whole */
+/* How many groups e rows make. STX_COMP_LITERAL_PAD: e mod r rows of padding are in
+   front of them, and only whole groups count. */
 static size_t stx__comp_made(const stx_comp_desc *d, size_t e) {
-    return d->literal_pad ? (e + e % d->ratio) / d->ratio : stx__comp_groups_of(e, d->ratio);
+    if (d->literal & STX_COMP_LITERAL_PAD) return (e + e % d->ratio) / d->ratio;
+    return stx__comp_groups_of(e, d->ratio);
 }
 /* Rows of source that G groups are made of */
 static size_t stx__comp_source(const stx_comp *m, size_t G) {
@@ -1688,8 +1735,9 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     const stx_comp_desc *d = &j->m->desc;
     const size_t B = j->B, T = j->T;
     int32_t *v;
-    size_t b, i, counted = 0, target = d->literal_target ? j->n : j->e, from = d->literal_target ? j->c : 0;
-    const stx_ids *pad = d->literal_target ? j->mask : j->old_pad;
+    const int all = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
+    size_t b, i, counted = 0, target = all ? j->n : j->e, from = all ? j->c : 0;
+    const stx_ids *pad = all ? j->mask : j->old_pad;
     const int group = stx_ranks(x) > 1;
     j->count = 0;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
@@ -1706,7 +1754,8 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
         for (i = 0; i < target; i++) old |= !pad || !pad->data[b * pad->T + from + i];
         for (i = 0; i < j->G; i++) comp |= !j->comp_pad || !j->comp_pad->data[b * j->G + i];
         for (i = 0; i < T; i++) {
-            v[b * T + i] = !old || !comp || (j->pad && !d->literal_mask && j->pad->data[b * T + i]);
+            v[b * T + i] = !old || !comp
+                || (j->pad && !(d->literal & STX_COMP_LITERAL_MASK) && j->pad->data[b * T + i]);
             counted += !v[b * T + i];
         }
     }
@@ -1714,7 +1763,8 @@ static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
     j->count = (double)counted * (double)d->dim;
     j->aux = group || counted > 0;
 }
-/* literal_mask: padding is no key for the queries that are real, which see all of the memory. Padded ones see the memory alone */
+/* STX_COMP_LITERAL_MASK: padding is no key for real queries, which see all of the
+   memory. Padded queries see the memory alone. */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
     const size_t B = j->B, T = j->T, K = j->c + j->n + T;
     int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
@@ -1757,14 +1807,16 @@ static int stx__comp_cut_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_sta
     if (!v) return 0;
     j->G = stx__comp_made(d, e);
     j->groups = stx__comp_grouped(B, e, j->G, j->m->taps, d->ratio, d->dim);
-    j->groups.at = -(ptrdiff_t)((d->compress == STX_COMP_CONV ? j->m->ahead : 0) + (d->literal_pad ? e % d->ratio : 0));
+    j->groups.at = -(ptrdiff_t)((d->compress == STX_COMP_CONV ? j->m->ahead : 0)
+                                + (d->literal & STX_COMP_LITERAL_PAD ? e % d->ratio : 0));
     if (!j->G) { j->e = 0; return 1; }
-    for (b = 0; s && !d->literal_pad && b < B; b++) {       /* rows from before a stream's beginning */
+    /* rows from before a stream's beginning */
+    for (b = 0; s && !(d->literal & STX_COMP_LITERAL_PAD) && b < B; b++) {
         size_t own = STX_MIN(s->seen[b], j->n) + d->segment;
         v[b] = (int32_t)(e - (own > j->M ? STX_MIN(own - j->M, e) : 0));
     }
-    if (s && !d->literal_pad) first = stx__comp_ids(x, v, B, 1);
-    if (j->mask && !d->literal_mask) {
+    if (s && !(d->literal & STX_COMP_LITERAL_PAD)) first = stx__comp_ids(x, v, B, 1);
+    if (j->mask && !(d->literal & STX_COMP_LITERAL_MASK)) {
         for (b = 0; b < B; b++) memcpy(v + b * e, j->mask->data + b * j->mask->T + j->c, e * sizeof *v);
         j->old_pad = stx__comp_ids(x, v, B, e);
     }
@@ -1785,7 +1837,7 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     j->c = s && p->memory ? s->comp->layer[from].real : 0;
     j->M = s ? s->M[l] : p->M;
     j->C = s ? s->C[l] : p->C;
-    if (d->literal_mask) {
+    if (d->literal & STX_COMP_LITERAL_MASK) {
         if (pad && !stx__comp_literal_masks(x, j)) return 0;
     } else j->mask = !(j->n + j->c) ? pad : stx_rows_mask(s->comp, from, j->c, stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
     if (j->c && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && !stx__comp_past(x, j, s, from)) return 0;
@@ -1881,7 +1933,7 @@ static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor 
     const stx_comp *m = j->m;
     const size_t l = j->l;
     size_t i, keep;
-    const stx_ids *pad = m->desc.literal_mask ? NULL : j->pad;
+    const stx_ids *pad = m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
     if (!m->layer[l].memory) return 1;
     if (!stx_rows_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
     if (usage && j->C && !stx_rows_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
@@ -2008,7 +2060,7 @@ static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, 
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
     return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
 }
-/* What the attention sees: Wkv, a constant once literal_freeze has struck */
+/* What the attention sees: Wkv, a constant once STX_COMP_LITERAL_FREEZE has struck */
 static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
@@ -2042,7 +2094,7 @@ static stx_tensor *stx__comp_table(const stx_comp *m, size_t n) {
     for (i = 0; idx && i < n; i++) idx[i] = (int32_t)(i < n - P ? 0 : i - (n - P));
     return idx ? stx_gather(x, m->key_pe, idx, n) : NULL;
 }
-/* S + n + c of the fullest memory: what literal_rows counts from */
+/* S + n + c of the fullest memory: what STX_COMP_LITERAL_ROWS counts from */
 static size_t stx__comp_filled(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++) n = STX_MAX(n, s->mem->layer[l].real + s->comp->layer[l].real);
@@ -2052,7 +2104,7 @@ static size_t stx__comp_filled(const stx_comp *m, const stx_comp_state *s) {
 static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_job *j, size_t K) {
     const stx_comp *m = j->m;
     size_t R;
-    if (m->desc.literal_rows) return stx_view_rows(x, m->key_pe, 0, j->tot);
+    if (m->desc.literal & STX_COMP_LITERAL_ROWS) return stx_view_rows(x, m->key_pe, 0, j->tot);
     if (!m->sines) return stx__comp_table(m, K);
     R = m->sines->dim[0];
     return stx_linear(x, stx_view_rows(x, m->sines, R - K, R), m->layer[j->l].wr, NULL, STX_ACT_NONE);
@@ -2111,7 +2163,7 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const st
     a.made = made;
     y = stx__comp_zero(x, stx_attention(x, &a, &d), j->pad);
     if (!j->ahead) return y;
-    /* literal_mask: padding sees all of the memory; where there is none, everything alike */
+    /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys equally */
     a.pad = j->ahead;
     a.made = NULL;
     if (!(j->n + j->c)) {
@@ -2147,7 +2199,9 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
     stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *all = s->qkv ? s->past : s->kv;
-    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T), in = d->literal_target ? j->n : STX_MIN(j->e, held), some = 0;
+    const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
+    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T);
+    size_t in = whole ? j->n : STX_MIN(j->e, held), some = 0;
     const stx_ids *pad = j->old_pad;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
         stx_comp_groups g = j->groups;
@@ -2157,17 +2211,17 @@ static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__
         return stx__comp_distance(x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), target, j->skip,
                                   STX_MAX(j->count, 1), ratio);
     }
-    if (d->literal_target && j->mask && !d->literal_mask) {
+    if (whole && j->mask && !(d->literal & STX_COMP_LITERAL_MASK)) {
         int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
         size_t b;
         for (b = 0; v && b < j->B; b++) memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
         pad = stx__comp_ids(x, v, j->B, in);
     }
-    if (all && j->c + in <= all->dim[1] && (d->literal_target || in == j->e)) {         /* where they stand */
+    if (all && j->c + in <= all->dim[1] && (whole || in == j->e)) {         /* where they stand */
         target = stx_detach(x, all);
         some = in;
     } else target = stx__comp_kv_rows(x, s, j->c, j->c + in);
-    if (!d->literal_target && in < j->e) {      /* outputs of this segment, which were not keys in it */
+    if (!whole && in < j->e) {      /* outputs of this segment, which were not keys in it */
         k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
         target = stx__comp_join(x, target, stx__comp_all_heads(x, d, stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
     }
@@ -2208,7 +2262,8 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         out[0] = stx__comp_used(x, j, j->usage ? in[j->usage] : NULL, made);
         if (!j->e || !out[0]) return y;
     }
-    rows = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h), d->literal_mask ? NULL : j->pad);
+    rows = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h);
+    rows = stx__comp_zero(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : j->pad);
     memset(&old, 0, sizeof old);
     if (past) {
         old.data = stx_at(x, past->data, j->c * d->dim);
@@ -2270,7 +2325,7 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
         if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
         if (j->n && j->C && in->usage) lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
         if (!stx_ok(x)) return NULL;
-        if (d->literal_freeze && j->aux) m->layer[l].frozen = 1;
+        if ((d->literal & STX_COMP_LITERAL_FREEZE) && j->aux) m->layer[l].frozen = 1;
         j->frozen = m->layer[l].frozen;
         y = d->layers - l <= d->recompute_layers ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3)
                 : stx__comp_layer(x, j, lay, made);
@@ -2280,7 +2335,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
             m->ratio[l] = made[1];
         }
         if (push && p->memory) {
-            t = stx__comp_zero(x, stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : lay[1]), d->literal_mask ? NULL : pad);
+            t = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : lay[1]);
+            t = stx__comp_zero(x, t, d->literal & STX_COMP_LITERAL_MASK ? NULL : pad);
             if (!stx__comp_push(out, j, t, made[2], made[1], d->compress == STX_COMP_USED ? made[0] : NULL)) return NULL;
         }
         h = y;
@@ -2326,7 +2382,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     int kind;
     if (!stx__comp_worded(m, "stx_comp_nll") || !h || !targets) return NULL;
     x = m->ctx;
-    if (m->desc.literal_mask) pad = NULL;
+    if (m->desc.literal & STX_COMP_LITERAL_MASK) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
         stx_fail(x, STX_ERR_SHAPE, "stx_comp_nll: padding (%zu,%zu), want that of the targets, (%zu,%zu)", pad->B, pad->T, targets->B,
                  targets->T);
@@ -2369,7 +2425,8 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     h = stx_key_add(h, (uint64_t)stx__comp_ignored(targets));
     for (i = 0, n = s ? stx__comp_parts(s, part, name) : 0; i < n; i++) h = stx_rows_key(part[i], h);
     for (b = 0; s && b < s->B; b++) h = stx_key_add(h, s->seen[b]);
-    for (b = 0; m->desc.literal_freeze && b < m->desc.layers; b++) h = stx_key_add(h, (uint64_t)m->layer[b].frozen);
+    for (b = 0; (m->desc.literal & STX_COMP_LITERAL_FREEZE) && b < m->desc.layers; b++)
+        h = stx_key_add(h, (uint64_t)m->layer[b].frozen);
     return h;
 }
 
@@ -2400,8 +2457,9 @@ STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const siz
         stx_cache_window(g->cache, l, C + M + S, D, 1);
         if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
         if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
-        if (m->sines || (!l && !m->desc.literal_rows && g->reach > m->key_pe->dim[0])) g->pe[l] = stx_block_numbers(x,
-            stx_bytes_of(g->reach, D, 1));
+        if (m->sines || (!l && !(m->desc.literal & STX_COMP_LITERAL_ROWS)
+                         && g->reach > m->key_pe->dim[0]))
+            g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
     }
     if (stx_ok(x)) return g;
     stx_comp_gen_free(g);
@@ -2500,7 +2558,8 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
     const stx_comp *m = g->model;
     const stx_real *pe = m->sines ? g->pe[l] : g->pe[0];
     stx_tensor *t;
-    if (m->desc.literal_rows) return stx_view_rows(m->ctx, m->key_pe, 0, stx__comp_filled(m, g->state));
+    if (m->desc.literal & STX_COMP_LITERAL_ROWS)
+        return stx_view_rows(m->ctx, m->key_pe, 0, stx__comp_filled(m, g->state));
     if (!pe) return m->key_pe;
     t = stx_new(m->ctx, 1, m->desc.dim, 0, 0);
     if (!t) return NULL;

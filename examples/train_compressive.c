@@ -14,12 +14,14 @@
 // >>options ----------------------------------------------------------------------------------------------------------
 
 enum { MAX_LAYERS = 4096, MAX_ROWS = 1 << 30 };
+/* --literal without names is the library's own flag for all forms */
+typedef char tr_every_is_all[(int)TR_EVERY == (int)STX_COMP_LITERAL ? 1 : -1];
 
 static struct {
     uint64_t nlayers, hid_sz, emb_sz, inner_hid_sz, nheads, kv_heads, block_sz, mem, cmem, ratio, overlap, bptt;
     const char *memory_layers, *mems, *cmems, *dilations;
     int compress, conv_no_bias, aux, positions, norm_after, final_norm, glu, tied, gate, gate_relu, no_gate_bias, mogrify, recurrence;
-    int literal_rows, literal_pad, literal_target, literal_mask, literal_freeze, eval_mem, eval_cmem;
+    int literal, eval_mem, eval_cmem;
     uint64_t eval_positions;
     double aux_weight, gate_bias, dropout, attn_dropout, out_dropout, ff_dropout, aux_dropout;
     int optim, schedule;
@@ -74,12 +76,13 @@ static tr_opt table[] = {
     TR_REAL_OPEN("aux-dropout", TR_FREE, &opt.aux_dropout, TR_OPEN_MAX, 0, 1, "on its attention weights"),
     TR_SIZE("bptt", TR_FIXED, &opt.bptt, 0, 1024, "bptt: how many segments later; 0: 1"),
     TR_GROUP("The reference's own forms"),
-    TR_FLAG("literal-rows", TR_MODEL, &opt.literal_rows, "a row of the table of positions stands for a distance that depends on how full "
-        "the memory is"),
-    TR_FLAG("literal-pad", TR_MODEL, &opt.literal_pad, "rows that --ratio does not divide are padded in front, and the newest are lost"),
-    TR_FLAG("literal-target", TR_FIXED, &opt.literal_target, "the attention loss is of the whole memory, not of what leaves it"),
-    TR_FLAG("literal-mask", TR_MODEL, &opt.literal_mask, "padding enters memory as if it were text (there is none in training)"),
-    TR_FLAG("literal-freeze", TR_FIXED, &opt.literal_freeze, "keys and values of a memory layer learn no more once rows are compressed"),
+    TR_SET("literal", TR_MODEL, &opt.literal, "rows|pad|target|mask|freeze",
+        STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE,
+        "accidental behaviour of the reference, reproduced. rows: the table row of a distance "
+        "depends on how full the memory is. pad: if --ratio does not divide the rows, padding goes "
+        "in front and the newest rows are lost. target: the attention loss compares with the whole "
+        "memory. mask: padding enters the memory (there is none in training). freeze: keys and "
+        "values of a memory layer stop learning at its first compression"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adam|adamw|sgd|adagrad", "optimiser"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
@@ -118,8 +121,9 @@ static tr_opt table[] = {
     "batch-split=1 update-every=1 eval-mem=-1 eval-cmem=-1 "
 #define DEMO BASE "tokens=bytes nlayers=3 hid-sz=128 nheads=4 block-sz=64 mem=64 cmem=32 positions=xl norm-after " \
     "lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 batch-sz=16 "
-/* The reference's enwik8 example, with what it has no option for mended (seqtx_compressive.h, Fidelity): its own forms are
-   --recurrence rotate --literal-rows --literal-pad --literal-freeze. An update after each of the four segments of a piece. */
+/* The reference's enwik8 example with its accidental behaviour corrected
+   (seqtx_compressive.h, Fidelity). As the reference trains it: --recurrence rotate
+   --literal. An update after each of the four segments of a piece. */
 #define REFERENCE BASE "tokens=bytes nlayers=8 hid-sz=512 nheads=8 block-sz=512 memory-layers=6,7,8 mem=512 cmem=128 gate=gru " \
     "recurrence=ernie lr=0.0001 schedule=constant lr-warmup=0 grad-clip=0.5 batch-sz=16 batch-split=4 random-segments=4 steps=400000 "
 /* The paper (1911.05507, sections 4 and 5, appendices). Dropout, and the batch of enwik8, are not in it. */
@@ -224,10 +228,11 @@ static void log_compression(run *r) {
         tr_buf_free(&list);
     }
 }
-/* --literal-freeze of a run that goes on: which layers are frozen already, which the checkpoint does not say */
+/* A resumed run with --literal freeze: marks the layers that are frozen already, which
+   the checkpoint does not say */
 static void freeze(run *r) {
     size_t l, S = opt.block_sz, blocks = opt.lm.random_segments ? (size_t)opt.lm.random_segments : stx_batches_stream(r->t.batches) / S;
-    for (l = 0; opt.literal_freeze && l < opt.nlayers; l++) {
+    for (l = 0; (r->model->desc.literal & STX_COMP_LITERAL_FREEZE) && l < opt.nlayers; l++) {
         stx_comp_layer *y = &r->model->layer[l];
         y->frozen = y->C && r->t.step > y->M / S && blocks > y->M / S;
     }
@@ -325,7 +330,14 @@ static int why(tr_lm *t) {
         {"STX_COMP_AUX_ATTENTION", "--aux attention"}, {"STX_COMP_ROTATE", "--recurrence rotate"},
         {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"}, {"STX_COMP_GRU", "--gate gru"},
         {"dim >= 4", "--hid-sz 4 or more"}, {"a divisor of heads", "a divisor of --nheads"},
-        {"equal mems and cmems", "equal --mems and --cmems"}, {"want dim", "want --hid-sz"}, {NULL, NULL}};
+        {"equal mems and cmems", "equal --mems and --cmems"}, {"want dim", "want --hid-sz"},
+        {" has STX_COMP_LITERAL_ROWS, which", " rows"},
+        {" has STX_COMP_LITERAL_PAD, which", " pad"},
+        {" has STX_COMP_LITERAL_TARGET, which", " target"},
+        {" has STX_COMP_LITERAL_MASK, which", " mask"},
+        {" has STX_COMP_LITERAL_FREEZE, which", " freeze"},
+        {"another compression than STX_COMP_USED", "another --compress than used"},
+        {"STX_COMP_LITERAL takes", "--literal without names takes"}, {NULL, NULL}};
     return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
 /* --mems or --cmems: a number for each layer */
@@ -386,8 +398,7 @@ static int describe(run *r, size_t vocab) {
     d->gate = opt.gate; d->gate_relu = opt.gate_relu; d->gate_bias = opt.gate_bias; d->no_gate_bias = opt.no_gate_bias;
     d->mogrify = opt.mogrify; d->recurrence = opt.recurrence;
     d->attn_dropout = dropout(opt.attn_dropout); d->out_dropout = dropout(opt.out_dropout); d->ff_dropout = dropout(opt.ff_dropout);
-    d->literal_rows = opt.literal_rows; d->literal_pad = opt.literal_pad; d->literal_target = opt.literal_target;
-    d->literal_mask = opt.literal_mask; d->literal_freeze = opt.literal_freeze;
+    d->literal = (unsigned)opt.literal;
     return memory_layers(r) && dilations(r) && per_layer(&r->t, "mems", opt.mems, r->mems, &d->mems)
         && per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems);
 }
@@ -434,9 +445,10 @@ static int eval_sizes(run *r) {
         return tr_fail(r->t.err, TR_ERR, "--eval-cmem %d: this model has no compressed memory", opt.eval_cmem);
     if (tr_given(&options, "aux") && r->desc.aux != STX_COMP_AUX_AUTO && r->desc.aux != STX_COMP_AUX_NONE && !cmems)
         return tr_fail(r->t.err, TR_ERR, "--aux: no layer has a compressed memory for it to train (--memory-layers, --mem, --cmem)");
-    if (opt.literal_rows && opt.block_sz + most + cmost > m->key_pe->dim[0])
-        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: %zu and %zu rows are more than the model's, which "
-            "--literal-rows does not allow", most, cmost);
+    if ((m->desc.literal & STX_COMP_LITERAL_ROWS)
+        && opt.block_sz + most + cmost > m->key_pe->dim[0])
+        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: %zu and %zu rows are more than "
+            "the model's, which --literal rows does not allow", most, cmost);
     if (limit > 0 && need > limit)
         return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of "
             "--max-memory: use smaller ones, or a smaller --eval-batch-sz", most, cmost, need / (1 << 30), limit / (1 << 30));

@@ -18,6 +18,9 @@ enum { SLOW = 1 };                /* under sanitizers fewer steps and cases of a
 enum { SLOW = 0 };
 #endif
 
+/* The literal forms that know one age for all streams */
+enum { AGED = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK };
+
 static stx_ctx *context(int threads, uint64_t seed) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -53,8 +56,8 @@ static stx_comp_desc variant(int k, const char **name) {
     case 10: d.recurrence = STX_COMP_ERNIE; d.kv_heads = 2; d.mem = 8; break;
     case 11: d.recurrence = STX_COMP_ERNIE; d.positions = STX_COMP_XL; d.norm_after = 1; d.kv_heads = 1; break;
     case 12: d.recurrence = STX_COMP_ROTATE; d.memory_layers = some_layers; d.memory_count = 2; d.mem = 9; break;
-    case 13: d.recurrence = STX_COMP_ROTATE; d.literal_rows = d.literal_pad = d.literal_target = d.literal_mask = 1; d.gate = STX_COMP_GRU;
-             d.mogrify = 1; d.mem = 9; break;
+    case 13: d.recurrence = STX_COMP_ROTATE; d.gate = STX_COMP_GRU;
+             d.literal = AGED | STX_COMP_LITERAL_TARGET; d.mogrify = 1; d.mem = 9; break;
     case 14: d.gate = STX_COMP_GTRXL; d.gate_relu = d.glu = 1; d.emb = 5; break;
     case 15: d.gate = STX_COMP_INPUT; break;
     case 16: d.gate = STX_COMP_OUTPUT; d.gate_relu = 1; break;
@@ -171,7 +174,7 @@ static void steps(void) {
         stx_real *whole, *got;
         size_t i, b, w, bytes = 0;
         double top, e;
-        if (resets && d.literal_rows) { free(t); stx_destroy(x); continue; }
+        if (resets && (d.literal & AGED)) { free(t); stx_destroy(x); continue; }
         whole = by_segments(m, t, B, n, s, resets ? reset : NULL);
         top = largest(whole, B * n * D);
         got = (stx_real *)calloc(B * n * D, sizeof *got);
@@ -272,7 +275,7 @@ static void resets(void) {
         stx_real *a, *r;
         size_t l, i;
         double e;
-        if (d.literal_rows) { free(t); stx_destroy(x); continue; }
+        if (d.literal & AGED) { free(t); stx_destroy(x); continue; }
         reset[from] = 2;
         a = by_segments(m, t, 2, n, s, reset);
         r = by_segments(m, t + n + from * S, 1, n - from * S, one, NULL);
@@ -326,9 +329,10 @@ static void resets_in_training(void) {
         double both, one[2], was;
         alone[0] = stx_comp_state_create(m, 1);
         alone[1] = stx_comp_state_create(m, 1);
-        if (d.literal_rows || d.literal_pad || d.literal_mask) {
+        if (d.literal & AGED) {
             stx_comp_state_reset_stream(s, 0);
-            CHECK(!stx_ok(x) && strstr(stx_error(x), "literal_rows"), "%s: %s", name, stx_error(x));
+            CHECK(!stx_ok(x) && strstr(stx_error(x), "STX_COMP_LITERAL_ROWS"), "%s: %s", name,
+                  stx_error(x));
             free(t); stx_destroy(x);
             continue;
         }
@@ -375,7 +379,7 @@ static void ages(void) {
             double one[2] = {0, 0}, both;
             if (at == 6) for (b = 0; b < 2; b++) stx_comp_state_copy(joined, b, alone[b], 0, 1);
             for (b = 0; b < 2; b++) if (!b || at >= 6 - young) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
-            if (at < 6 || d.literal_rows || d.literal_pad || d.literal_mask) continue;
+            if (at < 6 || (d.literal & AGED)) continue;
             both = train(m, NULL, joined, t, 2, n, at * S, NULL);
             CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name,
                   young, at, both, (one[0] + one[1]) / 2);
@@ -451,7 +455,8 @@ static void limit(void) {
     stx_destroy(x);
 }
 
-/* literal_freeze counts from the segment that froze on, whether a layer is recomputed or not: two segments on one tape */
+/* STX_COMP_LITERAL_FREEZE counts from the segment that froze on, whether a layer is
+   recomputed or not: two segments on one tape */
 static void frozen(void) {
     double norm[2];
     int k;
@@ -464,7 +469,7 @@ static void frozen(void) {
         stx_real *g;
         int32_t *t = text(1, 40, 2);
         size_t i, n;
-        d.mem = S; d.literal_freeze = 1; d.recompute = k;
+        d.mem = S; d.literal = STX_COMP_LITERAL_FREEZE; d.recompute = k;
         m = model(x, &d);
         s = stx_comp_state_create(m, 1);
         stx_begin(x, STX_TRAIN);
@@ -830,7 +835,6 @@ static void bad_descs(void) {
     d = o; d.bptt = 2000; d.aux = STX_COMP_AUX_BPTT; refused("bptt is 2000", &d);
     d = o; d.positions = 2; refused("positions is 2", &d);
     d = o; d.positions = STX_COMP_XL; d.dim = 15; d.heads = 3; refused("dim is 15", &d);
-    d = o; d.positions = STX_COMP_XL; d.literal_rows = 1; refused("literal_rows is 1", &d);
     d = o; d.gate = 7; refused("gate is 7", &d);
     d = o; d.gate_bias = 1; refused("gate_bias is 1", &d);
     d = o; d.no_gate_bias = 1; refused("no_gate_bias is 1", &d);
@@ -842,10 +846,6 @@ static void bad_descs(void) {
     d = o; d.out_dropout = -0.5; refused("out_dropout is -0.5", &d);
     d = o; d.ff_dropout = NAN; refused("ff_dropout is", &d);
     d = o; d.aux_dropout = 2; refused("aux_dropout is 2", &d);
-    d = o; d.literal_pad = 1; d.compress = STX_COMP_MAX; refused("literal_pad is 1", &d);
-    d = o; d.literal_target = 1; d.aux = STX_COMP_AUX_NONE; refused("literal_target is 1", &d);
-    d = o; d.literal_freeze = 1; d.aux = STX_COMP_AUX_AUTOENCODE; refused("literal_freeze is 1", &d);
-    d = o; d.literal_mask = 1; d.compress = STX_COMP_USED; refused("literal_mask is 1", &d);
     d = o; d.vocab = 0; d.tied = 1; refused("tied is 1", &d);
     d = o; d.vocab = 0; d.emb = 4; refused("emb is 4", &d);
     d = o; d.vocab = much; refused("vocab", &d);
@@ -883,6 +883,55 @@ static void fails(stx_ctx *x, const char *want) {
     stx_clear_error(x);
     stx_begin(x, STX_EVAL);
 }
+
+/* A literal form that the model cannot have is refused by name; STX_COMP_LITERAL means
+   those that it can have. */
+static void literal(void) {
+    static const struct { int compress, aux, positions; unsigned can; } model[] = {
+        {STX_COMP_CONV,    STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 31},
+        {STX_COMP_CONV,    STX_COMP_AUX_AUTO,       STX_COMP_XL,      30},
+        {STX_COMP_CONV,    STX_COMP_AUX_AUTOENCODE, STX_COMP_LEARNED, 11},
+        {STX_COMP_CONV,    STX_COMP_AUX_NONE,       STX_COMP_XL,      10},
+        {STX_COMP_DILATED, STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 29},
+        {STX_COMP_MAX,     STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 9},
+        {STX_COMP_USED,    STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 1},
+        {STX_COMP_USED,    STX_COMP_AUX_AUTO,       STX_COMP_XL,      0}
+    };
+    static const char *const name[5] = {"_ROWS", "_PAD", "_TARGET", "_MASK", "_FREEZE"};
+    char want[64];
+    size_t i, k;
+
+    for (i = 0; i < sizeof model / sizeof *model; i++) {
+        stx_comp_desc d = small();
+        stx_ctx *x = context(1, 1);
+        stx_comp *m;
+
+        d.compress = model[i].compress;
+        d.aux = model[i].aux;
+        d.positions = model[i].positions;
+        d.literal = STX_COMP_LITERAL;
+        m = stx_comp_create(x, &d);
+        CHECK(m && m->desc.literal == model[i].can, "model %zu: %u, want %u %s", i,
+              m ? m->desc.literal : 0, model[i].can, stx_error(x));
+        for (k = 0; k < 5; k++) {
+            d.literal = 1u << k;
+            snprintf(want, sizeof want, "literal has STX_COMP_LITERAL%s, which needs", name[k]);
+            if (!(model[i].can >> k & 1)) {
+                refused(want, &d);
+                d.literal |= STX_COMP_LITERAL;
+                refused(want, &d);
+                continue;
+            }
+            m = stx_comp_create(x, &d);
+            CHECK(m && m->desc.literal == 1u << k, "model %zu, literal%s: %s", i, name[k],
+                  stx_error(x));
+        }
+        d.literal = 32;
+        refused("literal is 32", &d);
+        stx_destroy(x);
+    }
+}
+
 /* What callers get wrong */
 static void errors(void) {
     stx_ctx *x = context(1, 1), *y = context(1, 1);
@@ -919,9 +968,10 @@ static void errors(void) {
     none.recurrence = STX_COMP_ROTATE;
     bare = stx_comp_create(x, &none);
     CHECK(bare && !stx_comp_state_create_sized(bare, 1, unlike, NULL), "sizes"); fails(x, "STX_COMP_ROTATE");
-    none.recurrence = 0; none.literal_rows = 1;
+    none.recurrence = 0; none.literal = STX_COMP_LITERAL_ROWS;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_state_create_sized(bare, 1, more, NULL), "sizes"); fails(x, "literal_rows");
+    CHECK(bare && !stx_comp_state_create_sized(bare, 1, more, NULL), "sizes");
+    fails(x, "STX_COMP_LITERAL_ROWS");
     none = small(); none.cmem = STX_COMP_NO_ROWS;
     bare = stx_comp_create(x, &none);
     CHECK(bare && !stx_comp_state_create_sized(bare, 1, NULL, more), "no compression"); fails(x, "made without");
@@ -1281,6 +1331,7 @@ int main(void) {
     overfit();
     by_hand();
     bad_descs();
+    literal();
     errors();
     bad_files();
     targets();

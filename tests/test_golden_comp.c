@@ -58,9 +58,11 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     d->recurrence = choice(f, "recurrence", recurrence);
     d->norm_after = (int)need(f, "norm_after"); d->final_norm = (int)need(f, "final_norm"); d->glu = (int)need(f, "glu");
     d->tied = (int)need(f, "tied"); d->gate_relu = (int)need(f, "gate_relu"); d->mogrify = (int)need(f, "mogrify");
-    d->literal_rows = (int)need(f, "literal_rows"); d->literal_pad = (int)need(f, "literal_pad");
-    d->literal_target = (int)need(f, "literal_target"); d->literal_mask = (int)need(f, "literal_mask");
-    d->literal_freeze = (int)need(f, "literal_freeze");
+    if (need(f, "literal_rows")) d->literal |= STX_COMP_LITERAL_ROWS;
+    if (need(f, "literal_pad")) d->literal |= STX_COMP_LITERAL_PAD;
+    if (need(f, "literal_target")) d->literal |= STX_COMP_LITERAL_TARGET;
+    if (need(f, "literal_mask")) d->literal |= STX_COMP_LITERAL_MASK;
+    if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
 /* Where number i of a parameter of the model stands in the file: tables there are (H,rows,hd), convolutions (out,in,taps), decoders
    (in,out,taps) */
@@ -142,8 +144,17 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
     free(pad);
 }
 
-/* two: the state goes from one to another and back */
-static void model_case(const char *name, int recompute, int threads, int two) {
+/* Is this the matrix of keys and values of a layer that STX_COMP_LITERAL_FREEZE has frozen? */
+static int frozen(const stx_comp *m, const stx_tensor *t) {
+    size_t l;
+    for (l = 0; l < m->desc.layers; l++) if (t == m->layer[l].wkv) return m->layer[l].frozen;
+    return 0;
+}
+
+/* two: the state goes from one to another and back. all: STX_COMP_LITERAL in place of
+   the four flags of the file; then every number is the file's but the gradients of
+   frozen matrices. */
+static void model_case(const char *name, int recompute, int threads, int two, int all) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
     stx_comp_desc d;
@@ -155,12 +166,18 @@ static void model_case(const char *name, int recompute, int threads, int two) {
     if (!f) { stx_destroy(x); return; }
     config(f, &d, &k);
     d.recompute = recompute;
+    if (all) {
+        CHECK(d.literal == 15, "%s: literal forms %u, want 15 for this test", name, d.literal);
+        d.literal = STX_COMP_LITERAL;
+    }
     B = (size_t)need(f, "B"); segments = (size_t)need(f, "segments"); eval = (int)need(f, "eval");
     m = stx_comp_create(x, &d);
     CHECK(m != NULL, "%s: %s", name, stx_error(x));
     if (!m) { stx_file_close(f); stx_destroy(x); return; }
     CHECK(stx_params_size(m->params) == stx_comp_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
           stx_comp_count(&d));
+    CHECK(!all || m->desc.literal == 31, "%s: all literal forms are %u, want 31", name,
+          m->desc.literal);
     load(m, f);
     for (l = 0; l < m->desc.layers && eval; l++) { mems[l] = (size_t)need(f, "eval_mem"); cmems[l] = (size_t)need(f, "eval_cmem"); }
     for (l = 0; l < m->desc.layers && eval; l++) if (!m->layer[l].C) cmems[l] = 0;
@@ -188,7 +205,7 @@ static void model_case(const char *name, int recompute, int threads, int two) {
         if (!y) break;
         snprintf(key, sizeof key, "logits.%zu", i);
         same_as(x, f, name, key, y->data, y->size, TOL, 1e-7);
-        nll = stx_comp_nll(m, h, targets, d.literal_mask ? NULL : pad);
+        nll = stx_comp_nll(m, h, targets, d.literal & STX_COMP_LITERAL_MASK ? NULL : pad);
         total = stx_comp_total(m, nll);
         number(f, name, "nll", i, 0, stx_item(x, nll));
         if (!eval) {
@@ -207,7 +224,11 @@ static void model_case(const char *name, int recompute, int threads, int two) {
         memory(f, name, "mem", l, s->mem);
         memory(f, name, "cmem", l, s->comp);
     }
-    for (i = 0; i < m->params->count && !eval && stx_ok(x); i++) compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
+    for (n = i = 0; i < m->params->count && !eval && stx_ok(x); i++) {
+        if (all && frozen(m, m->params->tensor[i])) n++;
+        else compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
+    }
+    CHECK(!all || n > 0, "%s: nothing is frozen", name);
     stx_file_close(f);
     stx_destroy(x);
 }
@@ -300,15 +321,16 @@ int main(int argc, char **argv) {
     char name[32];
     int i;
     if (argc > 1) dir = argv[1];
-    if (argc > 2) { for (i = 2; i < argc; i++) model_case(argv[i], 0, 1, 0); return test_end(); }
+    if (argc > 2) { for (i = 2; i < argc; i++) model_case(argv[i], 0, 1, 0, 0); return test_end(); }
     for (i = 0; i < 5; i++) {
         snprintf(name, sizeof name, "comp_%c", 'a' + i);
-        model_case(name, 0, 1, 0);
+        model_case(name, 0, 1, 0, 0);
+        model_case(name, 0, 1, 0, 1);
     }
     for (i = 1; i <= 85; i++) {
         snprintf(name, sizeof name, "comp_%02d", i);
-        model_case(name, 0, 1 + i % 3, 0);
-        if (golden_cpu() || i % 5 == 0) model_case(name, 1, 1, i % 2);
+        model_case(name, 0, 1 + i % 3, 0, 0);
+        if (golden_cpu() || i % 5 == 0) model_case(name, 1, 1, i % 2, 0);
     }
     curve();
     greedy("comp_a", 4, "5 2 0 2 5 2 5 5 2 9 5 0 5 5 5 5");

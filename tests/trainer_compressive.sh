@@ -73,7 +73,7 @@ family_variants() {
     variant "auto-encoding, overlap" --data ../t.txt $full --aux-dropout 0 --aux autoencode --overlap 2
     variant "dilated, through later segments" --data ../t.txt $full --compress dilated --dilations 1,2 --recurrence none --aux-dropout 0 --aux bptt --bptt 2
     variant "mean, memories of several sizes" --data ../t.txt $full --aux-dropout 0 --compress mean --mems 8,24 --cmems 0,5 --recurrence none --ratio 3
-    variant "as the reference has it" --data ../t.txt $full --recurrence rotate --literal-rows --literal-pad --literal-freeze --gate gru --mogrify --mem 32 --random-segments 4
+    variant "as the reference has it" --data ../t.txt $full --recurrence rotate --literal --gate gru --mogrify --mem 32 --random-segments 4
 }
 rates() { events "$1" | field lr | awk '{ printf "%.5f ", $1 }'; }
 aux() { events "$1" | sed 's/.*"aux":\[\([^]]*\)\].*/\1/' | awk -F, '{ printf "%s ", ($1 > 0 && $2 > 0 ? "some" : $1 == 0 && $2 == 0 ? "none" : "?") }'; }
@@ -81,7 +81,38 @@ gradients() { # FILE: the numbers of its entry "grads"
     at=$(header "$1" | sed 's/.*"grads":{[^}]*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/')
     tail -c +$((9 + $(header_size "$1") + ${at% *})) "$1" | head -c $((${at#* } - ${at% *})) | od -An -v -tf4 -w4
 }
+literal_forms() {
+    # tests/old: 30 steps with a flag for each form, --literal-rows, -pad, -target and -freeze; 2.7059 is the loss that the
+    # first version continues to, 2.6904 the loss without them
+    mkdir forms
+    cp "$here/old/compressive_literal.safetensors" forms/run.st
+    cp forms/run.st forms/again.st
+    cp forms/run.st forms/bits.st
+    good "a checkpoint with a flag for each form" forms --checkpoint run.st --data ../t.txt --steps 60 --threads 1 --log log.jsonl
+    check "continues with those forms" awk -v got="$(events forms/log.jsonl eval | field loss)" 'BEGIN { e = got - 2.7059; exit !(e < 0.005 && -e < 0.005) }'
+    check "and now has a list" [ "$(header forms/run.st | grep -c '\\"literal\\":\\"rows,pad,target,freeze\\"')" -eq 1 ]
+    good "the same with the flags that it was made with" forms --checkpoint again.st --data ../t.txt --steps 60 --threads 1 --literal-rows --literal-pad --literal-target --literal-freeze
+    check "to the same bits" same_state forms/run.st forms/again.st
+    good "and with the list" forms --checkpoint bits.st --data ../t.txt --steps 60 --threads 1 --literal freeze,target,pad,rows
+    check "to the same bits again" same_state forms/run.st forms/bits.st
+    cd forms
+    refused '--literal is true here .from the command line. but rows,pad,target,freeze in the checkpoint' --checkpoint run.st --data ../t.txt --steps 90 --literal
+    refused '--literal is false here' --checkpoint run.st --data ../t.txt --steps 90 --no-literal
+    refused '--literal is false here' --checkpoint run.st --data ../t.txt --eval-only --no-literal
+    cd ..
+    good "weights from it, without what only training depends on" forms --init-from run.st --data ../t.txt --steps 2 --threads 1 --literal rows,pad --checkpoint tuned.st
+    check "has the forms that were given" [ "$(header forms/tuned.st | grep -c '\\"literal\\":\\"rows,pad\\"')" -eq 1 ]
+
+    good "all forms, by one word" forms $tiny --data ../t.txt --steps 12 --literal --checkpoint all.st
+    check "is kept as such" [ "$(header forms/all.st | grep -c '\\"literal\\":true')" -eq 1 ]
+    good "by their names" forms $tiny --data ../t.txt --steps 12 --literal rows,pad,target,mask,freeze --checkpoint named.st
+    check "is the same training" same_state forms/all.st forms/named.st
+    good "all that a model with other positions can have" forms $tiny --data ../t.txt --steps 12 --positions xl --literal --checkpoint xl.st
+    good "by their names" forms $tiny --data ../t.txt --steps 12 --positions xl --literal pad,target,mask,freeze --checkpoint xl_named.st
+    check "is the same training" same_state forms/xl.st forms/xl_named.st
+}
 family_more() {
+    literal_forms
     mkdir steps
     plain="$tiny --data ../t.txt --log-every 1"
     good "in one part" steps $plain --steps 30 --lr 0.01 --log one.jsonl
@@ -162,11 +193,8 @@ fixed_options() {
 --dilations 1,2
 --aux autoencode
 --bptt 2
---literal-rows
---literal-pad
---literal-target
---literal-mask
---literal-freeze
+--literal
+--literal rows,mask
 --tokens chars
 --min-count 3
 --optim adamw
@@ -233,8 +261,13 @@ family_bad() {
     refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
     refused '--recurrence with memories of several sizes is rotate, want equal --mems and --cmems for --recurrence rotate' $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
-    refused '--literal-rows is on, want off but for --positions learned' $t $tiny $new --positions xl --literal-rows
-    refused '--literal-target' $t $tiny $new --compress mean --literal-target
+    refused '--literal rows needs --positions learned; --literal without names takes' $t $tiny $new --positions xl --literal rows
+    refused '--literal rows needs --positions learned' $t $tiny $new --positions xl --literal-rows
+    refused '--literal pad needs --compress conv' $t $tiny $new --compress mean --literal pad
+    refused '--literal target needs --aux attention' $t $tiny $new --compress mean --literal-target
+    refused '--literal mask needs another --compress than used' $t $tiny $new --compress used --literal mask
+    refused '--literal freeze needs --aux attention' $t $tiny $new --aux none --literal freeze
+    refused "--literal: got 'row', wants on, off, or some of rows, pad, target, mask, freeze .did you mean rows" $t $tiny $new --literal row
     refused '--random-segments 1000: .*too short' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
@@ -243,7 +276,7 @@ family_bad() {
     refused '--cmem, --cmems: with --compress none' $t $tiny $new --compress none
     refused '--aux: no layer has a compressed memory' $t $tiny $new --cmem 0 --aux attention
     refused '--update-after 5: .*--update-every' $t $tiny $new --update-after 5
-    refused '--eval-cmem: .*--literal-rows' $t $tiny $new --literal-rows --eval-cmem 100
+    refused '--eval-cmem: .*--literal rows' $t $tiny $new --literal rows --eval-cmem 100
     refused '--eval-positions 7: .*--block-sz' $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
     tr -d 'a-z0-9' <t.txt >blank.txt
