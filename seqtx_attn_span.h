@@ -260,6 +260,13 @@ extern "C" {
 
 // >>api: configuration ---------------------------------------------------------------------------------------------
 
+/* stx_span_desc.literal: accidental behaviour of the authors' code, reproduced. See Fidelity. */
+enum {
+    STX_SPAN_LITERAL_EPS    = 1,            /* needs adapt_span without no_renorm */
+    STX_SPAN_LITERAL_MEMORY = 2,
+    STX_SPAN_LITERAL        = 1 << 30       /* all of those that the model can have */
+};
+
 typedef struct stx_span_desc {
     size_t vocab;           /* V, required */
     size_t layers;          /* 0: 8 */
@@ -282,8 +289,9 @@ typedef struct stx_span_desc {
     int    no_renorm;       /* a = m e^s / sum e^s over the layer's whole window: rows sum to less than 1. Needs adapt_span */
     int    span_per_layer;  /* one z a layer, shared by its heads. Needs adapt_span */
     int    fairseq_init;    /* fairseq's initialisers: see Fidelity */
-    int    literal_eps;     /* the authors' eps of 1e-8: the softmax runs over the layer's whole window. Not with no_renorm */
-    int    literal_memory;  /* rows that never existed are zero keys, as in the authors' code */
+    unsigned literal;       /* accidental behaviour of the authors' code: STX_SPAN_LITERAL_.., or
+                               STX_SPAN_LITERAL. A flag that the model cannot have is refused.
+                               stx_span.desc.literal has the flags in force. 0: none */
     int    recompute;       /* drop each layer's activations, make them again in backward: about 1/4 more time, far less memory */
     size_t recompute_layers;        /* the same of the last so many layers only */
 } stx_span_desc;
@@ -322,7 +330,7 @@ typedef struct stx_span_state {
     size_t     B;
     stx_rows  *rows;        /* inputs of each layer, (B, real, d), real: those that were written. layer[l].rows: length of the
                                cache. It starts at C and follows the span; where the text is shorter, its oldest rows are zeros
-                               with literal_memory, else they do not exist */
+                               with STX_SPAN_LITERAL_MEMORY, else they do not exist */
 } stx_span_state;
 
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
@@ -411,6 +419,27 @@ static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *w
     stx_fail(x, STX_ERR_ARG, "stx_span_create: %s is %g, want %s", what, got, want);
     return 0;
 }
+
+/* Replaces STX_SPAN_LITERAL by the flags that the model can have. 0 and an error for a flag
+   that it cannot have. */
+static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
+    const unsigned all = STX_SPAN_LITERAL | STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY;
+    unsigned can = STX_SPAN_LITERAL_MEMORY;
+
+    if (d->adapt_span && !d->no_renorm) can |= STX_SPAN_LITERAL_EPS;
+    if (d->literal & STX_SPAN_LITERAL_EPS & ~can) {
+        stx_fail(x, STX_ERR_ARG, "stx_span_create: literal has STX_SPAN_LITERAL_EPS, which needs "
+                 "adapt_span without no_renorm; STX_SPAN_LITERAL takes the forms that the model "
+                 "can have");
+        return 0;
+    }
+    if (d->literal & ~all)
+        return stx__span_bad(x, "literal", (double)d->literal,
+                             "STX_SPAN_LITERAL, or flags STX_SPAN_LITERAL_EPS, _MEMORY");
+    if (d->literal & STX_SPAN_LITERAL) d->literal = can;
+    return 1;
+}
+
 /* Initialisers of embedding and output: PyTorch's, n(0,1) for tables and U(1/sqrt(columns)) for all else */
 static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
@@ -454,11 +483,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
                  d->no_renorm ? "no_renorm" : "span_per_layer");
         return 0;
     }
-    if (d->no_renorm && d->literal_eps) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: no_renorm and literal_eps: eps belongs to the normalisation that no_renorm leaves out, choose one");
-        return 0;
-    }
+    if (!stx__span_check_literal(x, d)) return 0;
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1)) return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
     stx__span_words(d, words);
@@ -582,7 +607,8 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     const stx_span_desc *d = &m->desc;
     const stx_real *z = NULL;
     size_t need[256], saved = 0, h;
-    if (d->adapt_span && d->heads > 1 && !d->span_per_layer && !d->literal_eps && !d->no_renorm && !d->literal_memory && !masked && rows)
+    if (d->adapt_span && d->heads > 1 && !d->span_per_layer && !d->literal && !d->no_renorm
+        && !masked && rows)
         z = stx_watch(m->ctx, m->layer[l].z);
     for (h = 0; h < d->heads; h++) need[h] = z ? stx__span_reach(d, (double)z[h]) + 1 : rows;
     stx_head_groups_of(need, d->heads, rows, g);
@@ -653,7 +679,7 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     memset(&d, 0, sizeof d);
     d.layers = m->desc.layers; d.B = B; d.width = m->desc.dim;
     d.whole = 1;
-    d.zeros = m->desc.literal_memory;
+    d.zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;
     d.most = m->desc.span;
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
@@ -700,10 +726,10 @@ static void stx__span_attention(const stx_span *m, size_t S, stx_attention_desc 
     a->delta_min = 1;
     a->max_span = (double)d->span;
     a->ramp = d->ramp;
-    a->eps = d->literal_eps && d->adapt_span ? 1e-8 : 0;
+    a->eps = d->literal & STX_SPAN_LITERAL_EPS ? 1e-8 : 0;
     a->no_renorm = d->no_renorm;
     a->dropout = d->dropout;
-    a->first_key = d->literal_memory ? -(ptrdiff_t)S : 0;
+    a->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
 }
 /* What it takes besides the past: queries, keys and values of h */
 static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h, stx_attention_in *a) {

@@ -513,8 +513,8 @@ static stx_span *model_create(stx_ctx *x, int kind, int literal, size_t span) { 
     memset(&d, 0, sizeof d);
     d.vocab = 256; d.layers = 8; d.dim = 256; d.heads = 4; d.inner = 1024; d.span = span;
     d.adapt_span = 1; d.span_loss = 2e-6; d.ramp = 32;
-    d.literal_memory = literal & 1;        /* empty memory as zero keys, as the peer has it */
-    d.literal_eps = literal >> 1;          /* and 1e-8 of every key in the layer's window in the normaliser */
+    if (literal & 1) d.literal |= STX_SPAN_LITERAL_MEMORY;
+    if (literal & 2) d.literal |= STX_SPAN_LITERAL_EPS;
     m = stx_span_create(x, &d);
     check(x);
     set_spans(m, kind);

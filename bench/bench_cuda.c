@@ -240,8 +240,8 @@ static stx_span *model_create(stx_ctx *x, const config *c, int literal) {
     memset(&d, 0, sizeof d);
     d.vocab = vocab_of(c); d.layers = c->layers; d.dim = c->dim; d.heads = c->heads; d.inner = c->inner; d.span = c->span; d.pers = c->pers;
     d.adapt_span = 1; d.ramp = RAMP; d.span_loss = 5e-7;
-    d.literal_memory = literal & 1;
-    d.literal_eps = literal >> 1;
+    if (literal & 1) d.literal |= STX_SPAN_LITERAL_MEMORY;
+    if (literal & 2) d.literal |= STX_SPAN_LITERAL_EPS;
     m = stx_span_create(x, &d);
     for (l = 0; z && m && l < c->layers; l++) {
         for (h = 0; h < c->heads; h++) z[h] = (stx_real)(span_of(c, l, h) / (double)c->span);

@@ -13,6 +13,9 @@
 
 // >>options ----------------------------------------------------------------------------------------------------------
 
+/* --literal without names is the library's own flag for all forms */
+typedef char tr_every_is_all[(int)TR_EVERY == (int)STX_SPAN_LITERAL ? 1 : -1];
+
 static struct {
     uint64_t nlayers, hid_sz, inner_hid_sz, nheads, attn_span, block_sz, pers_mem_size;
     int no_renorm, span_per_layer, fairseq_init, adapt_span, adapt_span_cache, adapt_io, adapt_io_tied, literal;
@@ -36,7 +39,9 @@ static tr_opt table[] = {
         "persistent vectors per head in place of the feed-forward (all-attention)"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1, "on attention weights and inside the feed-forward"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1, "on the embedding and the last hidden state"),
-    TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own forms: eps 1e-8 after the softmax, empty memory attended to as zeros"),
+    TR_SET("literal", TR_MODEL, &opt.literal, "eps|memory", 0,
+        "accidental behaviour of the reference, reproduced. eps: 1e-8 of the keys beyond a span "
+        "counts in the normaliser. memory: rows of an empty memory are attended to as zeros"),
     TR_GROUP("Adaptive span"),
     TR_FLAG("adapt-span", TR_MODEL, &opt.adapt_span, "learn a span for each head"),
     TR_REAL("adapt-span-loss", TR_FREE, &opt.adapt_span_loss, 0, 1e6, "weight of the span penalty"),
@@ -230,7 +235,10 @@ static int why(tr_lm *t) {
         {"ramp", "adapt-span-ramp"}, {"cutoff", "adapt-io-cutoffs"},
         {"width of the first cluster / divval^cutoffs", "the width of the last cluster, --hid-sz / --adapt-io-divval^cutoffs,"},
         {"divval", "adapt-io-divval"}, {"cutoffs", "adapt-io-cutoffs"},
-        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"}, {NULL, NULL}};
+        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"},
+        {" has STX_SPAN_LITERAL_EPS, which", " eps"},
+        {"adapt_span without no_renorm", "--adapt-span without --no-renorm"},
+        {"STX_SPAN_LITERAL takes", "--literal without names takes"}, {NULL, NULL}};
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 /* The model that the options describe, for a vocabulary. */
@@ -243,7 +251,7 @@ static int describe(run *r, size_t vocab) {
     d->ramp = opt.adapt_span_ramp; d->span_init = opt.adapt_span_init;
     d->span_loss = opt.adapt_span_loss; d->pers = opt.pers_mem_size; d->adapt_io = opt.adapt_io; d->adapt_io_tied = opt.adapt_io_tied;
     d->divval = opt.adapt_io_divval; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout;
-    d->literal_eps = d->literal_memory = opt.literal;
+    d->literal = (unsigned)opt.literal;
     d->no_renorm = opt.no_renorm; d->span_per_layer = opt.span_per_layer; d->fairseq_init = opt.fairseq_init;
     return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs);
 }
@@ -293,8 +301,6 @@ static int check(tr_lm *t) {
     if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if ((opt.no_renorm || opt.span_per_layer) && !opt.adapt_span)
         return tr_fail(t->err, TR_ERR, "--%s needs --adapt-span", opt.no_renorm ? "no-renorm" : "span-per-layer");
-    if (opt.no_renorm && opt.literal)
-        return tr_fail(t->err, TR_ERR, "--no-renorm leaves out the normalisation that --literal is about: one of them only");
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu",
                        (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);

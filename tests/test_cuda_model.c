@@ -335,7 +335,7 @@ static void model_make_sized(model *r, int which, int device, int precision, int
     if (which == DROP) { d.dropout = 0.2; d.emb_dropout = 0.1; }
     if (which == PERS) d.pers = 9;
     if (which == IO) { d.adapt_io = 1; d.cutoff[0] = 11; d.cutoffs = 1; d.adapt_io_tied = 1; d.divval = 2; }
-    if (which == LITERAL) { d.literal_eps = 1; d.literal_memory = 1; d.adapt_span = 1; }
+    if (which == LITERAL) { d.literal = STX_SPAN_LITERAL; d.adapt_span = 1; }
     if (which == FAIRSEQ) { d.no_renorm = d.span_per_layer = d.fairseq_init = 1; d.ramp = 7.5; d.dropout = 0.1; }
     if (which == RECOMPUTE) { d.recompute = 1; d.dropout = 0.2; }
     if (which == GROUPED) { d.heads = 4; d.span = 800; r->T = 100; }

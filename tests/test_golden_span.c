@@ -24,8 +24,7 @@ static void config(const stx_file *f, stx_span_desc *d) {
     d->span_loss = meta(f, "span_loss", 0);
     d->no_renorm = (int)meta(f, "no_renorm", 0);
     d->span_per_layer = (int)meta(f, "span_per_layer", 0);
-    d->literal_memory = (int)meta(f, "literal", 0);
-    d->literal_eps = d->literal_memory && !d->no_renorm;        /* there is no eps without normalisation */
+    if (meta(f, "literal", 0) > 0) d->literal = STX_SPAN_LITERAL;
     for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] =
         (size_t)atol(s);
     if (!d->inner) d->inner = 1;

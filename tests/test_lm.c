@@ -891,7 +891,7 @@ static void one_stream(void) {
         if (kind < 3) {
             d.vocab = V; d.layers = 2; d.dim = 16; d.heads = 2; d.inner = 16; d.span = 30; d.adapt_span = kind != 1; d.ramp = 4;
             d.span_init = 0.5;
-            d.literal_memory = kind == 2;
+            d.literal = kind == 2 ? STX_SPAN_LITERAL_MEMORY : 0;
             d.pers = kind == 1 ? 3 : 0;
             m = stx_span_create(x, &d);
             s = stx_span_state_create(m, B);

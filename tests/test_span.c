@@ -82,13 +82,16 @@ static stx_span_desc variant(int k, const char **name) {
     stx_span_desc d = small();
     *name = names[k];
     if (k == 1) { d.adapt_span = 0; d.span = 33; }
-    if (k == 2) d.literal_eps = d.literal_memory = 1;
+    if (k == 2) d.literal = STX_SPAN_LITERAL;
     if (k == 3) d.pers = 5;
     if (k == 4) { d.adapt_io = d.adapt_io_tied = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 17; d.divval = 2; }
     if (k == 5) { d.adapt_span = 0; d.span = 300; }
-    if (k == 6) { d.pers = 3; d.literal_eps = d.literal_memory = 1; }
+    if (k == 6) { d.pers = 3; d.literal = STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY; }
     if (k == 7) { d.no_renorm = 1; d.ramp = 7.3; }
-    if (k == 8) d.no_renorm = d.span_per_layer = d.fairseq_init = d.literal_memory = 1;
+    if (k == 8) {
+        d.no_renorm = d.span_per_layer = d.fairseq_init = 1;
+        d.literal = STX_SPAN_LITERAL;
+    }
     if (k == 9) { d.pers = 3; d.span_per_layer = 1; d.no_renorm = 1; }
     return d;
 }
@@ -227,6 +230,27 @@ static void dropout(void) {
         }
 }
 
+/* STX_SPAN_LITERAL means the forms that the model can have */
+static void literal(void) {
+    static const unsigned want[4] = {2, 3, 2, 2};
+    int k;
+
+    for (k = 0; k < 4; k++) {
+        stx_ctx *x = context(1, 3);
+        stx_span_desc d = small();
+        stx_span *m;
+
+        d.adapt_span = k > 0;
+        d.no_renorm = k > 1;
+        d.span_per_layer = k > 2;
+        d.literal = STX_SPAN_LITERAL;
+        m = stx_span_create(x, &d);
+        CHECK(m && m->desc.literal == want[k], "model %d: %u, want %u %s", k,
+              m ? m->desc.literal : 99, want[k], stx_error(x));
+        stx_destroy(x);
+    }
+}
+
 /* The default form of an empty memory: the first tokens see nothing at all, and padding rows have no say. */
 static void beginnings(void) {
     stx_span_desc d = small();
@@ -237,10 +261,10 @@ static void beginnings(void) {
     stx_span_state *s = stx_span_state_create(m, 1);
     set_spans(m);
     a = by_blocks(m, t, 1, 40, 40, s);
-    m->desc.literal_memory = 1;
+    m->desc.literal = STX_SPAN_LITERAL_MEMORY;
     stx_span_state_reset(s);
     b = by_blocks(m, t, 1, 40, 40, s);
-    CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with literal_memory");
+    CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with the flag");
     free(a); free(b); free(t);
     stx_destroy(x);
 }
@@ -705,7 +729,14 @@ static void errors(void) {
     d = small(); d.adapt_io = 1; d.divval = 1; refused(d, "divval");
     d = small(); d.no_renorm = 1; d.adapt_span = 0; refused(d, "no_renorm without adapt_span");
     d = small(); d.span_per_layer = 1; d.adapt_span = 0; refused(d, "span_per_layer without adapt_span");
-    d = small(); d.no_renorm = d.literal_eps = 1; refused(d, "no_renorm and literal_eps");
+    d = small(); d.no_renorm = 1; d.literal = STX_SPAN_LITERAL_EPS;
+    refused(d, "STX_SPAN_LITERAL_EPS, which needs adapt_span without no_renorm");
+    d.literal |= STX_SPAN_LITERAL;
+    refused(d, "STX_SPAN_LITERAL_EPS, which needs");
+    d = small(); d.adapt_span = 0; d.literal = STX_SPAN_LITERAL_EPS;
+    refused(d, "STX_SPAN_LITERAL_EPS, which needs");
+    d = small(); d.literal = 4;
+    refused(d, "literal is 4");
     d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
     
     x = context(1, 0);
@@ -1061,6 +1092,7 @@ int main(void) {
     ramps();
     generation_and_memory();
     dropout();
+    literal();
     beginnings();
     logits_and_log_probs();
     handed_over();

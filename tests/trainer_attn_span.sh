@@ -61,7 +61,7 @@ family_variants() {
     variant "whole cache" --data ../t.txt $full --no-adapt-span-cache
     variant "persistent vectors" --data ../t.txt $full --pers-mem-size 8
     variant "literal" --data ../t.txt $full --literal
-    variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init
+    variant "fairseq's form" --data ../t.txt $full --no-renorm --fairseq-init --literal memory
     variant "one span a layer" --data ../t.txt $full --span-per-layer
     variant "adaptive words, tied" --data ../w.txt $full $adaptive --adapt-io-tied
     variant "inverse square root" --data ../t.txt $full --schedule inv-sqrt --batch-split 4
@@ -111,6 +111,7 @@ fixed_options() {
 --adapt-io
 --adapt-io-cutoffs 3,4
 --literal
+--literal memory
 END2
 }
 # sed scripts that keep the length of a checkpoint's header
@@ -148,7 +149,9 @@ family_bad() {
     refused 'adapt-span' $t $tiny $new --adapt-span=maybe
     refused 'no-renorm needs --adapt-span' $t $tiny $new --no-renorm
     refused 'span-per-layer needs --adapt-span' $t $tiny $new --span-per-layer
-    refused 'no-renorm.*--literal' $t $tiny $new --no-renorm --adapt-span --literal
+    refused '--literal eps needs --adapt-span without --no-renorm; --literal without names takes' $t $tiny $new --no-renorm --adapt-span --literal eps
+    refused '--literal eps needs --adapt-span' $t $tiny $new --no-adapt-span --literal eps,memory
+    refused "--literal: got 'rows', wants on, off, or some of eps, memory" $t $tiny $new --literal rows
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
     refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912
