@@ -235,6 +235,12 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };       /
    change nothing, and user has to be there until stx_backward is done. */
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in, stx_tensor **U, stx_tensor **V);
 
+/* stx_sru_desc.literal: accidental behaviour of the reference, reproduced. See Fidelity. */
+enum {
+    STX_SRU_LITERAL_NORM = 1,           /* needs STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE */
+    STX_SRU_LITERAL      = 1 << 30      /* all of those that the model can have */
+};
+
 typedef struct stx_sru_desc {
     size_t input;           /* features of x, required */
     size_t hidden;          /* H, units per direction; 0: input, with two directions input / 2 (then k = 3 if input is even) */
@@ -270,7 +276,9 @@ typedef struct stx_sru_desc {
     double alpha_init;      /* first value of alpha; 0: attention is learned from nothing (ReZero) */
     int    not_causal;      /* every time sees every time */
     /* Padding, and the reference's own form where it differs */
-    int    literal_norm;    /* with STX_SRU_NORM_BEFORE the memory is not normalised: segments are not one whole then */
+    unsigned literal;       /* accidental behaviour of the reference: STX_SRU_LITERAL_NORM, or
+                               STX_SRU_LITERAL. A flag that the model cannot have is refused.
+                               stx_sru.desc.literal has the flags in force. 0: none */
     int    zero_pads;       /* the output of padding is 0 also after a layer norm, whose shift it is otherwise */
 } stx_sru_desc;
 
@@ -1202,6 +1210,27 @@ static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
     if (d->transform != STX_SRU_ATTENTION || d->custom || d->no_attention) return 0;
     return d->attention_last ? d->layers - l <= d->attention_last : (l + 1) % d->attention_every == 0;
 }
+
+/* Replaces STX_SRU_LITERAL by the flag that the model can have. 0 and an error for a flag that
+   it cannot have. */
+static int stx__sru_check_literal(stx_ctx *x, stx_sru_desc *d) {
+    const int attends = d->transform == STX_SRU_ATTENTION && !d->custom && !d->no_attention;
+    unsigned can = 0;
+
+    if (attends && d->norm == STX_SRU_NORM_BEFORE) can = STX_SRU_LITERAL_NORM;
+    if (d->literal & STX_SRU_LITERAL_NORM & ~can) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: literal has STX_SRU_LITERAL_NORM, which needs "
+                 "STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE; STX_SRU_LITERAL takes the forms that "
+                 "the model can have");
+        return 0;
+    }
+    if (d->literal & ~(unsigned)(STX_SRU_LITERAL | STX_SRU_LITERAL_NORM))
+        return stx__sru_wrong(x, "literal", (double)d->literal,
+                              "STX_SRU_LITERAL or STX_SRU_LITERAL_NORM");
+    if (d->literal & STX_SRU_LITERAL) d->literal = can;
+    return 1;
+}
+
 /* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. */
 static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
     const size_t most = (size_t)1 << 28;
@@ -1222,6 +1251,7 @@ static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *
     if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
     if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER) return stx__sru_wrong(x, "norm", d->norm,
         "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
+    if (!stx__sru_check_literal(x, d)) return 0;
     if (!(d->dropout >= 0 && d->dropout < 1)) return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
     if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1)) return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
     if (!(d->attn_dropout >= 0 && d->attn_dropout < 1)) return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
@@ -1463,7 +1493,8 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
     memset(&cell, 0, sizeof cell);
     if (d->norm == STX_SRU_NORM_BEFORE) {
         in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-        if (mem && !d->literal_norm) mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+        if (mem && !(d->literal & STX_SRU_LITERAL_NORM))
+            mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
     }
     in = stx_dropout_time(x, in, d->rnn_dropout);
     if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
@@ -1829,12 +1860,11 @@ STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) 
         return NULL;
     }
     n = m->sru->desc.layers;
-    for (l = 0; l < n && m->sru->desc.literal_norm && m->sru->desc.norm == STX_SRU_NORM_BEFORE; l++)
-        if (m->sru->layer[l].attends) {
-            stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with literal_norm a key depends on where its segment began: use "
-                     "stx_sru_segment, or literal_norm 0");
-            return NULL;
-        }
+    if (m->sru->desc.literal & STX_SRU_LITERAL_NORM) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: with STX_SRU_LITERAL_NORM a key depends on "
+                 "where its segment began; use stx_sru_segment, or a model without it");
+        return NULL;
+    }
     g = (stx_sru_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;

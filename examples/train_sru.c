@@ -13,6 +13,9 @@
 
 // >>options ----------------------------------------------------------------------------------------------------------
 
+/* --literal without names is the library's own flag for all forms */
+typedef char tr_every_is_all[(int)TR_EVERY == (int)STX_SRU_LITERAL ? 1 : -1];
+
 enum { CELL_SRUPP, CELL_SRU };
 enum { LR_CONSTANT, LR_COSINE, LR_INV_SQRT, LR_RECURSIVE, LR_NOAM };
 
@@ -51,7 +54,9 @@ static tr_opt table[] = {
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1, "on the input of every product, one draw for all times"),
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier, "sru: first values as in 3.0 of the reference, not 2.6; sru++ has them always"),
     TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6, "first values of the gates' weights of the state are up to this; 0: the reference's"),
-    TR_FLAG("literal", TR_MODEL, &opt.literal, "the reference's own form: --norm before leaves out the memory"),
+    TR_SET("literal", TR_MODEL, &opt.literal, "norm", 0,
+        "accidental behaviour of the reference, reproduced. norm: --norm before leaves out the "
+        "memory"),
     TR_GROUP("Attention (sru++)"),
     TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
     TR_FLAG("attention", TR_MODEL, &opt.attention, "layers attend; without, they project only"),
@@ -274,7 +279,10 @@ static int why(tr_lm *t) {
         {"width of the first cluster / divval^cutoffs", "the width of the last cluster, --emb-sz / --adapt-io-divval^cutoffs,"},
         {"divval", "adapt-io-divval"}, {"cutoffs", "adapt-io-cutoffs"},
         {"heads do not divide the projection", "heads (--nheads) do not divide the --proj-sz"},
-        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --emb-sz"}, {NULL, NULL}};
+        {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --emb-sz"},
+        {" has STX_SRU_LITERAL_NORM, which", " norm"},
+        {"STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE", "--cell sru++ with --norm before"},
+        {"STX_SRU_LITERAL takes", "--literal without names takes"}, {NULL, NULL}};
     if (!strncmp(stx_error(t->x), "stx_sru_create: ", 16)) return tr_lm_why_in(t, "stx_sru_create: ", words);
     return tr_lm_why_in(t, "stx_sru_lm_create: ", words);
 }
@@ -292,12 +300,12 @@ static int describe(run *r, size_t vocab) {
     d->sru.no_skip = !opt.skip; d->sru.rescale = opt.rescale; d->sru.tanh = opt.tanh; d->sru.v1 = opt.v1; d->sru.norm = opt.norm;
     d->sru.highway_bias = opt.highway_bias;
     d->sru.input_first = opt.input_first; d->sru.rnn_dropout = opt.rnn_dropout; d->sru.v_init = opt.v_init;
+    d->sru.literal = (unsigned)opt.literal;
     if (opt.cell == CELL_SRUPP) {
         d->sru.transform = STX_SRU_ATTENTION;
         d->sru.proj = opt.proj_sz; d->sru.heads = opt.nheads; d->sru.attn_dropout = opt.attn_dropout;
         d->sru.attention_every = opt.attention_every; d->sru.attention_last = opt.attention_last; d->sru.no_attention = !opt.attention;
         d->sru.no_attn_norm = !opt.attn_norm; d->sru.attn_norm_first = opt.attn_norm_first; d->sru.alpha_init = opt.alpha_init;
-        d->sru.literal_norm = opt.literal;
     } else {
         d->sru.transform = STX_SRU_LINEAR;
         d->sru.init_xavier = opt.init_xavier;
@@ -360,7 +368,6 @@ static int check(tr_lm *t) {
         {"attn-norm", plus, "--cell sru++"},
         {"attn-norm-first", plus && opt.attn_norm, "--attn-norm, of --cell sru++"},
         {"alpha-init", attends, "attention, of --cell sru++"},
-        {"literal", plus && opt.norm == STX_SRU_NORM_BEFORE, "--cell sru++ with --norm before"},
         {"highway-bias", opt.skip, "--skip"},
         {"rescale", opt.skip, "--skip"},
         {"v-init", !opt.v1, "gates that see the state, not for --v1"},
@@ -389,8 +396,8 @@ static int check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
             (unsigned long long)opt.proj_sz);
     if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && attends)
-        return tr_fail(t->err, TR_ERR, "--%s: with --literal and --norm before a key depends on where its block began; leave "
-            "--%s out", tr_lm_by_token(t), tr_lm_by_token(t));
+        return tr_fail(t->err, TR_ERR, "--%s: with --literal norm a key depends on where its block "
+            "began; leave --%s out", tr_lm_by_token(t), tr_lm_by_token(t));
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
     if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");

@@ -222,7 +222,7 @@ static void stack_desc(const stx_file *f, stx_sru_desc *d) {
     d->highway_bias = meta(f, "highway_bias", 0);
     d->input_first = (int)meta(f, "input_first", 0);
     d->not_causal = !(int)meta(f, "causal", 1);
-    d->literal_norm = (int)meta(f, "literal_norm", 0);
+    if (meta(f, "literal_norm", 0) > 0) d->literal = STX_SRU_LITERAL_NORM;
     d->zero_pads = (int)meta(f, "zero_pads", 0);
     d->v1 = (int)meta(f, "v1", 0);
 }

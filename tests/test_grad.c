@@ -2278,8 +2278,8 @@ static void row_stack(void) {
         u.d.attn_norm_first = 1; u.M = 2; break;
         case 7: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 2; u.d.bidirectional = 1; u.d.hidden = 2; u.d.not_causal = 1; u.pads = 1;
         u.d.alpha_init = -0.4; break;
-        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5; u.d.literal_norm = 1;
-        u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
+        default: u.d.transform = STX_SRU_ATTENTION; u.d.proj = 4; u.d.alpha_init = 0.5;
+        u.d.literal = STX_SRU_LITERAL; u.d.norm = STX_SRU_NORM_BEFORE; u.M = 2; u.pads = 1; break;
         }
         for (k = 0; k < 2; k++) {
             u.of[k] = k ? ctx3 : ctx1;

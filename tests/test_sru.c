@@ -297,11 +297,33 @@ static void recomputed_forward(void) {
         free(got[0]); free(got[1]); free(v);
     }
 }
-/* Memory raw under a cell norm (Q12): then parts are not the whole */
+/* STX_SRU_LITERAL means the form that the model can have, here none */
+static void literal_none(void) {
+    stx_ctx *x = context(1, 5);
+    stx_sru_desc d;
+    stx_sru *m;
+    int k;
+
+    memset(&d, 0, sizeof d);
+    d.input = 8;
+    d.literal = STX_SRU_LITERAL;
+    for (k = 0; k < 4; k++) {
+        d.transform = k > 0 ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
+        d.norm = k < 3 ? STX_SRU_NORM_AFTER : STX_SRU_NORM_BEFORE;
+        d.no_attention = k == 2;
+        m = stx_sru_create(stx_params_create(x), "", &d);
+        CHECK(m && m->desc.literal == (k == 3 ? STX_SRU_LITERAL_NORM : 0), "model %d: %u %s", k,
+              m ? m->desc.literal : 99, stx_error(x));
+    }
+    stx_destroy(x);
+}
+
+/* Memory that is not normalised under a cell norm: then parts are not the whole */
 static void literal_norm(void) {
     static const size_t whole[] = {24}, parts[] = {10, 14};
+    static const unsigned flags[3] = {0, STX_SRU_LITERAL_NORM, STX_SRU_LITERAL};
     int k;
-    for (k = 0; k < 2; k++) {
+    for (k = 0; k < 3; k++) {
         const char *name;
         stx_sru_desc d = stack(9, &name);
         stx_ctx *x = context(1, 5);
@@ -309,12 +331,12 @@ static void literal_norm(void) {
         stx_real *v = random_of(2 * 24 * 12, 3), *a, *b;
         double e;
         stx_sru *m;
-        d.literal_norm = k;
+        d.literal = flags[k];
         m = stx_sru_create(p, "", &d);
         a = by_segments(m, v, 2, 24, whole, 0, 0, NULL);
         b = by_segments(m, v, 2, 24, parts, 0, 0, NULL);
         e = difference(a, b, 2 * 24 * 12);
-        CHECK(k ? e > 1e-3 : e <= TOL, "literal_norm %d: parts and whole differ by %g", k, e);
+        CHECK(k ? e > 1e-3 : e <= TOL, "literal %d: parts and whole differ by %g", k, e);
         free(a); free(b); free(v);
         stx_destroy(x);
     }
@@ -1247,6 +1269,13 @@ static void errors(void) {
     lm.sru.layers = 4096;
     CHECK(stx_sru_lm_count(&lm) == SIZE_MAX, "4096 layers and a vocabulary: %zu parameters", stx_sru_lm_count(&lm));
     d = good; d.transform = 7; refused("transform is 7", &d);
+    d = good; d.literal = STX_SRU_LITERAL_NORM;
+    refused("literal has STX_SRU_LITERAL_NORM, which needs", &d);
+    d.norm = STX_SRU_NORM_BEFORE; refused("STX_SRU_LITERAL_NORM, which needs", &d);
+    d.transform = STX_SRU_ATTENTION; d.no_attention = 1;
+    refused("STX_SRU_LITERAL_NORM, which needs", &d);
+    d.literal |= STX_SRU_LITERAL; refused("STX_SRU_LITERAL_NORM, which needs", &d);
+    d = good; d.literal = 2; refused("literal is 2", &d);
     d = good; d.norm = 3; refused("norm is 3", &d);
     d = good; d.norm = -1; refused("norm is -1", &d);
     d = good; d.layers = 5000; refused("layers is 5000", &d);
@@ -1381,10 +1410,12 @@ static void errors(void) {
             CHECK(stx_ok(y), "%s", stx_error(y));
         }
         l = lm;
-        l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; l.sru.norm = STX_SRU_NORM_BEFORE; l.sru.literal_norm = 1;
+        l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; l.sru.norm = STX_SRU_NORM_BEFORE;
+        l.sru.literal = STX_SRU_LITERAL;
         {
             stx_ctx *w = context(1, 1);
-            CHECK(!stx_sru_gen_create(stx_sru_lm_create(w, &l), 1, 0) && strstr(stx_error(w), "literal_norm"), "%s", stx_error(w));
+            CHECK(!stx_sru_gen_create(stx_sru_lm_create(w, &l), 1, 0)
+                  && strstr(stx_error(w), "LITERAL_NORM"), "%s", stx_error(w));
             stx_destroy(w);
         }
         tok[0] = 1;
@@ -1531,6 +1562,7 @@ int main(void) {
     segments();
     recomputed();
     recomputed_forward();
+    literal_none();
     literal_norm();
     directions();
     chunks();

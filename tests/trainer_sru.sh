@@ -183,8 +183,12 @@ family_bad() {
     refused 'tied.*adapt-io' $t $tiny $new --tied --adapt-io
     refused 'tied.*emb-sz' $t $tiny $new --tied --emb-sz 8
     refused 'noam.*lr-warmup' $t $tiny $new --schedule noam --lr-warmup 0
+    refused '--literal norm needs --cell sru++ with --norm before; --literal without names takes' $t $tiny $new --literal norm
+    refused '--literal norm needs --cell sru++' $t $tiny $new --cell sru --norm before --literal=norm
+    refused "--literal: got 'rows', wants on, off, or some of norm" $t $tiny $new --literal rows
+    good "a model that can have no literal form" . $t $tiny --literal --steps 1 --checkpoint none.st
     good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 --checkpoint literal.st
-    refused '--score-by: with --literal' --checkpoint literal.st --score t.txt --score-by lines
+    refused '--score-by: with --literal norm' --checkpoint literal.st --score t.txt --score-by lines
     good "scores a file" . --checkpoint literal.st --score t.txt --threads 1
     refused 'cell' $t $tiny $new --cell lstm
     refused 'norm' $t $tiny $new --norm between
@@ -221,7 +225,6 @@ useless() {
 --attn-norm --cell sru
 --attn-norm-first --no-attn-norm
 --alpha-init 1 --no-attention
---literal
 --highway-bias 1 --no-skip
 --rescale --no-skip
 --v-init 1 --v1
