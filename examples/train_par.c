@@ -32,7 +32,7 @@ static struct {
     double tau_start, tau_end, arch_lr, arch_weight_decay, arch_share, latency_weight, latency_target, latency_power;
     const char *latency_table, *picture, *race;
     int derive;
-    int optim, schedule, eps_hat;
+    int optim, schedule, eps_hat, literal;
     double lr, lr_start, lr_min, eps, momentum, weight_decay, grad_clip, clip_value, epochs;
     uint64_t lr_warmup, batch_sz, batch_split;
     tr_lm_opt lm;
@@ -128,6 +128,9 @@ static tr_opt table[] = {
               "other end, of memory and segment, or of the keys that there are"),
     TR_FLAG("full-scale", TR_MODEL, &opt.full_scale, "scores are divided by the width of a head, not its root"),
     TR_FLAG("attn-relu", TR_MODEL, &opt.attn_relu, "ReLU after the attention's last projection"),
+    TR_SET("literal", TR_LOCAL, &opt.literal, "", 0,
+           "Transformer-XL and PAR have no literal forms: each form of an original is an option of "
+           "its own (this group, --schedule xl-cosine)"),
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adam|adamw|lamb|sgd|adagrad", "optimiser"),
     TR_REAL_ALSO("lr", "max-lr", TR_FREE, &opt.lr, 0, 0, 1e6, "learning rate"),

@@ -25,7 +25,7 @@ too_much="--block-sz 512 --max-memory 0.006"
 too_much_eval="--eval-batch-sz 150 --max-memory 0.0015"
 token_by_token="--eval-block-sz 1"      # a block sees more of its past than a token in generation
 tune_more="--tau-steps 100"
-local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard"
+local_options="checkpoint init-from score score-by best log tensorboard inherit derive derive-samples race picture eval-only no-train threads device gpu tune no-graph max-memory dry-run vocab list-presets version generate prompt temperature top-k top-p repetition-penalty repetition-window stop interactive keep-best out weights shard literal"
 # tests/old: a tiny model after 30 steps of --preset demo, by the first version; there are none that lack options
 old_options='"lr":0.003,"schedule":"cosine",.*"grad-clip":1,' old_loss=2.6941695914548984
 old_given=
@@ -260,6 +260,8 @@ s/.$/]/
 END2
 }
 family_bad() {
+    refused '--literal: Transformer-XL and PAR have no literal forms: .*--schedule xl-cosine' $t $tiny $new --literal
+    refused '--literal: Transformer-XL and PAR have no literal forms' $t $tiny $new --literal rows
     refused '--latency-power is 2, want 0 but for --latency fbnet' $t $tiny $new --pattern search --latency add --latency-power 2
     for more in "tau-start 3" "arch-lr 1" "latency add" "noise sequence" "gate-eval soft" straight-through "picture p.svg"; do
         refused "--${more%% *} is for a search: the pattern sf is fixed" $t $tiny $new --pattern sf --$more
