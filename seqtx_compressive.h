@@ -104,7 +104,7 @@
                for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
                stx_begin(x, STX_TRAIN);
                stx_ids *in = stx_tokens(x, text, 1, 16), *next = stx_tokens(x, text + 1, 1, 16);
-               stx_tensor *nll = stx_comp_loss(model, in, next, memory, memory);
+               stx_tensor *nll = stx_comp_loss(model, in, next, NULL, memory, memory);
                stx_backward(x, stx_comp_total(model, nll));
                if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
                stx_optim_step(optim, 0.01);
@@ -408,7 +408,8 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
 /* ids (B,T) -> their vectors (B,T,D): embedding, and the projection in where E != D */
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids);
 /* Both: ids (B,T) -> last hidden states (B,T,D) */
-STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_comp_state *in, stx_comp_state *out);
+STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_ids *pad,
+                                     const stx_comp_state *in, stx_comp_state *out);
 /* Logits (B,T,V) of hidden states, on the tape; and log p, of which no gradient passes. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
@@ -416,7 +417,12 @@ STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
    counts) -> (1); 0 if none counts. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets, const stx_ids *pad);
 /* The nll of a segment of tokens -> (1). */
-STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *in, stx_comp_state *out);
+STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
+                                  const stx_ids *pad, const stx_comp_state *in,
+                                  stx_comp_state *out);
+/* The aux loss of the last forward, w / A sum_l aux_l -> (1), with gradients into the
+   compression alone; 0 when nothing was compressed, and in evaluation. */
+STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 /* What is minimised: nll + w / A sum_l aux_l of the last forward; nll itself when there is none. */
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
 /* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
@@ -2360,8 +2366,9 @@ STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
     h = stx_words_embed(m->words, ids);
     return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
 }
-STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_comp_state *in, stx_comp_state *out) {
-    return stx_comp_segment(m, stx_comp_embed(m, ids), NULL, in, out);
+STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_ids *pad,
+                                     const stx_comp_state *in, stx_comp_state *out) {
+    return stx_comp_segment(m, stx_comp_embed(m, ids), pad, in, out);
 }
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
     return stx__comp_worded(m, "stx_comp_logits") ? stx_words_logits(m->words, stx__comp_out(m, h)) : NULL;
@@ -2403,17 +2410,38 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     }
     return stx_words_loss(m->words, h, targets, &how);
 }
-STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *in, stx_comp_state *out) {
-    return stx_comp_nll(m, stx_comp_forward(m, ids, in, out), targets, NULL);
+STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
+                                  const stx_ids *pad, const stx_comp_state *in,
+                                  stx_comp_state *out) {
+    return stx_comp_nll(m, stx_comp_forward(m, ids, pad, in, out), targets, pad);
 }
-STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
-    stx_tensor **aux;
+
+/* y + w / A times the sum of the aux losses of the last forward */
+static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
     size_t l, n = 0;
-    if (!m || !nll) return nll;
+    stx_tensor **aux;
+
     aux = (stx_tensor **)stx_step_alloc(m->ctx, stx_bytes_of(m->desc.layers, sizeof *aux, 1));
-    for (l = 0; aux && l < m->desc.layers; l++) if (m->aux[l]) aux[n++] = m->aux[l];
-    return n ? stx_add_means(m->ctx, nll, aux, n, m->desc.aux_weight / (double)m->A) : nll;
+
+    for (l = 0; aux && l < m->desc.layers; l++)
+        if (m->aux[l]) aux[n++] = m->aux[l];
+    return n ? stx_add_means(m->ctx, y, aux, n, m->desc.aux_weight / (double)m->A) : y;
 }
+
+STX_DEF stx_tensor *stx_comp_aux(stx_comp *m) {
+    stx_tensor *zero;
+
+    if (!m) return NULL;
+    zero = stx_new_full(m->ctx, 1, 0, 0, 0);
+    if (!zero) return NULL;
+    STX_RUN(m->ctx, stx_fill, (m->ctx, zero->data, 1, 0));
+    return stx__comp_plus_aux(m, zero);
+}
+
+STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
+    return m && nll ? stx__comp_plus_aux(m, nll) : nll;
+}
+
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt) {
     uint64_t h = stx_step_key(m, ids, targets, salt);
     stx_rows *part[4];
@@ -2707,7 +2735,8 @@ STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, s
 // >>model: for programs of any family
 
 static stx_tensor *stx__comp_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets, const void *in, void *out) {
-    return stx_comp_loss((stx_comp *)m, ids, targets, (const stx_comp_state *)in, (stx_comp_state *)out);
+    return stx_comp_loss((stx_comp *)m, ids, targets, NULL, (const stx_comp_state *)in,
+                         (stx_comp_state *)out);
 }
 static stx_tensor *stx__comp_lm_total(void *m, stx_tensor *nll) { return stx_comp_total((stx_comp *)m, nll); }
 static void stx__comp_lm_updated(void *m) { (void)m; }

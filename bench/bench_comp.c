@@ -95,7 +95,7 @@ static int generate_worker(void) {
     state = stx_comp_state_create(m, 1);
     for (k = 0; k < (size_t)model.prompt; k++) {
         stx_begin(x, STX_EVAL);
-        stx_comp_forward(m, stx_tokens(x, ids + k * S, 1, S), state, state);
+        stx_comp_forward(m, stx_tokens(x, ids + k * S, 1, S), NULL, state, state);
     }
     gen = stx_comp_gen_create(m, 1);
     check(x);
@@ -115,7 +115,7 @@ static int generate_worker(void) {
             } else if (timed) {
                 stx_tensor *h;
                 stx_begin(x, STX_EVAL);
-                h = stx_comp_forward(m, stx_tokens(x, ids + n, 1, k + 1), state, NULL);
+                h = stx_comp_forward(m, stx_tokens(x, ids + n, 1, k + 1), NULL, state, NULL);
                 z = stx_item(x, stx_comp_nll(m, stx_slice(x, h, k, k + 1), stx_tokens(x, ids + n + k + 1, 1, 1), NULL));
                 check(x);
             }

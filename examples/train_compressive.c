@@ -177,7 +177,7 @@ static void step(void *user) {
         stx_comp_state *memory = (stx_comp_state *)r->t.state[part];
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
-        loss = stx_comp_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
+        loss = stx_comp_loss(r->model, r->t.in[part], r->t.out[part], NULL, memory, memory);
         stx_note(x, NOTE_LOSS, loss, each, part > 0);
         for (i = 0; i < r->n; i++) {            /* 0 where nothing left the memory */
             stx_tensor *aux = r->model->aux[r->reported[i]], *ratio = r->model->ratio[r->reported[i]];

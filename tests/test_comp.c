@@ -128,7 +128,7 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
         w = STX_MIN(n - at, m->desc.segment);
         stx_begin(m->ctx, STX_EVAL);
         if (reset && reset[at / m->desc.segment]) stx_comp_state_reset_stream(s, (size_t)reset[at / m->desc.segment] - 1);
-        y = stx_comp_forward(m, block(m->ctx, t, B, n, at, w), s, s);
+        y = stx_comp_forward(m, block(m->ctx, t, B, n, at, w), NULL, s, s);
         if (!y) break;
         for (b = 0; b < B; b++) memcpy(all + (b * n + at) * D, y->data + b * w * D, w * D * sizeof *all);
     }
@@ -203,7 +203,7 @@ static void steps(void) {
             stx_tensor *h;
             for (i = 0; i < 4; i++) {
                 stx_begin(x, STX_EVAL);
-                stx_comp_forward(m, block(x, t, B, n, i * S, S), half, half);
+                stx_comp_forward(m, block(x, t, B, n, i * S, S), NULL, half, half);
             }
             CHECK(stx_comp_gen_set(g, half), "%s: %s", name, stx_error(x));
             stx_begin(x, STX_EVAL);
@@ -304,7 +304,7 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     stx_tensor *nll, *sum;
     double v;
     stx_begin(x, STX_TRAIN);
-    nll = stx_comp_loss(m, block(x, t, B, n, at, S), block(x, t, B, n, at + 1, S), s, s);
+    nll = stx_comp_loss(m, block(x, t, B, n, at, S), block(x, t, B, n, at + 1, S), NULL, s, s);
     sum = stx_comp_total(m, nll);
     v = stx_item(x, nll);
     if (total) *total = stx_item(x, sum);
@@ -473,8 +473,8 @@ static void frozen(void) {
         m = model(x, &d);
         s = stx_comp_state_create(m, 1);
         stx_begin(x, STX_TRAIN);
-        a = stx_comp_loss(m, block(x, t, 1, 40, 0, S), block(x, t, 1, 40, 1, S), s, s);
-        b = stx_comp_loss(m, block(x, t, 1, 40, S, S), block(x, t, 1, 40, S + 1, S), s, s);
+        a = stx_comp_loss(m, block(x, t, 1, 40, 0, S), block(x, t, 1, 40, 1, S), NULL, s, s);
+        b = stx_comp_loss(m, block(x, t, 1, 40, S, S), block(x, t, 1, 40, S + 1, S), NULL, s, s);
         stx_backward(x, stx_add(x, a, b));
         n = m->layer[1].wkv->size;
         g = (stx_real *)calloc(n, sizeof *g);
@@ -553,7 +553,7 @@ static void states(void) {
         for (i = 0; i < 6; i++) {
             double a = train(m, o, s, t, B, n, i * S, &total), c;
             stx_begin(x, STX_EVAL);
-            stx_comp_forward(m, block(x, t, B, n, 2, S), eval, eval);
+            stx_comp_forward(m, block(x, t, B, n, 2, S), NULL, eval, eval);
             c = train(m2, o2, s2, t, B, n, i * S, &total2);
             CHECK(a == c && total == total2, "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s",
                   name, i,
@@ -565,7 +565,7 @@ static void states(void) {
         /* nothing moves */
         stx_comp_state_copy(other, 0, s, 0, B);
         stx_begin(x, STX_TRAIN);
-        stx_comp_forward(m, block(x, t, B, n, 0, S - 1), s, s);
+        stx_comp_forward(m, block(x, t, B, n, 0, S - 1), NULL, s, s);
         if (d.recurrence != STX_COMP_ROTATE) CHECK(states_differ(s, other) == 0, "%s: a short segment moves the memory", name);
         /* split in two, swapped, joined */
         stx_comp_state_copy(s, 0, other, 0, B);
@@ -645,10 +645,11 @@ static void detached(void) {
         size_t k, l;
         for (k = 0; k < 5; k++) {
             stx_begin(x, STX_TRAIN);
-            stx_comp_forward(m, block(x, t, B, n, k * S, S), s, s);
+            stx_comp_forward(m, block(x, t, B, n, k * S, S), NULL, s, s);
         }
         stx_begin(x, STX_TRAIN);
-        nll = stx_comp_loss(m, block(x, t, B, n, 5 * S, S), block(x, t, B, n, 5 * S + 1, S), s, s);
+        nll = stx_comp_loss(m, block(x, t, B, n, 5 * S, S), block(x, t, B, n, 5 * S + 1, S), NULL,
+                            s, s);
         stx_backward(x, nll);
         CHECK((gradient_of(m, "compress") > 0) == (d.aux == STX_COMP_AUX_BPTT), "%s: the language loss in the compression: %g", name,
               gradient_of(m, "compress"));
@@ -657,12 +658,22 @@ static void detached(void) {
                                                                m->params->name[k]);
         stx_params_zero_grad(m->params);
         stx_begin(x, STX_TRAIN);
-        nll = stx_comp_loss(m, block(x, t, B, n, 6 * S, S), block(x, t, B, n, 6 * S + 1, S), s, s);
+        nll = stx_comp_loss(m, block(x, t, B, n, 6 * S, S), block(x, t, B, n, 6 * S + 1, S), NULL,
+                            s, s);
         if (d.aux != STX_COMP_AUX_BPTT) {
-            for (aux = NULL, l = 0; l < LAYERS; l++) {
-                CHECK(m->aux[l] && m->ratio[l] && stx_item(x, m->aux[l]) > 0 && stx_item(x, m->ratio[l]) > 0, "%s: no aux loss", name);
-                aux = aux ? stx_add(x, aux, m->aux[l]) : m->aux[l];
+            double sum = 0;
+            for (l = 0; l < LAYERS; l++) {
+                CHECK(m->aux[l] && m->ratio[l] && stx_item(x, m->ratio[l]) > 0, "%s: no aux loss",
+                      name);
+                CHECK(stx_item(x, m->aux[l]) > 0, "%s: an aux loss of 0", name);
+                sum += stx_item(x, m->aux[l]);
             }
+            aux = stx_comp_aux(m);
+            sum *= m->desc.aux_weight / LAYERS;
+            CHECK(CLOSE(stx_item(x, aux), sum, TOL), "%s: aux %g, want %g", name, stx_item(x, aux),
+                  sum);
+            sum += stx_item(x, nll);
+            CHECK(CLOSE(stx_item(x, stx_comp_total(m, nll)), sum, TOL), "%s: total", name);
             stx_backward(x, aux);
             for (k = 0; k < m->params->count; k++)
                 CHECK((gradient_of(m, m->params->name[k]) > 0) == (strstr(m->params->name[k], "compress") != NULL),
@@ -884,6 +895,50 @@ static void fails(stx_ctx *x, const char *want) {
     stx_begin(x, STX_EVAL);
 }
 
+/* Padding through tokens is padding through vectors: hidden states, loss and memory to
+   the last bit. stx_comp_aux is 0 where nothing is compressed. */
+static void padded_tokens(void) {
+    enum { B = 2, N = 5 * S };
+    stx_ctx *x = context(1, 4);
+    stx_comp_desc d = small();
+    stx_comp *m = model(x, &d);
+    stx_comp_state *a = stx_comp_state_create(m, B), *b = stx_comp_state_create(m, B);
+    int32_t *t = text(B, N + 1, 21), *pads = (int32_t *)calloc(B * N, sizeof *pads);
+    size_t at, i;
+
+    for (i = 0; i < 4; i++) pads[i] = 1;                    /* before the first stream's text */
+    for (i = 2 * N - 9; i < 2 * N; i++) pads[i] = 1;        /* after the second one's */
+    for (at = 0; at + S <= N; at += S) {
+        stx_ids *in, *next, *pad;
+        stx_tensor *h, *vectors, *tokens;
+
+        stx_begin(x, STX_TRAIN);
+        in = block(x, t, B, N + 1, at, S);
+        next = block(x, t, B, N + 1, at + 1, S);
+        pad = block(x, pads, B, N, at, S);
+        h = stx_comp_segment(m, stx_comp_embed(m, in), pad, a, a);
+        vectors = stx_comp_nll(m, h, next, pad);
+        tokens = stx_comp_loss(m, in, next, pad, b, b);
+        CHECK(stx_item(x, vectors) == stx_item(x, tokens), "segment %zu: %.9g by vectors, %.9g %s",
+              at / S, stx_item(x, vectors), stx_item(x, tokens), stx_error(x));
+        CHECK((stx_item(x, stx_comp_aux(m)) > 0) == (at > 0), "segment %zu: aux %g", at / S,
+              stx_item(x, stx_comp_aux(m)));
+        if (at) continue;
+        vectors = stx_comp_loss(m, in, next, NULL, NULL, NULL);
+        CHECK(stx_item(x, vectors) != stx_item(x, tokens), "padding changes nothing");
+        stx_begin(x, STX_TRAIN);
+        stx_comp_forward(m, block(x, t, B, N + 1, 0, S), block(x, pads, B, N, 0, S), NULL, NULL);
+        CHECK(stx_item(x, stx_comp_aux(m)) == 0, "an aux loss without memory");
+    }
+    stx_begin(x, STX_EVAL);
+    stx_comp_forward(m, block(x, t, B, N + 1, 0, S), NULL, b, b);
+    CHECK(stx_item(x, stx_comp_aux(m)) == 0 && stx_ok(x), "an aux loss in evaluation %s",
+          stx_error(x));
+    free(t);
+    free(pads);
+    stx_destroy(x);
+}
+
 /* A literal form that the model cannot have is refused by name; STX_COMP_LITERAL means
    those that it can have. */
 static void literal(void) {
@@ -945,14 +1000,16 @@ static void errors(void) {
     stx_tensor *h;
     memset(v, 0, sizeof v);
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S + 1), s, s), "too long"); fails(x, "at most segment (6)");
-    CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), s, s), "one row"); fails(x, "B = 1");
-    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S), s, strange), "another model"); fails(x, "another model");
+    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S + 1), NULL, s, s), "too long");
+    fails(x, "at most segment (6)");
+    CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), NULL, s, s), "one row"); fails(x, "B = 1");
+    CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S), NULL, s, strange), "another model");
+    fails(x, "another model");
     CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 15, 0), NULL, NULL, NULL), "too narrow"); fails(x, "stx_comp_segment");
     CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL), "padding"); fails(x, "padding");
-    h = stx_comp_forward(m, block(x, t, 2, 40, 0, 3), NULL, NULL);
+    h = stx_comp_forward(m, block(x, t, 2, 40, 0, 3), NULL, NULL, NULL);
     CHECK(h && !stx_comp_nll(m, h, block(x, t, 2, 40, 0, 3), block(x, t, 2, 40, 0, 2)), "padding of targets"); fails(x, "stx_comp_nll");
-    CHECK(!stx_comp_forward(m, stx_tokens(x, out, 2, 3), s, s), "99"); fails(x, "99");
+    CHECK(!stx_comp_forward(m, stx_tokens(x, out, 2, 3), NULL, s, s), "99"); fails(x, "99");
     CHECK(!stx_comp_state_create(m, 0), "no streams"); fails(x, "no streams");
     CHECK(!stx_comp_gen_create(m, 0), "no streams"); fails(x, "no streams");
     CHECK(!stx_comp_state_create_sized(m, 1, over, NULL), "too large"); fails(x, "layer 0");
@@ -1021,7 +1078,7 @@ static void bad_files(void) {
         s = stx_comp_state_create_sized(m, 2, more, NULL);
         for (i = 0; i < 3; i++) {
             stx_begin(x, STX_EVAL);
-            stx_comp_forward(m, block(x, t, 2, 40, i * S, S), s, s);
+            stx_comp_forward(m, block(x, t, 2, 40, i * S, S), NULL, s, s);
         }
         w = stx_writer_create(x);
         if (k == 2) { s->seen[1] = (size_t)1 << 40; }
@@ -1234,7 +1291,7 @@ static void one_step(void *user) {
     repeated *r = (repeated *)user;
     stx_ctx *x = r->m->ctx;
     stx_begin(x, STX_TRAIN);
-    r->nll = stx_comp_loss(r->m, r->in, r->out, r->s, r->s);
+    r->nll = stx_comp_loss(r->m, r->in, r->out, NULL, r->s, r->s);
     stx_note(x, 0, r->nll, 1, 0);
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
@@ -1301,8 +1358,12 @@ static void no_memory(void) {
             stx_comp_gen *g = stx_comp_gen_create(m, 1);
             size_t i;
             for (i = 0; i < 4; i++) {
+                stx_tensor *nll;
+
                 stx_begin(x, STX_TRAIN);
-                stx_backward(x, stx_comp_total(m, stx_comp_loss(m, block(x, t, 1, 40, i * S, S), block(x, t, 1, 40, i * S + 1, S), s, s)));
+                nll = stx_comp_loss(m, block(x, t, 1, 40, i * S, S),
+                                    block(x, t, 1, 40, i * S + 1, S), NULL, s, s);
+                stx_backward(x, stx_comp_total(m, nll));
             }
             stx_comp_gen_feed(g, t, 20);
             fine = stx_ok(x);
@@ -1332,6 +1393,7 @@ int main(void) {
     by_hand();
     bad_descs();
     literal();
+    padded_tokens();
     errors();
     bad_files();
     targets();

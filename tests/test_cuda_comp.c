@@ -482,7 +482,7 @@ static void model_step(void *user) {
     model *r = (model *)user;
     stx_tensor *loss;
     stx_begin(r->x, STX_TRAIN);
-    loss = stx_comp_loss(r->m, r->in, r->out, r->s, r->s);
+    loss = stx_comp_loss(r->m, r->in, r->out, NULL, r->s, r->s);
     stx_note(r->x, 0, loss, 1, 0);
     stx_backward(r->x, stx_comp_total(r->m, loss));
     stx_optim_step(r->o, 0.05);
@@ -583,7 +583,8 @@ static void test_graph(void) {
             CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[which], n, la, lb);
             if (n == 7 && !brief) {     /* something else in between, in the same arenas: to a sanitizer what a replay uses is free then */
                 stx_begin(b.x, STX_EVAL);
-                CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL))), "an evaluation between replays");
+                CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL, NULL))),
+                      "an evaluation between replays");
             }
         }
         for (i = 0; i < a.m->params->count; i++) {

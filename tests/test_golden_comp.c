@@ -209,6 +209,7 @@ static void model_case(const char *name, int recompute, int threads, int two, in
         total = stx_comp_total(m, nll);
         number(f, name, "nll", i, 0, stx_item(x, nll));
         if (!eval) {
+            number(f, name, "aux", i, 0, stx_item(x, stx_comp_aux(m)));
             number(f, name, "aux", i, 0, stx_item(x, total) - stx_item(x, nll));
             for (l = 0; l < m->desc.layers; l++) {
                 if (!m->layer[l].memory) continue;
@@ -268,7 +269,7 @@ static void curve(void) {
         in = stx_tokens(x, buf, B, S);
         for (b = 0; b < B; b++) memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S + 1, S * sizeof *buf);
         out = stx_tokens(x, buf, B, S);
-        loss = stx_comp_loss(m, in, out, s, s);
+        loss = stx_comp_loss(m, in, out, NULL, s, s);
         total = stx_comp_total(m, loss);
         CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s", i, stx_item(x, loss), nll[i],
               stx_error(x));
