@@ -568,9 +568,10 @@ def test_span():
               in_model, lambda x: x["model"])
     for one in (False, True):
         sd = span_model(8, L=120, one=one, pre="decoder.model.")
-        both_ways(f"fairseq-span, a span a {'layer' if one else 'head'}", "attn_span", sd, 20,
-                  lambda ids: span_logp(sd, ids, pre="decoder.model.", renorm=False, zeros=False), [], 8,
-                  lambda sd: {"args": None, "model": sd}, lambda x: x["model"])
+        for zeros, options in ((True, []), (False, ["--corrected"])):
+            both_ways(f"fairseq-span, a span a {'layer' if one else 'head'} {' '.join(options)}", "attn_span", sd, 20,
+                      lambda ids: span_logp(sd, ids, pre="decoder.model.", renorm=False, zeros=zeros), options, 8,
+                      lambda sd: {"args": None, "model": sd}, lambda x: x["model"])
 
 
 def test_sru():

@@ -809,7 +809,7 @@ def span_in(t, o, fairseq):
         s["f"] = shape_of(t, "layers.0.ff.fc1.weight", 2)[0]
     config = {"nlayers": s["nl"], "hid-sz": d, "inner-hid-sz": s["f"], "nheads": s["H"], "attn-span": L, "pers-mem-size": s["N"],
               "adapt-span": s["adapt"], "adapt-span-ramp": o.take("ramp", 32) if s["adapt"] else 32, "adapt-span-cache": True,
-              "span-per-layer": s["one"], "no-renorm": fairseq, "literal": not fairseq and not o.take("corrected", False),
+              "span-per-layer": s["one"], "no-renorm": fairseq, "literal": not o.take("corrected", False),
               "adapt-io": False, "adapt-io-tied": False, "adapt-io-divval": 4, "adapt-io-cutoffs": None}
     if "in_emb.weight" in t:
         s["V"] = shape_of(t, "in_emb.weight", 2)[0]
@@ -1138,6 +1138,7 @@ def comp_in(t, o):
         raise Refuse("to_logits.weight, as of 0.3.13 and before, with an embedding of another width is not known")
     if s["mogrify"] and not s["gru"]:
         raise Refuse("it has mogrifiers and no GRU")
+    # target and freeze are left out: only training depends on them, and freeze would stop it
     literal = not o.take("corrected", False)
     rotate = not o.take("no-enhanced-recurrence", False)
     config = {"nlayers": L, "hid-sz": D, "emb-sz": E, "inner-hid-sz": F, "nheads": H, "kv-heads": kv, "block-sz": S,
@@ -1145,7 +1146,7 @@ def comp_in(t, o):
               "gate": "gru" if s["gru"] else "residual",
               "gate-relu": False, "mogrify": s["mogrify"], "memory-layers": text, "mem": M, "cmem": C, "mems": None, "cmems": None,
               "recurrence": "rotate" if rotate else "none", "compress": "conv", "ratio": r, "overlap": 0, "conv-no-bias": False,
-              "dilations": None, "aux": "auto", "literal-rows": literal, "literal-pad": literal, "literal-mask": literal}
+              "dilations": None, "aux": "auto", "literal": "rows,pad,mask" if literal else False}
     blob, words = vocabulary(o, V)
     config.update(words)
     return "seqtx.compressive.1", comp_rows(s), config, blob
