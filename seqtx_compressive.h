@@ -24,7 +24,11 @@
        s_aj = (q_a.k_j + q_a.P_dist) / sqrt(hd)              dist = a + c + n - j, and no key with dist < 0
        o = Wo softmax(s) v + bo                              x = gate(x, o)
        x = gate(x, W2 gelu(W1 LN(x) + b1) + b2)              glu: W2 (gelu(u1) u2) with u = W1 LN(x) + b1 in two halves
-       xl:  s_aj = ((q_a + u).k_j + (q_a + v).(Wr sin_dist)) / sqrt(hd)          norm_after: x = LN(gate(x, ..)), h = x
+       xl:  s_aj = ((q_a + u).k_j + (q_a + v).(Wr sin_dist)) / sqrt(hd)
+            u is the content bias, what every query of a head looks for in the keys
+            whatever its own content is; v the position bias, the same for distances
+       norm_after: x = LN(gate(x, ..)), h = x
+   LN has eps = 1e-5 and the biased variance; gelu(t) = t/2 (1 + erf(t / sqrt 2)).
 
    The life of a memory, S = M = 4, C = 3, r = 2. A full segment ends:
 
@@ -35,28 +39,43 @@
                 v  v                 v      v         v  v  v  v
        after   lost     c2          c3     c4        m0 m1 m2 m3      the last C of [cm ; new], the last M of [m ; h]
 
-   Constants: m and cm, wherever they are read. The language loss reaches Wkv through them (k = Wkv m; they are projected
-   by the weights of now in every step) and nothing that made them. h is no constant in its own segment. The convolution
-   gets gradients from its own loss alone, and what it reads is a constant. With T < S nothing moves.
+   Constants: m and cm, wherever they are read. The language loss reaches Wkv through them
+   (k = Wkv m; they are projected by the current weights in every step) and nothing that
+   made them. h is no constant in its own segment. The convolution gets gradients from its
+   own loss alone, and what it reads is a constant.
+   A call with T < S leaves the memory as it is. (STX_COMP_ROTATE is the exception: it
+   hands the memories down at the start of every call, also at T < S; see Fidelity.)
 
-   Compression of the rows old[0..e), group g = rows g r .. g r + r - 1; the last group may be shorter (zeros in a convolution):
+   Compression of the rows old[0..e) into G = ceil(e / r) rows. Group g has the rows g r
+   .. g r + r - 1; the last group may be shorter (a convolution reads zeros there):
        conv       new_g = b + sum_t W_t old[g r + t]              overlap x: t from -x on
-       dilated    z = old; for R of dilation: z_i = relu(K0 z_i + K1 z_{i+R}); before, as many zeros as all R together; then conv, no biases
+       dilated    z^0 = sum_k R_k rows of zeros, then old; for each dilation R_k, k = 1 ..
+                  z^k_i = relu(K0_k z^(k-1)_i + K1_k z^(k-1)_(i + R_k))   R_k rows shorter
+                  new = conv of the last z, as above; no biases
        max, mean  of the group's rows, channel by channel
-       used       no groups: the ceil(e / r) rows that got most attention, in the order of time. Usage of a row: its softmax weight, mean
-                  over heads and over the queries of the segments in which it stood in memory
+       used       no groups: the ceil(e / r) rows that got most attention, in the order of
+                  time. Usage of a row: its softmax weight, mean over heads and over the
+                  queries of the segments during which it was in memory
        drop       nothing: Transformer-XL's memory
 
-   Losses of the compression, mean over rows and channels; total = nll + w / A sum_l aux_l, A layers with compressed memory:
-       attention     att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, with q, Wk, Wv and old constants
-                     aux = mean (att(new) - att(old))^2         what attention reads from the new rows is what it read from the old
-                     with a = att(new), y = att(old), N numbers, p the weights of a:  da = 2 (a - y) / N ;  dv = p^T da
-                     ds = p (da v^T - sum p da v^T) ;  dk = ds^T q / sqrt(hd) ;  dnew = dk Wk + dv Wv ;  dW_t = sum_g dnew_g old[g r + t]^T
-       autoencode    aux = mean (old - rec)^2, rec[g r + t] = D_t new_g       dnew = sum_t D_t^T drec, and D learns, too
-       bptt          no loss of its own: the nll of the next `bptt` segments reaches W through k and v of the new rows, which are made again
-                     from old in those segments, with the weights of now
-       none          the convolution stays as it began
-   ratio_l = sum (t - c)^2 / sum t^2 of the same numbers says how much is lost, whatever their size: 1 is no better than zeros.
+   Losses of the compression, mean over rows and channels; total = nll + w / A sum_l
+   aux_l, with A layers that have a compressed memory:
+       attention     att(rows) = softmax(q (Wk rows)^T / sqrt(hd)) Wv rows, with q, Wk, Wv
+                     and old constants: aux = mean (att(new) - att(old))^2, what attention
+                     reads from the new rows should be what it read from the old ones.
+                     Gradient, a = att(new), y = att(old), N elements, p the weights of a:
+                     da = 2 (a - y) / N ;  dv = p^T da ;  ds = p (da v^T - sum p da v^T)
+                     dk = ds^T q / sqrt(hd) ;  dnew = dk Wk + dv Wv
+                     dW_t = sum_g dnew_g old[g r + t]^T ;  db = sum_g dnew_g
+       autoencode    aux = mean (old - rec)^2, rec[g r + t] = D_t new_g
+                     dnew = sum_t D_t^T drec[g r + t], and D learns, too
+       bptt          no loss of its own. The rows that were compressed in the last `bptt`
+                     segments are compressed again, from the kept old rows, by the current
+                     weights, and stand in for the stored ones as keys and values. So the
+                     nll of this segment has a gradient in W; old itself stays a constant
+       none          the convolution stays as initialised
+   ratio_l = sum (target - got)^2 / sum target^2 says how much is lost, whatever the
+   scale: target is att(old) and got att(new), or old and rec. 1 is no better than zeros.
 
    Why it is so.
        The compression does not get the language loss. A row lives for C r / S segments, and bptt hears of one or two of them: it
@@ -66,19 +85,42 @@
        perfectly. So q, Wkv and the rows are constants there, and no weight between the losses has to be found.
        The attention loss is not the autoencoder's. It wants back what some query would read, not every number of a row.
        A compressed row counts as one step in distances. Then the farthest distance is M + C and not M + C r.
+       ERNIE's recurrence has no limit of reach: a layer reads its own outputs of the
+       segment before, which had read those of the segment before that. With STX_COMP_SAME
+       a row is made of lower layers alone, so L layers reach L (M + r C) tokens back.
        Few long memories are enough. 4 memory layers of 24, spread or at the top, did about as well as 24 (2007.03356).
        Gates that begin as x -> x (gtrxl and others with b > 0) make deep stacks trainable where the reward is the only teacher.
 
-   Gates, x the stream, y the sublayer's output (after relu with gate_relu), s = sigmoid, and what comes back of g = dout, s' = s (1 - s):
-       residual   x + y                                       dx = dy = g
-       input      s(W x) x + y                                da = g x s' (a = W x), dx = g s + W^T da, dy = g
-       output     x + s(W x - b) y                            da = g y s', db = -da, dx = g + W^T da, dy = g s
-       highway    s x + (1 - s) y, s = s(W x + b)             da = g (x - y) s', dx = g s + W^T da, dy = g (1 - s)
-       sigtanh    x + s(W y - b) tanh(U y)                    dx = g; dy by both products
-       gtrxl      r = s(Wr y + Ur x), z = s(Wz y + Uz x - b), n = tanh(Wg y + Ug (r x)): (1 - z) x + z n
-       gru        r = s(Wr y + Ur x + ..), z likewise, n = tanh(Wn y + b + r (Un x + b')): (1 - z) n + z x   (PyTorch's GRUCell)
-                  dn = g (1 - z)(1 - n^2), dz = g (x - n) z', dr = dn (Un x + b') r': gradients of the three parts of both products
-       mogrify    (gru) y = 2 s(Q x) y, x = 2 s(R y) x, in turn, five times; Q = q1 q0 and R = r1 r0 of rank D / 4
+   Gates. x is the stream, y the sublayer's output (after relu with gate_relu), s the
+   sigmoid. Backward, from g = dout; s' = s (1 - s); da, dr, dz, dn, dt are the gradients
+   of the arguments of s and tanh:
+       residual   x + y                              dx = dy = g
+       input      s(a) x + y, a = W x                da = g x s'
+                                                     dx = g s + W^T da ;  dy = g
+       output     x + s(a) y, a = W x - b            da = g y s' ;  db = -da
+                                                     dx = g + W^T da ;  dy = g s
+       highway    s(a) x + (1 - s(a)) y, a = W x + b
+                                                     da = g (x - y) s' ;  db = da
+                                                     dx = g s + W^T da ;  dy = g (1 - s)
+       sigtanh    x + s(a) t, a = W y - b, t = tanh(U y)
+                  da = g t s' ;  dt = g s (1 - t^2) ;  db = -da
+                  dx = g ;  dy = W^T da + U^T dt
+       gtrxl      r = s(Wr y + Ur x), z = s(Wz y + Uz x - b), n = tanh(Wg y + Ug (r x))
+                  out = (1 - z) x + z n
+                  dn = g z (1 - n^2) ;  dz = g (n - x) z (1 - z)
+                  dr = (Ug^T dn) x r (1 - r)
+                  dx = g (1 - z) + (Ug^T dn) r + Ur^T dr + Uz^T dz ;  db = -dz
+                  dy = Wr^T dr + Wz^T dz + Wg^T dn
+       gru        (PyTorch's GRUCell) p = Wi y + bi and o = Wh x + bh, in blocks r, z, n:
+                  r = s(p_r + o_r), z = s(p_z + o_z), n = tanh(p_n + r o_n)
+                  out = (1 - z) n + z x
+                  dn = g (1 - z)(1 - n^2) ;  dz = g (x - n) z (1 - z)
+                  dr = dn o_n r (1 - r)
+                  dp = (dr, dz, dn) ;  do = (dr, dz, r dn) ;  dbi = dp ;  dbh = do
+                  dy = Wi^T dp ;  dx = g z + Wh^T do
+       mogrify    (gru) before the gate, five alternating updates with the newest values:
+                  y = 2 s(Q x) y ;  x = 2 s(R y) x ;  y = .. ;  x = .. ;  y = ..
+                  Q = q1 q0 and R = r1 r0 have rank floor(D / 4); the gate gets these x, y
 
    By hand. One channel, one head, Wq = Wk = Wv = 1, r = 2, conv taps 1/2 and 1/2, no bias. Old rows 0 and ln 3; a query q = 1:
        weights 1/4, 3/4      att(old) = 3/4 ln 3 = 0.8240      new = ln 3 / 2 = 0.5493 = att(new)
@@ -123,9 +165,16 @@
        }
    //<quickstart
 
-   Three ways in. Tokens: stx_comp_loss, stx_comp_logits. Vectors in and vectors out, for speech, agents, classification: a model without
-   vocab and stx_comp_segment, with padding; stx_comp_nll and others are there if it has one. Step by step, for agents that act and for
-   generation: stx_comp_gen_step and _feed, equal to whole segments. A stream that begins anew: stx_comp_state_reset_stream.
+   Three ways in. Tokens: stx_comp_loss, stx_comp_logits. Vectors in and vectors out, for
+   speech, agents, classification: a model without vocab and stx_comp_segment;
+   stx_comp_nll and others are available if it has a vocab. Step by step, for agents that
+   act and for generation: stx_comp_gen_step and _feed, equal to whole segments. A stream
+   that starts over: stx_comp_state_reset_stream.
+   Padding (`pad`, not 0 where a position is none) goes with whole segments, of tokens or
+   vectors. Its sense is the opposite of the original's mask, which is true for real
+   tokens. Generation takes no padding: streams of one batch advance together. Prompts of
+   unequal length are aligned at their ends: feed anything in front of the shorter ones
+   and call stx_comp_gen_reset_stream(g, b) where stream b's text begins.
 
    Configuration (stx_comp_desc)
        field           zero means       published: PyTorch port, enwik8 / its README / paper, enwik8 / paper, WikiText-103 / paper, PG-19
@@ -141,8 +190,9 @@
        compress, aux   conv, attention  as zero
        positions       learned          learned / learned / xl / xl / xl
        norm_after      before           0 / 0 / 1 / 1 / 1
-       gate            x + y            gru / gru / 0 / 0 / 0                         (GTrXL: gtrxl with gate_relu)
-       recurrence      own input        rotate / rotate / 0 / 0 / 0                   (its mended form: ernie)
+       gate            x + y            gru / gru / 0 / 0 / 0     (of both sublayers;
+                                                                  GTrXL: gtrxl, gate_relu)
+       recurrence      own input        rotate / rotate / 0 / 0 / 0      (as meant: ernie)
        dropouts        0                0 / 0.1 each / - / - / -
    Recipe of the paper: Adam, clip 0.1, rate from 1e-6 to 3e-4 in 4,000 updates (words: 16,000) and down again by a cosine in 100,000
    (500,000). After 60,000 updates only every fourth step updates, with the gradients of four: fewer and larger updates do better
@@ -154,40 +204,95 @@
        compression e D^2, and 2 e D^2 more for each dilation ; aux: G D kv + 2 S D (e + G) ; gates: gru 12 S D^2, gtrxl 12, sigtanh 4,
        input, output, highway 2, residual 0 ; mogrify 5 S D^2 ; xl: Wr K D^2
    Wkv over memory is 2 (c + n) D^2 of that, and as much again for its gradient; nothing in stx_comp_gen, which keeps keys and values.
-   Memory: B D sum_l (M_l + C_l) numbers; generation: 4 B D sum_l (M_l + C_l + S) more. Reach: L (M + r C) tokens.
-   kv_heads saves weights and their products; attention reads a copy for every head.
+   Memory: B D sum_l (M_l + C_l) elements; generation: 4 B D sum_l (M_l + C_l + S) more.
+   Reach: L (M + r C) tokens; ERNIE's has no limit. kv_heads saves weights and their
+   matmuls; attention reads a copy for every head.
 
    Fidelity, against the PyTorch port (compressive-transformer-pytorch 0.4.0) and the paper
        reproduced   logits, losses, memories, every gradient, of every option here: tested against independent float64 code, to 1e-10
-       corrected    a switch brings the port's form back:
-                    literal_rows    the table's row of a distance depends on how full the memory is, until it is. Default: it does not.
-                    literal_pad     e mod r rows of padding stand before the groups, and the newest rows may be lost. Default: (-e) mod r
-                                    after them.
-                    literal_target  the aux loss compares with all of the memory. Default: with the rows that were compressed.
-                    literal_mask    padding enters the memory as text, and a query that sees nothing sees all, also the future. Default:
-                                    padding is no key, now or later, and such a query gets 0.
-                    literal_freeze  Wkv learns no more from the first aux loss on. Default: it is a constant in the aux loss alone.
-                    STX_COMP_ROTATE the memory of each memory layer goes one down in every call, the lowest one's to the top. Default: it
-                                    stays (STX_COMP_SAME, the paper); STX_COMP_ERNIE is what was meant.
-                    Without a switch: means are over the tokens that count; there is no dropout on the target of the aux loss, and no
+       corrected    accidental behaviour of the port, back with literal and recurrence
+                    STX_COMP_LITERAL_ROWS: the table's row of a distance is (S + n + c) -
+                        1 - dist with the n and c rows held now. Default: (S + M + C) - 1
+                        - dist. The two are equal once both memories are full.
+                    STX_COMP_LITERAL_PAD: p = e mod r rows of zeros go in front of the e
+                        old ones, and G = floor((e + p) / r): the newest (e + p) mod r
+                        rows are lost. (Where G is 0 the port fails; here all e are lost.)
+                        Default: G = ceil(e / r), zeros fill the last group up, and no row
+                        is lost.
+                    STX_COMP_LITERAL_TARGET: the aux loss compares att(new) with att of
+                        all n rows of the memory. Default: with att of the e rows that
+                        were compressed.
+                    STX_COMP_LITERAL_MASK: padding enters the memory, is attended to there
+                        as if it were text, and counts in the means of the nll and of the
+                        aux loss. A padded query sees the memory alone; without memory it
+                        sees all keys of its segment with equal weight, later ones too.
+                        Default: padding is never a key and does not count, and the
+                        attention output of a padded query is 0.
+                    STX_COMP_LITERAL_FREEZE: Wkv of a layer stops learning at the layer's
+                        first aux loss. Default: it is a constant in the aux loss alone.
+                    STX_COMP_ROTATE: at the start of every stx_comp_segment, also with T <
+                        S, each memory layer takes over the memories of the next higher
+                        memory layer, the top one those of the lowest. stx_comp_gen does
+                        so once per segment, the port at every token. stx_comp_state_get
+                        returns memory as the last call has handed it down. So a row is
+                        compressed by the convolution of whichever layer holds it then.
+                        Default: memories stay (STX_COMP_SAME, the paper). ERNIE-Doc,
+                        which the port follows, has each layer read its own last output:
+                        STX_COMP_ERNIE.
+                    Without a switch: means are over the tokens that count (but for
+                    _MASK); there is no dropout on the target of the aux loss, and no
                     convolution in layers without compressed memory.
-       better       M or C of 0, M < S, other M and C in evaluation, streams that are reset one by one, generation that keeps keys and
-       values.
-       different    layouts: convolutions (D,taps D), decoders (taps D,D), dilated (D,2 D), key_pe (rows,D); an importer permutes the
-                    port's (out,in,taps), (in,out,taps), (out,in,2), (H,rows,hd). Our own choices, where the paper is silent: usage,
-                    zeros before dilated convolutions, the shorter last group.
-       omitted      adaptive embedding and softmax (the paper's WikiText-103); the authors' own projection and bias for positions of
-                    compressed rows; clamped positions; mogrifiers with biases.
+       as the original means: gate = STX_COMP_GRU, recurrence = STX_COMP_ROTATE,
+                    literal = STX_COMP_LITERAL
+       better       M or C of 0, M < S, other M and C in evaluation, streams that are
+                    reset one by one, generation that keeps keys and values
+       different    layouts: convolutions (D,taps D), decoders (taps D,D), dilated (D,2
+                    D), key_pe (rows,D); an importer permutes the port's (out,in,taps),
+                    (in,out,taps), (out,in,2), (H,rows,hd). Our own choices, where the
+                    paper is silent: usage, zeros before dilated convolutions, the shorter
+                    last group
+       omitted      adaptive embedding and softmax (the paper's WikiText-103); the
+                    authors' own projection and bias for positions of compressed rows;
+                    clamped positions; mogrifiers with biases
+
+   Arguments of the port's constructor and fields of stx_comp_desc:
+
+       argument                     field                             default there
+       num_tokens                   vocab                             (required)
+       dim                          dim                               (required)
+       seq_len                      segment                           (required)
+       depth                        layers                            (required)
+       emb_dim                      emb                               dim
+       memory_layers                memory_layers, memory_count       all
+       enhanced_recurrence          recurrence: _ROTATE, or _SAME     true
+       mem_len                      mem                               seq_len
+       cmem_len                     cmem                              mem_len / cmem_ratio
+       cmem_ratio                   ratio                             4
+       heads                        heads                             8
+       gru_gated_residual           gate: _GRU, or _RESIDUAL          true
+       mogrify_gru                  mogrify                           false
+       attn_dropout                 attn_dropout                      0
+       ff_glu                       glu                               false
+       ff_dropout                   ff_dropout                        0
+       attn_layer_dropout           out_dropout                       0
+       reconstruction_attn_dropout  aux_dropout                       0
+       reconstruction_loss_weight   aux_weight                        1
+       mask (of the call)           pad, with the opposite sense      all true
 
    Easy to get wrong
-       - The memory holds h, normalised once, and keys are made of it by the weights of now. STX_COMP_ERNIE holds outputs, which the layer
-         that reads them normalises: its norm learns by them.
-       - A segment attends to the compressed memory of before; what it presses out is seen by the next one.
+       - The memory holds h, normalised once, and keys are made of it by the current
+         weights. STX_COMP_ERNIE holds outputs, which the layer that reads them
+         normalises: its norm learns from them.
+       - A segment attends to the compressed memory as it was before the call. The rows
+         that it makes are seen by the next segment.
        - gru keeps x where z is near 1, gtrxl where z is near 0. b is subtracted in gtrxl, output and sigtanh, added in highway.
        - The queries of the aux loss are q without u; there are no positions and no causal mask in it.
-       - stx_comp_total belongs to the last forward, and aux and ratio are results of the step: gone with the next stx_begin.
-       - A call with T < S forgets its tokens. Text that comes in pieces goes to stx_comp_gen, or waits until a segment is full.
-       - Evaluation wants a state of its own. With larger memories (stx_comp_state_create_sized) only STX_COMP_XL knows the distances.
+       - stx_comp_total and stx_comp_aux belong to the last forward; m->aux and m->ratio
+         are results of the step and invalid after the next stx_begin.
+       - A call with T < S forgets its tokens. Text that comes in pieces goes to
+         stx_comp_gen, or waits until a segment is full.
+       - Evaluation needs a separate state. With larger memories
+         (stx_comp_state_create_sized) only STX_COMP_XL knows the distances.
 
    Names in the port's checkpoints; tools/convert.py turns them into ours, and ours into them. V is the vocabulary, E is emb, l a layer;
    names of its wrapper begin with net.; where no shape is said ours is the original's.
@@ -229,6 +334,17 @@
        ff_layers.l.gru.bias_hh                          layers.l.ff.gate.bias_hh                        (3 D)
        ff_layers.l.mogrify.Q.i.weight                   layers.l.ff.gate.mogrify.q0, q1                 (D / 4, D), (D, D / 4)
        ff_layers.l.mogrify.R.i.weight                   layers.l.ff.gate.mogrify.r0, r1                 (D / 4, D), (D, D / 4)
+
+   Parameters that the port lacks:
+       final_norm.weight, final_norm.bias (D)               final_norm
+       layers.l.attn.pos.weight (D,D)                       STX_COMP_XL: Wr
+       layers.l.attn.u, layers.l.attn.v (H,hd)              STX_COMP_XL: u, v
+       layers.l.compress.dilated.i.weight (D,2 D)           dilated: [K0 | K1]
+       layers.l.compress.decoder.weight (taps D,D)          STX_COMP_AUX_AUTOENCODE
+       layers.l.attn.gate.w (D,D)                           input; with b: output, highway
+       layers.l.attn.gate.w, u, b                           sigtanh
+       layers.l.attn.gate.wr, ur, wz, uz, wg, ug, b         gtrxl
+       the same gates under layers.l.ff.gate
 
    Compile-time options: those of seqtx.h.
    GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
@@ -334,7 +450,11 @@ typedef struct stx_comp_layer {
     stx_tensor *decoder;                    /* (taps D,D), row t D + o: STX_COMP_AUX_AUTOENCODE */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F), with glu (2F,D) (2F); (D,F) (D) */
     stx_comp_gate attn_gate, ff_gate;
-    int    frozen;                          /* STX_COMP_LITERAL_FREEZE: wkv learns no more */
+    int    frozen;                          /* STX_COMP_LITERAL_FREEZE: wkv learns no
+                                               more. Set by the first training segment
+                                               that has an aux loss here. Not in a
+                                               checkpoint: a resumed run sets it. 0 undoes
+                                               it */
 } stx_comp_layer;
 
 typedef struct stx_comp {
@@ -349,9 +469,14 @@ typedef struct stx_comp {
     stx_comp_layer *layer;
     size_t          taps, ahead;            /* rows of one compression: r, r + overlap; how many of them stand before its group */
     size_t          A;                      /* memory layers with C > 0: what the aux loss is divided by */
-    stx_tensor    **aux, **ratio;           /* results of the last forward, of each layer, (1) each, of this step: the aux loss, and
-                                               sum (t-c)^2 / sum t^2. NULL: none (no eviction, evaluation). In a group the ratio is of this
-                                               rank's rows, and the aux loss that whose mean over the ranks is the loss of all rows */
+    stx_tensor    **aux, **ratio;           /* of each layer, (1) each, valid in this
+                                               step: the aux loss of the last forward, and
+                                               sum (target - got)^2 / sum target^2. NULL:
+                                               none (nothing evicted, or evaluation). In a
+                                               process group the ratio covers this rank's
+                                               rows; the aux loss is scaled so that its
+                                               mean over the ranks is the loss of the
+                                               whole batch */
 } stx_comp;
 
 /* Makes a model with fresh parameters in x; it lives as long as x. NULL and the context's error when the desc makes no sense. */
@@ -381,14 +506,19 @@ STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems, const size_t *cmems);
 STX_DEF void stx_comp_state_free(stx_comp_state *s);
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);       /* forgets all. In error nothing */
-STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);      /* stream b alone: another text begins there. Its next segments
-                                                                               are as those of a fresh state, to rounding.
-                                                                               Refused with STX_COMP_LITERAL_ROWS, _pad and _mask */
+/* Stream b alone: another text begins there. Its next segments are those of a fresh
+   state, up to rounding. Refused with STX_COMP_LITERAL_ROWS, _PAD and _MASK: these derive
+   positions, padding and keys from how many rows the state holds, which is then no longer
+   one number for all streams. */
+STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 /* n streams of `from`, from c on, become the streams from b on of `to`, which has the same model and sizes: splits a batch, joins
    parts, repeats a stream. 1, or 0 and an error. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c, size_t n);
-/* The memory of layer l in the caller's hands, on the host: get writes its n rows (B,n,D) and c compressed rows (B,c,D) (either may be
-   NULL: not wanted); set replaces both, n <= M and c <= C. What else there is (usage) begins anew. 1, or 0 and an error. */
+/* The memory of layer l on the host. get writes its n = mem->layer[l].real rows (B,n,D)
+   and its c = comp->layer[l].real compressed rows (B,c,D), oldest first; either may be
+   NULL: not wanted. set replaces both, n <= M[l] and c <= C[l], and resets what else
+   there is (usage). With STX_COMP_ROTATE the rows are those that the last call has handed
+   to layer l. 1, or 0 and an error. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n, const stx_real *comp, size_t c);
 /* In a checkpoint: entries of stx_rows_save under "<prefix>mem.", "<prefix>comp.", "<prefix>usage.", "<prefix>source.", and
@@ -399,24 +529,30 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
 
 // >>api: forward ---------------------------------------------------------------------------------------------------
 
-/* A segment of vectors: h (B,T,D), T <= S -> last hidden states (B,T,D). pad (B,T): not 0 where h is padding, which nobody attends to, now
-   or later; NULL: none. in: memory (NULL: empty); out: where the new memory goes (NULL: nowhere, nothing is
-   compressed, and there is no aux loss; may be in). With T = S memory moves on;
-   with T < S it does not, and those T rows are not remembered: a short last segment of a text. (Token by token: stx_comp_gen.) Gradients
-   reach h, and do not pass the memory. Not inside stx_recompute with out. */
+/* A segment of vectors: h (B,T,D), T <= S -> last hidden states (B,T,D).
+   pad (B,T): not 0 where h is padding, which is never attended to, here or in memory
+   (except with STX_COMP_LITERAL_MASK); NULL: none. The original's mask has the opposite
+   sense.
+   in: memory (NULL: empty). out: where the new memory goes; it may be in. NULL: nowhere,
+   nothing is compressed, and there is no aux loss.
+   With T = S the segment enters the memory. With T < S its rows are not remembered (a
+   short last segment of a text) and the memory stays, but STX_COMP_ROTATE hands it down
+   at the start of every call. Token by token: stx_comp_gen. Gradients reach h and do not
+   pass the memory. Not inside stx_recompute with out. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad, const stx_comp_state *in, stx_comp_state *out);
 /* ids (B,T) -> their vectors (B,T,D): embedding, and the projection in where E != D */
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids);
-/* Both: ids (B,T) -> last hidden states (B,T,D) */
+/* Both: ids (B,T) -> last hidden states (B,T,D); pad as in stx_comp_segment */
 STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 /* Logits (B,T,V) of hidden states, on the tape; and log p, of which no gradient passes. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
-/* Mean nll of targets (B,T), nats per token, over those that are not negative and not padding (pad as above; with STX_COMP_LITERAL_MASK padding
-   counts) -> (1); 0 if none counts. */
+/* Mean nll of targets (B,T), nats per token, over those that are not negative and not
+   padding (pad as in stx_comp_segment; with STX_COMP_LITERAL_MASK padding counts) -> (1);
+   0 if none counts. */
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets, const stx_ids *pad);
-/* The nll of a segment of tokens -> (1). */
+/* The nll of a segment of tokens -> (1): stx_comp_forward and stx_comp_nll. */
 STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_ids *pad, const stx_comp_state *in,
                                   stx_comp_state *out);
@@ -425,14 +561,19 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 /* What is minimised: nll + w / A sum_l aux_l of the last forward; nll itself when there is none. */
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
-/* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
-   stx_step_run; salt: what else decides, such as the key of a second memory that the step reads or writes. */
+/* A key for all that the host decides in a step of this model with these tokens and this
+   memory (each NULL: none): the key of stx_step_run. salt: what else decides, such as the
+   key of a second memory that the step reads or writes. Padding is not in the key: a step
+   with padding is not for stx_step_run. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets, const stx_comp_state *s, uint64_t salt);
 
 // >>api: generation ------------------------------------------------------------------------------------------------
 
-/* Step by step, in evaluation, with projected keys and values kept: equal to whole segments, whatever the lengths of the steps are. Memory
-   moves when a segment is full, counted from the start. Make a new one, or reset it, when the parameters have changed. */
+/* Step by step, in evaluation, with projected keys and values kept: equal to whole
+   segments, whatever the lengths of the steps are. Memory moves when a segment is full,
+   counted from the start (STX_COMP_ROTATE: it is handed down then, once per segment).
+   There is no padding: see "Three ways in". Make a new one, or reset it, when the
+   parameters have changed. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
@@ -468,11 +609,16 @@ STX_DEF stx_lm stx_comp_lm(stx_comp *m);
 
 // >>api: kernels ---------------------------------------------------------------------------------------------------
 
-/* Groups of rows that become one. Tap t of group g of stream b meets row  base_b + g step + t,  where
-       base_b = at                                           first NULL
-       base_b = at + first[b] - (groups - G_b) step          else, G_b = ceil((rows - first[b]) / step)
-   first[b] <= rows: where the stream's own rows begin, whose groups are counted from there and stand newest in the result. A row outside
-   [0, rows), before first[b], or that pad marks is missing. */
+/* Which rows become one compressed row: `groups` groups of `taps` rows, `step` rows
+   apart, cut from rows (B,rows,D). Tap t of group g of stream b reads row base_b + g step
+   + t with
+       base_b = at                                      if first is NULL
+       base_b = at + first[b] - (groups - G_b) step     else, with
+       G_b = ceil((rows - first[b]) / step)
+   The second form is for streams that began later than others: stream b's own rows begin
+   at first[b], its groups are counted from there, and its G_b groups are the last
+   (newest) of the result. A row outside [0, rows), before first[b], or marked in pad is
+   missing: it reads as 0, or is skipped. */
 typedef struct stx_comp_groups {
     size_t B, rows, groups, taps, step, D;
     ptrdiff_t at;
