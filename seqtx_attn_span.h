@@ -51,9 +51,10 @@
        The gradient of a mask. With a_t = m_t e^s_t / n, n = sum m e^s and g = dL/dy:
            ds_t = a_t g.(v_t - y)        dm_t = (e^s_t / n) g.(v_t - y)        dz = sum_t dm_t L / R over the ramp
        The ramp's two ends belong to it, as in the authors' clamp: 0 <= 1 + (1 - t + z L) / R <= 1.
-       Rows that were never written (the start of a text) do not exist. As literal_memory has them they are zeros: keys and
-       values of zero, which give Wk and Wv no gradient, but their scores are q.E_t / sqrt(D), so that q, E and z learn
-       from places where there is no text.
+       Rows that were never written (the start of a text) do not exist. With
+       STX_SPAN_LITERAL_MEMORY they are zeros: keys and values of zero, which give Wk and
+       Wv no gradient, but their scores are q.E_t / sqrt(D), so that q, E and z learn from
+       places where there is no text.
        One table E for all layers and heads. What a distance means is shared; which distances matter is said by q.
 
    By hand. One head, D = 1, L = 4, R = 2, z = 1/8, so z L = 1/2. Let e^s = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3 for t = 1..4:
@@ -160,24 +161,30 @@
 
    Cost of a layer, forward, multiply-adds a token (c cached rows used, S_h the span of head h):
        Wq, Wo 2 d^2 ; Wk, Wv 2 d^2 (c+T)/T ; attention 3 D sum_h S_h + 2 N d ; feed-forward 2 d f
-   With learned spans c is a mean over heads: the cache is projected in up to three groups of heads, each as far back as its
-   longest head sees (stx_head_groups_of), unless some streams lack rows, or with literal_eps, literal_memory, no_renorm.
+   With learned spans c is a mean over heads: the cache is projected in up to three groups
+   of heads, each as far back as its longest head sees (stx_head_groups_of), unless some
+   streams lack rows, or with literal or no_renorm.
    Cache: B d sum_l C_l numbers, C_l = min(L, S_l + 64), in buffers half as long again (on a GPU:
    a segment longer). Generation keeps projected keys and values instead: 4 d sum_l S_l numbers a stream, and a new token costs 3 D
    sum_h S_h + 4 d^2 + 2 d f whatever was generated before.
    What binds generation is memory, not arithmetic: a token of one stream reads every weight of the layers and the output
    once, 4 (4 d^2 + 2 d f) bytes a layer and 4 V d, and 8 D sum_h S_h bytes of keys and values. B streams share the weights.
-   With no_renorm, as with literal_eps, every key of the window is in the normaliser: S_h is the layer's S for every
-   head. A layer with one long head and seven short ones then costs eight long ones.
+   With no_renorm, as with STX_SPAN_LITERAL_EPS, every key of the window is in the
+   normaliser: S_h is the layer's S for every head. A layer with one long head and seven
+   short ones then costs eight long ones.
 
    Fidelity, against the authors' implementation of 1905.07799 / 1907.01470
        reproduced   losses, caches, every gradient, windows, initialisers, optimisers, positions, presets: tested against
                     independent float64 code, to 1e-10
-       corrected    two switches bring the authors' own form back:
-                    literal_eps     eps = 1e-8 and the softmax over the whole window: keys out of a head's span are felt
-                                    where their logits are by far the largest, for rows then sum to less than 1.
-                                    Default: eps = 0, the paper's formula; such keys do not exist, and cost nothing.
-                    literal_memory  rows of an empty memory are attended to as zeros. Default: they do not exist.
+       corrected    accidental behaviour of the authors' code, restored by literal:
+                    STX_SPAN_LITERAL_EPS: a_t = m_t p_t / (sum m p + 1e-8) with p the
+                        softmax over the whole window: a key beyond a head's span counts
+                        where its logit is by far the largest, for rows then sum to less
+                        than 1. Needs adapt_span. Default: eps = 0, the paper's formula;
+                        such keys do not exist, and cost nothing.
+                    STX_SPAN_LITERAL_MEMORY: rows of an empty memory are attended to as
+                        zeros. Default: they do not exist.
+       as the original means: literal = STX_SPAN_LITERAL
        better       keys and values of rows outside the window are never projected; evaluation memories are separate
                     states; true bits per byte; everything is in the checkpoint.
        omitted      dynamic span (the paper's z that depends on the input).
@@ -186,13 +193,49 @@
                     span_per_layer   z has shape (1)
                     fairseq_init     projections n(0, 1/sqrt(d)) (Xavier-normal), W1 and W2 U(sqrt(6 / (d + f)))
                                      (Xavier-uniform), embedding n(0, 1/sqrt(d)); all else, and adaptive tables, as above
-                    literal_memory   its empty memory is zero rows, too
+                    STX_SPAN_LITERAL_MEMORY  its empty memory is zero rows, too
+       as fairseq means: adapt_span = no_renorm = fairseq_init = 1,
+                    literal = STX_SPAN_LITERAL
        different    it clamps z at the start of a forward, when S and C have been computed; here stx_span_clamp does so
                     after the update. The numbers are the same, unless an update leaves every z of a layer below 0:
                     then its S may be 64 smaller, for one step. A z that it saves may lie outside [0,1].
        omitted      what its data loader does: the last token of a block is never a target though the divisor counts it,
                     so that its losses are low by the factor (T-1)/T; memories run from training into validation and
                     back; the vocabulary has four special symbols and is filled up to a multiple of 8.
+
+   Arguments of the originals, their defaults, and fields of stx_span_desc:
+
+       authors               field                                default
+       hid-sz                dim                                  256
+       inner-hid-sz          inner                                1024
+       nlayers               layers                               8
+       nheads                heads                                2
+       attn-span             span                                 32
+       block-sz              T of a call                          64
+       dropout               dropout                              0.2
+       emb-dropout           emb_dropout                          0
+       adapt-span            adapt_span                           off
+       adapt-span-loss       span_loss                            0
+       adapt-span-ramp       ramp                                 32
+       adapt-span-init       span_init                            0
+       adapt-span-cache      full_cache, with the opposite sense  off
+       pers-mem-size         pers                                 0
+       adapt-io              adapt_io                             off
+       adapt-io-tied         adapt_io_tied                        off
+       adapt-io-divval       divval                               4
+       adapt-io-cutoffs      cutoff, cutoffs                      20000, 40000, 200000
+
+       fairseq               field                                default
+       d_model               dim                                  256
+       d_inner               inner                                1024
+       n_layer               layers                               8
+       n_head                heads                                4
+       attn_span             span                                 1024
+       dropout, emb_dropout  dropout, emb_dropout                 0
+       adapt_span_ramp       ramp                                 32
+       adapt_span_init       span_init                            0
+       aux_loss_scaler       span_loss                            2e-6
+       adapt_span_layer      span_per_layer                       false
 
    Easy to get wrong
        - The cache holds layer inputs, not keys: projected again by the current weights in every step, so that cached rows
@@ -244,8 +287,9 @@
    GPU. Nothing changes in a program but desc.device (see seqtx.h), and that a step written as a function can be replayed:
        stx_tokens_set(x, in, ..); stx_tokens_set(x, out, ..); stx_optim_rate(optim, lr);
        stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);      step: stx_begin .. stx_optim_step, stx_span_clamp
-   (examples/train_attn_span.c). The fused kernel wants d/H of 8 to 128, a multiple of 8, and none of no_renorm,
-   span_per_layer, literal_eps and literal_memory; otherwise scores go through memory, piece by piece.
+   (examples/train_attn_span.c). The fused kernel requires d/H of 8 to 128, a multiple of
+   8, and neither no_renorm, span_per_layer nor literal; otherwise scores go through
+   memory, piece by piece.
 
    Reading order: stx__span_layer (the layer), stx_span_forward (cache and loop), stx__span_window, stx_span_gen_feed.
 */

@@ -210,7 +210,7 @@
 
    Fidelity, against the PyTorch port (compressive-transformer-pytorch 0.4.0) and the paper
        reproduced   logits, losses, memories, every gradient, of every option here: tested against independent float64 code, to 1e-10
-       corrected    accidental behaviour of the port, back with literal and recurrence
+       corrected    accidental behaviour of the port, restored by literal and recurrence:
                     STX_COMP_LITERAL_ROWS: the table's row of a distance is (S + n + c) -
                         1 - dist with the n and c rows held now. Default: (S + M + C) - 1
                         - dist. The two are equal once both memories are full.

@@ -144,11 +144,16 @@
    Fidelity, against the reference implementation (its version 2.6, and its development version 3.0, which has SRU++):
        reproduced   cell, stack and SRU++ with every option, the initialisers of both versions, adaptive embedding and softmax,
                     optimisers, schedules (tested against independent float64 code, to 1e-10)
-       corrected    a switch brings the reference's own form back:
-                    literal_norm    with a norm before the transform, memory stays raw. Default: it is normalised as the segment is,
-                                    so that segments are one whole.
-                    Without a switch: the reference masks by adding -10000, so a padded time that may see nothing but padding sees
-                    the future; here it sees nothing. No output, state or gradient differs by that: see stx__sru_attend.
+       corrected    accidental behaviour of the reference, restored by literal:
+                    STX_SRU_LITERAL_NORM: with a norm before the transform the memory
+                        bypasses it: keys and values come from W1 M, not from W1 LN(M).
+                        Default: M is normalised as the segment is, so that a text cut
+                        into segments gives what the whole gives.
+                    Without a switch: the reference masks by adding -10000, so a padded
+                    time that may see nothing but padding sees the future; here it sees
+                    nothing. No output, state or gradient differs by that: see
+                    stx__sru_attend.
+       as the original means: literal = STX_SRU_LITERAL, and highway_bias = -2 for SRU++
        kept         the output of padding after a layer norm is the norm's shift, not 0; zero_pads makes it 0.
                     With k = 4 the highway is not scaled by alpha when it runs.
        different    batch first, (B,T,.), everywhere. Planes: row i O + s H + j of W3 is plane i, direction s, unit j; the
@@ -160,6 +165,37 @@
                     look ahead. Masks of any shape: attention is causal, has a window, or (not_causal) sees all; the reference sees
                     all when it gets no mask, so encoders set not_causal. A projection is never ignored (2.6 does so when it
                     is not narrower). A last layer's own dropout: stx_sru_recurrence with a mask has it.
+
+   Arguments of the reference's stacks, their defaults, and fields of stx_sru_desc:
+
+       argument                      field                                  default
+       input_size, hidden_size       input, hidden                          (required)
+       num_layers                    layers                                 2
+       dropout, rnn_dropout          dropout, rnn_dropout                   0
+       bidirectional                 bidirectional                          False
+       projection_size, n_proj       proj, projs                            0
+       use_tanh                      tanh                                   False
+       highway_bias                  highway_bias                           0; SRU++: -2
+       has_skip_term                 no_skip, with the opposite sense       True
+       layer_norm                    norm: _BEFORE, or _NONE                False
+       layer_norm, normalize_after   norm: _AFTER                           False
+       rescale                       rescale                                False
+       v1                            v1                                     False
+       custom_m, transform_module    custom, user                           None
+       weight_c_init                 v_init                                 None; 3.0: 1
+       nn_rnn_compatible_return      stx_sru_state_get_nn                   False
+       proj_input_to_hidden_first    input_first                            False
+       mask_pad (of the call)        pad                                    none
+       SRU++: proj_size              proj                                   (required)
+       attn_dropout                  attn_dropout                           0
+       num_heads                     heads                                  1
+       attn_layer_norm               no_attn_norm, with the opposite sense  True
+       attention_every_n_layers      attention_every                        1
+       attention_last_n_layers       attention_last                         -1: off
+       rezero_init_alpha             alpha_init                             0
+       normalize_after (attention)   attn_norm_first, opposite sense        True
+       SRU: transform = STX_SRU_LINEAR, with init_xavier = 1 for version 3.0. SRU++:
+       transform = STX_SRU_ATTENTION.
 
    Easy to get wrong
        - r takes the state before, as f does, not the new one.
