@@ -34,6 +34,9 @@ GAPS = []       # differences of the best and the second of every hard choice th
 
 # ---------------------------------------------------------------------------------------- options and parameters
 
+ADDED = ("final_norm", "rel_bias", "one_projection")    # absent from a file: the default
+
+
 @dataclass(frozen=True)
 class Config:
     vocab: int = 20
@@ -46,6 +49,7 @@ class Config:
     segment: int = 4
     mem: int = 3
     positions: str = "sines"        # sines learned
+    rel_bias: int = 0               # with learned: a free bias per distance and head in place of v
     sines_form: str = "block"       # block ref
     pos_mode: str = "dist"          # dist fixed ref
     clamp_len: int = 0
@@ -55,6 +59,7 @@ class Config:
     biases: int = 0
     share_uv: int = 1
     norm: str = "post"              # post pre
+    final_norm: int = 1             # with pre: a norm after the last block
     norm_eps: float = 1e-5
     arch: str = "logits"            # logits pi
     gate: str = "soft"              # soft st
@@ -64,6 +69,7 @@ class Config:
     words_in: str = "plain"         # plain adaptive
     words_out: str = "plain"        # plain tied adaptive ref
     emb: int = 0                    # width of the adaptive words, 0: dim
+    one_projection: int = 0         # with div_val 1: all clusters of the input share one projection
     emb_scale: float = 0.0          # 0: sqrt(dim)
     cutoffs: str = ""
     div_val: int = 1
@@ -87,6 +93,10 @@ class Config:
         assert self.words_out != "tied" or self.words_in == "plain"
         assert not (self.tie_words or self.tie_projs != "none") or (self.words_in == "adaptive" and self.words_out == "adaptive")
         assert all(self.widths()) and self.latency in ("none", "add", "hinge", "fbnet")
+        assert self.final_norm or self.norm == "pre"
+        assert not self.rel_bias or self.positions == "learned"
+        if self.one_projection:
+            assert self.words_in == "adaptive" and self.div_val == 1 and self.E != self.dim
         return self
 
     @property
@@ -122,13 +132,30 @@ class Config:
         J = len(self.sizes()) - 1
         return integers(self.proj_dims) or [max(self.dim // self.proj_factor ** k, 1) for k in range(1, J + 1)]
 
+    def input_projection(self, i):
+        return f"in_emb.projs.{0 if self.one_projection else i}"
+
+    def output_projection(self, i):
+        """A tied one is that of the input, whichever cluster it belongs to."""
+        return self.input_projection(i) if self.shares_projection(i) else f"out_emb.projs.{i}"
+
     def shares_projection(self, i):
         return self.tie_projs == "all" or (self.tie_projs == "but_first" and i > 0)
+
+    def has_final_norm(self):
+        return self.norm == "pre" and self.final_norm == 1
+
+    def rows(self):
+        """Rows of a learned table of distances; row d is distance d."""
+        return self.mem + self.segment
 
     def metadata(self):
         meta = OrderedDict((f.name, getattr(self, f.name)) for f in fields(self))
         meta["blocks"] = len(self.kinds)
         meta["emb_scale"] = repr(self.emb_scale or math.sqrt(self.dim))
+        for f in fields(self):      # options that older files lack
+            if f.name in ADDED and getattr(self, f.name) == f.default:
+                del meta[f.name]
         return meta
 
 
@@ -148,16 +175,20 @@ def parameter_shapes(cfg):
     else:
         for i, (n, e) in enumerate(zip(sizes, widths)):
             s[f"in_emb.tables.{i}"] = (n, e)
-            if cfg.has_projections():
+            if cfg.has_projections() and (i == 0 or not cfg.one_projection):
                 s[f"in_emb.projs.{i}"] = (D, e)
+    biases = ("u",) if cfg.rel_bias else ("u", "v")
     if cfg.share_uv and set(cfg.kinds) & set("sg"):
-        s["attn.u"] = s["attn.v"] = (cfg.heads, cfg.dh)
+        for name in biases:
+            s["attn." + name] = (cfg.heads, cfg.dh)
     for i, kind in enumerate(cfg.kinds):
         if kind in "sg":
             a = f"layers.{i}.attn."
             shapes = [("query", (HD, D)), ("kv", (2 * HD, D)), ("out", (D, HD))]
             if cfg.positions == "learned":
-                s[a + "rel.weight"] = (cfg.mem + cfg.segment, HD)
+                s[a + "rel.weight"] = (cfg.rows(), HD)
+                if cfg.rel_bias:
+                    s[a + "r_bias"] = (cfg.rows(), cfg.heads)
             else:
                 shapes.insert(2, ("pos", (HD, D)))
             for name, shape in shapes:
@@ -165,14 +196,15 @@ def parameter_shapes(cfg):
                 if cfg.biases:
                     s[a + name + ".bias"] = shape[:1]
             if not cfg.share_uv:
-                s[a + "u"] = s[a + "v"] = (cfg.heads, cfg.dh)
+                for name in biases:
+                    s[a + name] = (cfg.heads, cfg.dh)
             s[a + "norm.weight"] = s[a + "norm.bias"] = (D,)
         if kind in "fg":
             f = f"layers.{i}.ff."
             s[f + "fc1.weight"], s[f + "fc1.bias"] = (Fi, D), (Fi,)
             s[f + "fc2.weight"], s[f + "fc2.bias"] = (D, Fi), (D,)
             s[f + "norm.weight"] = s[f + "norm.bias"] = (D,)
-    if cfg.norm == "pre":
+    if cfg.has_final_norm():
         s["final_norm.weight"] = s["final_norm.bias"] = (D,)
     J = len(sizes) - 1
     if cfg.words_out == "plain":
@@ -288,7 +320,7 @@ def embed(cfg, p, tokens):
         for t in tokens.tolist():
             i = max(i for i in range(len(ends) - 1) if ends[i] <= t)
             e = p[f"in_emb.tables.{i}"][t - ends[i]]
-            rows.append(p[f"in_emb.projs.{i}"] @ e if cfg.has_projections() else e)
+            rows.append(p[cfg.input_projection(i)] @ e if cfg.has_projections() else e)
         x = torch.stack(rows)
     return x * (cfg.emb_scale or math.sqrt(cfg.dim))
 
@@ -309,7 +341,7 @@ def log_probabilities(cfg, p, h):
             table = p[f"{'in' if cfg.tie_words else 'out'}_emb.tables.{i}"]
             y = h
             if cfg.has_projections():
-                y = h @ p[f"{'in' if cfg.shares_projection(i) else 'out'}_emb.projs.{i}"]
+                y = h @ p[cfg.output_projection(i)]
         logits = y @ table.T + p[f"out_emb.biases.{i}"]
         if i == 0:
             logits = torch.cat([logits, y @ p["out_emb.cluster.weight"].T + p["out_emb.cluster.bias"]], -1)
@@ -352,21 +384,32 @@ class Model:
         y = x @ self.p[name + ".weight"].T
         return y + self.p[name + ".bias"] if name + ".bias" in self.p else y
 
+    def clamped(self, d):
+        return min(d, self.clamp_len) if self.clamp_len > 0 else d
+
+    def learned_rows(self, K):
+        """Row of a learned table for d = 0..K-1: distances beyond the table take its last row."""
+        return [min(self.clamped(d), self.cfg.rows() - 1) for d in range(K)]
+
     def relative(self, l, K):
         """r_d of every distance d = 0..K-1: (K,H,dh)."""
         c, rows = self.cfg, []
+        if c.positions == "learned":
+            table = self.p[f"layers.{l}.attn.rel.weight"]
+            return table[self.learned_rows(K)].view(K, c.heads, c.dh)
         for d in range(K):
-            if self.clamp_len > 0:
-                d = min(d, self.clamp_len)
-            if c.positions == "learned":
-                rows.append(self.p[f"layers.{l}.attn.rel.weight"][min(d, c.mem + c.segment - 1)])
-                continue
+            d = self.clamped(d)
             row = {"dist": d, "fixed": c.mem + c.segment - 1 - d, "ref": K - 1 - d}[c.pos_mode]
             rows.append((block_sines if c.sines_form == "block" else ref_sines)(row, c.dim).to(self.dtype))
-        r = torch.stack(rows)
-        if c.positions == "sines":
-            r = self.linear(r, f"layers.{l}.attn.pos")
-        return r.view(K, c.heads, c.dh)
+        return self.linear(torch.stack(rows), f"layers.{l}.attn.pos").view(K, c.heads, c.dh)
+
+    def position_score(self, l, q, r, distance):
+        """Terms (b) and (d) of the attention of one query q (H,dh): (keys,H)."""
+        c, a = self.cfg, f"layers.{l}.attn."
+        if c.rel_bias:
+            rows = self.learned_rows(len(r))
+            return (q * r[distance]).sum(-1) + self.p[a + "r_bias"][[rows[d] for d in distance]]
+        return ((q + self.p["attn.v" if c.share_uv else a + "v"]) * r[distance]).sum(-1)
 
     def attention(self, l, x, memory, valid, mask):
         """x (T,D) and memory (n,D) of one batch row, normed already if the norm comes first."""
@@ -376,7 +419,7 @@ class Model:
         q = self.linear(x, a + "query").view(T, c.heads, c.dh)
         kv = self.linear(keys, a + "kv")
         k, v = kv[:, :HD].view(n + T, c.heads, c.dh), kv[:, HD:].view(n + T, c.heads, c.dh)
-        u_bias, v_bias = (self.p["attn.u"], self.p["attn.v"]) if c.share_uv else (self.p[a + "u"], self.p[a + "v"])
+        u = self.p["attn.u" if c.share_uv else a + "u"]
         r = self.relative(l, n + T)
         scale = 1 / math.sqrt(c.dh) if c.scale == "sqrt" else 1 / c.dh
         out = []
@@ -386,7 +429,8 @@ class Model:
                 continue
             seen = [j for j in range(n + i + 1) if valid[j] and not (self.same_length and n + i - j >= self.mem)]
             distance = [n + i - j for j in seen]
-            score = ((q[i] + u_bias) * k[seen]).sum(-1) + ((q[i] + v_bias) * r[distance]).sum(-1)      # (keys, H)
+            score = ((q[i] + u) * k[seen]).sum(-1)      # (keys, H)
+            score = score + self.position_score(l, q[i], r, distance)
             weight = torch.softmax(score * scale, 0)
             out.append((weight.unsqueeze(-1) * v[seen]).sum(0).reshape(HD))
         y = self.linear(torch.stack(out), a + "out")
@@ -442,7 +486,7 @@ class Model:
                     rows = stream.rows[l] + list(zip(x.detach(), [bool(m) for m in real]))
                     stream.rows[l] = rows[-self.mem:]
                 x = y
-            hidden.append(self.norm(x, "final_norm") if self.cfg.norm == "pre" else x)
+            hidden.append(self.norm(x, "final_norm") if self.cfg.has_final_norm() else x)
         self.held = min(self.mem, self.held + T)
         return torch.stack(hidden)
 
@@ -635,6 +679,44 @@ def run_updates(inputs, meta):
     r["loss"] = torch.stack(loss_list)
     r.update(("final." + n, w.detach()) for n, w in p.items())
     return r
+
+
+def run_both(inputs, meta):
+    """Results with fixed parameters, then those of one update per step."""
+    results = run_model(inputs, meta)
+    results.update(run_updates(inputs, meta))
+    return results
+
+
+def directional_errors(inputs, meta, gen, step=1e-5):
+    """Every gradient of a file against a fourth-order difference along a random direction."""
+    cfg, errors = config_from(meta), OrderedDict()
+    p = parameters_of(cfg, inputs)
+    model = Model(cfg, p, int(meta["B"]))
+    for s in range(int(meta["steps"])):
+        before = [[list(rows) for rows in stream.rows] for stream in model.streams], model.held
+        loss = training_step(cfg, p, model, inputs, s)[0]
+        if s not in integers(str(meta["grad_steps"])):
+            continue
+
+        def again():
+            other = Model(cfg, p, int(meta["B"]))
+            other.held = before[1]
+            for stream, rows in zip(other.streams, before[0]):
+                stream.rows = [list(r) for r in rows]
+            with torch.no_grad():
+                return float(training_step(cfg, p, other, inputs, s)[0])
+
+        for name, g in gradients(loss, p).items():
+            w, direction = p[name], torch.randn(g.shape, generator=gen, dtype=F64)
+            kept, values = w.detach().clone(), []
+            for k in (1, -1, 2, -2):
+                w.data = kept + k * step * direction
+                values.append(again())
+            w.data = kept
+            slope = (8 * (values[0] - values[1]) - (values[2] - values[3])) / (12 * step)
+            errors[f"{name}.{s}"] = abs(slope - float((g * direction).sum()))
+    return errors
 
 
 # ---------------------------------------------------------------------------------------- cuts and patterns
@@ -922,6 +1004,138 @@ def check_published():
     print(len(used), "published results compared")
 
 
+# Forms of the original Transformer-XL: options and segment length.
+PLAIN = dict(vocab=13, words_out="tied")
+CLUSTERS = dict(vocab=60, words_in="adaptive", words_out="adaptive", cutoffs="20,40", tie_words=1)
+ORIGINAL = OrderedDict((
+    ("post", (dict(PLAIN), 6)),
+    ("pre", (dict(PLAIN, norm="pre", final_norm=0), 6)),
+    ("window", (dict(PLAIN, same_length=1, clamp_len=5, mem=10), 4)),
+    ("rel_bias", (dict(PLAIN, positions="learned", rel_bias=1, share_uv=0, clamp_len=6), 6)),
+    ("slices", (dict(CLUSTERS), 6)),
+    ("one_projection", (dict(CLUSTERS, emb=6, one_projection=1, tie_projs="but_first"), 6)),
+    ("projections", (dict(CLUSTERS, div_val=2, tie_projs="but_first"), 6)),
+    ("pre_projections", (dict(CLUSTERS, div_val=2, norm="pre", final_norm=0), 6))))
+
+
+def original_parameters(cfg):
+    """The original's tensors in its order. A single table or bias there holds all clusters."""
+    D, H, dh, Fi, V = cfg.dim, cfg.heads, cfg.dh, cfg.inner, cfg.vocab
+    HD, rows, sizes, widths, s = H * dh, cfg.rows(), cfg.sizes(), cfg.widths(), OrderedDict()
+    layers, J, split = len(cfg.kinds) // 2, len(sizes) - 1, cfg.div_val > 1
+    if cfg.rel_bias:
+        s["r_emb"], s["u"], s["r_bias"] = (layers, rows, H, dh), (layers, H, dh), (layers, rows, H)
+    else:
+        s["u"] = s["v"] = (H, dh)
+    if split:
+        s.update((f"table.{i}", shape) for i, shape in enumerate(zip(sizes, widths)))
+    else:
+        s["table"] = (V, cfg.E)
+    if J and cfg.has_projections():
+        s.update((f"proj.{i}", (D, e)) for i, e in enumerate(widths) if split or i == 0)
+    for l in range(layers):
+        s[f"{l}.qkv"], s[f"{l}.o"] = (3 * HD, D), (D, HD)
+        s[f"{l}.ln_a.g"] = s[f"{l}.ln_a.b"] = (D,)
+        if not cfg.rel_bias:
+            s[f"{l}.r_net"] = (HD, D)
+        s[f"{l}.core0.w"], s[f"{l}.core0.b"] = (Fi, D), (Fi,)
+        s[f"{l}.core3.w"], s[f"{l}.core3.b"] = (D, Fi), (D,)
+        s[f"{l}.ln_f.g"] = s[f"{l}.ln_f.b"] = (D,)
+    if J:
+        s["cluster.w"], s["cluster.b"] = (J, cfg.E), (J,)
+    if split:
+        s.update((f"bias.{i}", (n,)) for i, n in enumerate(sizes))
+    else:
+        s["bias"] = (V,)
+    if J and cfg.has_projections():
+        own = [i for i in range(J + 1) if not cfg.shares_projection(i)]
+        s.update((f"out_proj.{i}", (D, widths[i])) for i in own)
+    o = OrderedDict()
+    for k, (name, shape) in enumerate(s.items()):
+        e = torch.arange(int(np.prod(shape)), dtype=F64)
+        value = 0.3 * torch.sin(1 + 0.37 * e + 1.91 * k) + (1 if name.endswith(".g") else 0)
+        o[name] = value.reshape(shape).requires_grad_()
+    return o
+
+
+def from_original(cfg, o):
+    """The same under our names. The original's table ends with distance 0, ours starts with it."""
+    p, sizes = OrderedDict(), cfg.sizes()
+    if not cfg.rel_bias:
+        p["attn.u"], p["attn.v"] = o["u"], o["v"]
+    for l in range(len(cfg.kinds) // 2):
+        a, f = f"layers.{2 * l}.attn.", f"layers.{2 * l + 1}.ff."
+        HD = cfg.heads * cfg.dh
+        p[a + "query.weight"], p[a + "kv.weight"] = o[f"{l}.qkv"].split([HD, 2 * HD])
+        p[a + "out.weight"] = o[f"{l}.o"]
+        if cfg.rel_bias:
+            p[a + "rel.weight"] = o["r_emb"][l].flip(0).reshape(cfg.rows(), HD)
+            p[a + "r_bias"] = o["r_bias"][l].flip(0)
+            p[a + "u"] = o["u"][l]
+        else:
+            p[a + "pos.weight"] = o[f"{l}.r_net"]
+        for name, theirs in ((a + "norm", "ln_a"), (f + "norm", "ln_f")):
+            p[name + ".weight"], p[name + ".bias"] = o[f"{l}.{theirs}.g"], o[f"{l}.{theirs}.b"]
+        for name, theirs in ((f + "fc1", "core0"), (f + "fc2", "core3")):
+            p[name + ".weight"], p[name + ".bias"] = o[f"{l}.{theirs}.w"], o[f"{l}.{theirs}.b"]
+    if cfg.words_in == "plain":
+        p["in_emb.weight"], p["out_emb.bias"] = o["table"], o["bias"]
+    else:
+        for ours, theirs in (("in_emb.tables", "table"), ("out_emb.biases", "bias")):
+            if cfg.div_val > 1:
+                parts = [o[f"{theirs}.{i}"] for i in range(len(sizes))]
+            else:
+                parts = o[theirs].split(sizes)
+            p.update((f"{ours}.{i}", w) for i, w in enumerate(parts))
+        p["out_emb.cluster.weight"], p["out_emb.cluster.bias"] = o["cluster.w"], o["cluster.b"]
+        for side, theirs in (("in_emb", "proj"), ("out_emb", "out_proj")):
+            found = [(n, w) for n, w in o.items() if n.startswith(theirs + ".")]
+            p.update((f"{side}.projs.{n.split('.')[1]}", w) for n, w in found)
+    assert set(p) == set(parameter_shapes(cfg)), set(p) ^ set(parameter_shapes(cfg))
+    return p
+
+
+def original_case(form):
+    """Mean nll of three segments, sums of the memories after them, gradients of every loss."""
+    options, T = ORIGINAL[form]
+    base = dict(dim=8, heads=2, inner=12, pattern="sfsf", segment=T, mem=8)
+    cfg = Config(**dict(base, **options)).checked()
+    o = original_parameters(cfg)
+    p = from_original(cfg, o)
+    tokens = torch.tensor([[(5 * b + 3 * i + i * i % 7 + i ** 3 % 5) % cfg.vocab
+                            for i in range(3 * T + 1)] for b in range(2)])
+    model, nll, sums, grads = Model(cfg, p, 2), [], [], []
+    for s in range(3):
+        text = tokens[:, s * T:(s + 1) * T + 1]
+        loss, _, _ = losses(cfg, p, model.segment(text[:, :-1]), text[:, 1:])
+        nll.append(loss.detach())
+        found = torch.autograd.grad(loss, list(o.values()), allow_unused=True, retain_graph=True)
+        grads.append(dict(zip(o, found)))
+    for l in (0, 2):
+        sums.append(model.memory(l)[0].sum())
+    return nll, sums, grads
+
+
+def check_original():
+    """The first eight digits at least: the original rounds its masked scores to float32."""
+    with open(os.path.join(HERE, "par_xl_numbers.txt")) as f:
+        lines = [line.split() for line in f if not line.startswith("#")]
+    cases = {form: original_case(form) for form in ORIGINAL}
+    for name, *words in lines:
+        form, kind, *rest = name.split("/")
+        nll, sums, grads = cases[form]
+        if kind == "nll":
+            close(torch.stack(nll), [float(w) for w in words], name, tolerance=2e-8)
+        elif kind == "mem":
+            close(torch.stack(sums), [float(w) for w in words], name, tolerance=2e-7)
+        else:
+            square = float(grads[int(kind[4:]) - 1][rest[0]].pow(2).sum())
+            close(square / float(words[0]), 1.0, name, tolerance=1e-6)
+    forms = {name.split("/")[0] for name, *_ in lines}
+    expect(forms == set(ORIGINAL), "a form of the original has no numbers")
+    print(len(lines), "results of the original Transformer-XL compared")
+
+
 def random_parameters(cfg, gen):
     p = OrderedDict()
     for name, shape in parameter_shapes(cfg).items():
@@ -930,7 +1144,8 @@ def random_parameters(cfg, gen):
             value = 1 + 0.2 * value
         elif name.startswith("arch.") and cfg.arch == "pi":
             value = torch.tensor([0.33, 0.33, 0.34], dtype=F64) + 0.1 * value
-        elif len(shape) == 2 and not name.endswith((".u", ".v", "rel.weight")) and not name.startswith("in_emb"):
+        elif (len(shape) == 2 and not name.startswith("in_emb")
+              and not name.endswith((".u", ".v", "rel.weight", "r_bias"))):
             value = value * 1.2 / math.sqrt(shape[1])
         else:
             value = 0.5 * value
@@ -948,9 +1163,13 @@ def run(cfg, p, tokens, lengths, w=None, mask=None, reset=None, **force):
     return torch.cat(out, 1)
 
 
+ONE = dict(words_in="adaptive", words_out="adaptive", cutoffs="6,13", emb=6, one_projection=1)
 FORMS = [dict(), dict(norm="pre", biases=1, attn_relu=1), dict(share_uv=0, scale="full", head_dim=3),
          dict(positions="learned", mem=20, norm="pre"), dict(clamp_len=3), dict(sines_form="ref"),
-         dict(sines_form="ref", pos_mode="fixed", biases=1), dict(words_in="adaptive", words_out="adaptive", cutoffs="6,13", div_val=2)]
+         dict(sines_form="ref", pos_mode="fixed", biases=1),
+         dict(words_in="adaptive", words_out="adaptive", cutoffs="6,13", div_val=2),
+         dict(norm="pre", final_norm=0), dict(positions="learned", rel_bias=1, share_uv=0, mem=20),
+         dict(positions="learned", rel_bias=1, clamp_len=3), dict(ONE, tie_projs="but_first")]
 
 
 def check_properties(gen):
@@ -1030,8 +1249,8 @@ def check_gates(gen):
 
 def check_torch(gen):
     """Against torch's own layers where they compute the same."""
-    for norm in ("post", "pre"):
-        cfg = Config(pattern="sf", mem=0, heads=2, dim=8, inner=10, biases=1, norm=norm)
+    for norm, final in (("post", 1), ("pre", 1), ("pre", 0)):
+        cfg = Config(pattern="sf", mem=0, inner=10, biases=1, norm=norm, final_norm=final)
         p = random_parameters(cfg, gen)
         with torch.no_grad():
             for n in ("layers.0.attn.pos.weight", "layers.0.attn.pos.bias", "attn.u", "attn.v"):
@@ -1049,7 +1268,7 @@ def check_torch(gen):
         tokens = torch.randint(0, 20, (2, 7), generator=gen)
         x = torch.stack([embed(cfg, p, row) for row in tokens])
         y = layer(x, src_mask=torch.full((7, 7), -math.inf, dtype=F64).triu(1))
-        if norm == "pre":
+        if norm == "pre" and final:
             y = F.layer_norm(y, (8,), p["final_norm.weight"], p["final_norm.bias"])
         close(run(cfg, p, tokens, [7]), y, "torch's encoder layer", norm)
     for words, reverse in (("ref", False), ("adaptive", True)):
@@ -1144,6 +1363,74 @@ def check_differences(gen):
                 close((values[0] - values[1]) / 2e-5, float(grads[n].reshape(-1)[at]), "difference", n, options, tolerance=1e-8)
 
 
+def check_forms(gen):
+    """Forms that are a special case of, or equal to, another one."""
+    tokens = torch.randint(0, 20, (2, 13), generator=gen)
+    # a table of distances that ends early is a long one whose further rows repeat the last
+    cfg = Config(pattern="sfsf", positions="learned", rel_bias=1, share_uv=0, segment=3, mem=3)
+    p = random_parameters(cfg, gen)
+    longer, q = replace(cfg, segment=12), dict(p)
+    for n in p:
+        if n.endswith(("rel.weight", "r_bias")):
+            q[n] = torch.cat([p[n], p[n][-1:].expand(9, -1)])
+    close(run(cfg, p, tokens, [7, 6]), run(longer, q, tokens, [7, 6]), "distances beyond the table")
+    clamped, r = replace(cfg, clamp_len=2), dict(p)
+    for n in p:
+        if n.endswith(("rel.weight", "r_bias")):
+            r[n] = torch.cat([p[n][:3], p[n][2:3].expand(3, -1)])
+    close(run(clamped, p, tokens, [7, 6]), run(cfg, r, tokens, [7, 6]), "the last distance")
+    # r_bias = v r is the learned form with a content-free bias v
+    free = replace(cfg, rel_bias=0)
+    q = dict(p)
+    for l in (0, 2):
+        a = f"layers.{l}.attn."
+        q[a + "v"] = torch.randn(2, 4, generator=gen, dtype=F64)
+        q[a + "r_bias"] = (p[a + "rel.weight"].view(-1, 2, 4) * q[a + "v"]).sum(-1)
+    close(run(cfg, q, tokens, [7, 6]), run(free, q, tokens, [7, 6]), "r_bias = v r")
+    # a bias that grows without bound towards a distance makes every query see that distance only
+    cfg = Config(pattern="s", positions="learned", rel_bias=1, mem=0, segment=13, same_length=0)
+    p = random_parameters(cfg, gen)
+    with torch.no_grad():
+        p["layers.0.attn.r_bias"][1] = 1e4
+    x = torch.stack([embed(cfg, p, row) for row in tokens])
+    v = x @ p["layers.0.attn.kv.weight"][8:].T
+    y = x[:, 1:] + v[:, :-1] @ p["layers.0.attn.out.weight"].T
+    y = F.layer_norm(y, (8,), p["layers.0.attn.norm.weight"], p["layers.0.attn.norm.bias"])
+    close(run(cfg, p, tokens, [13])[:, 1:], y, "row d of r_bias is distance d")
+    # one projection: the same numbers as equal ones, and its gradient is the sum of theirs
+    for tie in ("none", "but_first", "all"):
+        cfg = Config(**dict(ONE, pattern="sf", tie_words=1, tie_projs=tie)).checked()
+        p = random_parameters(cfg, gen)
+        many = replace(cfg, one_projection=0)
+        q = OrderedDict((n, p[n if n in p else "in_emb.projs.0"].detach().clone().requires_grad_())
+                        for n in parameter_shapes(many))
+        out = []
+        for c, w in ((cfg, p), (many, q)):
+            loss = losses(c, w, run(c, w, tokens, [7, 6]), tokens.roll(-1, 1))[0]
+            out.append((loss.detach(), gradients(loss, w)))
+        close(out[0][0], out[1][0], "one projection and equal ones", tie)
+        total = sum(g for n, g in out[1][1].items() if n.startswith("in_emb.projs"))
+        close(out[0][1]["in_emb.projs.0"], total, "gradient of the one projection", tie)
+        own = "out_emb.projs.0" in p, "out_emb.projs.2" in p
+        expect(own == (tie != "all", tie == "none"), "names of projections", tie)
+
+
+def check_xl_files():
+    """The stored files: the results again, and every gradient along a random direction."""
+    files = [f for f in os.listdir(HERE) if f.startswith("par_xl_") and f.endswith(".safetensors")]
+    files.sort()
+    expect(len(files) >= 9, "par_xl_*.safetensors", len(files))
+    gen, worst = torch.Generator().manual_seed(8), 0.0
+    for name in files:
+        tensors, meta = load_safetensors(os.path.join(HERE, name))
+        for key, value in run_both(tensors, meta).items():
+            close(tensors[key], value, name, key, tolerance=1e-10)
+        for key, error in directional_errors(tensors, meta, gen).items():
+            expect(error < 1e-8, name, "difference along a direction", key, error)
+            worst = max(worst, error)
+    print(len(files), f"files par_xl_*, gradients differ from differences by {worst:.1e}")
+
+
 def check_cuts(gen):
     for _ in range(60):
         N = int(torch.randint(4, 14, (1,), generator=gen))
@@ -1168,11 +1455,14 @@ def check_cuts(gen):
 def check():
     gen = torch.Generator().manual_seed(3)
     check_published()
+    check_original()
     check_positions()
     check_torch(gen)
     check_properties(gen)
     check_gates(gen)
     check_differences(gen)
+    check_forms(gen)
+    check_xl_files()
     check_cuts(gen)
     print(DONE[0], "comparisons,", len(FAILED), "failed")
     return 1 if FAILED else 0
