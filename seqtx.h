@@ -6942,7 +6942,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
     return stx__mk(x)->name;
 }
 
-/* Is x W^T faster without transposing W? Of few rows it is: up to how many was measured (docs/speed.md, "Products, seventh round"), and the
+/* Is x W^T faster without transposing W? Of few rows it is: up to how many was measured (docs/speed.md, "Skinny matmuls"), and the
    shorter the rows, the more of the time goes to adding up. One whole strip of W is soon transposed for many rows. */
 static int stx__few_rows(const stx__micro *mk, const stx_gemm_args *g) {
     const size_t K = g->K;
