@@ -262,7 +262,9 @@ static int run(char err[TR_ERR]) {
 }
 int main(int argc, char **argv) {
     char err[TR_ERR];
-    int ok, got = tr_parse(&options, argc, argv, err, TR_ERR);
+    int ok, got;
+    tr_standard_streams();
+    got = tr_parse(&options, argc, argv, err, TR_ERR);
     if (got == 2) return 0;
     ok = got == 1;
     if (ok && !opt.counts + !opt.ids + !opt.text != 2) ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");

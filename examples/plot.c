@@ -870,6 +870,7 @@ int main(int argc, char **argv) {
     static char out[] = "--out";
     size_t n = 0;
     int i, words = 0, got, ok;
+    tr_standard_streams();
     if (!word) { fprintf(stderr, "plot: out of memory\n"); return 2; }
     word[words++] = argc ? argv[0] : out;
     for (i = 1; i < argc; i++) {            /* logs stand between the options */

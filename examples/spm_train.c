@@ -99,7 +99,9 @@ static int encode(char err[TR_ERR]) {
 }
 int main(int argc, char **argv) {
     char err[TR_ERR];
-    int ok, got = tr_parse(&options, argc, argv, err, TR_ERR);
+    int ok, got;
+    tr_standard_streams();
+    got = tr_parse(&options, argc, argv, err, TR_ERR);
     if (got == 2) return 0;
     ok = got == 1;
     if (ok && !opt.model) ok = tr_fail(err, TR_ERR, "no --model: give the beginning of the names of a .model and a .vocab");

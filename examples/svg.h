@@ -99,44 +99,30 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }
-/* Writes a picture whose elements are in `body`: to a file beside the path that takes its place by rename, so that there is the old
-   picture or the new one; straight to what is no plain file (a terminal, a pipe). "-": standard output. 0: err. */
+/* Writes a picture whose elements are in `body`: whole, by tr_replace; straight to what is no plain file (a terminal, a pipe). "-": standard
+   output. 0: err. */
 TR_DEF int svg_save(const char *path, const char *title, double width, double height, const tr_buf *body, char *err, size_t size) {
     tr_buf b;
     struct stat st;
-    char *real = NULL, *temp = NULL;
-    int fd = -1, ok, plain;
+    int fd, ok;
     memset(&b, 0, sizeof b);
     svg_add(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
         "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n"
         "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n", width, height, width, height, title, width, height);
     if (body->n) tr_buf_put(&b, body->s, body->n);
     tr_buf_puts(&b, "</svg>\n");
-    if (b.oom || body->oom) { tr_buf_free(&b); return tr_fail(err, size, "%s: out of memory", path); }
-    plain = strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
-    if (!plain) {
+    if (b.oom || body->oom) {
+        tr_buf_free(&b);
+        return tr_fail(err, size, "%s: out of memory", path);
+    }
+    if (strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode))) {
+        ok = tr_replace(path, b.s, b.n, err, size);
+    } else {
         fd = strcmp(path, "-") ? open(path, O_WRONLY | O_CLOEXEC) : dup(1);
         ok = fd >= 0 && tr_write_all(fd, b.s, b.n);
         ok = fd >= 0 && close(fd) == 0 && ok;
         if (!ok) tr_fail(err, size, "%s: %s", path, strerror(errno));
-    } else {
-        size_t room;
-        real = tr_behind_links(path);                       /* replace the file, not a link to it */
-        if (!real && errno == ENOENT) { real = (char *)malloc(strlen(path) + 1); if (real) strcpy(real, path); }
-        room = real ? strlen(real) + 32 : 0;
-        temp = real ? (char *)malloc(room) : NULL;
-        if (temp) {
-            snprintf(temp, room, "%s.%ld.tmp", real, (long)getpid());
-            fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        }
-        ok = fd >= 0 && tr_write_all(fd, b.s, b.n);
-        if (!ok) tr_fail(err, size, "%s: %s", path, strerror(errno));
-        if (fd >= 0 && close(fd) != 0 && ok) ok = tr_fail(err, size, "%s: %s", path, strerror(errno));
-        if (ok && rename(temp, real) != 0) ok = tr_fail(err, size, "%s: %s", path, strerror(errno));
-        if (!ok && fd >= 0) unlink(temp);
     }
-    free(real);
-    free(temp);
     tr_buf_free(&b);
     return ok;
 }

@@ -178,6 +178,13 @@ TR_DEF void tr_buf_fill(tr_buf *b, char c, size_t count) {
     while (count-- > 0) tr_buf_put(b, &c, 1);
 }
 
+/* FNV-1a, of text that comes in pieces */
+#define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
+TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
+    while (n-- > 0) h = (h ^ (unsigned char)*s++) * 1099511628211u;
+    return h;
+}
+
 /* ------------------------------------------------------------------------------------------------------------------
    >>json  Just enough to write flat objects safely and to read their values back. */
 
@@ -1362,6 +1369,261 @@ TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     return 1;
 }
 
+/* Removes a file that this process has open: while it is, so that no other can lock it in between; on Windows behind that. */
+TR_DEF void tr_unlink_open(const char *path, int *fd) {
+#ifdef _WIN32
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+#else
+    (void)fd;
+#endif
+    unlink(path);
+}
+
+/* A standard stream that is closed would give its number to the next file, into which prints would then go. Something that can neither be
+   read nor written takes its place: what is lost is still an error. The first call of every main. (Windows keeps these numbers.) */
+TR_DEF void tr_standard_streams(void) {
+#ifndef _WIN32
+    int fd;
+    for (fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
+#endif
+}
+
+/* "dir/." of "dir/name", "." of "name". To be freed; NULL: no memory. */
+TR_DEF char *tr_dir_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
+    char *dir = (char *)malloc(n + 2);
+    if (dir == NULL) return NULL;
+    memcpy(dir, path, n);
+    memcpy(dir + n, ".", 2);
+    return dir;
+}
+
+/* The longest name that a file beside `path` may have. */
+TR_DEF size_t tr_name_max(const char *path) {
+    long n = -1;
+#ifndef _WIN32
+    char *dir = tr_dir_of(path);
+    if (dir != NULL) n = pathconf(dir, _PC_NAME_MAX);
+    free(dir);
+#else
+    (void)path;
+#endif
+    return n > 0 ? (size_t)n : 255;
+}
+
+/* The path of a file beside another: its name and then the mark. Where that is too long a hash stands for the end of the name. To be freed;
+   NULL: no memory. */
+TR_DEF char *tr_beside(const char *path, const char *mark) {
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+    size_t dir = (size_t)(name - path), n = strlen(name), most = tr_name_max(path), room = dir + n + strlen(mark) + 16;
+    char hash[16] = "", *out = (char *)malloc(room);
+    if (out == NULL) return NULL;
+    if (n + strlen(mark) > most && most > strlen(mark) + 16) {
+        snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
+        n = most - strlen(mark) - strlen(hash);
+        while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;         /* not in the midst of a character */
+    }
+    snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
+    return out;
+}
+
+/* The file behind a chain of symbolic links, which need not exist. To be freed; NULL with errno set. (realpath is not in base POSIX.) */
+TR_DEF char *tr_behind_links(const char *path) {
+    size_t room = strlen(path) + 4097, dir;
+    char *here = (char *)malloc(room), *next;
+    char link[4096];
+    ssize_t n;
+    int hops;
+    if (here == NULL) return NULL;
+    strcpy(here, path);
+    for (hops = 0; hops < 40; hops++) {
+        n = readlink(here, link, sizeof link - 1);
+        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;       /* no link: arrived */
+        if (n < 0) { free(here); return NULL; }
+        link[n] = 0;
+        next = strrchr(here, '/');
+        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;  /* a relative link starts where it lies */
+        if (dir + (size_t)n >= room) {
+            next = (char *)realloc(here, dir + sizeof link);
+            if (next == NULL) { free(here); return NULL; }
+            here = next;
+            room = dir + sizeof link;
+        }
+        memcpy(here + dir, link, (size_t)n + 1);
+    }
+    free(here);
+    errno = ELOOP;
+    return NULL;
+}
+
+/* Locks an open file; whoever ends, however, gives the lock back. 1: it is ours. 0: another process has it, *pid, or 0 where the system
+   does not say. -1: this file system has no locks. (A process that closes the file, by whatever descriptor, gives it back, too.) */
+TR_DEF int tr_lock(int fd, long *pid) {
+#ifdef _WIN32
+    *pid = 0;
+    return tr_win_lock(fd);
+#else
+    struct flock l;
+    *pid = 0;
+    memset(&l, 0, sizeof l);
+    l.l_type = F_WRLCK;
+    l.l_whence = SEEK_SET;
+    if (fcntl(fd, F_SETLK, &l) == 0) return 1;
+    if (errno != EACCES && errno != EAGAIN) return -1;
+    if (fcntl(fd, F_GETLK, &l) == 0 && l.l_type != F_UNLCK && l.l_pid > 0) *pid = (long)l.l_pid;
+    return 0;
+#endif
+}
+
+/* Opens a new file and locks it. If there is one of that name, and it is a plain file that no process has locked, a killed one left it: it
+   is removed. -1 with errno; EEXIST: it is not ours to remove. */
+TR_DEF int tr_open_new(const char *path, int mode) {
+    struct stat st;
+    long pid;
+    int fd, round, stale;
+    for (round = 0; round < 3; round++) {
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+        if (fd >= 0) {          /* another process may have taken it for left, before it was locked */
+            if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
+            close(fd);
+            continue;
+        }
+        if (errno != EEXIST || lstat(path, &st) != 0 || !S_ISREG(st.st_mode)) return -1;
+        fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        stale = fd >= 0 && tr_lock(fd, &pid) == 1;
+        if (stale) tr_unlink_open(path, &fd);
+        if (fd >= 0) close(fd);
+        if (!stale) break;
+    }
+    errno = EEXIST;
+    return -1;
+}
+
+/* Makes a rename durable, where a directory can be flushed. */
+TR_DEF void tr_flush_dir_of(const char *path) {
+#ifndef _WIN32
+    char *dir = tr_dir_of(path);
+    int fd = dir != NULL ? open(dir, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        if (fsync(fd) != 0) errno = 0;
+        close(fd);
+    }
+    free(dir);
+#else
+    (void)path;
+#endif
+}
+
+/* Replaces what is in the file, or makes it: a kill at any moment, a full disk or an error leaves the old file or the new one. Links are
+   followed, the mode is kept. The new text goes to NAME.<n>.tmp beside it; what an earlier kill left there goes. */
+TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, size_t size) {
+    struct stat st;
+    char mark[16], *real = tr_behind_links(path), *temp = NULL;
+    int fd = -1, k, there, ok, why;
+    if (real == NULL) return tr_fail(err, size, "%s: %s", path, strerror(errno));
+    there = stat(real, &st) == 0;
+    for (k = 0; k < 100 && fd < 0; k++) {
+        free(temp);
+        snprintf(mark, sizeof mark, ".%d.tmp", k);
+        temp = tr_beside(real, mark);
+        if (temp == NULL) break;
+        fd = tr_open_new(temp, there ? 0600 : 0666);
+        if (fd < 0 && errno != EEXIST) break;
+    }
+    ok = fd >= 0 && (!there || fchmod(fd, st.st_mode & 0777) == 0) && tr_write_all(fd, bytes, n) && fsync(fd) == 0;
+    why = temp == NULL ? ENOMEM : errno;
+#ifdef _WIN32
+    if (ok && close(fd) != 0) { ok = 0; why = errno; }      /* what is open cannot be renamed there */
+    if (ok) fd = -1;
+#endif
+    if (ok && rename(temp, real) != 0) { ok = 0; why = errno; }
+    if (!ok && fd >= 0) tr_unlink_open(temp, &fd);
+    if (fd >= 0) close(fd);                                  /* not before: the lock goes with it */
+    if (ok) tr_flush_dir_of(real);
+    else tr_fail(err, size, "%s: cannot write: %s", path, strerror(why));
+    free(temp);
+    free(real);
+    return ok;
+}
+
+/* A file that this process is about to write, for as long as it holds the claim. It is a lock on FILE.lock beside it, for the file itself
+   is replaced again and again; the lock ends with the process, a FILE.lock that a kill left hinders nobody, and goes with the next run. */
+typedef struct {
+    int   fd;              /* -1: nothing is claimed */
+    char *path;            /* of the lock */
+} tr_claim;
+
+/* FILE.lock beside what is behind the links; NULL with errno 0 where nothing can be claimed: a pipe, a device */
+TR_DEF char *tr_claim_path(const char *path) {
+    struct stat st;
+    char *real, *lock;
+    errno = 0;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return NULL;
+    real = tr_behind_links(path);
+    if (real == NULL) return NULL;
+    lock = tr_beside(real, ".lock");
+    free(real);
+    errno = lock == NULL ? ENOMEM : 0;
+    return lock;
+}
+TR_DEF int tr_claimed(const char *option, const char *path, long pid, char *err, size_t size) {
+    char who[64] = "";
+    if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
+    return tr_fail(err, size, "--%s %.900s: another run%s is writing it: wait for its end, or name another file", option, path, who);
+}
+/* 1, or 0 and err where another process has claimed the file. Nothing is claimed, or written. */
+TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
+    char *lock = tr_claim_path(path);
+    long pid = 0;
+    int fd = lock != NULL ? open(lock, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1, free_now = 1;
+    if (fd >= 0) {
+        free_now = tr_lock(fd, &pid) != 0;
+        close(fd);
+    }
+    free(lock);
+    return free_now ? 1 : tr_claimed(option, path, pid, err, size);
+}
+/* Claims the file; path NULL: none. 0: err, and no claim */
+TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char *err, size_t size) {
+    struct stat st;
+    long pid = 0;
+    int got, round;
+    c->fd = -1;
+    c->path = path != NULL ? tr_claim_path(path) : NULL;
+    if (c->path == NULL) return path == NULL || errno == 0 ? 1 : tr_fail(err, size, "--%s %.900s: %s", option, path, strerror(errno));
+    for (round = 0; round < 100; round++) {
+        c->fd = open(c->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+        if (c->fd < 0) {
+            tr_fail(err, size, "--%s: cannot make the lock %.900s: %s", option, c->path, strerror(errno));
+            break;
+        }
+        got = tr_lock(c->fd, &pid);
+        if (got < 0) return 1;                              /* a file system without locks: as it was without them */
+        if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
+        close(c->fd);                                       /* or it was removed by its owner, before it was ours: again */
+        c->fd = -1;
+        if (got) continue;
+        tr_claimed(option, path, pid, err, size);
+        break;
+    }
+    if (round == 100) tr_fail(err, size, "--%s: cannot make the lock %.900s", option, c->path);
+    free(c->path);
+    c->path = NULL;
+    return 0;
+}
+TR_DEF void tr_claim_close(tr_claim *c) {
+    if (c->path != NULL) {
+        tr_unlink_open(c->path, &c->fd);
+        if (c->fd >= 0) close(c->fd);
+    }
+    free(c->path);
+    c->path = NULL;
+    c->fd = -1;
+}
+
 /* mkdir -p. */
 TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     size_t n = strlen(dir), i;
@@ -1388,20 +1650,24 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     return 1;
 }
 
-/* Writing must not fail for the first time after hours: the directory has to be there and to take files. */
-TR_DEF int tr_can_write(const char *option, const char *path, char *err, size_t size) {
-    char dir[4096];
+/* Writing must not fail for the first time after hours: the directory has to be there and to take files, and the path to leave room for the
+   names beside it. What is there already may be replaced, if it is a plain file; or, streams = 1, written to. */
+TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err, size_t size) {
     struct stat link, target;
-    const char *slash = strrchr(path, '/');
-    size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
-    if (n + 2 > sizeof dir) return tr_fail(err, size, "--%s: the path is too long", option);
+    char *dir;
+    int why = 0;
     if (!*path) return tr_fail(err, size, "--%s: got '', wants the name of a file", option);
-    memcpy(dir, path, n);
-    memcpy(dir + n, ".", 2);
+    if (strlen(path) + 64 > 4096) return tr_fail(err, size, "--%s: the path is too long", option);
     if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode) && stat(path, &target) != 0)
         return tr_fail(err, size, "--%s %s: a symbolic link that leads nowhere", option, path);
-    if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT))
-        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(errno));
+    dir = tr_dir_of(path);
+    if (dir == NULL) return tr_fail(err, size, "--%s %s: out of memory", option, path);
+    if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT)) why = errno;
+    free(dir);
+    if (why) return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(why));
+    if (stat(path, &target) == 0 && (S_ISDIR(target.st_mode) || (!streams && !S_ISREG(target.st_mode))))
+        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, S_ISDIR(target.st_mode) ? "it is a directory" :
+                       "it is no plain file");
     return 1;
 }
 
@@ -1503,45 +1769,15 @@ TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
     return tr_read_size(text, &at) && at > step;
 }
 
-/* The file behind a chain of symbolic links, to be freed; NULL with errno set. (realpath is not in base POSIX.) */
-TR_DEF char *tr_behind_links(const char *path) {
-    size_t room = strlen(path) + 4097, dir;
-    char *here = (char *)malloc(room), *next;
-    char link[4096];
-    ssize_t n;
-    int hops;
-    if (here == NULL) return NULL;
-    strcpy(here, path);
-    for (hops = 0; hops < 40; hops++) {
-        n = readlink(here, link, sizeof link - 1);
-        if (n < 0 && errno == EINVAL) return here;                            /* no link: arrived */
-        if (n < 0) { free(here); return NULL; }
-        link[n] = 0;
-        next = strrchr(here, '/');
-        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;  /* a relative link starts where it lies */
-        if (dir + (size_t)n >= room) {
-            next = (char *)realloc(here, dir + sizeof link);
-            if (next == NULL) { free(here); return NULL; }
-            here = next;
-            room = dir + sizeof link;
-        }
-        memcpy(here + dir, link, (size_t)n + 1);
-    }
-    free(here);
-    errno = ELOOP;
-    return NULL;
-}
-
-/* Rewrites the log without the lines that tr_log_drops names; leaves the file alone if there are none. The new text goes
-   to a temporary file beside it, which takes its place by rename: a kill leaves the old or the new log. */
+/* Rewrites the log without the lines that tr_log_drops names; leaves the file alone if there are none. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
     struct stat st;
     FILE *in;
-    char *line = NULL, *real = NULL, *temp = NULL;
-    size_t room = 0, dropped = 0, len;
+    char *line = NULL;
+    size_t room = 0, dropped = 0;
     ssize_t n;
     tr_buf keep;
-    int fd = -1, ok = 0;
+    int ok = 0;
     memset(&keep, 0, sizeof keep);
     if (stat(path, &st) != 0) {
         if (errno == ENOENT) return 1;
@@ -1554,35 +1790,15 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
         if (tr_log_drops(line, (size_t)n, step)) dropped++;
         else tr_buf_put(&keep, line, (size_t)n);
     }
-    if (!feof(in)) {        /* or no memory */
+    if (!feof(in))          /* or no memory */
         tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
-        goto done;
-    }
-    if (dropped == 0) { ok = 1; goto done; }
-    real = tr_behind_links(path);                                /* replace the file, not a link to it */
-    if (real == NULL) { tr_fail(err, size, "%s: %s", path, strerror(errno)); goto done; }
-    len = strlen(real) + 32;
-    temp = (char *)malloc(len);
-    if (temp == NULL || keep.oom) { tr_fail(err, size, "%s: out of memory", path); goto done; }
-    snprintf(temp, len, "%s.%ld.tmp", real, (long)getpid());
-    fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0 || fchmod(fd, st.st_mode & 07777) != 0 || !tr_write_all(fd, keep.s != NULL ? keep.s : "", keep.n)
-        || fsync(fd) != 0) {
-        tr_fail(err, size, "%s: cannot write the trimmed log: %s", temp, strerror(errno));
-        if (fd >= 0) { close(fd); unlink(temp); }
-        goto done;
-    }
-    if (close(fd) != 0 || rename(temp, real) != 0) {
-        tr_fail(err, size, "%s: cannot put the trimmed log in place: %s", real, strerror(errno));
-        unlink(temp);
-        goto done;
-    }
-    ok = 1;
-done:
+    else if (keep.oom)
+        tr_fail(err, size, "%s: out of memory", path);
+    else
+        ok = 1;
     fclose(in);
+    if (ok && dropped > 0) ok = tr_replace(path, keep.s != NULL ? keep.s : "", keep.n, err, size);
     free(line);
-    free(real);
-    free(temp);
     tr_buf_free(&keep);
     return ok;
 }
@@ -2174,12 +2390,6 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
     for (; k > 0 && at + k <= text->n; at++) if (memcmp(text->s + at, stop, k) == 0) return 1;
     return 0;
 }
-/* FNV-1a, of text that comes in pieces */
-#define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
-TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
-    while (n-- > 0) h = (h ^ (unsigned char)*s++) * 1099511628211u;
-    return h;
-}
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
@@ -2395,6 +2605,8 @@ struct tr_lm {
     char         result[200];     /* the last one's line */
     int          noted;           /* why steps are not replayed was said */
     int          begun;           /* log and event file are open: what fails now fails while running */
+    tr_claim     claim[3];        /* on --checkpoint, --best and --log, from then on */
+    char         found[32];       /* the checksum of --checkpoint when it was opened; "": there was none */
     char        *config;          /* the options that a checkpoint holds, as JSON */
     char        *made;            /* the directory of --out, made by this run */
     char        *stop;            /* --stop, without escapes */
@@ -2997,6 +3209,7 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
+    if (!from) snprintf(t->found, sizeof t->found, "%s", stx_file_meta(*f, "seal"));
     if (t->training && !from && stx_file_meta(*f, "converted.from"))
         return tr_fail(t->err, TR_ERR, "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
             "--init-from %.400s begins a new one with them", path, path);
@@ -3142,11 +3355,53 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR);      /* rank 0 writes the files */
     if (t->training && o->out && !tr_lm_make_out(t)) return 0;
-    if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, t->err, TR_ERR)) return 0;
-    if (t->training && o->best && !tr_can_write("best", o->best, t->err, TR_ERR)) return 0;
+    if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR)) return 0;
+    if (t->training && o->best && !tr_can_write("best", o->best, 0, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)
-        && (!tr_can_write("log", o->log, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
+        && (!tr_can_write("log", o->log, 1, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
+}
+/* What this run writes, k = 0, 1, 2: the option, and the file in *path, or NULL */
+TR_DEF const char *tr_lm_writes(const tr_lm *t, int k, const char **path) {
+    static const char *const name[3] = {"checkpoint", "best", "log"};
+    const tr_lm_opt *o = t->opt;
+    const char *const file[3] = {t->training ? o->checkpoint : NULL, t->training ? o->best : NULL, o->log};
+    *path = file[k];
+    return name[k];
+}
+/* Refuses files that another run writes, before anything is read; nothing is claimed yet. Rank 0 */
+TR_DEF int tr_lm_unclaimed(tr_lm *t) {
+    const char *path, *name;
+    int k;
+    if (t->start.rank > 0) return 1;
+    for (k = 0; k < 3; k++) {
+        name = tr_lm_writes(t, k, &path);
+        if (path && !tr_unclaimed(name, path, t->err, TR_ERR)) return 0;
+    }
+    return 1;
+}
+/* Claims them. In the meantime another run may have begun, and even ended. */
+TR_DEF int tr_lm_claim(tr_lm *t) {
+    const char *path, *name, *seal;
+    struct stat st;
+    stx_file *f;
+    int k, same;
+    for (k = 0; k < 3; k++) {
+        name = tr_lm_writes(t, k, &path);
+        if (!tr_claim_open(&t->claim[k], name, path, t->err, TR_ERR)) return 0;
+    }
+    path = t->opt->checkpoint;
+    if (!t->training || !path) return 1;
+    same = !t->found[0];
+    if (stat(path, &st) == 0) {
+        f = stx_file_open(t->x, path);
+        if (!f) return tr_lm_why(t);
+        seal = stx_file_meta(f, "seal");
+        same = seal && !strcmp(seal, t->found);
+        stx_file_close(f);
+    }
+    return same ? 1 : tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it since this one began: start again, to go on "
+        "from it", path);
 }
 /* Opens log and event file and writes the first record. It is called when the first step, or evaluation, is done: what it needs has been
    found, and a run that cannot have it leaves no trace. Once; 0: t->err. */
@@ -3154,6 +3409,7 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char *all;
     if (t->begun || stx_rank(t->x)) { t->begun = 1; return 1; }
+    if (!tr_lm_claim(t)) { stx_fail(t->x, STX_ERR_IO, "%s", t->err); return 0; }
     /* only a run that goes on from its checkpoint writes the later lines of its log again */
     if (!tr_board_open(&t->board, o->tensorboard, t->training ? t->first : 0, t->err, TR_ERR)
         || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err, TR_ERR)) {
@@ -3231,6 +3487,7 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     free(t->config);
     free(t->prompt);
     free(t->stop);
+    for (part = 0; part < 3; part++) tr_claim_close(&t->claim[part]);
     if (t->made && !t->begun) rmdir(t->made);        /* nothing was written: no trace */
     free(t->made);
     free(t->whole);
@@ -4370,7 +4627,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         "load is needed");
     if (o->interactive || o->score) more = 0;
     /* first: it decides the model, the precision and the vocabulary */
-    ok = tr_lm_open_checkpoint(t, &f) && tr_lm_join(t) && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
+    ok = tr_lm_unclaimed(t) && tr_lm_open_checkpoint(t, &f) && tr_lm_join(t) && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1])
@@ -4538,6 +4795,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     t->evaluated = UINT64_MAX;
     t->counted_share = 1;
     t->log.out.fd = t->board.out.fd = -1;
+    tr_standard_streams();
     switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {
     case 0: code = tr_lm_refuse(t); break;
     case 2:

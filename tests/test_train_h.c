@@ -4,6 +4,17 @@
 
 #define _XOPEN_SOURCE 700          /* the pseudo terminal */
 #include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+static int flushed_files, flushed_dirs;
+static int counting_fsync(int fd) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return -1;
+    if (S_ISDIR(st.st_mode)) flushed_dirs++;
+    else flushed_files++;
+    return 0;
+}
+#define fsync counting_fsync
 #include "../examples/train.h"
 
 #include <dirent.h>
@@ -671,6 +682,145 @@ static void test_log(void) {
     }
 }
 
+/* ---- files: replacing, claiming, standard streams */
+
+static int entries(const char *part) {              /* of the directory, whose names have it */
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    int n = 0;
+    while (d != NULL && (e = readdir(d)) != NULL) n += strstr(e->d_name, part) != NULL;
+    if (d != NULL) closedir(d);
+    return n;
+}
+
+static void test_replace(void) {
+    char name[300];
+    const char *path = in_dir("whole.txt"), *victim = in_dir("victim");
+    struct stat st;
+    int files = flushed_files, dirs = flushed_dirs, out[2], go[2], status = -1;
+    pid_t child;
+    char c = 0;
+    CHECK(tr_replace(path, "one", 3, err, sizeof err) == 1);
+    SAME(get_file(path, NULL), "one");
+    CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);              /* the rename, too, is on the disk */
+    CHECK(chmod(path, 0640) == 0);
+
+    /* what is planted where the temporary file comes is not followed, and another's file is left alone */
+    put_file(victim, "precious");
+    CHECK(symlink(victim, in_dir("whole.txt.0.tmp")) == 0 && mkdir(in_dir("whole.txt.1.tmp"), 0700) == 0);
+    CHECK(tr_replace(path, "two", 3, err, sizeof err) == 1);
+    SAME(get_file(path, NULL), "two");
+    SAME(get_file(victim, NULL), "precious");
+    CHECK(lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_mode & 07777) == 0640);
+    CHECK(entries("whole.txt.") == 2);
+    CHECK(unlink(in_dir("whole.txt.0.tmp")) == 0 && rmdir(in_dir("whole.txt.1.tmp")) == 0);
+
+    /* what a killed process left goes; what a living one writes stays */
+    put_file(in_dir("whole.txt.0.tmp"), "half");
+    CHECK(tr_replace(path, "three", 5, err, sizeof err) == 1 && entries("whole.txt.") == 0);
+    CHECK(pipe(out) == 0 && pipe(go) == 0);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        int fd = tr_open_new(in_dir("whole.txt.0.tmp"), 0600);
+        if (write(out[1], "x", 1) != 1 || read(go[0], &c, 1) < 0 || fd < 0) _exit(9);
+        _exit(0);
+    }
+    CHECK(read(out[0], &c, 1) == 1);
+    CHECK(tr_replace(path, "four", 4, err, sizeof err) == 1 && entries("whole.txt.") == 1);
+    SAME(get_file(path, NULL), "four");
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+    CHECK(tr_replace(path, "five", 4, err, sizeof err) == 1 && entries("whole.txt.") == 0);
+    close(out[0]); close(out[1]); close(go[0]); close(go[1]);
+
+    /* every legal name, with its first bytes in those of the files beside it; through a link, to a file that is not there yet */
+    memset(name, 'n', sizeof name);
+    name[255] = 0;
+    path = in_dir(name);
+    CHECK(tr_can_write("x", path, 0, err, sizeof err) == 1);
+    CHECK(tr_replace(path, "long", 4, err, sizeof err) == 1);
+    SAME(get_file(path, NULL), "long");
+    name[255] = 'n';
+    name[256] = 0;
+    CHECK(tr_can_write("x", in_dir(name), 0, err, sizeof err) == 0);
+    HOLDS(err, "File name too long");
+    CHECK(symlink("new.txt", in_dir("to-new")) == 0 && tr_replace(in_dir("to-new"), "new", 3, err, sizeof err) == 1);
+    SAME(get_file(in_dir("new.txt"), NULL), "new");
+    CHECK(lstat(in_dir("to-new"), &st) == 0 && S_ISLNK(st.st_mode));
+
+    CHECK(tr_replace(in_dir("no/such/file"), "x", 1, err, sizeof err) == 0);
+    HOLDS(err, "no/such/file: cannot write: No such file or directory");
+    CHECK(tr_can_write("x", dir, 0, err, sizeof err) == 0);
+    HOLDS(err, "it is a directory");
+    CHECK(tr_can_write("x", "/dev/null", 0, err, sizeof err) == 0 && tr_can_write("x", "/dev/null", 1, err, sizeof err) == 1);
+}
+
+static void test_claims(void) {
+    const char *path = in_dir("mine.st"), *link = in_dir("link.st"), *lock = in_dir("mine.st.lock");
+    char name[256], who[64];
+    tr_claim a, b;
+    int out[2], status = -1;
+    pid_t child;
+    char c = 0;
+    put_file(path, "a checkpoint");
+    CHECK(symlink("mine.st", link) == 0 && pipe(out) == 0);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        if (!tr_claim_open(&a, "checkpoint", path, err, sizeof err) || write(out[1], "x", 1) != 1) _exit(9);
+        for (;;) pause();
+    }
+    snprintf(who, sizeof who, "mine.st: another run (process %ld) is writing it", (long)child);
+    CHECK(read(out[0], &c, 1) == 1);
+    CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 0);
+    HOLDS(err, who);
+    CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
+    HOLDS(err, who);
+    CHECK(tr_claim_open(&b, "best", link, err, sizeof err) == 0);               /* the same file */
+    HOLDS(err, "--best");
+    CHECK(tr_claim_open(&b, "log", in_dir("other"), err, sizeof err) == 1);     /* another one */
+    tr_claim_close(&b);
+    SAME(get_file(path, NULL), "a checkpoint");
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+    CHECK(access(lock, F_OK) == 0);                                             /* a kill leaves it, and it hinders nobody */
+    CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 1);
+    CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 1);
+    tr_claim_close(&b);
+    tr_claim_close(&b);
+    CHECK(access(lock, F_OK) != 0 && entries(".lock") == 0);
+    CHECK(tr_claim_open(&b, "log", NULL, err, sizeof err) == 1 && b.fd == -1);
+    CHECK(tr_claim_open(&b, "log", "/dev/null", err, sizeof err) == 1 && b.fd == -1);
+    CHECK(symlink("victim", lock) == 0 && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
+    HOLDS(err, "cannot make the lock");
+    CHECK(unlink(lock) == 0);
+    /* of two long names that begin alike each has its own */
+    memset(name, 'n', sizeof name);
+    name[255] = 0;
+    CHECK(tr_claim_open(&a, "checkpoint", in_dir(name), err, sizeof err) == 1);
+    name[254] = 'm';
+    CHECK(tr_claim_open(&b, "checkpoint", in_dir(name), err, sizeof err) == 1);
+    CHECK(entries(".lock") == 2);
+    tr_claim_close(&a);
+    tr_claim_close(&b);
+    CHECK(entries(".lock") == 0);
+    close(out[0]);
+    close(out[1]);
+}
+
+static void test_streams(void) {
+    int status = -1, fd;
+    pid_t child;
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        for (fd = 0; fd < 3; fd++) close(fd);
+        tr_standard_streams();
+        fd = open(in_dir("fourth"), O_WRONLY | O_CREAT, 0600);
+        _exit(fd > 2 && write(1, "x", 1) < 0 && write(2, "x", 1) < 0 && read(0, &fd, 1) < 0 ? 0 : 1);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* ---- formats and terminal */
 
 static void test_formats(void) {
@@ -1118,6 +1268,9 @@ int main(int argc, char **argv) {
     test_set();
     test_json();
     test_log();
+    test_replace();
+    test_claims();
+    test_streams();
     test_formats();
     test_terminal();
     test_live();
