@@ -242,7 +242,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     char *line = NULL;
     size_t room = 0, lines = 0, bad = 0, first_bad = 0, n0 = all->n, i;
     ssize_t len;
-    int got = 1, drawn = 0;
+    int got = 1, drawn = 0, tensors = 0;
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
     if (!in) { if (more) all->v = more; return tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)); }
     if (!more) got = -1;
@@ -257,6 +257,7 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     }
     while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
         lines++;
+        tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];         /* the length of the header, and the header */
         if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);      /* the mark that editors put before UTF-8 */
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
@@ -270,6 +271,9 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     if (got < 0) return 0;
     for (i = n0; i < all->n; i++) drawn |= all->v[i].train.n || all->v[i].eval[VALID].n || all->v[i].eval[TEST].n;
     if (!lines) return tr_fail(err, TR_ERR, "%.300s: it is empty", path);
+    if (tensors)
+        return tr_fail(err, TR_ERR, "%.300s: it is a safetensors file, as a checkpoint; give the log of the run, which --log of the trainers "
+            "writes (with --out DIR: DIR/log.jsonl)", path);
     if (lines == bad) return tr_fail(err, TR_ERR, "%.300s: no log of a run (want JSON lines, as --log of the trainers writes them)", path);
     if (!drawn) return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet", path);
     if (bad) fprintf(stderr, "plot: %.300s: %zu damaged line%s left out, the first is line %zu\n", path, bad, bad > 1 ? "s" : "",

@@ -606,7 +606,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
 /* The pieces of a .vocab file. It does not say what they are: control pieces are known by their brackets. */
 static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
     static const char *const control[] = {"<s>", "</s>", "<eos>", "<pad>", "[PAD]", "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
-    const unsigned char *s = m->data, *end = s + m->size;
+    const unsigned char *s = m->data, *end;
     stx_vocab *v = NULL;
     stx__piece *p;
     unsigned char *type;
@@ -614,6 +614,7 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     int32_t eos = -1, unk = -1;
     for (i = 0; i < m->size; i++) V += s[i] == '\n' || i == m->size - 1;
     if (!V) { stx_fail(x, STX_ERR_FORMAT, "%s is empty; give a .vocab file, a line a piece", path); return NULL; }
+    end = s + m->size;          /* not before: an empty file has no bytes to point to */
     p = (stx__piece *)stx_block(x, V * sizeof *p);
     type = (unsigned char *)stx_block(x, V);
     for (i = 0; p && type && i < V; i++, s += n + 1) {

@@ -771,17 +771,72 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     return tr_fail(err, size, "--%s: got '%.80s', wants %s", p->name, value, wants);
 }
 
-TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err, size_t size) {
+/* Options by the names that nanoGPT, Hugging Face's Trainer, llama.cpp and others have for them, and ours: the first of them that the
+   program has. One letter: with one dash. */
+static const struct { const char *theirs, *ours; } tr_foreign[] TR_UNUSED = {
+    {"b", "batch-sz"}, {"batch-size", "batch-sz"}, {"bf16", "precision"}, {"block-size", "block-sz"}, {"bptt", "block-sz"}, {"c", "block-sz"},
+    {"chat", "interactive"}, {"ckpt", "checkpoint"}, {"ckpt-path", "checkpoint"}, {"clip", "grad-clip"}, {"cnv", "interactive"},
+    {"context-length", "block-sz"}, {"context-size", "block-sz"}, {"conversation", "interactive"}, {"ctx-size", "block-sz"},
+    {"cuda", "device"}, {"d-ff", "inner-hid-sz"}, {"d-inner", "inner-hid-sz"}, {"d-model", "hid-sz"}, {"data-dir", "data"},
+    {"data-path", "data"}, {"dataset", "data"}, {"depth", "nlayers"}, {"do-eval", "eval-only"}, {"dtype", "precision"},
+    {"embedding-dim", "hid-sz"}, {"epochs", "epochs|steps"}, {"eval-batch-size", "eval-batch-sz"}, {"eval-interval", "eval-every"},
+    {"eval-iters", "eval-blocks"}, {"eval-steps", "eval-every"}, {"f", "prompt"}, {"file", "data"}, {"fp16", "precision"},
+    {"gradient-accumulation-steps", "update-every|batch-split"}, {"gradient-checkpointing", "recompute"}, {"heads", "nheads"},
+    {"hidden-size", "hid-sz"}, {"i", "interactive"}, {"input", "data"}, {"intermediate-size", "inner-hid-sz"}, {"iterations", "steps"},
+    {"layers", "nlayers"}, {"learning-rate", "lr"}, {"length", "generate"}, {"load", "checkpoint"}, {"log-dir", "tensorboard"},
+    {"log-interval", "log-every"}, {"logdir", "tensorboard"}, {"logging-dir", "tensorboard"}, {"logging-steps", "log-every"},
+    {"lr-scheduler-type", "schedule"}, {"m", "checkpoint"}, {"max-epochs", "epochs|steps"}, {"max-grad-norm", "grad-clip"},
+    {"max-iters", "steps"}, {"max-new-tokens", "generate"}, {"max-seq-len", "block-sz"}, {"max-seq-length", "block-sz"},
+    {"max-steps", "steps"}, {"max-tokens", "generate"}, {"mem-len", "mem"}, {"min-lr", "lr-min"}, {"model", "checkpoint"},
+    {"model-name-or-path", "init-from"}, {"model-path", "checkpoint"}, {"n", "generate"}, {"n-ctx", "block-sz"}, {"n-embd", "hid-sz"},
+    {"n-epochs", "epochs|steps"}, {"n-gpu-layers", "device"}, {"n-head", "nheads"}, {"n-heads", "nheads"}, {"n-layer", "nlayers"},
+    {"n-layers", "nlayers"}, {"n-predict", "generate"}, {"ngl", "device"}, {"num-attention-heads", "nheads"}, {"num-epochs", "epochs|steps"},
+    {"num-heads", "nheads"}, {"num-hidden-layers", "nlayers"}, {"num-layers", "nlayers"}, {"num-steps", "steps"},
+    {"num-threads", "threads"}, {"num-tokens", "generate"}, {"num-train-epochs", "epochs|steps"}, {"optimizer", "optim"},
+    {"out-dir", "out"}, {"output-dir", "out"}, {"p", "prompt"}, {"per-device-eval-batch-size", "eval-batch-sz"},
+    {"per-device-train-batch-size", "batch-sz"}, {"ppl", "eval-only"}, {"quantize", "weights"}, {"repeat-last-n", "repetition-window"},
+    {"repeat-penalty", "repetition-penalty"}, {"resume", "checkpoint"}, {"resume-from-checkpoint", "checkpoint"}, {"s", "seed"},
+    {"sample", "generate"}, {"save-interval", "save-every"}, {"save-steps", "save-every"}, {"scheduler", "schedule"},
+    {"seq-len", "block-sz"}, {"seq-length", "block-sz"}, {"t", "threads"}, {"temp", "temperature"}, {"tgt-len", "block-sz"},
+    {"tokenizer", "pieces"}, {"train-data", "data"}, {"train-file", "data"}, {"train-iters", "steps"}, {"vocab-file", "pieces"},
+    {"vocab-size", "vocab"}, {"warmup", "lr-warmup"}, {"warmup-iters", "lr-warmup"}, {"warmup-steps", "lr-warmup"}, {"wd", "weight-decay"}
+};
+
+/* The option that is meant by a name that there is not: what other programs call so, else the shortest that begins so, else one that is
+   spelled nearly so. NULL: none */
+TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
-    int no = n > 3 && tr_same(name, "no-", 3);
+    size_t i, len;
+    for (i = 0; i < sizeof tr_foreign / sizeof *tr_foreign; i++) {
+        const char *ours = tr_foreign[i].ours;
+        if (!tr_same_name(name, n, tr_foreign[i].theirs)) continue;
+        for (; ours != NULL; ours = ours[len] ? ours + len + 1 : NULL) {
+            len = strcspn(ours, "|");
+            p = tr_find_option(o, ours, len);
+            if (p != NULL) return p->name;
+        }
+    }
+    for (p = o->opt; n > 1 && p->type != TR_T_END; p++)
+        if (p->type != TR_T_GROUP && strlen(p->name) > n && tr_same(name, p->name, n) && (best.name == NULL || strlen(p->name) < best.len)) {
+            best.name = p->name;
+            best.len = strlen(p->name);
+        }
+    if (best.name != NULL) return best.name;
     tr_consider(&best, name, n, "help", 4);
     if (o->preset != NULL) tr_consider(&best, name, n, "preset", 6);
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP) tr_consider(&best, name, n, p->name, strlen(p->name));
-    if (best.name != NULL)
-        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all", (int)(n < 80 ? n : 80),
-                       name, best.name);
+    return best.name;
+}
+
+TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err, size_t size) {
+    tr_nearest best = {NULL, 0, 0};
+    const char *meant = tr_meant(o, name, n);
+    const tr_opt *p;
+    int no = n > 3 && tr_same(name, "no-", 3);
+    if (meant != NULL)
+        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all", (int)(n < 80 ? n : 80), name, meant);
     for (p = o->opt; no && p->type != TR_T_END; p++)
         if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
     if (best.name != NULL)
@@ -1146,6 +1201,13 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
             if (flag != NULL)
                 return tr_fail(err, size, "--%s: a flag takes no value, got '%.80s' (write --%s, --no-%s or --%s=off)",
                                flag->name, argv[i], flag->name, flag->name, flag->name);
+            if (argv[i][0] == '-') {
+                size_t len = strcspn(argv[i] + 1, "=");
+                const tr_opt *exact = tr_find_option(o, argv[i] + 1, len);
+                const char *meant = exact != NULL ? exact->name : tr_meant(o, argv[i] + 1, len);
+                if (meant != NULL)
+                    return tr_fail(err, size, "%.80s: unknown option (did you mean --%s?); --help lists all", argv[i], meant);
+            }
             return tr_fail(err, size, "got '%.80s' where an option belongs; options begin with --, and --help lists them",
                            argv[i]);
         }
@@ -2029,6 +2091,21 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     if (width < size) out[width] = 0;
 }
 
+/* Line ends for blanks, so that no word is cut by the edge of a terminal of so many columns; 0: it is none. In place. */
+TR_DEF void tr_fold(char *text, size_t width) {
+    size_t column = 0;
+    char *s, *blank = NULL, *after;
+    for (s = text; width > 0 && *s; s++) {
+        if (*s == '\n') { column = 0; blank = NULL; continue; }
+        if (((unsigned char)*s & 0xC0) == 0x80) continue;           /* within a character */
+        if (*s == ' ') blank = s;
+        if (++column < width || blank == NULL || *s == ' ') continue;
+        *blank = '\n';
+        for (column = 0, after = blank + 1; after <= s; after++) column += ((unsigned char)*after & 0xC0) != 0x80;
+        blank = NULL;
+    }
+}
+
 typedef struct {
     FILE  *f;
     int    tty;
@@ -2094,6 +2171,7 @@ TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     va_end(args);
     if (n < 0) return;
     if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
+    if (t->tty) tr_fold(text, tr_columns(fileno(t->f)));
     text[n++] = '\n';
     if (t->shown) tr_term_write(t, "\r\033[K", 4);
     tr_term_write(t, text, (size_t)n);
@@ -2306,6 +2384,51 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
 TR_DEF int tr_stop_requested(void) { return (int)tr_stop_signal; }
 /* It was obeyed: what was to stop has stopped, and the program goes on. */
 TR_DEF void tr_stop_done(void) { tr_stop_signal = 0; }
+
+/* Files that are read by way of a mapping, from now until the end. One that is cut short can no longer be read behind its new end: the
+   process gets a SIGBUS, or zeros. */
+enum { TR_WATCHED = 3 };
+static struct { const char *program, *path[TR_WATCHED]; struct stat at[TR_WATCHED]; int n; } tr_watched TR_UNUSED;
+
+/* The first of them that is shorter than it was; NULL: none. Another file of its name is no harm: the mapping is of the old one. */
+TR_DEF const char *tr_cut_short(void) {
+    struct stat st;
+    int i;
+    for (i = 0; i < tr_watched.n; i++) {
+        const struct stat *was = &tr_watched.at[i];
+        if (stat(tr_watched.path[i], &st) == 0 && st.st_dev == was->st_dev && st.st_ino == was->st_ino && st.st_size < was->st_size)
+            return tr_watched.path[i];
+    }
+    return NULL;
+}
+
+#ifdef SIGBUS
+/* Only what a handler may call. A SIGBUS for another reason ends the process as ever. */
+TR_DEF void tr_on_bus(int sig) {
+    const char *path = tr_cut_short();
+    const char *const said[] = {"\n", tr_watched.program, ": the text ", path, " was changed while it was read: it is cut short; the last "
+        "checkpoint is good\n"};
+    size_t i;
+    if (path == NULL) { signal(sig, SIG_DFL); return; }
+    for (i = 0; i < sizeof said / sizeof *said; i++)
+        if (write(2, said[i], strlen(said[i])) < 0) break;
+    _exit(1);
+}
+#endif
+
+/* Watches the file; path is kept. 0: err */
+TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t size) {
+#ifdef SIGBUS
+    if (tr_watched.n == TR_WATCHED || stat(path, &tr_watched.at[tr_watched.n]) != 0)
+        return tr_fail(err, size, "%s: %s", path, strerror(errno));
+    tr_watched.program = program;
+    tr_watched.path[tr_watched.n++] = path;
+    signal(SIGBUS, tr_on_bus);
+#else
+    (void)program; (void)path; (void)err; (void)size;           /* Windows lets nobody cut such a file short */
+#endif
+    return 1;
+}
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>clock */
@@ -2559,6 +2682,7 @@ struct tr_lm {
     size_t       wholes;
     stx_vocab   *vocab;
     stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
+    char        *file[3];         /* ... of them, where their tokens are read from it as they are needed */
     stx_lm       lm;              /* the model */
     stx_batches *batches;         /* of the training text */
     stx_optim   *optim;
@@ -2638,9 +2762,11 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
 /* Prints why the program ends; of one rank of several with its name, and the others end with it. Bad input mostly is so at all ranks: then
    rank 0 says it. Gives the exit code. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
-    char host[256] = "";
+    char host[256] = "", said[TR_ERR + 256];
     if (t->start.ranks < 2) {
-        fprintf(stderr, "%s: %s\n", t->options->program, why);
+        snprintf(said, sizeof said, "%s: %s", t->options->program, why);
+        tr_fold(said, tr_columns(2));
+        fprintf(stderr, "%s\n", said);
         return code;
     }
 #ifndef _WIN32
@@ -2863,6 +2989,8 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
     int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
+    if (!o->data && t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st) && errno == ENOENT)
+        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data", o->checkpoint);
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
         return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
@@ -2915,7 +3043,21 @@ TR_DEF int tr_lm_data(tr_lm *t) {
             return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
                 o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
     t->print = tr_lm_print(t->text[0]);
+    for (part = 0; part < 3 && stx_vocab_kind(t->vocab) == STX_TOK_BYTES; part++) {
+        if (!t->text[part]) continue;
+        t->file[part] = (char *)malloc(strlen(path[part]) + 1);
+        if (!t->file[part]) return tr_fail(t->err, TR_ERR, "no memory");
+        strcpy(t->file[part], path[part]);
+        if (!tr_watch(t->options->program, t->file[part], t->err, TR_ERR)) return 0;
+    }
     return 1;
+}
+/* Were the texts cut short since they were opened? What was read behind their new ends is not text, and a step, or an evaluation, with it
+   does not count. */
+TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
+    const char *path = tr_cut_short();
+    if (path) stx_fail(t->x, STX_ERR_IO, "the text %s was changed while it was read: it is cut short; the last checkpoint is good", path);
+    return !path;
 }
 /* The training text in B streams, blocks of T. Out of memory is left to the context's error. */
 TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
@@ -3206,6 +3348,9 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     format = stx_file_meta(*f, "format");
     config = stx_file_meta(*f, "config");
     e = stx_file_find(*f, "vocab");
+    if (format && strcmp(format, k->format) && !strncmp(format, "seqtx.", 6) && strchr(format + 6, '.') && config && e)
+        return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program", path, (int)strcspn(format + 6, "."),
+                       format + 6);
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
@@ -3475,7 +3620,11 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
 }
 TR_DEF void tr_lm_close(tr_lm *t) {
     int part;
-    for (part = 0; part < 3; part++) stx_corpus_close(t->text[part]);
+    tr_watched.n = 0;
+    for (part = 0; part < 3; part++) {
+        stx_corpus_close(t->text[part]);
+        free(t->file[part]);
+    }
     stx_batches_free(t->batches);
     stx_vocab_free(t->vocab);
     tr_log_close(&t->log);
@@ -3636,7 +3785,7 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     int more = t->more_figures && t->unit == TR_PPL;
     char tag[40], figures[96] = "", *line = t->result;
     if (tr_lm_stop(t)) return 1;
-    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
+    if (!stx_ok(t->x) || !tr_lm_texts_are_whole(t) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
     m = tr_lm_metric(t, t->text[part], nll);
@@ -3953,6 +4102,7 @@ TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     size_t k;
     int done;
     if (t->rehearsal) return tr_lm_rehearsed(t);
+    if (!tr_lm_texts_are_whole(t)) return 0;
     if (!tr_lm_agree(t, &nll, 1)) return 0;
     nll /= tr_lm_ranks(t);
     done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
@@ -4614,6 +4764,15 @@ TR_DEF int tr_lm_meet(tr_lm *t) {
     t->x = NULL;
     return 1;
 }
+/* A file may have options of a model of any size, which would take memory and time until its
+   tensors are compared: can it hold so many parameters? 0: t->err */
+TR_DEF int tr_lm_can_hold(tr_lm *t, const stx_file *f, const char *path) {
+    size_t n = tr_lm_count(t, stx_vocab_size(t->vocab)), has = 0, i;
+    for (i = 0; i < stx_file_count(f); i++) has += stx_file_entry(f, i)->count;
+    if (!n || n <= has) return n > 0;
+    return tr_fail(t->err, TR_ERR, "%.600s: its options are of a model of %zu parameters, but its "
+        "tensors have %zu elements: it is damaged, use another copy", path, n, has);
+}
 /* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
@@ -4644,7 +4803,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         else memcpy(fresh, t, t->kind->size);
         t->fresh = fresh;
     }
-    ok = ok && t->kind->make(t);
+    ok = ok && (!f || tr_lm_can_hold(t, f, o->init_from ? o->init_from : o->checkpoint)) && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint, stx_error(t->x));
     stx_file_close(f);
     if (ok && t->fresh) ok = tr_lm_choose(t);
@@ -4810,7 +4969,12 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
             if (!tr_lm_meet(t)) { code = tr_lm_refuse(t); break; }
             if (t->start.rank) break;
         }
-        if (opt->version) printf("%s, seqtx %s\n", options->program, STX_VERSION);
+        if (opt->version) {
+            if (printf("%s, seqtx %s\n", options->program, STX_VERSION) < 0 || fflush(stdout)) {
+                tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
+                code = tr_lm_refuse(t);
+            }
+        }
         else if (!tr_lm_names(t)) code = tr_lm_refuse(t);
         else if ((opt->interactive || opt->score) && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
             code = tr_lm_refuse(t);

@@ -18,6 +18,7 @@ static int counting_fsync(int fd) {
 #include "../examples/train.h"
 
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 static int passed, failed;
@@ -219,6 +220,15 @@ static void test_options(void) {
     CHECK(fails_with("--n-layers=3", "did you mean --nlayers?"));
     CHECK(fails_with("--no-fats", "did you mean --no-fast?"));
     CHECK(fails_with("--hlep", "did you mean --help?"));
+    CHECK(fails_with("--drop|0.1", "did you mean --dropout?"));                 /* its beginning */
+    CHECK(fails_with("--pro|x", "did you mean --prompt?"));
+    CHECK(fails_with("--learning_rate|1", "--learning_rate: unknown option (did you mean --lr?)"));
+    CHECK(fails_with("--max_iters=5", "did you mean --steps?"));                /* as other programs call it */
+    CHECK(fails_with("--num_train_epochs|3", "did you mean --steps?"));
+    CHECK(fails_with("--n_layer|3", "did you mean --nlayers?"));
+    CHECK(fails_with("-p|x", "-p: unknown option (did you mean --prompt?); --help lists all"));
+    CHECK(fails_with("-lr|1", "-lr: unknown option (did you mean --lr?)"));
+    CHECK(fails_with("-z", "got '-z' where an option belongs"));
     CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all"));
     CHECK(strstr(err, "did you mean") == NULL);
     CHECK(fails_with("--Nlayers=3", "did you mean --nlayers?"));
@@ -821,7 +831,69 @@ static void test_streams(void) {
     CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* ---- a file that is mapped, and cut short */
+
+static void test_cut_short(void) {
+    const char *path = in_dir("text");
+    char said[2048] = "", want[1024];
+    int status = -1, out[2];
+    pid_t child;
+    ssize_t n, k;
+    put_file(path, "a text");
+    CHECK(tr_watch("prog", path, err, sizeof err) == 1 && tr_cut_short() == NULL);
+    CHECK(truncate(path, 3) == 0);
+    SAME(tr_cut_short(), path);
+    CHECK(rename(path, in_dir("moved")) == 0);
+    put_file(path, "a");                            /* another file of that name */
+    CHECK(tr_cut_short() == NULL);
+    tr_watched.n = 0;
+    CHECK(tr_watch("prog", in_dir("none"), err, sizeof err) == 0);
+    HOLDS(err, "none: No such file");
+    put_file(path, "a text");
+    CHECK(pipe(out) == 0);
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        struct rlimit none = {0, 0};
+        int fd = open(path, O_RDONLY);
+        const volatile char *text = (const volatile char *)mmap(NULL, 6, PROT_READ, MAP_SHARED, fd, 0);
+        setrlimit(RLIMIT_CORE, &none);
+        dup2(out[1], 2);
+        if (!tr_watch("prog", path, err, sizeof err) || truncate(path, 0) != 0) _exit(9);
+        _exit(text[0]);                             /* the page is gone */
+    }
+    close(out[1]);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    for (n = 0; (k = read(out[0], said + n, sizeof said - 1 - (size_t)n)) > 0; n += k) {}
+    said[n] = 0;
+    close(out[0]);
+    snprintf(want, sizeof want, "\nprog: the text %s was changed while it was read", path);
+    HOLDS(said, want);
+    tr_watched.n = 0;
+    signal(SIGBUS, SIG_DFL);
+}
+
 /* ---- formats and terminal */
+
+static void fold(const char *text, size_t width, const char *want, int line) {
+    char at[256];
+    snprintf(at, sizeof at, "%s", text);
+    tr_fold(at, width);
+    check_text(at, want, line);
+}
+#define FOLDS(text, width, want) fold(text, width, want, __LINE__)
+
+static void test_fold(void) {
+    FOLDS("sized by the text: --batch-sz 32", 0, "sized by the text: --batch-sz 32");
+    FOLDS("sized by the text: --batch-sz 32", 33, "sized by the text: --batch-sz 32");
+    FOLDS("sized by the text: --batch-sz 32", 32, "sized by the text: --batch-sz\n32");
+    FOLDS("sized by the text: --batch-sz 32", 24, "sized by the text:\n--batch-sz 32");
+    FOLDS("sized by the text: --batch-sz 32", 14, "sized by the\ntext:\n--batch-sz 32");
+    FOLDS("one\ntwo three", 8, "one\ntwo\nthree");
+    FOLDS("a-word-that-is-longer than it", 8, "a-word-that-is-longer\nthan it");
+    FOLDS("\xc3\xa4\xc3\xb6\xc3\xbc xyz abc", 8, "\xc3\xa4\xc3\xb6\xc3\xbc xyz\nabc");
+    FOLDS("", 8, "");
+}
 
 static void test_formats(void) {
     static const struct { double x; const char *duration, *bytes, *count; } t[] = {
@@ -1271,6 +1343,8 @@ int main(int argc, char **argv) {
     test_replace();
     test_claims();
     test_streams();
+    test_cut_short();
+    test_fold();
     test_formats();
     test_terminal();
     test_live();

@@ -30,6 +30,10 @@ wait_for_a_step() { # DIR: until the run there has logged one
     i=0
     until [ $i -ge 1000 ] || grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null; do i=$((i + 1)); sleep 0.01; done
 }
+wait_for() { # FILE: until there is something in it
+    i=0
+    until [ $i -ge 10000 ] || [ -s "$1" ]; do i=$((i + 1)); sleep 0.01; done
+}
 stop_in_the_midst() { # SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Once more where the machine slept so long that the run had ended
     sig=$1; shift
     for try in 1 2 3 4 5; do
@@ -172,6 +176,121 @@ if [ -n "$kills" ]; then
 else
     echo "left out: kills at exact calls (no C compiler, or a binary that takes no preloaded library)"
 fi
+
+# =====================================================================================================================
+section "other processes"
+
+# two runs with one checkpoint, or one log: the second is told, and writes nothing
+mkdir pair
+start pair $files $full --steps 100000000 --save-every 1 --log-every 1
+wait_for_a_step pair
+wait_for pair/run.st
+second() { # WHAT FILE OPTIONS..
+    what=$1 file=$2; shift 2
+    run pair "$@"
+    check "$what: exit code 2, not $rc" [ $rc -eq 2 ]
+    check "$what: the file and the process are named: $(tail -n 1 err)" grep -q -e "$file: another run (process $running) is writing it" err
+}
+second "the same command" "--checkpoint run.st" $files $full --steps 100000000
+second "one checkpoint" "--checkpoint run.st" --data ../t.txt --checkpoint run.st --threads 1
+second "a best as its checkpoint" "--best ./run.st" --data ../t.txt $full --best ./run.st --eval-every 1
+second "one log" "--log ../pair/log.jsonl" --data ../t.txt --checkpoint own.st --log ../pair/log.jsonl $full
+second "the log of an evaluation" "--log log.jsonl" --data ../t.txt --checkpoint run.st --eval-only --log log.jsonl --threads 1
+check "nothing of them is there" [ ! -e pair/own.st ]
+good "it can be read: generation" pair --checkpoint run.st --no-train --generate 5 --threads 1
+good "it can be read: evaluation" pair --checkpoint run.st --data ../t.txt --eval-only --threads 1
+good "it can be read: a score" pair --checkpoint run.st --score ../t.txt --threads 1
+printf 'the cat\n' | (cd pair && exec timeout 60 "$bin" --checkpoint run.st --interactive --generate 3 --threads 1) >out 2>err
+check "it can be read: a conversation" [ $? -eq 0 -a -s out ]
+kill -9 "$running" 2>/dev/null; collect
+check "a kill leaves the locks" [ "$(find pair -name '*.lock' | wc -l)" -eq 2 ]
+good "which hinder nobody" pair $files $full --steps $(($(meta pair/run.st step) + 3)) --log-every 1
+check "and are gone then: $(ls pair)" [ "$(find pair -name '*.lock' -o -name '*.tmp' | wc -l)" -eq 0 ]
+steps_of pair/log.jsonl >x
+check "the log has each step once" [ "$(sort -n x | uniq -d | wc -l)" -eq 0 ]
+# begun at the same moment
+rm -rf pair; mkdir pair
+start pair $files $full --steps 100000000; one=$running
+start pair $files $full --steps 100000000; two=$running
+i=0
+while [ $i -lt 2000 ] && kill -0 "$one" 2>/dev/null && kill -0 "$two" 2>/dev/null; do i=$((i + 1)); sleep 0.05; done
+if kill -0 "$one" 2>/dev/null; then lost=$two won=$one; else lost=$one won=$two; fi
+running=$won; kill -9 "$running" 2>/dev/null; collect
+running=$lost; kill -9 "$running" 2>/dev/null; collect
+check "of two one is refused: exit code 2, not $rc" [ $rc -eq 2 ]
+
+# standard streams that are closed: no file gets their numbers
+mkdir shut
+for shut in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
+    rm -f shut/*
+    (cd shut && eval "exec timeout 60 \"\$bin\" \$files \$full --steps 12 --log-every 1 --generate 20 $shut") >out 2>err
+    rc=$?
+    case $shut in
+    *'>&-'*'2>'* | '<&-' | '2>&-') ;;
+    *) check "$shut: the text that is lost is an error, not $rc" [ $rc -eq 1 ]
+       check "$shut: which is said: $(tail -n 1 err)" grep -q 'cannot be written' err ;;
+    esac
+    check "$shut: the log is JSON" json shut/log.jsonl
+    check "$shut: the checkpoint is whole" loads shut/run.st
+done
+
+# what is planted where the trimmed log is made is not followed; a name may be as long as names can be
+mkdir plant
+good "12 steps" plant $files $full --steps 12
+echo precious >plant/victim
+echo '{"event":"train","step":999999,"loss":1}' >>plant/log.jsonl
+(cd plant && exec sh -c 'for n in $$ 0 1 2; do ln -s victim log.jsonl.$n.tmp; done; exec "$@"' sh "$bin" $files $full --steps 14) >out 2>err
+check "a planted link: the run goes on" [ $? -eq 0 ]
+check "a planted link: its target is as it was" [ "$(cat plant/victim)" = precious ]
+check "a planted link: the log is no link, and trimmed" [ ! -L plant/log.jsonl -a "$(grep -c 999999 plant/log.jsonl)" -eq 0 ]
+long_name=$(awk 'BEGIN { while (i++ < 249) printf "n" }').jsonl
+cp plant/log.jsonl "plant/$long_name"; echo '{"event":"train","step":999999,"loss":1}' >>"plant/$long_name"
+good "a log with a long name" plant --data ../t.txt --checkpoint run.st --log "$long_name" --steps 16 --threads 1
+check "is trimmed" [ "$(grep -c 999999 "plant/$long_name")" -eq 0 ]
+check "with nothing left beside it" [ "$(find plant -name 'nnn*' | wc -l)" -eq 1 ]
+
+# the text is cut short while it is read
+for size in 0 100; do
+    rm -rf cut; mkdir cut; cp t.txt cut/text
+    start cut --data text --checkpoint run.st --log log.jsonl $full --steps 100000000 --save-every 1 --log-every 1
+    wait_for_a_step cut
+    wait_for cut/run.st
+    if [ $size -eq 0 ]; then : >cut/text; else head -c $size t.txt >cut/short; cat cut/short >cut/text; fi
+    collect
+    check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
+    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was changed while it was read" bg.err
+    check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
+done
+
+# what leads to a run that is there
+mkdir led
+run led --checkpoint none.st --threads 1
+check "no such checkpoint" grep -q "^$prog: no such checkpoint: none.st; to start a new run give --data" err
+for other in attn_span sru compressive par; do
+    [ $other != "$family" ] || continue
+    run led --checkpoint "$here/old/$other.safetensors" --no-train --generate 1 --threads 1
+    check "a checkpoint of another family: $(tail -n 1 err)" grep -q "is a checkpoint of train_$other: use that program" err
+done
+while read -r theirs ours; do
+    run led $theirs 3
+    check "$theirs is --$ours here: $(tail -n 1 err)" grep -q -e "did you mean --$ours?" err
+done <<'END'
+--temp temperature
+--learning_rate lr
+--max_iters steps
+--n_embd hid-sz
+--n_layer nlayers
+--block_size block-sz
+-n generate
+-p prompt
+-m checkpoint
+--model checkpoint
+--resume checkpoint
+--repeat_penalty repetition-penalty
+--ctx-size block-sz
+--output_dir out
+--per_device_train_batch_size batch-sz
+END
 
 # =====================================================================================================================
 section "options on resume"
@@ -1107,7 +1226,7 @@ refused '--best and --keep-best: one' $t $tiny $new --eval-every 1 --best B.st -
 refused '--out t.txt' $t $tiny --steps 3 --out t.txt
 refused '--out t.txt/x' $t $tiny --steps 3 --out t.txt/x
 refused "--out: got ''" $t $tiny --steps 3 --out=
-refused 'no --data' $tiny --steps 3 --out new
+refused 'no such checkpoint: new/model.safetensors; to start a new run give --data' $tiny --steps 3 --out new
 refused 'dir/model.safetensors\|--checkpoint' --out dir --no-train --generate 3
 run . $t $tiny --steps 3 --out lost $too_much
 check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
