@@ -19,6 +19,7 @@ typedef struct mind {
     stx_span       *model;
     stx_span_state *memory;         /* what it has read, but for */
     uint64_t        last;           /* ... the last token, after which the next one is to be foreseen */
+    char            identity[32];   /* the checksum of the model's file: a memory is of one model */
 } mind;
 
 static void train(mind *a, const char *path, int steps) {
@@ -53,7 +54,16 @@ static int there(const char *path) {
 static int load(mind *a, const char *path, int memory) {
     stx_file *f = stx_file_open(a->x, path);
     int ok = f && stx_file_verify(f);
-    if (ok && !memory) ok = stx_params_load(stx_span_params(a->model), f, "");
+    const char *of = ok ? stx_file_meta(f, memory ? "model" : "seal") : NULL;
+    if (ok && memory && of && strcmp(of, a->identity)) {
+        stx_fail(a->x, STX_ERR_ARG, "%s is the memory of another model: give that one, or another "
+                 "name for a new memory", path);
+        ok = 0;
+    }
+    if (ok && !memory) {
+        snprintf(a->identity, sizeof a->identity, "%s", of);
+        ok = stx_params_load(stx_span_params(a->model), f, "");
+    }
     if (ok && memory) ok = stx_span_state_load(a->memory, f, "memory.") && stx_file_meta_u64(a->x, f, "last", &a->last);
     stx_file_close(f);
     return ok;
@@ -64,6 +74,7 @@ static int save(const mind *a, const char *path, int memory) {
     else {
         stx_span_state_save(w, a->memory, "memory.");
         stx_writer_meta_u64(w, "last", a->last);
+        stx_writer_meta(w, "model", a->identity);
     }
     stx_writer_checksum(w);
     return stx_writer_finish(w, path);          /* after a failure above it writes nothing */
@@ -102,11 +113,11 @@ int main(int argc, char **argv) {
     a.last = '\n';
     d.vocab = 256; d.layers = 2; d.dim = 64; d.heads = 4; d.span = 512;
     a.model = stx_span_create(a.x, &d);
-    if (there(argv[1])) load(&a, argv[1], 0);
-    else {
+    if (!there(argv[1])) {
         train(&a, argc > 3 ? argv[3] : "examples/remember.c", argc > 4 ? atoi(argv[4]) : 400);
         save(&a, argv[1], 0);
     }
+    load(&a, argv[1], 0);
     a.memory = stx_span_state_create(a.model, 1);
     if (there(argv[2])) load(&a, argv[2], 1);
     while (stx_ok(a.x) && fgets(line, sizeof line, stdin)) {

@@ -104,6 +104,12 @@ check "remember: nothing is remembered" [ "$(tail -n 1 whole)" != "$(cat alone)"
 head -c 300 whole.st > cut.st
 remember cut.st < all > out 2> err
 check "remember: a damaged memory is taken" [ $? -eq 1 -a ! -s out -a "$(grep -c '^remember: .*cut.st' err)" -eq 1 ]
+build/remember build/other.safetensors other.st my.txt 3 < all > out
+cp other.st kept.st
+remember other.st < all > out 2> err
+check "remember: the memory of another model is taken" [ $? -eq 1 -a ! -s out ]
+check "remember: it is not said" grep -q '^remember: other.st is the memory of another model' err
+check "remember: and it is lost" cmp other.st kept.st
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections import OrderedDict
 
 import numpy as np
@@ -1262,6 +1263,63 @@ def test_document():
             if not any(re.sub(r"\.\d+(?=\.|$)|\.(l|i)(?=\.|$)", ".N", n) == short for n in names):
                 unknown.append(name)
         check(not unknown, f"docs/convert.md has no row for {unknown}")
+
+
+def rezipped(name, compression=zipfile.ZIP_STORED, **parts):
+    """A file of torch.save again, with some of its parts replaced."""
+    with zipfile.ZipFile(path(name)) as old, zipfile.ZipFile(path("new.pt"), "w", compression) as new:
+        for part in old.namelist():
+            new.writestr(part, parts.get(os.path.basename(part).replace(".", "_"), old.read(part)))
+    return path("new.pt")
+
+
+def test_hostile_pickles():
+    """Small files that would become large ones, and errors that torch has no class for."""
+    out, good = path("refused.safetensors"), in_model(span_model(75, V=256))
+    torch.save({"w": torch.zeros(1).expand(100000, 100000)}, path("wide.pt"))
+    refused("a stride of 0", [path("wide.pt"), out], "wide.pt is damaged: w of shape (100000, 100000)")
+    torch.save({"w": torch.zeros(2, 2).to_sparse()}, path("sparse.pt"))
+    refused("a sparse tensor", [path("sparse.pt"), out], "sparse.pt: w cannot be read")
+    torch.save(good, path("good.pt"))
+    refused("a compressed archive", [rezipped("good.pt", zipfile.ZIP_DEFLATED), out], "new.pt is a compressed archive")
+    call = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(tR."          # without its arguments
+    refused("a TypeError of the pickle", [rezipped("good.pt", data_pkl=call), out], "new.pt is no file of torch.save, is damaged")
+    run = convert.run
+    try:
+        convert.run = lambda words: [][1:].append(bytearray(1 << 62))
+        refused("no memory", [path("good.pt"), out], "not enough memory")
+    finally:
+        convert.run = run
+    long_name = path("n" * 243 + ".safetensors")
+    run_convert(rezipped("good.pt"), long_name)
+    check(os.path.exists(long_name), "a name as long as names can be")
+    os.makedirs(path("bare"), exist_ok=True)
+    with open(path("bare/numpy.py"), "w") as f:
+        f.write("raise ImportError('no numpy here')\n")
+    words = [sys.executable, os.path.join(ROOT, "tools", "convert.py")]
+    for more, code, text in (["--help"], 0, "usage: convert.py"), (["a.pt", "b.st"], 2, "convert.py: numpy is missing"):
+        done = subprocess.run(words + more, env=dict(os.environ, PYTHONPATH=path("bare")), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=60)
+        check(done.returncode == code and text in done.stdout and "Traceback" not in done.stdout,
+              f"without numpy, {more}: {done.returncode}, {done.stdout[-300:]}")
+
+
+def test_hostile_options():
+    """A checkpoint whose options are of a model that it cannot hold: trainers say so before they make it."""
+    with open(path("text.txt"), "w") as f:
+        f.write("text to train on\n" * 100)
+    for family in ("attn_span", "sru", "compressive", "par"):
+        small, large = path(f"small.{family}"), path("large.safetensors")
+        sizes = ["--hid-sz", "16", "--nheads", "2", "--nlayers", "2", "--batch-sz", "2", "--block-sz", "8"]
+        done = train(family, "--data", path("text.txt"), "--checkpoint", small, "--steps", "2", *sizes)
+        check(done.returncode == 0, f"{family}: {done.stderr}")
+        tensors, meta = convert.read_safetensors(small)
+        del meta["seal"]
+        meta["config"] = json.dumps(dict(json.loads(meta["config"]), **{"hid-sz": 4096}))
+        convert.write_safetensors(large, tensors, meta)
+        for more in ["--no-train", "--generate", "1"], ["--steps", "9"]:
+            done = train(family, "--checkpoint", large, *more)
+            check(done.returncode == 2 and "its options are of a model of" in done.stderr, f"{family} {more}: {done.returncode}, {done.stderr}")
 
 
 def test_use():

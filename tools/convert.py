@@ -12,6 +12,7 @@ each way: the same list reads, writes and checks. For each kind of model there i
 model, one that finds the sizes in an original, and one that finds them in a checkpoint of ours.
 """
 import argparse
+import inspect
 import json
 import math
 import os
@@ -20,9 +21,13 @@ import re
 import struct
 import sys
 import tempfile
+import zipfile
 from collections import OrderedDict
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:         # --help needs none; run() says what is missing
+    np = None
 
 
 class Refuse(Exception):
@@ -103,7 +108,8 @@ def write_together(files):
     made = []
     try:
         for path, put in files:
-            fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=os.path.basename(path) + ".")
+            stem = os.path.basename(path)[:40]      # of a long name: a longer one might not be legal
+            fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=stem + ".")
             made.append(temporary)
             with os.fdopen(fd, "wb") as f:
                 put(f)
@@ -176,8 +182,26 @@ def plain_pickles(torch):
     return Module
 
 
+def stored_only(path):
+    """Refuses a zip archive whose parts are compressed, or overlap: torch.save stores them, and a
+    small file could become many gigabytes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+        return                      # another format, or damaged: torch says what it is
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise Refuse(f"{path} is a compressed archive, which torch.save does not write: {EXPORT}")
+    if sum(part.file_size for part in parts) > os.path.getsize(path):
+        raise Refuse(f"{path} is damaged: the parts of its archive overlap")
+
+
 def read_pickle(path):
     torch = import_torch()
+    if "weights_only" not in inspect.signature(torch.load).parameters:
+        raise Refuse("torch before 1.13 has no weights_only, and a pickle may run any program: "
+                     "take a newer one")
+    stored_only(path)
     try:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -186,8 +210,6 @@ def read_pickle(path):
                 raise
             # in torch 1.13 weights_only does not know a float
             return torch.load(path, map_location="cpu", weights_only=False, pickle_module=plain_pickles(torch))
-    except TypeError:
-        raise Refuse("torch before 1.13 has no weights_only, and a pickle may run any program: take a newer one") from None
     except Exception as e:          # torch has no class for "this is not such a file"
         text = str(e)
         if isinstance(e, OSError):
@@ -220,9 +242,14 @@ def state_dict_of(path, value):
     for name, t in value.items():
         if not isinstance(t, torch.Tensor):
             raise Refuse(f"{path}: {name} is no tensor but a {type(t).__name__}")
-        if t.dtype in (torch.float16, torch.bfloat16):
-            t = t.float()           # every such number is a float32, too
-        out[name] = t.detach().cpu().contiguous().numpy()
+        if t.numel() * t.element_size() > os.path.getsize(path):
+            raise Refuse(f"{path} is damaged: {name} of shape {tuple(t.shape)} is larger than the file")
+        try:
+            if t.dtype in (torch.float16, torch.bfloat16):
+                t = t.float()       # every such number is a float32, too
+            out[name] = t.detach().cpu().contiguous().numpy()
+        except (RuntimeError, TypeError) as e:      # no memory, a dtype that numpy does not have
+            raise Refuse(f"{path}: {name} cannot be read ({str(e).splitlines()[0][:120]})") from None
     return out
 
 
@@ -255,12 +282,14 @@ def crc_zeros(table, c):
     return table[0][c & 255] ^ table[1][c >> 8 & 255] ^ table[2][c >> 16 & 255] ^ table[3][c >> 24]
 
 
-CRC = crc_tables()
+CRC = []        # the tables, made when they are first needed
 
 
 def crc32c(data):
     """CRC-32C of bytes. A CRC is linear: that of two halves is that of the first, as if zeros came behind it, xor that of the second. So
     all pairs of words become one word each, at once, then all pairs of pairs."""
+    if not CRC:
+        CRC.extend(crc_tables())
     data, crc = np.frombuffer(data, np.uint8), np.array([0xFFFFFFFF], np.uint32)
     for at in range(0, len(data), 1 << 20):
         piece = data[at:at + (1 << 20)]
@@ -1573,6 +1602,8 @@ def run(words):
     given = {k.replace("_", "-"): v for k, v in vars(command_line(words)).items()}
     path, out = given.pop("IN"), given.pop("OUT")
     told, to = given.pop("from", None), given.pop("to", None)
+    if np is None:
+        raise Refuse("numpy is missing: pip install numpy, or run this by a Python that has it")
     o = Options(given)
     prefix = path[:-6] if path.endswith(".index") else path
     try:
@@ -1601,6 +1632,9 @@ def main():
         print(run(sys.argv[1:]))
     except Refuse as e:
         print(f"convert.py: {e}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("convert.py: there is not enough memory for this file", file=sys.stderr)
         return 2
     return 0
 
