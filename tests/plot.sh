@@ -158,6 +158,25 @@ ln -s kept.svg link.svg
 check "through a link" "$plot" span.jsonl -o link.svg
 check "to the file behind it" [ -L link.svg -a "$(cksum < kept.svg)" = "$(cksum < span.svg)" ]
 
+# ---- files: a long name, something planted beside the picture, closed streams, a checkpoint in place of a log
+long_name=$(awk 'BEGIN { while (i++ < 251) printf "n" }').svg
+draws "a name as long as names can be" "$long_name" span.jsonl
+check "with nothing left beside it" [ "$(find . -name 'nnn*' | wc -l)" -eq 1 ]
+echo precious >victim
+sh -c 'for n in $$ 0 1 2; do ln -s victim shut.svg.$n.tmp; done; exec "$@"' sh "$plot" span.jsonl -o shut.svg <&- >&- 2>&-
+check "closed streams: drawn" [ $? -eq 0 ]
+check "closed streams: the same picture" cmp shut.svg span.svg
+check "what is planted beside it is not followed" [ "$(cat victim)" = precious -a ! -L shut.svg ]
+echo half >kept.svg.0.tmp
+draws "what a kill left" kept.svg span.jsonl
+check "goes with the next picture" [ ! -e kept.svg.0.tmp ]
+"$plot" span.jsonl -o - 2>err >&-
+check "closed output: an error, told: $(cat err)" [ $? -eq 2 -a "$(grep -c '^plot: -: ' err)" -eq 1 ]
+{ printf '\100\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'; printf '      \n   \n\n\0\0\0\0'; } >model.safetensors
+"$plot" model.safetensors -o none.svg >out 2>err
+check "a checkpoint: refused" [ $? -eq 2 -a ! -e none.svg ]
+check "with what is wanted: $(cat err)" grep -q '^plot: model.safetensors: it is a safetensors file.*give the log of the run' err
+
 "$plot" --help > out 2>err
 check "help" [ $? -eq 0 -a ! -s err -a "$(grep -c -- '--smooth N\|--log-x\|--out TEXT' out)" -eq 3 ]
 check "version" [ "$("$plot" --version)" = "plot, seqtx $(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' "$here/../seqtx.h")" ]
