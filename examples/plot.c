@@ -257,7 +257,8 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     }
     while (got >= 0 && (errno = 0, len = getline(&line, &room, in)) > 0) {
         lines++;
-        tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];         /* the length of the header, and the header */
+        /* eight bytes with the length of a header, then the header */
+        tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];
         if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);      /* the mark that editors put before UTF-8 */
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
@@ -272,8 +273,9 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     for (i = n0; i < all->n; i++) drawn |= all->v[i].train.n || all->v[i].eval[VALID].n || all->v[i].eval[TEST].n;
     if (!lines) return tr_fail(err, TR_ERR, "%.300s: it is empty", path);
     if (tensors)
-        return tr_fail(err, TR_ERR, "%.300s: it is a safetensors file, as a checkpoint; give the log of the run, which --log of the trainers "
-            "writes (with --out DIR: DIR/log.jsonl)", path);
+        return tr_fail(err, TR_ERR, "%.300s: it is a safetensors file, such as a checkpoint; give "
+                       "the log of the run, which --log of the trainers writes (with --out DIR: "
+                       "DIR/log.jsonl)", path);
     if (lines == bad) return tr_fail(err, TR_ERR, "%.300s: no log of a run (want JSON lines, as --log of the trainers writes them)", path);
     if (!drawn) return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet", path);
     if (bad) fprintf(stderr, "plot: %.300s: %zu damaged line%s left out, the first is line %zu\n", path, bad, bad > 1 ? "s" : "",

@@ -99,8 +99,8 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }
-/* Writes a picture whose elements are in `body`: whole, by tr_replace; straight to what is no plain file (a terminal, a pipe). "-": standard
-   output. 0: err. */
+/* Writes a picture whose elements are in `body`: by tr_replace, or directly to a terminal
+   or a pipe. "-": standard output. 0: err. */
 TR_DEF int svg_save(const char *path, const char *title, double width, double height, const tr_buf *body, char *err, size_t size) {
     tr_buf b;
     struct stat st;

@@ -31,6 +31,7 @@
        };
        tr_options o = {"train_x", "Trains the model X on bytes.", table, presets, "nlayers=8 steps=1000 lr=0.07", NULL, ""};
        char err[TR_ERR];
+       tr_standard_streams();                                              // before any file is opened
        switch (tr_parse(&o, argc, argv, err, sizeof err)) {
            case 0:  fprintf(stderr, "%s: %s\n", o.program, err); return 2;     // a mistake on the command line
            case 2:  return 0;                                                 // --help was printed
@@ -70,6 +71,9 @@
        TR_MODEL  from the checkpoint, always: its numbers mean nothing without it
 
    A run that begins with the weights of another one (TR_INIT) takes options of TR_MODEL, and those with TR_KEPT added.
+
+   Files. tr_replace writes a file whole or not at all; a log is trimmed that way. tr_claim_open gives
+   a run the exclusive right to a file that it writes, by a lock on FILE.lock next to it.
 
    Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
    path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
@@ -771,58 +775,88 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     return tr_fail(err, size, "--%s: got '%.80s', wants %s", p->name, value, wants);
 }
 
-/* Options by the names that nanoGPT, Hugging Face's Trainer, llama.cpp and others have for them, and ours: the first of them that the
-   program has. One letter: with one dash. */
-static const struct { const char *theirs, *ours; } tr_foreign[] TR_UNUSED = {
-    {"b", "batch-sz"}, {"batch-size", "batch-sz"}, {"bf16", "precision"}, {"block-size", "block-sz"}, {"bptt", "block-sz"}, {"c", "block-sz"},
-    {"chat", "interactive"}, {"ckpt", "checkpoint"}, {"ckpt-path", "checkpoint"}, {"clip", "grad-clip"}, {"cnv", "interactive"},
-    {"context-length", "block-sz"}, {"context-size", "block-sz"}, {"conversation", "interactive"}, {"ctx-size", "block-sz"},
-    {"cuda", "device"}, {"d-ff", "inner-hid-sz"}, {"d-inner", "inner-hid-sz"}, {"d-model", "hid-sz"}, {"data-dir", "data"},
-    {"data-path", "data"}, {"dataset", "data"}, {"depth", "nlayers"}, {"do-eval", "eval-only"}, {"dtype", "precision"},
-    {"embedding-dim", "hid-sz"}, {"epochs", "epochs|steps"}, {"eval-batch-size", "eval-batch-sz"}, {"eval-interval", "eval-every"},
-    {"eval-iters", "eval-blocks"}, {"eval-steps", "eval-every"}, {"f", "prompt"}, {"file", "data"}, {"fp16", "precision"},
-    {"gradient-accumulation-steps", "update-every|batch-split"}, {"gradient-checkpointing", "recompute"}, {"heads", "nheads"},
-    {"hidden-size", "hid-sz"}, {"i", "interactive"}, {"input", "data"}, {"intermediate-size", "inner-hid-sz"}, {"iterations", "steps"},
-    {"layers", "nlayers"}, {"learning-rate", "lr"}, {"length", "generate"}, {"load", "checkpoint"}, {"log-dir", "tensorboard"},
-    {"log-interval", "log-every"}, {"logdir", "tensorboard"}, {"logging-dir", "tensorboard"}, {"logging-steps", "log-every"},
-    {"lr-scheduler-type", "schedule"}, {"m", "checkpoint"}, {"max-epochs", "epochs|steps"}, {"max-grad-norm", "grad-clip"},
-    {"max-iters", "steps"}, {"max-new-tokens", "generate"}, {"max-seq-len", "block-sz"}, {"max-seq-length", "block-sz"},
-    {"max-steps", "steps"}, {"max-tokens", "generate"}, {"mem-len", "mem"}, {"min-lr", "lr-min"}, {"model", "checkpoint"},
-    {"model-name-or-path", "init-from"}, {"model-path", "checkpoint"}, {"n", "generate"}, {"n-ctx", "block-sz"}, {"n-embd", "hid-sz"},
-    {"n-epochs", "epochs|steps"}, {"n-gpu-layers", "device"}, {"n-head", "nheads"}, {"n-heads", "nheads"}, {"n-layer", "nlayers"},
-    {"n-layers", "nlayers"}, {"n-predict", "generate"}, {"ngl", "device"}, {"num-attention-heads", "nheads"}, {"num-epochs", "epochs|steps"},
-    {"num-heads", "nheads"}, {"num-hidden-layers", "nlayers"}, {"num-layers", "nlayers"}, {"num-steps", "steps"},
-    {"num-threads", "threads"}, {"num-tokens", "generate"}, {"num-train-epochs", "epochs|steps"}, {"optimizer", "optim"},
-    {"out-dir", "out"}, {"output-dir", "out"}, {"p", "prompt"}, {"per-device-eval-batch-size", "eval-batch-sz"},
-    {"per-device-train-batch-size", "batch-sz"}, {"ppl", "eval-only"}, {"quantize", "weights"}, {"repeat-last-n", "repetition-window"},
-    {"repeat-penalty", "repetition-penalty"}, {"resume", "checkpoint"}, {"resume-from-checkpoint", "checkpoint"}, {"s", "seed"},
-    {"sample", "generate"}, {"save-interval", "save-every"}, {"save-steps", "save-every"}, {"scheduler", "schedule"},
-    {"seq-len", "block-sz"}, {"seq-length", "block-sz"}, {"t", "threads"}, {"temp", "temperature"}, {"tgt-len", "block-sz"},
-    {"tokenizer", "pieces"}, {"train-data", "data"}, {"train-file", "data"}, {"train-iters", "steps"}, {"vocab-file", "pieces"},
-    {"vocab-size", "vocab"}, {"warmup", "lr-warmup"}, {"warmup-iters", "lr-warmup"}, {"warmup-steps", "lr-warmup"}, {"wd", "weight-decay"}
+/* Our options and their names in nanoGPT, Hugging Face's Trainer, llama.cpp and other
+   programs. A name may be in two rows: the first row whose option this program has
+   counts. */
+static const struct { const char *ours, *theirs; } tr_foreign[] TR_UNUSED = {
+    {"batch-sz",           "b|batch-size|per-device-train-batch-size"},
+    {"block-sz",           "block-size|bptt|c|context-length|context-size|ctx-size|max-seq-len|"
+                           "max-seq-length|n-ctx|seq-len|seq-length|tgt-len"},
+    {"checkpoint",         "ckpt|ckpt-path|load|m|model|model-path|resume|resume-from-checkpoint"},
+    {"data",               "data-dir|data-path|dataset|file|input|train-data|train-file"},
+    {"device",             "cuda|n-gpu-layers|ngl"},
+    {"epochs",             "max-epochs|n-epochs|num-epochs|num-train-epochs"},
+    {"eval-batch-sz",      "eval-batch-size|per-device-eval-batch-size"},
+    {"eval-blocks",        "eval-iters"},
+    {"eval-every",         "eval-interval|eval-steps"},
+    {"eval-only",          "do-eval|ppl"},
+    {"generate",           "length|max-new-tokens|max-tokens|n|n-predict|num-tokens|sample"},
+    {"grad-clip",          "clip|max-grad-norm"},
+    {"hid-sz",             "d-model|embedding-dim|hidden-size|n-embd"},
+    {"init-from",          "model-name-or-path"},
+    {"inner-hid-sz",       "d-ff|d-inner|intermediate-size"},
+    {"interactive",        "chat|cnv|conversation|i"},
+    {"log-every",          "log-interval|logging-steps"},
+    {"lr",                 "learning-rate"},
+    {"lr-min",             "min-lr"},
+    {"lr-warmup",          "warmup|warmup-iters|warmup-steps"},
+    {"mem",                "mem-len"},
+    {"nheads",             "heads|n-head|n-heads|num-attention-heads|num-heads"},
+    {"nlayers",            "depth|layers|n-layer|n-layers|num-hidden-layers|num-layers"},
+    {"optim",              "optimizer"},
+    {"out",                "out-dir|output-dir"},
+    {"pieces",             "tokenizer|vocab-file"},
+    {"precision",          "bf16|dtype|fp16"},
+    {"prompt",             "f|p"},
+    {"recompute",          "gradient-checkpointing"},
+    {"repetition-penalty", "repeat-penalty"},
+    {"repetition-window",  "repeat-last-n"},
+    {"save-every",         "save-interval|save-steps"},
+    {"schedule",           "lr-scheduler-type|scheduler"},
+    {"seed",               "s"},
+    {"steps",              "epochs|iterations|max-epochs|max-iters|max-steps|n-epochs|num-epochs|"
+                           "num-steps|num-train-epochs|train-iters"},
+    {"temperature",        "temp"},
+    {"tensorboard",        "log-dir|logdir|logging-dir"},
+    {"threads",            "num-threads|t"},
+    {"update-every",       "gradient-accumulation-steps"},
+    {"batch-split",        "gradient-accumulation-steps"},
+    {"vocab",              "vocab-size"},
+    {"weight-decay",       "wd"},
+    {"weights",            "quantize"}
 };
 
-/* The option that is meant by a name that there is not: what other programs call so, else the shortest that begins so, else one that is
-   spelled nearly so. NULL: none */
+/* Is the word of n characters one of "a|b|c"? */
+TR_DEF int tr_in_list(const char *word, size_t n, const char *list) {
+    size_t len;
+    for (; list != NULL; list = list[len] ? list + len + 1 : NULL) {
+        len = strcspn(list, "|");
+        if (len == n && tr_same(word, list, n)) return 1;
+    }
+    return 0;
+}
+
+/* The option that an unknown name means: the one that other programs call so, else the
+   shortest that begins so, else one with nearly the same spelling. NULL: none. */
 TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
     size_t i, len;
     for (i = 0; i < sizeof tr_foreign / sizeof *tr_foreign; i++) {
-        const char *ours = tr_foreign[i].ours;
-        if (!tr_same_name(name, n, tr_foreign[i].theirs)) continue;
-        for (; ours != NULL; ours = ours[len] ? ours + len + 1 : NULL) {
-            len = strcspn(ours, "|");
-            p = tr_find_option(o, ours, len);
-            if (p != NULL) return p->name;
-        }
+        if (!tr_in_list(name, n, tr_foreign[i].theirs)) continue;
+        p = tr_find_option(o, tr_foreign[i].ours, strlen(tr_foreign[i].ours));
+        if (p != NULL) return p->name;
     }
-    for (p = o->opt; n > 1 && p->type != TR_T_END; p++)
-        if (p->type != TR_T_GROUP && strlen(p->name) > n && tr_same(name, p->name, n) && (best.name == NULL || strlen(p->name) < best.len)) {
-            best.name = p->name;
-            best.len = strlen(p->name);
-        }
+
+    for (p = o->opt; n > 1 && p->type != TR_T_END; p++) {
+        if (p->type == TR_T_GROUP) continue;
+        len = strlen(p->name);
+        if (len <= n || !tr_same(name, p->name, n) || (best.name && len >= best.len)) continue;
+        best.name = p->name;
+        best.len = len;
+    }
     if (best.name != NULL) return best.name;
+
     tr_consider(&best, name, n, "help", 4);
     if (o->preset != NULL) tr_consider(&best, name, n, "preset", 6);
     for (p = o->opt; p->type != TR_T_END; p++)
@@ -830,13 +864,15 @@ TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
     return best.name;
 }
 
-TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err, size_t size) {
+TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err,
+                             size_t size) {
     tr_nearest best = {NULL, 0, 0};
     const char *meant = tr_meant(o, name, n);
     const tr_opt *p;
     int no = n > 3 && tr_same(name, "no-", 3);
     if (meant != NULL)
-        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all", (int)(n < 80 ? n : 80), name, meant);
+        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all",
+                       (int)(n < 80 ? n : 80), name, meant);
     for (p = o->opt; no && p->type != TR_T_END; p++)
         if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
     if (best.name != NULL)
@@ -1206,7 +1242,8 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
                 const tr_opt *exact = tr_find_option(o, argv[i] + 1, len);
                 const char *meant = exact != NULL ? exact->name : tr_meant(o, argv[i] + 1, len);
                 if (meant != NULL)
-                    return tr_fail(err, size, "%.80s: unknown option (did you mean --%s?); --help lists all", argv[i], meant);
+                    return tr_fail(err, size, "%.80s: unknown option (did you mean --%s?); "
+                                   "--help lists all", argv[i], meant);
             }
             return tr_fail(err, size, "got '%.80s' where an option belongs; options begin with --, and --help lists them",
                            argv[i]);
@@ -1431,7 +1468,8 @@ TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     return 1;
 }
 
-/* Removes a file that this process has open: while it is, so that no other can lock it in between; on Windows behind that. */
+/* Removes an open file. POSIX: before it is closed, so that no other process locks it in
+   between. Windows removes only closed files. */
 TR_DEF void tr_unlink_open(const char *path, int *fd) {
 #ifdef _WIN32
     if (*fd >= 0) close(*fd);
@@ -1442,17 +1480,20 @@ TR_DEF void tr_unlink_open(const char *path, int *fd) {
     unlink(path);
 }
 
-/* A standard stream that is closed would give its number to the next file, into which prints would then go. Something that can neither be
-   read nor written takes its place: what is lost is still an error. The first call of every main. (Windows keeps these numbers.) */
+/* For the start of main. A closed standard stream would give its number to the next file,
+   and prints would go into that. It is opened so that reads and writes fail: lost output
+   stays an error. (Windows reserves the three numbers.) */
 TR_DEF void tr_standard_streams(void) {
 #ifndef _WIN32
     int fd;
-    for (fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
+    for (fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+        if (open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
+    }
 #endif
 }
 
-/* "dir/." of "dir/name", "." of "name". To be freed; NULL: no memory. */
+/* "dir/." of "dir/name", "." of "name". The caller frees it; NULL: out of memory. */
 TR_DEF char *tr_dir_of(const char *path) {
     const char *slash = strrchr(path, '/');
     size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
@@ -1463,7 +1504,7 @@ TR_DEF char *tr_dir_of(const char *path) {
     return dir;
 }
 
-/* The longest name that a file beside `path` may have. */
+/* The longest name that a file in the directory of `path` may have. */
 TR_DEF size_t tr_name_max(const char *path) {
     long n = -1;
 #ifndef _WIN32
@@ -1476,23 +1517,25 @@ TR_DEF size_t tr_name_max(const char *path) {
     return n > 0 ? (size_t)n : 255;
 }
 
-/* The path of a file beside another: its name and then the mark. Where that is too long a hash stands for the end of the name. To be freed;
-   NULL: no memory. */
+/* The path of a file next to another: its name, then the mark. In a name that would be
+   too long a hash replaces the end. The caller frees it; NULL: out of memory. */
 TR_DEF char *tr_beside(const char *path, const char *mark) {
     const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
-    size_t dir = (size_t)(name - path), n = strlen(name), most = tr_name_max(path), room = dir + n + strlen(mark) + 16;
+    size_t dir = (size_t)(name - path), n = strlen(name), k = strlen(mark);
+    size_t most = tr_name_max(path), room = dir + n + k + 16;
     char hash[16] = "", *out = (char *)malloc(room);
     if (out == NULL) return NULL;
-    if (n + strlen(mark) > most && most > strlen(mark) + 16) {
+    if (n + k > most && most > k + 16) {
         snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
-        n = most - strlen(mark) - strlen(hash);
-        while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;         /* not in the midst of a character */
+        n = most - k - strlen(hash);
+        while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;   /* whole characters */
     }
     snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
     return out;
 }
 
-/* The file behind a chain of symbolic links, which need not exist. To be freed; NULL with errno set. (realpath is not in base POSIX.) */
+/* The file behind a chain of symbolic links; it need not exist. The caller frees it; NULL
+   with errno set. (realpath is not in base POSIX.) */
 TR_DEF char *tr_behind_links(const char *path) {
     size_t room = strlen(path) + 4097, dir;
     char *here = (char *)malloc(room), *next;
@@ -1503,11 +1546,12 @@ TR_DEF char *tr_behind_links(const char *path) {
     strcpy(here, path);
     for (hops = 0; hops < 40; hops++) {
         n = readlink(here, link, sizeof link - 1);
-        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;       /* no link: arrived */
+        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;       /* no link */
         if (n < 0) { free(here); return NULL; }
         link[n] = 0;
         next = strrchr(here, '/');
-        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;  /* a relative link starts where it lies */
+        /* a relative link starts from its own directory */
+        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;
         if (dir + (size_t)n >= room) {
             next = (char *)realloc(here, dir + sizeof link);
             if (next == NULL) { free(here); return NULL; }
@@ -1521,8 +1565,9 @@ TR_DEF char *tr_behind_links(const char *path) {
     return NULL;
 }
 
-/* Locks an open file; whoever ends, however, gives the lock back. 1: it is ours. 0: another process has it, *pid, or 0 where the system
-   does not say. -1: this file system has no locks. (A process that closes the file, by whatever descriptor, gives it back, too.) */
+/* Locks an open file until this process closes any descriptor of it, or ends. 1: locked.
+   0: another process has the lock; *pid is that process, or 0 where the system does not
+   say. -1: this file system has no locks. */
 TR_DEF int tr_lock(int fd, long *pid) {
 #ifdef _WIN32
     *pid = 0;
@@ -1540,15 +1585,17 @@ TR_DEF int tr_lock(int fd, long *pid) {
 #endif
 }
 
-/* Opens a new file and locks it. If there is one of that name, and it is a plain file that no process has locked, a killed one left it: it
-   is removed. -1 with errno; EEXIST: it is not ours to remove. */
+/* Opens a new file and locks it. A plain file of that name that no process has locked
+   is what a killed process left, and is removed. -1 with errno; EEXIST: the name is in
+   use. */
 TR_DEF int tr_open_new(const char *path, int mode) {
     struct stat st;
     long pid;
     int fd, round, stale;
     for (round = 0; round < 3; round++) {
         fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-        if (fd >= 0) {          /* another process may have taken it for left, before it was locked */
+        if (fd >= 0) {
+            /* another process may have locked and removed it first */
             if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
             close(fd);
             continue;
@@ -1564,7 +1611,7 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     return -1;
 }
 
-/* Makes a rename durable, where a directory can be flushed. */
+/* Makes a rename durable, where directories can be flushed. */
 TR_DEF void tr_flush_dir_of(const char *path) {
 #ifndef _WIN32
     char *dir = tr_dir_of(path);
@@ -1579,8 +1626,10 @@ TR_DEF void tr_flush_dir_of(const char *path) {
 #endif
 }
 
-/* Replaces what is in the file, or makes it: a kill at any moment, a full disk or an error leaves the old file or the new one. Links are
-   followed, the mode is kept. The new text goes to NAME.<n>.tmp beside it; what an earlier kill left there goes. */
+/* Creates the file or replaces its contents: after a kill, a full disk or an error the
+   file is the old one or the new one. Links are followed and the mode is kept. The new
+   contents are written to NAME.<n>.tmp next to it; what a killed process left there is
+   removed. */
 TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, size_t size) {
     struct stat st;
     char mark[16], *real = tr_behind_links(path), *temp = NULL;
@@ -1595,15 +1644,18 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
         fd = tr_open_new(temp, there ? 0600 : 0666);
         if (fd < 0 && errno != EEXIST) break;
     }
-    ok = fd >= 0 && (!there || fchmod(fd, st.st_mode & 0777) == 0) && tr_write_all(fd, bytes, n) && fsync(fd) == 0;
+
+    ok = fd >= 0 && (!there || fchmod(fd, st.st_mode & 0777) == 0)
+        && tr_write_all(fd, bytes, n) && fsync(fd) == 0;
     why = temp == NULL ? ENOMEM : errno;
 #ifdef _WIN32
-    if (ok && close(fd) != 0) { ok = 0; why = errno; }      /* what is open cannot be renamed there */
+    if (ok && close(fd) != 0) { ok = 0; why = errno; }      /* no rename of an open file there */
     if (ok) fd = -1;
 #endif
     if (ok && rename(temp, real) != 0) { ok = 0; why = errno; }
     if (!ok && fd >= 0) tr_unlink_open(temp, &fd);
-    if (fd >= 0) close(fd);                                  /* not before: the lock goes with it */
+    if (fd >= 0) close(fd);                                 /* last: the lock ends with it */
+
     if (ok) tr_flush_dir_of(real);
     else tr_fail(err, size, "%s: cannot write: %s", path, strerror(why));
     free(temp);
@@ -1611,14 +1663,16 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
     return ok;
 }
 
-/* A file that this process is about to write, for as long as it holds the claim. It is a lock on FILE.lock beside it, for the file itself
-   is replaced again and again; the lock ends with the process, a FILE.lock that a kill left hinders nobody, and goes with the next run. */
+/* The exclusive right to write a file: a lock on FILE.lock next to it, because the file
+   itself is replaced at each save. The lock ends with the process. A FILE.lock that a
+   killed process left blocks no one, and the next run removes it. */
 typedef struct {
     int   fd;              /* -1: nothing is claimed */
     char *path;            /* of the lock */
 } tr_claim;
 
-/* FILE.lock beside what is behind the links; NULL with errno 0 where nothing can be claimed: a pipe, a device */
+/* FILE.lock next to the file behind the links. NULL with errno 0: a pipe or a device,
+   which cannot be claimed. */
 TR_DEF char *tr_claim_path(const char *path) {
     struct stat st;
     char *real, *lock;
@@ -1631,51 +1685,62 @@ TR_DEF char *tr_claim_path(const char *path) {
     errno = lock == NULL ? ENOMEM : 0;
     return lock;
 }
+
 TR_DEF int tr_claimed(const char *option, const char *path, long pid, char *err, size_t size) {
     char who[64] = "";
     if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
-    return tr_fail(err, size, "--%s %.900s: another run%s is writing it: wait for its end, or name another file", option, path, who);
+    return tr_fail(err, size, "--%s %.900s: another run%s is writing it: wait for its end, or name "
+                   "another file", option, path, who);
 }
-/* 1, or 0 and err where another process has claimed the file. Nothing is claimed, or written. */
+
+/* 1, or 0 and err where another process has claimed the file. Claims and writes
+   nothing. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
     char *lock = tr_claim_path(path);
     long pid = 0;
-    int fd = lock != NULL ? open(lock, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC) : -1, free_now = 1;
+    int fd = -1, ok = 1;
+    if (lock != NULL) fd = open(lock, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0) {
-        free_now = tr_lock(fd, &pid) != 0;
+        ok = tr_lock(fd, &pid) != 0;
         close(fd);
     }
     free(lock);
-    return free_now ? 1 : tr_claimed(option, path, pid, err, size);
+    return ok ? 1 : tr_claimed(option, path, pid, err, size);
 }
+
 /* Claims the file; path NULL: none. 0: err, and no claim */
-TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char *err, size_t size) {
+TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char *err,
+                         size_t size) {
     struct stat st;
     long pid = 0;
     int got, round;
     c->fd = -1;
     c->path = path != NULL ? tr_claim_path(path) : NULL;
-    if (c->path == NULL) return path == NULL || errno == 0 ? 1 : tr_fail(err, size, "--%s %.900s: %s", option, path, strerror(errno));
+    if (c->path == NULL && (path == NULL || errno == 0)) return 1;
+    if (c->path == NULL)
+        return tr_fail(err, size, "--%s %.900s: %s", option, path, strerror(errno));
     for (round = 0; round < 100; round++) {
         c->fd = open(c->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
         if (c->fd < 0) {
-            tr_fail(err, size, "--%s: cannot make the lock %.900s: %s", option, c->path, strerror(errno));
+            tr_fail(err, size, "--%s: cannot create the lock %.900s: %s", option, c->path,
+                    strerror(errno));
             break;
         }
         got = tr_lock(c->fd, &pid);
-        if (got < 0) return 1;                              /* a file system without locks: as it was without them */
+        if (got < 0) return 1;              /* a file system without locks claims nothing */
         if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
-        close(c->fd);                                       /* or it was removed by its owner, before it was ours: again */
+        close(c->fd);
         c->fd = -1;
-        if (got) continue;
+        if (got) continue;                  /* its owner removed it before this lock: again */
         tr_claimed(option, path, pid, err, size);
         break;
     }
-    if (round == 100) tr_fail(err, size, "--%s: cannot make the lock %.900s", option, c->path);
+    if (round == 100) tr_fail(err, size, "--%s: cannot create the lock %.900s", option, c->path);
     free(c->path);
     c->path = NULL;
     return 0;
 }
+
 TR_DEF void tr_claim_close(tr_claim *c) {
     if (c->path != NULL) {
         tr_unlink_open(c->path, &c->fd);
@@ -1712,9 +1777,11 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     return 1;
 }
 
-/* Writing must not fail for the first time after hours: the directory has to be there and to take files, and the path to leave room for the
-   names beside it. What is there already may be replaced, if it is a plain file; or, streams = 1, written to. */
-TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err, size_t size) {
+/* Writing must not fail for the first time after hours. The directory must exist and take
+   files, and the path must leave space for the names next to it. An existing file must be
+   a plain one; with streams = 1 it may be a pipe or a device. */
+TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err,
+                        size_t size) {
     struct stat link, target;
     char *dir;
     int why = 0;
@@ -1726,11 +1793,13 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
     if (dir == NULL) return tr_fail(err, size, "--%s %s: out of memory", option, path);
     if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT)) why = errno;
     free(dir);
-    if (why) return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(why));
-    if (stat(path, &target) == 0 && (S_ISDIR(target.st_mode) || (!streams && !S_ISREG(target.st_mode))))
-        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, S_ISDIR(target.st_mode) ? "it is a directory" :
-                       "it is no plain file");
-    return 1;
+    if (why)
+        return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(why));
+    if (stat(path, &target) != 0 || S_ISREG(target.st_mode)) return 1;
+    if (S_ISDIR(target.st_mode))
+        return tr_fail(err, size, "--%s %s: cannot write there: it is a directory", option, path);
+    if (streams) return 1;
+    return tr_fail(err, size, "--%s %s: cannot write there: it is no plain file", option, path);
 }
 
 /* "dir/run.st" with ".best" is "dir/run.best.st"; without an extension it comes last. To be freed; NULL: no memory. */
@@ -1831,7 +1900,8 @@ TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
     return tr_read_size(text, &at) && at > step;
 }
 
-/* Rewrites the log without the lines that tr_log_drops names; leaves the file alone if there are none. */
+/* Rewrites the log without the lines that tr_log_drops names; without such lines the file
+   is not touched. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
     struct stat st;
     FILE *in;
@@ -2091,7 +2161,8 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     if (width < size) out[width] = 0;
 }
 
-/* Line ends for blanks, so that no word is cut by the edge of a terminal of so many columns; 0: it is none. In place. */
+/* Replaces blanks by line ends, so that the edge of a terminal of `width` columns cuts no
+   word; 0: no terminal, nothing changes. */
 TR_DEF void tr_fold(char *text, size_t width) {
     size_t column = 0;
     char *s, *blank = NULL, *after;
@@ -2101,7 +2172,8 @@ TR_DEF void tr_fold(char *text, size_t width) {
         if (*s == ' ') blank = s;
         if (++column < width || blank == NULL || *s == ' ') continue;
         *blank = '\n';
-        for (column = 0, after = blank + 1; after <= s; after++) column += ((unsigned char)*after & 0xC0) != 0x80;
+        for (column = 0, after = blank + 1; after <= s; after++)
+            column += ((unsigned char)*after & 0xC0) != 0x80;
         blank = NULL;
     }
 }
@@ -2385,29 +2457,38 @@ TR_DEF int tr_stop_requested(void) { return (int)tr_stop_signal; }
 /* It was obeyed: what was to stop has stopped, and the program goes on. */
 TR_DEF void tr_stop_done(void) { tr_stop_signal = 0; }
 
-/* Files that are read by way of a mapping, from now until the end. One that is cut short can no longer be read behind its new end: the
-   process gets a SIGBUS, or zeros. */
+/* Memory mapped files that must keep their length. Behind the new end of a file that is
+   cut short a read gives zeros or raises SIGBUS. */
 enum { TR_WATCHED = 3 };
-static struct { const char *program, *path[TR_WATCHED]; struct stat at[TR_WATCHED]; int n; } tr_watched TR_UNUSED;
+static struct {
+    const char *program, *path[TR_WATCHED];
+    struct stat at[TR_WATCHED];
+    int         n;
+} tr_watched TR_UNUSED;
 
-/* The first of them that is shorter than it was; NULL: none. Another file of its name is no harm: the mapping is of the old one. */
+/* The first watched file that is shorter than it was; NULL: none. A new file of the same
+   name does no harm: the old one stays mapped. */
 TR_DEF const char *tr_cut_short(void) {
     struct stat st;
     int i;
     for (i = 0; i < tr_watched.n; i++) {
         const struct stat *was = &tr_watched.at[i];
-        if (stat(tr_watched.path[i], &st) == 0 && st.st_dev == was->st_dev && st.st_ino == was->st_ino && st.st_size < was->st_size)
-            return tr_watched.path[i];
+        if (stat(tr_watched.path[i], &st) != 0) continue;
+        if (st.st_dev != was->st_dev || st.st_ino != was->st_ino) continue;
+        if (st.st_size < was->st_size) return tr_watched.path[i];
     }
     return NULL;
 }
 
 #ifdef SIGBUS
-/* Only what a handler may call. A SIGBUS for another reason ends the process as ever. */
+/* Calls only what a handler may call. A SIGBUS for another reason ends the process as
+   usual. */
 TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
-    const char *const said[] = {"\n", tr_watched.program, ": the text ", path, " was changed while it was read: it is cut short; the last "
-        "checkpoint is good\n"};
+    const char *const said[] = {
+        "\n", tr_watched.program, ": the text ", path,
+        " was changed while it was read: it is cut short; the last checkpoint is good\n"
+    };
     size_t i;
     if (path == NULL) { signal(sig, SIG_DFL); return; }
     for (i = 0; i < sizeof said / sizeof *said; i++)
@@ -2416,7 +2497,7 @@ TR_DEF void tr_on_bus(int sig) {
 }
 #endif
 
-/* Watches the file; path is kept. 0: err */
+/* Watches the file; keeps `path`. 0: err */
 TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t size) {
 #ifdef SIGBUS
     if (tr_watched.n == TR_WATCHED || stat(path, &tr_watched.at[tr_watched.n]) != 0)
@@ -2425,7 +2506,7 @@ TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t siz
     tr_watched.path[tr_watched.n++] = path;
     signal(SIGBUS, tr_on_bus);
 #else
-    (void)program; (void)path; (void)err; (void)size;           /* Windows lets nobody cut such a file short */
+    (void)program; (void)path; (void)err; (void)size;       /* Windows keeps mapped files whole */
 #endif
     return 1;
 }
@@ -2682,7 +2763,7 @@ struct tr_lm {
     size_t       wholes;
     stx_vocab   *vocab;
     stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
-    char        *file[3];         /* ... of them, where their tokens are read from it as they are needed */
+    char        *file[3];         /* of texts that are memory mapped: the path; else NULL */
     stx_lm       lm;              /* the model */
     stx_batches *batches;         /* of the training text */
     stx_optim   *optim;
@@ -2729,8 +2810,8 @@ struct tr_lm {
     char         result[200];     /* the last one's line */
     int          noted;           /* why steps are not replayed was said */
     int          begun;           /* log and event file are open: what fails now fails while running */
-    tr_claim     claim[3];        /* on --checkpoint, --best and --log, from then on */
-    char         found[32];       /* the checksum of --checkpoint when it was opened; "": there was none */
+    tr_claim     claim[3];        /* on the files of tr_lm_writes, from then on */
+    char         found[32];       /* checksum of --checkpoint when it was opened; "": no file */
     char        *config;          /* the options that a checkpoint holds, as JSON */
     char        *made;            /* the directory of --out, made by this run */
     char        *stop;            /* --stop, without escapes */
@@ -2989,8 +3070,10 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
     int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
-    if (!o->data && t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st) && errno == ENOENT)
-        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data", o->checkpoint);
+    if (!o->data && t->training && o->checkpoint && !o->init_from
+        && stat(o->checkpoint, &st) && errno == ENOENT)
+        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data",
+                       o->checkpoint);
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
         return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
@@ -3052,11 +3135,13 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     }
     return 1;
 }
-/* Were the texts cut short since they were opened? What was read behind their new ends is not text, and a step, or an evaluation, with it
-   does not count. */
+/* 0 and an error if a text was cut short since it was opened. Then the step or evaluation
+   that has just read it is void. */
 TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     const char *path = tr_cut_short();
-    if (path) stx_fail(t->x, STX_ERR_IO, "the text %s was changed while it was read: it is cut short; the last checkpoint is good", path);
+    if (path)
+        stx_fail(t->x, STX_ERR_IO, "the text %s was changed while it was read: it is cut short; "
+                 "the last checkpoint is good", path);
     return !path;
 }
 /* The training text in B streams, blocks of T. Out of memory is left to the context's error. */
@@ -3348,9 +3433,9 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     format = stx_file_meta(*f, "format");
     config = stx_file_meta(*f, "config");
     e = stx_file_find(*f, "vocab");
-    if (format && strcmp(format, k->format) && !strncmp(format, "seqtx.", 6) && strchr(format + 6, '.') && config && e)
-        return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program", path, (int)strcspn(format + 6, "."),
-                       format + 6);
+    if (format && strcmp(format, k->format) && !strncmp(format, "seqtx.", 6) && config && e)
+        return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program",
+                       path, (int)strcspn(format + 6, "."), format + 6);
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
         return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
@@ -3500,21 +3585,26 @@ TR_DEF int tr_lm_open(tr_lm *t) {
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR);      /* rank 0 writes the files */
     if (t->training && o->out && !tr_lm_make_out(t)) return 0;
-    if (t->training && o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR)) return 0;
+    if (t->training && o->checkpoint
+        && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR)) return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, 0, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)
-        && (!tr_can_write("log", o->log, 1, t->err, TR_ERR) || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
+        && (!tr_can_write("log", o->log, 1, t->err, TR_ERR)
+            || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
 }
-/* What this run writes, k = 0, 1, 2: the option, and the file in *path, or NULL */
+/* What this run writes, k = 0, 1, 2: returns the option; *path is the file, or NULL. */
 TR_DEF const char *tr_lm_writes(const tr_lm *t, int k, const char **path) {
     static const char *const name[3] = {"checkpoint", "best", "log"};
     const tr_lm_opt *o = t->opt;
-    const char *const file[3] = {t->training ? o->checkpoint : NULL, t->training ? o->best : NULL, o->log};
-    *path = file[k];
+    *path = k == 2 ? o->log : NULL;
+    if (t->training && k == 0) *path = o->checkpoint;
+    if (t->training && k == 1) *path = o->best;
     return name[k];
 }
-/* Refuses files that another run writes, before anything is read; nothing is claimed yet. Rank 0 */
+
+/* Refuses files that another run is writing. Rank 0 alone looks; nothing is claimed
+   yet. */
 TR_DEF int tr_lm_unclaimed(tr_lm *t) {
     const char *path, *name;
     int k;
@@ -3525,7 +3615,9 @@ TR_DEF int tr_lm_unclaimed(tr_lm *t) {
     }
     return 1;
 }
-/* Claims them. In the meantime another run may have begun, and even ended. */
+
+/* Claims them. Meanwhile another run may have started, and even ended: then the
+   checkpoint is no longer the one that this run began with. */
 TR_DEF int tr_lm_claim(tr_lm *t) {
     const char *path, *name, *seal;
     struct stat st;
@@ -3545,9 +3637,10 @@ TR_DEF int tr_lm_claim(tr_lm *t) {
         same = seal && !strcmp(seal, t->found);
         stx_file_close(f);
     }
-    return same ? 1 : tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it since this one began: start again, to go on "
-        "from it", path);
+    return same ? 1 : tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it "
+        "since this one began: start again, to continue from it", path);
 }
+
 /* Opens log and event file and writes the first record. It is called when the first step, or evaluation, is done: what it needs has been
    found, and a run that cannot have it leaves no trace. Once; 0: t->err. */
 TR_DEF int tr_lm_begin(tr_lm *t) {
@@ -4764,8 +4857,9 @@ TR_DEF int tr_lm_meet(tr_lm *t) {
     t->x = NULL;
     return 1;
 }
-/* A file may have options of a model of any size, which would take memory and time until its
-   tensors are compared: can it hold so many parameters? 0: t->err */
+/* 0 and t->err if the file has fewer elements than the model of its options has
+   parameters. To create that model first would take memory and time, whatever sizes a
+   damaged file gives. */
 TR_DEF int tr_lm_can_hold(tr_lm *t, const stx_file *f, const char *path) {
     size_t n = tr_lm_count(t, stx_vocab_size(t->vocab)), has = 0, i;
     for (i = 0; i < stx_file_count(f); i++) has += stx_file_entry(f, i)->count;
@@ -4786,7 +4880,8 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         "load is needed");
     if (o->interactive || o->score) more = 0;
     /* first: it decides the model, the precision and the vocabulary */
-    ok = tr_lm_unclaimed(t) && tr_lm_open_checkpoint(t, &f) && tr_lm_join(t) && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
+    ok = tr_lm_unclaimed(t) && tr_lm_open_checkpoint(t, &f) && tr_lm_join(t)
+        && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1])
@@ -4803,7 +4898,8 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
         else memcpy(fresh, t, t->kind->size);
         t->fresh = fresh;
     }
-    ok = ok && (!f || tr_lm_can_hold(t, f, o->init_from ? o->init_from : o->checkpoint)) && t->kind->make(t);
+    if (ok && f) ok = tr_lm_can_hold(t, f, o->init_from ? o->init_from : o->checkpoint);
+    ok = ok && t->kind->make(t);
     if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint, stx_error(t->x));
     stx_file_close(f);
     if (ok && t->fresh) ok = tr_lm_choose(t);

@@ -1051,7 +1051,8 @@ static int check(tr_lm *t) {
     if (opt.adaptive_in && opt.words_out != 1) return tr_fail(t->err, TR_ERR, "--adaptive-in is for --words-out adaptive");
     if (opt.eps_hat && opt.optim > 1) return tr_fail(t->err, TR_ERR, "--eps-hat is for --optim adam and adamw");
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
-    if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture) || !tr_can_write("picture", opt.picture, 1, t->err, TR_ERR))) return 0;
+    if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture)
+                        || !tr_can_write("picture", opt.picture, 1, t->err, TR_ERR))) return 0;
     if ((opt.same_length || opt.eval_same_length) && (opt.eval_mem == 0 || opt.eval_mem == 1))
         return tr_fail(t->err, TR_ERR, "--eval-mem %d: with --%ssame-length a query sees so many keys, itself among them: want 2 or more",
                        opt.eval_mem, opt.same_length ? "" : "eval-");

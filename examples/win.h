@@ -93,12 +93,14 @@ TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) { return tr_win_look((HA
 #define lstat tr_win_stat
 #define fstat tr_win_fstat
 
-/* As tr_lock of train.h; by a byte far behind the end, for locked ones cannot be read. */
+/* As tr_lock of train.h. It locks a byte far behind the end: locked bytes cannot be
+   read. */
 TR_WIN int tr_win_lock(int fd) {
+    const DWORD how = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
     OVERLAPPED at;
     memset(&at, 0, sizeof at);
     at.OffsetHigh = 0x40000000;
-    if (LockFileEx((HANDLE)_get_osfhandle(fd), LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0, &at)) return 1;
+    if (LockFileEx((HANDLE)_get_osfhandle(fd), how, 0, 1, 0, &at)) return 1;
     return GetLastError() == ERROR_LOCK_VIOLATION || GetLastError() == ERROR_IO_PENDING ? 0 : -1;
 }
 

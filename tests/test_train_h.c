@@ -801,7 +801,7 @@ static void test_claims(void) {
     CHECK(tr_claim_open(&b, "log", NULL, err, sizeof err) == 1 && b.fd == -1);
     CHECK(tr_claim_open(&b, "log", "/dev/null", err, sizeof err) == 1 && b.fd == -1);
     CHECK(symlink("victim", lock) == 0 && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
-    HOLDS(err, "cannot make the lock");
+    HOLDS(err, "cannot create the lock");
     CHECK(unlink(lock) == 0);
     /* of two long names that begin alike each has its own */
     memset(name, 'n', sizeof name);

@@ -108,7 +108,7 @@ def write_together(files):
     made = []
     try:
         for path, put in files:
-            stem = os.path.basename(path)[:40]      # of a long name: a longer one might not be legal
+            stem = os.path.basename(path)[:40]      # the temporary name must not be too long
             fd, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=stem + ".")
             made.append(temporary)
             with os.fdopen(fd, "wb") as f:
@@ -243,13 +243,15 @@ def state_dict_of(path, value):
         if not isinstance(t, torch.Tensor):
             raise Refuse(f"{path}: {name} is no tensor but a {type(t).__name__}")
         if t.numel() * t.element_size() > os.path.getsize(path):
-            raise Refuse(f"{path} is damaged: {name} of shape {tuple(t.shape)} is larger than the file")
+            raise Refuse(f"{path} is damaged: {name} of shape {tuple(t.shape)} is larger than the "
+                         "file")
         try:
             if t.dtype in (torch.float16, torch.bfloat16):
                 t = t.float()       # every such number is a float32, too
             out[name] = t.detach().cpu().contiguous().numpy()
         except (RuntimeError, TypeError) as e:      # no memory, a dtype that numpy does not have
-            raise Refuse(f"{path}: {name} cannot be read ({str(e).splitlines()[0][:120]})") from None
+            why = str(e).splitlines()[0][:120]
+            raise Refuse(f"{path}: {name} cannot be read ({why})") from None
     return out
 
 
