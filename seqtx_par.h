@@ -456,9 +456,13 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 /* With 1 the gates' parameters are constants from the next forward on: nothing is spent on their gradients. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
-/* Uniform numbers in (0,1) of the caller in place of drawn ones, from the next call on: (draws,L,3) on the host, draws as desc.noise says
-   for it (stx_par_draws); NULL: drawn ones again. They are copied to the device, where a replayed step reads them: set them between
-   steps. */
+/* The caller's uniform numbers in place of drawn ones, from the next call on: u
+   (draws,L,3) on the host, all above 0 and below 1, where draws = stx_par_draws(m, B, T)
+   for calls of B streams of T tokens. count is the number of values, 3 L draws. It is an
+   error, and what was set before stays, if count is 0 or no multiple of 3 L (with
+   STX_PAR_NOISE_STEP: not 3 L), or a value is outside (0,1). A call that needs another
+   number of draws is an error of that call. u NULL: numbers are drawn again. The values
+   are copied to the device, where a replayed step reads them: set them between steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 /* How many draws a call of B streams of T tokens makes for each block */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
@@ -1636,17 +1640,32 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
 }
 STX_DEF void stx_par_freeze(stx_par *m, int frozen) { if (m) m->frozen = frozen != 0; }
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
+    size_t draw = m ? 3 * m->desc.blocks : 0, i;
     if (!m) return;
-    m->uniforms_count = 0;
+    if (!u) m->uniforms_count = 0;
     if (!m->arch || !u || !stx_ok(m->ctx)) return;
-    m->uniforms_count = count;
-    if (m->uniforms_count > m->uniforms_room) {
-        stx_block_free(m->ctx, m->uniforms);
-        m->uniforms = stx_block_full(m->ctx, count);
-        m->uniforms_room = m->uniforms ? count : 0;
-        if (!m->uniforms) { m->uniforms_count = 0; return; }
+    if (!count || count % draw || (m->desc.noise == STX_PAR_NOISE_STEP && count != draw)) {
+        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_uniforms: expected %zu values, 3 for each of "
+                 "%zu blocks, for %s draw of a call, got %zu: count is the number of values, not of "
+                 "draws; u = NULL ends their use", draw, m->desc.blocks,
+                 m->desc.noise == STX_PAR_NOISE_STEP ? "the one" : "each", count);
+        return;
     }
-    if (m->uniforms_count) stx_put(m->ctx, m->uniforms, u, count);
+    for (i = 0; i < count && u[i] > 0 && u[i] < 1; i++) {}
+    if (i < count) {
+        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_uniforms: u[%zu] is %.9g, expected a value "
+                 "above 0 and below 1 (a double that is nearly 1 rounds to 1 in float)", i, (double)u[i]);
+        return;
+    }
+    if (count > m->uniforms_room) {
+        stx_real *larger = stx_block_full(m->ctx, count);
+        if (!larger) return;
+        stx_block_free(m->ctx, m->uniforms);
+        m->uniforms = larger;
+        m->uniforms_room = count;
+    }
+    stx_put(m->ctx, m->uniforms, u, count);
+    m->uniforms_count = count;
 }
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
     if (!m || !m->arch) return 0;

@@ -496,6 +496,53 @@ static void resumed(void) {
     }
 }
 
+static void fails(stx_ctx *x, const char *want) {
+    CHECK(!stx_ok(x) && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
+    stx_clear_error(x);
+    stx_begin(x, STX_EVAL);
+}
+
+/* Uniform numbers of the caller for a model of 4 blocks and 4 draws per call: bad ones
+   are an error of stx_par_set_uniforms, and those that were set before stay in use */
+static void given_uniforms(stx_par *m, const int32_t *t) {
+    stx_ctx *x = m->ctx;
+    stx_par_desc step;
+    stx_par *other;
+    stx_tensor *h;
+    stx_real u[48], first[12];
+    size_t i;
+    for (i = 0; i < 48; i++) u[i] = (stx_real)((double)(29 * i % 47 + 1) / 49);
+    stx_par_set_uniforms(m, u, 48);
+    CHECK(stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL), "%s", stx_error(x));
+    memcpy(first, m->w[0]->data, sizeof first);
+    for (i = 0; i < 7; i++) {
+        static const double bad[4] = {0, 1, -0.5, NAN};
+        static const size_t counts_[3] = {0, 4, 50};
+        stx_real v[50];
+        memcpy(v, u, sizeof u);
+        if (i < 4) v[5] = (stx_real)bad[i];
+        stx_par_set_uniforms(m, v, i < 4 ? 48 : counts_[i - 4]);
+        fails(x, i < 4 ? "stx_par_set_uniforms: u[5] is"
+                       : "stx_par_set_uniforms: expected 12 values, 3 for each of 4 blocks");
+        h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+        CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "others: %s", stx_error(x));
+    }
+    stx_par_set_uniforms(m, u, 12);         /* one draw, which a call may make */
+    CHECK(stx_ok(x), "%s", stx_error(x));
+    h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    CHECK(!h, "a call of 4 draws with values for one");
+    fails(x, "(4,4,3)");
+    stx_par_set_uniforms(m, NULL, 0);
+    h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
+    CHECK(h && memcmp(first, m->w[0]->data, sizeof first), "drawn again");
+    step = small();
+    step.pattern = NULL;
+    step.blocks = 2;
+    other = model(x, &step);
+    stx_par_set_uniforms(other, u, 12);
+    fails(x, "expected 6 values, 3 for each of 2 blocks, for the one draw of a call, got 12");
+}
+
 /* Noise: by seed, step, block and draw alone, whatever the threads; never 0 or 1; branches come as often as p says; each draw of its own;
    in evaluation the same for the same text and another in each call */
 static void noise(void) {
@@ -574,9 +621,7 @@ static void noise(void) {
               "evaluation's noise, repeated");
         CHECK(!stx_par_gen_create(m[0], 1) && strstr(stx_error(x), "gate_eval"), "%s", stx_error(x));
         stx_clear_error(x);
-        stx_begin(x, STX_EVAL);
-        stx_par_set_uniforms(m[0], first, 3);
-        CHECK(!stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), NULL, NULL) && strstr(stx_error(x), "(4,4,3)"), "%s", stx_error(x));
+        given_uniforms(m[0], t);
         for (i = 0; i < 3; i++) free(h[i]);
         free(t);
     }
@@ -775,11 +820,15 @@ static void searching(void) {
         CHECK(key == stx_par_key(m, NULL, NULL, s, 1), "in training the same");
         /* noise from outside: another count is another step, and NULL holds in error, too */
         {
-            stx_real u[12] = {0};
+            stx_real u[24];
+            for (l = 0; l < 24; l++) u[l] = (stx_real)0.5;
             stx_par_set_uniforms(m, u, 12);
             key = stx_par_key(m, NULL, NULL, s, 1);
-            stx_par_set_uniforms(m, u, 6);
-            CHECK(key != stx_par_key(m, NULL, NULL, s, 1) && m->uniforms_count == 6, "another count of noise");
+            m->desc.noise = STX_PAR_NOISE_SEQUENCE;
+            stx_par_set_uniforms(m, u, 24);
+            k1 = stx_par_key(m, NULL, NULL, s, 1);
+            CHECK(key != k1 && m->uniforms_count == 24, "another count of noise");
+            m->desc.noise = STX_PAR_NOISE_STEP;
             stx_fail(x, STX_ERR_ARG, "an error");
             stx_par_set_uniforms(m, NULL, 0);
             stx_clear_error(x);
@@ -1071,11 +1120,6 @@ static void bad_descs(void) {
 }
 
 /* Errors of calls */
-static void fails(stx_ctx *x, const char *want) {
-    CHECK(!stx_ok(x) && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
-    stx_clear_error(x);
-    stx_begin(x, STX_EVAL);
-}
 static void errors(void) {
     stx_ctx *x = context(1, 1);
     stx_par_desc d = small(), e = small();
