@@ -1382,6 +1382,9 @@ typedef struct stx_words_desc {
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
     int    own_first;           /* ... but for the first cluster's, of which each side has its own */
+    int    one_proj;            /* the input's clusters, all of one width, have one
+                                   projection, in_emb.projs.0, as have those of the
+                                   output that share it. Not with by_cluster */
     int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
     int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
@@ -13032,6 +13035,8 @@ static size_t stx__words_width(const stx_words_desc *d, size_t i, int side) {
 }
 /* Is the projection of cluster i one for both sides? */
 static int stx__words_shares(const stx_words_desc *d, size_t i) { return d->share_projs && (i || !d->own_first); }
+/* Which projection of the input cluster i has */
+static size_t stx__words_proj(const stx_words_desc *d, size_t i) { return d->one_proj ? 0 : i; }
 static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
@@ -13053,10 +13058,17 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
         return stx__words_bad(x, who, "no_projs", d->no_projs, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
     if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE) return stx__words_bad(x, who, "proj_biases", 1, "0 without an adaptive output");
     if (d->own_first && !d->share_projs) return stx__words_bad(x, who, "own_first", 1, "0 without share_projs");
+    if (d->one_proj && (d->in != STX_WORDS_ADAPTIVE || d->by_cluster
+                        || !stx__words_projects(d, 0, STX_WORDS_INPUT)))
+        return stx__words_bad(x, who, "one_proj", 1, "0 but for an adaptive input whose first "
+                              "cluster has a projection, without by_cluster");
     for (i = 0; i <= d->cutoffs; i++) {
         if (!d->width[i]) d->width[i] = d->no_projs == STX_WORDS_BOTH ? d->dim
                                       : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
         if (!d->out_width[i]) d->out_width[i] = d->width[i];
+        if (d->one_proj && d->width[i] != d->width[0])
+            return stx__words_bad(x, who, "width of a cluster with one_proj", (double)d->width[i],
+                                  "that of the first cluster");
         for (side = STX_WORDS_INPUT; side <= STX_WORDS_OUTPUT; side++) {
             if (d->in != STX_WORDS_ADAPTIVE && side == STX_WORDS_INPUT) continue;
             if (d->out != STX_WORDS_ADAPTIVE && side == STX_WORDS_OUTPUT) continue;
@@ -13115,7 +13127,8 @@ STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {
         size_t size = stx__words_size(d, i), wi = d->width[i], wo = d->out_width[i];
         if (in) n = stx_size_add(n, size, wi);
-        if (in && stx__words_projects(d, i, STX_WORDS_INPUT)) n = stx_size_add(n, d->dim, wi);
+        if (in && stx__words_projects(d, i, STX_WORDS_INPUT) && stx__words_proj(d, i) == i)
+            n = stx_size_add(n, d->dim, wi);
         if (out && !d->share_tables) n = stx_size_add(n, size, wo);
         if (!out || !stx__words_projects(d, i, STX_WORDS_OUTPUT)) continue;
         if (!stx__words_shares(d, i)) n = stx_size_add(n, d->dim, wo);
@@ -13142,6 +13155,10 @@ static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
     w->in.table[i] = d->by_cluster && d->share_tables ? w->out.table[i]
                    : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i), d->width[i], 0, d->share_tables);
     if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
+    if (stx__words_proj(d, i) < i) {
+        w->in.proj[i] = w->in.proj[0];
+        return;
+    }
     w->in.proj[i] = d->by_cluster && stx__words_shares(d, i) ? w->out.proj[i]
                   : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0, 0);
 }
@@ -13150,7 +13167,7 @@ static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
     w->out.table[i] = !d->by_cluster && d->share_tables ? w->in.table[i]
                     : stx__words_param(p, &d->out_table, "out_emb.tables", i, stx__words_size(d, i), d->out_width[i], 0, 1);
     if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
-    w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[i]
+    w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i) ? w->in.proj[stx__words_proj(d, i)]
                    : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim, d->out_width[i], 0, 0);
     if (d->proj_biases) w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i, d->out_width[i], d->dim, 1, 0);
 }

@@ -255,7 +255,7 @@ extern "C" {
 
 // >>api: model -----------------------------------------------------------------------------------------------------
 
-enum { STX_PAR_SINES = 0, STX_PAR_LEARNED };                            /* stx_par_desc.positions */
+enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };  /* stx_par_desc.positions */
 enum { STX_PAR_SINES_BLOCK = 0, STX_PAR_SINES_REF };                    /* .sines */
 enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };      /* .pos_mode */
 enum { STX_PAR_LOGITS = 0, STX_PAR_PI };                                /* .arch */
@@ -280,7 +280,9 @@ typedef struct stx_par_desc {
                                (copied). NULL or "": a supernet, every block is a mixture of the three */
     size_t segment;         /* T, tokens of a call: what tables are made for; 0: 128. Calls may be shorter or longer */
     size_t mem;             /* M, rows of memory; 0: T. STX_PAR_NO_ROWS: none */
-    int    positions;       /* STX_PAR_SINES; STX_PAR_LEARNED: a table of M + T distances for each attention */
+    int    positions;       /* STX_PAR_SINES. STX_PAR_LEARNED: each attention has a table
+                               (M + T,H dh) of distances. _LEARNED_BIAS: and a bias b (M + T,H)
+                               of distance and head in place of v.r_d */
     int    sines;           /* STX_PAR_SINES_BLOCK: sines, then cosines. _REF: interleaved, slowest first */
     int    pos_mode;        /* row of distance d. STX_PAR_POS_DIST: d. _FIXED: M + T - 1 - d. _REF: K - 1 - d with the K keys of this call.
                                The latter two with STX_PAR_SINES_REF */
@@ -291,6 +293,7 @@ typedef struct stx_par_desc {
     int    biases;          /* of Wq, Wkv, Wr, Wo. W1 and W2 always have them */
     int    own_uv;          /* u, v for each attention; else one pair for all */
     int    pre_norm;        /* x + branch(LN(x)), and a final norm; else LN(x + branch(x)) */
+    int    no_final_norm;   /* with pre_norm: no norm after the last block */
     double norm_eps;        /* 0: 1e-5 */
     double dropout;         /* of X_0 and of each branch's output */
     double attn_dropout;    /* attention weights */
@@ -314,6 +317,8 @@ typedef struct stx_par_desc {
     size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* ... or so wide, where not 0 */
     int    tie_words;       /* adaptive tables of input and output are the same */
     int    tie_projs;       /* ... and projections */
+    int    one_proj;        /* with div_val 1: the input's clusters have one projection
+                               (D,E), as have those of the output whose ones are tied */
     int    pads;            /* 1: targets that are pad_id have no loss */
     int32_t pad_id;
     int    divide_all;      /* the loss is divided by all B T targets; else by those that count */
@@ -339,8 +344,8 @@ typedef struct stx_par_block {
     stx_tensor *attn_gain, *attn_shift;         /* (D) */
     stx_tensor *wq, *wkv, *wr, *wo;             /* (H dh,D) (2 H dh,D): keys first; (H dh,D) (D,H dh) */
     stx_tensor *bq, *bkv, *br, *bo;             /* with biases */
-    stx_tensor *u, *v;                          /* (H,dh): its own, or those of all */
-    stx_tensor *rel;                            /* (M + T,H dh), row d = distance d: STX_PAR_LEARNED */
+    stx_tensor *u, *v;          /* (H,dh): its own, or those of all. With rel_bias no v */
+    stx_tensor *rel, *rel_bias; /* learned (M + T,H dh), (M + T,H): row d is of distance d */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D) */
     stx_tensor *gate;                           /* (3): attention, feed-forward, identity; in stx_par.arch */
 } stx_par_block;
@@ -365,7 +370,7 @@ typedef struct stx_par {
     stx_par_positions pos[2];               /* by desc.clamp_len, and by another of an evaluation */
     stx_tensor     *tau;                    /* (1), the temperature */
     stx_real       *cost;                   /* (3) on the device: the table c */
-    stx_tensor     *shown;                  /* (2,H dh), ones and zeros: for padding */
+    stx_tensor     *shown;                  /* (2,H dh'), ones and zeros: for padding */
     int             frozen;                 /* the gates learn nothing: set by stx_par_freeze */
     stx_real       *uniforms;               /* the caller's, on the device; see stx_par_set_uniforms */
     size_t          uniforms_count, uniforms_room;      /* how many hold; 0: numbers are drawn */
@@ -520,7 +525,7 @@ typedef struct stx_par_gen {
     int        same_length;
     size_t     rows;            /* of memory: tokens so far, up to M */
     stx_cache *cache;           /* of each block with an attention: keys and values */
-    stx_real **pos;             /* (M + 1,H dh) of each: what its queries meet */
+    stx_real **pos;             /* (M + 1,H dh') of each: what its queries meet */
     char      *kind;            /* (L): what each block runs */
     int32_t   *pad;             /* (B,M), on the host: not 0 for rows before a stream's reset, the newest last */
     int        masked, stale;   /* is one of them not 0; positions and kinds are to be made */
@@ -1258,6 +1263,7 @@ static int stx__par_only(stx_ctx *x, const char *what, double got, int where, co
 static int stx__par_number(stx_ctx *x, const char *what, double v, double lo, double below, const char *want) {
     return (v >= lo && v < below) || stx__par_bad(x, what, v, want);
 }
+static int stx__par_ends_in_norm(const stx_par_desc *d) { return d->pre_norm && !d->no_final_norm; }
 static size_t stx__par_mem(const stx_par_desc *d) { return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem; }
 static int stx__par_adaptive(const stx_par_desc *d) {
     return d->adaptive_in || d->words_out == STX_PAR_OUT_ADAPTIVE || d->words_out == STX_PAR_OUT_REF;
@@ -1291,6 +1297,7 @@ static void stx__par_words(const stx_par_desc *d, stx_words_desc *w) {
     w->share_tables = d->tie_words;
     w->share_projs = d->tie_projs != STX_PAR_TIE_NONE;
     w->own_first = d->tie_projs == STX_PAR_TIE_BUT_FIRST;
+    w->one_proj = d->one_proj;
     w->table = xl ? stx__par_init(STX_NORMAL, d->init_std, 0) : stx__par_init(STX_UNIFORM, 0.05, 0);
     w->out_table = w->cluster = xl ? w->table : stx__par_init(STX_UNIFORM, 1, STX_INIT_XAVIER);
     w->proj = xl ? stx__par_init(STX_NORMAL, d->proj_std, 0) : w->out_table;
@@ -1311,6 +1318,9 @@ static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
         || !stx__par_only(x, "tie_words", d->tie_words, both, "0 but for adaptive words on both sides")
         || !stx__par_only(x, "tie_projs", d->tie_projs, both && stx__par_projects(d),
                           "0 but for adaptive words with projections on both sides")
+        || !stx__par_only(x, "one_proj", d->one_proj,
+                          d->adaptive_in && d->div_val == 1 && d->emb != d->dim,
+                          "0 but for an adaptive input with div_val 1 and an emb other than dim")
         || !stx__par_number(x, "emb_scale", d->emb_scale, -1e30, 1e30, "a number")) return 0;
     if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__par_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
     if (floor((double)d->emb / pow(d->div_val, (double)d->cutoffs)) < 1)
@@ -1358,7 +1368,7 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
     if (!d) return;
     d->positions = STX_PAR_SINES; d->sines = STX_PAR_SINES_REF; d->pos_mode = STX_PAR_POS_REF;
     d->full_scale = d->attn_relu = d->biases = d->own_uv = 1;
-    d->pre_norm = 0;
+    d->pre_norm = d->no_final_norm = d->one_proj = 0;
     d->norm_eps = 1e-3;
     d->arch = STX_PAR_PI; d->gate = STX_PAR_SOFT; d->gate_eval = STX_PAR_EVAL_NOISE;
     d->words_out = STX_PAR_OUT_REF;
@@ -1407,20 +1417,23 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     if (!d->head_dim) d->head_dim = d->dim / d->heads;
     if (!d->inner) d->inner = 4 * d->dim;
     if (!stx__par_upto(x, "head_dim", d->head_dim, 1, 20) || !stx__par_upto(x, "inner", d->inner, 1, 31)
-        || !stx__par_among(x, "positions", d->positions, STX_PAR_LEARNED) || !stx__par_among(x, "sines", d->sines, STX_PAR_SINES_REF)
+        || !stx__par_among(x, "positions", d->positions, STX_PAR_LEARNED_BIAS)
+        || !stx__par_among(x, "sines", d->sines, STX_PAR_SINES_REF)
         || !stx__par_among(x, "pos_mode", d->pos_mode, STX_PAR_POS_REF) || !stx__par_among(x, "init", d->init, STX_PAR_INIT_REF)
-        || !stx__par_only(x, "sines", d->sines, d->positions == STX_PAR_SINES, "0 with STX_PAR_LEARNED")
+        || !stx__par_only(x, "sines", d->sines, !d->positions, "0 with learned positions")
         || !stx__par_only(x, "pos_mode", d->pos_mode, d->sines == STX_PAR_SINES_REF, "0 but for STX_PAR_SINES_REF")
         || !stx__par_upto(x, "clamp_len", d->clamp_len, 0, 30)
         || !stx__par_only(x, "clamp_len", (double)d->clamp_len, d->pos_mode == STX_PAR_POS_DIST, "0 but for STX_PAR_POS_DIST")
         || !stx__par_only(x, "same_length", d->same_length, stx__par_mem(d) > 1, "0 without a memory of at least 2 rows")
+        || !stx__par_only(x, "no_final_norm", d->no_final_norm, d->pre_norm, "0 without pre_norm")
         || !stx__par_number(x, "norm_eps", d->norm_eps, 1e-30, 1, "more than 0 and below 1")
         || !stx__par_number(x, "dropout", d->dropout, 0, 1, "0 <= p < 1")
         || !stx__par_number(x, "attn_dropout", d->attn_dropout, 0, 1, "0 <= p < 1")
         || !stx__par_number(x, "inner_dropout", d->inner_dropout, 0, 1, "0 <= p < 1")
         || !stx__par_number(x, "pos_dropout", d->pos_dropout, 0, 1, "0 <= p < 1")
         || !stx__par_number(x, "final_dropout", d->final_dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_only(x, "pos_dropout", d->pos_dropout, d->positions == STX_PAR_SINES, "0 with STX_PAR_LEARNED")
+        || !stx__par_only(x, "pos_dropout", d->pos_dropout, !d->positions,
+                          "0 with learned positions")
         || !stx__par_number(x, "init_std", d->init_std, 0, 1e6, "0 or more")
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more")) return 0;
     if (d->positions == STX_PAR_SINES && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
@@ -1440,25 +1453,28 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     char kind[STX__PAR_MOST + 1];
     stx_par_desc d;
     stx_words_desc words;
-    size_t n = 0, l, attn, C, attentions = 0;
+    size_t n = 0, l, attn, C, attentions = 0, rows, uv;
     if (!desc || !stx_par_resolve(NULL, desc, &d)) return 0;
     stx__par_kinds(&d, kind);
     C = d.heads * d.head_dim;
+    rows = d.segment + stx__par_mem(&d);
+    uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
     if (d.vocab) {
         stx__par_words(&d, &words);
         if (!stx_words_resolve(NULL, NULL, &words, &words)) return 0;
         n = stx_words_count(&words);
     }
-    attn = stx_size_add(stx_size_add(2 * d.dim, 4 * d.dim, C), d.positions == STX_PAR_LEARNED ? d.segment + stx__par_mem(&d) : d.dim, C);
-    if (d.biases) attn = stx_size_add(attn + d.dim, d.positions == STX_PAR_LEARNED ? 3 : 4, C);
-    if (d.own_uv) attn = stx_size_add(attn, 2, C);
+    attn = stx_size_add(stx_size_add(2 * d.dim, 4 * d.dim, C), d.positions ? rows : d.dim, C);
+    if (d.positions == STX_PAR_LEARNED_BIAS) attn = stx_size_add(attn, rows, d.heads);
+    if (d.biases) attn = stx_size_add(attn + d.dim, d.positions ? 3 : 4, C);
+    if (d.own_uv) attn = stx_size_add(attn, uv, C);
     for (l = 0; l < d.blocks; l++) {
         attentions += (size_t)stx__par_attends(kind[l]);
         if (stx__par_attends(kind[l])) n = stx_size_add(n, 1, attn);
         if (stx__par_feeds(kind[l])) n = stx_size_add(stx_size_add(n, d.inner, 2 * d.dim + 1), 3, d.dim);
     }
-    if (attentions && !d.own_uv) n = stx_size_add(n, 2, C);
-    return d.pre_norm ? stx_size_add(n, 2, d.dim) : n;
+    if (attentions && !d.own_uv) n = stx_size_add(n, uv, C);
+    return stx__par_ends_in_norm(&d) ? stx_size_add(n, 2, d.dim) : n;
 }
 
 static stx_tensor *stx__par_param(stx_par *m, size_t l, const char *name, int init, double a, size_t d0, size_t d1) {
@@ -1488,6 +1504,7 @@ static void stx__par_uv(stx_par *m, const char *name, stx_tensor **u, stx_tensor
     char full[96];
     snprintf(full, sizeof full, "%s.u", name);
     *u = stx_param(m->params, xl ? STX_NORMAL : STX_TRUNCATED, a, full, H, dh, 0, 0);
+    if (m->desc.positions == STX_PAR_LEARNED_BIAS) return;
     snprintf(full, sizeof full, "%s.v", name);
     *v = stx_param(m->params, xl ? STX_NORMAL : STX_TRUNCATED, a, full, H, dh, 0, 0);
 }
@@ -1502,8 +1519,11 @@ static void stx__par_block_params(stx_par *m, size_t l) {
         if (!stx_params_beside(m->params, 3 * C * D)) return;           /* queries, keys and values are one product */
         y->wq = stx__par_matrix(m, l, "attn.query.weight", C, D, 3 * C);
         y->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * C, D, 3 * C);
-        if (d->positions == STX_PAR_LEARNED) y->rel = stx__par_matrix(m, l, "attn.rel.weight", d->segment + stx__par_mem(d), C, C);
-        else y->wr = stx__par_matrix(m, l, "attn.pos.weight", C, D, C);
+        if (!d->positions) y->wr = stx__par_matrix(m, l, "attn.pos.weight", C, D, C);
+        else y->rel = stx__par_matrix(m, l, "attn.rel.weight", d->segment + stx__par_mem(d), C, C);
+        if (d->positions == STX_PAR_LEARNED_BIAS)
+            y->rel_bias = stx__par_param(m, l, "attn.r_bias", STX_ZEROS, 0,
+                                         d->segment + stx__par_mem(d), d->heads);
         y->wo = stx__par_matrix(m, l, "attn.out.weight", D, C, D);
         if (d->biases) {
             if (!stx_params_beside(m->params, 3 * C)) return;
@@ -1584,7 +1604,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
         m->block[l].kind = kind[l];
         stx__par_block_params(m, l);
     }
-    if (d->pre_norm) stx__par_norm(m, "final_norm", &m->final_gain, &m->final_shift);
+    if (stx__par_ends_in_norm(d)) stx__par_norm(m, "final_norm", &m->final_gain, &m->final_shift);
     if (!m->pattern && stx_ok(x)) stx__par_gates(m);
     return stx_ok(x) ? m : NULL;
 }
@@ -1773,6 +1793,108 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     return 1;
 }
 
+// >>bias of distances
+
+/* STX_PAR_LEARNED_BIAS. The attention kernels have no bias of a distance. Wider heads, of
+   dh' > dh columns, express it. Beyond dh there is 1 in queries, keys and values, -1 in
+   u, and in r'_d first b_d, then zeros:
+
+       (q' + u').k' = (q + u).k + (1 - 1) 1        q'.r'_d = q.r_d + b_d        y' = [y, 1 ..]
+
+   Wo does not read the columns that y' has beyond y. dh' is a multiple of 8, as a GPU's
+   fused kernels need it; without the bias dh' = dh. In a segment the weights are widened
+   (rows of zeros, with a bias of 1), which have fewer elements than the activations; in
+   generation the activations are. */
+static size_t stx__par_wide(const stx_par_desc *d) {
+    return d->positions == STX_PAR_LEARNED_BIAS ? (d->head_dim + 8) / 8 * 8 : d->head_dim;
+}
+
+typedef struct stx__par_widening { size_t w, ld, rows[2]; } stx__par_widening;
+
+static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx__par_widening *s = (const stx__par_widening *)save;
+    size_t at = 0;
+    int i, fresh;
+    for (i = 0; i < 2; at += s->rows[i++] * s->ld) {
+        stx_real *da = stx_grad(x, in[i], &fresh), *dy = da ? stx_at(x, y->grad, at) : NULL;
+        if (da) STX_RUN(x, stx_copy2d, (x, da, s->w, dy, s->ld, s->rows[i], s->w, !fresh));
+    }
+}
+
+/* The rows of a, of w elements each, and after them those of b (NULL: none), filled up
+   with `fill` -> (rows,ld). full: float in every precision */
+static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
+                                  double fill, int full) {
+    stx__par_widening *s = (stx__par_widening *)stx_step_alloc(x, sizeof *s);
+    stx_tensor *in[2], *y;
+    size_t at = 0, rows;
+    int i;
+    if (!s || !a) return NULL;
+    in[0] = a;
+    in[1] = b;
+    s->w = w;
+    s->ld = ld;
+    for (i = 0; i < 2; i++) s->rows[i] = in[i] ? in[i]->size / w : 0;
+    rows = s->rows[0] + s->rows[1];
+    y = full ? stx_new_full(x, rows, ld, 0, 0) : stx_new(x, rows, ld, 0, 0);
+    if (!y) return NULL;
+    STX_RUN(x, stx_fill, (x, y->data, y->size, (stx_real)fill));
+    for (i = 0; i < 2; at += s->rows[i++] * ld) {
+        stx_real *to = stx_at(x, y->data, at);
+        if (in[i]) STX_RUN(x, stx_copy2d, (x, to, ld, in[i]->data, w, s->rows[i], w, 0));
+    }
+    stx_record(x, y, in, 2, stx__par_widen_back, s);
+    return y;
+}
+
+/* Heads of activations (B,t,n dh) -> (B,t,n dh'), and back */
+static stx_tensor *stx__par_widen_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
+    size_t wide = stx__par_wide(d);
+    stx_tensor *y = stx__par_widen(x, t, NULL, d->head_dim, wide, 1, 0);
+    return y ? stx_reshape(x, y, t->dim[0], t->dim[1], t->dim[2] / d->head_dim * wide, 0) : NULL;
+}
+static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
+    size_t wide = stx__par_wide(d);
+    stx_tensor *y;
+    if (!t) return NULL;
+    y = stx_reshape(x, t, t->size / wide, wide, 0, 0);
+    y = stx_slice_channels(x, y, 0, d->head_dim);
+    return stx_reshape(x, y, t->dim[0], t->dim[1], d->heads * d->head_dim, 0);
+}
+
+/* r (P,H dh) and b (P,H) -> r' (P,H dh') */
+static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor *r,
+                                   stx_tensor *b) {
+    size_t P = r->dim[0], H = d->heads, wide = stx__par_wide(d);
+    stx_tensor *t;
+    r = stx_reshape(x, r, P * H, d->head_dim, 0, 0);
+    b = stx_reshape(x, b, P * H, 1, 0, 0);
+    t = stx__par_widen(x, stx_concat_channels(x, r, b), NULL, d->head_dim + 1, wide, 0, 1);
+    return t ? stx_reshape(x, t, P, H * wide, 0, 0) : NULL;
+}
+
+/* An attention's weights with wide heads. w[0], b[0]: of q, k and v together; w[1], b[1]:
+   their part for k and v; wo. 0 in error */
+static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *p,
+                                  stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
+    const size_t H = d->heads, D = d->dim, dh = d->head_dim, wide = stx__par_wide(d), C = H * wide;
+    stx_tensor *bq = p->bq;
+    if (!bq) {
+        bq = stx_new_full(x, 3 * H * dh, 0, 0, 0);
+        if (bq) STX_RUN(x, stx_fill, (x, bq->data, bq->size, 0));
+    }
+    w[0] = stx__par_widen(x, p->wq, p->wkv, dh * D, wide * D, 0, 1);
+    b[0] = stx__par_widen(x, bq, p->bkv, dh, wide, 1, 1);
+    *wo = stx__par_widen(x, p->wo, NULL, dh, wide, 0, 1);
+    if (!w[0] || !b[0] || !*wo) return 0;
+    w[0] = stx_reshape(x, w[0], 3 * C, D, 0, 0);
+    b[0] = stx_reshape(x, b[0], 3 * C, 1, 0, 0);
+    *wo = stx_reshape(x, *wo, D, C, 0, 0);
+    w[1] = stx_view_rows(x, w[0], C, 3 * C);
+    b[1] = stx_view_rows(x, b[0], C, 3 * C);
+    return stx_ok(x);
+}
+
 // >>positions
 
 /* Number c of row p of the reference's table: the features of the usual interleaved one from behind */
@@ -1795,7 +1917,7 @@ static const stx_par_positions *stx__par_reach(stx_par *m, size_t clamp, size_t 
     memset(&now, 0, sizeof now);
     now.rows = p->clamp == clamp && p->rows ? STX_MAX(n, p->rows + p->rows / 2) : STX_MAX(n, table);
     now.clamp = clamp;
-    if (d->positions == STX_PAR_LEARNED) {
+    if (d->positions) {
         int32_t *idx = (int32_t *)stx_block(x, stx_bytes_of(now.rows, sizeof *idx, 1));
         for (i = 0; idx && i < now.rows; i++) {
             size_t far_ = now.rows - 1 - i;
@@ -1826,12 +1948,14 @@ static stx_tensor *stx__par_last(stx_par *m, stx_tensor *t, size_t K) {
     if (!t) return NULL;
     return m->desc.pos_mode == STX_PAR_POS_REF ? stx_view_rows(m->ctx, t, 0, K) : stx_view_rows(m->ctx, t, t->dim[0] - K, t->dim[0]);
 }
-/* What the queries of block l meet at K distances (K,H dh), the last one 0. sines: of this call, or NULL */
+/* What the queries of block l meet at K distances (K,H dh'), the last one 0. sines: of
+   this call, or NULL */
 static stx_tensor *stx__par_meets(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p, stx_tensor *sines, size_t K) {
     const stx_par_block *y = &m->block[l];
-    stx_tensor *t;
+    stx_tensor *t = y->rel;
     if (y->wr) return stx_linear(x, sines ? sines : stx__par_last(m, p->sines, K), y->wr, y->br, STX_ACT_NONE);
-    t = stx_embedding(x, y->rel, p->far_first);
+    if (y->rel_bias) t = stx__par_biased(x, &m->desc, t, y->rel_bias);
+    t = stx_embedding(x, t, p->far_first);
     return t ? stx__par_last(m, stx_reshape(x, t, t->dim[1], t->dim[2], 0, 0), K) : NULL;
 }
 
@@ -1857,24 +1981,33 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_ten
     const stx_par_block *p = &j->m->block[j->l];
     stx_attention_in a;
     stx_attention_desc ad;
-    stx_tensor *y, *w[2], *b[2];
+    stx_tensor *y, *w[2], *b[2], *wo = p->wo;
+    const size_t wide = stx__par_wide(d);
     if (!h) return NULL;
     memset(&a, 0, sizeof a);
     memset(&ad, 0, sizeof ad);
     w[0] = p->wq; w[1] = p->wkv;
     b[0] = p->bq; b[1] = p->bkv;
-    a.qkv = stx_linear_many(x, h, w, b, 2);
-    if (past) a.past[0] = stx_linear(x, stx_layernorm(x, past, p->attn_gain, p->attn_shift, d->norm_eps), p->wkv, p->bkv, STX_ACT_NONE);
-    else a.past[0] = stx_linear_past(x, &j->view, 1, h->dim[0], w + 1, b + 1, 1);
+    if (!p->rel_bias) a.qkv = stx_linear_many(x, h, w, b, 2);
+    else if (j->gen) a.qkv = stx__par_widen_heads(x, d, stx_linear_many(x, h, w, b, 2));
+    else {
+        if (!stx__par_widen_weights(x, d, p, w, b, &wo)) return NULL;
+        a.qkv = stx_linear(x, h, w[0], b[0], STX_ACT_NONE);
+    }
+    if (past) {
+        past = stx_layernorm(x, past, p->attn_gain, p->attn_shift, d->norm_eps);
+        a.past[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
+    } else a.past[0] = stx_linear_past(x, &j->view, 1, h->dim[0], w + 1, b + 1, 1);
     a.u = p->u;
+    if (p->rel_bias) a.u = stx__par_widen(x, p->u, NULL, d->head_dim, wide, -1, 1);
     a.vb = p->v;
     a.pad = j->mask;
     ad.heads = d->heads;
-    ad.scale = d->full_scale ? 1 / (double)d->head_dim : 0;
+    ad.scale = 1 / (d->full_scale ? (double)d->head_dim : sqrt((double)d->head_dim));
     ad.span = j->span;
     ad.dropout = d->attn_dropout;
     if (j->gen) {
-        a.pe = stx_new(x, 1, d->heads * d->head_dim, 0, 0);
+        a.pe = stx_new(x, 1, d->heads * wide, 0, 0);
         if (a.pe) {
             size_t K = d->pos_mode == STX_PAR_POS_REF ? j->n + 1 : j->gen->M + 1;
             a.pe->data = j->gen->pos[j->l];
@@ -1882,12 +2015,13 @@ static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_ten
             a.pe->size = K * a.pe->dim[1];
         }
         y = a.pe ? stx_cache_attention(j->gen->cache, j->l, &a, &ad) : NULL;
+        if (p->rel_bias) y = stx__par_narrow_heads(x, d, y);
     } else {
         a.pe = stx__par_meets(x, j->m, j->l, j->pos, j->sines, j->n + h->dim[1]);
         y = a.pe ? stx_attention(x, &a, &ad) : NULL;
     }
     if (j->shown) y = stx_mul(x, y, j->shown);
-    return stx_linear(x, y, p->wo, late ? NULL : p->bo, d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
+    return stx_linear(x, y, wo, late ? NULL : p->bo, d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
 }
 static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *j, stx_tensor *h, int late) {
     const stx_par_block *p = &j->m->block[j->l];
@@ -1968,10 +2102,10 @@ static const stx_real *stx__par_given(stx_par *m, size_t draws) {
              m->uniforms_count, draws, m->desc.blocks);
     return NULL;
 }
-/* (B,T,H dh): rows of zeros where pad is not 0, of ones elsewhere; NULL where nothing is padding */
+/* (B,T,H dh'): rows of zeros where pad is not 0, of ones elsewhere; NULL: nothing is padding */
 static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
     stx_ctx *x = m->ctx;
-    const size_t C = m->desc.heads * m->desc.head_dim, n = pad ? pad->B * pad->T : 0;
+    const size_t C = m->desc.heads * stx__par_wide(&m->desc), n = pad ? pad->B * pad->T : 0;
     int32_t *v, any = 0;
     size_t i;
     if (!pad) return NULL;
@@ -2061,7 +2195,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         out->calls = calls + 1;
         out->training = stx_training(x);
     }
-    if (d->pre_norm) h = stx_layernorm(x, h, m->final_gain, m->final_shift, d->norm_eps);
+    if (m->final_gain) h = stx_layernorm(x, h, m->final_gain, m->final_shift, d->norm_eps);
     return stx_dropout(x, h, d->final_dropout);
 }
 /* 1 and no error when the model has words */
@@ -2149,7 +2283,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 
 STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     stx_ctx *x = m ? m->ctx : NULL;
-    const size_t L = m ? m->desc.blocks : 0, C = m ? m->desc.heads * m->desc.head_dim : 0;
+    const size_t L = m ? m->desc.blocks : 0, C = m ? m->desc.heads * stx__par_wide(&m->desc) : 0;
     stx_par_gen *g;
     size_t l;
     if (!stx_ok(x)) return NULL;
@@ -2217,7 +2351,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
 static int stx__par_gen_fill(stx_par_gen *g) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
-    const size_t C = m->desc.heads * m->desc.head_dim;
+    const size_t C = m->desc.heads * stx__par_wide(&m->desc);
     size_t l;
     for (l = 0; l < m->desc.blocks; l++) {
         const stx_par_positions *p;
@@ -2235,7 +2369,7 @@ static int stx__par_gen_fill(stx_par_gen *g) {
 STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     stx_par *m = g ? g->model : NULL;
     stx_ctx *x = m ? m->ctx : NULL;
-    const size_t C = m ? m->desc.heads * m->desc.head_dim : 0;
+    const size_t C = m ? m->desc.heads * stx__par_wide(&m->desc) : 0;
     size_t l, b, n = SIZE_MAX;
     if (!stx_ok(x)) return 0;
     if (!from || from->model != m || from->B != g->B) {
@@ -2260,6 +2394,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
         if (!t) continue;
         if (m->desc.pre_norm) t = stx_layernorm(x, t, p->attn_gain, p->attn_shift, m->desc.norm_eps);
         t = stx_linear(x, t, p->wkv, p->bkv, STX_ACT_NONE);
+        if (p->rel_bias) t = stx__par_widen_heads(x, &m->desc, t);
         if (!t) return 0;
         STX_RUN(x, stx_copy2d, (x, y->k, y->capacity * y->width, t->data, n * 2 * C, g->B, n * 2 * C, 0));
         y->len = n;
@@ -2310,7 +2445,7 @@ static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     }
     if (!h) return NULL;
     g->rows = STX_MIN(n + t, M);
-    return m->desc.pre_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, m->desc.norm_eps) : h;
+    return m->final_gain ? stx_layernorm(x, h, m->final_gain, m->final_shift, m->desc.norm_eps) : h;
 }
 STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     stx_ctx *x = g ? g->model->ctx : NULL;

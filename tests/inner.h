@@ -70,10 +70,13 @@ extern stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_
 #endif
 
 #ifdef SEQTX_PAR_H
-/* The ops: a mixture of h, b0, b1, w, and gains and shifts or NULLs; a gate; a penalty */
+/* The ops: a mixture of h, b0, b1, w, and gains and shifts or NULLs; a gate; a penalty; rows
+   of w elements as rows of ld */
 extern stx_tensor *inner_par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run, double eps);
 extern stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how, stx_tensor **lat);
 extern stx_tensor *inner_par_latency(stx_ctx *x, stx_tensor *nll, stx_tensor *lat, const stx_par_latency_args *how);
+extern stx_tensor *inner_par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
+                                   double fill, int full);
 #endif
 
 #ifdef __cplusplus

@@ -60,12 +60,14 @@ static void config(const stx_file *f, stx_par_desc *d) {
     d->segment = (size_t)need(f, "segment");
     d->mem = need(f, "mem") > 0 ? (size_t)need(f, "mem") : STX_PAR_NO_ROWS;
     d->positions = choice(f, "positions", positions);
+    if (meta(f, "rel_bias", 0) > 0) d->positions = STX_PAR_LEARNED_BIAS;
     d->sines = d->positions ? 0 : choice(f, "sines_form", sines);
     d->pos_mode = d->positions ? 0 : choice(f, "pos_mode", modes);
     d->clamp_len = (size_t)need(f, "clamp_len"); d->same_length = (int)need(f, "same_length");
     d->full_scale = choice(f, "scale", scales);
     d->attn_relu = (int)need(f, "attn_relu"); d->biases = (int)need(f, "biases"); d->own_uv = !(int)need(f, "share_uv");
     d->pre_norm = choice(f, "norm", norms);
+    d->no_final_norm = d->pre_norm && meta(f, "final_norm", 1) == 0;
     d->norm_eps = need(f, "norm_eps");
     d->arch = choice(f, "arch", archs); d->gate = choice(f, "gate", gates); d->gate_eval = choice(f, "gate_eval", evals);
     d->noise = choice(f, "noise", noises);
@@ -80,6 +82,7 @@ static void config(const stx_file *f, stx_par_desc *d) {
         list_of(text_of(f, "proj_dims"), d->proj_dims, STX_MAX_CLUSTERS - 1);
     }
     d->tie_words = (int)need(f, "tie_words");
+    d->one_proj = (int)meta(f, "one_projection", 0);
     if (d->div_val > 1 || (d->emb && d->emb != d->dim)) d->tie_projs = choice(f, "tie_projs", ties);       /* else there are none */
     d->pads = need(f, "pad_id") >= 0;
     d->pad_id = d->pads ? (int32_t)need(f, "pad_id") : 0;
@@ -379,7 +382,7 @@ static void model_case(const char *name, int recompute, int threads, int two) {
     stx_destroy(x);
 }
 
-/* Ten updates with memory carried over */
+/* Some updates with memory carried over */
 static void training(const char *name) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);
@@ -414,11 +417,13 @@ static void training(const char *name) {
     gate_lr = od.kind == STX_ADAMW ? entry(f, "arch_lr", &n) : entry(f, "lr", &n);
     s = stx_par_state_create(m, B);
     for (i = 0; i < steps && stx_ok(x) && loss && lr && gate_lr; i++) {
-        stx_tensor *total;
+        stx_tensor *total, *h;
         stx_begin(x, STX_TRAIN);
         reset(f, i, s);
         set_noise(m, f, i, &u);
-        total = stx_par_total(m, stx_par_loss(m, ids_of(x, f, "tokens", i, B, 0), ids_of(x, f, "targets", i, B, 0), s, s));
+        h = stx_par_embed(m, ids_of(x, f, "tokens", i, B, 0));
+        h = stx_par_segment(m, h, ids_of(x, f, "mask", i, B, 1), s, s);
+        total = stx_par_total(m, stx_par_nll(m, h, ids_of(x, f, "targets", i, B, 0), NULL));
         CHECK(CLOSE(stx_item(x, total), loss[i], CURVE), "%s step %zu: %.12g, want %.12g %s", name, i, stx_item(x, total), loss[i],
               stx_error(x));
         stx_backward(x, total);
@@ -517,11 +522,18 @@ int main(int argc, char **argv) {
     static const char *const more[] = {"par_a_soft", "par_a_st", "par_a_plain"};
     static const char *const trained[] = {"par_a_train", "par_train_xl", "par_train_pi", "par_train_st", "par_train_arch",
                                           "par_train_arch2"};
+    static const char *const forms[] = {
+        "pre_1", "pre_2", "pre_3", "pre_4", "rel_1", "rel_2", "rel_3", "rel_4", "rel_5", "rel_6",
+        "one_1", "one_2", "one_3", "one_4", "one_5", "one_6", "all_1", "all_2", "all_3", "all_4",
+        "all_5"};
     char name[32];
     int i;
     if (argc > 1) dir = argv[1];
     if (argc > 2) {
-        for (i = 2; i < argc; i++) if (strstr(argv[i], "train")) training(argv[i]); else model_case(argv[i], 0, 1, 0);
+        for (i = 2; i < argc; i++) {
+            if (!strstr(argv[i], "train")) model_case(argv[i], 0, 1, 0);
+            if (strstr(argv[i], "train") || strstr(argv[i], "xl_")) training(argv[i]);
+        }
         return test_end();
     }
     for (i = 0; i < 3; i++) model_case(more[i], i == 1, 1, 0);
@@ -529,6 +541,12 @@ int main(int argc, char **argv) {
         snprintf(name, sizeof name, "par_%02d", i);
         model_case(name, 0, 1 + i % 3, 0);
         if (golden_cpu() || i % 5 == 0) model_case(name, 1, 1, i % 2);
+    }
+    for (i = 0; i < 21; i++) {
+        snprintf(name, sizeof name, "par_xl_%s", forms[i]);
+        model_case(name, 0, 1 + i % 3, 0);
+        if (golden_cpu() || i % 5 == 4) model_case(name, 1, 1, i % 2);
+        training(name);
     }
     for (i = 0; i < 6; i++) training(trained[i]);
     cuts();

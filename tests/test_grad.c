@@ -2539,6 +2539,28 @@ static void row_par_gate(void) {
                 check(&p);
             }
 }
+typedef struct widen_user { size_t w, ld; int full; } widen_user;
+
+static stx_tensor *make_par_widen(stx_ctx *x, stx_tensor **in, void *user) {
+    const widen_user *u = (const widen_user *)user;
+    return inner_par_widen(x, in[0], in[1], u->w, u->ld, -1, u->full);
+}
+
+static void row_par_widen(void) {
+    int i, two;
+    for (i = 0; i < 4; i++) for (two = 0; two < 2; two++) {
+        static const size_t shape[4][2] = {{1, 8}, {7, 8}, {5, 5}, {12, 40}};
+        widen_user u;
+        problem p = start(two ? "par_widen of two" : "par_widen", make_par_widen, &u);
+        u.w = shape[i][0];
+        u.ld = shape[i][1];
+        u.full = i % 2;
+        add(&p, 3, 2 * u.w, 0, 0);
+        if (two) add(&p, 4, u.w, 0, 0); else add_absent(&p);
+        if (i == 1 && two) p.fixed[0] = 1;
+        check(&p);
+    }
+}
 static stx_tensor *make_par_latency(stx_ctx *x, stx_tensor **in, void *user) {
     return inner_par_latency(x, in[0], in[1], (const stx_par_latency_args *)user);
 }
@@ -2610,6 +2632,7 @@ static const struct row { const char *op; void (*run)(void); } ops[] = {
     {"comp_all_heads", row_heads},
     {"par_mix", row_par_mix},
     {"par_gate", row_par_gate},
+    {"par_widen", row_par_widen},
     {"par_latency", row_par_latency},
 };
 

@@ -28,11 +28,15 @@ static stx_par_desc small(void) {
     return d;
 }
 /* Models that differ in all that there is to choose */
-enum { VARIANTS = 20, FIRST_GATED = 12 };
+enum { VARIANTS = 26, FIRST_GATED = 16 };
 static stx_par_desc variant(int k, const char **name) {
-    static const char *const names[VARIANTS] = {"plain", "pre", "learned", "clamped", "same length", "fixed rows", "rows by keys",
-        "no memory", "short memory", "no attention", "biases, own u and v, wide heads", "adaptive words", "soft", "straight-through",
-        "pi, pre", "by sequence", "by tokens", "soft evaluation", "reference", "latency"};
+    static const char *const names[VARIANTS] = {
+        "plain", "pre", "learned", "clamped", "same length", "fixed rows", "rows by keys",
+        "no memory", "short memory", "no attention", "biases, own u and v, wide heads",
+        "adaptive words", "pre without a last norm", "learned with a bias",
+        "learned with a bias, short and clamped", "one projection", "soft", "straight-through", "pi, pre", "by sequence", "by tokens",
+        "soft evaluation", "reference", "latency", "learned with a bias, soft evaluation",
+        "pre without a last norm, argmax"};
     stx_par_desc d = small();
     *name = names[k];
     if (k >= FIRST_GATED) { d.pattern = NULL; d.blocks = 4; }
@@ -49,14 +53,32 @@ static stx_par_desc variant(int k, const char **name) {
     case 10: d.biases = d.own_uv = 1; d.head_dim = 7; break;
     case 11: d.adaptive_in = d.tie_words = 1; d.tie_projs = STX_PAR_TIE_BUT_FIRST; d.div_val = 2; d.cutoffs = 2; d.cutoff[0] = 4;
              d.cutoff[1] = 8; break;
-    case 13: d.gate = STX_PAR_ST; d.words_out = STX_PAR_OUT_PLAIN; break;
-    case 14: d.arch = STX_PAR_PI; d.pre_norm = 1; d.gate = STX_PAR_ST; break;
-    case 15: d.noise = STX_PAR_NOISE_SEQUENCE; break;
-    case 16: d.noise = STX_PAR_NOISE_TOKENS; d.noise_tokens = 4; d.positions = STX_PAR_LEARNED; break;
-    case 17: d.gate_eval = STX_PAR_EVAL_SOFT; break;
-    case 18: stx_par_reference(&d); d.cutoffs = 1; d.cutoff[0] = 7; d.mem = 3; break;
-    case 19: d.latency = STX_PAR_LATENCY_FBNET; d.cost[0] = 5; d.cost[1] = 2; d.latency_weight = 0.5; d.latency_w = STX_PAR_LATENCY_OF_W;
+    case 12: d.pre_norm = d.no_final_norm = 1; d.pattern = "ssfsf"; d.attn_relu = 1; break;
+    case 13: d.positions = STX_PAR_LEARNED_BIAS; break;
+    case 14:
+        d.positions = STX_PAR_LEARNED_BIAS;
+        d.pre_norm = d.biases = d.own_uv = d.full_scale = 1;
+        d.head_dim = 7; d.clamp_len = 5; d.mem = 4;
+        break;
+    case 15:
+        d.adaptive_in = d.tie_words = d.one_proj = 1;
+        d.tie_projs = STX_PAR_TIE_BUT_FIRST;
+        d.emb = 10; d.cutoffs = 2; d.cutoff[0] = 4; d.cutoff[1] = 8;
+        break;
+    case 17: d.gate = STX_PAR_ST; d.words_out = STX_PAR_OUT_PLAIN; break;
+    case 18: d.arch = STX_PAR_PI; d.pre_norm = 1; d.gate = STX_PAR_ST; break;
+    case 19: d.noise = STX_PAR_NOISE_SEQUENCE; break;
+    case 20: d.noise = STX_PAR_NOISE_TOKENS; d.noise_tokens = 4; d.positions = STX_PAR_LEARNED; break;
+    case 21: d.gate_eval = STX_PAR_EVAL_SOFT; break;
+    case 22: stx_par_reference(&d); d.cutoffs = 1; d.cutoff[0] = 7; d.mem = 3; break;
+    case 23: d.latency = STX_PAR_LATENCY_FBNET; d.cost[0] = 5; d.cost[1] = 2; d.latency_weight = 0.5; d.latency_w = STX_PAR_LATENCY_OF_W;
              break;
+    case 24:
+        d.positions = STX_PAR_LEARNED_BIAS;
+        d.gate_eval = STX_PAR_EVAL_SOFT;
+        d.recompute_layers = 2;
+        break;
+    case 25: d.pre_norm = d.no_final_norm = 1; break;
     default: break;
     }
     return d;
@@ -585,7 +607,7 @@ static void noise(void) {
     free(w);
     {
         const char *name;
-        stx_par_desc d = variant(16, &name);
+        stx_par_desc d = variant(20, &name);
         stx_par *m[3];
         stx_par_state *s;
         int32_t *t = text(2, 2 * S, 8);
@@ -1052,7 +1074,7 @@ static void bad_descs(void) {
     d = o; d.inner = ((size_t)1 << 31) + 1; refused("inner is", &d);
     d = o; d.segment = ((size_t)1 << 30) + 1; refused("segment is", &d);
     d = o; d.mem = ((size_t)1 << 30) + 1; refused("mem is", &d);
-    d = o; d.positions = 2; refused("positions is 2", &d);
+    d = o; d.positions = 3; refused("positions is 3", &d);
     d = o; d.sines = 2; refused("sines is 2", &d);
     d = o; d.pos_mode = 3; refused("pos_mode is 3", &d);
     d = o; d.positions = STX_PAR_LEARNED; d.sines = 1; refused("sines is 1", &d);
@@ -1067,6 +1089,11 @@ static void bad_descs(void) {
     d = o; d.inner_dropout = 2; refused("inner_dropout is 2", &d);
     d = o; d.pos_dropout = NAN; refused("pos_dropout is", &d);
     d = o; d.positions = STX_PAR_LEARNED; d.pos_dropout = 0.1; refused("pos_dropout is 0.1", &d);
+    d.positions = STX_PAR_LEARNED_BIAS; refused("pos_dropout is 0.1", &d);
+    d = o; d.no_final_norm = 1; refused("no_final_norm is 1", &d);
+    d = a; d.one_proj = 1; refused("one_proj is 1", &d);
+    d = a; d.one_proj = 1; d.div_val = 1; refused("one_proj is 1", &d);
+    d = o; d.one_proj = 1; refused("one_proj is 1", &d);
     d = o; d.final_dropout = 1; refused("final_dropout is 1", &d);
     d = o; d.arch = 2; refused("arch is 2", &d);
     d = o; d.gate = -1; refused("gate is -1", &d);

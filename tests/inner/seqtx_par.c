@@ -12,3 +12,7 @@ stx_tensor *inner_par_gate(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *
 stx_tensor *inner_par_latency(stx_ctx *x, stx_tensor *nll, stx_tensor *lat, const stx_par_latency_args *how) {
     return stx__par_latency_op(x, nll, lat, how);
 }
+stx_tensor *inner_par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
+                            double fill, int full) {
+    return stx__par_widen(x, a, b, w, ld, fill, full);
+}
