@@ -24,6 +24,7 @@ static struct {
     uint64_t nlayers, hid_sz, emb_sz, inner_hid_sz, nheads, head_sz, block_sz, mem, clamp_len;
     const char *pattern, *cutoffs, *proj_dims, *inherit;
     int positions, sines, pos_mode, same_length, full_scale, attn_relu, biases, own_uv, norm_before, init;
+    int no_final_norm, one_proj;
     int adaptive_in, words_out, tied, tie_projs, pad_id, divide_all, eval_mem, eval_clamp_len, eval_same_length;
     double norm_eps, dropout, attn_dropout, inner_dropout, pos_dropout, final_dropout, init_std, proj_init_std, div_val, proj_factor,
         emb_scale;
@@ -53,10 +54,14 @@ static tr_opt table[] = {
     TR_SIZE_ALSO("inner-hid-sz", "d-ffn|d-inner", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS, "inner size of the feed-forward; 0: 4 d"),
     TR_SIZE_ALSO("block-sz", "tgt-len|seq-len", TR_MODEL, &opt.block_sz, 1, MAX_ROWS, "segment: tokens of each stream per step"),
     TR_SIZE_ALSO("mem", "mem-len", TR_MODEL, &opt.mem, 0, MAX_ROWS, "rows of memory of each attention; 0: none"),
-    TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned", "sines of the distance, or a table for each attention"),
+    TR_CHOICE("positions", TR_MODEL, &opt.positions, "sines|learned|learned-bias",
+              "sines of the distance; a table for each attention; a table, and a bias per distance "
+              "and head in place of v (Transformer-XL's attn_type 1)"),
     TR_SIZE("clamp-len", TR_FIXED | TR_KEPT, &opt.clamp_len, 0, MAX_ROWS, "distances beyond it count as it; 0: none do"),
     TR_FLAG("same-length", TR_FIXED | TR_KEPT, &opt.same_length, "a query sees --mem keys and no more, itself included"),
     TR_FLAG("norm-before", TR_MODEL, &opt.norm_before, "layer norm before each branch, and one at the end, in place of after it"),
+    TR_FLAG("no-final-norm", TR_MODEL | TR_LATER, &opt.no_final_norm,
+            "norm-before: none at the end (Transformer-XL's pre_lnorm)"),
     TR_REAL("norm-eps", TR_MODEL, &opt.norm_eps, 0, 1, "of layer norms; 0: 1e-5"),
     TR_FLAG("own-uv", TR_MODEL, &opt.own_uv, "each attention has its own u and v; without, all have one pair"),
     TR_FLAG("biases", TR_MODEL, &opt.biases, "of the projections of attention"),
@@ -75,6 +80,9 @@ static tr_opt table[] = {
     TR_FLAG("adaptive-in", TR_MODEL, &opt.adaptive_in, "adaptive: the embedding is, too"),
     TR_FLAG("tied", TR_MODEL, &opt.tied, "the output's matrix is the embedding's, also of adaptive ones"),
     TR_CHOICE("tie-projs", TR_MODEL, &opt.tie_projs, "none|all|but-first", "adaptive-in: which projections are the output's, too"),
+    TR_FLAG("one-proj", TR_MODEL | TR_LATER, &opt.one_proj,
+            "adaptive-in with --div-val 1: its clusters, and those of the output that --tie-projs "
+            "ties, have one projection (Transformer-XL)"),
     TR_LIST_ALSO("cutoffs", "adapt-io-cutoffs", TR_MODEL, &opt.cutoffs, "cluster ends, as 20000,40000,200000, or one after the other; "
                  "build/cuts finds the best ones"),
     TR_REAL_ALSO("div-val", "adapt-io-divval", TR_MODEL, &opt.div_val, 0, 0, 1e6, "adaptive: each cluster is this much narrower than the "
@@ -427,6 +435,7 @@ static int measure(run *r, double cost[2]) {
         d.positions = o->positions; d.sines = o->sines; d.pos_mode = o->pos_mode; d.clamp_len = o->clamp_len;
         d.same_length = o->same_length; d.full_scale = o->full_scale; d.attn_relu = o->attn_relu; d.biases = o->biases;
         d.own_uv = o->own_uv; d.pre_norm = o->pre_norm; d.norm_eps = o->norm_eps; d.recompute = opt.lm.recompute == TR_ALL;
+        d.no_final_norm = o->no_final_norm;
         d.dropout = o->dropout; d.attn_dropout = o->attn_dropout; d.inner_dropout = o->inner_dropout; d.pos_dropout = o->pos_dropout;
         d.pattern = kind[k];
         m[k] = x ? stx_par_create(x, &d) : NULL;
@@ -797,10 +806,12 @@ static int load_more(tr_lm *t, const stx_file *f) {
 static int why(tr_lm *t) {
     static const tr_word words[] = {{"blocks", "nlayers"}, {"dim", "hid-sz"}, {"inner", "inner-hid-sz"}, {"heads", "nheads"},
         {"head_dim", "head-sz"}, {"segment", "block-sz"}, {"emb", "emb-sz"}, {"cutoff", "cutoffs"}, {"pre_norm", "norm-before"},
+        {"no_final_norm", "no-final-norm"}, {"one_proj", "one-proj"},
+        {"div_val 1 and an emb other than dim", "--div-val 1 and an --emb-sz other than --hid-sz"},
         {"tie_words", "tied"}, {"proj_std", "proj-init-std"}, {"latency_w", "latency-of"}, {"a number of proj_dims", "proj-dims"},
         {"a number of cost", "latency-table"}, {"STX_PAR_NOISE_TOKENS", "--noise tokens"}, {"STX_PAR_LATENCY_FBNET", "--latency fbnet"},
         {"STX_PAR_LATENCY_HINGE", "--latency hinge"}, {"STX_PAR_OUT_REF", "--words-out reference"},
-        {"STX_PAR_OUT_ADAPTIVE", "--words-out adaptive"}, {"STX_PAR_LEARNED", "--positions learned"},
+        {"STX_PAR_OUT_ADAPTIVE", "--words-out adaptive"},
         {"STX_PAR_SINES_REF", "--sines reference"}, {"STX_PAR_SINES_BLOCK", "--sines block"}, {"STX_PAR_SINES", "--positions sines"},
         {"STX_PAR_POS_DIST", "--pos-mode dist"}, {"STX_PAR_PI", "--arch pi"}, {"want dim", "want --hid-sz"}, {"adaptive words",
         "--words-out adaptive"}, {NULL, NULL}};
@@ -849,6 +860,8 @@ static int describe(run *r, size_t vocab) {
     d->positions = opt.positions; d->sines = opt.sines; d->pos_mode = opt.pos_mode; d->clamp_len = opt.clamp_len;
     d->same_length = opt.same_length; d->full_scale = opt.full_scale; d->attn_relu = opt.attn_relu; d->biases = opt.biases;
     d->own_uv = opt.own_uv; d->pre_norm = opt.norm_before; d->norm_eps = opt.norm_eps; d->dropout = opt.dropout;
+    d->no_final_norm = opt.no_final_norm;
+    d->one_proj = opt.one_proj;
     d->attn_dropout = opt.attn_dropout; d->inner_dropout = opt.inner_dropout; d->pos_dropout = opt.pos_dropout;
     d->final_dropout = opt.final_dropout;
     d->init = opt.init; d->init_std = opt.init_std; d->proj_std = opt.proj_init_std;
@@ -907,7 +920,8 @@ static int fill_table(run *r) {
 }
 /* What weights mean without having another shape: a network that inherits them must have the same */
 static int same_network(tr_lm *t, const stx_file *f) {
-    static const char *const meaning[] = {"nheads", "norm-before", "norm-eps", "emb-scale", "sines", "pos-mode", "full-scale", "attn-relu"};
+    static const char *const meaning[] = {"nheads", "norm-before", "no-final-norm", "norm-eps",
+                                          "emb-scale", "sines", "pos-mode", "full-scale", "attn-relu"};
     const char *config = stx_file_meta(f, "config");
     char theirs[64], ours[64];
     size_t i;
@@ -1017,6 +1031,8 @@ static int all_count(tr_lm *t) {
         {"cutoffs", opt.words_out > 0, "--words-out adaptive and reference"},
         {"tie-projs", opt.adaptive_in, "--adaptive-in"},
         {"emb-sz", opt.words_out == 1, "--words-out adaptive"},
+        {"one-proj", opt.adaptive_in || !opt.one_proj, "--adaptive-in"},
+        {"no-final-norm", opt.norm_before || !opt.no_final_norm, "--norm-before"},
         {"proj-dims", opt.words_out == 2, "--words-out reference"},
         {"proj-factor", opt.words_out == 2, "--words-out reference"},
         {"div-val", opt.words_out == 1, "--words-out adaptive"},

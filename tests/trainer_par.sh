@@ -78,6 +78,10 @@ family_variants() {
         --sines reference --pos-mode reference --full-scale --attn-relu --biases --own-uv --norm-eps 0.001 --init reference --eps 0.0000001 --eps-hat --clip-value 0.5 \
         --reading records --gate-eval noise
     variant "lamb, turned streams, norm before, learned positions" --data ../t.txt $tiny --pattern xl --optim lamb --lr 0.01 --reading roll --norm-before --positions learned
+    variant "the original's pre-norm, bias of distances, one projection" --data ../w.txt $tiny \
+        --tokens words --pattern xl --lr 0.01 --dropout 0.2 --batch-split 2 --norm-before \
+        --no-final-norm --positions learned-bias --own-uv --words-out adaptive --adaptive-in --tied \
+        --tie-projs but-first --cutoffs 5,12 --div-val 1 --emb-sz 8 --one-proj
     variant "noise by runs of tokens, fbnet, random pieces" --data ../t.txt $tiny --lr 0.01 --noise tokens --noise-tokens 5 --latency fbnet --latency-of w --random-segments 4 --tau-steps 100
     variant "words in clusters" --data ../w.txt $full --tokens words --words-out reference --cutoffs 5,12 --proj-dims 4,2
 }
@@ -192,6 +196,7 @@ fixed_options() {
 --clamp-len 5
 --same-length
 --norm-before
+--no-final-norm
 --norm-eps 0.1
 --own-uv
 --biases
@@ -202,6 +207,7 @@ fixed_options() {
 --adaptive-in
 --tied
 --tie-projs all
+--one-proj
 --cutoffs 5,6
 --div-val 2
 --proj-factor 2
@@ -284,6 +290,10 @@ family_bad() {
         "init-std 1 --init reference" "latency-pass forward" "lr-start 1 --schedule reference"; do
         refused "--${more%% *} would change nothing: it is for" $t $tiny $new --pattern search --$more
     done
+    refused '--one-proj would change nothing: it is for --adaptive-in' $t $tiny $new --one-proj
+    refused '--no-final-norm would change nothing: .*--norm-before' $t $tiny $new --no-final-norm
+    refused '--one-proj is on, want off but for an adaptive input with --div-val 1' $t $tiny $new \
+        --words-out adaptive --adaptive-in --cutoffs 5,12 --div-val 2 --one-proj
     refused '--inherit would change nothing' --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
     refused '--arch-every would change nothing' $t $tiny $new --pattern search --arch-share 0 --arch-every 2
     refused '--pad-id with --batch-split' $t $tiny $new --pattern sf --pad-id 0 --batch-split 2
