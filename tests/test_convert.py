@@ -355,13 +355,17 @@ def comp_logp(sd, cfg, ids, pre="net."):
 
 # ---- Transformer-XL
 
-def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied=None, hf=False, names="full"):
-    m, n, pre = Maker(seed), H * dh, "transformer." if hf else ""
-    widths = [d // divval ** i for i in range(len(sizes))] if sizes else [d]
-    tables = list(zip(sizes, widths)) if sizes and divval > 1 else [(sum(sizes) if sizes else V, d)]
+def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied=None, hf=False, names="full", E=None, learned=0,
+             not_tied=False):
+    """E: d_embed, with div_val 1. learned: rows of the tables of attn_type 1. not_tied: the output has tables of its own."""
+    m, n, pre, E = Maker(seed), H * dh, "transformer." if hf else "", E or d
+    widths = [d // divval ** i for i in range(len(sizes))] if sizes else [E]
+    tables = list(zip(sizes, widths)) if sizes and divval > 1 else [(sum(sizes) if sizes else V, E)]
     for i, (size, w) in enumerate(tables):
         table = m.put(f"{pre}word_emb.emb_layers.{i}.weight", size, w, scale=0.5)
-        if names == "full":
+        if not_tied:
+            m.put(f"crit.out_layers.{i}.weight", size, w)
+        elif names == "full":
             m.sd[f"crit.out_layers.{i}.weight"] = table
         m.put(f"crit.out_layers.{i}.bias", size)
         if divval > 1:
@@ -370,14 +374,22 @@ def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied
                 m.put(f"crit.out_projs.{i}", d, w)
             elif names == "full":
                 m.sd[f"crit.out_projs.{i}"] = proj
+    if E != d:
+        proj = m.put(f"{pre}word_emb.emb_projs.0", d, E)
+        for i in range(len(sizes or [V])):
+            if not tied[i]:
+                m.put(f"crit.out_projs.{i}", d, E)
+            elif names == "full":
+                m.sd[f"crit.out_projs.{i}"] = proj
     if sizes:
-        m.put("crit.cluster_weight", len(sizes) - 1, d)
+        m.put("crit.cluster_weight", len(sizes) - 1, E)
         m.put("crit.cluster_bias", len(sizes) - 1)
     for l in range(nl):
         p = f"{pre}layers.{l}."
         m.put(p + "dec_attn.qkv_net.weight", 3 * n, d)
         m.put(p + "dec_attn.o_net.weight", d, n)
-        m.put(p + "dec_attn.r_net.weight", n, d)
+        if not learned:
+            m.put(p + "dec_attn.r_net.weight", n, d)
         m.norm(p + "dec_attn.layer_norm", d)
         if hf:
             m.put(p + "dec_attn.r_w_bias", H, dh)
@@ -387,6 +399,11 @@ def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied
         m.put(p + "pos_ff.CoreNet.3.weight", d, f)
         m.put(p + "pos_ff.CoreNet.3.bias", d)
         m.norm(p + "pos_ff.layer_norm", d)
+    if learned:
+        m.put("r_emb", nl, learned, H, dh)
+        m.put("r_w_bias", nl, H, dh)
+        m.put("r_bias", nl, learned, H)
+        return m.sd
     if not hf:
         m.put("r_w_bias", H, dh)
         m.put("r_r_bias", H, dh)
@@ -394,7 +411,7 @@ def xl_model(seed, d=12, H=2, dh=5, f=16, nl=2, V=20, sizes=None, divval=1, tied
     return m.sd
 
 
-def xl_logp(sd, ids, block, mem, sizes=None, divval=1, hf=False, clamp=0, same=False):
+def xl_logp(sd, ids, block, mem, sizes=None, divval=1, hf=False, clamp=0, same=False, before=False):
     pre, T = "transformer." if hf else "", len(ids)
     p = doubles(sd)
     d = p[pre + "layers.0.dec_attn.o_net.weight"].shape[0]
@@ -402,8 +419,8 @@ def xl_logp(sd, ids, block, mem, sizes=None, divval=1, hf=False, clamp=0, same=F
     ends = ends_of(sizes or [V])
     k = len(ends) - 1
 
-    def table(i):
-        return p[f"{pre}word_emb.emb_layers.{i}.weight"] if divval > 1 else p[f"{pre}word_emb.emb_layers.0.weight"][ends[i]:ends[i + 1]]
+    def table(i, names=pre + "word_emb.emb_layers"):
+        return p[f"{names}.{i}.weight"] if divval > 1 else p[f"{names}.0.weight"][ends[i]:ends[i + 1]]
 
     def bias(i):
         return p[f"crit.out_layers.{i}.bias"] if divval > 1 else p["crit.out_layers.0.bias"][ends[i]:ends[i + 1]]
@@ -411,15 +428,20 @@ def xl_logp(sd, ids, block, mem, sizes=None, divval=1, hf=False, clamp=0, same=F
     for x in ids:
         i = max(j for j in range(k) if ends[j] <= x)
         row = table(i)[x - ends[i]]
-        rows.append(p[f"{pre}word_emb.emb_projs.{i}"] @ row if divval > 1 else row)
+        proj = p.get(f"{pre}word_emb.emb_projs.{i if divval > 1 else 0}")
+        rows.append(row if proj is None else proj @ row)
     h = torch.stack(rows) * math.sqrt(d)
     l, w = 0, torch.tensor([10000.0 ** (-2 * j / d) for j in range(d // 2)], dtype=F64)
     while f"{pre}layers.{l}.dec_attn.o_net.weight" in p:
         q = f"{pre}layers.{l}."
-        u, v = (p[q + f"dec_attn.r_{x}_bias"] if hf else p[f"r_{x}_bias"] for x in "wr")
+        if "r_emb" in p:
+            u, v = p["r_w_bias"][l], None
+        else:
+            u, v = (p[q + f"dec_attn.r_{x}_bias"] if hf else p[f"r_{x}_bias"] for x in "wr")
         H, dh = u.shape
         n = H * dh
-        Q, K, W = ((h @ x.t()).view(T, H, dh) for x in p[q + "dec_attn.qkv_net.weight"].split(n))
+        seen = layer_norm(h, p, q + "dec_attn.layer_norm") if before else h
+        Q, K, W = ((seen @ x.t()).view(T, H, dh) for x in p[q + "dec_attn.qkv_net.weight"].split(n))
         out = torch.zeros(T, H, dh, dtype=F64)
         for i in range(T):
             low = max(0, i // block * block - mem)      # what is in memory when this block begins
@@ -429,18 +451,31 @@ def xl_logp(sd, ids, block, mem, sizes=None, divval=1, hf=False, clamp=0, same=F
                 s = []
                 for j in range(low, i + 1):
                     t = min(i - j, clamp) if clamp else i - j
+                    if v is None:           # the last row is distance 0; with clamp the last `clamp` rows are left
+                        far = (clamp or len(p["r_emb"][l])) - 1
+                        at = len(p["r_emb"][l]) - 1 - min(i - j, far)
+                        r, b = p["r_emb"][l, at, head], p["r_bias"][l, at, head]
+                        s.append(((Q[i, head] + u[head]) @ K[j, head] + Q[i, head] @ r + b) / math.sqrt(dh))
+                        continue
                     R = torch.cat([torch.sin(t * w), torch.cos(t * w)])
                     r = (p[q + "dec_attn.r_net.weight"] @ R).view(H, dh)[head]
                     s.append(((Q[i, head] + u[head]) @ K[j, head] + (Q[i, head] + v[head]) @ r) / math.sqrt(dh))
                 out[i, head] = torch.softmax(torch.stack(s), 0) @ W[low:i + 1, head]
-        h = layer_norm(h + out.view(T, n) @ p[q + "dec_attn.o_net.weight"].t(), p, q + "dec_attn.layer_norm")
-        a = torch.relu(h @ p[q + "pos_ff.CoreNet.0.weight"].t() + p[q + "pos_ff.CoreNet.0.bias"])
-        h = layer_norm(h + a @ p[q + "pos_ff.CoreNet.3.weight"].t() + p[q + "pos_ff.CoreNet.3.bias"], p, q + "pos_ff.layer_norm")
+        h = h + out.view(T, n) @ p[q + "dec_attn.o_net.weight"].t()
+        if not before:
+            h = layer_norm(h, p, q + "dec_attn.layer_norm")
+        a = layer_norm(h, p, q + "pos_ff.layer_norm") if before else h
+        a = torch.relu(a @ p[q + "pos_ff.CoreNet.0.weight"].t() + p[q + "pos_ff.CoreNet.0.bias"])
+        h = h + a @ p[q + "pos_ff.CoreNet.3.weight"].t() + p[q + "pos_ff.CoreNet.3.bias"]
+        if not before:
+            h = layer_norm(h, p, q + "pos_ff.layer_norm")
         l += 1
 
     def narrow(i):
-        return h @ p.get(f"crit.out_projs.{i}", p.get(f"{pre}word_emb.emb_projs.{i}")) if divval > 1 else h
-    logits = [narrow(i) @ table(i).t() + bias(i) for i in range(k)]
+        proj = p.get(f"crit.out_projs.{i}", p.get(f"{pre}word_emb.emb_projs.{i if divval > 1 else 0}"))
+        return h if proj is None else h @ proj
+    out = "crit.out_layers" if "crit.out_layers.0.weight" in p else pre + "word_emb.emb_layers"
+    logits = [narrow(i) @ table(i, out).t() + bias(i) for i in range(k)]
     if not sizes:
         return torch.log_softmax(logits[0], -1)
     cluster = narrow(0) @ p["crit.cluster_weight"].t() + p["crit.cluster_bias"]
@@ -639,20 +674,67 @@ def test_xl():
                 if m:
                     out.setdefault(f"crit.{b}{m.group(1)}", v)
         return out
-    narrow = dict(sizes=[20, 15, 25], divval=2)
+    narrow, wide = dict(sizes=[20, 15, 25], divval=2), dict(sizes=[20, 15, 25])
+    one = dict(wide, E=7)
     for what, V, kw, run, options in (
             ("plain", 20, {}, {}, []),
             ("positions clamped, same length", 20, {}, dict(clamp=3, same=True), ["--clamp-len", "3", "--same-length"]),
             ("adaptive, one table", 60, dict(sizes=[20, 15, 25]), dict(sizes=[20, 15, 25]), ["--cutoffs", "20,35"]),
             ("adaptive, tied but the first", 60, dict(narrow, tied=[0, 1, 1]), narrow, []),
             ("adaptive, nothing tied", 60, dict(narrow, tied=[0, 0, 0]), narrow, []),
-            ("adaptive, all tied", 60, dict(narrow, tied=[1, 1, 1]), narrow, [])):
+            ("adaptive, all tied", 60, dict(narrow, tied=[1, 1, 1]), narrow, []),
+            ("pre_lnorm", 20, {}, dict(before=True), ["--norm", "before"]),
+            ("attn_type 1", 20, dict(learned=14), {}, []),
+            ("attn_type 1, clamped, adaptive", 60, dict(narrow, tied=[1, 1, 1], learned=14), dict(narrow, clamp=5),
+             ["--clamp-len", "5"]),
+            ("plain, not tied", 20, dict(not_tied=True), {}, []),
+            ("adaptive, not tied", 60, dict(narrow, tied=[0, 1, 1], not_tied=True), narrow, []),
+            ("plain, another width of the embedding", 20, dict(E=7, tied=[0]), {}, []),
+            ("one projection, all tied", 60, dict(one, tied=[1, 1, 1]), wide, ["--cutoffs", "20,35"]),
+            ("one projection, nothing tied", 60, dict(one, tied=[0, 0, 0], not_tied=True), wide, ["--cutoffs", "20,35"]),
+            ("one projection, tied but the first, pre_lnorm, attn_type 1", 60, dict(one, nl=1, tied=[0, 1, 1], learned=14), dict(wide, before=True),
+             ["--cutoffs", "20,35", "--norm", "before"])):
         sd = xl_model(31, V=V, **kw)
         both_ways(f"transformer-xl, {what}", "par", sd, V, lambda ids: xl_logp(sd, ids, 6, 8, **run), ["--mem", "8"] + options, 6)
     for names in ("full", "once"):
         sd = xl_model(32, sizes=[20, 15, 25], divval=2, tied=[0, 1, 1], hf=True, names=names)
         both_ways(f"transfo-xl, names {names}", "par", sd, 60, lambda ids: xl_logp(sd, ids, 6, 8, [20, 15, 25], 2, True),
                   ["--mem", "8"], 6, expect=with_output)
+
+
+def test_xl_trained():
+    """A model of the original's forms that was trained here becomes a file of the original's, and that one the same model again.
+    What has no place there."""
+    ours, theirs, again, text = path("forms.safetensors"), path("forms.pt"), path("again.safetensors"), path("text.txt")
+    with open(text, "w") as f:
+        f.write("".join(letter(i) for i in texts_to(20, 400, 3)))
+    options = ("--pattern xl --nlayers 4 --hid-sz 8 --nheads 2 --inner-hid-sz 12 --block-sz 6 --mem 4 --norm-before --no-final-norm "
+               "--positions learned-bias --own-uv --words-out adaptive --adaptive-in --tied --tie-projs but-first --cutoffs 5,12 "
+               "--div-val 1 --emb-sz 6 --one-proj --steps 3 --batch-sz 1 --batch-split 1 --tokens chars").split()
+    done = train("par", "--checkpoint", ours, "--data", text, *options)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    run_convert(ours, theirs)
+    names = list(torch.load(theirs))
+    check("r_bias" in names and "crit.out_projs.0" in names and "word_emb.emb_projs.1" not in names, f"names: {names}")
+    run_convert(theirs, again, "--mem", "4", "--norm", "before", "--cutoffs", "5,12", "--vocab", ours)
+    a, b = (convert.read_safetensors(x) for x in (ours, again))
+    lost = [k for k in a[0] if not k.startswith(("optim.", "memory.", "state.", "grads"))]
+    check(len(b[0]) == len(lost) and all(k in b[0] and a[0][k].tobytes() == b[0][k].tobytes() for k in lost),
+          "Transformer-XL, trained here: another model after a way over the original's file")
+    a, b = (json.loads(x[1]["config"]) for x in (a, b))
+    wrong = [k for k in b if k in a and b[k] != a[k] and k in ("positions", "no-final-norm", "norm-before", "one-proj", "own-uv", "block-sz",
+                                                              "mem", "tie-projs", "tied", "div-val", "emb-sz", "cutoffs", "clamp-len")]
+    check(not wrong, f"Transformer-XL, trained here: other options {wrong} after that way")
+    tensors, meta = convert.read_safetensors(ours)
+    meta.pop("seal")
+    config, out = json.loads(meta["config"]), path("refused")
+    for name, value, said in (("no-final-norm", False, "--norm-before without --no-final-norm"), ("positions", "learned", "--positions learned"),
+                              ("own-uv", False, "with --own-uv"), ("one-proj", False, "without --one-proj"),
+                              ("adaptive-in", False, "without --adaptive-in")):
+        convert.write_safetensors(path("wrong.safetensors"), tensors, dict(meta, config=json.dumps(dict(config, **{name: value}))))
+        refused(f"Transformer-XL, {name} {value}", [path("wrong.safetensors"), out, "--to", "transformer-xl"], said)
+    refused("learned positions of Hugging Face", [ours, out, "--to", "transfo-xl"], "--to transformer-xl")
 
 
 def test_files():
@@ -688,7 +770,9 @@ def test_hostile():
     models = [(span_model(91, N=2), []), (span_model(92, sizes=[9, 9]), []), (sru_model(93, "2.6", P=6, E=10), []),
               (sru_model(94, "3.0", P=6, E=10), []), (sru_model(95, "++", P=6, attends=[0, 1, 1], sizes=[9, 9]), ["--heads", "2"]),
               (comp_model(96, cfg), ["--block-sz", "4", "--mem", "8", "--memory-layers", "all"]),
-              (xl_model(97, sizes=[9, 9], divval=2, tied=[0, 1]), ["--mem", "4"]), (xl_model(98, hf=True), ["--mem", "4"])]
+              (xl_model(97, sizes=[9, 9], divval=2, tied=[0, 1]), ["--mem", "4"]), (xl_model(98, hf=True), ["--mem", "4"]),
+              (xl_model(99, learned=10, not_tied=True), ["--mem", "4"]),
+              (xl_model(100, sizes=[9, 9], E=7, tied=[0, 1]), ["--mem", "4", "--cutoffs", "9"])]
     bad = []
     for turn in range(120):
         sd, options = models[turn % len(models)]
@@ -1111,6 +1195,15 @@ def test_errors():
     refused("--mem is needed", [xl, out, "--cutoffs", "5,12"] + letters, "--mem is needed")
     refused("--cutoffs is needed", [xl, out, "--mem", "4"] + letters, "--cutoffs is needed")
     refused("--cutoffs", [xl, out, "--mem", "4", "--cutoffs", "5,4"] + letters, "--cutoffs 5,4")
+    learned = xl_model(48, learned=10)
+    rel = save(learned, "rel.pt")
+    refused("memory of learned positions", [rel, out, "--mem", "10"] + letters, "--mem 10: r_emb has 10 rows")
+    refused("segment of learned positions", [rel, out, "--mem", "4", "--block-sz", "5"] + letters, "--block-sz 5: r_emb has 10 rows")
+    refused("one distance", [rel, out, "--mem", "4", "--clamp-len", "1"] + letters, "--clamp-len 1")
+    third = OrderedDict((k, v) for k, v in learned.items() if k not in ("r_bias", "r_w_bias"))
+    refused("attn_type 3", [save(third, "third.pt"), out, "--mem", "4"] + letters, "attn_type 3")
+    second = OrderedDict((k.replace("qkv_net", "q_net"), v) for k, v in xl_model(49).items())
+    refused("attn_type 2", [save(second, "second.pt"), out, "--mem", "4"] + letters, "attn_type 2")
     ours = path("good.safetensors")
     run_convert(good, ours, *letters)
     data = bytearray(open(ours, "rb").read())
@@ -1253,7 +1346,8 @@ def test_document():
     for sd in (span_model(1, N=2), span_model(1, sizes=[9, 9]), sru_model(1, "2.6", P=6, norm="before", first=True, E=8),
                sru_model(1, "3.0", P=6), sru_model(1, "++", P=6, attends=[0, 1, 1], sizes=[9, 9]), comp_model(1, cfg),
                comp_model(1, compressive_oracle.Config(vocab=9, emb=4, gate="gru", mogrify=1, aux="none")),
-               xl_model(1, sizes=[9, 9], divval=2, tied=[1, 1]), xl_model(1, hf=True), par):
+               xl_model(1, sizes=[9, 9], divval=2, tied=[1, 1]), xl_model(1, hf=True),
+               xl_model(1, learned=9, sizes=[9, 9], E=5, tied=[0, 0], not_tied=True), par):
         unknown = [] if len(sd) else ["?"]
         for name in sd:
             name = name.replace("/.ATTRIBUTES/VARIABLE_VALUE", "").replace("/", ".")

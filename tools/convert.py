@@ -1214,45 +1214,86 @@ def turned_rows(a):
     return [x[::-1] for x in a]
 
 
-def xl_rows(s):
-    d, n, H, dh, f, nl, V, hf = s["d"], s["H"] * s["dh"], s["H"], s["dh"], s["f"], s["nl"], s["V"], s["hf"]
-    pre, rows = "transformer." if hf else "", []
-    emb = pre + "word_emb.emb_layers.%d.weight"
-    if not s["sizes"]:
-        rows += [twice(emb % 0, "crit.out_layers.0.weight", (V, d), "in_emb.weight"),
-                 same("crit.out_layers.0.bias", (V,), "out_emb.bias")]
-    elif s["whole"]:        # one table, of which the clusters are parts
-        at = np.cumsum(s["sizes"])[:-1]
-        table = twice(emb % 0, "crit.out_layers.0.weight", (V, d), "")
-        table.ours = [f"in_emb.tables.{i}" for i in range(len(s["sizes"]))]
-        merge = table.forth
-        table.forth = lambda a: np.split(merge(a)[0], at)
-        table.back = lambda a: [np.concatenate(a)] * 2
-        rows += [table, parts("crit.out_layers.0.bias", (V,), [f"out_emb.biases.{i}" for i in range(len(s["sizes"]))], at)]
+def many(names, shape, ours):
+    """One tensor under several names, all but the first of which may be missing."""
+    def forth(a):
+        other = [n for n, x in zip(names, a) if x is not None and not np.array_equal(a[0], x)]
+        if other:
+            raise Refuse(f"{names[0]} and {other[0]} should be one tensor, and differ")
+        return a[:1]
+    return Row([(n, shape) for n in names], [ours], forth, lambda a: a * len(names), names[1:])
+
+
+def by_layers(name, shape, ours, to):
+    """One of theirs for all layers, whose last row is distance 0, into one of ours for each layer, whose first row is."""
+    return Row([(name, shape)], ours, lambda a: [x[::-1].reshape(to) for x in a[0]],
+               lambda a: [np.stack([x.reshape(shape[1:])[::-1] for x in a])])
+
+
+def xl_word_rows(s):
+    """Tables and biases, cut at the clusters where they are one (whole); projections, of which the input has one then."""
+    d, E, V, sizes, pre = s["d"], s["E"], s["V"], s["sizes"], "transformer." if s["hf"] else ""
+    emb, out, rows = pre + "word_emb.emb_layers.%d.weight", "crit.out_layers.%d.weight", []
+    if not sizes:
+        return ([twice(emb % 0, out % 0, (V, d), "in_emb.weight")] if s["tables"] else [
+            same(emb % 0, (V, d), "in_emb.weight"), same(out % 0, (V, d), "out_emb.weight")]) + [
+            same("crit.out_layers.0.bias", (V,), "out_emb.bias")]
+    k = len(sizes)
+    if s["whole"]:
+        at = np.cumsum(sizes)[:-1]
+        ours = [[f"{side}.tables.{i}" for i in range(k)] for side in ("in_emb", "out_emb")]
+        if s["tables"]:
+            table = twice(emb % 0, out % 0, (V, E), "")
+            merge = table.forth
+            table.ours = ours[0]
+            table.forth = lambda a: np.split(merge(a)[0], at)
+            table.back = lambda a: [np.concatenate(a)] * 2
+            rows += [table]
+        else:
+            rows += [parts(emb % 0, (V, E), ours[0], at), parts(out % 0, (V, E), ours[1], at)]
+        rows += [parts("crit.out_layers.0.bias", (V,), [f"out_emb.biases.{i}" for i in range(k)], at)]
+        if E != d:
+            p, q = f"{pre}word_emb.emb_projs.0", "crit.out_projs.%d"
+            rows += [many([p] + [q % i for i in range(k) if s["tied"][i]], (d, E), "in_emb.projs.0")]
+            rows += [same(q % i, (d, E), f"out_emb.projs.{i}") for i in range(k) if not s["tied"][i]]
     else:
-        for i, (size, w) in enumerate(zip(s["sizes"], s["widths"])):
-            rows += [twice(emb % i, f"crit.out_layers.{i}.weight", (size, w), f"in_emb.tables.{i}"),
-                     same(f"crit.out_layers.{i}.bias", (size,), f"out_emb.biases.{i}")]
+        for i, (size, w) in enumerate(zip(sizes, s["widths"])):
+            rows += [twice(emb % i, out % i, (size, w), f"in_emb.tables.{i}")] if s["tables"] else [
+                same(emb % i, (size, w), f"in_emb.tables.{i}"), same(out % i, (size, w), f"out_emb.tables.{i}")]
+            rows += [same(f"crit.out_layers.{i}.bias", (size,), f"out_emb.biases.{i}")]
             p, q = f"{pre}word_emb.emb_projs.{i}", f"crit.out_projs.{i}"
             rows += [twice(p, q, (d, w), f"in_emb.projs.{i}")] if s["tied"][i] else [
                 same(p, (d, w), f"in_emb.projs.{i}"), same(q, (d, w), f"out_emb.projs.{i}")]
-    if s["sizes"]:
-        K, w = len(s["sizes"]) - 1, s["widths"][0]
-        flip = turned_rows if hf else None
-        rows += [Row([("crit.cluster_weight", (K, w))], ["out_emb.cluster.weight"], flip, flip),
-                 Row([("crit.cluster_bias", (K,))], ["out_emb.cluster.bias"], flip, flip)]
+    if k > 1:
+        flip = turned_rows if s["hf"] else None
+        rows += [Row([("crit.cluster_weight", (k - 1, E))], ["out_emb.cluster.weight"], flip, flip),
+                 Row([("crit.cluster_bias", (k - 1,))], ["out_emb.cluster.bias"], flip, flip)]
+    return rows
+
+
+def xl_rows(s):
+    d, n, H, dh, f, nl, K, hf = s["d"], s["H"] * s["dh"], s["H"], s["dh"], s["f"], s["nl"], s["learned"], s["hf"]
+    pre, rows = "transformer." if hf else "", xl_word_rows(s)
     for l in range(nl):
         p, q, g = f"{pre}layers.{l}.dec_attn.", f"layers.{2 * l}.attn.", f"layers.{2 * l + 1}.ff."
         rows += [parts(p + "qkv_net.weight", (3 * n, d), [q + "query.weight", q + "kv.weight"], [n]),
-                 same(p + "o_net.weight", (d, n), q + "out.weight"), same(p + "r_net.weight", (n, d), q + "pos.weight")]
+                 same(p + "o_net.weight", (d, n), q + "out.weight")]
         rows += [same(f"{p}layer_norm.{w}", (d,), f"{q}norm.{w}") for w in ("weight", "bias")]
-        if s["own"]:
+        if not K:
+            rows += [same(p + "r_net.weight", (n, d), q + "pos.weight")]
+        if s["own"] and not K:
             rows += [same(p + "r_w_bias", (H, dh), q + "u"), same(p + "r_r_bias", (H, dh), q + "v")]
         p = f"{pre}layers.{l}.pos_ff."
         rows += [same(p + a, shape, g + b) for a, shape, b in
                  (("CoreNet.0.weight", (f, d), "fc1.weight"), ("CoreNet.0.bias", (f,), "fc1.bias"),
                   ("CoreNet.3.weight", (d, f), "fc2.weight"), ("CoreNet.3.bias", (d,), "fc2.bias"),
                   ("layer_norm.weight", (d,), "norm.weight"), ("layer_norm.bias", (d,), "norm.bias"))]
+    if K:
+        ours = [f"layers.{2 * l}.attn." for l in range(nl)]
+        return rows + [by_layers("r_emb", (nl, K, H, dh), [q + "rel.weight" for q in ours], (K, n)),
+                       by_layers("r_bias", (nl, K, H), [q + "r_bias" for q in ours], (K, H)),
+                       Row([("r_w_bias", (nl, H, dh))], [q + "u" for q in ours], lambda a: list(a[0]),
+                           lambda a: [np.stack(a)])]
     if not s["own"]:
         rows += [same(pre + "r_w_bias", (H, dh), "attn.u"), same(pre + "r_r_bias", (H, dh), "attn.v")]
     name = pre + "pos_emb.inv_freq"
@@ -1266,10 +1307,15 @@ def inverse_frequencies(d):
 
 def xl_in(t, o, hf):
     pre = "transformer." if hf else ""
-    if any(k.endswith("r_emb") for k in t):
-        raise Refuse("attn_type 1 and 3 learn their positions by layer: train_par's Transformer-XL has sines only")
-    own = pre + "layers.0.dec_attn.r_w_bias" in t
-    H, dh = shape_of(t, pre + ("layers.0.dec_attn.r_w_bias" if own else "r_w_bias"), 2)
+    if "r_emb" in t and ("r_bias" not in t or hf):
+        raise Refuse("attn_type 3 has absolute positions, and train_par relative ones only (attn_type 0 and 1)")
+    if pre + "layers.0.dec_attn.q_net.weight" in t:
+        raise Refuse("attn_type 2 and 3 have absolute positions, and train_par relative ones only (attn_type 0 and 1)")
+    own, K = pre + "layers.0.dec_attn.r_w_bias" in t, 0
+    if "r_emb" in t:
+        own, (nl, K, H, dh) = True, shape_of(t, "r_emb", 4)
+    else:
+        H, dh = shape_of(t, pre + ("layers.0.dec_attn.r_w_bias" if own else "r_w_bias"), 2)
     heads = o.take("heads")
     if heads is not None and heads != H:
         raise Refuse(f"--heads {heads}: it has {H}")
@@ -1280,45 +1326,57 @@ def xl_in(t, o, hf):
         raise Refuse(f"it lacks {pre}word_emb.emb_layers.0.weight")
     s = {"d": d, "H": H, "dh": dh, "f": shape_of(t, pre + "layers.0.pos_ff.CoreNet.0.weight", 2)[0], "hf": hf, "own": own,
          "tied": [], "nl": count_of(t, pre + "layers.%d.dec_attn.o_net.weight"), "V": sum(x[0] for x in shapes),
-         "sizes": None, "whole": False}
+         "E": shapes[0][1], "sizes": None, "whole": False, "learned": K}
     out = [f"crit.out_layers.{i}.weight" for i in range(k)]
-    if any(n in t and not np.array_equal(t[n], t[f"{pre}word_emb.emb_layers.{i}.weight"]) for i, n in enumerate(out)):
-        raise Refuse("its output has tables of its own (not_tied), which this does not convert")
-    ties = "none"
+    s["tables"] = all(n not in t or np.array_equal(t[n], t[f"{pre}word_emb.emb_layers.{i}.weight"])
+                      for i, n in enumerate(out))
+    ties, clusters = "none", 1
     if "crit.cluster_weight" in t:
-        K = shape_of(t, "crit.cluster_weight", 2)[0]
-        if k == 1:
-            s["whole"] = True
-            if shapes[0][1] != d or any("_projs." in n for n in t):
-                raise Refuse("div_val 1 with an embedding of another width than the model's is not converted")
-            text = o.need("cutoffs", f"the ends of its {K} first clusters, as 20000,40000,200000; the file does not say them")
+        clusters = 1 + shape_of(t, "crit.cluster_weight", 2)[0]
+    if k == 1 and (clusters > 1 or s["E"] != d):
+        ends = [0, s["V"]]
+        if clusters > 1:
+            text = o.need("cutoffs", f"the ends of its {clusters - 1} first clusters, as 20000,40000,200000; "
+                          "the file does not say them")
             try:
                 cut = [int(x) for x in text.split(",")]
             except ValueError:
                 cut = []
             ends = [0] + cut + [s["V"]]
-            if len(cut) != K or any(a >= b for a, b in zip(ends, ends[1:])):
-                raise Refuse(f"--cutoffs {text}: want {K} rising numbers below {s['V']}, with commas between")
-            s["sizes"], s["widths"] = [b - a for a, b in zip(ends, ends[1:])], [d] * (K + 1)
-        else:
-            s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
-            for i in range(k):
-                p, q = f"{pre}word_emb.emb_projs.{i}", f"crit.out_projs.{i}"
-                s["tied"] += [q not in t or (p in t and np.array_equal(t[p], t[q]))]
-            if all(s["tied"]):
-                ties = "all"
-            elif all(s["tied"][1:]):
-                ties = "but-first"
-            else:
-                s["tied"] = [False] * k
-    elif k > 1 or shapes[0][1] != d:
+            if len(cut) != clusters - 1 or any(a >= b for a, b in zip(ends, ends[1:])):
+                raise Refuse(f"--cutoffs {text}: want {clusters - 1} rising numbers below {s['V']}, with commas between")
+        s["whole"], s["sizes"], s["widths"] = True, [b - a for a, b in zip(ends, ends[1:])], [s["E"]] * clusters
+    elif clusters > 1:
+        s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
+    elif k > 1:
         raise Refuse("tables of several widths without crit.cluster_weight are not known")
+    one = s["whole"] and s["E"] != d
+    if one or (s["sizes"] and not s["whole"]):
+        for i in range(clusters):
+            p, q = f"{pre}word_emb.emb_projs.{0 if one else i}", f"crit.out_projs.{i}"
+            s["tied"] += [q not in t or (p in t and np.array_equal(t[p], t[q]))]
+        if all(s["tied"]):
+            ties = "all"
+        elif all(s["tied"][1:]) and clusters > 1:
+            ties = "but-first"
+        else:
+            s["tied"] = [False] * clusters
     mem = o.need("mem", "the rows of memory, mem_len; the file does not say it")
+    block, clamp = o.take("block-sz"), o.take("clamp-len", 0)
+    if K:           # its tables decide
+        if not 0 <= mem < K or (block is not None and block != K - mem):
+            given = f"--mem {mem}" + ("" if block is None else f" and --block-sz {block}")
+            raise Refuse(f"{given}: r_emb has {K} rows, the memory and the segment of the training")
+        if clamp == 1:
+            raise Refuse("--clamp-len 1: all distances would be one, which train_par cannot express")
+        block, clamp = K - mem, max(clamp - 1, 0)       # of their last clamp_len rows the first is distance clamp_len - 1
+    norm = o.take("norm", "after") == "before"
     config = {"nlayers": 2 * s["nl"], "pattern": "xl", "hid-sz": d, "nheads": H, "head-sz": dh, "inner-hid-sz": s["f"],
-              "block-sz": o.take("block-sz", mem or 128), "mem": mem, "positions": "sines", "clamp-len": o.take("clamp-len", 0),
-              "same-length": o.take("same-length", False), "norm-before": False, "norm-eps": 1e-5, "own-uv": own, "biases": False,
-              "words-out": "adaptive" if s["sizes"] else "plain", "adaptive-in": bool(s["sizes"]), "tied": True, "tie-projs": ties,
-              "cutoffs": ",".join(str(x) for x in np.cumsum(s["sizes"])[:-1]) if s["sizes"] else None,
+              "block-sz": block or mem or 128, "mem": mem, "positions": "learned-bias" if K else "sines", "clamp-len": clamp,
+              "same-length": o.take("same-length", False), "norm-before": norm, "no-final-norm": norm, "norm-eps": 1e-5,
+              "own-uv": own, "biases": False, "words-out": "adaptive" if s["sizes"] else "plain",
+              "adaptive-in": bool(s["sizes"]), "tied": s["tables"], "tie-projs": ties, "one-proj": one,
+              "cutoffs": ",".join(str(x) for x in np.cumsum(s["sizes"])[:-1]) if s["sizes"] and clusters > 1 else None,
               "div-val": ratio_of(s["widths"]) if s["sizes"] and not s["whole"] else 1, "proj-factor": 0, "proj-dims": None,
               "emb-sz": s["widths"][0] if s["sizes"] else 0, "emb-scale": 0, "pad-id": -1, "divide-all": False, "arch": "logits",
               "sines": "block", "pos-mode": "dist", "full-scale": False, "attn-relu": False, "reading": "streams"}
@@ -1328,21 +1386,34 @@ def xl_in(t, o, hf):
 
 
 def xl_out(c, t, hf):
-    want = {"pattern": "xl", "positions": "sines", "norm-before": False, "biases": False, "tied": True, "sines": "block",
-            "pos-mode": "dist", "full-scale": False, "attn-relu": False}
+    want = {"pattern": "xl", "biases": False, "sines": "block", "pos-mode": "dist", "full-scale": False, "attn-relu": False}
     for name, value in want.items():
         if c[name] != value:
             raise Refuse(f"Transformer-XL's files have no place for --{name} {c[name]}")
-    if c["own-uv"] != hf:
+    if c["positions"] not in ("sines", "learned-bias"):
+        raise Refuse(f"Transformer-XL's files have no place for --positions {c['positions']}")
+    if c["norm-before"] and not c.get("no-final-norm", False):
+        raise Refuse("Transformer-XL's files have no place for the norm at the end: --norm-before without --no-final-norm")
+    learned = c["positions"] == "learned-bias"
+    if learned and (hf or not c["own-uv"]):
+        raise Refuse("--positions learned-bias is for --to transformer-xl, with --own-uv")
+    if not learned and c["own-uv"] != hf:
         raise Refuse("--to transfo-xl is for models with --own-uv, --to transformer-xl for those without")
     d, H = c["hid-sz"], c["nheads"]
     s = {"d": d, "H": H, "dh": c["head-sz"] or d // H, "f": c["inner-hid-sz"] or 4 * d, "hf": hf, "own": hf, "tied": [],
-         "nl": c["nlayers"] // 2, "sizes": None, "whole": False}
+         "tables": c["tied"], "nl": c["nlayers"] // 2, "sizes": None, "whole": False, "E": d,
+         "learned": c["mem"] + c["block-sz"] if learned else 0}
     if c["words-out"] == "adaptive":
+        if not c["adaptive-in"]:
+            raise Refuse("Transformer-XL's files have no place for --words-out adaptive without --adaptive-in")
         k = count_of(t, "in_emb.tables.%d")
         shapes = [shape_of(t, f"in_emb.tables.{i}", 2) for i in range(k)]
-        s["sizes"], s["widths"] = [x[0] for x in shapes], [x[1] for x in shapes]
-        s["whole"], s["V"] = "in_emb.projs.0" not in t, sum(s["sizes"])
+        s["sizes"], s["widths"], s["V"] = [x[0] for x in shapes], [x[1] for x in shapes], sum(x[0] for x in shapes)
+        s["whole"] = k == 1 or c.get("one-proj", False) or "in_emb.projs.0" not in t
+        s["E"] = s["widths"][0]
+        if not s["whole"] and len(set(s["widths"])) == 1:
+            raise Refuse("Transformer-XL's files have one projection for clusters of equal width: this model is "
+                         "without --one-proj")
         s["tied"] = [c["tie-projs"] == "all" or (c["tie-projs"] == "but-first" and i > 0) for i in range(k)]
     else:
         s["V"] = shape_of(t, "in_emb.weight", 2)[0]
@@ -1537,7 +1608,8 @@ def out_of_ours(path, out, tensors, meta, o, told, to):
     if to is None:
         sure = {"attn_span": "fairseq-span" if config.get("no-renorm") else "attn-span", "compressive": "compressive",
                 "sru": "sru++" if config.get("cell") == "sru++" else None,
-                "par": "par" if config.get("sines") == "reference" else "transfo-xl" if config.get("own-uv") else "transformer-xl"}
+                "par": "par" if config.get("sines") == "reference" else "transfo-xl" if config.get("own-uv") and
+                config.get("positions") != "learned-bias" else "transformer-xl"}
         to = meta.get("converted.from", sure[family[0]])
         if to is None:
             raise Refuse("--to is needed: sru-2.6 or sru-3.0, which store their products in different ways")
@@ -1584,7 +1656,8 @@ def command_line(words):
     g.add_argument("--memory-layers", metavar="LIST", help="compressive: layers with memory, as 6,7,8, or all")
     g.add_argument("--no-enhanced-recurrence", action="store_true", help="compressive: memory stays in its layer")
     g.add_argument("--ramp", type=float, help="adaptive span: length of the soft end of a span (32)")
-    g.add_argument("--norm", choices=["before", "after"], help="SRU: where the layer norm of a cell is")
+    g.add_argument("--norm", choices=["before", "after"], help="SRU: where the layer norm of a cell is; Transformer-XL: "
+                   "before, if it has pre_lnorm (after)")
     g.add_argument("--no-skip", action="store_true", help="SRU: no highway")
     g.add_argument("--tanh", action="store_true", help="SRU: tanh of the state")
     g.add_argument("--cutoffs", metavar="LIST", help="Transformer-XL of one table: ends of the clusters")
