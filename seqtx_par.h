@@ -4,69 +4,150 @@
    In ONE .c (or .cpp) file:              everywhere else:
        #define SEQTX_IMPLEMENTATION           #include "seqtx_par.h"
        #include "seqtx_par.h"
-   It includes seqtx.h, which must stand beside it. Link -lm (and -pthread on older systems); compile with -O2.
-   (SEQTX_PAR_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
+   It includes seqtx.h, which must be in the same directory. Link -lm (and -pthread on
+   older systems); compile with -O2.
+   (SEQTX_PAR_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled
+   elsewhere.)
 
    MANUAL
 
-   The model. A Transformer that reads a text segment by segment and remembers the inputs of its attention blocks. A block is an
-   attention (s), a feed-forward (f) or nothing (i), in any order: "sf" again and again is Transformer-XL. A supernet has a mixture of the
-   three in every place and learns by gradients, in one training, which of them to keep. Papers:
-       Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context      Dai et al., 2019             1901.02860
-       Pay Attention when Required (PAR, the search)                                Mandava et al., 2020         2009.04534
-       Categorical Reparameterization with Gumbel-Softmax                           Jang et al., 2016            1611.01144
-       FBNet (a search with a table of latencies)                                   Wu et al., 2018              1812.03443
-       Efficient Sparsely Activated Transformers (a target latency)                 Latifi et al., 2022          2208.14580
-       Efficient softmax approximation for GPUs (adaptive softmax)                  Grave et al., 2016           1609.04309
-       Adaptive Input Representations for Neural Language Modeling                  Baevski and Auli, 2018       1809.10853
+   The model. A Transformer that reads a text segment by segment and remembers what its
+   attention blocks read before. A block is an attention (s), a feed-forward (f) or an
+   identity (i), in any order: "sf" repeated is Transformer-XL. A supernet has a mixture
+   of the three in every place and learns by gradients, in one training run, which to
+   keep.
+       Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context
+                                                       Dai et al., 2019       1901.02860
+       Pay Attention when Required (PAR, the search)   Mandava et al., 2020   2009.04534
+       Categorical Reparameterization with Gumbel-Softmax
+                                                       Jang et al., 2016      1611.01144
+       FBNet (a search with a table of latencies)      Wu et al., 2018        1812.03443
+       Efficient Sparsely Activated Transformers (a target latency)
+                                                       Latifi et al., 2022    2208.14580
+       Efficient softmax approximation for GPUs (adaptive softmax)
+                                                       Grave et al., 2016     1609.04309
+       Adaptive Input Representations for Neural Language Modeling
+                                                       Baevski and Auli, 2018 1809.10853
 
-       tokens (B,T) -> embedding emb_scale, dropout -> X_0 (B,T,D) -> blocks -> X_L -> [norm] -> output words
+       tokens (B,T) -> embedding emb_scale, dropout -> X_0 (B,T,D) -> blocks
+                    -> X_L -> [norm] -> output words
 
-   One block, with the names that the code uses; m is its memory (n rows), h its input, C = H dh:
+   Letters, here and in the comments below:
 
-       s    A = Wo attend(h) ,  Y0 = LN_a(h + A)          s_ij = scale ((q_i + u).k_j + (q_i + v).r_d) ,  d = n + i - j >= 0
-       f    G = W2 relu(W1 h + b1) + b2 ,  Y1 = LN_f(h + G)         q = Wq h ,  k, v = Wkv [m ; h] ,  r_d = Wr p_d
-       i    h                                                       attend = softmax_j(s) v ,  scale = 1 / sqrt(dh)
-       supernet    X' = w0 Y0 + w1 Y1 + w2 h                        pre_norm: Y0 = h + A(LN_a h), Y1 = h + G(LN_f h), m is normalised, too
+       B  streams             V  words               l  a block
+       T  tokens of a call    D  width of the model  i  a query
+       M  rows of memory      H  heads, dh wide      j  a key
+       n  rows it holds now   C  H dh                d  a distance, n + i - j >= 0
+       S  keys, n + T         F  inner width         k  a branch: 0 attention,
+       L  blocks              J  tails (see Words)      1 feed-forward, 2 identity
+
+   One block, with the names that the code uses; m is its memory, h its input:
+
+       s    A = Wo attend(h)                Y0 = LN_a(h + A)
+       f    G = W2 relu(W1 h + b1) + b2     Y1 = LN_f(h + G)
+       i    h
+       supernet    X' = w0 Y0 + w1 Y1 + w2 h
+
+       q = Wq h     k, v = Wkv [m ; h]     r_d = Wr e_d     scale = 1 / sqrt(dh)
+       s_ij = scale ((q_i + u).k_j + (q_i + v).r_d)
+       attend_i = sum_j softmax_j(s_ij) v_j
+       e_d = [sin(d f_0) .. sin(d f_{D/2-1}), cos(d f_0) ..],     f_c = 10000^(-2c/D)
+
+       pre_norm         A = Wo attend(LN_a h) with LN_a m, Y0 = h + A; G of LN_f h,
+                        Y1 = h + G; and unless no_final_norm a norm of X_L
+       learned          r_d is row d of a table of each attention, without Wr
+       learned, bias    s_ij = scale ((q_i + u).k_j + q_i.r_d + b_d)
 
                   .--------- h ---------.-------------.
           m -> attention A         feed-forward G      |
           |       |                     |              |
-          |    LN(h + A)            LN(h + G)          |         w = gate(al, noise, tau), 3 numbers for each draw
-          |       w0 '-------- + -------' w1 --- + ----' w2
+          |    LN(h + A)            LN(h + G)          |     w = gate(al, noise, tau):
+          |       w0 '-------- + -------' w1 --- + ----' w2  3 values for each draw
           '-- the last M rows of [m ; h]         X'
 
-   Four terms, 1901.02860 section 3.3:  q.k what a word looks for,  u.k what is looked at by all,  q.r_d how far away this word looks,
-   v.r_d how far away all look. r_d depends on the distance alone: a key that was remembered is found as if it stood in one long text, and
-   there is no end. Row p of (q + v).r is needed one place further right for each next query: the attention's kernels read the table with
-   a stride of one more (see >>attention in seqtx.h), so the shifted matrix is never made.
-   p_d = [sin(d f_0) .. sin(d f_{D/2-1}), cos(d f_0) ..],  f_k = 10000^(-2k/D).
+   Four terms (1901.02860, section 3.3): q.k is what a word looks for, u.k what all words
+   look at, q.r_d how far away this word looks, v.r_d how far away all look. (v is the
+   bias, v_j a value.) r_d depends on the distance alone, so a key in memory is found as
+   if it were in one long text, and a text has no end.
 
-   What the memory holds: h of each block with an attention, before any norm, as it was in the calls before, up to M rows. A constant:
-   gradients reach Wkv (and with pre_norm LN_a) through it, and nothing that made it. A query sees its own call up to itself, and all of the
-   memory: n + i + 1 keys. Through L attentions what it knows reaches back L M tokens.
+   Rows of the table r_d are stored with the largest distance first. The key that query i
+   meets at distance d is at distance d + 1 from query i + 1: of the product (q + v) r^T
+   a key needs a column that moves one to the left from each query to the next. The
+   attention kernels give this product a row stride that is one longer, and each score
+   arrives in its key's column (>>attention in seqtx.h). The shifted matrix is never
+   stored.
 
-   The gate. A categorical choice has no gradient, its relaxation has: with U uniform in (0,1), g = -ln(-ln U),
-       a_k = (ln p_k + g_k) / tau       y = softmax(a)       p = softmax(al)       pi:  p = q / sum q, q = max(al, 0) + 1e-5, a by ln q
-   argmax a is a draw from p, exactly, whatever tau is (Gumbel's trick). y tends to that draw for tau -> 0, to 1/3 each for tau -> infinity.
-       da_k = y_k (dw_k - sum_j y_j dw_j)       dal = J_p da / tau       dw_0 = sum dX' Y0, dw_1 = sum dX' Y1, dw_2 = sum dX' h
-   Soft: w = y. Straight-through: w is the one-hot of argmax a in forward, and its gradient that of y. Why noise: without it the mixture may
-   stay one, and the weights learn to be used together, which the network that is taken out of it cannot do. Why annealing: at a high
-   temperature all branches get gradients, but what is trained is an average that never runs; at a low one what is trained is what will
-   run, but the gradient has a variance of 1 / tau^2 and a branch that is rarely drawn hardly learns. So from high to low (stx_par_tau),
-   and with the gates frozen (stx_par_freeze) until the weights are worth a comparison.
-   Latency (stx_par_total): measure a branch's time where the network shall run, put it into cost: the search then has to pay for it.
-   The search costs both branches everywhere, forward and back. What comes of it: stx_par_argmax, stx_par_sample; then a network of that
-   pattern, with the weights of the search (stx_par_inherit) or fresh ones. The paper's rule is stx_par_rule: one attention in five blocks,
-   and none in the last third.
+   Memory. An attention block remembers its inputs h, before any norm, of the calls
+   before, up to M rows. They are constants: through them gradients reach Wkv (and with
+   pre_norm LN_a), but nothing that made them. A query sees the n rows of memory and its
+   own call up to itself, n + i + 1 keys. What a token knows travels back M tokens per
+   attention block. Distances are clamped (clamp_len) in an evaluation with more memory
+   than training had: otherwise it meets distances that no weight has seen.
+
+   The gate. A block's choice is categorical and has no gradient; its relaxation has one.
+   al are three logits of the block, U is uniform in (0,1), and
+
+       p = softmax(al)     g_k = -ln(-ln U_k)
+       a_k = (ln p_k + g_k) / tau     y = softmax(a)
+
+   For every tau, argmax a is an exact draw from p (the Gumbel trick). y tends to that
+   draw as tau -> 0 and to (1/3, 1/3, 1/3) as tau -> infinity; between them the mean of y
+   is in general not p. Backward:
+
+       dw_0 = sum dX' Y0     dw_1 = sum dX' Y1     dw_2 = sum dX' h
+       da_k = y_k (dw_k - sum_j y_j dw_j)     dal_k = da_k / tau
+
+   (dln p_j / dal_k = [j = k] - p_k, and the da_j sum to 0, so that no p is left.)
+   arch STX_PAR_PI, the reference's form, has weights al instead of logits:
+
+       q_k = max(al_k, 0) + 1e-5     p = q / sum q     a_k = (ln q_k + g_k) / tau
+       dal_k = da_k / (tau q_k) where al_k >= 0, else 0: a weight below 0 stays there
+
+   Soft gates mix: w = y. Straight-through gates run one branch: w is the one-hot of
+   argmax a in forward, with the gradient of y. Why noise: without it the mixture can
+   stay a mixture, whose weights learn to work together; a network that keeps one branch
+   of each block lacks the others. Why annealing: at a high temperature all branches get
+   gradients, but what is trained is an average that never runs. At a low temperature
+   what is trained is what will run, but the gradient is noisy and a branch that is
+   rarely drawn hardly learns. With p = (1/3, 1/3, 1/3) and dw = (1, 0, 0) the variance
+   of dal_0 is 0.0059, 0.031, 0.10, 0.24, 0.54, 1.12 for tau = 1, 1/2, 1/4, .. 1/32:
+   at low temperatures about in proportion to 1 / tau. So the temperature falls
+   (stx_par_tau), and the gates are frozen (stx_par_freeze) until the weights are worth a
+   comparison.
+
+   On which data: the reference trains gates and weights by one loss on all of the text.
+   The paper updates the gates in a fifth of each epoch, after 10,000 updates of the
+   weights alone, with an optimiser of their own; FBNet gives them a fifth of the data
+   that the weights do not see (train_par --arch-share).
+
+   Latency. cost holds c_k, the time that a branch takes where the network shall run, and
+   stx_par_total adds the expected time to the loss. train_par measures it: medians over
+   alternating steps of one block of each kind with a full memory, less the identity's.
+
+   The search computes both branches of every block, forward and backward. What it found:
+   stx_par_argmax, stx_par_sample; then a network of that pattern, with the weights of
+   the search (stx_par_inherit) or fresh ones. The paper's rule is stx_par_rule: one
+   attention in five blocks, and none in the last third. An f in place of an s takes less
+   time but has more parameters: 2 D F + F + 3 D in place of 5 D C + 2 D, which is 8 D^2
+   for 5 D^2 if F = 4 D and C = D.
+
+   Results. The paper: 35 % less time than Transformer-XL at equal perplexity on
+   WikiText-103, with 6 of 32 blocks attending instead of 16; test perplexity 22.7
+   (base), 18.4 (large). Here: at a small scale fewer attentions cost 2.3 to 2.7 % in
+   perplexity for 19 to 26 % less time per step, so no gain over Transformer-XL was shown
+   (docs/results.md).
 
    By hand. al = (ln 2, -ln 2, 0): p = 4/7, 1/7, 2/7. Noise g = (0, ln 2, 0), tau = 1:
-       e^a = 2, 1, 1       w = 1/2, 1/4, 1/4         (tau = 1/2: 4, 1, 1, so 2/3, 1/6, 1/6)        costs 2, 1, 0: Lat = 5/4
-       h = (1,-1), A = (2,0), G = (-3,-1):  h + A = (3,-1), Y0 = (1,-1);  h + G = (-2,-2), Y1 = (0,0);  X' = (3/4,-3/4)
-       dX' = (1,0):  dw = (1,0,1).   For dw = (1,0,0):  sum y dw = 1/2,  da = (1/4,-1/8,-1/8) = dal
+       e^a = 2, 1, 1       w = 1/2, 1/4, 1/4      (tau = 1/2: 4, 1, 1, so 2/3, 1/6, 1/6)
+       cost 2, 1, 0: Lat = 5/4
+       h = (1,-1), A = (2,0), G = (-3,-1):  h + A = (3,-1), Y0 = (1,-1)
+                                            h + G = (-2,-2), Y1 = (0,0);  X' = (3/4,-3/4)
+       dX' = (1,0):  dw = (1,0,1).   For dw = (1,0,0):  sum y dw = 1/2,
+                                                        da = (1/4,-1/8,-1/8) = dal
        straight-through: w = (1,0,0), X' = Y0, Lat = 2, and da as before
 
-   Quick start (compiles as it stands): searches a network for "abcabc..", takes it out, and lets it go on.
+   Quick start: searches a network for "abcabc..", extracts it, and lets it continue the
+   text.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -79,7 +160,8 @@
            d.vocab = 128; d.dim = 16; d.heads = 2; d.blocks = 3; d.segment = 12;
            stx_par *model = stx_par_create(x, &d);
            stx_optim_desc od = {0};
-           stx_optim *weights = stx_optim_create(stx_par_params(model), &od), *gates = stx_optim_create(model->arch, &od);
+           stx_optim *weights = stx_optim_create(stx_par_params(model), &od);
+           stx_optim *gates = stx_optim_create(model->arch, &od);
            stx_par_state *memory = stx_par_state_create(model, 1);
            stx_par_anneal cooling = {STX_PAR_TAU_TARGET, 2, 0.3, 120};
            for (int step = 0; step < 120 && stx_ok(x); step++) {
@@ -88,7 +170,8 @@
                stx_par_set_tau(model, stx_par_tau(&cooling, (uint64_t)step));
                stx_par_freeze(model, step < 30);
                stx_begin(x, STX_TRAIN);
-               stx_ids *in = stx_tokens(x, text, 1, 12), *next = stx_tokens(x, text + 1, 1, 12);
+               stx_ids *in = stx_tokens(x, text, 1, 12);
+               stx_ids *next = stx_tokens(x, text + 1, 1, 12);
                stx_tensor *nll = stx_par_loss(model, in, next, memory, memory);
                stx_backward(x, stx_par_total(model, nll));
                if (step % 30 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
@@ -114,75 +197,167 @@
        }
    //<quickstart
 
-   Configuration (stx_par_desc). The reference is PAR-Transformer-XL (TensorFlow, base_model.sh), whose switches stx_par_reference sets
-       field              zero means          reference         Transformer-XL: enwik8 12 layers / WikiText-103 standard
-       vocab              no words            12000             205 / 267735
-       pattern, blocks    supernet, 32        supernet, 6       (sf)12 / (sf)16
-       dim, heads         512, 8              128, 4            512, 8 / 410, 10
-       inner (F)          4 D                 512               2048 / 2100
-       segment, mem       128, T              32, 16            512, 512 / 150, 150
-       positions, sines   sines, in blocks    interleaved       zero
-       pos_mode           by distance         by keys           zero
-       full_scale         1 / sqrt(dh)        1 / dh            zero
-       attn_relu, biases  none                both              zero
-       own_uv             one pair for all    a pair each       zero
-       norm_eps           1e-5                1e-3              zero
-       arch, gate         logits, soft        pi, soft          -
-       gate_eval          argmax              noise             -
-       tau                1, then set         1 to 0.1, FACTOR  -
-       words_out          adaptive            ref, 250 2500     tied / adaptive, 20000 40000 200000, with adaptive_in and tie_words
-       pads, divide_all   all count           id 0, all         zero
-       init               normal, 0.02        Glorot            zero
-       dropout            0                   0.1               0.1 / 0.1, with inner_, pos_ and final_dropout
-       clamp_len, same_length of a state, for evaluation with longer memories: 400 and 1 with M 640 (WikiText-103)
-   Learning rates of the paper: 0.01 for weights and gates, decay 1e-4 and 5e-4; gates rest for the first 10,000 updates.
+   Configuration (stx_par_desc). The reference is PAR-Transformer-XL (TensorFlow,
+   base_model.sh). Transformer-XL is enwik8 of 12 layers / WikiText-103 standard.
+       field              zero means        reference         Transformer-XL
+       vocab              no words          12000             205 / 267735
+       pattern, blocks    supernet, 32      supernet, 6       (sf)12 / (sf)16
+       dim, heads         512, 8            128, 4            512, 8 / 410, 10
+       inner (F)          4 D               512               2048 / 2100
+       segment, mem       128, T            32, 16            512, 512 / 150, 150
+       positions, sines   sines, in blocks  interleaved       zero
+       pos_mode           by distance       by keys           zero
+       full_scale         1 / sqrt(dh)      1 / dh            zero
+       attn_relu, biases  none              both              zero
+       own_uv             one pair for all  a pair each       zero
+       norm_eps           1e-5              1e-3              zero
+       arch, gate         logits, soft      pi, soft          -
+       gate_eval          argmax            noise             -
+       tau                1, then set       1 to 0.1, FACTOR  -
+       words_out          adaptive          ref, 250 2500     tied / adaptive, 20000 40000
+                                                              200000, adaptive_in and
+                                                              tie_words
+       pads, divide_all   all count         id 0, all         zero
+       init               normal, 0.02      Glorot            zero
+       dropout            0                 0.1               0.1; inner_, pos_, final_
+   In evaluation clamp_len 400 and same_length 1 with M 640 (WikiText-103) belong to the
+   state. Learning rates of the paper: 0.01 for weights and gates, decay 1e-4 and 5e-4.
 
-   Cost of a block, forward, multiply-adds a stream and call, K = n + T:
-       s    Wq, Wo 2 T D C ; Wkv 2 K D C ; Wr K D C (one for all streams) ; attention 3 C T (n + T/2)
-       f    2 T D F         i   nothing         mixture: both, and 2 norms and a sum, in one pass over the rows
-   Memory: B M D numbers for each block with an attention, in buffers half as long again (on a GPU:
-   a segment longer); generation: 2 B M C instead.
+   Constructor arguments of the originals, and the fields that mean the same:
+       Transformer-XL         field
+       n_token                vocab
+       n_layer                pattern "(sf)n_layer"
+       n_head, d_head         heads, head_dim
+       d_model, d_inner       dim, inner
+       d_embed                emb, with adaptive_in; with div_val 1 also one_proj
+       tgt_len, mem_len       segment, mem
+       ext_len                none (0)
+       dropout                dropout, inner_dropout, final_dropout, pos_dropout (sines)
+       dropatt                attn_dropout
+       tie_weight             words_out STX_PAR_OUT_TIED; with cutoffs tie_words
+       tie_projs              tie_projs: _NONE all False, _ALL all True, _BUT_FIRST
+                              [False, True, ..]
+       div_val, cutoffs       div_val, cutoff
+       pre_lnorm              pre_norm and no_final_norm
+       same_length            same_length
+       clamp_len              clamp_len; of attn_type 1 clamp_len - 1
+       attn_type 0            positions STX_PAR_SINES
+       attn_type 1            positions STX_PAR_LEARNED_BIAS, and own_uv
+       attn_type 2, 3         none: absolute positions
+       untie_r (HF)           own_uv
+       sample_softmax         none
+       init_std               init_std; of words' projections proj_init_std: proj_std
 
-   Words. Adaptive (Transformer-XL's): cluster i has tables (size_i,E_i), E_i = floor(E / div_val^i), and projections P_i (D,E_i) unless all
-   are D wide; logits T_i (P_i^T h) + b_i; the columns of the other clusters see P_0^T h, in reversed order. STX_PAR_OUT_REF: the head is D
-   wide, tails have projections with biases, columns in order. stx_par_cuts finds cutoffs.
+       PAR                    field
+       vocab_size             vocab
+       d_model, num_heads     dim, heads
+       d_ffn, num_layers      inner, blocks
+       max_position           none: the table has segment + mem rows
+       seq_len, mem_len       segment, mem
+       dropout_rate           dropout
+       cutoffs, proj_factor   cutoff, proj_factor
+       proj_dims              proj_dims
+       straight_through       gate STX_PAR_ST
+       tau_start, tau_end     stx_par_anneal {STX_PAR_TAU_FACTOR, tau_start, tau_end, ..}
+
+   As the original means:
+       Transformer-XL   the fields above, STX_ADAM, clip 0.25, and stx_schedule with
+                        STX_LR_COSINE and literal = 1, without which the rates differ
+       PAR              stx_par_reference, STX_ADAM with eps 1e-7 and eps_hat = 1 for
+                        weights and gates, STX_PAR_TAU_FACTOR; the rate is the lower of a
+                        ramp from 0 and a cosine (train_par --schedule reference)
+
+   The original's tokens are (T,B) and its memories (n,B,D); here they are (B,T),
+   (B,n,D). Its list of memories ends in X_L, which no attention reads; here only the
+   inputs of attention blocks are kept.
+
+   Cost of a block, forward, multiply-adds per stream and call:
+       s    Wq, Wo 2 T D C ; Wkv 2 S D C ; Wr S D C (once for all streams) ;
+            scores and sums 3 C T (n + T/2). With a learned bias a head counts as the next
+            multiple of 8 above dh
+       f    2 T D F         i   nothing
+       mixture: both, and 2 norms and a sum, in one pass over the rows
+   Memory: B M D elements per attention block, in a buffer half as large again (on a GPU:
+   a segment larger). Generation keeps keys and values, 2 B M C elements, in a window of
+   2 M + 64 rows: about 4 B M C.
+
+   Words. Adaptive words (Transformer-XL's) are cut at the cutoffs into J + 1 clusters:
+   cluster 0 is the head, the others are the tails. Cluster i has a table (size_i,E_i),
+   E_i = floor(E / div_val^i), and a projection (D,E_i), of which there are none where
+   all clusters are D wide. The logits of its words are
+
+       table_i (proj_i^T h) + bias_i
+
+   The head has one more logit for each tail, cluster.weight (proj_0^T h) + cluster.bias,
+   and the probability of a word in tail i is that tail's in the head times its own in
+   the tail. The tails' logits stand after the head's words, the last tail's first, as
+   the original has them. STX_PAR_OUT_REF: the head is D wide, the tails' projections
+   have biases, and the first tail's logit comes first. stx_par_cuts finds cutoffs.
 
    Fidelity
-       reproduced   losses, every token's nll, gates, memories, every gradient, training: of the reference's own form and of
-                    Transformer-XL, tested against independent float64 code to 1e-10; published counts of weights
-       mended       pos_mode: the reference counts rows of positions from the far end, so that a distance means another row in the first
-                    call than in the others; noise in evaluation; tau_end, which is a factor; U = 0, which made NaN; gates below 0, which
-                    are dead (arch pi), are free logits by default; cutoffs that were printed 2 too small
-       different    layouts: matrices (out,in), k rows before v rows, where the reference has one (D,3D) kernel Q | V | K; padding stays
-                    hidden when it has become memory; clip_value of an optimiser cuts the sum of a word's gradients, not each of them
-       omitted      candidates other than these three (experts); a temperature that is learned (in the reference it is not, either)
+       reproduced   PAR's reference in its own form, and Transformer-XL with attn_type 0
+                    and 1, post-norm and pre_lnorm, plain, tied and adaptive words:
+                    losses, every token's nll, gates, memories, every gradient, training:
+                    tested against independent float64 code to 1e-10; published counts of
+                    weights
+       mended       pos_mode: the reference counts rows of positions from the far end, so
+                    that a distance means another row in the first call than in the
+                    others; noise in evaluation; tau_end, which is a factor; U = 0, which
+                    made NaN; gates below 0, which are dead (arch pi), are free logits by
+                    default; cutoffs that were printed 2 too small
+       different    layouts: matrices (out,in), k rows before v rows, where the reference
+                    has one (D,3D) kernel Q | V | K; padding stays hidden when it has
+                    become memory; clip_value of an optimiser cuts the sum of a word's
+                    gradients, not each
+       omitted      Transformer-XL's attn_type 2 and 3, ext_len, sampled softmax;
+                    candidates other than these three branches (experts); a learned
+                    temperature (in the reference it is not learned, either)
 
    Easy to get wrong
-       - w is shared by all rows of a step unless desc.noise says otherwise: B gates in place of one are a smaller variance, not more work.
-       - p is not w. Report p (stx_par_probs) and evaluate by argmax: a loss in training is that of a random network.
-       - stx_par_total belongs to the last forward; latency, and w[l], are results of the step: gone with the next stx_begin.
-       - The gates' optimiser has its own list, arch. stx_lm's params are the weights alone: save both lists.
-       - A memory is as long as the calls that filled it: reset it where a text begins, use another state for evaluation.
+       - w is shared by all rows of a step unless desc.noise says otherwise: B draws in
+         place of one have a smaller variance, and are not more work.
+       - w is not p. Report p (stx_par_probs) and evaluate by argmax: a loss in training
+         is that of a random network.
+       - m->w[l] and m->latency are results of the last forward, and are lost at the next
+         stx_begin. In an evaluation by argmax, and of a fixed network, w[l] is NULL.
+         stx_par_total belongs to the last forward.
+       - The gates' optimiser has a list of its own, arch. stx_lm's params are the
+         weights alone: save both lists.
+       - A memory is as long as the calls that filled it: reset it where a text begins,
+         and use another state for evaluation.
        - same_length counts the query's own key: M keys, distances 0 to M - 1.
-       - Costs of latency in a unit in which Lat is more than 1, for STX_PAR_LATENCY_FBNET.
-       - Generation sees M rows before each token, a call of T tokens up to M + T - 1: compare with calls of one token, or give it more.
+       - Costs of latency in a unit in which Lat is more than 1, for
+         STX_PAR_LATENCY_FBNET.
+       - Generation is evaluation by calls of one token: each sees the M rows before it.
+         In a call of T tokens the last one sees M + T - 1 rows, so figures of longer
+         calls differ.
 
-   Names in Transformer-XL's checkpoints (the authors' PyTorch, and Hugging Face's, which begin with transformer., but for crit.);
-   tools/convert.py turns them into ours, and ours into them. V is the vocabulary, d = D, H heads of dh, f = F, l a layer, which is the
-   blocks 2l and 2l + 1 here, i a cluster, K the clusters but the first; where no shape is said ours is the original's.
+   Names in Transformer-XL's checkpoints (the authors' PyTorch, and Hugging Face's, which
+   begin with transformer., but for crit.); tools/convert.py turns them into ours, and
+   ours into them. V is the vocabulary, d = D, H heads of dh, f = F, l a layer, which is
+   the blocks 2l and 2l + 1 here, i a cluster, J the tails; where no shape is given ours
+   is the original's.
 
        original                             ours                                            shape of the original
-       word_emb.emb_layers.i.weight         in_emb.weight; with clusters in_emb.tables.i,   (V,d); (size i, width i)
-                                            one table is cut
-       word_emb.emb_projs.i                 in_emb.projs.i                                  (d, width i)
-       crit.out_layers.i.weight             the same as the embedding's                     (V,d); (size i, width i)
-       crit.out_layers.i.bias               out_emb.bias; out_emb.biases.i                  (V); (size i)
+       word_emb.emb_layers.i.weight         in_emb.weight; with clusters in_emb.tables.i:   (V,d); (size i, width i)
+                                            the one table of div_val 1 is cut
+       word_emb.emb_projs.i                 in_emb.projs.i; the one of div_val 1 stays one  (d, width i)
+                                            (--one-proj)
+       crit.out_layers.i.weight             tied: not there; out_emb.weight,                (V,d); (size i, width i)
+                                            out_emb.tables.i
+       crit.out_layers.i.bias               out_emb.bias; out_emb.biases.i: the one bias    (V); (size i)
+                                            of div_val 1 is cut
        crit.out_projs.i                     out_emb.projs.i; tied: not there                (d, width i)
-       crit.cluster_weight                  out_emb.cluster.weight; of Hugging Face with    (K, width 0)
+       crit.cluster_weight                  out_emb.cluster.weight; of Hugging Face with    (J, width 0)
                                             its rows turned round
-       crit.cluster_bias                    out_emb.cluster.bias; turned round, too         (K)
+       crit.cluster_bias                    out_emb.cluster.bias; turned round, too         (J)
        r_w_bias                             attn.u                                          (H,dh)
        r_r_bias                             attn.v                                          (H,dh)
+       r_w_bias                             attn_type 1: layers.2l.attn.u, (H,dh)           (layers,H,dh)
+       r_emb                                attn_type 1: layers.2l.attn.rel.weight, (rows,  (layers,rows,H,dh)
+                                            H dh), in the opposite order of rows
+       r_bias                               attn_type 1: layers.2l.attn.r_bias, (rows,H),   (layers,rows,H)
+                                            likewise
        layers.l.dec_attn.r_w_bias           Hugging Face: layers.2l.attn.u                  (H,dh)
        layers.l.dec_attn.r_r_bias           Hugging Face: layers.2l.attn.v                  (H,dh)
        layers.l.dec_attn.qkv_net.weight     its first H dh rows                             (3 H dh, d)
@@ -200,14 +375,16 @@
        layers.l.pos_ff.layer_norm.bias      layers.2l+1.ff.norm.bias                        (d)
        pos_emb.inv_freq                     made anew                                       (d / 2)
 
-   And in those of PAR's reference (TensorFlow), likewise; each name ends in /.ATTRIBUTES/VARIABLE_VALUE, and matrices are (in,out) there
-   and (out,in) here. l is a block, c0 the size of the first cluster, J the number of the others.
+   Names in checkpoints of PAR's reference (TensorFlow), likewise. Each ends in
+   /.ATTRIBUTES/VARIABLE_VALUE, and matrices are (in,out) there and (out,in) here. l is a
+   block, c0 the size of the head.
 
        original                                                ours                                            shape of the original
        model/embed/embeddings                                  in_emb.weight                                   (V,D)
        model/stoch_blks/l/rmha/W_emb/kernel                    Q: layers.l.attn.query.weight; K, V:            (D, 3 D), columns Q, V, K
                                                                layers.l.attn.kv.weight
-       model/stoch_blks/l/rmha/W_emb/bias                      layers.l.attn.query.bias, kv.bias               (3 D)
+       model/stoch_blks/l/rmha/W_emb/bias                      Q: layers.l.attn.query.bias; K, V:              (3 D), order Q, V, K
+                                                               layers.l.attn.kv.bias
        model/stoch_blks/l/rmha/W_pos/kernel                    layers.l.attn.pos.weight                        (D,D)
        model/stoch_blks/l/rmha/W_pos/bias                      layers.l.attn.pos.bias                          (D)
        model/stoch_blks/l/rmha/global_content_bias             layers.l.attn.u, (H,dh)                         (1,H,1,dh)
@@ -238,11 +415,14 @@
        model/final_layer/bias                                  without clusters: out_emb.bias                  (V)
 
    Compile-time options: those of seqtx.h.
-   GPU. As in seqtx.h; seqtx_cuda.cu has this header's kernels when it stands beside it. Once the memories are full a step can be replayed:
-       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)   stx_par_set_tau, .._set_uniforms between steps
+   GPU. As in seqtx.h; seqtx_cuda.cu compiles this header's kernels when it is in the same
+   directory. Once the memories are full, a step can be replayed; stx_par_set_tau and
+   stx_par_set_uniforms belong between steps:
+       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user)
 
-   Reading order: stx__par_run (one block), stx__par_attention, stx_par_segment, stx__par_gate_of; then the kernels: >>gate, >>mix from
-   stx_par_mix_plain on; stx__par_cut (cutoffs by divide and conquer); stx__par_gen_part.
+   Reading order: stx__par_run (one block), stx__par_attention, stx_par_segment,
+   stx__par_gate_of; then the kernels: >>gate, >>mix from stx_par_mix_plain on; stx__par_cut
+   (cutoffs by divide and conquer); stx__par_gen_part.
 */
 #ifndef SEQTX_PAR_H
 #define SEQTX_PAR_H
@@ -279,14 +459,16 @@ typedef struct stx_par_desc {
     const char *pattern;    /* the blocks from below: s attention, f feed-forward, i identity; also "(sfff)6f8", see stx_par_expand
                                (copied). NULL or "": a supernet, every block is a mixture of the three */
     size_t segment;         /* T, tokens of a call: what tables are made for; 0: 128. Calls may be shorter or longer */
-    size_t mem;             /* M, rows of memory; 0: T. STX_PAR_NO_ROWS: none */
+    size_t mem;             /* M, rows of memory; 0: T. STX_PAR_NO_ROWS: none. Tables of
+                               positions have M + T rows, PAR's max_position */
     int    positions;       /* STX_PAR_SINES. STX_PAR_LEARNED: each attention has a table
                                (M + T,H dh) of distances. _LEARNED_BIAS: and a bias b (M + T,H)
                                of distance and head in place of v.r_d */
     int    sines;           /* STX_PAR_SINES_BLOCK: sines, then cosines. _REF: interleaved, slowest first */
-    int    pos_mode;        /* row of distance d. STX_PAR_POS_DIST: d. _FIXED: M + T - 1 - d. _REF: K - 1 - d with the K keys of this call.
-                               The latter two with STX_PAR_SINES_REF */
-    size_t clamp_len;       /* distances beyond it are as it; 0: none. With STX_PAR_POS_DIST */
+    int    pos_mode;        /* which row of sines distance d has. STX_PAR_POS_DIST: d. _FIXED:
+                               M + T - 1 - d. _REF: S - 1 - d with the S keys of this call. The
+                               latter two with STX_PAR_SINES_REF */
+    size_t clamp_len;       /* distances beyond it count as it; 0: none. With STX_PAR_POS_DIST */
     int    same_length;     /* a query sees M keys, its own among them, and no more */
     int    full_scale;      /* scores are divided by dh, not by its root */
     int    attn_relu;       /* relu after Wo */
@@ -312,11 +494,13 @@ typedef struct stx_par_desc {
     double emb_scale;       /* of the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the adaptive tables' first cluster; 0: D */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;      /* of adaptive words; none: one cluster */
-    double div_val;         /* cluster i is floor(E / div_val^i) wide; 0: 1. Where all are D wide there are no projections */
+    double div_val;         /* cluster i is floor(E / div_val^i) wide; 0: 1. If all are D wide
+                               there are no projections */
     double proj_factor;     /* STX_PAR_OUT_REF: tail i = 1.. is max(floor(D / proj_factor^i), 1) wide; 0: 4 */
     size_t proj_dims[STX_MAX_CLUSTERS - 1];     /* ... or so wide, where not 0 */
     int    tie_words;       /* adaptive tables of input and output are the same */
-    int    tie_projs;       /* ... and projections */
+    int    tie_projs;       /* ... and projections. STX_PAR_TIE_BUT_FIRST: those of the tails,
+                               the original's [False, True, ..] */
     int    one_proj;        /* with div_val 1: the input's clusters have one projection
                                (D,E), as have those of the output whose ones are tied */
     int    pads;            /* 1: targets that are pad_id have no loss */
@@ -353,8 +537,10 @@ typedef struct stx_par_block {
 /* Positions for distances up to rows - 1, beyond `clamp` (0: none) as clamp */
 typedef struct stx_par_positions {
     size_t      rows, clamp;
-    stx_tensor *sines;                      /* (rows,D), a constant. STX_PAR_POS_REF: row i is R's row i; else the last is distance 0's */
-    stx_ids    *far_first;                  /* (1,rows): rows of the learned tables, the last distance 0's */
+    stx_tensor *sines;      /* (rows,D), a constant: the last row is distance 0's, but with
+                               STX_PAR_POS_REF the first is position 0's. NULL before the first
+                               forward, and with learned positions */
+    stx_ids    *far_first;  /* (1,rows): rows of the learned tables, the last distance 0's */
 } stx_par_positions;
 
 typedef struct stx_par {
@@ -374,7 +560,9 @@ typedef struct stx_par {
     int             frozen;                 /* the gates learn nothing: set by stx_par_freeze */
     stx_real       *uniforms;               /* the caller's, on the device; see stx_par_set_uniforms */
     size_t          uniforms_count, uniforms_room;      /* how many hold; 0: numbers are drawn */
-    stx_tensor    **w;                      /* (draws,3) of each block of the last forward, of this step; NULL: the block was no mixture */
+    stx_tensor    **w;                      /* (draws,3) of each block of the last forward, in this
+                                               step; NULL: the block was no mixture, as in an
+                                               evaluation by argmax */
     stx_tensor     *latency;                /* (1), sum over the blocks of the last forward, of this step; NULL: none */
 } stx_par;
 
@@ -443,9 +631,12 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
    nll itself in evaluation, without latency and without a supernet. In a group a rank knows the w of its own streams: then HINGE and FBNET
    want p, or one draw a step (STX_PAR_NOISE_STEP). */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
-/* A number for all that the host decides in a step of this model with these tokens and this memory (each NULL: none): the key of
-   stx_step_run; salt: what else decides, such as the key of a second memory that the step reads or writes. A memory of training is
-   taken for one of training still: evaluate with another. */
+/* A number for all that the host decides in a step of this model with these tokens and
+   this memory (each NULL: none): the key of stx_step_run. salt: what else decides, such
+   as the key of a second memory that the step reads or writes. Evaluate with a memory
+   that training does not use: if the last call of s was in training, its key leaves out
+   gate_eval and the gates' values, which decide an evaluation, and a replayed step might
+   run the wrong branches. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets, const stx_par_state *s, uint64_t salt);
 
 // >>api: search ----------------------------------------------------------------------------------------------------
@@ -477,11 +668,12 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
 /* Patterns. Each writes text with its 0 into out, which has room for `room` letters, and returns its length; 0 when there is no room or
    the arguments make no sense.
    expand: a letter s, f or i, or a group in parentheses, and how often: "(sfff)6f8" is six times sfff and then eight f. format: back.
-   rule: PAR(L,p), floor(L / p) attentions evenly within the first two thirds.
+   rule: the paper's PAR(L, p) with p = every: floor(L / every) attentions, evenly within the
+   first two thirds.
    argmax: of the gates as they are now; sample: each block drawn from its p, a function of (seed, n). */
 STX_DEF size_t stx_par_expand(char *out, size_t room, const char *pattern);
 STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern);
-STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t p);
+STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every);
 STX_DEF size_t stx_par_argmax(const stx_par *m, char *out, size_t room);
 STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char *out, size_t room);
 /* The weights of `from`, a supernet or not, for the branches that `to` has; they may be of two contexts. From a file: stx_params_load of
@@ -490,34 +682,48 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
 // >>api: cuts ------------------------------------------------------------------------------------------------------
 
-/* Cutoffs for adaptive words: N counts (in the order of ids; largest first is best, and sort does it) are cut in K clusters of the least
-   cost, exactly. F_j = sum of the first j counts, c_0 < c_1 < .. < c_{K-1} = N the ends, K - 1 tails:
-       REF    sum over clusters, also the first, of (size) (count)               the reference's: as if the head cost only its own tokens
-       MACS   D (c_0 + K - 1) + sum over tails k = 1.. of h_k (D + size_k) p_k        multiply-adds a word
-              h_k = proj_dims[k-1]; where that is 0 or there are none: max(floor(D / factor^k), 1)
-       TIME   time(c_0 + K - 1, D, 1) + sum of time(h_k, D, p_k) + time(size_k, h_k, p_k),     p_k = count_k / F_N
-              exact if it is Monge, as max(c + a k0 n0, c + a k n), the form of 1609.04309, is
-   Of cuts that cost the same the one whose last cutoffs are largest is taken, as the reference does. */
+/* Cutoffs for adaptive words: the counts of N words, in the order of their ids (largest first
+   is best; sort does it), are cut into a head and J tails of the least cost, exactly.
+   F_j = sum of the first j counts; the head has the words below c_0, tail k those of
+   c_{k-1} .. c_k - 1, size_k of them, with the share s_k = (F_{c_k} - F_{c_{k-1}}) / F_N:
+       REF    sum over the head and the tails of (size) (count)
+              the reference's: as if the head cost only its own tokens
+       MACS   D (c_0 + J) + sum over k = 1.. J of s_k h_k (D + size_k)
+              multiply-adds per token; h_k = proj_dims[k-1], or if that is 0, or there are
+              none, max(floor(D / factor^k), 1)
+       TIME   time(c_0 + J, D, 1) + sum over k = 1.. J of
+              time(h_k, D, s_k) + time(size_k, h_k, s_k)
+   The solver needs a cost w(i,j) of the words i .. j - 1 as a cluster that is Monge: for
+   a <= b <= c <= e, w(a,c) + w(b,e) <= w(a,e) + w(b,c). REF and MACS are. TIME is with the
+   form of 1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y) for x columns and y rows of the batch:
+   a constant and a time per multiply-add, at least that of a matrix of x0 y0. With another
+   form the result may not be the best.
+   Of cuts that cost the same the one whose last cutoffs are largest is taken, as the reference
+   does. */
 enum { STX_PAR_CUTS_REF = 0, STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME };
 typedef struct stx_par_cuts_desc {
-    size_t clusters;                /* K, 1 to 8 */
-    int    cost;
+    size_t clusters;                /* J + 1, 1 to 8 */
+    int    cost;                    /* which one is minimised: STX_PAR_CUTS_REF .. _TIME */
     int    sort;                    /* 1: counts by falling size first */
     size_t dim;                     /* D: MACS, TIME */
     double factor;                  /* 0: 4 */
-    const size_t *proj_dims;        /* (K - 1), 0: by factor; or NULL */
-    double (*time)(void *user, size_t columns, size_t inner, double share);    /* of a product for this share of the batch's rows */
+    const size_t *proj_dims;        /* (J), 0: by factor; or NULL */
+    /* of a matrix multiplication for this share of the batch's rows */
+    double (*time)(void *user, size_t columns, size_t inner, double share);
     void  *user;
 } stx_par_cuts_desc;
-/* cut (K - 1) gets the cutoffs, as stx_par_desc.cutoff. total (NULL: not wanted): the cost. 1, or 0 and an error: a cluster would be empty
-   (N < K), or sums that a 64-bit integer does not hold. */
+/* cut (J) gets the cutoffs c_0 .., as stx_par_desc.cutoff. total (NULL: not wanted): the
+   cost. 1, or 0 and an error: a cluster would be empty (N <= J), or sums that a 64-bit
+   integer does not hold. */
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t N, const stx_par_cuts_desc *d);
 
 // >>api: generation ------------------------------------------------------------------------------------------------
 
-/* Token by token, in evaluation, with projected keys and values kept: every token sees the M before it, as in calls of one token each,
-   in however long steps they are fed. (A call of T tokens sees more, up to M + T - 1.) Fixed networks, and supernets in STX_PAR_EVAL_ARGMAX
-   and _SOFT. Make a new one, or reset it, when the parameters have changed. */
+/* Token by token, in evaluation, with projected keys and values kept: every token sees
+   the M before it, as in evaluation by calls of one token, whatever the number of tokens
+   per step. (In a call of T tokens the last one sees M + T - 1.) For fixed networks, and
+   supernets in STX_PAR_EVAL_ARGMAX and _SOFT. Make a new one, or reset it, when the
+   parameters have changed. */
 typedef struct stx_par_gen {
     stx_par   *model;
     size_t     B, M;
@@ -577,14 +783,22 @@ typedef struct stx_par_gate_args {
 STX_KERNEL(stx_par_gate_fwd, (stx_ctx *x, const stx_par_gate_args *a))
 STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
 
-/* The mixture of a block's branches, row by row:  y = w0 Y0 + w1 Y1 + w2 h,  Y0 = layernorm(h + b0), Y1 = layernorm(h + b1), each with its
-   gain and shift; gain[0] NULL: Y0 = h + b0, Y1 = h + b1. A term whose weight is 0 is left out, so that a one-hot w gives the chosen
-   branch's own bits: those of stx_residual_norm. The weights of row n are w + 3 r, r = n / T ceil(T / run) + n % T / run.
-   Forward writes y and, with layer norms, mean and rstd. Backward, all from dy, s_i = h + b_i, xh_i = (s_i - mean_i) rstd_i:
-       dw_0 += sum dy Y0, dw_1 += sum dy Y1, dw_2 += sum dy h      over the rows of a run, ascending, and their channels
+/* The mixture of a block's branches, row by row:
+       y = w0 Y0 + w1 Y1 + w2 h     Y0 = layernorm(h + b0)     Y1 = layernorm(h + b1)
+   each with its gain and shift; gain[0] NULL: Y0 = h + b0, Y1 = h + b1. A term whose weight
+   is 0 is left out, so that a one-hot w gives the chosen branch's own bits, those of
+   stx_residual_norm. w + 3 r are the weights of row n. A stream of T rows has
+   ceil(T / run) draws, and row n is the (n mod T)-th of stream floor(n / T):
+       r = floor(n / T) ceil(T / run) + floor((n mod T) / run)
+   One draw for all rows is T = run = N. Forward writes y and, with layer norms, mean and
+   rstd. Backward, all from dy, with s_i = h + b_i and xh_i = (s_i - mean_i) rstd_i:
+       dw_0 += sum dy Y0, dw_1 += sum dy Y1, dw_2 += sum dy h
+               over the rows of a draw, ascending, and their channels
        dgain_i += sum_n w_i dy xh_i      dshift_i += sum_n w_i dy
-       ds_i = rstd_i (q - mean(q) - xh_i mean(q xh_i)), q = w_i dy gain_i;  without layer norm w_i dy
-       db_i = or += ds_i      dh = or += w2 dy + ds_0 + ds_1                        NULL: not wanted */
+       ds_i = rstd_i (q - mean(q) - xh_i mean(q xh_i)), q = w_i dy gain_i
+              without layer norm w_i dy
+       db_i = or += ds_i      dh = or += w2 dy + ds_0 + ds_1
+   Each of them NULL: not wanted. */
 typedef struct stx_par_mix_args {
     size_t N, C, T, run;            /* N rows in streams of T, of which `run` share their weights: draws (N / T) ceil(T / run) */
     stx_real eps;
@@ -1069,8 +1283,9 @@ STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern) {
     }
     return n;
 }
-STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t p) {
-    size_t n = p ? L / p : 0, cut = L / 3 * 2 + L % 3 * 2 / 3, width = n ? (cut + cut / n) / n : 0, i;
+STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
+    size_t n = every ? L / every : 0, cut = L / 3 * 2 + L % 3 * 2 / 3;
+    size_t width = n ? (cut + cut / n) / n : 0, i;
     if (!out || !room) return 0;
     out[0] = 0;
     if (!width || L > STX__PAR_MOST || L >= room) return 0;

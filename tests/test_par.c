@@ -331,6 +331,9 @@ static void generation(void) {
         e = difference(got, whole, B * n * D);
         CHECK(e <= TOL * top, "%s%s: steps differ from calls by %g", name, resets_too ? " with resets" : "", e);
         CHECK(bytes == stx_bytes(x), "%s: steps keep allocating: %zu, %zu bytes", name, bytes, stx_bytes(x));
+        for (b = 0; b < m->desc.blocks; b++)        /* the manual's memory of generation */
+            CHECK(!g->pos[b] || g->cache->layer[b].capacity == 2 * (g->M + !g->M) + 64,
+                  "%s: %zu rows for %zu", name, g->cache->layer[b].capacity, g->M);
         free(by_calls(m, t, B, n, 1, half, reset, STX_EVAL));      /* once more, up to the middle, and on by steps */
         stx_par_state_reset(half);
         for (i = 0; i < n / 2; i++) {
@@ -563,6 +566,32 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     other = model(x, &step);
     stx_par_set_uniforms(other, u, 12);
     fails(x, "expected 6 values, 3 for each of 2 blocks, for the one draw of a call, got 12");
+}
+
+/* The manual's numbers: variance of dal_0 for dw = (1,0,0) and equal branches, by temperature;
+   at low ones it doubles as the temperature halves */
+static void variance(void) {
+    static const double want[] = {0.0059, 0.031, 0.10, 0.24, 0.54, 1.12};
+    enum { DRAWS = 100000 };
+    stx_ctx *x = context(1, 1);
+    stx_real *w = (stx_real *)malloc(3 * DRAWS * sizeof *w), al[3] = {0}, tau = 1;
+    stx_par_gate_args a;
+    size_t i, r;
+    memset(&a, 0, sizeof a);
+    a.R = DRAWS; a.noisy = 1; a.al = al; a.tau = &tau; a.seed = 5; a.w = a.y = w;
+    for (i = 0; i < 6; i++, tau /= 2) {
+        double sum = 0, squares = 0;
+        stx_par_gate_fwd(x, &a);
+        for (r = 0; r < DRAWS; r++) {
+            double d = (double)w[3 * r] * (1 - (double)w[3 * r]) / (double)tau;
+            sum += d / DRAWS;
+            squares += d * d / DRAWS;
+        }
+        squares -= sum * sum;
+        CHECK(fabs(squares - want[i]) <= 0.05 * want[i], "tau %g: %g", (double)tau, squares);
+    }
+    free(w);
+    stx_destroy(x);
 }
 
 /* Noise: by seed, step, block and draw alone, whatever the threads; never 0 or 1; branches come as often as p says; each draw of its own;
@@ -1466,6 +1495,7 @@ int main(void) {
     recomputed();
     resumed();
     noise();
+    variance();
     searching();
     patterns();
     cutting();
