@@ -348,14 +348,14 @@
        crit.out_layers.i.bias               out_emb.bias; out_emb.biases.i: the one bias    (V); (size i)
                                             of div_val 1 is cut
        crit.out_projs.i                     out_emb.projs.i; tied: not there                (d, width i)
-       crit.cluster_weight                  out_emb.cluster.weight; of Hugging Face with    (J, width 0)
-                                            its rows turned round
-       crit.cluster_bias                    out_emb.cluster.bias; turned round, too         (J)
+       crit.cluster_weight                  out_emb.cluster.weight; of Hugging Face in      (J, width 0)
+                                            reversed order of rows
+       crit.cluster_bias                    out_emb.cluster.bias; reversed, too             (J)
        r_w_bias                             attn.u                                          (H,dh)
        r_r_bias                             attn.v                                          (H,dh)
        r_w_bias                             attn_type 1: layers.2l.attn.u, (H,dh)           (layers,H,dh)
        r_emb                                attn_type 1: layers.2l.attn.rel.weight, (rows,  (layers,rows,H,dh)
-                                            H dh), in the opposite order of rows
+                                            H dh), in reversed order of rows
        r_bias                               attn_type 1: layers.2l.attn.r_bias, (rows,H),   (layers,rows,H)
                                             likewise
        layers.l.dec_attn.r_w_bias           Hugging Face: layers.2l.attn.u                  (H,dh)
