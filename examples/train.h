@@ -2911,7 +2911,7 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     int value;
     if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
     text += strlen(who);
-    n = strcspn(text, " ");
+    n = strcspn(text, " :");
     o = tr_find_option(t->options, text, n);
     name = o ? o->name : NULL;
     for (w = words; w->from; w++) {

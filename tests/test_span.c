@@ -727,16 +727,16 @@ static void errors(void) {
     d = small(); d.adapt_io = 1; d.cutoffs = 1; d.cutoff[0] = V; refused(d, "cutoff");
     d = small(); d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 9; refused(d, "cutoff");
     d = small(); d.adapt_io = 1; d.divval = 1; refused(d, "divval");
-    d = small(); d.no_renorm = 1; d.adapt_span = 0; refused(d, "no_renorm without adapt_span");
-    d = small(); d.span_per_layer = 1; d.adapt_span = 0; refused(d, "span_per_layer without adapt_span");
+    d = small(); d.no_renorm = 1; d.adapt_span = 0; refused(d, "no_renorm requires adapt_span");
+    d = small(); d.span_per_layer = 1; d.adapt_span = 0; refused(d, "span_per_layer requires adapt_span");
     d = small(); d.no_renorm = 1; d.literal = STX_SPAN_LITERAL_EPS;
-    refused(d, "STX_SPAN_LITERAL_EPS, which needs adapt_span without no_renorm");
+    refused(d, "STX_SPAN_LITERAL_EPS requires adapt_span without no_renorm");
     d.literal |= STX_SPAN_LITERAL;
-    refused(d, "STX_SPAN_LITERAL_EPS, which needs");
+    refused(d, "STX_SPAN_LITERAL_EPS requires");
     d = small(); d.adapt_span = 0; d.literal = STX_SPAN_LITERAL_EPS;
-    refused(d, "STX_SPAN_LITERAL_EPS, which needs");
+    refused(d, "STX_SPAN_LITERAL_EPS requires");
     d = small(); d.literal = 4;
-    refused(d, "literal is 4");
+    refused(d, "flags STX_SPAN_LITERAL_EPS, _MEMORY, got 4");
     d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
     
     x = context(1, 0);

@@ -147,10 +147,10 @@ END2
 family_bad() {
     refused 'nheads' $t $tiny $new --nheads 3
     refused 'adapt-span' $t $tiny $new --adapt-span=maybe
-    refused 'no-renorm needs --adapt-span' $t $tiny $new --no-renorm
-    refused 'span-per-layer needs --adapt-span' $t $tiny $new --span-per-layer
-    refused '--literal eps needs --adapt-span without --no-renorm; --literal without names takes' $t $tiny $new --no-renorm --adapt-span --literal eps
-    refused '--literal eps needs --adapt-span' $t $tiny $new --no-adapt-span --literal eps,memory
+    refused 'no-renorm requires --adapt-span' $t $tiny $new --no-renorm
+    refused 'span-per-layer requires --adapt-span' $t $tiny $new --span-per-layer
+    refused '--literal eps requires adapt_span without no_renorm; --literal without names selects' $t $tiny $new --no-renorm --adapt-span --literal eps
+    refused '--literal eps requires adapt_span' $t $tiny $new --no-adapt-span --literal eps,memory
     refused "--literal: got 'rows', wants on, off, or some of eps, memory" $t $tiny $new --literal rows
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
