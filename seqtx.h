@@ -229,6 +229,9 @@ STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of
 STX_DEF void stx_clear_error(stx_ctx *x);                    /* begin the next step with stx_begin: this one is torn */
 /* Sets the sticky error unless one is set. For family headers and callers' own ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
+/* The error of a field with a bad value: "OP: FIELD: expected EXPECTED, got GOT". Returns 0. */
+STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
+                          const char *expected);
 /* For such a text: at most 60 bytes of s, whatever they are, printable, and "..." when that is not all. q has room for
    STX_QUOTE bytes and is returned. */
 #define STX_QUOTE 256
@@ -1588,6 +1591,52 @@ typedef struct stx_lm {
     void        (*gen_reset)(void *gen);
     const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
 } stx_lm;
+
+/* For family headers: defines stx__FAMILY_lm_states(lm), which sets the state and generation
+   functions of a stx_lm (all but the two that create) to those of stx_FAMILY_state and
+   stx_FAMILY_gen. */
+#define STX_LM_STATES(family) \
+    static void stx__##family##_lm_state_free(void *s) { \
+        stx_##family##_state_free((stx_##family##_state *)s); \
+    } \
+    static void stx__##family##_lm_state_reset(void *s) { \
+        stx_##family##_state_reset((stx_##family##_state *)s); \
+    } \
+    static void stx__##family##_lm_state_reset_stream(void *s, size_t stream) { \
+        stx_##family##_state_reset_stream((stx_##family##_state *)s, stream); \
+    } \
+    static int stx__##family##_lm_state_copy(void *to, size_t b, const void *from, size_t c, \
+                                             size_t n) { \
+        return stx_##family##_state_copy((stx_##family##_state *)to, b, \
+                                         (const stx_##family##_state *)from, c, n); \
+    } \
+    static int stx__##family##_lm_state_save(stx_writer *w, const void *s, const char *prefix) { \
+        return stx_##family##_state_save(w, (const stx_##family##_state *)s, prefix); \
+    } \
+    static int stx__##family##_lm_state_load(void *s, const stx_file *f, const char *prefix) { \
+        return stx_##family##_state_load((stx_##family##_state *)s, f, prefix); \
+    } \
+    static void stx__##family##_lm_gen_free(void *g) { \
+        stx_##family##_gen_free((stx_##family##_gen *)g); \
+    } \
+    static void stx__##family##_lm_gen_reset(void *g) { \
+        stx_##family##_gen_reset((stx_##family##_gen *)g); \
+    } \
+    static const stx_real *stx__##family##_lm_gen_feed(void *g, const int32_t *ids, size_t n) { \
+        return stx_##family##_gen_feed((stx_##family##_gen *)g, ids, n); \
+    } \
+    static void stx__##family##_lm_states(stx_lm *lm) { \
+        lm->state_free = stx__##family##_lm_state_free; \
+        lm->state_reset = stx__##family##_lm_state_reset; \
+        lm->state_reset_stream = stx__##family##_lm_state_reset_stream; \
+        lm->state_copy = stx__##family##_lm_state_copy; \
+        lm->state_save = stx__##family##_lm_state_save; \
+        lm->state_load = stx__##family##_lm_state_load; \
+        lm->gen_free = stx__##family##_lm_gen_free; \
+        lm->gen_reset = stx__##family##_lm_gen_reset; \
+        lm->gen_feed = stx__##family##_lm_gen_feed; \
+    }
+
 #ifdef __cplusplus
 }
 #endif
@@ -11602,6 +11651,12 @@ STX_DEF size_t stx_dtype_size(int dtype) {
     return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
 }
 
+STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
+                          const char *expected) {
+    stx_fail(x, STX_ERR_ARG, "%s: %s: expected %s, got %g", op, field, expected, got);
+    return 0;
+}
+
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n) {
     const unsigned char *p = (const unsigned char *)s;
     size_t i, m = n < 60 ? n : 60, o = 0;
@@ -13023,10 +13078,6 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) { return stx_optim_l
 
 // >>words: parameters
 
-static int stx__words_bad(stx_ctx *x, const char *who, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "%s: %s is %g, want %s", who, what, got, want);
-    return 0;
-}
 static int stx__words_projects(const stx_words_desc *d, size_t i, int side) {
     return d->no_projs != STX_WORDS_BOTH && d->no_projs != side && (i || (d->head_direct != STX_WORDS_BOTH && d->head_direct != side));
 }
@@ -13041,10 +13092,10 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
     int side;
-    if (!(d->divval > 1 && d->divval < 1e6)) return stx__words_bad(x, who, "divval", d->divval, "more than 1");
-    if (d->no_cutoffs && d->cutoffs) return stx__words_bad(x, who, "cutoffs with no_cutoffs", (double)d->cutoffs, "one of the two");
+    if (!(d->divval > 1 && d->divval < 1e6)) return stx_bad_value(x, who, "divval", d->divval, "more than 1");
+    if (d->no_cutoffs && d->cutoffs) return stx_bad_value(x, who, "cutoffs with no_cutoffs", (double)d->cutoffs, "one of the two");
     if (!d->cutoffs && !d->no_cutoffs) for (i = 0; i < 3 && usual[i] < d->vocab; i++) d->cutoff[d->cutoffs++] = usual[i];
-    if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx__words_bad(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
+    if (d->cutoffs > STX_MAX_CLUSTERS - 1) return stx_bad_value(x, who, "cutoffs", (double)d->cutoffs, "at most 7");
     for (i = 0; i < d->cutoffs; i++)
         if (d->cutoff[i] <= (i ? d->cutoff[i - 1] : 0) || d->cutoff[i] >= d->vocab) {
             stx_fail(x, STX_ERR_ARG, "%s: cutoff %zu (number %zu): cutoffs rise and stay below the vocabulary of %zu", who,
@@ -13053,33 +13104,33 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
         }
     if (!d->width[0]) d->width[0] = d->dim;
     if (d->head_direct < 0 || d->head_direct > STX_WORDS_OUTPUT)
-        return stx__words_bad(x, who, "head_direct", d->head_direct, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+        return stx_bad_value(x, who, "head_direct", d->head_direct, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
     if (d->no_projs < 0 || d->no_projs > STX_WORDS_OUTPUT)
-        return stx__words_bad(x, who, "no_projs", d->no_projs, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
-    if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE) return stx__words_bad(x, who, "proj_biases", 1, "0 without an adaptive output");
-    if (d->own_first && !d->share_projs) return stx__words_bad(x, who, "own_first", 1, "0 without share_projs");
+        return stx_bad_value(x, who, "no_projs", d->no_projs, "0 or one of STX_WORDS_BOTH .. _OUTPUT");
+    if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE) return stx_bad_value(x, who, "proj_biases", 1, "0 without an adaptive output");
+    if (d->own_first && !d->share_projs) return stx_bad_value(x, who, "own_first", 1, "0 without share_projs");
     if (d->one_proj && (d->in != STX_WORDS_ADAPTIVE || d->by_cluster
                         || !stx__words_projects(d, 0, STX_WORDS_INPUT)))
-        return stx__words_bad(x, who, "one_proj", 1, "0 but for an adaptive input whose first "
+        return stx_bad_value(x, who, "one_proj", 1, "0 but for an adaptive input whose first "
                               "cluster has a projection, without by_cluster");
     for (i = 0; i <= d->cutoffs; i++) {
         if (!d->width[i]) d->width[i] = d->no_projs == STX_WORDS_BOTH ? d->dim
                                       : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
         if (!d->out_width[i]) d->out_width[i] = d->width[i];
         if (d->one_proj && d->width[i] != d->width[0])
-            return stx__words_bad(x, who, "width of a cluster with one_proj", (double)d->width[i],
+            return stx_bad_value(x, who, "width of a cluster with one_proj", (double)d->width[i],
                                   "that of the first cluster");
         for (side = STX_WORDS_INPUT; side <= STX_WORDS_OUTPUT; side++) {
             if (d->in != STX_WORDS_ADAPTIVE && side == STX_WORDS_INPUT) continue;
             if (d->out != STX_WORDS_ADAPTIVE && side == STX_WORDS_OUTPUT) continue;
             if (!stx__words_projects(d, i, side) && stx__words_width(d, i, side) != d->dim)
-                return stx__words_bad(x, who, i ? "width of a cluster with no_projs" : "width of the first cluster, which has no "
+                return stx_bad_value(x, who, i ? "width of a cluster with no_projs" : "width of the first cluster, which has no "
                                       "projection,", (double)stx__words_width(d, i, side), "dim");
         }
         if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
-            return stx__words_bad(x, who, "out_width with share_tables or share_projs", (double)d->out_width[i], "0");
+            return stx_bad_value(x, who, "out_width with share_tables or share_projs", (double)d->out_width[i], "0");
         if (!d->width[i] || d->width[i] > (size_t)1 << 31 || d->out_width[i] > (size_t)1 << 31)
-            return stx__words_bad(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
+            return stx_bad_value(x, who, "width of the first cluster / divval^cutoffs", (double)d->width[i],
                                   "1 to 2^31: use fewer cutoffs, a smaller divval or a larger width");
     }
     return 1;
@@ -13093,20 +13144,20 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
     if (d->divval == 0) d->divval = 4;
     in = d->in == STX_WORDS_ADAPTIVE;
     out = d->out == STX_WORDS_ADAPTIVE;
-    if (!d->vocab || d->vocab > most) return stx__words_bad(x, who, "vocab", (double)d->vocab, "1 to 2^31");
-    if (!d->dim || d->dim > most) return stx__words_bad(x, who, "dim", (double)d->dim, "1 to 2^31");
-    if (d->emb > most) return stx__words_bad(x, who, "emb", (double)d->emb, "at most 2^31");
-    if (!in && d->in != STX_WORDS_PLAIN) return stx__words_bad(x, who, "in", d->in, "STX_WORDS_PLAIN or STX_WORDS_ADAPTIVE");
+    if (!d->vocab || d->vocab > most) return stx_bad_value(x, who, "vocab", (double)d->vocab, "1 to 2^31");
+    if (!d->dim || d->dim > most) return stx_bad_value(x, who, "dim", (double)d->dim, "1 to 2^31");
+    if (d->emb > most) return stx_bad_value(x, who, "emb", (double)d->emb, "at most 2^31");
+    if (!in && d->in != STX_WORDS_PLAIN) return stx_bad_value(x, who, "in", d->in, "STX_WORDS_PLAIN or STX_WORDS_ADAPTIVE");
     if (!out && d->out != STX_WORDS_PLAIN && d->out != STX_WORDS_TIED)
-        return stx__words_bad(x, who, "out", d->out, "STX_WORDS_PLAIN, _TIED or _ADAPTIVE");
-    if (!stx__finite(d->scale)) return stx__words_bad(x, who, "scale of words", d->scale, "a finite number");
-    if (!(d->dropout >= 0 && d->dropout < 1)) return stx__words_bad(x, who, "dropout of words", d->dropout, "0 <= p < 1");
+        return stx_bad_value(x, who, "out", d->out, "STX_WORDS_PLAIN, _TIED or _ADAPTIVE");
+    if (!stx__finite(d->scale)) return stx_bad_value(x, who, "scale of words", d->scale, "a finite number");
+    if (!(d->dropout >= 0 && d->dropout < 1)) return stx_bad_value(x, who, "dropout of words", d->dropout, "0 <= p < 1");
     if (d->out == STX_WORDS_TIED && in) {
         stx_fail(x, STX_ERR_ARG, "%s: a tied output wants a plain input; an adaptive one shares by share_tables", who);
         return 0;
     }
     if ((in || d->out == STX_WORDS_TIED) && d->emb != d->dim)
-        return stx__words_bad(x, who, in ? "emb of an adaptive input" : "emb with a tied output", (double)d->emb, "dim");
+        return stx_bad_value(x, who, in ? "emb of an adaptive input" : "emb with a tied output", (double)d->emb, "dim");
     if ((d->share_tables || d->share_projs) && !(in && out)) {
         stx_fail(x, STX_ERR_ARG, "%s: %s without both an adaptive input and an adaptive output", who,
                  d->share_tables ? "share_tables" : "share_projs");

@@ -483,11 +483,16 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    oldest first. set replaces the layer's memory by n rows per stream, n <= rows <= L.
    rows is layer[l].rows of the state they came from, or stx_span_cache(m, l) if there
    is none. Both return 1, or 0 and an error. After a failure the state is unchanged,
-   or layer l is empty if memory could not be allocated. stx_rows_copy copies single
-   streams. */
+   or layer l is empty if memory could not be allocated. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
+
+/* Copies the memory of streams c .. c + n - 1 of from to streams b .. b + n - 1 of to, to
+   regroup batches. Both states belong to the same context, and the ranges must not
+   overlap in one state. Returns 1, or 0 and an error. */
+STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
+                                size_t c, size_t n);
 
 /* Saves the memory in a checkpoint under names that begin with prefix, and loads it
    into a state with the same B. Both return 1, or 0 and an error; a failed load leaves
@@ -590,9 +595,8 @@ STX_DEF stx_lm stx_span_lm(stx_span *m);
 
 // >>creation
 
-static int stx__span_bad(stx_ctx *x, const char *what, double got, const char *expected) {
-    stx_fail(x, STX_ERR_ARG, "stx_span_create: %s: expected %s, got %g", what, expected, got);
-    return 0;
+static int stx__span_bad(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_span_create", field, got, expected);
 }
 
 /* Replaces STX_SPAN_LITERAL by the flags that apply to the model. Returns 0 and an
@@ -973,6 +977,11 @@ STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const s
     return s && stx_rows_set(s->rows, l, rows, in, n);
 }
 
+STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
+                                size_t c, size_t n) {
+    return to && stx_rows_copy(to->rows, b, from ? from->rows : NULL, c, n);
+}
+
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
     return s && stx_rows_save(w, s->rows, prefix);
 }
@@ -1232,47 +1241,12 @@ static void *stx__span_lm_state_create(void *m, size_t B, size_t window) {
     return stx_span_state_create((stx_span *)m, B);
 }
 
-static void stx__span_lm_state_free(void *s) {
-    stx_span_state_free((stx_span_state *)s);
-}
-
-static void stx__span_lm_state_reset(void *s) {
-    stx_span_state_reset((stx_span_state *)s);
-}
-
-static void stx__span_lm_state_reset_stream(void *s, size_t stream) {
-    stx_span_state_reset_stream((stx_span_state *)s, stream);
-}
-
-static int stx__span_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
-    const stx_span_state *s = (const stx_span_state *)from;
-    return to && stx_rows_copy(((stx_span_state *)to)->rows, b, s ? s->rows : NULL, c, n);
-}
-
-static int stx__span_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
-    return stx_span_state_save(w, (const stx_span_state *)s, prefix);
-}
-
-static int stx__span_lm_state_load(void *s, const stx_file *f, const char *prefix) {
-    return stx_span_state_load((stx_span_state *)s, f, prefix);
-}
-
 static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
     if (!stx__span_lm_no_window((stx_span *)m, window)) return NULL;
     return stx_span_gen_create((stx_span *)m, B);
 }
 
-static void stx__span_lm_gen_free(void *g) {
-    stx_span_gen_free((stx_span_gen *)g);
-}
-
-static void stx__span_lm_gen_reset(void *g) {
-    stx_span_gen_reset((stx_span_gen *)g);
-}
-
-static const stx_real *stx__span_lm_gen_feed(void *g, const int32_t *ids, size_t n) {
-    return stx_span_gen_feed((stx_span_gen *)g, ids, n);
-}
+STX_LM_STATES(span)
 
 STX_DEF stx_lm stx_span_lm(stx_span *m) {
     stx_lm lm;
@@ -1288,16 +1262,8 @@ STX_DEF stx_lm stx_span_lm(stx_span *m) {
     lm.recompute = stx__span_lm_recompute;
     lm.key = stx__span_lm_key;
     lm.state_create = stx__span_lm_state_create;
-    lm.state_free = stx__span_lm_state_free;
-    lm.state_reset = stx__span_lm_state_reset;
-    lm.state_reset_stream = stx__span_lm_state_reset_stream;
-    lm.state_copy = stx__span_lm_state_copy;
-    lm.state_save = stx__span_lm_state_save;
-    lm.state_load = stx__span_lm_state_load;
     lm.gen_create = stx__span_lm_gen_create;
-    lm.gen_free = stx__span_lm_gen_free;
-    lm.gen_reset = stx__span_lm_gen_reset;
-    lm.gen_feed = stx__span_lm_gen_feed;
+    stx__span_lm_states(&lm);
     return lm;
 }
 

@@ -1227,13 +1227,13 @@ static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in
 
 // >>model: creation
 
-static int stx__comp_bad(stx_ctx *x, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s is %g, want %s", what, got, want);
-    return 0;
+static int stx__comp_bad(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_comp_create", field, got, expected);
 }
+
 static int stx__comp_upto(stx_ctx *x, const char *what, size_t got, size_t lo, int bits) {
     if (got >= lo && got <= (size_t)1 << bits) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s is %zu, want %zu to 2^%d", what, got, lo, bits);
+    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s: expected %zu to 2^%d, got %zu", what, lo, bits, got);
     return 0;
 }
 /* An option that only some models have */
@@ -2901,24 +2901,11 @@ static int stx__comp_lm_no_window(stx_comp *m, size_t window) {
 static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
     return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_state_create((stx_comp *)m, B) : NULL;
 }
-static void stx__comp_lm_state_free(void *s) { stx_comp_state_free((stx_comp_state *)s); }
-static void stx__comp_lm_state_reset(void *s) { stx_comp_state_reset((stx_comp_state *)s); }
-static void stx__comp_lm_state_reset_stream(void *s, size_t b) { stx_comp_state_reset_stream((stx_comp_state *)s, b); }
-static int stx__comp_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
-    return stx_comp_state_copy((stx_comp_state *)to, b, (const stx_comp_state *)from, c, n);
-}
-static int stx__comp_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
-    return stx_comp_state_save(w, (const stx_comp_state *)s, prefix);
-}
-static int stx__comp_lm_state_load(void *s, const stx_file *f, const char *prefix) {
-    return stx_comp_state_load((stx_comp_state *)s, f, prefix);
-}
 static void *stx__comp_lm_gen_create(void *m, size_t B, size_t window) {
     return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_gen_create((stx_comp *)m, B) : NULL;
 }
-static void stx__comp_lm_gen_free(void *g) { stx_comp_gen_free((stx_comp_gen *)g); }
-static void stx__comp_lm_gen_reset(void *g) { stx_comp_gen_reset((stx_comp_gen *)g); }
-static const stx_real *stx__comp_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_comp_gen_feed((stx_comp_gen *)g, ids, n); }
+STX_LM_STATES(comp)
+
 STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
@@ -2933,16 +2920,8 @@ STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
     lm.recompute = stx__comp_lm_recompute;
     lm.key = stx__comp_lm_key;
     lm.state_create = stx__comp_lm_state_create;
-    lm.state_free = stx__comp_lm_state_free;
-    lm.state_reset = stx__comp_lm_state_reset;
-    lm.state_reset_stream = stx__comp_lm_state_reset_stream;
-    lm.state_copy = stx__comp_lm_state_copy;
-    lm.state_save = stx__comp_lm_state_save;
-    lm.state_load = stx__comp_lm_state_load;
     lm.gen_create = stx__comp_lm_gen_create;
-    lm.gen_free = stx__comp_lm_gen_free;
-    lm.gen_reset = stx__comp_lm_gen_reset;
-    lm.gen_feed = stx__comp_lm_gen_feed;
+    stx__comp_lm_states(&lm);
     return lm;
 }
 

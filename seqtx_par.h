@@ -1392,10 +1392,10 @@ static int stx__par_falling(const void *a, const void *b) {
     const uint64_t p = *(const uint64_t *)a, q = *(const uint64_t *)b;
     return p < q ? 1 : p > q ? -1 : 0;
 }
-static int stx__par_cuts_bad(stx_ctx *x, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "stx_par_cuts: %s is %g, want %s", what, got, want);
-    return 0;
+static int stx__par_cuts_bad(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_par_cuts", field, got, expected);
 }
+
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t N, const stx_par_cuts_desc *desc) {
     stx__par_cutting s;
     stx_par_cuts_desc d;
@@ -1457,18 +1457,18 @@ STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t 
 
 // >>model: creation
 
-static int stx__par_bad(stx_ctx *x, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s is %g, want %s", what, got, want);
-    return 0;
+static int stx__par_bad(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_par_create", field, got, expected);
 }
+
 static int stx__par_upto(stx_ctx *x, const char *what, size_t got, size_t lo, int bits) {
     if (got >= lo && got <= (size_t)1 << bits) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s is %zu, want %zu to 2^%d", what, got, lo, bits);
+    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected %zu to 2^%d, got %zu", what, lo, bits, got);
     return 0;
 }
 static int stx__par_among(stx_ctx *x, const char *what, int got, int last) {
     if (got >= 0 && got <= last) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s is %d, want 0 to %d", what, got, last);
+    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected 0 to %d, got %d", what, last, got);
     return 0;
 }
 /* An option that only some models have */
@@ -1605,7 +1605,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
             return 0;
         }
         if (d->blocks && d->blocks != L) {
-            stx_fail(x, STX_ERR_ARG, "stx_par_create: blocks is %zu, want 0 or the %zu of the pattern", d->blocks, L);
+            stx_fail(x, STX_ERR_ARG, "stx_par_create: blocks: expected 0 or the pattern's %zu, got %zu", L, d->blocks);
             return 0;
         }
     }
@@ -1625,7 +1625,7 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
         || !stx__par_upto(x, "heads", d->heads, 1, 8) || !stx__par_upto(x, "segment", d->segment, 1, 30)) return 0;
     if (d->mem != STX_PAR_NO_ROWS && !stx__par_upto(x, "mem", d->mem, 0, 30)) return 0;
     if (!d->head_dim && d->dim % d->heads) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_create: heads is %zu, which does not divide dim %zu: want one that does, or a head_dim", d->heads,
+        stx_fail(x, STX_ERR_ARG, "stx_par_create: heads: expected a divisor of dim, or a head_dim, got %zu for dim %zu", d->heads,
                  d->dim);
         return 0;
     }
@@ -1851,7 +1851,7 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from) {
 STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
     if (!m || !m->tau || !stx_ok(m->ctx)) return;
     if (!(tau >= 1e-30 && tau <= 1e30)) {
-        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau is %g, want 1e-30 to 1e30", tau);
+        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau: expected 1e-30 to 1e30, got %g", tau);
         return;
     }
     stx_scalar_set(m->ctx, m->tau, tau);
@@ -1862,7 +1862,7 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
     if (!m || !m->cost || !cost || !stx_ok(m->ctx)) return;
     for (k = 0; k < 2; k++) {
         if (!(cost[k] >= 0 && cost[k] < 1e30)) {
-            stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_cost: a number of cost is %g, want 0 or more", cost[k]);
+            stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_cost: a cost: expected 0 or more, got %g", cost[k]);
             return;
         }
         c[k] = (stx_real)(m->desc.cost[k] = cost[k]);
@@ -2709,24 +2709,11 @@ static uint64_t stx__par_lm_key(const void *m, const stx_ids *ids, const stx_ids
 static void *stx__par_lm_state_create(void *m, size_t B, size_t window) {
     return window ? stx_par_state_create_sized((stx_par *)m, B, window) : stx_par_state_create((stx_par *)m, B);
 }
-static void stx__par_lm_state_free(void *s) { stx_par_state_free((stx_par_state *)s); }
-static void stx__par_lm_state_reset(void *s) { stx_par_state_reset((stx_par_state *)s); }
-static void stx__par_lm_state_reset_stream(void *s, size_t b) { stx_par_state_reset_stream((stx_par_state *)s, b); }
-static int stx__par_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
-    return stx_par_state_copy((stx_par_state *)to, b, (const stx_par_state *)from, c, n);
-}
-static int stx__par_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
-    return stx_par_state_save(w, (const stx_par_state *)s, prefix);
-}
-static int stx__par_lm_state_load(void *s, const stx_file *f, const char *prefix) {
-    return stx_par_state_load((stx_par_state *)s, f, prefix);
-}
 static void *stx__par_lm_gen_create(void *m, size_t B, size_t window) {
     return window ? stx_par_gen_create_sized((stx_par *)m, B, window) : stx_par_gen_create((stx_par *)m, B);
 }
-static void stx__par_lm_gen_free(void *g) { stx_par_gen_free((stx_par_gen *)g); }
-static void stx__par_lm_gen_reset(void *g) { stx_par_gen_reset((stx_par_gen *)g); }
-static const stx_real *stx__par_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_par_gen_feed((stx_par_gen *)g, ids, n); }
+STX_LM_STATES(par)
+
 STX_DEF stx_lm stx_par_lm(stx_par *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
@@ -2741,16 +2728,8 @@ STX_DEF stx_lm stx_par_lm(stx_par *m) {
     lm.recompute = stx__par_lm_recompute;
     lm.key = stx__par_lm_key;
     lm.state_create = stx__par_lm_state_create;
-    lm.state_free = stx__par_lm_state_free;
-    lm.state_reset = stx__par_lm_state_reset;
-    lm.state_reset_stream = stx__par_lm_state_reset_stream;
-    lm.state_copy = stx__par_lm_state_copy;
-    lm.state_save = stx__par_lm_state_save;
-    lm.state_load = stx__par_lm_state_load;
     lm.gen_create = stx__par_lm_gen_create;
-    lm.gen_free = stx__par_lm_gen_free;
-    lm.gen_reset = stx__par_lm_gen_reset;
-    lm.gen_feed = stx__par_lm_gen_feed;
+    stx__par_lm_states(&lm);
     return lm;
 }
 

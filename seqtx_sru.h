@@ -1232,10 +1232,10 @@ STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
 
 // >>stack: creation
 
-static int stx__sru_wrong(stx_ctx *x, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "stx_sru_create: %s is %g, want %s", what, got, want);
-    return 0;
+static int stx__sru_wrong(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_sru_create", field, got, expected);
 }
+
 static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) { return d->projs ? d->projs[l] : d->proj; }
 static size_t stx__sru_input(const stx_sru_desc *d, size_t l) {        /* Ci of layer l */
     size_t O = d->hidden * (d->bidirectional ? 2 : 1);
@@ -1777,10 +1777,10 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
 
 // >>language model
 
-static int stx__sru_lm_wrong(stx_ctx *x, const char *what, double got, const char *want) {
-    stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: %s is %g, want %s", what, got, want);
-    return 0;
+static int stx__sru_lm_wrong(stx_ctx *x, const char *field, double got, const char *expected) {
+    return stx_bad_value(x, "stx_sru_lm_create", field, got, expected);
 }
+
 /* Initialisers of embedding and output, as in the reference's trainers: tables in U(-sqrt(3/d), sqrt(3/d)), projections
    Xavier's, biases 0 */
 static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
@@ -1998,22 +1998,9 @@ static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
     if (s) s->keep = s->window = window;
     return s;
 }
-static void stx__sru_lm_state_free(void *s) { stx_sru_state_free((stx_sru_state *)s); }
-static void stx__sru_lm_state_reset(void *s) { stx_sru_state_reset((stx_sru_state *)s); }
-static void stx__sru_lm_state_reset_stream(void *s, size_t b) { stx_sru_state_reset_stream((stx_sru_state *)s, b); }
-static int stx__sru_lm_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
-    return stx_sru_state_copy((stx_sru_state *)to, b, (const stx_sru_state *)from, c, n);
-}
-static int stx__sru_lm_state_save(stx_writer *w, const void *s, const char *prefix) {
-    return stx_sru_state_save(w, (const stx_sru_state *)s, prefix);
-}
-static int stx__sru_lm_state_load(void *s, const stx_file *f, const char *prefix) {
-    return stx_sru_state_load((stx_sru_state *)s, f, prefix);
-}
 static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) { return stx_sru_gen_create((stx_sru_lm *)m, B, window); }
-static void stx__sru_lm_gen_free(void *g) { stx_sru_gen_free((stx_sru_gen *)g); }
-static void stx__sru_lm_gen_reset(void *g) { stx_sru_gen_reset((stx_sru_gen *)g); }
-static const stx_real *stx__sru_lm_gen_feed(void *g, const int32_t *ids, size_t n) { return stx_sru_gen_feed((stx_sru_gen *)g, ids, n); }
+STX_LM_STATES(sru)
+
 STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
@@ -2028,16 +2015,8 @@ STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
     lm.recompute = stx__sru_lm_recompute;
     lm.key = stx__sru_lm_key;
     lm.state_create = stx__sru_lm_state_create;
-    lm.state_free = stx__sru_lm_state_free;
-    lm.state_reset = stx__sru_lm_state_reset;
-    lm.state_reset_stream = stx__sru_lm_state_reset_stream;
-    lm.state_copy = stx__sru_lm_state_copy;
-    lm.state_save = stx__sru_lm_state_save;
-    lm.state_load = stx__sru_lm_state_load;
     lm.gen_create = stx__sru_lm_gen_create;
-    lm.gen_free = stx__sru_lm_gen_free;
-    lm.gen_reset = stx__sru_lm_gen_reset;
-    lm.gen_feed = stx__sru_lm_gen_feed;
+    stx__sru_lm_states(&lm);
     return lm;
 }
 

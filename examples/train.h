@@ -2900,16 +2900,33 @@ TR_DEF int tr_lm_why(tr_lm *t) {
             t->opt->precision ? "bf16" : "f32", says);
     return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", says);
 }
-/* The library's error in the options' words. It is "WHO FIELD is VALUE, want ..": FIELD is the option of that name or the one that words
-   say, VALUE is said as the option has it, and what else words have (enumerators, ..) becomes theirs. */
+/* The name of a value of an option with named values: a choice or a flag. */
+TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
+    size_t len = 0;
+    const char *name = NULL;
+    if (o->type == TR_T_FLAG) {
+        snprintf(out, size, "%s", value ? "on" : "off");
+        return;
+    }
+    if (value >= 0) name = tr_choice(o->choices, value, &len);
+    snprintf(out, size, "%.*s", name ? (int)len : 0, name ? name : "");
+}
+
+/* Reports the library's error in terms of the options. It has the form "WHO FIELD: expected
+   Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the one that words
+   says; where the option has named values, X and an expected 0 become names. Other names of
+   the library become those in words. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
-    const char *text = stx_error(t->x), *name, *is;
-    char line[TR_ERR];
+    const char *text = stx_error(t->x), *name, *got, *zero;
+    char line[TR_ERR], part[TR_ERR], value_name[64];
     const tr_opt *o;
     const tr_word *w;
     size_t n, at;
     int value;
-    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0) return tr_lm_why(t);
+    if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0)
+        return tr_lm_why(t);
+
+    /* the option */
     text += strlen(who);
     n = strcspn(text, " :");
     o = tr_find_option(t->options, text, n);
@@ -2917,34 +2934,42 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     for (w = words; w->from; w++) {
         size_t m = strlen(w->from);
         if (!tr_find_option(t->options, w->to, strlen(w->to))) continue;
-        if (strchr(w->from, ' ') ? !strncmp(text, w->from, m) : tr_same_name(text, n, w->from)) { name = w->to; n = m; break; }
+        if (strchr(w->from, ' ') ? strncmp(text, w->from, m) != 0
+                                 : !tr_same_name(text, n, w->from)) continue;
+        name = w->to;
+        n = m;
+        break;
     }
-    if (!name) { tr_lm_reword(t, line, sizeof line, text, words); return tr_fail(t->err, TR_ERR, "%s", line); }
+    if (!name) {
+        tr_lm_reword(t, line, sizeof line, text, words);
+        return tr_fail(t->err, TR_ERR, "%s", line);
+    }
     o = tr_find_option(t->options, name, strlen(name));
     text += n;
     at = (size_t)snprintf(line, sizeof line, "--%s", name);
-    is = strstr(text, " is ");
-    if (is && sscanf(is, " is %d", &value) == 1 && (o->type == TR_T_CHOICE || o->type == TR_T_FLAG)) {     /* a number for a word */
-        char is_word[64], none[64], between[160];
-        size_t len = 0, skip = strncmp(is + strcspn(is, ","), ", want 0", 8) == 0 ? 8 : 0;
-        const char *c = o->type == TR_T_CHOICE && value >= 0 ? tr_choice(o->choices, value, &len) : NULL;
-        snprintf(is_word, sizeof is_word, "%.*s", (int)(c ? len : 0), c ? c : "");
-        len = 0;
-        c = o->type == TR_T_CHOICE ? tr_choice(o->choices, 0, &len) : NULL;
-        snprintf(none, sizeof none, "%.*s", (int)(c ? len : 0), c ? c : "");
-        if (o->type == TR_T_FLAG) { strcpy(is_word, value ? "on" : "off"); strcpy(none, "off"); }
-        snprintf(between, sizeof between, "%.*s", (int)(is - text), text);
-        at += tr_lm_reword(t, line + at, sizeof line - at, between, words);
-        at += (size_t)snprintf(line + at, sizeof line - at, " is %s", is_word);
-        text = is + strcspn(is, ",");
-        if (skip && at < sizeof line && (text[skip] == ' ' || !text[skip])) {
-            at += (size_t)snprintf(line + at, sizeof line - at, ", want %s", none);
-            text += skip;
+
+    /* its value, and an expected 0, by name */
+    got = strstr(text, ", got ");
+    if (got && (o->type == TR_T_CHOICE || o->type == TR_T_FLAG)
+        && sscanf(got, ", got %d", &value) == 1) {
+        zero = strstr(text, ": expected 0");
+        if (zero && zero < got && (zero[12] == ' ' || zero[12] == ',')) {
+            tr_value_name(o, 0, value_name, sizeof value_name);
+            snprintf(part, sizeof part, "%.*s", (int)(zero - text), text);
+            at += tr_lm_reword(t, line + at, sizeof line - at, part, words);
+            at += (size_t)snprintf(line + at, sizeof line - at, ": expected %s", value_name);
+            text = zero + 12;
         }
+        snprintf(part, sizeof part, "%.*s", (int)(got - text), text);
+        if (at < sizeof line) at += tr_lm_reword(t, line + at, sizeof line - at, part, words);
+        tr_value_name(o, value, value_name, sizeof value_name);
+        snprintf(part, sizeof part, ", got %s", value_name);
+        text = part;
     }
     if (at < sizeof line) tr_lm_reword(t, line + at, sizeof line - at, text, words);
     return tr_fail(t->err, TR_ERR, "%s", line);
 }
+
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
     return exp(nll * t->counted_share * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
 }

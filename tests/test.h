@@ -34,6 +34,25 @@ static inline double test_rand(void) {
     return (double)(test_state >> 11) / 4503599627370496.0 - 1;
 }
 
+/* Does the text contain the pattern? ".." in the pattern stands for any characters. */
+static inline int test_says(const char *text, const char *pattern) {
+    char part[256];
+    const char *gap;
+    size_t n;
+    for (;;) {
+        gap = strstr(pattern, "..");
+        n = gap ? (size_t)(gap - pattern) : strlen(pattern);
+        if (n >= sizeof part) return 0;
+        memcpy(part, pattern, n);
+        part[n] = 0;
+        text = strstr(text, part);
+        if (!text) return 0;
+        text += n;
+        if (!gap) return 1;
+        pattern = gap + 2;
+    }
+}
+
 static inline int test_end(void) {
     printf("%ld passed, %ld failed\n", test_passed, test_failed);
     return test_failed || !test_passed;

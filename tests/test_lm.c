@@ -249,39 +249,39 @@ static void words_scale(void) {
 static void words_refused(const char *want, const stx_words_desc *d) {
     stx_ctx *x = context(1);
     stx_words_desc to;
-    CHECK(!stx_words_resolve(x, "test_lm", d, &to) && strstr(stx_error(x), want) && strstr(stx_error(x), "test_lm:"),
+    CHECK(!stx_words_resolve(x, "test_lm", d, &to) && test_says(stx_error(x), want) && strstr(stx_error(x), "test_lm:"),
         "want \"%s\", got \"%s\"", want, stx_error(x));
     CHECK(!stx_words_resolve(NULL, NULL, d, &to), "%s: without a context", want);
     stx_destroy(x);
 }
 static void words_errors(void) {
     stx_words_desc plain = words_of(&words_cases[0]), ad = words_of(&words_cases[5]), d;
-    d = plain; d.vocab = 0; words_refused("vocab is 0", &d);
-    d = plain; d.dim = 0; words_refused("dim is 0", &d);
-    d = plain; d.emb = (size_t)1 << 31; d.emb++; words_refused("emb is", &d);
-    d = plain; d.in = STX_WORDS_TIED; words_refused("in is 1", &d);
-    d = plain; d.out = 5; words_refused("out is 5", &d);
+    d = plain; d.vocab = 0; words_refused("vocab: expected .. got 0", &d);
+    d = plain; d.dim = 0; words_refused("dim: expected .. got 0", &d);
+    d = plain; d.emb = (size_t)1 << 31; d.emb++; words_refused("emb: expected", &d);
+    d = plain; d.in = STX_WORDS_TIED; words_refused("in: expected .. got 1", &d);
+    d = plain; d.out = 5; words_refused("out: expected .. got 5", &d);
     d = plain; d.scale = NAN; words_refused("scale of words", &d);
-    d = plain; d.dropout = 1; words_refused("dropout of words is 1", &d);
+    d = plain; d.dropout = 1; words_refused("dropout of words: expected .. got 1", &d);
     d = plain; d.out = STX_WORDS_TIED; d.emb = 5; words_refused("emb with a tied output", &d);
     d = plain; d.share_tables = 1; words_refused("share_tables without", &d);
     d = plain; d.out = STX_WORDS_ADAPTIVE; d.share_projs = 1; words_refused("share_projs without", &d);
     d = ad; d.out = STX_WORDS_TIED; words_refused("a tied output wants a plain input", &d);
     d = ad; d.emb = 5; words_refused("emb of an adaptive input", &d);
-    d = ad; d.divval = 1; words_refused("divval is 1", &d);
-    d = ad; d.cutoffs = 8; words_refused("cutoffs is 8", &d);
+    d = ad; d.divval = 1; words_refused("divval: expected .. got 1", &d);
+    d = ad; d.cutoffs = 8; words_refused("cutoffs: expected .. got 8", &d);
     d = ad; d.cutoff[1] = 6; words_refused("cutoff 6 (number 2)", &d);
     d = ad; d.cutoff[1] = V; words_refused("cutoff 29", &d);
     d = ad; d.divval = 7; words_refused("divval^cutoffs", &d);
     d = ad; d.head_direct = 1; d.width[0] = 8; words_refused("width of the first cluster, which has no projection,", &d);
     d = ad; d.no_projs = 1; d.width[0] = 8; words_refused("width of the first cluster, which has no projection,", &d);
-    d = ad; d.no_projs = 1; d.width[1] = 8; words_refused("width of a cluster with no_projs is 8", &d);
-    d = ad; d.no_projs = 4; words_refused("no_projs is 4", &d);
-    d = ad; d.head_direct = -1; words_refused("head_direct is -1", &d);
-    d = ad; d.out_width[1] = 5; d.share_tables = 1; words_refused("out_width with share_tables or share_projs is 5", &d);
-    d = ad; d.no_cutoffs = 1; words_refused("cutoffs with no_cutoffs is 2", &d);
-    d = ad; d.own_first = 1; words_refused("own_first is 1", &d);
-    d = ad; d.out = STX_WORDS_PLAIN; d.proj_biases = 1; words_refused("proj_biases is 1", &d);
+    d = ad; d.no_projs = 1; d.width[1] = 8; words_refused("width of a cluster with no_projs: expected .. got 8", &d);
+    d = ad; d.no_projs = 4; words_refused("no_projs: expected .. got 4", &d);
+    d = ad; d.head_direct = -1; words_refused("head_direct: expected .. got -1", &d);
+    d = ad; d.out_width[1] = 5; d.share_tables = 1; words_refused("out_width with share_tables or share_projs: expected .. got 5", &d);
+    d = ad; d.no_cutoffs = 1; words_refused("cutoffs with no_cutoffs: expected .. got 2", &d);
+    d = ad; d.own_first = 1; words_refused("own_first: expected .. got 1", &d);
+    d = ad; d.out = STX_WORDS_PLAIN; d.proj_biases = 1; words_refused("proj_biases: expected .. got 1", &d);
     d = ad; d.cutoffs = 0; d.vocab = 50000; d.dim = 64;
     CHECK(stx_words_resolve(NULL, NULL, &d, &d) && d.cutoffs == 2 && d.cutoff[0] == 20000 && d.cutoff[1] == 40000, "the usual cutoffs");
     d = plain; d.vocab = d.dim = (size_t)1 << 31;

@@ -522,7 +522,7 @@ static void resumed(void) {
 }
 
 static void fails(stx_ctx *x, const char *want) {
-    CHECK(!stx_ok(x) && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
+    CHECK(!stx_ok(x) && test_says(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
     stx_clear_error(x);
     stx_begin(x, STX_EVAL);
 }
@@ -901,7 +901,7 @@ static void searching(void) {
             stx_par_state_free(small);
         }
         stx_par_set_tau(m, 0);
-        CHECK(!stx_ok(x) && strstr(stx_error(x), "tau is 0"), "%s", stx_error(x));
+        CHECK(!stx_ok(x) && test_says(stx_error(x), "tau: expected .. got 0"), "%s", stx_error(x));
         free(t);
         stx_destroy(x);
     }
@@ -1030,7 +1030,7 @@ static void try_all(trial *t, size_t k, size_t from) {
 static void cut_refused(const char *want, const uint64_t *n, size_t N, const stx_par_cuts_desc *d) {
     stx_ctx *x = context(1, 1);
     size_t cut[8];
-    CHECK(!stx_par_cuts(x, cut, NULL, n, N, d) && strstr(stx_error(x), want) && strstr(stx_error(x), "stx_par_cuts"),
+    CHECK(!stx_par_cuts(x, cut, NULL, n, N, d) && test_says(stx_error(x), want) && strstr(stx_error(x), "stx_par_cuts"),
           "want \"%s\", got \"%s\"",
           want, stx_error(x));
     stx_destroy(x);
@@ -1068,13 +1068,13 @@ static void cutting(void) {
     }
     d.cost = STX_PAR_CUTS_REF; d.clusters = 2; d.proj_dims = NULL;
     for (i = 0; i < 3; i++) n[i] = 9 - (uint64_t)i;
-    { stx_par_cuts_desc e = d; e.clusters = 0; cut_refused("clusters is 0", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.clusters = 9; cut_refused("clusters is 9", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.clusters = 0; cut_refused("clusters: expected .. got 0", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.clusters = 9; cut_refused("clusters: expected .. got 9", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.clusters = 4; cut_refused("3 words cannot be cut in 4 clusters", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.cost = 3; cut_refused("cost is 3", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.cost = 1; e.dim = 0; cut_refused("dim is 0", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.factor = 0.5; cut_refused("factor is 0.5", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.cost = 2; e.time = NULL; cut_refused("time is 0", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.cost = 3; cut_refused("cost: expected .. got 3", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.cost = 1; e.dim = 0; cut_refused("dim: expected .. got 0", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.factor = 0.5; cut_refused("factor: expected .. got 0.5", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.cost = 2; e.time = NULL; cut_refused("time: expected .. got 0", n, 3, &e); }
     cut_refused("do not fit", many, 3, &d);
     cut_refused("do not fit", many, 2, &d);
     cut_refused("all 0", zeros, 3, &d);
@@ -1084,7 +1084,7 @@ static void cutting(void) {
 
 static void refused(const char *want, const stx_par_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_par_create(x, d) && strstr(stx_error(x), want) && strstr(stx_error(x), "stx_par_create"), "want \"%s\", got \"%s\"", want,
+    CHECK(!stx_par_create(x, d) && test_says(stx_error(x), want) && strstr(stx_error(x), "stx_par_create"), "want \"%s\", got \"%s\"", want,
           stx_error(x));
     CHECK(!stx_par_count(d), "%s: counted", want);
     stx_destroy(x);
@@ -1093,74 +1093,74 @@ static void bad_descs(void) {
     stx_par_desc o = small(), a = o, d;
     a.adaptive_in = 1; a.cutoffs = 2; a.cutoff[0] = 4; a.cutoff[1] = 8; a.div_val = 2;
     d = o; d.pattern = "sfx"; refused("pattern is \"sfx\"", &d);
-    d = o; d.blocks = 3; refused("blocks is 3", &d);
-    d = o; d.pattern = NULL; d.blocks = 5000; refused("blocks is 5000", &d);
-    d = o; d.dim = (size_t)1 << 30; refused("dim is", &d);
-    d = o; d.dim = 15; d.heads = 3; refused("dim is 15", &d);
-    d = o; d.heads = 300; refused("heads is 300", &d);
-    d = o; d.heads = 5; refused("heads is 5", &d);
-    d = o; d.head_dim = (size_t)1 << 21; refused("head_dim is", &d);
-    d = o; d.inner = ((size_t)1 << 31) + 1; refused("inner is", &d);
-    d = o; d.segment = ((size_t)1 << 30) + 1; refused("segment is", &d);
-    d = o; d.mem = ((size_t)1 << 30) + 1; refused("mem is", &d);
-    d = o; d.positions = 3; refused("positions is 3", &d);
-    d = o; d.sines = 2; refused("sines is 2", &d);
-    d = o; d.pos_mode = 3; refused("pos_mode is 3", &d);
-    d = o; d.positions = STX_PAR_LEARNED; d.sines = 1; refused("sines is 1", &d);
-    d = o; d.pos_mode = 1; refused("pos_mode is 1", &d);
-    d = o; d.sines = 1; d.pos_mode = 1; d.clamp_len = 3; refused("clamp_len is 3", &d);
-    d = o; d.same_length = 1; d.mem = 1; refused("same_length is 1", &d);
-    d = o; d.same_length = 1; d.mem = STX_PAR_NO_ROWS; refused("same_length is 1", &d);
-    d = o; d.norm_eps = -1; refused("norm_eps is -1", &d);
-    d = o; d.norm_eps = NAN; refused("norm_eps is", &d);
-    d = o; d.dropout = 1; refused("dropout is 1", &d);
-    d = o; d.attn_dropout = -0.5; refused("attn_dropout is -0.5", &d);
-    d = o; d.inner_dropout = 2; refused("inner_dropout is 2", &d);
-    d = o; d.pos_dropout = NAN; refused("pos_dropout is", &d);
-    d = o; d.positions = STX_PAR_LEARNED; d.pos_dropout = 0.1; refused("pos_dropout is 0.1", &d);
-    d.positions = STX_PAR_LEARNED_BIAS; refused("pos_dropout is 0.1", &d);
-    d = o; d.no_final_norm = 1; refused("no_final_norm is 1", &d);
-    d = a; d.one_proj = 1; refused("one_proj is 1", &d);
-    d = a; d.one_proj = 1; d.div_val = 1; refused("one_proj is 1", &d);
-    d = o; d.one_proj = 1; refused("one_proj is 1", &d);
-    d = o; d.final_dropout = 1; refused("final_dropout is 1", &d);
-    d = o; d.arch = 2; refused("arch is 2", &d);
-    d = o; d.gate = -1; refused("gate is -1", &d);
-    d = o; d.gate_eval = 3; refused("gate_eval is 3", &d);
-    d = o; d.noise = 3; refused("noise is 3", &d);
-    d = o; d.noise = STX_PAR_NOISE_TOKENS; refused("noise_tokens is 0", &d);
-    d = o; d.noise_tokens = 4; refused("noise_tokens is 4", &d);
-    d = o; d.pi0[0] = 1; refused("pi0 is 0", &d);
-    d = o; d.pi0[0] = d.pi0[1] = 1; d.pi0[2] = NAN; refused("pi0 is", &d);
-    d = o; d.tau = -1; refused("tau is -1", &d);
-    d = o; d.words_out = 4; refused("words_out is 4", &d);
-    d = o; d.emb = 8; d.words_out = STX_PAR_OUT_TIED; refused("emb is 8", &d);
-    d = o; d.words_out = STX_PAR_OUT_PLAIN; d.cutoffs = 1; d.cutoff[0] = 3; refused("cutoffs is 1", &d);
-    d = a; d.cutoffs = 8; refused("cutoffs is 8", &d);
+    d = o; d.blocks = 3; refused("blocks: expected .. got 3", &d);
+    d = o; d.pattern = NULL; d.blocks = 5000; refused("blocks: expected .. got 5000", &d);
+    d = o; d.dim = (size_t)1 << 30; refused("dim: expected", &d);
+    d = o; d.dim = 15; d.heads = 3; refused("dim: expected .. got 15", &d);
+    d = o; d.heads = 300; refused("heads: expected .. got 300", &d);
+    d = o; d.heads = 5; refused("heads: expected .. got 5", &d);
+    d = o; d.head_dim = (size_t)1 << 21; refused("head_dim: expected", &d);
+    d = o; d.inner = ((size_t)1 << 31) + 1; refused("inner: expected", &d);
+    d = o; d.segment = ((size_t)1 << 30) + 1; refused("segment: expected", &d);
+    d = o; d.mem = ((size_t)1 << 30) + 1; refused("mem: expected", &d);
+    d = o; d.positions = 3; refused("positions: expected .. got 3", &d);
+    d = o; d.sines = 2; refused("sines: expected .. got 2", &d);
+    d = o; d.pos_mode = 3; refused("pos_mode: expected .. got 3", &d);
+    d = o; d.positions = STX_PAR_LEARNED; d.sines = 1; refused("sines: expected .. got 1", &d);
+    d = o; d.pos_mode = 1; refused("pos_mode: expected .. got 1", &d);
+    d = o; d.sines = 1; d.pos_mode = 1; d.clamp_len = 3; refused("clamp_len: expected .. got 3", &d);
+    d = o; d.same_length = 1; d.mem = 1; refused("same_length: expected .. got 1", &d);
+    d = o; d.same_length = 1; d.mem = STX_PAR_NO_ROWS; refused("same_length: expected .. got 1", &d);
+    d = o; d.norm_eps = -1; refused("norm_eps: expected .. got -1", &d);
+    d = o; d.norm_eps = NAN; refused("norm_eps: expected", &d);
+    d = o; d.dropout = 1; refused("dropout: expected .. got 1", &d);
+    d = o; d.attn_dropout = -0.5; refused("attn_dropout: expected .. got -0.5", &d);
+    d = o; d.inner_dropout = 2; refused("inner_dropout: expected .. got 2", &d);
+    d = o; d.pos_dropout = NAN; refused("pos_dropout: expected", &d);
+    d = o; d.positions = STX_PAR_LEARNED; d.pos_dropout = 0.1; refused("pos_dropout: expected .. got 0.1", &d);
+    d.positions = STX_PAR_LEARNED_BIAS; refused("pos_dropout: expected .. got 0.1", &d);
+    d = o; d.no_final_norm = 1; refused("no_final_norm: expected .. got 1", &d);
+    d = a; d.one_proj = 1; refused("one_proj: expected .. got 1", &d);
+    d = a; d.one_proj = 1; d.div_val = 1; refused("one_proj: expected .. got 1", &d);
+    d = o; d.one_proj = 1; refused("one_proj: expected .. got 1", &d);
+    d = o; d.final_dropout = 1; refused("final_dropout: expected .. got 1", &d);
+    d = o; d.arch = 2; refused("arch: expected .. got 2", &d);
+    d = o; d.gate = -1; refused("gate: expected .. got -1", &d);
+    d = o; d.gate_eval = 3; refused("gate_eval: expected .. got 3", &d);
+    d = o; d.noise = 3; refused("noise: expected .. got 3", &d);
+    d = o; d.noise = STX_PAR_NOISE_TOKENS; refused("noise_tokens: expected .. got 0", &d);
+    d = o; d.noise_tokens = 4; refused("noise_tokens: expected .. got 4", &d);
+    d = o; d.pi0[0] = 1; refused("pi0: expected .. got 0", &d);
+    d = o; d.pi0[0] = d.pi0[1] = 1; d.pi0[2] = NAN; refused("pi0: expected", &d);
+    d = o; d.tau = -1; refused("tau: expected .. got -1", &d);
+    d = o; d.words_out = 4; refused("words_out: expected .. got 4", &d);
+    d = o; d.emb = 8; d.words_out = STX_PAR_OUT_TIED; refused("emb: expected .. got 8", &d);
+    d = o; d.words_out = STX_PAR_OUT_PLAIN; d.cutoffs = 1; d.cutoff[0] = 3; refused("cutoffs: expected .. got 1", &d);
+    d = a; d.cutoffs = 8; refused("cutoffs: expected .. got 8", &d);
     d = a; d.cutoff[1] = 3; refused("cutoff 3 (number 2)", &d);
-    d = a; d.div_val = 0.5; refused("div_val is 0.5", &d);
-    d = a; d.div_val = 5; refused("div_val is 5", &d);
-    d = a; d.proj_factor = 0.5; refused("proj_factor is 0.5", &d);
-    d = a; d.proj_dims[0] = 3; refused("proj_dims is 3", &d);
-    d = o; d.tie_words = 1; refused("tie_words is 1", &d);
-    d = a; d.div_val = 1; d.tie_projs = 1; refused("tie_projs is 1", &d);
-    d = a; d.tie_projs = 3; refused("tie_projs is 3", &d);
-    d = o; d.emb_scale = NAN; refused("emb_scale is", &d);
-    d = o; d.pad_id = 2; refused("pad_id is 2", &d);
-    d = o; d.pads = 1; d.pad_id = V; refused("pad_id is 13", &d);
-    d = o; d.vocab = 0; d.pads = 1; refused("pads is 1", &d);
-    d = o; d.latency = 4; refused("latency is 4", &d);
-    d = o; d.latency = 1; refused("cost is 0", &d);
-    d = o; d.latency = 1; d.cost[0] = 1; refused("latency_weight is 0", &d);
-    d = o; d.latency = 1; d.cost[0] = -1; refused("cost is -1", &d);
-    d = o; d.latency = 2; d.cost[0] = d.latency_weight = 1; refused("latency_target is 0", &d);
-    d = o; d.latency_target = 1; refused("latency_target is 1", &d);
-    d = o; d.latency_power = 1; refused("latency_power is 1", &d);
-    d = o; d.latency_w = 2; refused("latency_w is 2", &d);
-    d = o; d.init = 2; refused("init is 2", &d);
-    d = o; d.init_std = -1; refused("init_std is -1", &d);
-    d = o; d.proj_std = NAN; refused("proj_std is", &d);
-    d = o; d.vocab = ((size_t)1 << 31) + 1; refused("vocab is", &d);
+    d = a; d.div_val = 0.5; refused("div_val: expected .. got 0.5", &d);
+    d = a; d.div_val = 5; refused("div_val: expected .. got 5", &d);
+    d = a; d.proj_factor = 0.5; refused("proj_factor: expected .. got 0.5", &d);
+    d = a; d.proj_dims[0] = 3; refused("proj_dims: expected .. got 3", &d);
+    d = o; d.tie_words = 1; refused("tie_words: expected .. got 1", &d);
+    d = a; d.div_val = 1; d.tie_projs = 1; refused("tie_projs: expected .. got 1", &d);
+    d = a; d.tie_projs = 3; refused("tie_projs: expected .. got 3", &d);
+    d = o; d.emb_scale = NAN; refused("emb_scale: expected", &d);
+    d = o; d.pad_id = 2; refused("pad_id: expected .. got 2", &d);
+    d = o; d.pads = 1; d.pad_id = V; refused("pad_id: expected .. got 13", &d);
+    d = o; d.vocab = 0; d.pads = 1; refused("pads: expected .. got 1", &d);
+    d = o; d.latency = 4; refused("latency: expected .. got 4", &d);
+    d = o; d.latency = 1; refused("cost: expected .. got 0", &d);
+    d = o; d.latency = 1; d.cost[0] = 1; refused("latency_weight: expected .. got 0", &d);
+    d = o; d.latency = 1; d.cost[0] = -1; refused("cost: expected .. got -1", &d);
+    d = o; d.latency = 2; d.cost[0] = d.latency_weight = 1; refused("latency_target: expected .. got 0", &d);
+    d = o; d.latency_target = 1; refused("latency_target: expected .. got 1", &d);
+    d = o; d.latency_power = 1; refused("latency_power: expected .. got 1", &d);
+    d = o; d.latency_w = 2; refused("latency_w: expected .. got 2", &d);
+    d = o; d.init = 2; refused("init: expected .. got 2", &d);
+    d = o; d.init_std = -1; refused("init_std: expected .. got -1", &d);
+    d = o; d.proj_std = NAN; refused("proj_std: expected", &d);
+    d = o; d.vocab = ((size_t)1 << 31) + 1; refused("vocab: expected", &d);
     {
         stx_ctx *x = context(1, 1);
         stx_par_desc to, again;

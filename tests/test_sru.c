@@ -1223,7 +1223,7 @@ static void nn_states(void) {
         CHECK(!stx_sru_state_set_nn(s, nn, shape[i][0], shape[i][1], shape[i][2]) && stx_error_code(x) == STX_ERR_SHAPE,
               "shape %d is taken", (int)i);
         snprintf(want, sizeof want, "(%d,%d,%d), want (4,3,4)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
-        CHECK(strstr(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
+        CHECK(test_says(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
         stx_clear_error(x);
         stx_fetch(x, again, s->c, 48);
         CHECK(!memcmp(c, again, sizeof c), "shape %d is refused and written", (int)i);
@@ -1233,14 +1233,14 @@ static void nn_states(void) {
 
 static void refused(const char *want, const stx_sru_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_sru_create(stx_params_create(x), "", d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want),
+    CHECK(!stx_sru_create(stx_params_create(x), "", d) && stx_error_code(x) == STX_ERR_ARG && test_says(stx_error(x), want),
           "want \"%s\", got \"%s\"", want, stx_error(x));
     CHECK(stx_sru_count(d) == 0, "counted: %s", want);
     stx_destroy(x);
 }
 static void refused_lm(const char *want, const stx_sru_lm_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_sru_lm_create(x, d) && stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), want), "want \"%s\", got \"%s\"", want,
+    CHECK(!stx_sru_lm_create(x, d) && stx_error_code(x) == STX_ERR_ARG && test_says(stx_error(x), want), "want \"%s\", got \"%s\"", want,
           stx_error(x));
     CHECK(stx_sru_lm_count(d) == 0, "counted: %s", want);
     stx_destroy(x);
@@ -1259,7 +1259,7 @@ static void errors(void) {
     size_t bad[2] = {5, 7}, none[2] = {4, 0};
     memset(&good, 0, sizeof good);
     good.input = 8; good.layers = 2;
-    refused("input is 0", memset(&d, 0, sizeof d) ? &d : NULL);
+    refused("input: expected .. got 0", memset(&d, 0, sizeof d) ? &d : NULL);
     memset(&lm, 0, sizeof lm);              /* sizes that are allowed and numbers that nobody can count */
     d = good; d.input = (size_t)1 << 28; d.layers = 4096;
     CHECK(stx_sru_count(&d) == SIZE_MAX, "4096 layers of 2^28: %zu parameters", stx_sru_count(&d));
@@ -1268,51 +1268,51 @@ static void errors(void) {
                                    "of 2^31: %zu", stx_sru_lm_count(&lm));
     lm.sru.layers = 4096;
     CHECK(stx_sru_lm_count(&lm) == SIZE_MAX, "4096 layers and a vocabulary: %zu parameters", stx_sru_lm_count(&lm));
-    d = good; d.transform = 7; refused("transform is 7", &d);
+    d = good; d.transform = 7; refused("transform: expected .. got 7", &d);
     d = good; d.literal = STX_SRU_LITERAL_NORM;
     refused("literal has STX_SRU_LITERAL_NORM, which needs", &d);
     d.norm = STX_SRU_NORM_BEFORE; refused("STX_SRU_LITERAL_NORM, which needs", &d);
     d.transform = STX_SRU_ATTENTION; d.no_attention = 1;
     refused("STX_SRU_LITERAL_NORM, which needs", &d);
     d.literal |= STX_SRU_LITERAL; refused("STX_SRU_LITERAL_NORM, which needs", &d);
-    d = good; d.literal = 2; refused("literal is 2", &d);
-    d = good; d.norm = 3; refused("norm is 3", &d);
-    d = good; d.norm = -1; refused("norm is -1", &d);
-    d = good; d.layers = 5000; refused("layers is 5000", &d);
-    d = good; d.hidden = (size_t)1 << 40; refused("hidden is", &d);
-    d = good; d.input = (size_t)1 << 40; refused("input is", &d);
-    d = good; d.dropout = 1; refused("dropout is 1", &d);
-    d = good; d.dropout = NAN; refused("dropout is", &d);
-    d = good; d.rnn_dropout = -0.1; refused("rnn_dropout is -0.1", &d);
-    d = good; d.highway_bias = 100; refused("highway_bias is 100", &d);
+    d = good; d.literal = 2; refused("literal: expected .. got 2", &d);
+    d = good; d.norm = 3; refused("norm: expected .. got 3", &d);
+    d = good; d.norm = -1; refused("norm: expected .. got -1", &d);
+    d = good; d.layers = 5000; refused("layers: expected .. got 5000", &d);
+    d = good; d.hidden = (size_t)1 << 40; refused("hidden: expected", &d);
+    d = good; d.input = (size_t)1 << 40; refused("input: expected", &d);
+    d = good; d.dropout = 1; refused("dropout: expected .. got 1", &d);
+    d = good; d.dropout = NAN; refused("dropout: expected", &d);
+    d = good; d.rnn_dropout = -0.1; refused("rnn_dropout: expected .. got -0.1", &d);
+    d = good; d.highway_bias = 100; refused("highway_bias: expected .. got 100", &d);
     d = good; d.highway_bias = NAN; refused("highway_bias", &d);
-    d = good; d.v_init = -2; refused("v_init is -2", &d);
+    d = good; d.v_init = -2; refused("v_init: expected .. got -2", &d);
     d = good; d.v_init = NAN; refused("v_init", &d);
-    d = good; d.proj = (size_t)1 << 40; refused("proj is", &d);
+    d = good; d.proj = (size_t)1 << 40; refused("proj: expected", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("4 heads do not divide the projection 6", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("5 heads do not divide the projection 7 of layer 1", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("proj of a layer of SRU++ is 0", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("proj of a layer of SRU++: expected .. got 0", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 2; d.attention_last = 1; refused("give one of them", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 3; refused("attention_every is 3", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.attention_last = 3; refused("attention_last is 3", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.attn_dropout = 2; refused("attn_dropout is 2", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 3; refused("attention_every: expected .. got 3", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.attention_last = 3; refused("attention_last: expected .. got 3", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.attn_dropout = 2; refused("attn_dropout: expected .. got 2", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.alpha_init = NAN; refused("alpha_init", &d);
     memset(&lm, 0, sizeof lm);
-    refused_lm("vocab is 0", &lm);
+    refused_lm("vocab: expected .. got 0", &lm);
     lm.vocab = V; lm.dim = 8;
     l = lm; l.sru.bidirectional = 1; refused_lm("must not see what it predicts", &l);
     l = lm; l.sru.not_causal = 1; refused_lm("must not see what it predicts", &l);
-    l = lm; l.dropout = 1.5; refused_lm("dropout is 1.5", &l);
-    l = lm; l.emb_dropout = -1; refused_lm("emb_dropout is -1", &l);
-    l = lm; l.io_dropout = 1; refused_lm("io_dropout is 1", &l);
+    l = lm; l.dropout = 1.5; refused_lm("dropout: expected .. got 1.5", &l);
+    l = lm; l.emb_dropout = -1; refused_lm("emb_dropout: expected .. got -1", &l);
+    l = lm; l.io_dropout = 1; refused_lm("io_dropout: expected .. got 1", &l);
     l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
     l = lm; l.tied = 1; l.adapt_io = 1; refused_lm("tied with adapt_io", &l);
     l = lm; l.adapt_io = 1; l.emb = 5; refused_lm("emb with adapt_io", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = V; refused_lm("cutoff 29", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 2; l.cutoff[0] = 9; l.cutoff[1] = 8; refused_lm("cutoff 8", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 3; l.cutoff[0] = 9; l.cutoff[1] = 12; l.cutoff[2] = 20; refused_lm("divval^cutoffs", &l);
-    l = lm; l.adapt_io = 1; l.divval = 1; refused_lm("divval is 1", &l);
-    l = lm; l.adapt_io = 1; l.cutoffs = 9; refused_lm("cutoffs is 9", &l);
+    l = lm; l.adapt_io = 1; l.divval = 1; refused_lm("divval: expected .. got 1", &l);
+    l = lm; l.adapt_io = 1; l.cutoffs = 9; refused_lm("cutoffs: expected .. got 9", &l);
     l = lm; l.dim = (size_t)1 << 50; refused_lm("dim", &l);
     l = lm; l.sru.heads = 3; l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; refused_lm("heads do not divide", &l);
     x = context(1, 1);

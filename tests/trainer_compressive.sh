@@ -253,13 +253,13 @@ family_bad() {
     refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
     refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
     refused '--dilations' $t $tiny $new --dilations 1,2
-    refused '--aux is attention, want --aux none: this compression' $t $tiny $new --compress max --aux attention
+    refused '--aux: expected --aux none: this compression has nothing to learn, got attention' $t $tiny $new --compress max --aux attention
     refused '--bptt would change nothing: it is for --aux bptt' $t $tiny $new --bptt 2
     refused '--compress.*did you mean used' $t $tiny $new --compress use
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
     refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
-    refused '--recurrence with memories of several sizes is rotate, want equal --mems and --cmems for --recurrence rotate' $t $tiny $new --recurrence rotate --mems 8,16
+    refused '--recurrence with memories of several sizes: expected equal --mems and --cmems for --recurrence rotate, got rotate' $t $tiny $new --recurrence rotate --mems 8,16
     refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
     refused '--literal rows needs --positions learned; --literal without names takes' $t $tiny $new --positions xl --literal rows
     refused '--literal rows needs --positions learned' $t $tiny $new --positions xl --literal-rows
