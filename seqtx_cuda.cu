@@ -65,7 +65,16 @@
 
 // >>common ------------------------------------------------------------------------------------------------------------
 
+/* STX__GLOBAL(threads) begins the definition of a kernel and names the largest block that it may
+   be launched with; STX__GLOBAL(threads, blocks) also says how many blocks a multiprocessor is to
+   hold. The compiler gives a kernel without a bound as many registers as it likes, and a launch
+   whose registers do not fit fails on the GPU alone. So there is no other way to write a kernel
+   (tests/form.sh), tests/cuda_host compares each launch with the bound of its kernel, and
+   tests/cuda_regs.sh compares the bound with the registers.
+   stx__kernel_of<..> points to a kernel with such parameters. */
 #ifndef CUDA_HOST               /* else tests/cuda_host has its own */
+  #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
+  template<class... P> using stx__kernel_of = void (*)(P...);
   #define STX__LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
   #define STX__SHARED(type, name, n) __shared__ __align__(16) type name[n]
   #define STX__DYNAMIC(name) extern __shared__ __align__(128) unsigned char name[]
@@ -342,8 +351,9 @@ static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threa
    GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
    MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
    First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W, int MODE> static __global__ void stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd,
-    size_t N, size_t C, size_t rows) {
+template<int W, int MODE>
+STX__GLOBAL(256) stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean,
+                                     stx__num rstd, size_t N, size_t C, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
@@ -404,8 +414,8 @@ static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const
 /* The same for up to three d, of which number k has the columns [k C, k C + C) of part: a row of blocks each, in one launch */
 enum { STX__COLUMN_SUMS = 3 };
 struct stx__column_sums { stx__num d[STX__COLUMN_SUMS]; };
-static __global__ void __launch_bounds__(1024) stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld, size_t chunks,
-                                                                       size_t C) {
+STX__GLOBAL(1024) stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld,
+                                          size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     const size_t k = blockIdx.y;
     if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
@@ -437,14 +447,14 @@ struct stx__late {
     stx__late_sums sums;
     stx__piece_sums product;
 };
-static __global__ void __launch_bounds__(1024) stx__late_kernel(stx__late_sums all) {
+STX__GLOBAL(1024) stx__late_kernel(stx__late_sums all) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__late_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
 /* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart. A thread takes four neighbours at a time; a row of
    blocks each sum. */
-template<int W> static __global__ void stx__piece_sums_kernel(stx__piece_sums all) {
+template<int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
     const stx__piece_sum &s = all.s[blockIdx.y];
     const stx__num part = {(void *)s.part, NULL, 0};
     STX__STEP(i, s.n, W) {
@@ -599,7 +609,8 @@ template<int T> static __device__ __forceinline__ float stx__row_max(float v, fl
 }
 
 /* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
+STX__GLOBAL(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor,
+                                    int accumulate) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     #pragma unroll 8
@@ -613,7 +624,9 @@ template<int MODE> static __device__ __forceinline__ double stx__term(float a, f
     double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
     return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
 }
-template<int MODE> static __global__ void stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
+template<int MODE>
+STX__GLOBAL(256) stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each,
+                                    int four) {
     STX__SHARED(double, sh, 32);
     const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
     double s = 0;
@@ -644,7 +657,7 @@ static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, c
 }
 
 /* y (n) = value. A thread writes four neighbours at a time. */
-template<int W> static __global__ void stx__fill_kernel(stx__num y, size_t n, float value) {
+template<int W> STX__GLOBAL(256) stx__fill_kernel(stx__num y, size_t n, float value) {
     float v[W];
     for (int e = 0; e < W; e++) v[e] = value;
     STX__STEP(i, n, W) stx__putn<W>(y, i, v);
@@ -655,7 +668,8 @@ void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
 }
 
 /* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -675,8 +689,9 @@ void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_rea
 }
 
 /* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols,
-                                                          int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n,
+                                    size_t cols, int accumulate) {
     STX__STEP(i, n, W) {
         size_t r = i / cols, c = i - r * cols;
         float v[W];
@@ -692,8 +707,9 @@ void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, siz
 }
 
 /* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
-                                                            size_t wb, size_t n) {
+template<int W>
+STX__GLOBAL(256) stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b,
+                                      size_t ldb, size_t wb, size_t n) {
     STX__STEP(i, n, W) {
         size_t r = i / (wa + wb), c = i - r * (wa + wb);
         float v[W];
@@ -713,7 +729,9 @@ void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, s
 /* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a row of a (rows,w), if there is an a. A thread has every
    w-th number of a row, or four neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one
    after the other. */
-template<int W> static __global__ void stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w, size_t all) {
+template<int W>
+STX__GLOBAL(256) stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda,
+                                     size_t w, size_t all) {
     STX__STEP(i, all, W) {
         size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);        /* from `last` on a's */
         float v[W], next[W];
@@ -742,7 +760,8 @@ void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_r
 // >>add, mul, scale ---------------------------------------------------------------------------------------------------
 
 /* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+template<int W>
+STX__GLOBAL(256) stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -757,7 +776,9 @@ void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real
 }
 
 /* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb,
+                                 int accumulate) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -811,7 +832,7 @@ static __device__ __forceinline__ float stx__act_slope(float g, float y, float a
 }
 
 /* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+template<int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -825,8 +846,9 @@ void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int 
 }
 
 /* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
-template<int W> static __global__ void stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act,
-                                                           int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n,
+                                     int act, int accumulate) {
     STX__STEP(i, n, W) {
         float g[W], v[W] = {0}, u[W] = {0};
         stx__getn<W>(g, dy, i);
@@ -873,7 +895,9 @@ template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W],
 }
 
 /* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
-template<int W> static __global__ void stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d,
+                                     int accumulate) {
     uint64_t stream = stx__drop_stream(d);
     STX__STEP(i, n, 8) {
         uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
@@ -905,7 +929,9 @@ void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, 
 // >>rezero ------------------------------------------------------------------------------------------------------------
 
 /* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
+template<int W>
+STX__GLOBAL(256) stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha,
+                                        size_t n) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W] = {0}, w[W];
@@ -921,7 +947,9 @@ void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_r
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
 /* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
-template<int W> static __global__ void stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n,
+                                        int accumulate) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W];
@@ -940,6 +968,8 @@ void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_r
 
 // >>softmax -----------------------------------------------------------------------------------------------------------
 
+/* The block of such a kernel, and its launch bound. Two kernels also name a number of blocks on a
+   multiprocessor: without one the compiler aims at too many and spills. */
 #define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
 #define STX__EACH_ROW(n, N, T) \
     for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
@@ -1010,7 +1040,8 @@ template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const st
 
 /* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes.
    */
-template<int T> static __global__ void stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1034,7 +1065,9 @@ void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, 
     if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
 }
 /* da (N,C) = or += y (dy - sum y dy). As forward. */
-template<int T> static __global__ void stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_bwd_kernel(
+    stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1070,7 +1103,9 @@ void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const st
 }
 
 /* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
-template<int T> static __global__ void stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__log_softmax_fwd_kernel(
+    stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1094,8 +1129,9 @@ void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t
     if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
 }
 /* da (N,C) = or += dy - e^y sum dy. As forward. */
-template<int T> static __global__ void stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
-                                                                   int accumulate) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 5) stx__log_softmax_bwd_kernel(
+    stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1137,8 +1173,9 @@ static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float 
      mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
    A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
 struct stx__norm_fwd_nums { stx__num y, s, mean, rstd, in, f, bias, gain, shift; };
-template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N,
-        size_t C, float eps, stx__drop d) {
+template<int Q, int RESIDUAL>
+STX__GLOBAL(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
+                                      stx__drop d) {
     const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
         gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
@@ -1195,8 +1232,9 @@ template<int Q, int RESIDUAL> static __global__ void __launch_bounds__(256) stx_
     }
 }
 /* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
-template<int W, int RESIDUAL> static __global__ void stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
-        stx__drop d) {
+template<int W, int RESIDUAL>
+STX__GLOBAL(256) stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
+                                          stx__drop d) {
     const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
         gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
@@ -1279,8 +1317,9 @@ void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { s
    A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all
    gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2 or 3, C). */
 struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
-template<int Q, int BIAS> static __global__ void __launch_bounds__(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N,
-    size_t C, size_t rows, stx__drop d) {
+template<int Q, int BIAS>
+STX__GLOBAL(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C,
+                                      size_t rows, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
     const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
@@ -1351,7 +1390,8 @@ template<int Q, int BIAS> static __global__ void __launch_bounds__(128) stx__nor
     }
 }
 /* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are stx__columns'. */
-template<int W> static __global__ void stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
+template<int W>
+STX__GLOBAL(256) stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
     const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
@@ -1440,8 +1480,9 @@ void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { s
 // >>embedding ---------------------------------------------------------------------------------------------------------
 
 /* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C,
-    float s) {
+template<int W>
+STX__GLOBAL(256) stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n,
+                                           size_t C, float s) {
     STX__STEP(i, n, W) {
         size_t r = i / C;
         float v[W];
@@ -1463,7 +1504,7 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
 
    Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
-static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
+STX__GLOBAL(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i :
@@ -1480,7 +1521,7 @@ static __global__ void __launch_bounds__(1024) stx__sort_kernel(uint64_t *keys, 
 }
 /* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
    the equal ids before it, later ones after it. A thread does one position. */
-static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
+STX__GLOBAL(256) stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
         size_t mine = i / STX__SORT, place = i % STX__SORT;
         uint64_t key = keys[i];
@@ -1499,8 +1540,10 @@ static __global__ void stx__rank_kernel(int32_t *id, size_t *at, const uint64_t 
 /* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a
    run has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W
    columns, and loads eight rows before it adds the first. */
-template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
-    const size_t *at, size_t N, size_t C, float s) {
+template<int W>
+STX__GLOBAL(128) stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy,
+                                            const int32_t *id, const size_t *at, size_t N, size_t C,
+                                            float s) {
     STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
@@ -1537,8 +1580,9 @@ template<int W> static __global__ void stx__embedding_tile_kernel(stx__num dtabl
     }
 }
 /* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
-template<int W> static __global__ void stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C,
-    float s) {
+template<int W>
+STX__GLOBAL(128) stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id,
+                                           size_t N, size_t C, float s) {
     const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int32_t me = last + 1 < N ? id[last] : -1;
     const int whole = last < N && id[tile * STX__ID_TILE] == me;
@@ -1818,14 +1862,16 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
 
 /* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
    product. A block takes rows in turn, its threads the columns. */
-static __global__ void stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
+STX__GLOBAL(256) stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N,
+                                   size_t rows, float beta) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / M * sc + row % M * ldc;
         for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
     }
 }
 /* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa apart: as bfloat16, or as floats. As stx__scale_kernel. */
-static __global__ void stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each, size_t cols, size_t rows) {
+STX__GLOBAL(256) stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa,
+                                  size_t each, size_t cols, size_t rows) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / each * sa + row % each * lda;
         for (size_t j = threadIdx.x; j < cols; j += blockDim.x) stx__put(to, row * ldt + j, stx__get(a, at + j));
@@ -1842,7 +1888,7 @@ struct stx__gemm_nums {
     int ta, tb, relu, zero;         /* zero: so that no byte of an argument is undefined */
     float alpha, beta;
 };
-STX__HOST_UNROLLED static __global__ void __launch_bounds__(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
+STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
     const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
     const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc, sa = g.sa, sb = g.sb, sc = g.sc;
     const int ta = g.ta, tb = g.tb, relu = g.relu;
@@ -2146,8 +2192,9 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
 
 /* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
    stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W> static __global__ void stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O,
-    size_t rows, int act) {
+template<int W>
+STX__GLOBAL(256) stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre,
+                                           size_t N, size_t O, size_t rows, int act) {
     STX__SHARED(float, sh, 8 * 32 * W);
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
@@ -2222,7 +2269,7 @@ typedef struct stx__heads {
     int half, backward;
     uint16_t of[512];
 } stx__heads;
-template<int W> static __global__ void stx__heads_kernel(stx__heads h, size_t n) {
+template<int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
             const int k = i < h.end[0] ? 0 : i < h.end[1] ? 1 : 2;
@@ -2272,7 +2319,9 @@ void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x,
 void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_bwd", h, 1); }
 
 /* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
-template<int W> static __global__ void stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
+template<int W>
+STX__GLOBAL(256) stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C,
+                                      int act) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, y, i);
@@ -2302,7 +2351,8 @@ void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
 }
 
 /* da (n) += dy / divisor. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+template<int W>
+STX__GLOBAL(256) stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
     float g = stx__get(dy, 0) / divisor;
     STX__STEP(i, n, W) {
         float v[W];
@@ -2321,7 +2371,7 @@ void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
 
 /* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after the other: they are small. */
 struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count, fresh; float s; };
-static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__means_nums m) {
+STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
     for (int k = 0; k < m.count; k++) {
@@ -2332,7 +2382,7 @@ static __global__ void __launch_bounds__(256) stx__add_means_fwd_kernel(stx__mea
     mean = stx__row_sum<256>(mean, sh);
     if (threadIdx.x == 0) stx__put(m.y, 0, (float)((double)stx__get(m.y0, 0) + (double)m.s * mean));
 }
-static __global__ void __launch_bounds__(256) stx__add_means_bwd_kernel(stx__means_nums m) {
+STX__GLOBAL(256) stx__add_means_bwd_kernel(stx__means_nums m) {
     const float g = m.s * stx__get(m.dy, 0);
     for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
@@ -2364,8 +2414,10 @@ void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
 
 /* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
    A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
-template<int T> static __global__ void stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, size_t N, size_t V, size_t ld) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__cross_entropy_fwd_kernel(
+    double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
+    size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
@@ -2409,9 +2461,10 @@ template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, 
     }
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
-template<int T> static __global__ void stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
-                                                                     stx__num logits, const int32_t *targets, size_t N, size_t V,
-                                                                     size_t ld, double divisor, int accumulate) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6) stx__cross_entropy_bwd_kernel(
+    stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits,
+    const int32_t *targets, size_t N, size_t V, size_t ld, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
     STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g, accumulate);
 }
@@ -2427,9 +2480,9 @@ void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *d
 
 /* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
    all rows: a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
-                                                                         stx__num weights, size_t N, int ignore, int32_t ignored,
-                                                                         double divisor, stx__num mean) {
+STX__GLOBAL(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
+                                            stx__num weights, size_t N, int ignore, int32_t ignored,
+                                            double divisor, stx__num mean) {
     STX__SHARED(double, sh, 32);
     double s = 0;
     if (divisor == 0 && mean.p) divisor = (double)stx__get(mean, 0) * (double)N;
@@ -2451,9 +2504,10 @@ void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32
                            divisor, M);
 }
 /* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
-template<int T> static __global__ void stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv,
-                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V, size_t ld) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__token_loss_fwd_kernel(
+    double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits, const int32_t *targets,
+    stx__num w, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
@@ -2479,9 +2533,10 @@ void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
 /* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
-template<int T> static __global__ void stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
-                                                                  stx__num logits, const int32_t *targets, stx__num w, size_t N,
-                                                                  size_t V, size_t ld, int accumulate) {
+template<int T>
+STX__GLOBAL(STX__ROW_BLOCK(T)) stx__token_loss_bwd_kernel(
+    stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits,
+    const int32_t *targets, stx__num w, size_t N, size_t V, size_t ld, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
@@ -2501,8 +2556,9 @@ void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dlos
 
 /* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
    and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
-static __global__ void __launch_bounds__(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
-    const int32_t *ids, size_t n, const stx_clusters k) {
+STX__GLOBAL(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at,
+                                           int32_t *over, const int32_t *ids, size_t n,
+                                           const stx_clusters k) {
     STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
     STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -2550,7 +2606,7 @@ void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *
     STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
 }
 /* y (n) = NaN if flag[0] */
-static __global__ void stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
+STX__GLOBAL(256) stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
 void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
@@ -2565,7 +2621,9 @@ void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_r
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
 /* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
-template<int W> static __global__ void stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
+template<int W>
+STX__GLOBAL(256) stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a,
+                                     stx__num b, size_t n) {
     float g = 2 * stx__get(dloss, 0) / (float)n;
     STX__STEP(i, n, W) {
         float v[W], w[W];
@@ -2664,8 +2722,10 @@ static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const st
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
 STX__HOST_UNROLLED
-static __global__ void stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past, int ta, int tb, size_t M,
-                                                 size_t N, size_t K, float alpha, int accumulate, size_t u0, size_t H, size_t D) {
+STX__GLOBAL(256) stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past,
+                                           int ta, int tb, size_t M, size_t N, size_t K,
+                                           float alpha, int accumulate, size_t u0, size_t H,
+                                           size_t D) {
     STX__SHARED(float, as, STX__PK * (STX__P + 4));
     STX__SHARED(float, bs, STX__PK * (STX__P + 4));
     const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
@@ -2779,7 +2839,7 @@ static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, si
 
 /* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for keys that are not seen; top, inv: see the args.
    A warp a row: maximum, sums, weights. */
-static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
+STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
     if (row >= p.units * p.n) return;
@@ -2816,7 +2876,7 @@ static __global__ void stx__attn0_soft_kernel(stx__attn0_rows p) {
 /* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
    of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
    0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G. A warp a row, twice over its columns. */
-static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
+STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
     if (row >= p.units * p.n) return;
@@ -2852,8 +2912,9 @@ static __global__ void stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
 
 /* to (rows,D) of each unit += p + q, scratch of stride sz a unit; q may be NULL. fresh: = instead, bit 0 in `to`, bit 1 + g in the past of
    group g. A thread a number. */
-static __global__ void stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p, const float *q, size_t sz, size_t rows,
-                                             size_t D, int fresh, size_t units, size_t u0, size_t H) {
+STX__GLOBAL(256) stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p,
+                                       const float *q, size_t sz, size_t rows, size_t D, int fresh,
+                                       size_t units, size_t u0, size_t H) {
     size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
@@ -2868,7 +2929,8 @@ static __global__ void stx__attn0_out_kernel(stx__mat to, stx__mat_past past, co
     }
 }
 /* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
-static __global__ void stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D, size_t units) {
+STX__GLOBAL(128) stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n,
+                                           size_t D, size_t units) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
     float s = 0;
     if (i >= units * D) return;
@@ -2876,7 +2938,8 @@ static __global__ void stx__attn0_columns_kernel(float *to, const float *from, s
     to[i] += s;
 }
 /* all (tables,size) += the sums over the chunk's units of parts (units,size), those of a table's heads, in order. A thread a number. */
-static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units, size_t u0) {
+STX__GLOBAL(256) stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables,
+                                       size_t units, size_t u0) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
         size_t t = i / size, z;
@@ -2886,8 +2949,8 @@ static __global__ void stx__attn0_sum_kernel(float *all, const float *parts, siz
     }
 }
 /* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
-static __global__ void stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows, size_t D, size_t at,
-                                             size_t st, size_t ld) {
+STX__GLOBAL(256) stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables,
+                                       size_t rows, size_t D, size_t at, size_t st, size_t ld) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
@@ -3382,7 +3445,7 @@ static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_
         list[rank] = (uint32_t)e;
     }
 }
-static __global__ void stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+STX__GLOBAL(128) stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__at_head, head, 256);
     stx__at_listing(p, list, tiles, bq, bk, (stx__at_place *)NULL, 0, 0, head);
 }
@@ -3772,7 +3835,8 @@ template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const 
 /* Are they all there? */
 template<int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) { return seen == ~(uint64_t)0 >> (64 - BK); }
 /* A word a warp, a key a lane */
-static __global__ void stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words, size_t n) {
+STX__GLOBAL(256) stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S,
+                                     int lo, size_t words, size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     if (k >= n) return;
     ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
@@ -4000,8 +4064,8 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template<class P, int DP, int BK, int MT, int TWO>
-static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(stx__at p, const uint32_t *list,
-    int tiles) {
+STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
+    stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
     STX__DYNAMIC(memory);
@@ -4238,7 +4302,7 @@ static __global__ void __launch_bounds__(128, stx__at_shape<P, DP, BK, MT, TWO>:
         }
 }
 
-typedef void (*stx__at_kernel)(stx__at, const uint32_t *, int);
+typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__at_kernel;
 typedef struct stx__at_pick { stx__at_kernel run; size_t shared; int bq, bk, tiles; } stx__at_pick;
 template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_choice(const stx__at *p, int two) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
@@ -4901,7 +4965,7 @@ template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *
 /* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row; lanes D apart by 32, then the warp's sum.
    And the list of the queries' tiles (l.blocks; 0: not wanted), in the launch's first blocks. */
 typedef struct stx__at_listed { uint32_t *list; int tiles, bq, bk, newest, room; stx__at_place *place; unsigned blocks; } stx__at_listed;
-static __global__ void stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
+STX__GLOBAL(256) stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
     STX__SHARED(stx__at_head, head, 256);
     const int T = p.T, H = p.H, D = p.D;
     const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)p.B * T * H;
@@ -4950,8 +5014,8 @@ template<class P> static __device__ __forceinline__ void stx__ab_keep(stx__bf16 
                        (an edge: the same for each group of 16 keys that the strip meets)
    In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
    one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a,
-    const uint32_t *list) {
+template<class Sh>
+STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
@@ -5182,8 +5246,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_key_sums(float
    The window of the table moves down by BQ rows a tile.
    Persistent vectors: a block walks its part of the batch, too, and its sums are a
    part of dpk, dpv. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(
-    stx__ab a) {
+template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -5321,7 +5384,7 @@ template<class Sh, int XS> static __device__ __forceinline__ void stx__ab_row_su
    A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
    each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
    stx__ab_keys. What a block found is a part: (W,D) floats, added up by stx__ab_fold_table; a block that found nothing writes only that. */
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -5463,7 +5526,7 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_load_rows(cons
                                       p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__cp_commit();
 }
-template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab_table(stx__ab a) {
+template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
     typedef typename Sh::P P;
     typedef typename P::num num;
     typedef stx__ab_columns<Sh> X;
@@ -5537,8 +5600,9 @@ template<class Sh> static __global__ void __launch_bounds__(Sh::THREADS) stx__ab
 
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a
    number. */
-static __global__ void stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D, int W, int BK, int e,
-                                          int diagonals, int splits) {
+STX__GLOBAL(256) stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P,
+                                    int tables, int D, int W, int BK, int e, int diagonals,
+                                    int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
     int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
     float sum = 0;
@@ -5575,7 +5639,7 @@ static __device__ __forceinline__ float stx__ab_slices(float *sum, float x) {
     if (!slice) for (int s = 1; s < 8; s++) x += sum[s * 32 + lane];
     return x;
 }
-static __global__ void stx__ab_fold(stx__ab_folds a) {
+STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
     STX__SHARED(float, sum, 256);
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     unsigned block = blockIdx.x;
@@ -5606,8 +5670,8 @@ static __global__ void stx__ab_fold(stx__ab_folds a) {
     }
 }
 
-typedef void (*stx__ab_kernel)(stx__ab);
-typedef void (*stx__ab_kernel_list)(stx__ab, const uint32_t *);
+typedef stx__kernel_of<stx__ab> stx__ab_kernel;
+typedef stx__kernel_of<stx__ab, const uint32_t *> stx__ab_kernel_list;
 typedef struct stx__ab_pick {
     stx__ab_kernel_list queries;
     stx__ab_kernel keys, diagonals;
@@ -6108,7 +6172,7 @@ template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL,
 }
 
 /* Forward. A block is a warp; the ring has STAGES of STEPS steps, all but one of them under way. */
-template<class E, int PLAIN, int HASV, int TANH> static __global__ void __launch_bounds__(32) stx__sru_fwd_kernel(stx__sru p) {
+template<class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
     constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6, STAGE = (HASV ? 6 : 4) * 32 * STEPS;
     STX__SHARED(E, ring, STAGES * STAGE);
     const stx__sru_column q = stx__sru_place(p);
@@ -6146,7 +6210,7 @@ static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int
 }
 
 /* Forward without v and V: each warp of a block has a tile, by turns. */
-template<class E, int PLAIN, int TANH> static __global__ void __launch_bounds__(256, 1) stx__sru_scan_kernel(stx__sru p) {
+template<class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
@@ -6271,8 +6335,8 @@ template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __f
     return e;
 }
 /* Backward. MANY: each warp of a block has a tile, by turns, from the last one on; else a block is a warp. */
-template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ void __launch_bounds__(MANY ? 256 : 32,
-    1) stx__sru_bwd_kernel(stx__sru p) {
+template<class E, int PLAIN, int HASV, int TANH, int MANY>
+STX__GLOBAL(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
@@ -6317,7 +6381,7 @@ template<class E, int PLAIN, int HASV, int TANH, int MANY> static __global__ voi
     if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
 }
 
-typedef void (*stx__sru_kernel)(stx__sru);
+typedef stx__kernel_of<stx__sru> stx__sru_kernel;
 template<class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
     if (hasV) return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
     return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
@@ -6473,7 +6537,9 @@ static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__nu
 }
 
 /* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing. A warp a tap. */
-template<int W> static __global__ void stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g,
+                                         int accumulate) {
     const size_t taps = g.groups * g.taps;
     STX__WARPS(n, g.B * taps) {
         size_t b = n / taps, in = n - b * taps, group = in / g.taps;
@@ -6497,7 +6563,8 @@ void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const s
 
 /* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups ascending; 0 where none does, and in missing rows.
    A warp a row: the groups that reach it are known beforehand. */
-template<int W> static __global__ void stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
+template<int W>
+STX__GLOBAL(256) stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
@@ -6524,7 +6591,8 @@ void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx
 
 /* y (B,groups,D) = the mean (max 0) or the largest (max 1), channel by channel, of the rows that a group meets; 0 where all are missing. A
    warp a group; a channel's rows are added by one lane, in the order of time. */
-template<int W> static __global__ void stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
+template<int W>
+STX__GLOBAL(256) stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, group = n - b * g.groups;
         stx__comp_stream s = stx__comp_stream_of(g, b);
@@ -6559,8 +6627,8 @@ static __device__ __forceinline__ float stx__comp_used(const stx__num &usage, si
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
 }
-static __global__ void __launch_bounds__(256) stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g,
-                                                                     size_t blocks) {
+STX__GLOBAL(256) stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g,
+                                       size_t blocks) {
     STX__SHARED(float, used, 256);
     STX__SHARED(int32_t, lost, 256);
     for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
@@ -6589,7 +6657,9 @@ static __global__ void __launch_bounds__(256) stx__comp_rank_kernel(int32_t *kep
     }
 }
 /* Then the row of each place: the m-th that is kept, counted 32 at a time. A warp a place. */
-template<int W> static __global__ void stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_groups g) {
+template<int W>
+STX__GLOBAL(256) stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept,
+                                       stx_comp_groups g) {
     const size_t lane = threadIdx.x % 32;
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
@@ -6650,7 +6720,7 @@ typedef struct stx__comp_usage {
     float scale;
 } stx__comp_usage;
 template<int PE> STX__HOST_UNROLLED
-static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
     enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
     STX__SHARED(float, qu, STX__CUK * LD);
     STX__SHARED(float, qv, PE ? STX__CUK * LD : 4);
@@ -6718,8 +6788,8 @@ static __global__ void __launch_bounds__(256, 3) stx__comp_usage_kernel(double *
     }
 }
 /* Then the sums over heads, and the count of queries: a thread a key, all threads of a block count. */
-static __global__ void __launch_bounds__(256) stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__comp_usage p,
-                                                                         size_t B, size_t blocks) {
+STX__GLOBAL(256) stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part,
+                                            stx__comp_usage p, size_t B, size_t blocks) {
     STX__SHARED(double, sh, 32);
     for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
         const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
@@ -6763,8 +6833,9 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
 
 /* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over the rows of a, t (N,C) that skip does not
    mark. First the two sums of each row, into work (N,2): a warp a row. */
-template<int W> static __global__ void stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
-                                                              size_t C) {
+template<int W>
+STX__GLOBAL(256) stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip,
+                                        size_t N, size_t C) {
     STX__WARPS(n, N) {
         double off = 0, all = 0;
         if (!skip || !skip[n]) for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
@@ -6786,8 +6857,8 @@ template<int W> static __global__ void stx__comp_error_kernel(double *work, stx_
     }
 }
 /* Then those of all rows: one block, a thread adds every 1024th, then a fixed tree. */
-static __global__ void __launch_bounds__(1024) stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, size_t N,
-                                                                          double divisor) {
+STX__GLOBAL(1024) stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work,
+                                             size_t N, double divisor) {
     STX__SHARED(double, sh, 32);
     double off = 0, all = 0;
     #pragma unroll 4
@@ -6810,8 +6881,10 @@ void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double
                     divisor);
 }
 /* loss = sum (a - t)^2 / divisor:   da = or += dloss 2 (a - t) / divisor, 0 in rows that skip marks. A warp a row. */
-template<int W> static __global__ void stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
-                                                                  size_t N, size_t C, double divisor, int accumulate) {
+template<int W>
+STX__GLOBAL(256) stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t,
+                                            const int32_t *skip, size_t N, size_t C, double divisor,
+                                            int accumulate) {
     const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
     STX__WARPS(n, N) {
         const int out = skip && skip[n];
@@ -6890,7 +6963,7 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_for
         stx__putn<W>(a.out, i, x);
     }
 }
-template<int W> static __global__ void stx__comp_gate_fwd_kernel(stx__comp_gate a) {
+template<int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
     switch (a.kind) {
     case STX_COMP_GRU: stx__comp_gate_forward<W, STX_COMP_GRU>(a); break;
     case STX_COMP_INPUT: stx__comp_gate_forward<W, STX_COMP_INPUT>(a); break;
@@ -6960,7 +7033,7 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_bac
         stx__comp_gate_back_at<W, K>(a, i, p);
     }
 }
-template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+template<int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     switch (a.kind) {
     case STX_COMP_GRU: stx__comp_gate_backward<W, STX_COMP_GRU>(a); break;
     case STX_COMP_INPUT: stx__comp_gate_backward<W, STX_COMP_INPUT>(a); break;
@@ -6975,8 +7048,8 @@ template<int W> static __global__ void stx__comp_gate_bwd_kernel(stx__comp_gate 
 }
 /* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a chunk: as stx__columns_kernel, a block of 8 rows of 32
    lanes takes 32 W columns of a chunk, every lane W of them in all planes. */
-template<int W, int K> static __global__ void __launch_bounds__(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part,
-                                                                                               size_t rows) {
+template<int W, int K>
+STX__GLOBAL(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * W);
     constexpr int P = stx__comp_kind<K>::P;
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
@@ -7099,7 +7172,7 @@ static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, doub
 static __device__ __forceinline__ void stx__par_gate_lat(const stx__par_gate &a, double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
-template<int T> static __global__ void __launch_bounds__(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
+template<int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
     double lnq[3], q[3], p[3], v[3], lat = 0;
@@ -7139,7 +7212,7 @@ template<int T> static __global__ void __launch_bounds__(T, 1) stx__par_gate_fwd
     if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0) stx__par_gate_lat(a, lat);
 }
 /* What the blocks left: one block, a thread adds every 256th, then a fixed tree. */
-static __global__ void __launch_bounds__(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
+STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double lat = 0;
     for (size_t i = threadIdx.x; i < blocks; i += 256) lat += part[i];
@@ -7180,7 +7253,8 @@ static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate 
     return a.latency && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
 }
 /* A block adds up `each` draws, a thread every T-th of them; with more than one block the three sums are left in part (blocks,3). */
-template<int T> static __global__ void __launch_bounds__(T) stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
+template<int T>
+STX__GLOBAL(T) stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
     STX__SHARED(double, sh, 32);
     const size_t lo = (size_t)blockIdx.x * each, hi = lo + each < a.R ? lo + each : a.R;
     const double dlat = stx__par_gate_dlat(a), tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
@@ -7206,7 +7280,7 @@ template<int T> static __global__ void __launch_bounds__(T) stx__par_gate_bwd_ke
     if (a.dbefore.p && a.latency) stx__add(a.dbefore, 0, (float)dlat, 1);
     if (a.dal.p && !part) stx__par_gate_end(a, s, dlat);
 }
-static __global__ void __launch_bounds__(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
+STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double s[3] = {0, 0, 0};
     for (size_t i = threadIdx.x; i < blocks; i += 256)
@@ -7280,7 +7354,7 @@ template<int W> static __device__ __forceinline__ void stx__par_term(float (&o)[
 }
 
 /* With layer norms a warp does a row, which stays in registers, as in stx__norm_fwd_kernel, whose sums these are number by number. */
-template<int Q> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+template<int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[Q][4], s[2][Q][4], w[3], sum[2] = {0, 0}, m[2], r[2];
@@ -7352,7 +7426,7 @@ template<int W> static __device__ __forceinline__ void stx__par_sums(float (&h)[
     }
 }
 /* The same for any C: a warp reads its row three times, which finds it in the caches; without layer norms once. */
-template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
@@ -7489,8 +7563,8 @@ template<int W, int NORM> static __device__ __forceinline__ void stx__par_grads(
 /* With layer norms a row is done by G warps in registers, everything is read once, and the sums over rows, dgain_0, dshift_0, dgain_1,
    dshift_1, are kept in registers too. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part
    (blocks,4,C). C a multiple of 4, at most 128 Q G. */
-template<int Q, int G> static __global__ void __launch_bounds__(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part,
-    size_t rows) {
+template<int Q, int G>
+STX__GLOBAL(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 4 * 128 * Q);
     STX__SHARED(float, dots, 2 * 4 * 8);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, c0 = warp % G * 128 * Q + 4 * lane;
@@ -7552,7 +7626,7 @@ template<int Q, int G> static __global__ void __launch_bounds__(128, 2) stx__par
     }
 }
 /* For any C: a warp reads its row twice, without layer norms all but dy once. */
-template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
         stx__par_row q = stx__par_row_of<NORM>(a, n);
@@ -7568,7 +7642,8 @@ template<int W, int NORM> static __global__ void __launch_bounds__(256) stx__par
     }
 }
 /* ... and its sums over rows, as stx__columns_kernel, for branch blockIdx.z, into part (chunks,4,C) */
-template<int W> static __global__ void __launch_bounds__(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
+template<int W>
+STX__GLOBAL(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const int i = (int)blockIdx.z;
@@ -7611,15 +7686,16 @@ template<int W> static __global__ void __launch_bounds__(256) stx__par_mix_colum
 }
 /* d[k] (C) += sum over the chunks of part (chunks,4,C): those of sum k = blockIdx.y */
 typedef struct stx__par_four { stx__num d[4]; } stx__par_four;
-static __global__ void __launch_bounds__(1024) stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks,
-                                                                               size_t C) {
+STX__GLOBAL(1024) stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks,
+                                                  size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__num d = blockIdx.y == 0 ? t.d[0] : blockIdx.y == 1 ? t.d[1] : blockIdx.y == 2 ? t.d[2] : t.d[3];
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
 /* dw (draws,3) += the rows' dots over the rows of each draw. T threads do a draw: each adds every T-th row, then a fixed tree. */
-template<int T> static __global__ void __launch_bounds__(256) stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws,
-    size_t N, size_t rows, size_t run, size_t per) {
+template<int T>
+STX__GLOBAL(256) stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws, size_t N,
+                                        size_t rows, size_t run, size_t per) {
     STX__SHARED(double, sh, 32);
     STX__EACH_ROW(r, draws, T) {
         const size_t stream = r / per, end = (stream + 1) * rows < N ? (stream + 1) * rows : N;
@@ -7687,7 +7763,8 @@ static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
     stx__par_latency p = {a->weight, a->target, a->power, (size_t)a->kind};
     return p;
 }
-static __global__ void stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx__par_latency a) {
+STX__GLOBAL(32) stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat,
+                                            stx__par_latency a) {
     double v = (double)stx__get(lat, 0), more = v / a.target - 1;
     if (a.kind == STX_PAR_LATENCY_FBNET) v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
     else v = (double)stx__get(nll, 0) + a.weight * (a.kind == STX_PAR_LATENCY_ADD ? v : more < 0 ? 0 : more);
@@ -7698,8 +7775,8 @@ void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, c
     STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0, stx__num_of(x, loss), stx__num_of(x, nll),
                     stx__num_of(x, lat), stx__par_latency_of(a));
 }
-static __global__ void stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss, stx__num nll, stx__num lat,
-                                                   stx__par_latency a) {
+STX__GLOBAL(32) stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss,
+                                            stx__num nll, stx__num lat, stx__par_latency a) {
     double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1, by_lat = a.weight;
     if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
     if (a.kind == STX_PAR_LATENCY_FBNET) {
@@ -7722,8 +7799,9 @@ void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const 
 /* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the
    columns from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and
    generation. */
-static __global__ void stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start, size_t size,
-                                           size_t w, size_t K, size_t c, int forward) {
+STX__GLOBAL(256) stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N,
+                                     size_t V, size_t start, size_t size, size_t w, size_t K,
+                                     size_t c, int forward) {
     STX__SHARED(float, sh, 32);
     STX__SHARED(double, sums, 32);
     for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
@@ -7812,7 +7890,7 @@ template<class F> static __device__ __forceinline__ void stx__update_piece(const
     stx__update_range<1>(q, p, fours, q.n, update);
 }
 /* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
-static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+STX__GLOBAL(256) stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -7831,7 +7909,7 @@ static __global__ void stx__twin_kernel(const stx_piece *piece, size_t count, co
     } while (0)
 
 /* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
-static __global__ void stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
     STX__SHARED(double, sh, 32);
     STX__EACH_PIECE(k, count) {
         const stx__num g = {piece[k].g, NULL, 0};
@@ -7873,8 +7951,8 @@ template<class F> static __device__ __forceinline__ void stx__each_tensor(const 
 typedef struct stx__plan_rule { int kind, eps_hat, radam_skip, no_correction; double clip, beta1, beta2; } stx__plan_rule;
 /* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
    1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
-static __global__ void __launch_bounds__(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
-                                                                   const stx__plan_rule d) {
+STX__GLOBAL(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count,
+                                      const double *squares, const stx__plan_rule d) {
     STX__SHARED(double, sh, 32);
     const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
     const int kind = d.kind;
@@ -7931,8 +8009,8 @@ void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t cou
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
    the others below. */
-static __global__ void stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float momentum,
-                                       float decay) {
+STX__GLOBAL(256) stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                                 const stx_update *u, float momentum, float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
     STX__EACH_PIECE(k, count) {
@@ -7951,7 +8029,8 @@ void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
-static __global__ void stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float eps) {
+STX__GLOBAL(256) stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                                     const stx_update *u, float eps) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx_piece q = piece[k];
@@ -7969,8 +8048,9 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
 /* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
-static __global__ void stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u, float beta1,
-                                        float rest1, float beta2, float rest2, float eps, float decay, float decoupled) {
+STX__GLOBAL(256) stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                                  const stx_update *u, float beta1, float rest1, float beta2,
+                                  float rest2, float eps, float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
@@ -7993,8 +8073,9 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piec
 
 /* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
    piece's sums of p^2 and g^2, in double. A block has a piece. */
-static __global__ void stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares, float beta1,
-                                        float rest1, float beta2, float rest2, float eps, float decay) {
+STX__GLOBAL(256) stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u,
+                                  double *squares, float beta1, float rest1, float beta2,
+                                  float rest2, float eps, float decay) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
@@ -8021,8 +8102,8 @@ void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
                                beta1, rest1, beta2, rest2, eps, decay);
 }
 /* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
-static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
-                                                                     const double *squares, double trust_max) {
+STX__GLOBAL(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
+                                        const double *squares, double trust_max) {
     if (!u->ok) return;
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
         double p = 0, g = 0;
@@ -8034,7 +8115,8 @@ static __global__ void __launch_bounds__(1024) stx__lamb_plan_kernel(const stx_u
     });
 }
 /* LAMB, third: p -= lr g ; g = 0 */
-static __global__ void stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u) {
+STX__GLOBAL(256) stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                                         const stx_update *u) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         stx_piece q = piece[k];
@@ -8050,7 +8132,7 @@ void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, siz
 }
 
 /* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
-static __global__ void stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
+STX__GLOBAL(256) stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
     STX__EACH_PIECE(k, count)
         for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
             float v = piece[k].g[i];
@@ -8062,7 +8144,8 @@ void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_
 }
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
-static __global__ void stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+STX__GLOBAL(256) stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                                   float lo, float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -8079,7 +8162,7 @@ void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real l
 // >>steps -------------------------------------------------------------------------------------------------------------
 
 /* meter[0] = or += s a[0], in double. One thread. */
-static __global__ void stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
+STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
     *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
 }
 void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
@@ -8112,7 +8195,7 @@ static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t ev
 }
 
 /* One kernel in this file that does nothing: whether the device can run the code is asked of it, before anything is allocated. */
-static __global__ void stx__probe_kernel(void) {}
+STX__GLOBAL(32) stx__probe_kernel(void) {}
 
 stx_gpu *stx_cuda_open(stx_ctx *x) {
     const stx_desc *d = stx_ctx_desc(x);
@@ -8317,7 +8400,7 @@ void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
         stx__wait(x, g, g->stream, NULL, "a copy from the GPU");
 }
 /* to (n) = from (n), whatever is stored in either; a thread a number. */
-static __global__ void stx__convert_kernel(stx__num to, stx__num from, size_t n) {
+STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i,
         stx__get(from, i));
 }
@@ -8368,10 +8451,10 @@ void stx_cuda_sync(stx_ctx *x) {
 void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
 const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
-static __global__ void stx__set_f64_kernel(double *p, double v) { *p = v; }
-static __global__ void stx__set_f32_kernel(float *p, float v) { *p = v; }
+STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) { *p = v; }
+STX__GLOBAL(32) stx__set_f32_kernel(float *p, float v) { *p = v; }
 
-static __global__ void stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
+STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
 void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
     if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
 }
@@ -8384,7 +8467,7 @@ void stx_cuda_shift(stx_ctx *x, uint64_t shift) {
 }
 
 /* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */
-static __global__ void stx__gather_kernel(float *to, const stx_piece *piece) {
+STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_piece *piece) {
     size_t at = 0, i;
     for (i = 0; i < blockIdx.x; i++) at += piece[i].n;
     for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x) to[at + i] = piece[blockIdx.x].p[i];

@@ -199,6 +199,12 @@ tests() {
         n=$((n + 1))
     done
     job pass "ops found in seqtx.h: $n, too few" "[ $n -ge 27 ] && sed -n '/^\/\/ >>api: ops --/,/^\/\/ >>api: optimisers --/p' $root/seqtx.h | grep -q 'stx_tensor \*stx_attention('"
+    # every kernel names its launch bound, and every launch goes through the one macro that checks it
+    cu=$root/seqtx_cuda.cu
+    job pass "seqtx_cuda.cu: __global__ and __launch_bounds__ are in the definition of STX__GLOBAL alone" \
+        "! grep -n '__global__\|__launch_bounds__' $cu | grep -v '#define STX__GLOBAL(\.\.\.) ' && grep -q '^ *#define STX__GLOBAL(' $cu"
+    job pass "seqtx_cuda.cu: <<<..>>> and STX__LAUNCH are in the definitions of STX__LAUNCH and STX__RUN_KERNEL alone" \
+        "! grep -n '<<<[^>]*>>>\|STX__LAUNCH(' $cu | grep -v '#define STX__LAUNCH(\|STX__LAUNCH(kernel, grid, block, smem, '"
     for h in seqtx?*.h; do
         job pass "no tests/test_golden_*.c includes $h" "grep -q 'include \"../$h\"' $root/tests/test_golden_*.c"
         job pass "only tests/test_golden_*.c include $h" "ls $root/tests/test_*.c | grep -v test_golden | xargs grep -q 'include \"../$h\"'"

@@ -5,7 +5,7 @@
 
 static const size_t sizes[] = {1, 2, 3, 5, 31, 32, 33, 127, 129, 257, 1000, 1024, 1025, 4099, 20000};
 static int brief;               /* sanitizers are slow, and see no values */
-static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052};
+static const size_t widths[] = {1, 3, 4, 28, 33, 128, 260, 515, 1000, 1024, 1025, 2052, 40001};
 
 static void mean_check(const char *name, const arr *a) { least = 1; arr_check(name, a, 3e-7); least = 0; }
 static int32_t *ids_to(const int32_t *ids, size_t n) { return (int32_t *)cuda_bytes(gx, ids, n * sizeof *ids); }

@@ -1227,6 +1227,11 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     uint64_t threads = (uint64_t)k.block.x * k.block.y * k.block.z;
     if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y ||
         !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
+    if (threads > k.bound) {
+        report("%s: %u threads a block, the launch bound of the kernel is %u", k.text, (unsigned)threads, k.bound);
+        fail(cudaErrorInvalidValue);
+        return;
+    }
     auto i = functions().find(k.function);
     size_t limit = i != functions().end() && i->second.dynamic_limit[current_device] ? (size_t)i->second.dynamic_limit[current_device] :
         (size_t)SHARED_STATIC;

@@ -3,6 +3,8 @@
    cuda_host.cpp.
 
    Written in the .cu for both compilers, with their nvcc meaning beside:
+     STX__GLOBAL(threads) kernel(..) {..}                    static __global__ void __launch_bounds__(threads) kernel(..) {..}
+     stx__kernel_of<P...>                                    void (*)(P...), which points to a kernel
      STX__LAUNCH(kernel, grid, block, smem, stream, ...)     kernel<<<grid, block, smem, stream>>>(...)
      STX__SHARED(type, name, n)                              __shared__ __align__(16) type name[n]
      STX__DYNAMIC(name)                                      extern __shared__ __align__(128) unsigned char name[]
@@ -434,12 +436,44 @@ template<class T> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocess
 // ---------------------------------------------------------------------------------------------------------------------
 // launch
 
+/* A kernel's launch bound is in its type, where each launch finds it: the kernel returns void, const
+   void, volatile void or const volatile void. Any other type would need return statements. Four
+   types tell four bounds: others are rounded up to 32, 128, 256 or 1024. A plain void has 1024. */
+template<int THREADS> struct cuda_host_returns {
+    static_assert(THREADS >= 1 && THREADS <= 1024, "a block has 1 to 1024 threads");
+    typedef std::conditional_t<THREADS <= 128, std::conditional_t<THREADS <= 32, const void, volatile void>,
+                               std::conditional_t<THREADS <= 256, const volatile void, void>> type;
+};
+template<class R> inline unsigned cuda_host_bound_of(void) {
+    static_assert(std::is_void<R>::value, "a kernel returns nothing");
+    if (std::is_const<R>::value) return std::is_volatile<R>::value ? 256 : 32;
+    return std::is_volatile<R>::value ? 128 : 1024;
+}
+#define CUDA_HOST__FIRST(first, ...) (first)
+#define STX__GLOBAL(...) static typename cuda_host_returns<CUDA_HOST__FIRST(__VA_ARGS__, 0)>::type
+#pragma GCC diagnostic ignored "-Wignored-qualifiers"
+
+/* A pointer to a kernel, which keeps the bound */
+template<class... P> struct stx__kernel_of {
+    void (*kernel)(void);       /* of whatever type; run calls it by its own */
+    void (*run)(void (*kernel)(void), const std::decay_t<P> &...);
+    unsigned bound;
+    stx__kernel_of(std::nullptr_t = nullptr) : kernel(nullptr), run(nullptr), bound(0) {}
+    template<class R> stx__kernel_of(R (*k)(P...))
+        : kernel(reinterpret_cast<void (*)(void)>(k)), run(run_as<R>), bound(cuda_host_bound_of<R>()) {}
+    template<class R> static void run_as(void (*k)(void), const std::decay_t<P> &...a) { reinterpret_cast<R (*)(P...)>(k)(a...); }
+    explicit operator const void *() const { return reinterpret_cast<const void *>(kernel); }
+    explicit operator bool() const { return kernel != nullptr; }
+};
+
 struct cuda_host_kernel {       /* a kernel with its arguments by value */
     const char *text;           /* "kernel, grid, ..": what stood in STX__LAUNCH */
     const void *function;
+    unsigned bound;             /* threads that a block may have */
     dim3 grid, block;
     size_t smem;
-    cuda_host_kernel(const char *t, const void *f, dim3 g, dim3 b, size_t s) : text(t), function(f), grid(g), block(b), smem(s) {}
+    cuda_host_kernel(const char *t, const void *f, unsigned most, dim3 g, dim3 b, size_t s)
+        : text(t), function(f), bound(most), grid(g), block(b), smem(s) {}
     virtual ~cuda_host_kernel() {}
     virtual void call() const = 0;                  /* as one thread */
     virtual cuda_host_kernel *clone() const = 0;    /* for a graph */
@@ -449,11 +483,13 @@ void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream);
 void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes, int exact);
 
 template<class... P> struct cuda_host_bound : cuda_host_kernel {
-    void (*kernel)(P...);
+    stx__kernel_of<P...> kernel;
     std::tuple<std::decay_t<P>...> args;
-    template<class... A> cuda_host_bound(const char *t, void (*k)(P...), dim3 g, dim3 b, size_t s, A &&...a)
-        : cuda_host_kernel(t, (const void *)k, g, b, s), kernel(k), args(std::forward<A>(a)...) {}
-    void call() const override { std::apply(kernel, args); }
+    template<class... A> cuda_host_bound(const char *t, stx__kernel_of<P...> k, dim3 g, dim3 b, size_t s, A &&...a)
+        : cuda_host_kernel(t, (const void *)k, k.bound, g, b, s), kernel(k), args(std::forward<A>(a)...) {}
+    void call() const override {
+        std::apply([this](const auto &...v) { kernel.run(kernel.kernel, v...); }, args);
+    }
     cuda_host_kernel *clone() const override { return new cuda_host_bound(*this); }
 };
 /* NULL and 0 come as integers: they are converted here, for the language does so with literals only. */
@@ -467,12 +503,17 @@ template<class T> inline void cuda_host_check_one(const char *text, int number, 
     else { (void)text; (void)number; (void)v; }
 }
 template<class... P, class... A>
-inline void cuda_host_launch(const char *text, void (*kernel)(P...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, A &&...a) {
+inline void cuda_host_launch(const char *text, stx__kernel_of<P...> kernel, dim3 grid, dim3 block, size_t smem,
+                             cudaStream_t stream, A &&...a) {
     static_assert(sizeof...(P) == sizeof...(A), "the kernel takes another number of arguments");
     cuda_host_bound<P...> k(text, kernel, grid, block, smem, cuda_host_convert<std::decay_t<P>>(std::forward<A>(a))...);
     std::apply([text](const auto &...v) { int number = 0; (void)number; (void)text; (cuda_host_check_one(text, ++number, v), ...); },
                k.args);
     cuda_host_submit(k, stream);
+}
+template<class R, class... P, class... A>
+inline void cuda_host_launch(const char *text, R (*kernel)(P...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, A &&...a) {
+    cuda_host_launch(text, stx__kernel_of<P...>(kernel), grid, block, smem, stream, std::forward<A>(a)...);
 }
 #define STX__LAUNCH(...) cuda_host_launch(#__VA_ARGS__, __VA_ARGS__)
 #endif

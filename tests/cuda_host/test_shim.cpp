@@ -376,6 +376,8 @@ static __global__ void scale_kernel(const scale_args a, const float *extra) {
     if (i < a.n) a.y[i] = (float)(a.s * a.x[i]) + (extra ? extra[i] : 0);
 }
 static __global__ void empty_kernel(void) {}
+template<int T> STX__GLOBAL(T) bound_kernel(unsigned *n) { atomicAdd(n, 1u); }
+STX__GLOBAL(256, 2) bound_with_blocks_kernel(unsigned *n) { atomicAdd(n, 1u); }
 static __global__ void count_kernel(unsigned *n) { atomicAdd(n, 1u); if (threadIdx.x == 0) atomicMax(n + 1, blockIdx.x); }
 
 static void test_graph(void) {
@@ -775,6 +777,30 @@ static void test_violations(void) {
     }
     STX__LAUNCH(empty_kernel, 1, 1024, 0, 0);
     CHECK(cudaGetLastError() == cudaSuccess, "1024 threads");
+
+    {   /* launch bounds, of a kernel and through a pointer to it */
+        typedef stx__kernel_of<unsigned *> pointer;
+        const pointer all[] = { bound_kernel<32>, bound_kernel<128>, bound_kernel<256>, bound_with_blocks_kernel };
+        const int most[] = { 32, 128, 256, 256 };
+        unsigned *n = NULL;
+        pointer none = NULL;
+        OK(cudaMalloc(&n, 4));
+        CHECK(!none && (const void *)all[0] == (const void *)bound_kernel<32>, "pointers to kernels");
+        for (int i = 0; i < 4; i++) {
+            OK(cudaMemset(n, 0, 4));
+            STX__LAUNCH(all[i], 2, most[i], 0, 0, n);
+            CHECK(cudaGetLastError() == cudaSuccess && host_copy(n, 1)[0] == 2 * (unsigned)most[i], "%d threads", most[i]);
+            is_reported("launch bound", "launch bound", [&] {
+                STX__LAUNCH(all[i], 1, dim3((unsigned)most[i] / 2, 3), 0, 0, n);
+                CHECK(cudaGetLastError() == cudaErrorInvalidValue, "more than %d threads", most[i]);
+            });
+        }
+        is_reported("launch bound", "256 threads a block, the launch bound of the kernel is 128",
+                    [&] { STX__LAUNCH(bound_kernel<64>, 1, 256, 0, 0, n); });
+        STX__LAUNCH(bound_kernel<1024>, 1, 1024, 0, 0, n);
+        CHECK(cudaGetLastError() == cudaSuccess, "a bound of 1024");
+        OK(cudaFree(n));
+    }
 
     /* Host pointers */
     std::vector<float> heap(64), large(1 << 20);
