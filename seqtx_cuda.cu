@@ -198,8 +198,9 @@ static __device__ __forceinline__ void stx__ldmatrix_x4_trans(uint32_t (&r)[4], 
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
                  "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
 }
-/* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero; there only after cp_wait and a barrier
-   */
+/* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero;
+   there only after cp_wait and a barrier. gmem points to 16 bytes of device memory even if bytes is
+   0: nothing is read then, but tools that check addresses look at it. */
 static __device__ __forceinline__ void stx__cp16(void *smem, const void *gmem, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(stx__smem(smem)), "l"(gmem), "r"(bytes) : "memory");
 }
@@ -6059,8 +6060,9 @@ template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(c
     f.there = a.p && q.lane % PIECES * IN < q.width;
     return f;
 }
-/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16 bytes, to be waited for. Addresses of
-   pieces that are not there are not looked at. */
+/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16
+   bytes, to be waited for. A piece that is not there takes u's address instead of its own, which may
+   be outside of any array. */
 template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f,
     const stx__sru &p, const stx__sru_column &q, size_t n0) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
@@ -6070,7 +6072,10 @@ template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void 
     #pragma unroll
     for (int j = 0; j < STEPS / ROWS; j++) {
         #pragma unroll
-        for (int k = 0; k < PLANES; k++) stx__cp16(to + (k * STEPS + j * ROWS) * 32, from + k * f.plane, i + j * ROWS < left ? 16 : 0);
+        for (int k = 0; k < PLANES; k++) {
+            const int yes = i + j * ROWS < left;
+            stx__cp16(to + (k * STEPS + j * ROWS) * 32, yes ? from + k * f.plane : (const char *)p.u.p, yes ? 16 : 0);
+        }
         from += ROWS * f.by;
     }
 }

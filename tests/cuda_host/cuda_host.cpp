@@ -882,12 +882,14 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
         report("cp.async of line %d: destination %p is not in the block's shared memory", line, smem);
         stop_block();
     }
-    if (src_bytes && ((word)gmem & (word)(size - 1))) {
+    /* with 0 bytes, too: the hardware reads nothing then, but compute-sanitizer's memcheck complains of an address outside of memory */
+    if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
         stop_block();
     }
-    if (src_bytes && !find_device(gmem, (size_t)src_bytes) && !in_pinned(gmem, (size_t)src_bytes)) {
-        report("cp.async of line %d: source %p, %d bytes, is not in device memory", line, gmem, src_bytes);
+    const size_t looked_at = (size_t)(src_bytes ? src_bytes : size);
+    if (!find_device(gmem, looked_at) && !in_pinned(gmem, looked_at)) {
+        report("cp.async of line %d: source %p, %d bytes of %d, is not in device memory", line, gmem, src_bytes, size);
         stop_block();
     }
     if (f->copies == f->copies_size) {

@@ -340,6 +340,13 @@ static __global__ void async_kernel(float *out, const float *in, int tiles, int 
     }
     out[t] = s;
 }
+STX__GLOBAL(32) async_nothing_kernel(float *out, const float *from) {
+    STX__SHARED(float, buffer, 128);
+    cuda_host_cp_async(&buffer[threadIdx.x * 4], from, 16, 0);
+    cuda_host_cp_commit();
+    cuda_host_cp_wait(0);
+    out[threadIdx.x] = buffer[threadIdx.x * 4 + 3];
+}
 static void test_async(void) {
     int n = 5 * 128 + 37, tiles = 6;
     std::vector<float> in((size_t)n);
@@ -367,6 +374,11 @@ static void test_async(void) {
         CHECK(seen > 0, "cp.async with mistake %d: not seen in any order", how);
     }
     cuda_host_order(0, 0, 0);
+    STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x);
+    CHECK(host_copy(out, 32)[31] == 0, "16 bytes of which none is read");
+    is_reported("nothing from nowhere", "is not in device memory",
+                [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + (1 << 20)); });
+    is_reported("nothing from an odd address", "not aligned", [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + 1); });
     OK(cudaFree(x)); OK(cudaFree(out));
 }
 
