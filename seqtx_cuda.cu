@@ -1669,7 +1669,7 @@ typedef struct stx__plan {
     cublasLtMatrixLayout_t a, b, c;     /* ours, not cublasLt's, which has a and b the other way round */
     cublasLtMatmulAlgo_t algo;
     size_t used;                        /* of the workspace, bytes */
-    int plain;                          /* cublasLt has no algorithm: stx__gemm_plain */
+    int plain;                          /* cublasLt has no algorithm, or refused it: stx__gemm_plain */
     struct stx__plan *next;
 } stx__plan;
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
@@ -1786,8 +1786,8 @@ static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands
     if (to) cudaEventDestroy(to);
     (void)cudaStreamSynchronize(g->stream);
     if (D) (void)cudaFree(D);
-    if (!timed) { (void)cudaGetLastError(); choice = -1; }        /* no memory to write to: the first one then */
-    return choice;
+    (void)cudaGetLastError();           /* of a candidate that failed */
+    return timed ? choice : -1;         /* no memory to write to: the first one then */
 }
 static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
     const stx__plan_key *k = &p->key;
@@ -1832,8 +1832,17 @@ static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operan
     if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
     return s;
 }
-/* quiet: what cublasLt refuses is a plan that is plain, and no error */
-static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key, const stx__operands *o, int quiet) {
+/* Is s an answer to the request alone, given before anything ran? cublasLt gives it each time, so
+   the plan becomes plain, and a run still has the same bits each time. Any other status may come
+   from a lack of memory or from a device that has failed. */
+static int stx__lt_refused(cublasStatus_t s) {
+    if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
+        && s != CUBLAS_STATUS_ARCH_MISMATCH) return 0;
+    (void)cudaGetLastError();           /* cublasLt may leave one, which the next launch would find */
+    return 1;
+}
+static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
+                               const stx__operands *o) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
     const unsigned char *bytes = (const unsigned char *)key;
     uint64_t h = 14695981039346656037u;
@@ -1849,8 +1858,9 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     /* timing waits for what runs before it, which may be other ranks */
     if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
     s = stx__plan_make(g, p, o);
-    if (s != CUBLAS_STATUS_SUCCESS && quiet) { p->plain = 1; s = CUBLAS_STATUS_SUCCESS; }
-    if (s != CUBLAS_STATUS_SUCCESS) {
+    if (stx__lt_refused(s)) {
+        p->plain = 1;
+    } else if (s != CUBLAS_STATUS_SUCCESS) {
         stx__plan_free(p);
         stx__lt_fail(x, what, s, key);
         return NULL;
@@ -1859,6 +1869,24 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     all->slot[h] = p;
     all->count++;
     return p;
+}
+
+/* The product by its plan, unless that is plain, or becomes so because cublasLt refuses the call.
+   Returns the plan; NULL and an error if the product failed. */
+static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
+                              const stx__operands *o) {
+    stx_gpu *g = stx__gpu(x);
+    stx__plan *p = stx__plan_of(x, what, key, o);
+    cublasStatus_t s;
+    if (!p || p->plain) return stx_ok(x) ? p : NULL;
+    s = stx__lt_run(g, p, o, &p->algo, p->used, o->C);
+    if (s == CUBLAS_STATUS_SUCCESS) return p;
+    if (stx__lt_refused(s)) {
+        p->plain = 1;
+        return p;
+    }
+    stx__lt_fail(x, what, s, key);
+    return NULL;
 }
 
 /* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
@@ -2003,7 +2031,6 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     stx__num c;
     size_t of_a, of_b, of_v;
     int low, fuse = bias || relu;
-    cublasStatus_t s;
     if (!stx_ok(x) || !batch || !M || !N) return 1;
     c = stx__num_of(x, g->C);
     /* one C: the batch is more of K, where the factors' rows follow each other; else copies of them do */
@@ -2067,14 +2094,14 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     o.bias = v.v.p;
     key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
         CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
-    plan = stx__plan_of(x, what, &key, &o, pieces > 0);
+    plan = stx__lt_try(x, what, &key, &o);
     if (plan && plan->plain && fuse) {          /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-        plan = stx__plan_of(x, what, &key, &o, pieces > 0);
+        plan = stx__lt_try(x, what, &key, &o);
     }
-    if (!plan || !stx_ok(x)) return 1;
-    if (plan->plain && pieces) return -1;
+    if (!plan) return 1;
+    if (plan->plain && pieces) return -1;       /* the whole product may be made */
     if (plan->plain) {
         stx__gemm_nums p;
         p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
@@ -2086,9 +2113,6 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx__gemm_plain(x, what, &p);
         return 1;
     }
-    s = stx__lt_run(gpu, plan, &o, &plan->algo, plan->used, c.p);
-    if (s != CUBLAS_STATUS_SUCCESS && pieces) { plan->plain = 1; return -1; }      /* the whole product may be made */
-    if (s != CUBLAS_STATUS_SUCCESS) { stx__lt_fail(x, what, s, &key); return 1; }
     if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
                                 1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;

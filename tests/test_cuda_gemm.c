@@ -527,6 +527,62 @@ static void pieces_refused(int precision) {
 }
 #endif
 
+#ifdef SEQTX_CUDA_HOST
+/* y = relu(in W^T + b), whose bits come back */
+static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
+    stx_real *in = cuda_numbers(x, numbers, N * I, STX_MEM_NUMBERS), *W = cuda_numbers(x, numbers + 100, O * I, STX_MEM_PARAMS);
+    stx_real *b = cuda_numbers(x, numbers + 7, O, STX_MEM_PARAMS), *y = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS);
+    float *got;
+    stx_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
+    got = fetch(x, y, N * O);
+    stx_cuda_free(x, in); stx_cuda_free(x, W); stx_cuda_free(x, b); stx_cuda_free(x, y);
+    return got;
+}
+/* cublasLt has algorithms and refuses the call, with a status that it gives before anything ran: our
+   own kernel takes over, for good. After other statuses the context has an error. */
+static void calls_refused(int precision, const float *numbers) {
+    enum { EXECUTION_FAILED = 13, ALLOC_FAILED = 3, N = 50, I = 40, O = 24 };
+    static const int status[] = {15, 7, 8};         /* NOT_SUPPORTED, INVALID_VALUE, ARCH_MISMATCH */
+    static const int fatal[] = {EXECUTION_FAILED, ALLOC_FAILED};
+    int how, k;
+    for (how = CUDA_HOST_REFUSE_ALL_PLANS; how <= CUDA_HOST_REFUSE_EPILOGUES; how++) for (k = 0; k < 3; k++) {
+        stx_ctx *x = cuda_ctx(STX_CUDA, precision), *own = cuda_ctx(STX_CUDA, precision);
+        long calls = cuda_host_matmuls();
+        float *first, *second, *want;
+        if (how == CUDA_HOST_REFUSE_EPILOGUES) inner_tune(own, -2);
+        else inner_tune(own, -1);
+        want = relu_layer(own, numbers, N, I, O);
+        calls = cuda_host_matmuls() - calls;
+        cuda_host_refuse(how);
+        cuda_host_refuse_with(status[k]);
+        first = relu_layer(x, numbers, N, I, O);
+        CHECK(stx_ok(x), "way %d, status %d: %s", how, status[k], stx_error(x));
+        if (k == 0 && !(how == CUDA_HOST_REFUSE_EPILOGUES && precision == STX_PREC_BF16)) layers(x);
+        cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+        CHECK(calls == (how == CUDA_HOST_REFUSE_EPILOGUES), "%ld products by cublasLt", calls);
+        calls += cuda_host_matmuls();
+        second = relu_layer(x, numbers, N, I, O);
+        CHECK(cuda_host_matmuls() == calls, "way %d, status %d: a plan that was refused is tried again", how, status[k]);
+        CHECK(!memcmp(first, want, N * O * sizeof *want) && !memcmp(second, want, N * O * sizeof *want),
+              "way %d, status %d: other bits than those of our own kernel", how, status[k]);
+        free(first); free(second); free(want);
+        stx_destroy(x); stx_destroy(own);
+    }
+    for (k = 0; k < 2; k++) {
+        stx_ctx *x = cuda_ctx(STX_CUDA, precision);
+        cuda_host_refuse(CUDA_HOST_REFUSE_ALL_CALLS);
+        cuda_host_refuse_with(fatal[k]);
+        free(relu_layer(x, numbers, N, I, O));
+        CHECK(!stx_ok(x) && strstr(stx_error(x), k ? "CUBLAS_STATUS_ALLOC_FAILED" : "CUBLAS_STATUS_EXECUTION_FAILED"), "%s",
+              stx_error(x));
+        cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
+        stx_destroy(x);
+    }
+    cuda_host_refuse_with(0);
+    cuda_host_reset_errors();
+}
+#endif
+
 /* A product may be captured, even one that comes for the first time; each replay adds once. */
 static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
@@ -660,6 +716,8 @@ int main(int argc, char **argv) {
     failing(STX_PREC_BF16);
     pieces_refused(STX_PREC_F32);
     pieces_refused(STX_PREC_BF16);
+    calls_refused(STX_PREC_F32, numbers);
+    calls_refused(STX_PREC_BF16, numbers);
 #endif
     stx_destroy(cpu);
     free(numbers);

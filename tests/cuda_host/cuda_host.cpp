@@ -1875,6 +1875,18 @@ struct lt_preference { uint32_t magic, align[4], schemes; uint64_t workspace; };
 struct lt_algo { uint32_t magic, index, scheme, align[4]; uint64_t workspace; };
 static long lt_calls, lt_batches, lt_unaligned;
 static int lt_refuse;
+static cublasStatus_t lt_refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
+/* Is it told to refuse such a product, in the heuristic (plans) or when it is called? */
+static bool lt_refuses(bool plans, int batch, uint32_t epilogue) {
+    switch (lt_refuse) {
+        case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;
+        case CUDA_HOST_REFUSE_CALLS: return !plans && batch > 1;
+        case CUDA_HOST_REFUSE_ALL_PLANS: return plans;
+        case CUDA_HOST_REFUSE_ALL_CALLS: return !plans;
+        case CUDA_HOST_REFUSE_EPILOGUES: return !plans && epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+        default: return false;
+    }
+}
 enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x50524546, MAGIC_ALGO = 0x414c474f };
 static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
               sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
@@ -2178,7 +2190,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
                                      *(lt_layout *)(void *)D);
     if (p->magic != MAGIC_PREFERENCE) return CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (lt_refuse == CUDA_HOST_REFUSE_PLANS && ((lt_layout *)(void *)D)->batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (lt_refuses(true, (int)((lt_layout *)(void *)D)->batch, 0)) return lt_refuse_with;
     for (uint32_t i = 0; i < 5 && *count < requested; i++) {
         lt_algo algo;
         memset(&algo, 0, sizeof algo);
@@ -2235,7 +2247,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, con
         report("cublasLtMatmul: the results of a batch, %lld numbers apart, overlap", (long long)call.D.stride);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (lt_refuse == CUDA_HOST_REFUSE_CALLS && call.D.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (lt_refuses(false, (int)call.D.batch, e)) {
+        last_error = cudaErrorInvalidValue;         /* as a call that tried to launch may leave it */
+        return lt_refuse_with;
+    }
     if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
     size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch, bias_size = lt_size(lt_bias_type(d, call.D));
     size_t bias_count = e & 512 ? (size_t)call.D.cols : rows;
@@ -2269,6 +2284,7 @@ long cuda_host_matmuls(void) { return lt_calls; }
 long cuda_host_batches(void) { return lt_batches; }
 long cuda_host_unaligned(void) { return lt_unaligned; }
 void cuda_host_refuse(int what) { lt_refuse = what; }
+void cuda_host_refuse_with(int status) { lt_refuse_with = status ? (cublasStatus_t)status : CUBLAS_STATUS_NOT_SUPPORTED; }
 const char *cublasGetStatusName(cublasStatus_t status) {
     switch (status) {
 #define STATUS(name, value) case name: return #name;

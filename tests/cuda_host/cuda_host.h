@@ -52,9 +52,13 @@ long   cuda_host_graph_launches(void);
 long   cuda_host_matmuls(void);
 long   cuda_host_batches(void);
 long   cuda_host_unaligned(void);
-/* cuBLASLt as it may be: it has no algorithm for batches, or has one and refuses the call */
-enum { CUDA_HOST_REFUSE_NOTHING, CUDA_HOST_REFUSE_PLANS, CUDA_HOST_REFUSE_CALLS };
+/* cuBLASLt as it may be. It has no algorithm for batches (PLANS), or has one and refuses the call
+   (CALLS); the same for all products (ALL_PLANS, ALL_CALLS); it refuses calls with an epilogue. */
+enum { CUDA_HOST_REFUSE_NOTHING, CUDA_HOST_REFUSE_PLANS, CUDA_HOST_REFUSE_CALLS, CUDA_HOST_REFUSE_ALL_PLANS,
+       CUDA_HOST_REFUSE_ALL_CALLS, CUDA_HOST_REFUSE_EPILOGUES };
 void   cuda_host_refuse(int what);
+/* The cublasStatus_t that a refusal has; 0: CUBLAS_STATUS_NOT_SUPPORTED, as at the beginning */
+void   cuda_host_refuse_with(int status);
 /* The graph that was made last: how many nodes it has, products and copies included, and what node i is: "kernel, grid, .." as its launch
    has it, "a product", "a memset", "a copy"; "" of an exchange */
 long   cuda_host_graph_nodes(void);
