@@ -308,6 +308,7 @@ $(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,embed,,sh tests/embed.sh)
 $(call RUN,names,,sh tests/names.sh)
 $(call RUN,cookbook,build/train_attn_span build/plot $(call LIB,f32) $(call LIB,f64),env LDLIBS="$(abspath $(SPM)) $(LDLIBS)" sh tests/cookbook.sh)
+$(call RUN,cuda_make,,sh tests/cuda_make.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
 else
@@ -369,8 +370,12 @@ quick:
 
 # >>cuda: seqtx_cuda.cu by nvcc, the rest by the C compiler
 CUDA_ARCH =
-CUDA_DIR := $(shell d=$$(dirname "$$(command -v $(NVCC) 2>/dev/null)" 2>/dev/null); cd "$$d/.." 2>/dev/null && pwd)
-CUDA_LIBS = -L$(CUDA_DIR)/lib64 $(if $(NCCL),$(or $(NCCL_LIBS),-lnccl)) -lcublasLt -lcudart -lstdc++ -lm
+CUDA_DIR := $(shell sh tests/cuda_dir.sh "$(NVCC)")
+# The programs find the libraries where they were linked: not every machine has them in ld.so.conf.
+COMMA    := ,
+RPATH     = $(patsubst -L%,-Wl$(COMMA)-rpath$(COMMA)%,$(filter -L%,$(1)))
+CUDA_LIBS = -L$(CUDA_DIR)/lib64 $(call RPATH,-L$(CUDA_DIR)/lib64 $(if $(NCCL),$(NCCL_LIBS))) \
+	$(if $(NCCL),$(or $(NCCL_LIBS),-lnccl)) -lcublasLt -lcudart -lstdc++ -lm
 CUDA_NCCL = $(if $(NCCL),-DSEQTX_NCCL $(NCCL_FLAGS))
 CUDA_TESTS = $(TESTS_CUDA:%=build/cuda/test_cuda_%)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
@@ -395,8 +400,8 @@ build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PA
 build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o build/flags
 	$(CUDA_F32) $(DEPS) -c $< -o $@.o
 	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
-cuda: $(TRAINERS:build/%=build/cuda/%) $(CUDA_TESTS)
-check-cuda: cuda
+cuda: $(TRAINERS:build/%=build/cuda/%)
+check-cuda: cuda $(CUDA_TESTS)
 	@sh tests/check_cuda.sh $(TESTS_CUDA)
 bench-cuda: build/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)

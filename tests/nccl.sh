@@ -10,7 +10,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-nccl.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 command -v "$nvcc" > /dev/null 2>&1 || exit 1
-lib=$(cd "$(dirname "$(command -v "$nvcc")")/.." && pwd)/lib64
+lib=$(sh tests/cuda_dir.sh "$nvcc")/lib64
 cat > "$work/probe.cu" <<'END'
 #include <nccl.h>
 #include <stdio.h>
