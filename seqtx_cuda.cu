@@ -299,6 +299,17 @@ static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
 #define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
     do { if (stx_ok(x)) { STX__LAUNCH(kernel, grid, block, smem, stx__use(x)->stream, __VA_ARGS__); STX__CHECK(x, name); } } while (0)
 
+/* Shared memory of a block in bytes: what any launch may have, and what every GPU from sm_80 on has
+   for a kernel that requests more (sm_86 and sm_89 have the least). */
+enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
+/* Before each launch with dynamic shared memory: 1, or 0 and an error */
+static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
+    (void)stx__use(x);
+    if (bytes <= STX__SHARED_PLAIN) return 1;
+    return !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                     (int)bytes), what);
+}
+
 /* bytes of device scratch for the inside of one launcher: the next launcher may use the same, in stream order. NULL and an error when
    there is no memory. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
@@ -4373,9 +4384,7 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
     c = stx__at_choose(x, &p, half);
     n = p.H * c.tiles;
-    (void)stx__use(x);
-    if (c.shared > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)c.run, cudaFuncAttributeMaxDynamicSharedMemorySize,
-        (int)c.shared), "stx_attention_fwd")) return;
+    if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
     stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
     STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
                     c.tiles, c.bq, c.bk);
@@ -5530,6 +5539,7 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
 template<class Sh> struct stx__ab_columns {
     enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
            SHARED = 2 * (TILE + Sh::TILE_Q) };
+    static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
 };
 template<class Sh> static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsigned char *tile, const stx__at_place &f,
     int b, int h, int i0, int back) {
@@ -5851,10 +5861,8 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
 static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more, int *ahead) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
-    (void)stx__use(x);
     *ahead = 0;
-    if ((can ? all : *bytes) > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-        (int)(can ? all : *bytes)), "stx_attention_bwd")) return 0;
+    if (!stx__may_share(x, kernel, can ? all : *bytes, "stx_attention_bwd")) return 0;
     if (!can) return 1;
     if (stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&many, kernel, threads, *bytes), "stx_attention_bwd") ||
         stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&few, kernel, threads, all), "stx_attention_bwd")) return 0;
@@ -5961,7 +5969,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
                         0, stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk,
                         s.diagonal_extra, s.diagonals, s.table_splits);
     }
-    if (s.rows) {
+    if (s.rows && stx__may_share(x, (const void *)c.table, c.shared_table, "stx_attention_bwd")) {
         p.splits = s.row_splits;
         p.combos = s.combos;
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.table, dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits), c.threads,
@@ -6460,9 +6468,8 @@ static int stx__sru_warps(const stx_sru_args *a, size_t each) {
 static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps,
                          size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
-    (void)stx__use(x);
-    if (bytes > 48 * 1024 && stx__cuda_failed(x, cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-        (int)bytes), name)) return;
+    static_assert((int)STX__SRU_BYTES <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
+    if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
 static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
