@@ -2016,10 +2016,13 @@ static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     o->ld = ld;
     if (o->stride) o->stride = o->rows * ld;
 }
-/* Alignment in three classes, not in all powers of two, so that a tensor that moves in the arena keeps its plan and its bits */
-static int stx__align(const void *p) {
-    uintptr_t a = (uintptr_t)p;
-    return a % 256 == 0 ? 256 : a % 16 == 0 ? 16 : (int)(a & (0 - a));
+/* What cublasLt is told of an operand's alignment: the largest power of two, up to 16 bytes, that
+   divides the address of every row. A thread accesses at most 16 bytes at once. A tensor that moves
+   in the arena, or rows that move in their buffer, keep their plan and their bits. */
+static int stx__align(const void *p, int half, size_t rows, size_t ld, size_t stride) {
+    const size_t size = half ? 2 : 4;
+    const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
+    return (int)(a & (0 - a));
 }
 
 /* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
@@ -2099,7 +2102,9 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     key.ta = !!ta; key.tb = !!tb;
     key.half_in = low; key.half_out = c.half;
     key.tf32 = gpu->tf32 && !low; key.beta0 = beta == 0;
-    key.align_a = stx__align(a.v.p); key.align_b = stx__align(b.v.p); key.align_c = stx__align(c.p);
+    key.align_a = stx__align(a.v.p, low, a.rows, key.lda, key.sa);
+    key.align_b = stx__align(b.v.p, low, b.rows, key.ldb, key.sb);
+    key.align_c = stx__align(c.p, c.half, M, key.ldc, key.sc);
     o.A = a.v.p; o.B = b.v.p; o.C = c.p;
     o.alpha = alpha; o.beta = beta;
     o.bias = v.v.p;

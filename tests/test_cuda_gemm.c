@@ -319,6 +319,28 @@ static void plans(stx_ctx *x) {
     product_case(x, &p);
     CHECK(inner_plans(x) == after + 1, "no plan of its own for another shape");
 }
+/* Rows that move in their buffer, or in the arena, are the same kind of product: cublasLt might choose
+   another algorithm for another kind, and the bits would change. */
+static void plans_of_moved_rows(stx_ctx *x) {
+    static const size_t widths[] = {40, 10, 7};
+    enum { M = 12, N = 16, MOST = 40 };
+    float *numbers = cuda_random((M + 4) * MOST, 1, 0);
+    stx_real *A = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_NUMBERS), *B = cuda_numbers(x, numbers, N * MOST, STX_MEM_NUMBERS);
+    stx_real *C = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_NUMBERS);
+    size_t i, row;
+    for (i = 0; i < sizeof widths / sizeof *widths; i++) {
+        const size_t K = widths[i];
+        size_t plans_made = 0;
+        for (row = 0; row < 4; row++) {
+            stx_gemm_args g = stx_gemm_of(0, 1, M, N, K, stx_at(x, A, row * K), B, stx_at(x, C, row * N));
+            stx_gemm_cuda(x, &g);
+            if (row == 0) plans_made = inner_plans(x);
+            CHECK(stx_ok(x) && inner_plans(x) == plans_made, "rows of %zu numbers, moved by %zu: another plan", K, row);
+        }
+    }
+    stx_cuda_free(x, A); stx_cuda_free(x, B); stx_cuda_free(x, C);
+    free(numbers);
+}
 
 /* PIECES OF K: what is chosen for the trainers' shapes (O,Ci,N), with the sums waiting: 12x512 and its output layers, small, 24x768, PAR,
    generation's few rows, and what cannot be cut evenly, is not worth it, or would want too much memory */
@@ -686,6 +708,7 @@ int main(int argc, char **argv) {
             twin(x);
             layers(x);
             plans(x);
+            plans_of_moved_rows(x);
 #ifdef SEQTX_CUDA_HOST
             pieces_timed = k > 0;
 #endif
