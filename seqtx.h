@@ -1057,7 +1057,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
 /* Why the steps of stx_step_run are launched anew instead of replayed, which gives the same numbers but is slower: one sentence for whoever
    started the run. "" while there is nothing to say: steps are replayed, or were too few so far; always on a CPU and with desc.no_graph.
    There is a sentence
-     - when CUDA could not capture a step or make a graph of it: with CUDA's error;
+     - when CUDA or NCCL could not capture a step, or CUDA could not make a graph of it: with their error;
      - when three steps in a row with one key took something from the host, asked it for something, or allocated: with the first such thing;
      - when in 16 steps in a row keys took turns: each step's key was that of one of the last 8 steps, but not of the last one;
      - when 64 steps in a row each had another key than the step before (a memory that fills: so many that it should be full).

@@ -54,6 +54,7 @@
   #include <thread>
 #endif
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,9 +287,19 @@ static unsigned stx__blocks(size_t n, size_t each, size_t most) {
     return (unsigned)(b < 1 ? 1 : b > most ? most : b);
 }
 
+/* After an error: has something invalidated the capture? Then whatever is launched into it fails, and
+   that is no error: nothing of the capture runs, and the step is launched without a graph. */
+static int stx__capture_lost(stx_gpu *g) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (!g || !g->capturing || cudaStreamIsCapturing(g->stream, &status) != cudaSuccess) return 0;
+    if (status != cudaStreamCaptureStatusInvalidated) return 0;
+    (void)cudaGetLastError();
+    g->repeatable = 0;
+    return 1;
+}
 /* After a launch: an error becomes the context's, once, with the kernel's name. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
-    if (e == cudaSuccess) return 0;
+    if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
     stx_fail(x, STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on "
              "from the last checkpoint",
              what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
@@ -1891,7 +1902,7 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
     cublasStatus_t s;
     if (!p || p->plain) return stx_ok(x) ? p : NULL;
     s = stx__lt_run(g, p, o, &p->algo, p->used, o->C);
-    if (s == CUBLAS_STATUS_SUCCESS) return p;
+    if (s == CUBLAS_STATUS_SUCCESS || stx__capture_lost(g)) return p;
     if (stx__lt_refused(s)) {
         p->plain = 1;
         return p;
@@ -8215,7 +8226,7 @@ void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int 
 /* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next.
    */
 static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
-    if (e == cudaSuccess) return 1;
+    if (e == cudaSuccess || stx__capture_lost(g)) return 1;
     (void)cudaGetLastError();               /* not sticky: it is told here */
     stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what,
              cudaGetErrorString(e), cudaGetErrorName(e), g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
@@ -8227,7 +8238,8 @@ static int stx__group_lives(const stx_gpu *g);
 #endif
 static void stx__group_free(stx_gpu *g);
 static cudaError_t stx__group_join_streams(stx_gpu *g);
-static void stx__group_after_capture(stx_gpu *g);
+static int stx__group_may_capture(stx_ctx *x, stx_gpu *g);
+static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured);
 static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what) {
 #ifdef SEQTX_NCCL
     if (stx__group_lives(g)) return stx__group_wait_for(x, g, stream, event, what);
@@ -8551,6 +8563,7 @@ int stx_cuda_capture_begin(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
     if (!stx__ok_or(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;       /* what is under way is not the step's */
+    if (!stx__group_may_capture(x, g)) return 0;
     if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "cannot capture the step")) return 0;
     g->capturing = g->repeatable = 1;
     return 1;
@@ -8578,7 +8591,7 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
         }
     }
     if (graph) (void)cudaGraphDestroy(graph);
-    stx__group_after_capture(g);
+    stx__group_after_capture(x, g, r != NULL);
     return r;
 }
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
@@ -8603,7 +8616,11 @@ void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
    behind it (the join). Both are dependencies of a CUDA graph when a step is captured.
    No call blocks: the communicator is made so (ncclConfig_t.blocking = 0), and what is under way is asked for until it is done, or the
    group has an error, or the others have kept this rank waiting for too long. In the last two cases the group is given up (ncclCommAbort,
-   which ends the kernels that wait for others), and the context has the error. */
+   which ends the kernels that wait for others), and the context has the error.
+   NCCL documents captures and it documents communicators that do not block, but not both together.
+   If the first capture fails because of NCCL, steps are launched without a graph, with the same bits,
+   and stx_step_note says so. Should the communicator have failed with the capture, the ranks make
+   another one, under a name that they exchange when they join. */
 #ifdef SEQTX_NCCL
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
   #error "SEQTX_NCCL needs NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
@@ -8613,6 +8630,9 @@ typedef struct stx__group {
     int rank, ranks;
     int forked;                         /* there are means that the context's stream has not been made to wait for */
     int given_up;                       /* while a step is captured: comm ends with the capture */
+    int captured;                       /* a capture was successful */
+    char no_capture[112];               /* why NCCL cannot be captured; "" while nothing is known of that */
+    ncclUniqueId spare;                 /* the name of another communicator, should this one fail in the first capture */
     double timeout;                     /* seconds */
     cudaStream_t stream;
     cudaEvent_t ready, done;
@@ -8635,7 +8655,6 @@ static void stx__group_give_up(stx_gpu *g) {
     (void)ncclCommAbort(c->comm);
     c->comm = NULL;
 }
-static void stx__group_after_capture(stx_gpu *g) { if (g->group && g->group->given_up) stx__group_give_up(g); }
 static int stx__group_lives(const stx_gpu *g) { return g->group && g->group->comm && !g->group->given_up; }
 /* Is there a group to talk to? 0 and an error. */
 static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
@@ -8645,7 +8664,13 @@ static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
     return 0;
 }
 static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
-    const stx__group *c = g->group;
+    stx__group *c = g->group;
+    if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
+        snprintf(c->no_capture, sizeof c->no_capture, "NCCL cannot capture an exchange: %s (%.40s)", ncclGetErrorString(r),
+                 ncclGetLastError(c->comm));
+        g->repeatable = 0;
+        return 0;
+    }
     stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank, c->ranks, ncclGetErrorString(r),
              ncclGetLastError(c->comm), r == ncclInvalidUsage ? ": each rank needs a GPU of its own, as desc.gpu = stx_started().local" :
              r == ncclRemoteError || r == ncclSystemError ? ": another rank may have ended; NCCL_DEBUG=WARN tells more" : "");
@@ -8756,11 +8781,43 @@ static void stx__group_free(stx_gpu *g) {
     free(c);
     g->group = NULL;
 }
+static int stx__group_connect(stx_ctx *x, stx_gpu *g, ncclUniqueId id, const char *what) {
+    stx__group *c = g->group;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, c->ranks, id, c->rank, &config), what);
+}
+/* Before a capture. Nothing is under way in the first one: the communicator may have to end with it. */
+static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
+    const stx__group *c = g->group;
+    if (!stx__group_lives(g) || c->captured) return 1;
+    if (!c->no_capture[0]) return stx__wait(x, g, g->stream, NULL, "stx_step_run");
+    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
+    return 0;
+}
+static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
+    static const char what[] = "stx_step_run";
+    stx__group *c = g->group;
+    ncclResult_t state = ncclSuccess;
+    if (!c) return;
+    if (c->given_up) stx__group_give_up(g);
+    if (captured) c->captured = 1;
+    if (!c->comm || !c->no_capture[0]) return;
+    snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
+    if (ncclCommGetAsyncError(c->comm, &state) == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return;
+    if (c->captured) {          /* other graphs have exchanges of this communicator */
+        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank, c->ranks, c->no_capture);
+        stx__group_give_up(g);
+        return;
+    }
+    (void)ncclCommAbort(c->comm);
+    c->comm = NULL;
+    stx__group_connect(x, g, c->spare, what);
+}
 int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     static const char what[] = "stx_group_join";
     stx_gpu *g = stx__use(x);
     const char *seconds = getenv("SEQTX_GROUP_TIMEOUT");
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId u;
     stx__group *c;
     int version = 0;
@@ -8779,21 +8836,23 @@ int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     c->timeout = seconds ? strtod(seconds, NULL) : 0;
     if (!(c->timeout > 0)) c->timeout = 600;
     memcpy(&u, id, sizeof u);
-    config.blocking = 0;
     if (stx__ok_or(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what) &&
         stx__ok_or(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what) &&
         stx__ok_or(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what) &&
         stx__ok_or(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what) &&
         stx__ok_or(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what)) {
         g->bytes += STX__GROUP_BYTES;
-        stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, ranks, u, rank, &config), what);
+        if (stx__group_connect(x, g, u, what) && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
+            stx_cuda_group_broadcast(x, &c->spare, sizeof c->spare, 0);
     }
     if (!stx_ok(x)) stx__group_free(g);
     return stx_ok(x);
 }
-/* The fork: what comes next on the group's stream stands behind the work so far. */
+/* The fork: what comes next on the group's stream stands behind the work so far. 0 after an error, or if
+   there is no exchange because NCCL cannot capture it. */
 static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
     stx__group *c = g->group;
+    if (g->capturing && c->no_capture[0]) return 0;
     c->forked = 1;
     return stx__ok_or(x, g, cudaEventRecord(c->ready, g->stream), what) &&
            stx__ok_or(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
@@ -8923,5 +8982,6 @@ void stx_cuda_group_abort(stx_ctx *x) {
 #else
 static void stx__group_free(stx_gpu *g) { (void)g; }
 static cudaError_t stx__group_join_streams(stx_gpu *g) { (void)g; return cudaSuccess; }
-static void stx__group_after_capture(stx_gpu *g) { (void)g; }
+static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) { (void)x; (void)g; return 1; }
+static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) { (void)x; (void)g; (void)captured; }
 #endif

@@ -29,7 +29,9 @@ typedef struct found {          /* what a rank tells */
 } found;
 static found *told;             /* (MAX_RANKS) */
 static int groups, first_port, gpus = MAX_RANKS;
-typedef struct job { int family, precision, overlap, shard, ranks, rank, die; found *out; } job;
+/* uncaptured: of train_job, how NCCL fails in captures; else 0 */
+enum { REFUSES = 1, REFUSES_RANK_1, ENDS };
+typedef struct job { int family, precision, overlap, shard, ranks, rank, die, uncaptured; found *out; } job;
 typedef void (*job_fn)(job *j);
 
 static double now(void) {
@@ -321,6 +323,7 @@ typedef struct model {
     size_t streams;
     const job *j;
     int n, calls, last_call;
+    uint64_t key;               /* added to the steps' */
 } model;
 static void model_make(model *m, stx_ctx *x, const job *j) {
     stx_optim_desc od;
@@ -393,7 +396,7 @@ static double model_run(model *m, int n) {
     stx_tokens_set(m->x, m->out, out);
     stx_optim_rate(m->o, rate_of(m));
     key = m->span ? stx_span_key(m->span, m->in, m->out, m->span_state, 0) : stx_sru_lm_key(m->sru, m->in, m->out, m->sru_state, 0);
-    stx_step_run(m->x, key, model_step, m);
+    stx_step_run(m->x, key + m->key, model_step, m);
     return stx_noted(m->x, 0);
 }
 static void train_job(job *j) {
@@ -401,8 +404,13 @@ static void train_job(job *j) {
     size_t i, at = 0;
     int n;
     model_make(&m, j->ranks > 1 ? joined(j) : context(j), j);
+#ifdef SEQTX_CUDA_HOST
+    if (j->uncaptured && (j->uncaptured != REFUSES_RANK_1 || j->rank == 1)) cuda_host_nccl_fail_captured(5, j->uncaptured == ENDS);
+#endif
     for (n = 0; n < STEPS && stx_ok(m.x); n++) j->out->loss[n] = model_run(&m, n);
-    CHECK(stx_ok(m.x) && !stx_step_note(m.x)[0], "family %d, %d ranks: %s%s", j->family, j->ranks, stx_error(m.x), stx_step_note(m.x));
+    snprintf(j->out->text, sizeof j->out->text, "%s", stx_step_note(m.x));
+    CHECK(stx_ok(m.x), "family %d, %d ranks: %s", j->family, j->ranks, stx_error(m.x));
+    if (!j->uncaptured) CHECK(!j->out->text[0], "family %d, %d ranks: %s", j->family, j->ranks, j->out->text);
     j->out->calls = m.calls;
     j->out->last_call = m.last_call;
 #ifdef SEQTX_CUDA_HOST
@@ -487,6 +495,45 @@ static void test_train(void) {
         }
     }
 }
+
+#ifdef SEQTX_CUDA_HOST
+/* NCCL cannot be captured, at all ranks or at one of them: each step is launched, told why, and has the
+   bits of replayed ones. With the capture the communicator may fail, too: then there is another one. */
+static void test_uncaptured(void) {
+    static found replayed[2];
+    int family, how, r;
+    for (family = 0; family < 2; family++) for (how = 0; how <= ENDS; how++) {
+        job j;
+        memset(&j, 0, sizeof j);
+        j.family = family; j.ranks = 2; j.overlap = how == REFUSES; j.uncaptured = how;
+        together("uncaptured", train_job, j, -1, -1);
+        if (!how) memcpy(replayed, told, sizeof replayed);
+        for (r = 0; r < 2; r++) {
+            const int captured = !how || (how == REFUSES_RANK_1 && r == 0);
+            CHECK(told[r].hash == replayed[r].hash && !memcmp(told[r].loss, replayed[r].loss, sizeof replayed[r].loss),
+                  "family %d, way %d: rank %d has other bits", family, how, r);
+            CHECK(captured ? !told[r].text[0] : strstr(told[r].text, "replaying") && strstr(told[r].text, "NCCL cannot capture") != NULL,
+                  "family %d, way %d: rank %d notes %s", family, how, r, told[r].text);
+            CHECK(captured ? told[r].graphs > 0 : told[r].graphs == 0 && told[r].last_call == STEPS - 1,
+                  "family %d, way %d: rank %d has %ld replays, the last call in step %d", family, how, r, told[r].graphs,
+                  told[r].last_call);
+        }
+    }
+}
+/* The communicator fails with a later capture: the graphs that there are cannot be replayed */
+static void late_failure_job(job *j) {
+    model m;
+    int n;
+    model_make(&m, joined(j), j);
+    for (n = 0; n < STEPS && !cuda_host_graph_launches(); n++) model_run(&m, n);
+    CHECK(stx_ok(m.x) && cuda_host_graph_launches() > 0, "%s", stx_error(m.x));
+    cuda_host_nccl_fail_captured(3, 1);
+    m.key = 1;
+    for (; n < STEPS && stx_ok(m.x); n++) model_run(&m, n);
+    CHECK(!stx_ok(m.x) && strstr(stx_error(m.x), "NCCL cannot capture") && strstr(stx_error(m.x), "desc.no_graph"), "%s", stx_error(m.x));
+    model_free(&m);
+}
+#endif
 
 /* >>ends */
 
@@ -592,6 +639,10 @@ static void test_ends(void) {
     together("absent", absent_job, j, 1, -1);
     for (k = 0; k < 4; k++) { j.family = k; together("gone", gone_job, j, -1, -1); }
     for (k = 0; k < 2; k++) { j.family = k; together("errors", error_job, j, -1, -1); }
+#ifdef SEQTX_CUDA_HOST
+    j.family = 1;
+    together("a later capture fails", late_failure_job, j, -1, -1);
+#endif
 }
 #else
 /* Without an engine a process that was started as one of several is told which it wants */
@@ -683,6 +734,9 @@ int main(int argc, char **argv) {
     test_names();
     test_exchange();
     if (!brief) test_train();
+#ifdef SEQTX_CUDA_HOST
+    if (!brief) test_uncaptured();
+#endif
     test_ends();
 #else
     {

@@ -2329,7 +2329,7 @@ static std::set<ncclComm *> &comms(void) { static auto *s = new std::set<ncclCom
 static std::vector<ncclComm *> &ended(void) { static auto *v = new std::vector<ncclComm *>; return *v; }
 static std::string &nccl_said(void) { static auto *s = new std::string; return *s; }
 static long exchanges_done;
-static int told_state;
+static int told_state, told_captured, told_ends;
 
 __attribute__((format(printf, 2, 3)))
 static ncclResult_t nccl_wrong(ncclResult_t r, const char *format, ...) {
@@ -2450,8 +2450,18 @@ static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchan
         return nccl_wrong(ncclInvalidArgument, "%s: an address", what);
     }
     if (bad_stream(s) || is_default(s)) return nccl_wrong(ncclInvalidArgument, "%s: the stream", what);
+    if (c->state != ncclSuccess) return nccl_wrong(ncclInvalidArgument, "%s: the communicator has failed", what);
+    if (capturing(s) && told_captured && !told_ends) return nccl_wrong((ncclResult_t)told_captured, "%s: told to fail in a capture", what);
     c->state = ncclInProgress;
     c->polls = 0;
+    if (capturing(s) && told_captured) {
+        ncclResult_t failed = (ncclResult_t)told_captured;
+        c->late = [=] {
+            if (capturing(s)) s->cap->valid = false;
+            c->state = nccl_wrong(failed, "%s: told to fail in a capture", what);
+        };
+        return ncclInProgress;
+    }
     c->late = [=] {             /* as from a thread of NCCL's: the stream learns of it later than the caller goes on */
         if (stream_error(s)) { c->state = ncclUnhandledCudaError; return; }
         auto n = std::make_shared<graph_node>();
@@ -2622,6 +2632,7 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
     return nccl_submit(comm, NULL, recv, { RECV, ncclUint8, 0, peer, count * nccl_size(type) }, s);
 }
 void cuda_host_nccl_fail(int state) { LOCK; told_state = state; }
+void cuda_host_nccl_fail_captured(int state, int ends) { LOCK; told_captured = state; told_ends = ends; }
 long cuda_host_exchanges(void) { return exchanges_done; }
 long cuda_host_comms(void) { LOCK; return (long)comms().size(); }
 }

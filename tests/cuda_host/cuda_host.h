@@ -68,6 +68,10 @@ size_t cuda_host_pinned_in_use(void);   /* cudaMallocHost, cudaHostAlloc */
 int    cuda_host_is_device(const void *p);      /* does p lie in the device's address range? */
 
 void cuda_host_nccl_fail(int state);    /* a ncclResult_t: what the next look at a communicator's state finds; 0: nothing */
+/* The same for each exchange on a stream that captures, until it is told otherwise. ends 0: the call
+   returns state and nothing else happens. 1: the call goes on; later the capture is invalid, and the
+   communicator has state until it ends. */
+void cuda_host_nccl_fail_captured(int state, int ends);
 long cuda_host_exchanges(void);         /* NCCL's exchanges that are done, those of graphs included */
 long cuda_host_comms(void);             /* communicators that there are */
 
