@@ -1,8 +1,10 @@
 #!/bin/sh
 # cuda_regs.sh [--record] [ARCH...], or --count [FILE], or --table [FILE] - compiles seqtx_cuda.cu with nvcc (for sm_80 and sm_90, or what is given), links it with the trainer,
-# and compares registers, stack and spills of the attention's and the families' kernels with tests/cuda_regs.txt, which has to have these
-# kernels and no others. No GPU is needed. Run
-# by `make test` where nvcc is installed; it must then be NVCC or on the PATH. --record writes the table. Ends with "N passed, N failed".
+# and compares the registers, stack, spills and launch bound of every kernel with tests/cuda_regs.txt,
+# which has to have these kernels and no others. The registers of a block of as many threads as the
+# launch bound must fit on a multiprocessor, which has 65536: otherwise each launch of such a block
+# fails. No GPU is needed. Run by `make test` where nvcc is installed; it must then be NVCC or on the
+# PATH. --record writes the table. Ends with "N passed, N failed".
 # Half of nvcc's time is the way to PTX, and the PTX of compute_90 is that of compute_80 but for one instruction: cuda_bf16.h makes a float
 # of a bfloat16 by cvt.f32.bf16, before sm_90 by a move. --shared sm_80 sm_90, which make test runs, therefore goes to PTX once, writes that
 # instruction for sm_90, and leaves the rest to ptxas: the registers are those of the table to the last one. Without --shared, and for the
@@ -101,20 +103,35 @@ for a in $archs; do
         "$nvcc" -std=c++17 -gencode arch=compute_80,code=compute_80 -Xcicc -O0 -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
     elif [ -n "$shared" ] && [ "$a" = sm_90 ]; then
         sed 's/^\.target sm_80/.target sm_90/; s/mov\.b32 \(%f[0-9]*\), {0,\(%rs[0-9]*\)}/cvt.f32.bf16 \1, \2/' "$out/seqtx_cuda.ptx" > "$out/sm_90.ptx"
-        "$(dirname "$(command -v "$nvcc")")/ptxas" -O3 -v -arch=sm_90 "$out/sm_90.ptx" -o "$out/sm_90.cubin" > "$out/$a.log" 2>&1
+        "$(sh tests/cuda_dir.sh "$nvcc")/bin/ptxas" -O3 -v -arch=sm_90 "$out/sm_90.ptx" -o "$out/sm_90.cubin" > "$out/$a.log" 2>&1
     else
-        "$nvcc" -std=c++17 -arch="$a" -Xptxas -v ${shared:+--keep --keep-dir "$out"} -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
+        "$nvcc" -std=c++17 -arch="$a" -Xptxas -v --keep --keep-dir "$out" -c seqtx_cuda.cu -o "$out/$a.o" > "$out/$a.log" 2>&1
     fi
     echo $? > "$out/$a.code"
     check "$a: nvcc compiles seqtx_cuda.cu: $(grep -m 3 -i 'error' "$out/$a.log")" [ "$(cat "$out/$a.code")" -eq 0 ]
     check "$a: nvcc warns: $(grep -m 3 'warning' "$out/$a.log")" [ "$(grep -c 'warning' "$out/$a.log")" -eq 0 ]
-    # one line a kernel: arch, name with template arguments, registers, stack, spilled bytes written and read, static shared memory
-    sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log" |
-        "$demangle" | awk -v arch="$a" '
-            $1 == "K" { sub(/^K /, ""); sub(/^void /, ""); sub(/\(.*/, ""); gsub(/ /, ""); gsub(/\([a-z]*\)/, ""); name = $0 }
-            $1 == "S" { stack = $2; stores = $3; loads = $4 }
-            $1 == "R" { shared = 0; for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i; print arch, name, $2, stack, stores, loads, shared }' |
-        grep -E ' stx__(at|af|ab|a0|sru|comp|par)' >> "$out/now.txt"
+    # one line for each kernel: arch, name with template arguments, registers, stack, spilled bytes
+    # written and read, static shared memory, launch bound (0: none), which the PTX has
+    [ -z "$known" ] || continue
+    { sed -n 's/^[^ ]*\.entry \([^ (]*\).*/E \1/p; s/^\.entry \([^ (]*\).*/E \1/p; s/^\.maxntid \([0-9]*\).*/B \1/p' "$out/seqtx_cuda.ptx"
+      sed -n 's/^ptxas info *: Compiling entry function .\([^'"'"']*\). for .*/K \1/p; s/^ *\([0-9]*\) bytes stack frame, \([0-9]*\) bytes spill stores, \([0-9]*\) bytes spill loads/S \1 \2 \3/p; s/^ptxas info *: Used \([0-9]*\) registers\(.*\)/R \1 \2/p' "$out/$a.log"
+    } | awk '
+        $1 == "E" { entry = $2 }
+        $1 == "B" { bound[entry] = $2 }
+        $1 == "K" { name = $2 }
+        $1 == "S" { stack = $2; stores = $3; loads = $4 }
+        $1 == "R" {
+            shared = 0
+            for (i = 3; i < NF; i++) if ($(i + 1) == "bytes" && $(i + 2) ~ /smem/) shared = $i
+            print $2, stack, stores, loads, shared, bound[name] + 0, name
+        }' | "$demangle" | awk -v arch="$a" '{
+            numbers = $1 " " $2 " " $3 " " $4 " " $5 " " $6
+            for (i = 0; i < 6; i++) sub(/^[0-9]* /, "")
+            sub(/^void /, "")
+            sub(/\(.*/, "")
+            gsub(/ /, "")
+            print arch, $0, numbers
+        }' >> "$out/now.txt"
 done
 if [ -n "$shared" ] && [ -z "$known" ]; then
     check "the PTX of sm_80 is there, and has the move that is rewritten" grep -q '{0,%rs' "$out/seqtx_cuda.ptx"
@@ -122,30 +139,57 @@ if [ -n "$shared" ] && [ -z "$known" ]; then
 fi
 sort "$out/now.txt" -o "$out/now.txt"
 if [ -n "$record" ]; then
-    { echo "# registers, stack, spill stores, spill loads and static shared memory (bytes) of the attention's and the families' kernels by nvcc $version; tests/cuda_regs.sh --record"; cat "$out/now.txt"; } > "$table"
+    { echo "# architecture, kernel, registers, stack, spill stores, spill loads, static shared memory (bytes) and launch bound (threads) by nvcc $version; tests/cuda_regs.sh --record"
+      cat "$out/now.txt"; } > "$table"
 fi
 if [ -n "$known" ]; then echo "registers are those of $table, which is of the same code and nvcc"
 else check "there are kernels" [ -s "$out/now.txt" ]; fi
 # spills must not grow; registers may by 8 with another nvcc (none with the one of the table)
 slack=8; grep -q "nvcc $version;" "$table" && slack=0
-while read -r arch name regs stack stores loads shared; do
-    want=$(grep -v '^#' "$table" | awk -v a="$arch" -v n="$name" '$1 == a && $2 == n { print $3, $4, $5, $6 }')
-    check "$arch $name is not in $table: run tests/cuda_regs.sh --record and look at the difference" [ -n "$want" ]
-    [ -n "$want" ] || continue
-    set -- $want
-    check "$arch $name uses $regs registers, $1 are recorded" [ "$regs" -le "$(($1 + slack))" ]
-    check "$arch $name spills $stores and $loads bytes, stack $stack; recorded are $3, $4 and $2" [ "$stores" -le "$3" -a "$loads" -le "$4" -a "$stack" -le "$2" ]
-done < "$out/now.txt"
-# nor may the table keep kernels that are gone: of an architecture that was compiled
-for a in $archs; do
-    grep -q "^$a " "$out/now.txt" || continue
-    awk -v a="$a" 'NR == FNR { now[$1, $2] = 1; next } $1 == a && !(($1, $2) in now) { print $2 }' "$out/now.txt" "$table" > "$out/gone.txt"
-    while read -r name; do
-        check "$a $name is in $table, and seqtx_cuda.cu has no such kernel: run tests/cuda_regs.sh --record and look at the difference" false
-    done < "$out/gone.txt"
-    [ -s "$out/gone.txt" ] || check "$a: no kernel is gone" true
-done
-lib=$(cd "$(dirname "$(command -v "$nvcc")")/.." && pwd)/lib64
+awk -v slack="$slack" -v table="$table" -v counts="$out/counts.txt" -v known="$known" '
+    function check(ok, what) {
+        if (ok) { passed++; return }
+        failed++
+        print "tests/cuda_regs.sh: FAILED: " what
+    }
+    # registers are given out to a warp, 256 at a time
+    function fits(registers, bound) { return int((registers + 7) / 8) * 8 * int((bound + 31) / 32) * 32 <= 65536 }
+    function may_be_launched(which, registers, bound) {
+        check(bound > 0, which " has no launch bound")
+        check(fits(registers, bound), which " needs " registers " registers for each of " bound \
+              " threads, and a multiprocessor has 65536: lower the launch bound or the registers")
+    }
+    /^#/ { next }
+    FILENAME == table {
+        if (known) may_be_launched($1 " " $2, $3, $8)
+        row[$1, $2] = $0
+        next
+    }
+    {
+        which = $1 " " $2
+        compiled[$1] = 1
+        now[$1, $2] = 1
+        may_be_launched(which, $3, $8)
+        check(($1, $2) in row, which " is not in " table ": run tests/cuda_regs.sh --record and look at the difference")
+        if (!(($1, $2) in row)) next
+        split(row[$1, $2], want)
+        check($3 <= want[3] + slack, which " uses " $3 " registers, " want[3] " are recorded")
+        check($4 <= want[4] && $5 <= want[5] && $6 <= want[6], which " spills " $5 " and " $6 " bytes, stack " $4 \
+              "; recorded are " want[5] ", " want[6] " and " want[4])
+        check($8 == want[8], which " has a launch bound of " $8 ", " want[8] " is recorded")
+    }
+    END {       # nor may the table keep kernels that are gone, of an architecture that was compiled
+        for (k in row) {
+            split(k, part, SUBSEP)
+            if (part[1] in compiled)
+                check(k in now, part[1] " " part[2] " is in " table ", and seqtx_cuda.cu has no such kernel: run " \
+                      "tests/cuda_regs.sh --record and look at the difference")
+        }
+        print passed + 0, failed + 0 > counts
+    }' "$table" "$out/now.txt"
+read -r p f < "$out/counts.txt"
+passed=$((passed + p)) failed=$((failed + f))
+lib=$(sh tests/cuda_dir.sh "$nvcc")/lib64
 check "the trainer links with it" ${CC:-cc} -std=c99 -DSEQTX_CUDA examples/train_attn_span.c "$out/${archs%% *}.o" -o "$out/train" -L"$lib" -lcublasLt -lcudart -lstdc++ -lm
 check "and says that there is no GPU, or trains" sh -c "LD_LIBRARY_PATH=$lib '$out/train' --help | grep -q -- --device"
 if [ -n "$record" ] && [ "$failed" -eq 0 ]; then echo "# checksum $(checksum "$table")" >> "$table"; fi
