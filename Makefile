@@ -192,7 +192,7 @@ demo-par: build/train_par $(DATA)
 	build/train_par --preset demo --data $(DATA) --checkpoint build/demo_par_search.safetensors --log build/demo_par_search.jsonl --picture build/demo_par.svg $(DEMO)
 	build/train_par --checkpoint build/demo_par_search.safetensors --derive --derive-samples 4 > build/demo_par.found
 	@cat build/demo_par.found
-	build/train_par --preset demo-found --pattern "$$(sed -n 's/^best: //p' build/demo_par.found)" --inherit build/demo_par_search.safetensors --data $(DATA) \
+	build/train_par --preset demo-found --pattern "$$(sed -n 's/^best: \([^:]*\):.*/\1/p' build/demo_par.found)" --inherit build/demo_par_search.safetensors --data $(DATA) \
 		--checkpoint build/demo_par.safetensors --log build/demo_par.jsonl --race xl --generate 500 --prompt "#ifndef _" $(DEMO)
 	@sh examples/demo_compare.sh build/demo_par.jsonl $(DATA)
 

@@ -197,6 +197,12 @@
        }
    //<quickstart
 
+   Patterns. A pattern lists the blocks from below, the one next to the embedding first: s
+   is attention, f feed-forward, i identity. A number repeats what is before it, a letter or
+   a group in parentheses:
+       s5f          5 attention, 1 feed-forward
+       (sff)4f3     4 x (1 attention, 2 feed-forward), 3 feed-forward
+
    Configuration (stx_par_desc). The reference is PAR-Transformer-XL (TensorFlow,
    base_model.sh). Transformer-XL is enwik8 of 12 layers / WikiText-103 standard.
        field              zero means        reference         Transformer-XL
@@ -456,7 +462,7 @@ typedef struct stx_par_desc {
     size_t head_dim;        /* dh; 0: D / H. q, k and v are H dh wide */
     size_t inner;           /* F, of the feed-forward; 0: 4 D */
     size_t blocks;          /* L; 0: as many as the pattern has; without one 32 */
-    const char *pattern;    /* the blocks from below: s attention, f feed-forward, i identity; also "(sfff)6f8", see stx_par_expand
+    const char *pattern;    /* the blocks from below, as "(sfff)6f8": see Patterns in the manual
                                (copied). NULL or "": a supernet, every block is a mixture of the three */
     size_t segment;         /* T, tokens of a call: what tables are made for; 0: 128. Calls may be shorter or longer */
     size_t mem;             /* M, rows of memory; 0: T. STX_PAR_NO_ROWS: none. Tables of
@@ -667,7 +673,7 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each writes text with its 0 into out, which has room for `room` letters, and returns its length; 0 when there is no room or
    the arguments make no sense.
-   expand: a letter s, f or i, or a group in parentheses, and how often: "(sfff)6f8" is six times sfff and then eight f. format: back.
+   expand: to one letter per block (Patterns in the manual). format: back, as short as it can be.
    rule: the paper's PAR(L, p) with p = every: floor(L / every) attentions, evenly within the
    first two thirds.
    argmax: of the gates as they are now; sample: each block drawn from its p, a function of (seed, n). */

@@ -105,13 +105,14 @@ pattern() {
        pattern=$(text pattern "$out/search.json") ;;
     esac
 }
-# describe NAME: what is known of a network before it is trained, sets pattern, string, attend, params
+# describe NAME: what is known of a network before it is trained, sets pattern, string, order (the string in words), attend, params
 describe() {
     pattern "$1"
     "$out/train_par" $model --pattern "$pattern" --data "$data" $lists --dry-run >"$out/dry.$$" || exit 2
     params=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' "$out/dry.$$")
-    string=$(sed -n 's/^[0-9]* blocks \([^,]*\), .*/\1/p' "$out/dry.$$")
-    attend=$(sed -n 's/^[0-9]* blocks [^,]*, \([0-9]*\) of them attention.*/\1/p' "$out/dry.$$")
+    string=$(sed -n 's/^[0-9]* blocks \([^:]*\): .*/\1/p' "$out/dry.$$")
+    order=$(sed -n 's/^[0-9]* blocks [^:]*: \([^;]*\);.*/\1/p' "$out/dry.$$")
+    attend=$(sed -n 's/^[0-9]* blocks [^;]*; \([0-9]*\) of them attention.*/\1/p' "$out/dry.$$")
     rm -f "$out/dry.$$"
 }
 
@@ -180,8 +181,8 @@ if [ -z "$report" ]; then
             { tail -n 1 "$run.err" >&2; exit 1; }
         grep '"split":"valid"' "$run.eval" >"$run.valid"
         grep '"split":"test"' "$run.eval" >"$run.test"
-        printf '{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s,"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f,"precision":"%s","commit":"%s","machine":"%s"}\n' \
-            "$name" "$seed" "$steps" "$tokens" "$string" "$attend" "$blocks" "$params" "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
+        printf '{"network":"%s","seed":%d,"steps":%d,"tokens":"%s","pattern":"%s","order":"%s","attention":%d,"blocks":%d,"parameters":%d,"valid_loss":%s,"test_loss":%s,"valid_tokens":%s,"test_tokens":%s,"seconds":%d,"seconds_per_100_steps":%.2f,"precision":"%s","commit":"%s","machine":"%s"}\n' \
+            "$name" "$seed" "$steps" "$tokens" "$string" "$order" "$attend" "$blocks" "$params" "$(field loss "$run.valid")" "$(field loss "$run.test")" "$(field tokens \
             "$run.valid")" "$(field tokens "$run.test")" "$seconds" "$(awk -v s="$seconds" -v n="$steps" -v u="$unknown" 'BEGIN { print u + 0 ? 0 : 100 * s / n }')" "$precision" "$commit" \
             "$cpu, $cores cores" >"$run.json.new"
         grep -q '"valid_loss":[0-9.]*,"test_loss":[0-9.]*,' "$run.json.new" || { echo "par.sh: $run.eval has not the results of a run" >&2; exit 1; }
@@ -301,7 +302,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
         {
             a = text("network"); tokens = text("tokens")
             if (!(a in n)) order[++names] = a
-            n[a]++; pattern[a] = text("pattern"); attention[a] = number("attention"); blocks = number("blocks"); params[a] = number("parameters")
+            n[a]++; pattern[a] = text("pattern"); in_words[a] = text("order"); attention[a] = number("attention"); blocks = number("blocks"); params[a] = number("parameters")
             v = number("valid_loss"); t = number("test_loss"); all_valid = number("valid_tokens"); all_test = number("test_tokens")
             add(a SUBSEP "valid", figure(v)); add(a SUBSEP "test", figure(t)); if (number("seconds_per_100_steps") > 0) { seconds[a] += number("seconds_per_100_steps"); known[a]++ }
             word_valid[a] += valid_words ? exp(v * all_valid / valid_words) : 0; word_test[a] += test_words ? exp(t * all_test / test_words) : 0
@@ -310,6 +311,7 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             unit = tokens == "bytes" ? "bits a byte" : "perplexity of a " (tokens == "words" ? "word" : "piece"); digits = tokens == "bytes" ? 4 : 2
             if (!names) exit
             if (inherit) print "- all networks began with the weights of the search"
+            for (j = 1; j <= names; j++) { a = order[j]; if (in_words[a] != "") printf "- %s is %s: %s\n", a, pattern[a], in_words[a] }
             printf "\n%s, mean over seeds +- their standard deviation.%s Step: forward and backward of a batch, by the clock, %s.\n", toupper(substr(unit, 1, 1)) substr(unit, 2),
                 tokens == "bytes" ? "" : " Of a word, line ends in it: the same loss, for texts that are cut otherwise.", timed ? sprintf("%d rounds against xl in turn, %d threads", rounds, threads) : "not measured yet"
             print "Token: the processor\047s time of a generated one. Processor s: of the trainings themselves, everything in them.\n"

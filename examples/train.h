@@ -4670,7 +4670,7 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     stx_file *f = NULL;
     size_t vocab, n;
     double states = 0;
-    char count[TR_TEXT_MAX], adam[TR_TEXT_MAX], kept[TR_TEXT_MAX], line[160];
+    char count[TR_TEXT_MAX], adam[TR_TEXT_MAX], kept[TR_TEXT_MAX], line[1000];
     int ok, there;
     if (!tr_lm_context(t)) return 0;
     ok = tr_lm_open_checkpoint(t, &f);

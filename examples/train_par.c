@@ -45,9 +45,9 @@ static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS, "blocks; a pattern that is written out has its own "
                  "number"),
-    TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i identity, as \"(sff)4f3\"; xl: "
-            "Transformer-XL, sf again and again; par:P: one attention for P blocks, in the first two thirds; search: every block is a "
-            "mixture of the three"),
+    TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i identity. A number repeats what is "
+            "before it, a letter or a group: s5f is 5 attention, then 1 feed-forward; (sff)4f3. xl: Transformer-XL, sf repeated; "
+            "par:P: one attention for P blocks, in the first two thirds; search: every block is a mixture of the three"),
     TR_SIZE_ALSO("hid-sz", "d-model", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
     TR_SIZE_ALSO("nheads", "num-heads|n-head", TR_MODEL, &opt.nheads, 1, 256, "attention heads"),
     TR_SIZE_ALSO("head-sz", "d-head", TR_MODEL, &opt.head_sz, 0, 1u << 20, "width of a head; 0: --hid-sz / --nheads"),
@@ -537,10 +537,61 @@ static int expand(tr_lm *t, const char *name, const char *text, size_t L, char o
             "%zu blocks of --nlayers", name, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
-    return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, groups in parentheses, and how often each is meant, at most %d "
-                   "blocks, as (sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
+    return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, or groups of them in parentheses, each with how often it is "
+                   "repeated after it, at most %d blocks, as (sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
 }
 static const char *short_form(const char *pattern, char out[PATTERN]) { return stx_par_format(out, PATTERN, pattern) ? out : pattern; }
+
+/* The n letters and numbers at p, which have no groups, in words */
+static void run_in_words(tr_buf *out, const char *p, size_t n) {
+    const char *end = p + n;
+    char word[64], *next;
+    while (p < end) {
+        char letter = *p;
+        unsigned long blocks = 0;
+        for (; p < end && *p == letter; p = next) {
+            unsigned long times = strtoul(p + 1, &next, 10);
+            blocks += next > p + 1 ? times : 1;
+        }
+        snprintf(word, sizeof word, "%lu %s%s", blocks, letter == 's' ? "attention" : letter == 'f' ? "feed-forward" : "identity",
+                 p < end ? ", " : "");
+        tr_buf_puts(out, word);
+    }
+}
+
+/* A pattern in words, as "5 attention, 1 feed-forward" for s5f: see Patterns in the manual of seqtx_par.h. To be freed;
+   NULL: no memory */
+static char *in_words(const char *pattern) {
+    char text[PATTERN];
+    const char *p = short_form(pattern, text);
+    tr_buf out;
+    memset(&out, 0, sizeof out);
+    while (*p) {
+        size_t n = strcspn(p, "(");
+        if (n) run_in_words(&out, p, n);
+        else {
+            const char *unit = p + 1;
+            size_t letters = strcspn(unit, ")");
+            p = unit + letters + 1;
+            n = strspn(p, "0123456789");
+            tr_buf_put(&out, p, n);
+            tr_buf_puts(&out, " x (");
+            run_in_words(&out, unit, letters);
+            tr_buf_puts(&out, ")");
+        }
+        p += n;
+        if (*p) tr_buf_puts(&out, ", ");
+    }
+    if (out.oom) tr_buf_free(&out);
+    return out.s;
+}
+
+/* "s5f: 5 attention, 1 feed-forward" */
+static void print_pattern(FILE *out, const char *pattern) {
+    char text[PATTERN], *words = in_words(pattern);
+    fprintf(out, "%s%s%s", short_form(pattern, text), words ? ": " : "", words ? words : "");
+    free(words);
+}
 
 /* ---- --derive: networks of a search, each for itself, which the gates make when they are certain */
 
@@ -561,7 +612,7 @@ static double score(run *r, const char *pattern) {
 /* One line of what was found; a pattern that was scored before is not scored again. */
 static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_t *n) {
     candidate *c = &all[*n];
-    char text[PATTERN];
+    char text[PATTERN], *words;
     size_t i, k;
     for (i = 0; i < *n; i++)
         if (!strcmp(all[i].pattern, c->pattern)) break;
@@ -576,7 +627,9 @@ static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_
     }
     fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t), tr_lm_metric(&r->t, r->t.text[1], c->nll));
     if (r->desc.cost[0] > 0) fprintf(out, "  %.0f %% of Transformer-XL's time", 100 * c->time);
-    fprintf(out, "\n");
+    words = in_words(c->pattern);
+    fprintf(out, "  (%s)\n", words ? words : "");
+    free(words);
     return 1;
 }
 /* The best: of those within --latency-target, where there is a target and they are; by validation loss. */
@@ -594,7 +647,7 @@ static void derive(run *r, FILE *out) {
     candidate *all = (candidate *)malloc((S + 2) * sizeof *all);
     stx_real *kept = (stx_real *)malloc(3 * L * sizeof *kept);
     int was = r->model->desc.gate_eval, ok = all && kept;
-    char what[40], text[PATTERN];
+    char what[40];
     if (!ok) stx_fail(r->t.x, STX_ERR_MEMORY, "no memory for %zu patterns", S);
     for (i = 0; ok && i < L; i++) stx_get(r->t.x, r->model->block[i].gate, kept + 3 * i);
     r->model->desc.gate_eval = STX_PAR_EVAL_ARGMAX;
@@ -616,7 +669,9 @@ static void derive(run *r, FILE *out) {
     r->model->desc.gate_eval = was;
     if (ok && n) {
         size_t best = best_of(all, n);
-        fprintf(out, "best: %s\n", short_form(all[best].pattern, text));
+        fprintf(out, "best: ");
+        print_pattern(out, all[best].pattern);
+        fprintf(out, "\n");
         if (opt.latency_target > 0 && all[best].time > opt.latency_target)
             fprintf(out, "none of them is within --latency-target %g: this one is the fastest\n", opt.latency_target);
     }
@@ -696,10 +751,22 @@ static void other_gates(run *r, FILE *out) {
     tr_log_int(&t->log, "step", t->step);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
+/* The blocks of the network, or the likeliest ones of a search, into the log */
+static void log_order(run *r, const char *pattern) {
+    char text[PATTERN], *words = in_words(pattern);
+    if (!tr_lm_begin(&r->t)) { free(words); return; }
+    tr_log_begin(&r->t.log, "architecture");
+    tr_log_int(&r->t.log, "step", r->t.step);
+    tr_log_str(&r->t.log, "pattern", short_form(pattern, text));
+    tr_log_str(&r->t.log, "blocks", words);
+    tr_lm_note(&r->t, r->t.log.err, tr_log_end(&r->t.log));
+    free(words);
+}
+
 /* What is worth saying at the end */
 static void learned(const tr_lm *t, FILE *out) {
     run *r = (run *)(uintptr_t)t;
-    char own[PATTERN], other[PATTERN], text[PATTERN];
+    char own[PATTERN], other[PATTERN];
     const char *pattern = r->pattern;
     double *p = NULL;
     if (r->arch || !*pattern) {
@@ -708,9 +775,11 @@ static void learned(const tr_lm *t, FILE *out) {
         p = (double *)malloc(3 * r->blocks * sizeof *p);
         if (p && !stx_par_probs(r->model, p)) return;
     }
-    fprintf(out, "architecture: %s", short_form(pattern, text));
+    log_order(r, pattern);
+    fprintf(out, "architecture: ");
+    print_pattern(out, pattern);
     if (p && r->desc.cost[0] > 0)
-        fprintf(out, ", expected time of the mixture %.0f %% of Transformer-XL's",
+        fprintf(out, "; expected time of the mixture %.0f %% of Transformer-XL's",
             100 * expected(r, p) / ((double)r->blocks / 2 * (r->desc.cost[0] + r->desc.cost[1])));
     fprintf(out, "\n");
     free(p);
@@ -721,10 +790,12 @@ static void learned(const tr_lm *t, FILE *out) {
         double speed[2][2];
         char a[TR_TEXT_MAX], b[TR_TEXT_MAX], c[TR_TEXT_MAX], d[TR_TEXT_MAX];
         pair[0] = pattern; pair[1] = other;
-        if (race(r, pair, speed))
-            fprintf(out, "race, tokens a second training and evaluating, medians in turn: %s and %s against %s and %s of %s: %.2f and %.2f "
-                "times as fast\n", tr_count(a, speed[0][0]), tr_count(b, speed[0][1]), tr_count(c, speed[1][0]), tr_count(d, speed[1][1]),
-                short_form(other, text), speed[0][0] / speed[1][0], speed[0][1] / speed[1][1]);
+        if (race(r, pair, speed)) {
+            fprintf(out, "race, tokens a second training and evaluating, medians in turn: %s and %s against %s and %s of ",
+                    tr_count(a, speed[0][0]), tr_count(b, speed[0][1]), tr_count(c, speed[1][0]), tr_count(d, speed[1][1]));
+            print_pattern(out, other);
+            fprintf(out, "; %.2f and %.2f times as fast\n", speed[0][0] / speed[1][0], speed[0][1] / speed[1][1]);
+        }
     }
     if (opt.picture && *opt.picture && !*r->pattern && stx_ok(t->x)) picture(r);
 }
@@ -893,16 +964,18 @@ static size_t count(tr_lm *t, size_t vocab) {
 }
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     const run *r = (const run *)t;
-    char text[PATTERN];
+    char text[PATTERN], *words = in_words(r->pattern);
     size_t l, n = 0;
     for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
     if (*r->pattern)
-        snprintf(line, room, "%zu blocks %.60s, %zu of them attention of %llu heads, segment %llu, memory %llu", r->blocks,
-            short_form(r->pattern, text), n, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
+        snprintf(line, room, "%zu blocks %.60s: %.600s; %zu of them attention of %llu heads, segment %llu, memory %llu", r->blocks,
+            short_form(r->pattern, text), words ? words : "", n, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz,
+            (unsigned long long)opt.mem);
     else
         snprintf(line, room, "a search of %zu blocks, %zu numbers in their gates, %llu heads, segment %llu, memory %llu", r->blocks,
             3 * r->blocks, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)n * (double)opt.mem;
+    free(words);
 }
 /* --latency without a table: measured, and from then on an option, which the checkpoint holds */
 static int fill_table(run *r) {

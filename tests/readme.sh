@@ -88,6 +88,14 @@ make_part() {
         echo '|---|--:|--:|--:|--:|--:|--:|--:|'
         awk -F'|' -v OFS='|' '/^\| (found|xl|par) / { gsub(/^ +| +$/, "", $2); gsub(/^ +| +$/, "", $3); gsub(/\+-/, "±")
             printf "| %s, `%s` |%s|%s|%s|%s|%s|%s|%s|\n", $2, $3, $4, $5, $7, $8, $12, $13, $15 }' bench/results/par-2026-11-23-intel-xeon-processor-2c.md ;;
+    results_orders)
+        echo '| report | found | blocks |'
+        echo '|---|---|---|'
+        for f in bench/results/wikitext2-*.md; do
+            found=$(sed -n 's/.*; architecture: \([sfi0-9()]*\).*/\1/p' "$f")
+            words=$(build/train_par --pattern "$found" --dry-run | sed -n 's/^[0-9]* blocks [^:]*: \([^;]*\);.*/\1/p')
+            echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
+        done ;;
     results_weights)
         echo '| ms a token | f32 | bf16 | int8 |'
         echo '|---|--:|--:|--:|'

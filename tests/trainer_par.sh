@@ -64,9 +64,23 @@ family_presets() {
     good "enwik8 of 204 bytes, as its authors read it" . --preset enwik8 --vocab 204 --dry-run
     check "has their 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
     good "par:5 of 32" . --preset par-base --dry-run
-    check "six of them attend" grep -q '^32 blocks (sfff)6f8, 6 of them attention of 8 heads' out
+    check "six of them attend" grep -q '^32 blocks (sfff)6f8: 6 x (1 attention, 3 feed-forward), 8 feed-forward; 6 of them attention of 8 heads' out
     good "par:5 of 36" . --preset par-large --dry-run
-    check "seven of them attend" grep -q '^36 blocks (sff)7f15, 7 of them attention of 16 heads' out
+    check "seven of them attend" grep -q '^36 blocks (sff)7f15: 7 x (1 attention, 2 feed-forward), 15 feed-forward; 7 of them attention of 16 heads' out
+    # the order in words, whatever a count repeats
+    while IFS='|' read -r pattern short words; do
+        good "--pattern $pattern" . --pattern "$pattern" --dry-run
+        check "is $words, not: $(sed -n 2p out)" grep -q "^[0-9]* blocks $short: $words; [0-9]* of them attention" out
+    done <<END2
+s5f|s5f|5 attention, 1 feed-forward
+sf5|sf5|1 attention, 5 feed-forward
+s2s3f|s5f|5 attention, 1 feed-forward
+fs4f|fs4f|1 feed-forward, 4 attention, 1 feed-forward
+(sff)4f3|(sff)4f3|4 x (1 attention, 2 feed-forward), 3 feed-forward
+f3s(sf)3ff|f3s(sf)3ff|3 feed-forward, 1 attention, 3 x (1 attention, 1 feed-forward), 2 feed-forward
+(s2i)3|(ssi)3|3 x (2 attention, 1 identity)
+i|i|1 identity
+END2
     # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's networks have more than Transformer-XL
     good "other names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 --pattern search --mem-len 8 --tgt-len 8 --dropout-rate 0.2 --max-lr 0.1 \
         --warmup-steps 5 --clipvalue 1 --dry-run
@@ -131,7 +145,7 @@ family_more() {
     cp out found
     check "the likeliest first" [ "$(head -n 2 found | tail -n 1 | grep -c '^argmax  *[sfi0-9]*  bpb [0-9.]*')" -eq 1 ]
     check "five drawn ones" [ "$(grep -c '^sample [1-5]  *[sfi0-9]*  bpb [0-9.]*  [0-9]* % of Transformer-XL' found)" -eq 5 ]
-    check "and the best" grep -q '^best: [sfi0-9]*$' found
+    check "and the best" grep -q '^best: [sfi0-9]*: [-a-z0-9, ]*$' found
     good "the same again" search $data --checkpoint run.st --derive --derive-samples 5 --eval-blocks 4 --threads 1
     check "is the same" cmp found out
     good "a new run with its weights" search $data --init-from run.st --steps 1 --lr 0 --arch-from 9 --log tuned.jsonl --threads 1
@@ -140,8 +154,14 @@ family_more() {
     best=$(sed -n 's/^argmax  *\([sfi0-9]*\) .*/\1/p' found)
     good "a network of that pattern, with its weights" search $data $tiny --pattern "$best" --inherit run.st --steps 1 --lr 0 --eval-blocks 4 --checkpoint found.st
     check "scores as it did in the search: $(sed -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" [ "$(sed -n 's/^step 1: valid bpb \([0-9.]*\) .*/\1/p' out)" = "$(sed -n 's/^argmax .* bpb \([0-9.]*\).*/\1/p' found)" ]
+    mv out trained
+    run . --pattern "$best" --dry-run
+    words=$(sed -n 's/^2 blocks [^:]*: \([^;]*\);.*/\1/p' out)
+    check "the results say '$words' beside $best" grep -q "^architecture: $best: $words$" trained
+    check "so do --derive's" [ "$(grep -c "^architecture: $best: $words; expected\|^argmax .*  ($words)$" found)" -eq 2 ]
+    check "and the search's log" grep -q "\"event\":\"architecture\",\"step\":100,\"pattern\":\"$best\",\"blocks\":\"$words\"}" search/log.jsonl
     good "a race" search $data --checkpoint found.st --no-train --race xl --threads 1
-    check "says how much faster" grep -q '^race, .* of sf: [0-9.]* and [0-9.]* times as fast$' out
+    check "says how much faster" grep -q '^race, .* of sf: 1 attention, 1 feed-forward; [0-9.]* and [0-9.]* times as fast$' out
     cp search/found.st search/keep.st
     good "goes on, and does not inherit again" search $data $tiny --pattern "$best" --inherit run.st --steps 2 --lr 0 --checkpoint found.st
     check "the step went on" [ "$(meta search/found.st step)" = 2 ]
