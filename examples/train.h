@@ -2746,6 +2746,14 @@ typedef struct {
     size_t       size;            /* of the trainer's own struct, which begins with a tr_lm */
 } tr_lm_kind;
 
+/* What figures of a text are of. Padding (--pad-id) is counted in `all` only: it has no loss, no bytes and no words. */
+typedef struct tr_lm_counts { double all, tokens, bytes, words; } tr_lm_counts;
+/* What an evaluation gives beside the mean loss */
+typedef struct tr_lm_scored {
+    double tokens;                /* how many the loss is of */
+    double batch_ppl;             /* mean of the batches' perplexities, TensorFlow's habit; with mean_of_all of their means over all */
+} tr_lm_scored;
+
 /* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
 struct tr_lm {
     tr_options       *options;
@@ -2797,12 +2805,10 @@ struct tr_lm {
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
     int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
-    double     (*counted)(const tr_lm *t, const int32_t *targets, size_t n);    /* how many of these have a loss; NULL: all. Set by make */
-    int          mean_of_all;     /* a loss is the mean over all tokens, those that are not counted have 0 */
-    double       counted_share;   /* ... of the tokens of the last evaluation */
-    double       batch_ppl;       /* that mean, of the last evaluation: TensorFlow's habit; with mean_of_all over all */
+    int32_t      pad_id;          /* targets of this number have no loss; -1: all have one. Set by plan */
+    int          mean_of_all;     /* a loss is the mean over all tokens, that of padding is 0. Set by plan */
+    tr_lm_counts counts[3];       /* of each text */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
-    double       word_count[3];   /* TR_WORD_PPL: of each text */
     double       best;            /* of the evaluations so far for which --best saves; NaN: none */
     double       seen;            /* of all evaluations of the validation text so far; NaN: none */
     uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
@@ -2970,14 +2976,28 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     return tr_fail(t->err, TR_ERR, "%s", line);
 }
 
-TR_DEF double tr_lm_word_ppl(const tr_lm *t, const stx_corpus *text, double nll) {
-    return exp(nll * t->counted_share * (double)stx_corpus_size(text) / t->word_count[text == t->text[0] ? 0 : text == t->text[1] ? 1 : 2]);
+/* How many of these tokens have a loss */
+TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
+    size_t i, m = 0;
+    for (i = 0; i < n; i++) m += ids[i] != t->pad_id;
+    return (double)m;
 }
-TR_DEF double tr_lm_metric(const tr_lm *t, const stx_corpus *text, double nll) {
-    double n = (double)stx_corpus_size(text);
+/* Bytes of the padding among these tokens: of its pieces, without the blanks between words */
+TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
+    double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
+    int blank = stx_vocab_kind(t->vocab) == STX_TOK_WORDS && t->pad_id != stx_vocab_eos(t->vocab);
+    return pads > 0 ? pads * (double)(stx_vocab_decode(t->vocab, &t->pad_id, 1, NULL, 0) - (size_t)blank) : 0;
+}
+/* nll: of a text (0, 1, 2), nats for each token that has a loss. Figures of one text never depend on another one. */
+TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) { return exp(nll * t->counts[part].tokens / t->counts[part].words); }
+TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
-    if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, text, nll);
-    return nll * t->counted_share / log(2.0) * n / (double)stx_corpus_bytes(text);
+    if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, part, nll);
+    return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
+}
+/* The same of a mean loss of training */
+TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
+    return tr_lm_metric(t, 0, t->mean_of_all ? loss * t->counts[0].all / t->counts[0].tokens : loss);
 }
 TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
 /* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
@@ -2992,6 +3012,7 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
         if (!stx_corpus_read(text, at, m, id)) return 0;
         for (i = 0; i < m; i++) {
             const char *s = stx_vocab_piece(t->vocab, id[i], &len);
+            if (id[i] == t->pad_id) { inside = 0; continue; }
             if (stx_vocab_kind(t->vocab) >= STX_TOK_WORDS) {
                 words += id[i] != stx_vocab_eos(t->vocab);
                 marked += len >= 3 && !memcmp(s, "\xe2\x96\x81", 3);
@@ -3296,6 +3317,11 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
+    if (ok && t->logged && isfinite(t->sum)) {          /* the next log record is of these steps, too */
+        char text[32];
+        snprintf(text, sizeof text, "%.17g", t->sum);
+        ok = stx_writer_meta(w, "log.sum", text) && stx_writer_meta_u64(w, "log.steps", t->logged);
+    }
     ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
     if (ok && tr_lm_pending(t))
         ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t)) && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
@@ -3508,7 +3534,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     uint64_t tick, seed, tokens, print, fresh;
     size_t part;
     char prefix[64];
-    const char *best = stx_file_meta(f, "best");
+    const char *best = stx_file_meta(f, "best"), *sum = stx_file_meta(f, "log.sum");
     if (!stx_params_load(t->lm.params, f, "") || (t->load_more && !t->load_more(t, f))) return 0;
     if (t->opt->init_from) return 1;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
@@ -3516,6 +3542,8 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
     t->seen = t->best;
     if (!t->training) return 1;
+    if (sum && !tr_read_real(sum, &t->sum)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"log.sum\" is no number"); return 0; }
+    if (sum && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
         || !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print)
         || !stx_file_meta_u64(x, f, "data.position", &pos.p) || !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)
@@ -3774,8 +3802,8 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.step = t->step; p.steps = t->steps;
     p.loss = loss;
     p.unit = tr_lm_unit(t);
-    p.metric = tr_lm_metric(t, t->text[0], loss);
-    if (!isnan(t->seen)) p.best = tr_lm_metric(t, t->text[1], t->seen);
+    p.metric = tr_lm_train_metric(t, loss);
+    if (!isnan(t->seen)) p.best = tr_lm_metric(t, 1, t->seen);
     p.lr = t->lr;
     p.tokens_per_s = tr_rate_tokens(&t->rate);
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
@@ -3796,7 +3824,7 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
 }
 /* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
-    double metric = tr_lm_metric(t, t->text[0], loss);
+    double metric = tr_lm_train_metric(t, loss);
     char tag[40];
     tr_log_begin(&t->log, "train");
     tr_log_int(&t->log, "step", t->step);
@@ -3829,7 +3857,7 @@ TR_DEF int tr_lm_save_best(tr_lm *t) {
     tr_log_begin(&t->log, "best");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", t->best);
-    tr_log_num(&t->log, tr_lm_unit(t), tr_lm_metric(t, t->text[1], t->best));
+    tr_log_num(&t->log, tr_lm_unit(t), tr_lm_metric(t, 1, t->best));
     tr_log_str(&t->log, "file", path);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
     return 1;
@@ -3843,9 +3871,9 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     while (*B > 1 && n / *B < 2 * (*T + 1)) --*B;
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
-/* Mean nll over a text, nats per token, and the number of tokens that it is of, with a state of its own, so that training does not notice.
+/* Mean nll over a text, nats per token that has a loss, with a state of its own, so that training does not notice.
    blocks 0: the whole text. NaN in error, or when a signal wants the run to stop. */
-TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, double *scored) {
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, tr_lm_scored *scored) {
     stx_batches_desc d;
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
@@ -3854,7 +3882,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     size_t ranks = t->share_pass == 1 ? (size_t)tr_lm_ranks(t) : 1, rank = t->share_pass == 1 ? (size_t)stx_rank(t->x) : 0;
     size_t b0 = B * rank / ranks, mine = B * (rank + 1) / ranks - b0;
     void *state = t->lm.state_create(t->lm.model, mine + !mine, t->eval_window < whole ? t->eval_window : whole);
-    double sum = 0, count = 0, exps = 0, all = 0;
+    double sum = 0, count = 0, exps = 0;
     uint64_t k = 0;
     memset(&d, 0, sizeof d);
     d.B = B; d.T = T;
@@ -3866,38 +3894,35 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
                 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
             const int32_t *from = in + b0 * n, *to = out + b0 * n;
-            double v[4] = {0, 0, 0, 0}, nll = 0;            /* sum of losses, of how many, tokens that count, all */
+            double v[3] = {0, 0, 0}, nll = 0;               /* sum of losses, of how many they are the mean, tokens that count */
             if (mine) {
-                v[3] = (double)(mine * n);
-                v[2] = t->counted ? t->counted(t, to, mine * n) : v[3];
-                v[1] = t->mean_of_all ? v[3] : v[2];
+                v[2] = tr_lm_counted(t, to, mine * n);
+                v[1] = t->mean_of_all ? (double)(mine * n) : v[2];
                 stx_begin(t->x, STX_EVAL);
                 nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, from, mine, n), stx_tokens(t->x, to, mine, n), state, state));
                 v[0] = v[1] > 0 ? nll * v[1] : 0;
             }
             if (ranks > 1) {
-                if (!stx_ok(t->x) || !tr_lm_agree(t, v, 4)) break;
+                if (!stx_ok(t->x) || !tr_lm_agree(t, v, 3)) break;
                 nll = v[1] > 0 ? v[0] / v[1] : 0;
             }
             sum += v[0];
             exps += exp(nll);
             count += v[2];
-            all += v[3];
         }
     }
-    t->counted_share = all > 0 ? count / all : 1;
-    t->batch_ppl = k ? exps / (double)k : (double)NAN;
+    scored->tokens = count;
+    scored->batch_ppl = k ? exps / (double)k : (double)NAN;
     free(in);
     free(out);
     stx_batches_free(b);
     t->lm.state_free(state);
-    *scored = count;
     return count > 0 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()) ? sum / count : (double)NAN;
 }
 /* A result: to standard output, or where that is for the generated text, to standard error. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
 /* Tells what an evaluation gave; 0 when there was an error in place of it. */
-TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t blocks) {
+TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scored, uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
     double m;
     int more = t->more_figures && t->unit == TR_PPL;
@@ -3906,8 +3931,8 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     if (!stx_ok(t->x) || !tr_lm_texts_are_whole(t) || !tr_lm_begin(t)) return 0;
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
-    m = tr_lm_metric(t, t->text[part], nll);
-    if (more) snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f", tr_lm_word_ppl(t, t->text[part], nll), t->batch_ppl);
+    m = tr_lm_metric(t, part, nll);
+    if (more) snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f", tr_lm_word_ppl(t, part, nll), scored->batch_ppl);
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
         tr_lm_unit(t), m, nll, figures, blocks ? ", part of the text" : "");
     tr_term_close(&t->term);      /* the progress line of this step stays above it */
@@ -3920,11 +3945,11 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     tr_log_num(&t->log, "loss", nll);
     tr_log_num(&t->log, tr_lm_unit(t), m);
     if (more) {
-        tr_log_num(&t->log, "word_ppl", tr_lm_word_ppl(t, t->text[part], nll));
-        tr_log_num(&t->log, "batch_ppl", t->batch_ppl);
+        tr_log_num(&t->log, "word_ppl", tr_lm_word_ppl(t, part, nll));
+        tr_log_num(&t->log, "batch_ppl", scored->batch_ppl);
     }
     tr_log_int(&t->log, "step", t->step);
-    tr_log_int(&t->log, "tokens", (uint64_t)scored);
+    tr_log_int(&t->log, "tokens", (uint64_t)scored->tokens);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
     snprintf(tag, sizeof tag, "%s/%s%s", split[part], tr_lm_unit(t), blocks ? "_of_part" : "");
     tr_lm_point(t, tag, m);
@@ -3932,13 +3957,13 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, double scored, uint64_t 
     tr_lm_point(t, tag, nll);
     if (more) {
         snprintf(tag, sizeof tag, "%s/ppl_of_batches%s", split[part], blocks ? "_of_part" : "");
-        tr_lm_point(t, tag, t->batch_ppl);
+        tr_lm_point(t, tag, scored->batch_ppl);
     }
     return 1;
 }
 
 /* The mean nll of a text (0, 1, 2: training, validation, test), as tr_lm_pass */
-TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, double *scored) {
+TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
     size_t B = (size_t)(t->opt->eval_batch_sz ? t->opt->eval_batch_sz : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
         T = t->eval_block;
     double nll;
@@ -3950,11 +3975,11 @@ TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, double *scored) {
 }
 /* Evaluates a text (nothing where there is none) and tells what it gave. */
 TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
-    double scored;
+    tr_lm_scored scored;
     *nll = (double)NAN;
     if (!t->text[part]) return 1;
     *nll = tr_lm_nll(t, part, blocks, &scored);
-    return tr_lm_report(t, part, *nll, scored, blocks);
+    return tr_lm_report(t, part, *nll, &scored, blocks);
 }
 
 /* ---- memory: of how many layers the activations are made again */
@@ -3982,7 +4007,7 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     int ranks = tr_lm_ranks(t);
     size_t peak, i, k;
     int ok;
-    double scored;
+    tr_lm_scored scored;
     *why = 0;
     if (!now || !v) { free(now); free(v); return 0; }
     d.dry = 1;
@@ -4516,7 +4541,7 @@ typedef struct tr_scorer {
 /* By file: the block so far is read, and makes room for the next one. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     size_t n = s->held;
-    double nll, m = t->counted ? t->counted(t, s->out, n) : (double)n;
+    double nll, m = tr_lm_counted(t, s->out, n);
     if (!n) return stx_ok(t->x);
     stx_begin(t->x, STX_EVAL);
     nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, s->in, 1, n), stx_tokens(t->x, s->out, 1, n), s->state, s->state));
@@ -4529,7 +4554,7 @@ TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
 /* The next token; 0 in error */
 TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
     size_t V = stx_vocab_size(t->vocab), i;
-    double top = -HUGE_VAL, sum = 0, m = t->counted ? t->counted(t, &id, 1) : 1;
+    double top = -HUGE_VAL, sum = 0, m = tr_lm_counted(t, &id, 1);
     if (s->state) {
         if (s->held) s->in[s->held] = s->out[s->held - 1];
         s->out[s->held++] = id;
@@ -4585,7 +4610,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
         return 0;
     }
     stx_vocab_encode(t->vocab, text, len, ids, n);
-    *bytes = (double)(stx_vocab_kind(t->vocab) == STX_TOK_IDS ? stx_vocab_decode(t->vocab, ids, n, NULL, 0) : len);
+    *bytes = (double)(stx_vocab_kind(t->vocab) == STX_TOK_IDS ? stx_vocab_decode(t->vocab, ids, n, NULL, 0) : len)
+             - tr_lm_pad_bytes(t, ids, n);
     if (by == TR_BY_TEXTS) ok = tr_lm_score_begin(t, s);
     for (i = 0; ok && i < n && !tr_stop_requested(); i++) {
         s->read++;
@@ -4783,14 +4809,28 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
-/* --data-unit word-ppl, and where more figures are wanted: counts the words */
-TR_DEF int tr_lm_words(tr_lm *t) {
-    int part;
-    for (part = 0; part < 3 && (t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures)); part++) {
-        if (!t->text[part]) continue;
-        t->word_count[part] = tr_lm_word_count(t, t->text[part]);
-        if (t->unit == TR_WORD_PPL && !(t->word_count[part] > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without "
-            "words");
+/* Counts what figures of each text are of; words where a figure is of words. */
+TR_DEF int tr_lm_count_texts(tr_lm *t) {
+    int32_t ids[4096];
+    int part, words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
+    for (part = 0; part < 3; part++) {
+        const stx_corpus *text = t->text[part];
+        tr_lm_counts *c = &t->counts[part];
+        size_t n = text ? stx_corpus_size(text) : 0, at, m;
+        if (!text) continue;
+        c->all = c->tokens = (double)n;
+        c->bytes = (double)stx_corpus_bytes(text);
+        for (at = 0; t->pad_id >= 0 && at < n; at += m) {
+            m = n - at < 4096 ? n - at : 4096;
+            if (!stx_corpus_read(text, at, m, ids)) return tr_lm_why(t);
+            c->tokens -= (double)m - tr_lm_counted(t, ids, m);
+            c->bytes -= tr_lm_pad_bytes(t, ids, m);
+        }
+        if (!(c->tokens > 0))
+            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text of nothing but this token has no loss: give another text or number",
+                           (long)t->pad_id);
+        if (words) c->words = tr_lm_word_count(t, text);
+        if (t->unit == TR_WORD_PPL && !(c->words > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
     }
     return 1;
 }
@@ -4915,7 +4955,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     if (ok) t->kind->plan(t);
     if (ok && t->training && o->best && !t->eval_every)
         ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every", o->keep_best ? "keep-best" : "best");
-    if (ok) ok = tr_lm_words(t);
+    if (ok) ok = tr_lm_count_texts(t);
     t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
     if (ok && t->training && o->recompute == TR_AS_FITS) {
         void *fresh = malloc(t->kind->size);
@@ -5073,7 +5113,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;       /* results, and help, are rank 0's */
     t->best = t->seen = (double)NAN;
     t->evaluated = UINT64_MAX;
-    t->counted_share = 1;
+    t->pad_id = -1;
     t->log.out.fd = t->board.out.fd = -1;
     tr_standard_streams();
     switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {

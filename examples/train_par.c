@@ -600,7 +600,7 @@ typedef struct { char pattern[PATTERN]; double nll, time; } candidate;      /* t
 /* The gates choose this pattern, and the validation text is scored. NaN in error. */
 static double score(run *r, const char *pattern) {
     size_t l, B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = r->t.eval_block;
-    double scored;
+    tr_lm_scored scored;
     for (l = 0; l < r->blocks; l++) {
         stx_real a[3] = {0, 0, 0};
         a[pattern[l] == 's' ? 0 : pattern[l] == 'f' ? 1 : 2] = 20;
@@ -625,7 +625,7 @@ static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_
         if (isnan(c->nll)) return 0;
         ++*n;
     }
-    fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t), tr_lm_metric(&r->t, r->t.text[1], c->nll));
+    fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t), tr_lm_metric(&r->t, 1, c->nll));
     if (r->desc.cost[0] > 0) fprintf(out, "  %.0f %% of Transformer-XL's time", 100 * c->time);
     words = in_words(c->pattern);
     fprintf(out, "  (%s)\n", words ? words : "");
@@ -727,14 +727,14 @@ static void other_gates(run *r, FILE *out) {
     tr_lm *t = &r->t;
     size_t B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = t->eval_block;
     uint64_t blocks = t->training && tr_given(&options, "eval-blocks") ? opt.lm.eval_blocks : 0;
-    double nll[3], batch_ppl[3], scored;
+    double nll[3];
+    tr_lm_scored scored[3];
     int k, was = r->model->desc.gate_eval, n = 0;
     tr_lm_fit(t->text[1], &B, &T);
     for (k = 0; k < 3; k++) {
         if (k == was) continue;
         r->model->desc.gate_eval = k;
-        nll[k] = tr_lm_pass(t, t->text[1], B, T, blocks, &scored);
-        batch_ppl[k] = t->batch_ppl;
+        nll[k] = tr_lm_pass(t, t->text[1], B, T, blocks, &scored[k]);
         if (isnan(nll[k])) break;
     }
     r->model->desc.gate_eval = was;
@@ -743,8 +743,8 @@ static void other_gates(run *r, FILE *out) {
     tr_log_begin(&t->log, "gates");
     for (k = 0; k < 3; k++) {
         if (k == was) continue;
-        fprintf(out, "%s %s: %s %.4f", n++ ? ", and" : "", way[k], tr_lm_unit(t), tr_lm_metric(t, t->text[1], nll[k]));
-        if (t->unit == TR_PPL) fprintf(out, " (mean of batches %.4f)", batch_ppl[k]);
+        fprintf(out, "%s %s: %s %.4f", n++ ? ", and" : "", way[k], tr_lm_unit(t), tr_lm_metric(t, 1, nll[k]));
+        if (t->unit == TR_PPL) fprintf(out, " (mean of batches %.4f)", scored[k].batch_ppl);
         tr_log_num(&t->log, way[k], nll[k]);
     }
     fprintf(out, "\n");
@@ -1056,13 +1056,6 @@ static int make_search(run *r, const stx_optim_desc *weights) {
     }
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
-/* Targets that are no padding */
-static double counted(const tr_lm *t, const int32_t *targets, size_t n) {
-    size_t i, m = 0;
-    (void)t;
-    for (i = 0; i < n; i++) m += targets[i] != opt.pad_id;
-    return (double)m;
-}
 static int eval_fits(run *r) {
     double B = (double)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), n = 0, need;
     double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
@@ -1086,7 +1079,6 @@ static int make(tr_lm *t) {
     t->lm = stx_par_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
-    if (opt.pad_id >= 0) { t->counted = counted; t->mean_of_all = opt.divide_all; }
     if (opt.eval_mem > 0 && !eval_fits(r)) return 0;
     if (r->model->arch) { t->save_more = save_more; t->load_more = load_more; }
     t->whole_pass = r->model->arch && opt.gate_eval == STX_PAR_EVAL_NOISE && opt.noise != STX_PAR_NOISE_STEP;
@@ -1216,6 +1208,8 @@ static void plan(tr_lm *t) {
     t->eval_block = opt.eval_block_sz ? (size_t)opt.eval_block_sz : (size_t)opt.block_sz;
     t->eval_window = opt.eval_mem >= 0 || opt.eval_clamp_len >= 0 || opt.eval_same_length;
     t->more_figures = 1;
+    t->pad_id = opt.pad_id;
+    t->mean_of_all = opt.pad_id >= 0 && opt.divide_all;
     eval_rows = opt.eval_mem >= 0 ? (size_t)opt.eval_mem : (size_t)opt.mem;
     t->no_evaluation = opt.derive;      /* which scores its own */
     t->schedule.kind = kinds[opt.schedule];

@@ -856,6 +856,12 @@ good "goes on" log $learn --checkpoint run.st --log log.jsonl --log-every 1 --te
 check "going on leaves the first event file alone" [ "$(wc -c <"$f")" -eq "$size1" ]
 check "going on begins another" [ "$(ls log/deep/tb | wc -l)" -eq 2 ]
 for f in log/deep/tb/*; do check "framing of $f" frames "$f"; done
+# saved between two records of the log
+good "a run that is saved at step 6" log $learn --steps 11 --log-every 4 --eval-every 6 --best mid.st --log mid.jsonl
+check "is saved there" [ "$(meta log/mid.st step)" = 6 ]
+good "goes on from there" log $learn --steps 11 --log-every 4 --eval-every 6 --checkpoint mid.st --log rest.jsonl
+events log/mid.jsonl | tail -n 2 >want; events log/rest.jsonl >got
+check "the next records are the unbroken run's" cmp want got
 # of evaluations of the whole text the best is the last that was better
 good "the best of whole evaluations" log $learn --steps 90 --eval-every 30 --eval-blocks 0 --best best2.st --checkpoint best0.st --log best2.jsonl $whole_evaluations
 least=$(events log/best2.jsonl eval | field loss | sort -g | head -n 1)
@@ -905,7 +911,7 @@ check "evaluation after training is that of the training's end" [ "$(events eval
 good "into the log of the training" eval --data ../t.txt --checkpoint often.st --eval-only --log often.jsonl --threads 1
 head -n "$(wc -l <keep.jsonl)" eval/often.jsonl >x
 check "evaluation only appends to the log of the training" cmp keep.jsonl x
-check "two lines more" [ "$(grep -vc '"event":"gates"' eval/often.jsonl)" -eq $(($(grep -vc '"event":"gates"' keep.jsonl) + 2)) ]
+check "two lines more" [ "$(grep -vc '"event":"\(gates\|architecture\)"' eval/often.jsonl)" -eq $(($(grep -vc '"event":"\(gates\|architecture\)"' keep.jsonl) + 2)) ]
 check "evaluation does not touch the checkpoint" cmp keep.st eval/often.st
 mkdir eval/three
 head -c 3000 t.txt >eval/three/train.txt; tail -c 900 t.txt >eval/three/valid.txt; tail -c 500 t.txt >eval/three/test.txt

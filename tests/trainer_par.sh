@@ -375,6 +375,41 @@ family_evaluation() {
     done
     check "have one loss, whatever the mean of training is" awk -v a="$(events pads/divide-all.jsonl eval | field loss)" -v b="$(events pads/no-divide-all.jsonl eval | field loss)" \
         'BEGIN { exit !(a > 1 && (a - b) ^ 2 < 1e-12) }'
+    # padding (_) has no loss, no bytes and no words; what is in one text is not in the figures of another
+    mkdir pads/uneven
+    sed 's/cat/____cat/; s/$/_/' t.txt >pads/uneven/train.txt; head -n 20 t.txt >pads/uneven/valid.txt; sed 's/the /the__/' t.txt >pads/uneven/test.txt
+    counted() { tr -d _ <"pads/uneven/$1.txt" | wc -c; }
+    counted_words() { tr _ ' ' <"pads/uneven/$1.txt" | wc -w; }
+    own_figures() { # UNIT MEAN: reads "train STEP LOSS FIGURE", "eval SPLIT LOSS FIGURE"
+        awk -v unit="$1" -v mean="$2" -v bytes="$(wc -c <pads/uneven/train.txt)" -v t="$(counted train)" -v v="$(counted valid)" -v e="$(counted test)" \
+            -v tw="$(counted_words train)" -v vw="$(counted_words valid)" -v ew="$(counted_words test)" '
+            {
+                n = $1 == "train" ? t : $2 == "valid" ? v : e
+                words = $1 == "train" ? tw : $2 == "valid" ? vw : ew
+                nats = $1 == "train" && mean == "divide-all" ? $3 * bytes / t : $3
+                want = unit == "bpc" ? nats / log(2) : unit == "ppl" ? exp(nats) : exp(nats * n / words)
+                if (!((want / $4 - 1) ^ 2 < 1e-16)) bad = 1
+                rows[$1 == "train" ? $1 : $2]++
+            }
+            END { exit bad || rows["train"] != 6 || rows["valid"] < 3 || rows["test"] != 1 }' figures
+    }
+    for all in divide-all no-divide-all; do
+        for unit in bpc word-ppl ppl; do
+            good "padding, --data-unit $unit, --$all" pads --data uneven $tiny --pattern f --pad-id 95 --$all --data-unit $unit --steps 12 --eval-every 4 --log-every 2 \
+                --checkpoint $unit.$all.st --log $unit.$all.jsonl
+            good "its checkpoint, evaluated" pads --checkpoint $unit.$all.st --eval-only --log $unit.$all.jsonl --threads 1
+            sed -n '/"event":"\(train\|eval\)"/s/.*"event":"\([a-z]*\)","\(split\|step\)":"*\([a-z0-9]*\)"*,"loss":\([^,]*\),"[_a-z]*":\([^,]*\),.*/\1 \3 \4 \5/p' \
+                pads/$unit.$all.jsonl >figures
+            check "$unit with --$all is of each text's own tokens: $(tr '\n' ';' <figures)" own_figures $unit $all
+        done
+    done
+    printf '_ab_\n__\nab\n' >pads/text
+    good "a text with padding, scored" pads --checkpoint bpc.divide-all.st --threads 1 --score text --score-by lines
+    check "a pad is no token and no byte" [ "$(tail -n +2 out | cut -f 1-3 | tr '\t\n' ' ;')" = "1 3 3;2 1 1;3 3 3;" ]
+    cd pads
+    printf '%99s' '' | tr ' ' _ >all
+    refused '--pad-id 95: a text of nothing but this' --data all $tiny --pattern f --pad-id 95
+    cd ..
     good "a search that is evaluated with noise" pads --data ../t.txt $tiny --pattern search --gate-eval noise --tau-start 5 --tau-end 0.01 --tau-steps 40 --steps 40 --lr 0.01 \
         --checkpoint n.st --log n.jsonl
     check "says what the other gates give" grep -q '^valid with --gate-eval argmax: bpb [0-9.]*, and soft: bpb [0-9.]*$' "$T/out"
