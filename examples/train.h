@@ -2663,9 +2663,11 @@ typedef struct {
 #define TR_LM_RUNNING(o) \
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
     TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a " \
-        "table with tabs, then stop; nats are -ln of the probability"), \
+        "table with tabs, then stop; nats are -ln of the probability. A last line without an end is read as if it had one, so that all " \
+        "lines count alike"), \
     TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, " \
-        "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate"), \
+        "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate: where " \
+        "a block of an evaluation sees more of its past (train_par), rows add up to those of --eval-block-sz 1"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
     TR_FLAG("shard", TR_LOCAL, &(o).shard, "of several ranks (mpirun, docs/distributed.md) each holds the optimiser's state of its share " \
@@ -2782,6 +2784,7 @@ struct tr_lm {
     int32_t     *tokens, *targets;        /* the same on the host, all ranks': what stx_batches_next gives, block after block */
     size_t       eval_block, eval_window; /* evaluation: tokens of a stream at once; the window of its states and of generation */
     int          eval_literal;    /* ... as the reference counts */
+    int          blocks_see_more; /* ... of their past than a token in generation does */
     uint64_t     log_every, eval_every, save_every, eval_blocks;  /* 0: never; eval_blocks 0: the whole text */
     uint64_t     logged, saved;   /* updates since the last log record, step of the last save */
     size_t       bad;             /* updates in a row that were not finite */
@@ -4622,11 +4625,30 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     free(ids);
     return ok;
 }
+/* A last line without an end gets that of the line before, crlf, where the vocabulary can read line ends: a text that is
+   scored by itself, as a line, or as the last line has one number of tokens. 0: no memory */
+TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *room, ssize_t *len, int crlf) {
+    size_t n = (size_t)*len;
+    char *longer;
+    if ((*text)[n - 1] == '\n') return 1;
+    if (stx_vocab_encode(t->vocab, "\n", 1, NULL, 0) == STX_NPOS) {
+        stx_clear_error(t->x);
+        return 1;
+    }
+    longer = *room < n + 3 ? (char *)realloc(*text, n + 3) : *text;
+    if (!longer) return 0;
+    if (longer != *text) *room = n + 3;
+    *text = longer;
+    if (crlf && longer[n - 1] != '\r') longer[n++] = '\r';
+    longer[n++] = '\n';
+    *len = (ssize_t)n;
+    return 1;
+}
 TR_DEF int tr_lm_score(tr_lm *t) {
     static const char *const head[] = {"tokens\tbytes\tnats\tbpb\tppl", "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"};
     const tr_lm_opt *o = t->opt;
     FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
-    int by = o->score_by, ok;
+    int by = o->score_by, ok, crlf = 0;
     char *text = NULL;
     size_t room = 0;
     ssize_t len = 0;
@@ -4642,9 +4664,13 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     if (!f) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
     else if (!s.in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
     ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
+    if (ok && by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
+        tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to --score with --eval-block-sz 1");
     while (ok && !tr_stop_requested()) {
         len = getline(&text, &room, f);
-        if (len < 0 && !feof(f)) {          /* also a line that there is no memory for */
+        if (len > 0 && !tr_lm_score_end(t, &text, &room, &len, crlf)) len = -2;
+        crlf = len > 1 && text[len - 2] == '\r';
+        if (len == -2 || (len < 0 && !feof(f))) {          /* also a line that there is no memory for */
             if (!tr_stop_requested()) stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s", o->score,
                                                (unsigned long long)line + 1, strerror(errno));
             ok = 0;

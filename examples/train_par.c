@@ -1208,6 +1208,7 @@ static void plan(tr_lm *t) {
     t->eval_block = opt.eval_block_sz ? (size_t)opt.eval_block_sz : (size_t)opt.block_sz;
     t->eval_window = opt.eval_mem >= 0 || opt.eval_clamp_len >= 0 || opt.eval_same_length;
     t->more_figures = 1;
+    t->blocks_see_more = !opt.same_length && !opt.eval_same_length;
     t->pad_id = opt.pad_id;
     t->mean_of_all = opt.pad_id >= 0 && opt.divide_all;
     eval_rows = opt.eval_mem >= 0 ? (size_t)opt.eval_mem : (size_t)opt.mem;

@@ -947,11 +947,19 @@ good "an evaluation of it" score --checkpoint ../eval/never.st --threads 1 $toke
 check "is the same" awk -v loss="$(grep '"split":"test"' score/only.jsonl | field loss)" -v bpb="$(grep '"split":"test"' score/only.jsonl | field bpb)" '
     function is(a, b) { return a - b < 1e-5 && b - a < 1e-5 }
     NR == 2 { exit !($2 > 400 && $1 == $2 && is($3 / $1, loss) && is($4, bpb) && is(log($5), loss)) }' score/file
-for by in lines tokens texts; do good "--score-by $by" score --checkpoint ../eval/never.st --threads 1 --score text --score-by $by; cp out score/$by; done
+for by in lines tokens texts; do good "--score-by $by" score --checkpoint ../eval/never.st --threads 1 --score text --score-by $by; cp out score/$by; cp err score/said; done
 check "a row for each line, which add up to the file" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { t = $1; b = $2; n = $3; next }
     { if ($1 != ++rows) bad = 1; t -= $2; b -= $3; n -= $4 } END { exit bad || rows != 12 || t || b || n > 1e-2 || n < -1e-2 }' score/file score/lines
 check "a row for each token, which add up to the lines" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /lines/ { t += $2; n[$1] = $4; next }
     { t--; n[$1] -= $2; text = text $3 } END { for (i in n) if (n[i] > 1e-3 || n[i] < -1e-3) bad = 1; exit bad || t || text !~ /^the cat sat on mat 0 and the dog ran\\nthe cat/ }' score/lines score/tokens
+# where a block sees more of its past than a token in generation, the trainer says to what its rows add up
+if [ -n "$token_by_token" ]; then
+    check "it is said what the rows add up to: $(tail -n 1 score/said)" grep -q "add up to --score with $token_by_token" score/said
+    good "a memory of one length for each token" score --data ../t.txt $tiny --pattern "(sf)2" --same-length --steps 20 --checkpoint same.st
+    for by in file tokens; do good "... by $by" score --checkpoint same.st --threads 1 --score text --score-by $by; cp out score/same_$by; done
+    check "needs no such words" [ "$(grep -c 'add up' err)" -eq 0 ]
+    check "its rows add up" awk -F'\t' 'FNR == 1 { next } FILENAME ~ /file/ { n = $3; next } { n -= $2 } END { exit !(n < 1e-2 && n > -1e-2) }' score/same_file score/same_tokens
+fi
 check "of equal texts equal" [ "$(sed -n 2p score/texts | cut -f 2-)" = "$(sed -n 9p score/texts | cut -f 2-)" ]
 (cd score && exec "$bin" --checkpoint ../eval/never.st --threads 1 --score - --score-by lines <text) >x 2>err
 check "from standard input" cmp score/lines x
@@ -960,6 +968,29 @@ check "150 lines of nine words and an end" [ "$(awk 'NR > 1 && $2 == 10' out | w
 cp out x
 good "of one text" score --checkpoint ../log/words.st --threads 1 --score ../w.txt --score-by lines
 check "the first line is the same, later ones are others" [ "$(sed -n 2p out)" = "$(sed -n 2p x)" -a "$(sed -n 3p out)" != "$(sed -n 3p x)" ]
+# a last line without an end counts as the others do: by file, by line and by text, in each kind of vocabulary, with either kind of line end
+while read -r from line end; do
+    printf "%s$end%s" "$line" "$line" >score/open; printf "%s$end%s$end" "$line" "$line" >score/whole; printf %s "$line" >score/one
+    for by in file lines texts tokens; do
+        good "lines of $from by $by" score --checkpoint "../$from" --threads 1 --score whole --score-by $by
+        cp out score/want
+        good "... without the last end" score --checkpoint "../$from" --threads 1 --score open --score-by $by
+        check "$from: is the same by $by: $(tail -n 1 out | tr '\t' ' '), not $(tail -n 1 score/want | tr '\t' ' ')" cmp score/want out
+        [ $by != texts ] || check "$from: equal candidates have equal rows" [ "$(sed -n 2p out | cut -f 2-)" = "$(sed -n 3p out | cut -f 2-)" ]
+        [ $by != texts ] || sed -n 2p out | cut -f 2-4 >score/row
+    done
+    [ "$end" = '\n' ] || continue
+    good "a line of $from, a file by itself" score --checkpoint "../$from" --threads 1 --score one --score-by texts
+    check "$from: has the row of a candidate" [ "$(sed -n 2p out | cut -f 2-4)" = "$(cat score/row)" ]
+    good "a line of $from, by file" score --checkpoint "../$from" --threads 1 --score one $token_by_token
+    check "$from: has it, too" awk -v a="$(sed -n 2p out | cut -f 1-3)" -v b="$(cat score/row)" 'BEGIN {
+        split(a, x); split(b, y); exit !(x[1] == y[1] && x[2] == y[2] && (x[3] - y[3]) ^ 2 < 1e-6) }'
+done <<'END'
+eval/never.st aa \n
+eval/never.st aa \r\n
+log/words.st two \n
+bad/chars.st the \n
+END
 printf 'the cat\nthe #\n' >score/odd
 run score --checkpoint ../bad/chars.st --threads 1 --score odd
 check "a character that is not known: exit code 1, the line" [ $rc -eq 1 -a "$(grep -c -e '--score odd, line 2: .*#' err)" -eq 1 ]
