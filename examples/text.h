@@ -27,6 +27,10 @@
 
    A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
    one more <eos>, as in the references.
+   Text is UTF-8. A byte-order mark at the beginning of a file, of a text to encode or of
+   a .vocab file is skipped. Text in UTF-16 or UTF-32, with or without a mark, is an error
+   that says how to convert it. BYTES reads every file as it is: a mark is three tokens,
+   and stx_text_encoding tells a caller what the file seems to be.
    Pieces begin words with U+2581, which decodes as a blank; one that stands at the beginning of a line is left to the caller.
    Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
    inside a character or a \r\n (not BYTES) moves forward to its end; WORDS, PIECES, IDS: to the next word or line. The part that ends
@@ -105,7 +109,10 @@ typedef struct stx_vocab_desc {     /* zero means default */
     /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all; then a piece that is not in the
        vocabulary is an error later, unless the text itself has the word <unk>. */
     uint64_t min_count;
-    const char *pieces;         /* PIECES: a SentencePiece .model; IDS: a .vocab, a line a piece: its text, then a tab and anything */
+    /* PIECES: a SentencePiece .model. IDS: a .vocab, one line per piece: its text, or its
+       text, a tab and a score, as SentencePiece writes it. The score follows the last tab, so
+       a piece may hold tabs; it may begin or end with newlines. */
+    const char *pieces;
     int      join_lines;        /* PIECES: line ends are no token (the reference of PAR) */
 } stx_vocab_desc;
 
@@ -133,6 +140,12 @@ STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len
    decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
    out of range. */
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap);
+
+/* How a text of n bytes is encoded, as iconv names it, where it cannot be UTF-8: "UTF-16"
+   and "UTF-32" begin with a mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and "UTF-32BE" have
+   none, and are recognised by the zeros among their first 4096 bytes. NULL: UTF-8, or no
+   text. */
+STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
 /* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
    length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written. */
@@ -311,6 +324,33 @@ static int stx__scan_next(stx__scan *c, const unsigned char **piece, size_t *len
     return 1;
 }
 
+STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
+    const unsigned char *s = (const unsigned char *)text;
+    size_t zeros[4] = {0, 0, 0, 0}, even, odd, i;
+    if (n >= 4 && (!memcmp(s, "\xFF\xFE\0\0", 4) || !memcmp(s, "\0\0\xFE\xFF", 4))) return "UTF-32";
+    if (n >= 2 && (!memcmp(s, "\xFF\xFE", 2) || !memcmp(s, "\xFE\xFF", 2))) return "UTF-16";
+    n = (n < 4096 ? n : 4096) / 4 * 4;
+    for (i = 0; i < n; i++) zeros[i % 4] += !s[i];
+    if (n >= 8 && zeros[3] == n / 4 && zeros[2] > n / 8 && !zeros[0]) return "UTF-32LE";
+    if (n >= 8 && zeros[0] == n / 4 && zeros[1] > n / 8 && !zeros[3]) return "UTF-32BE";
+    /* at least one unit in sixteen is below 256: blanks between words, in any script */
+    even = zeros[0] + zeros[2];
+    odd = zeros[1] + zeros[3];
+    if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
+    if (even >= 2 && even * 32 >= n && !odd) return "UTF-16BE";
+    return NULL;
+}
+
+/* Bytes of the byte-order mark that a text begins with, 0 or 3. SIZE_MAX and an error for
+   text that is not UTF-8 but wider. */
+static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const char *where) {
+    const char *wide = stx_text_encoding(s, n);
+    if (!wide) return n >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    stx_fail(x, STX_ERR_FORMAT, "%s is %s, not UTF-8; convert it: iconv -f %s -t UTF-8 OLD > NEW",
+             where, wide, wide);
+    return SIZE_MAX;
+}
+
 /* Moves a limit of a byte range forward to where a piece may begin (see the manual). A limit in malformed text
    stays near where it is; reading the text reports it. */
 static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
@@ -333,6 +373,8 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
 
 /* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none. */
 static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
+    size_t mark = kind == STX_TOK_BYTES ? 0 : stx__text_mark(x, m->data, m->size, path);
+    if (mark == SIZE_MAX) return 0;
     if (!end) end = m->size;
     if (begin > end || end > m->size) {
         stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
@@ -341,6 +383,7 @@ static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, 
     }
     *b = stx__range_limit(m, kind, (size_t)begin);
     *e = stx__range_limit(m, kind, (size_t)end);
+    if (*b < mark) *b = *e < mark ? *e : mark;
     if (*b == *e) {
         stx_fail(x, STX_ERR_FORMAT, "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it", path,
                  (unsigned long long)begin, (unsigned long long)end, m->size);
@@ -603,36 +646,90 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     return NULL;
 #endif
 }
+/* Whether a line of n bytes is a piece, a tab and a number. *piece: the bytes of the
+   piece, which may hold tabs itself. */
+static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
+    size_t at, i, digits = 0;
+    if (n && s[n - 1] == '\r') n--;
+    for (at = n; at && s[at - 1] != '\t';) at--;
+    for (i = at; i < n; i++) {
+        if (!s[i] || !strchr("+-.0123456789eE", s[i])) return 0;
+        digits += s[i] >= '0' && s[i] <= '9';
+    }
+    *piece = at - (at > 0);
+    return at > 0 && digits > 0;
+}
+
+static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
+    const unsigned char *line = s;
+    while (s < end && *s != '\n') s++;
+    return (size_t)(s - line);
+}
+
+/* The next piece of a .vocab file from *s on, of n bytes; *line counts. 0 with the error
+   set. Where the pieces have scores, a line without one begins a piece that holds a newline.
+   It can only be told from a line whose score is missing if one side of that newline is
+   empty: no piece is. */
+static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
+                          const unsigned char *end, size_t *n, size_t *line) {
+    const unsigned char *at = *s;
+    size_t len = stx__list_line(at, end), before, now;
+    for (++*line; scored && !stx__list_scored(at, len, &now); ++*line) {
+        before = len;
+        at += len + 1;                  /* the last line has a score */
+        len = stx__list_line(at, end);
+        if (before && (stx__list_scored(at, len, &now) ? now : len)) {
+            stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no score after a tab, as the last line "
+                     "has; give it one, as 0", path, *line);
+            return 0;
+        }
+    }
+    if (scored) *n = (size_t)(at - *s) + now;
+    else for (*n = 0; *n < len && at[*n] != '\t' && (at[*n] != '\r' || *n + 1 < len);) ++*n;
+    if (!*n) stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no piece", path, *line);
+    *s = at + len + 1;
+    return *n > 0;
+}
+
 /* The pieces of a .vocab file. It does not say what they are: control pieces are known by their brackets. */
 static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
     static const char *const control[] = {"<s>", "</s>", "<eos>", "<pad>", "[PAD]", "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
-    const unsigned char *s = m->data, *end;
+    size_t mark = stx__text_mark(x, m->data, m->size, path), V = 0, n, i, k, line = 0;
+    const unsigned char *s, *end, *last;
     stx_vocab *v = NULL;
     stx__piece *p;
     unsigned char *type;
-    size_t V = 0, n, i, k;
     int32_t eos = -1, unk = -1;
-    for (i = 0; i < m->size; i++) V += s[i] == '\n' || i == m->size - 1;
-    if (!V) { stx_fail(x, STX_ERR_FORMAT, "%s is empty; give a .vocab file, a line a piece", path); return NULL; }
-    end = s + m->size;          /* not before: an empty file has no bytes to point to */
+    int scored;
+    if (mark == SIZE_MAX) return NULL;
+    if (m->size == mark) {
+        stx_fail(x, STX_ERR_FORMAT, "%s is empty; give a .vocab file, one line per piece", path);
+        return NULL;
+    }
+    s = m->data + mark;
+    end = m->data + m->size;
+    for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';     /* lines: no less than pieces */
+    for (last = end - 1; last > s && last[-1] != '\n';) last--;
+    scored = stx__list_scored(last, stx__list_line(last, end), &n);
     p = (stx__piece *)stx_block(x, V * sizeof *p);
     type = (unsigned char *)stx_block(x, V);
-    for (i = 0; p && type && i < V; i++, s += n + 1) {
-        for (n = 0; s + n < end && s[n] != '\n';) n++;
-        for (k = 0; k < n && s[k] != '\t' && (s[k] != '\r' || k + 1 < n);) k++;
+    for (i = 0; p && type && s < end; i++) {
         p[i].s = s;
+        if (!stx__list_next(x, path, scored, &s, end, &k, &line)) break;
         p[i].n = k;
         type[i] = STX_PIECE_TEXT;
-        if (!k) { stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no piece", path, i + 1); break; }
-        if (stx__piece_byte(s, k)) type[i] = STX_PIECE_BYTE;
-        if (k == 5 && (!memcmp(s, "<unk>", 5) || !memcmp(s, "[UNK]", 5)) && unk < 0) { type[i] = STX_PIECE_UNKNOWN; unk = (int32_t)i; }
+        if (stx__piece_byte(p[i].s, k)) type[i] = STX_PIECE_BYTE;
+        if (k == 5 && (!memcmp(p[i].s, "<unk>", 5) || !memcmp(p[i].s, "[UNK]", 5)) && unk < 0) {
+            type[i] = STX_PIECE_UNKNOWN;
+            unk = (int32_t)i;
+        }
         for (n = 0; n < sizeof control / sizeof *control; n++)
-            if (strlen(control[n]) == k && !memcmp(control[n], s, k)) {
+            if (strlen(control[n]) == k && !memcmp(control[n], p[i].s, k)) {
                 type[i] = STX_PIECE_CONTROL;
                 if (eos < 0 && (n == 1 || n == 2 || n == 6)) eos = (int32_t)i;
             }
-        for (n = k; s + n < end && s[n] != '\n';) n++;
     }
+    V = i;
     if (stx_ok(x)) v = stx__pieces_make(x, STX_TOK_IDS, 0, p, type, V, eos, unk, NULL, 0);
     v = stx__pieces_once(x, v, V, path);
     stx_block_free(x, p);
@@ -822,30 +919,39 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap) {
     stx__scan c;
     const unsigned char *piece;
-    size_t n = 0, k;
+    const char *const where = "the text to encode";
+    size_t n = 0, k, mark = 0;
     int r;
     if (!v || !stx_ok(v->x)) return STX_NPOS;
     if ((len && !text) || (cap && !out)) {
         stx_fail(v->x, STX_ERR_ARG, "stx_vocab_encode: text or out is NULL");
         return STX_NPOS;
     }
+    if (len && v->kind != STX_TOK_BYTES)
+        mark = stx__text_mark(v->x, (const unsigned char *)text, len, where);
+    if (mark == SIZE_MAX) return STX_NPOS;
+    if (mark) {
+        text += mark;
+        len -= mark;
+    }
     if (v->kind == STX_TOK_PIECES) {
         int32_t *ids = NULL;
         size_t room = 0;
-        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, "the text to encode", 0, &ids, &n, &room);
+        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, where, mark, &ids,
+                                      &n, &room);
         if (done && n && cap) memcpy(out, ids, (n < cap ? n : cap) * sizeof *out);
         stx_block_free(v->x, ids);
         return done ? n : STX_NPOS;
     }
     stx__scan_begin(&c, v->kind, v->has_eos, 0, (const unsigned char *)text, len);
     while ((r = stx__scan_next(&c, &piece, &k)) > 0) {
-        int32_t id = stx__vocab_id(v, piece, k, "the text to encode", c.i - (piece == stx__eos ? 1 : k));
+        int32_t id = stx__vocab_id(v, piece, k, where, mark + c.i - (piece == stx__eos ? 1 : k));
         if (id < 0) return STX_NPOS;
         if (n < cap) out[n] = id;
         n++;
     }
     if (r < 0) {
-        stx__bad_utf8(v->x, "the text to encode", c.i, c.s[c.i]);
+        stx__bad_utf8(v->x, where, mark + c.i, c.s[c.i]);
         return STX_NPOS;
     }
     return n;

@@ -3126,6 +3126,26 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
         return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
+
+/* Text in UTF-16 is refused as bytes, too, unless --tokens was given: half is zeros. */
+TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
+    const tr_lm_opt *o = t->opt;
+    char first[4096];
+    const char *wide = NULL;
+    FILE *f;
+    if (o->tokens > TR_COMPACT || tr_given(t->options, "tokens")) return 1;
+    if (t->vocab && !o->init_from) return 1;        /* a run that was begun with it */
+    f = fopen(path, "rb");
+    if (f) {
+        wide = stx_text_encoding(first, fread(first, 1, sizeof first, f));
+        fclose(f);
+    }
+    if (!wide) return 1;
+    return tr_fail(t->err, TR_ERR, "--data %.1000s: this is text in %s; convert it: "
+                   "iconv -f %s -t UTF-8 OLD > NEW; or read its bytes as they are: --tokens %s",
+                   path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
+}
+
             o->data, strerror(errno));
     dir = S_ISDIR(st.st_mode);
     for (part = 0; part < 3; part++) {
@@ -3156,6 +3176,8 @@ TR_DEF int tr_lm_data(tr_lm *t) {
         t->vocab = stx_vocab_build(t->x, &d, path[0], begin[0], end[0]);
         if (!t->vocab) return tr_lm_why(t);
     }
+    for (part = 0; part < (dir ? 3 : 1); part++)
+        if (!tr_lm_text_is_narrow(t, path[part])) return 0;
     for (part = 0; part < 3; part++) {
         if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
         t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
@@ -4678,6 +4700,7 @@ TR_DEF int tr_lm_score(tr_lm *t) {
         if (!ok || len <= 0) break;
         ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
         all += bytes;
+    const char *wide;
         if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
         printf("%llu\t", (unsigned long long)line);
         tr_lm_score_row(&s, bytes);
@@ -4706,6 +4729,10 @@ TR_DEF int tr_lm_list_presets(tr_lm *t) {
     const tr_preset *p;
     printf("preset\tlayers\td\tvocabulary\tparameters\n");
     for (p = t->options->preset; p->name; p++) {
+        wide = line ? NULL : stx_text_encoding(text, (size_t)len);
+        if (wide && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
+            tr_say(&t->term, "--score %.1000s: this is text in %s, and its bytes are read as they "
+                   "are", o->score, wide);
         size_t vocab, n;
         if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR) || !tr_lm_context(t)) return 0;
         vocab = t->opt->vocab ? t->opt->vocab : 256;

@@ -1285,6 +1285,28 @@ def test_vocabularies():
     check(done.returncode == 0 and "test ppl" in done.stdout, f"a dictionary of fairseq's: {done.stderr}")
 
 
+def test_list_of_pieces():
+    """A .vocab file: a piece may hold tabs and newlines, and a byte-order mark is no piece."""
+    for pieces in ([b"<unk>", b"\t", b"a\tb", b"\t\t", b"b"],
+                   [b"<unk>", b"\n", b"\n\n", b"a\n", b"\nb", b"\r", b"c"]):
+        for mark in (b"", b"\xef\xbb\xbf"):
+            with open(path("list.vocab"), "wb") as f:
+                f.write(mark + b"".join(piece + b"\t-%d.5\n" % i for i, piece in enumerate(pieces)))
+            got = convert.pieces_of_list(path("list.vocab"), "ids", len(pieces), False)
+            check(got == pieces, f"{got}, not {pieces}")
+    with open(path("list.vocab"), "wb") as f:
+        f.write(b"\xef\xbb\xbfa\nb\n")
+    got = convert.pieces_of_list(path("list.vocab"), "words", 2, False)
+    check(got == [b"a", b"b"], f"words after a byte-order mark: {got}")
+    with open(path("list.vocab"), "wb") as f:
+        f.write(b"a\t1\nb\nc\t2\n")
+    try:
+        got = convert.pieces_of_list(path("list.vocab"), "ids", 3, False)
+        check(False, f"a missing score is read as {got}")
+    except convert.Refuse as e:
+        check("line 2 has no score" in str(e), str(e))
+
+
 def test_document():
     """Commands of docs/convert.md, as they stand, in its order, and those of docs/cookbook.md that are for this test."""
     text = open(os.path.join(ROOT, "docs", "convert.md")).read()

@@ -1552,6 +1552,155 @@ static void test_ids(void) {
 #endif
 }
 
+/* A .vocab list of n pieces, with their scores if there are any: the pieces come back as
+   they were, or the error does. */
+static void list_is(const char *mark, const char *const *piece, const char *const *score, size_t n,
+                    const char *error) {
+    stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
+    char list[600];
+    stx_vocab *v;
+    size_t i, at = (size_t)snprintf(list, sizeof list, "%s", mark);
+    for (i = 0; i < n; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s%s\n", piece[i], score ? "\t" : "",
+                               score ? score[i] : "");
+    d.pieces = put_text("list.vocab", list);
+    v = stx_vocab_build(x, &d, NULL, 0, 0);
+    if (error) { CHECK(!v); ERROR(STX_ERR_FORMAT, error); return; }
+    FINE();
+    CHECK(stx_vocab_size(v) == n);
+    for (i = 0; v && i < n; i++) {
+        size_t len = 0;
+        const char *got = stx_vocab_piece(v, (int32_t)i, &len);
+        CHECK(got && len == strlen(piece[i]) && !memcmp(got, piece[i], len));
+        CHECK(stx_vocab_find(v, piece[i], len) == (int32_t)i);
+    }
+    stx_vocab_free(v);
+}
+/* A piece may hold what separates pieces, and SentencePiece writes it as it is */
+static void test_lists(void) {
+    static const char *const tabs[] = {"<unk>", "\t", "a\tb", "\t\t", "a\t", "\tb",
+                                       "\xe2\x96\x81" "1\t2", "b"};
+    static const char *const ends[] = {"<unk>", "\n", "\n\n", "a\n", "\nb", "\r", "\n\t", "\t\n",
+                                       "c\n\nd", " ", "e"};
+    static const char *const score[] = {"0", "0", "-1.5", "-2e-05", "3", "-4", "-5", "1e+10", "-6",
+                                        "-7", "-8"};
+    static const char *const plain[] = {"a", " b", "c d", "\xe2\x96\x81"};
+    static const char *const counts[] = {"1", "two", "3\t4", "x"};
+    static const char *const twice[] = {"a", "b\nc", "d"};         /* or "b" without a score */
+    static const char *const none[] = {"a", "", "d"};
+    const char *const marks[2] = {"", "\xEF\xBB\xBF"};
+    size_t i;
+    for (i = 0; i < 2; i++) {
+        list_is(marks[i], tabs, score, sizeof tabs / sizeof *tabs, NULL);
+        list_is(marks[i], ends, score, sizeof ends / sizeof *ends, NULL);
+        list_is(marks[i], plain, NULL, 4, NULL);
+        list_is(marks[i], plain, counts, 4, NULL);
+        list_is(marks[i], twice, score, 3, "line 2 has no score after a tab");
+        list_is(marks[i], none, score, 3, "line 2 has no piece");
+        list_is(marks[i], plain, score, 0, "empty");
+    }
+}
+/* Text of units of 2 or 4 bytes, with a mark or not: one letter, blanks, line ends */
+static void wide_text(int kind, const stx_vocab *v, const char *name, size_t unit, int big,
+                      int mark, const unsigned char letter[2]) {
+    stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
+    unsigned char bytes[4 * 64];
+    char says[80];
+    const char *path, *found;
+    stx_corpus *c;
+    size_t i, at = 0;
+    memset(bytes, 0, sizeof bytes);
+    for (i = 0; i < 60; i++, at += unit) {
+        unsigned char *u = bytes + at, high = letter[0], low = letter[1];
+        if (i % 8 == 7) {
+            high = 0;
+            low = i % 16 == 7 ? ' ' : '\n';
+        }
+        if (mark && !i) {
+            high = 0xFE;
+            low = 0xFF;
+        }
+        u[big ? unit - 2 : 1] = high;
+        u[big ? unit - 1 : 0] = low;
+    }
+    path = put_bytes("wide", bytes, at);
+    found = stx_text_encoding(bytes, at);
+    CHECK(found && strlen(found) == (mark ? 6 : 8) && !strncmp(found, name, strlen(found)));
+    if (kind == STX_TOK_BYTES) {
+        c = stx_corpus_open(x, v, path, 0, 0);
+        FINE();
+        CHECK(stx_corpus_size(c) == at);
+        CHECK(stx_vocab_encode(v, (const char *)bytes, at, NULL, 0) == at);
+        stx_corpus_close(c);
+        return;
+    }
+    snprintf(says, sizeof says, "is %s, not UTF-8; convert it: iconv -f %s -t UTF-8", found, found);
+    CHECK(!stx_corpus_open(x, v, path, 0, 0));
+    ERROR(STX_ERR_FORMAT, says);
+    CHECK(!stx_corpus_open(x, v, path, at / 2, at));
+    ERROR(STX_ERR_FORMAT, says);
+    CHECK(stx_vocab_encode(v, (const char *)bytes, at, NULL, 0) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, says);
+    d.pieces = path;
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0));
+    ERROR(STX_ERR_FORMAT, says);
+}
+/* A byte-order mark is skipped and text of wider units refused, but for bytes */
+static void test_marks(void) {
+    static const char text[] = "\xEF\xBB\xBF" "5 6 5\n6 5 5\n", list[] = "a\nb\nc\nd\ne\nf\ng\n";
+    static const char *const name[] = {"UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"};
+    /* U+0061, U+0430, U+3042 */
+    static const unsigned char script[3][2] = {{0, 'a'}, {4, 0x30}, {0x30, 0x42}};
+    stx_vocab *v, *plain;
+    stx_corpus *c;
+    int32_t a[32], b[32];
+    int kind;
+    for (kind = STX_TOK_BYTES; kind <= STX_TOK_IDS; kind++) {
+        stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
+        const char *path, *without;
+        size_t n, m, i;
+        if (kind == STX_TOK_PIECES) continue;           /* as words, with a library */
+        d.pieces = put_text("list.vocab", list);
+        path = put_text("marked", text);
+        without = put_text("unmarked", text + 3);
+        v = stx_vocab_build(x, &d, path, 0, 0);
+        plain = stx_vocab_build(x, &d, without, 0, 0);
+        c = stx_corpus_open(x, v, path, 0, 0);
+        FINE();
+        CHECK(stx_vocab_size(v) == stx_vocab_size(plain));
+        CHECK(stx_corpus_bytes(c) == (kind == STX_TOK_BYTES ? 15 : kind == STX_TOK_IDS ? 6 : 12));
+        n = stx_corpus_size(c);
+        CHECK(n < 32 && stx_corpus_read(c, 0, n < 32 ? n : 0, a));
+        stx_corpus_close(c);
+        m = stx_vocab_encode(v, text, sizeof text - 1, b, 32);
+        CHECK(m == n && !memcmp(a, b, n * sizeof *a));
+        m = stx_vocab_encode(plain, text + 3, sizeof text - 4, b, 32);
+        CHECK(m + (kind == STX_TOK_BYTES ? 3 : 0) == n && !memcmp(a + (n - m), b, m * sizeof *a));
+        CHECK(stx_vocab_encode(v, text, 3, b, 32) == (kind == STX_TOK_BYTES ? 3u : 0u));
+        FINE();
+        if (kind == STX_TOK_CHARS) {        /* a part of the file that begins inside the mark */
+            for (i = 1; i < 5; i++) {
+                c = stx_corpus_open(x, plain, path, i, 0);
+                CHECK(c && stx_corpus_read(c, 0, 1, a) && (i > 3 || a[0] == b[0]));
+                stx_corpus_close(c);
+            }
+            CHECK(!stx_corpus_open(x, plain, path, 0, 2));
+            ERROR(STX_ERR_FORMAT, "is empty between");
+        }
+        for (i = 0; i < 4 * 2 * 3; i++) {
+            wide_text(kind, v, name[i % 4], i % 4 < 2 ? 2 : 4, (int)(i % 2), (int)(i / 4 % 2),
+                      script[i / 8]);
+        }
+        stx_vocab_free(v);
+        stx_vocab_free(plain);
+    }
+    /* no such text: UTF-8 of other scripts, few zeros, zeros anywhere, one letter */
+    CHECK(!stx_text_encoding("", 0) && !stx_text_encoding("a", 1));
+    CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
+    CHECK(!stx_text_encoding("\xd0\xb0\xd0\xb1 \xd0\xb2", 7));
+    CHECK(!stx_text_encoding("\0\0\0\0\0\0\0\0", 8) && !stx_text_encoding("ab\0\0\0ab\0c", 9));
+    CHECK(!stx_text_encoding("\xEF\xBB\xBF" "ab", 5));
+}
 /* The evaluation rules against plain lists of targets; the training position does not move. */
 static void test_eval(void) {
     size_t n, B, T;
@@ -1866,6 +2015,8 @@ int main(int argc, char **argv) {
     test_records();
     test_roll();
     test_ids();
+    test_lists();
+    test_marks();
     test_eval();
     test_ranks();
     test_batches_errors();

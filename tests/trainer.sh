@@ -496,6 +496,24 @@ good "the largest seed" . --data t.txt $full --steps 2 --checkpoint seed.st --se
 good "the largest seed, resumed" . --data t.txt $full --steps 3 --checkpoint seed.st --seed 18446744073709551615
 ln -s nowhere/at/all lost.st
 refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.st
+# a text of wider units is refused as what it is, bytes of it only where bytes are asked for
+awk '{ gsub(/./, "&@"); printf "%s\n@", $0 }' t.txt | tr @ '\000' >wide.txt
+{ printf '\377\376'; cat wide.txt; } >marked.txt
+mkdir widevalid; cp t.txt widevalid/train.txt; cp wide.txt widevalid/valid.txt
+refused 'wide.txt: this is text in UTF-16LE; .*: iconv -f UTF-16LE .* --tokens bytes$' --data wide.txt $tiny $new
+refused 'marked.txt: this is text in UTF-16; .*: iconv -f UTF-16 ' --data marked.txt $tiny $new
+refused 'valid.txt: this is text in UTF-16LE; ' --data widevalid $tiny $new
+for tokens in chars words; do
+    refused 'wide.txt is UTF-16LE, not UTF-8; .* iconv -f UTF-16LE' --data wide.txt $tiny $new --tokens $tokens
+done
+refused 'wide.txt: this is text in UTF-16LE' --data wide.txt --init-from good.st --steps 3
+good "its bytes, asked for" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
+good "and again from the checkpoint" . --checkpoint wide.st --steps 4
+rm -f wide.st
+{ printf '\357\273\277'; cat t.txt; } >mark.txt
+good "a byte-order mark" . --data mark.txt $full --tokens chars --steps 6 --checkpoint mark.st
+check "has no token for it" [ "$(meta mark.st data.tokens)" = "$(meta chars.st data.tokens)" ]
+rm -f mark.st
 refused 'latin.txt.*utf-8' --data latin.txt $tiny $new --tokens chars
 refused 'latin1.txt.*utf-8' --data latin1.txt $tiny $new --tokens chars
 if [ "$(id -u)" -ne 0 ]; then

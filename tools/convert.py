@@ -545,20 +545,43 @@ def pieces_of_text(path, tokens, order, eos, eos_first, strip):
     return out
 
 
+SCORED = re.compile(rb"(.*)\t[-+.0-9eE]*[0-9][-+.0-9eE]*\r?\Z", re.DOTALL)
+
+
+def pieces_of_vocab(path, lines):
+    """Of a SentencePiece .vocab, as examples/text.h reads one: a score follows the last tab, and
+    a piece may hold tabs and newlines; a newline inside it shows only where one side is empty."""
+    if not lines or not SCORED.match(lines[-1]):
+        return [line.split(b"\t")[0] for line in lines]
+    pieces, rest = [], []
+    for number, line in enumerate(lines):
+        scored = SCORED.match(line)
+        text = scored.group(1) if scored else line
+        if rest and rest[-1] and text:
+            raise Refuse(f"--vocab {path}: line {number} has no score after a tab, as the last "
+                         "line has; give it one, as 0")
+        rest.append(text)
+        if scored:
+            pieces.append(b"\n".join(rest))
+            rest = []
+    return pieces
+
+
 def pieces_of_list(path, tokens, size, fairseq):
     """A piece a line. bytes-compact: a byte's number, or <eos>. fairseq: a dict.txt."""
     try:
         with open(path, "rb") as f:
-            lines = f.read().split(b"\n")
+            data = f.read()
     except OSError as e:
         raise Refuse(f"--vocab {path}: {e.strerror}") from None
+    lines = data[3 if data.startswith(b"\xef\xbb\xbf") else 0:].split(b"\n")
     if lines[-1] == b"":
         lines.pop()
     if fairseq and tokens == "words":
         lines = [b"<s>", b"<pad>", EOS, b"<unk>"] + [line.rsplit(b" ", 1)[0] for line in lines]
         lines += [b"madeupword%04d" % i for i in range(size - len(lines) if 0 < size - len(lines) < 8 else 0)]
-    if tokens == "ids":         # a .vocab of SentencePiece's has a number behind each piece
-        return [line.split(b"\t")[0] for line in lines]
+    if tokens == "ids":
+        return pieces_of_vocab(path, lines)
     if tokens != "bytes-compact":
         return lines
     try:
