@@ -1123,14 +1123,18 @@ static int all_count(tr_lm *t) {
 static int check(tr_lm *t) {
     run *r = (run *)t;
     if (!all_count(t) || !describe(r, 1)) return 0;
-    if (opt.pad_id >= 0 && !opt.divide_all && opt.batch_split > 1)
-        return tr_fail(t->err, TR_ERR, "--pad-id with --batch-split: the parts' means would count alike, however much padding is in "
-                       "them; give --divide-all, or no --batch-split");
+    if (opt.pad_id >= 0 && !opt.divide_all && split)
+        return tr_fail(t->err, TR_ERR, "--pad-id with --%s: an update would be of several means, "
+                       "which would count the same however much padding is in each; give "
+                       "--divide-all, or --%s 1", split, split);
     if (!opt.head_sz && opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do, or give --head-sz",
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     if (opt.adaptive_in && opt.words_out != 1) return tr_fail(t->err, TR_ERR, "--adaptive-in is for --words-out adaptive");
     if (opt.eps_hat && opt.optim > 1) return tr_fail(t->err, TR_ERR, "--eps-hat is for --optim adam and adamw");
+    const char *split = NULL;
+    if (t->training && opt.lm.update_every > 1) split = "update-every";
+    if (opt.batch_split > 1) split = "batch-split";
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
     if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture)
                         || !tr_can_write("picture", opt.picture, 1, t->err, TR_ERR))) return 0;

@@ -316,7 +316,11 @@ family_bad() {
         --words-out adaptive --adaptive-in --cutoffs 5,12 --div-val 2 --one-proj
     refused '--inherit would change nothing' --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
     refused '--arch-every would change nothing' $t $tiny $new --pattern search --arch-share 0 --arch-every 2
-    refused '--pad-id with --batch-split' $t $tiny $new --pattern sf --pad-id 0 --batch-split 2
+    for split in batch-split update-every; do
+        padded="$t $tiny --pattern sf --pad-id 0 --$split 2"
+        refused "--pad-id with --$split: .*--divide-all, or --$split 1" $padded $new
+        good "--$split of means over all tokens" . $padded --divide-all --steps 2
+    done
     for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: want letters" $t $tiny $new --pattern "$pattern"; done
     for p in 0 1 3 x ""; do refused '--pattern par:.*want par:' $t $tiny $new --pattern par:$p; done
     refused '--adaptive-in.*--words-out adaptive' $t $tiny $new --adaptive-in
@@ -395,12 +399,14 @@ family_evaluation() {
     }
     for all in divide-all no-divide-all; do
         for unit in bpc word-ppl ppl; do
-            good "padding, --data-unit $unit, --$all" pads --data uneven $tiny --pattern f --pad-id 95 --$all --data-unit $unit --steps 12 --eval-every 4 --log-every 2 \
-                --checkpoint $unit.$all.st --log $unit.$all.jsonl
-            good "its checkpoint, evaluated" pads --checkpoint $unit.$all.st --eval-only --log $unit.$all.jsonl --threads 1
-            sed -n '/"event":"\(train\|eval\)"/s/.*"event":"\([a-z]*\)","\(split\|step\)":"*\([a-z0-9]*\)"*,"loss":\([^,]*\),"[_a-z]*":\([^,]*\),.*/\1 \3 \4 \5/p' \
-                pads/$unit.$all.jsonl >figures
-            check "$unit with --$all is of each text's own tokens: $(tr '\n' ';' <figures)" own_figures $unit $all
+            run="--checkpoint $unit.$all.st --log $unit.$all.jsonl"
+            good "padding, --data-unit $unit, --$all" pads --data uneven $tiny --pattern f --pad-id 95 --$all \
+                --data-unit $unit --steps 12 --eval-every 4 --log-every 2 $run
+            good "its checkpoint, evaluated" pads $run --eval-only --threads 1
+            tr -d '"{}' <pads/$unit.$all.jsonl | tr : ' ' | awk -F'[ ,]' '$2 == "train" || $2 == "eval" {
+                print $2, $4, $6, $8 }' >figures
+            check "$unit with --$all is of each text's own tokens: $(tr '\n' ';' <figures)" \
+                own_figures $unit $all
         done
     done
     printf '_ab_\n__\nab\n' >pads/text
