@@ -3156,7 +3156,9 @@ TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
     if (!dir) {
         uint64_t size = (uint64_t)st.st_size;
         if (!S_ISREG(st.st_mode)) return tr_fail(t->err, TR_ERR, "--data %s: neither a file nor a directory", o->data);
-        if (size < 64) return tr_fail(t->err, TR_ERR, "--data %s: %llu bytes are too short to train on", o->data, (unsigned long long)size);
+        if (size < 64)
+            return tr_fail(t->err, TR_ERR, "--data %s: %llu bytes are too short to train on: 64 or "
+                           "more are needed", o->data, (unsigned long long)size);
         end[0] = begin[1] = size - size / 20 * 2;
         end[1] = begin[2] = size - size / 20;
         end[2] = size;
@@ -3297,11 +3299,16 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
     if (!tr_lm_batches(t, B, T)) return 0;
     if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
-        return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are too short for so many blocks of "
-            "%llu", (unsigned long long)freq, stx_batches_stream(t->batches), (unsigned long long)T);
+        return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are "
+                       "too short for so many blocks of %llu: %llu or more are needed",
+                       (unsigned long long)freq, stx_batches_stream(t->batches),
+                       (unsigned long long)T, (unsigned long long)(freq * T + 1));
     if (t->opt->random_segments && t->opt->random_segments >= stx_corpus_size(t->text[0]) / T)
-        return tr_fail(t->err, TR_ERR, "--random-segments %llu: the training text of %zu tokens is too short for so many blocks of %llu",
-            (unsigned long long)t->opt->random_segments, stx_corpus_size(t->text[0]), (unsigned long long)T);
+        return tr_fail(t->err, TR_ERR, "--random-segments %llu: the training text of %zu tokens is "
+                       "too short for so many blocks of %llu: %llu or more are needed",
+                       (unsigned long long)t->opt->random_segments, stx_corpus_size(t->text[0]),
+                       (unsigned long long)T,
+                       (unsigned long long)((t->opt->random_segments + 1) * T));
     if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);      /* a checkpoint holds them */
     t->optim = stx_optim_create(t->lm.params, od);
     t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);

@@ -467,7 +467,7 @@ old="--log L.jsonl --tensorboard TB --steps 9"                         # with a 
 refused 'data' $tiny $new
 refused 'nowhere.txt.*no such file' --data nowhere.txt $tiny $new
 refused 'empty.txt' --data empty.txt $tiny $new
-refused 'short.txt' --data short.txt $tiny $new
+refused 'short.txt: 12 bytes are too short to train on: 64 or more' --data short.txt $tiny $new
 refused 'empty.txt is empty; give a .vocab' --data t.txt $tiny $new --tokens ids --pieces empty.txt
 refused 'short70.txt' --data short70.txt $tiny $new
 refused 't.txt\|--batch-sz' --data t.txt $tiny $new --batch-sz 4000
