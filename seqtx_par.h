@@ -197,9 +197,9 @@
        }
    //<quickstart
 
-   Patterns. A pattern lists the blocks from below, the one next to the embedding first: s
-   is attention, f feed-forward, i identity. A number repeats what is before it, a letter or
-   a group in parentheses:
+   Patterns. A pattern lists the blocks from below, the one next to the embedding first:
+   s is attention, f feed-forward, i identity. A number repeats what is before it, a
+   letter or a group in parentheses:
        s5f          5 attention, 1 feed-forward
        (sff)4f3     4 x (1 attention, 2 feed-forward), 3 feed-forward
 
@@ -673,7 +673,7 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each writes text with its 0 into out, which has room for `room` letters, and returns its length; 0 when there is no room or
    the arguments make no sense.
-   expand: to one letter per block (Patterns in the manual). format: back, as short as it can be.
+   expand: to one letter per block (Patterns in the manual). format: back, in short.
    rule: the paper's PAR(L, p) with p = every: floor(L / every) attentions, evenly within the
    first two thirds.
    argmax: of the gates as they are now; sample: each block drawn from its p, a function of (seed, n). */

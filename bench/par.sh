@@ -105,7 +105,8 @@ pattern() {
        pattern=$(text pattern "$out/search.json") ;;
     esac
 }
-# describe NAME: what is known of a network before it is trained, sets pattern, string, order (the string in words), attend, params
+# describe NAME: what is known of a network before it is trained, sets pattern, string, order (the
+# string in words), attend, params
 describe() {
     pattern "$1"
     "$out/train_par" $model --pattern "$pattern" --data "$data" $lists --dry-run >"$out/dry.$$" || exit 2
@@ -311,7 +312,10 @@ words_in() { [ ! -r "$out/text/$1.txt" ] || tokens "$out/text/$1.txt"; }
             unit = tokens == "bytes" ? "bits a byte" : "perplexity of a " (tokens == "words" ? "word" : "piece"); digits = tokens == "bytes" ? 4 : 2
             if (!names) exit
             if (inherit) print "- all networks began with the weights of the search"
-            for (j = 1; j <= names; j++) { a = order[j]; if (in_words[a] != "") printf "- %s is %s: %s\n", a, pattern[a], in_words[a] }
+            for (j = 1; j <= names; j++) {
+                a = order[j]
+                if (in_words[a] != "") printf "- %s is %s: %s\n", a, pattern[a], in_words[a]
+            }
             printf "\n%s, mean over seeds +- their standard deviation.%s Step: forward and backward of a batch, by the clock, %s.\n", toupper(substr(unit, 1, 1)) substr(unit, 2),
                 tokens == "bytes" ? "" : " Of a word, line ends in it: the same loss, for texts that are cut otherwise.", timed ? sprintf("%d rounds against xl in turn, %d threads", rounds, threads) : "not measured yet"
             print "Token: the processor\047s time of a generated one. Processor s: of the trainings themselves, everything in them.\n"

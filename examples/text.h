@@ -110,8 +110,8 @@ typedef struct stx_vocab_desc {     /* zero means default */
        vocabulary is an error later, unless the text itself has the word <unk>. */
     uint64_t min_count;
     /* PIECES: a SentencePiece .model. IDS: a .vocab, one line per piece: its text, or its
-       text, a tab and a score, as SentencePiece writes it. The score follows the last tab, so
-       a piece may hold tabs; it may begin or end with newlines. */
+       text, a tab and a score, as SentencePiece writes it. The score follows the last
+       tab, so a piece may hold tabs; it may begin or end with newlines. */
     const char *pieces;
     int      join_lines;        /* PIECES: line ends are no token (the reference of PAR) */
 } stx_vocab_desc;
@@ -646,6 +646,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     return NULL;
 #endif
 }
+
 /* Whether a line of n bytes is a piece, a tab and a number. *piece: the bytes of the
    piece, which may hold tabs itself. */
 static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
@@ -667,9 +668,9 @@ static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
 }
 
 /* The next piece of a .vocab file from *s on, of n bytes; *line counts. 0 with the error
-   set. Where the pieces have scores, a line without one begins a piece that holds a newline.
-   It can only be told from a line whose score is missing if one side of that newline is
-   empty: no piece is. */
+   set. Where the pieces have scores, a line without one begins a piece that holds a
+   newline. It can only be told from a line whose score is missing if one side of that
+   newline is empty: no piece is. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;

@@ -2663,11 +2663,12 @@ typedef struct {
 #define TR_LM_RUNNING(o) \
     TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
     TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a " \
-        "table with tabs, then stop; nats are -ln of the probability. A last line without an end is read as if it had one, so that all " \
-        "lines count alike"), \
+        "table with tabs, then stop; nats are -ln of the probability. " \
+        "A last line without an end is read as if it had one, so that all lines count alike"), \
     TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, " \
-        "which is a text by itself, with nothing remembered; for each token. All but the first read token by token, as --generate: where " \
-        "a block of an evaluation sees more of its past (train_par), rows add up to those of --eval-block-sz 1"), \
+        "which is a text by itself, with nothing remembered; for each token. " \
+        "All but the first read token by token, as --generate. Where a block of an evaluation " \
+        "sees more of its past (train_par), rows add up to those of --eval-block-sz 1"), \
     TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
     TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
     TR_FLAG("shard", TR_LOCAL, &(o).shard, "of several ranks (mpirun, docs/distributed.md) each holds the optimiser's state of its share " \
@@ -2748,12 +2749,15 @@ typedef struct {
     size_t       size;            /* of the trainer's own struct, which begins with a tr_lm */
 } tr_lm_kind;
 
-/* What figures of a text are of. Padding (--pad-id) is counted in `all` only: it has no loss, no bytes and no words. */
+/* What is counted of one text. Padding (--pad-id) is in `all` only: it has no loss, no
+   bytes and no words. */
 typedef struct tr_lm_counts { double all, tokens, bytes, words; } tr_lm_counts;
-/* What an evaluation gives beside the mean loss */
+
+/* What an evaluation gives next to the mean loss */
 typedef struct tr_lm_scored {
-    double tokens;                /* how many the loss is of */
-    double batch_ppl;             /* mean of the batches' perplexities, TensorFlow's habit; with mean_of_all of their means over all */
+    double tokens;                /* those that have a loss */
+    double batch_ppl;             /* mean of the batches' perplexities, as TensorFlow
+                                     reports it; of means over all with mean_of_all */
 } tr_lm_scored;
 
 /* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
@@ -2808,8 +2812,8 @@ struct tr_lm {
     int        (*load_more)(tr_lm *t, const stx_file *f);
     int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
     int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
-    int32_t      pad_id;          /* targets of this number have no loss; -1: all have one. Set by plan */
-    int          mean_of_all;     /* a loss is the mean over all tokens, that of padding is 0. Set by plan */
+    int32_t      pad_id;          /* these have no loss; -1: all have one. Set by plan */
+    int          mean_of_all;     /* a loss is a mean over padding, too (0). Set by plan */
     tr_lm_counts counts[3];       /* of each text */
     int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
     double       best;            /* of the evaluations so far for which --best saves; NaN: none */
@@ -2985,22 +2989,32 @@ TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     for (i = 0; i < n; i++) m += ids[i] != t->pad_id;
     return (double)m;
 }
-/* Bytes of the padding among these tokens: of its pieces, without the blanks between words */
+
+/* Bytes of the padding among these tokens: of its pieces, without blanks between words */
 TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
-    int blank = stx_vocab_kind(t->vocab) == STX_TOK_WORDS && t->pad_id != stx_vocab_eos(t->vocab);
-    return pads > 0 ? pads * (double)(stx_vocab_decode(t->vocab, &t->pad_id, 1, NULL, 0) - (size_t)blank) : 0;
+    size_t bytes;
+    if (!(pads > 0)) return 0;
+    bytes = stx_vocab_decode(t->vocab, &t->pad_id, 1, NULL, 0);
+    if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS && t->pad_id != stx_vocab_eos(t->vocab)) bytes--;
+    return pads * (double)bytes;
 }
-/* nll: of a text (0, 1, 2), nats for each token that has a loss. Figures of one text never depend on another one. */
-TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) { return exp(nll * t->counts[part].tokens / t->counts[part].words); }
+
+/* Figures of a text (0, 1, 2) are by its own counts. nll: nats per token with a loss */
+TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
+    return exp(nll * t->counts[part].tokens / t->counts[part].words);
+}
+
 TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
     if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
     if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, part, nll);
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
+
 /* The same of a mean loss of training */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
-    return tr_lm_metric(t, 0, t->mean_of_all ? loss * t->counts[0].all / t->counts[0].tokens : loss);
+    const tr_lm_counts *c = &t->counts[0];
+    return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
 }
 TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
 /* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
@@ -3015,7 +3029,10 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
         if (!stx_corpus_read(text, at, m, id)) return 0;
         for (i = 0; i < m; i++) {
             const char *s = stx_vocab_piece(t->vocab, id[i], &len);
-            if (id[i] == t->pad_id) { inside = 0; continue; }
+            if (id[i] == t->pad_id) {
+                inside = 0;
+                continue;
+            }
             if (stx_vocab_kind(t->vocab) >= STX_TOK_WORDS) {
                 words += id[i] != stx_vocab_eos(t->vocab);
                 marked += len >= 3 && !memcmp(s, "\xe2\x96\x81", 3);
@@ -3109,23 +3126,6 @@ TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
     }
     return h;
 }
-/* The three texts, and their vocabulary unless a checkpoint gave it. */
-TR_DEF int tr_lm_decided(const tr_lm *t, const char *name);
-TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value);
-TR_DEF int tr_lm_data(tr_lm *t) {
-    static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
-    const tr_lm_opt *o = t->opt;
-    char path[3][4096];
-    uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
-    struct stat st;
-    int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
-    if (!o->data && t->training && o->checkpoint && !o->init_from
-        && stat(o->checkpoint, &st) && errno == ENOENT)
-        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data",
-                       o->checkpoint);
-    if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
-    if (stat(o->data, &st))
-        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
 
 /* Text in UTF-16 is refused as bytes, too, unless --tokens was given: half is zeros. */
 TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
@@ -3146,6 +3146,23 @@ TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
+/* The three texts, and their vocabulary unless a checkpoint gave it. */
+TR_DEF int tr_lm_decided(const tr_lm *t, const char *name);
+TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value);
+TR_DEF int tr_lm_data(tr_lm *t) {
+    static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
+    const tr_lm_opt *o = t->opt;
+    char path[3][4096];
+    uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
+    struct stat st;
+    int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
+    if (!o->data && t->training && o->checkpoint && !o->init_from
+        && stat(o->checkpoint, &st) && errno == ENOENT)
+        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data",
+                       o->checkpoint);
+    if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
+    if (stat(o->data, &st))
+        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
             o->data, strerror(errno));
     dir = S_ISDIR(st.st_mode);
     for (part = 0; part < 3; part++) {
@@ -3163,6 +3180,8 @@ TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
         end[1] = begin[2] = size - size / 20;
         end[2] = size;
     }
+    for (part = 0; part < (dir ? 3 : 1); part++)
+        if (!tr_lm_text_is_narrow(t, path[part])) return 0;
     if (!t->vocab) {
         stx_vocab_desc d;
         fresh = 1;
@@ -3178,8 +3197,6 @@ TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
         t->vocab = stx_vocab_build(t->x, &d, path[0], begin[0], end[0]);
         if (!t->vocab) return tr_lm_why(t);
     }
-    for (part = 0; part < (dir ? 3 : 1); part++)
-        if (!tr_lm_text_is_narrow(t, path[part])) return 0;
     for (part = 0; part < 3; part++) {
         if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
         t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
@@ -3349,7 +3366,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    if (ok && t->logged && isfinite(t->sum)) {          /* the next log record is of these steps, too */
+    if (ok && t->logged && isfinite(t->sum)) {      /* the next log record is of these steps, too */
         char text[32];
         snprintf(text, sizeof text, "%.17g", t->sum);
         ok = stx_writer_meta(w, "log.sum", text) && stx_writer_meta_u64(w, "log.steps", t->logged);
@@ -3574,7 +3591,10 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
     t->seen = t->best;
     if (!t->training) return 1;
-    if (sum && !tr_read_real(sum, &t->sum)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"log.sum\" is no number"); return 0; }
+    if (sum && !tr_read_real(sum, &t->sum)) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"log.sum\" is no number");
+        return 0;
+    }
     if (sum && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
         || !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print)
@@ -3903,9 +3923,11 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     while (*B > 1 && n / *B < 2 * (*T + 1)) --*B;
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
-/* Mean nll over a text, nats per token that has a loss, with a state of its own, so that training does not notice.
-   blocks 0: the whole text. NaN in error, or when a signal wants the run to stop. */
-TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks, tr_lm_scored *scored) {
+
+/* Mean nll over a text, nats per token that has a loss, with a separate state: training
+   does not notice. blocks 0: the whole text. NaN in error, or when a signal ends it. */
+TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks,
+                         tr_lm_scored *scored) {
     stx_batches_desc d;
     stx_batches *b;
     int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
@@ -3926,7 +3948,7 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
         for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
                 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
             const int32_t *from = in + b0 * n, *to = out + b0 * n;
-            double v[3] = {0, 0, 0}, nll = 0;               /* sum of losses, of how many they are the mean, tokens that count */
+            double v[3] = {0, 0, 0}, nll = 0;   /* sum of losses; tokens of it; with a loss */
             if (mine) {
                 v[2] = tr_lm_counted(t, to, mine * n);
                 v[1] = t->mean_of_all ? (double)(mine * n) : v[2];
@@ -3954,7 +3976,8 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
 /* A result: to standard output, or where that is for the generated text, to standard error. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
 /* Tells what an evaluation gave; 0 when there was an error in place of it. */
-TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scored, uint64_t blocks) {
+TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scored,
+                        uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
     double m;
     int more = t->more_figures && t->unit == TR_PPL;
@@ -3964,7 +3987,9 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
     if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
     m = tr_lm_metric(t, part, nll);
-    if (more) snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f", tr_lm_word_ppl(t, part, nll), scored->batch_ppl);
+    if (more)
+        snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f",
+                 tr_lm_word_ppl(t, part, nll), scored->batch_ppl);
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
         tr_lm_unit(t), m, nll, figures, blocks ? ", part of the text" : "");
     tr_term_close(&t->term);      /* the progress line of this step stays above it */
@@ -4642,8 +4667,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
         return 0;
     }
     stx_vocab_encode(t->vocab, text, len, ids, n);
-    *bytes = (double)(stx_vocab_kind(t->vocab) == STX_TOK_IDS ? stx_vocab_decode(t->vocab, ids, n, NULL, 0) : len)
-             - tr_lm_pad_bytes(t, ids, n);
+    if (stx_vocab_kind(t->vocab) == STX_TOK_IDS) len = stx_vocab_decode(t->vocab, ids, n, NULL, 0);
+    *bytes = (double)len - tr_lm_pad_bytes(t, ids, n);
     if (by == TR_BY_TEXTS) ok = tr_lm_score_begin(t, s);
     for (i = 0; ok && i < n && !tr_stop_requested(); i++) {
         s->read++;
@@ -4654,8 +4679,10 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     free(ids);
     return ok;
 }
-/* A last line without an end gets that of the line before, crlf, where the vocabulary can read line ends: a text that is
-   scored by itself, as a line, or as the last line has one number of tokens. 0: no memory */
+
+/* A last line without an end gets that of the line before, where the vocabulary can read
+   line ends: a text has the same number of tokens in a file by itself, as a line and as
+   the last line. crlf: that end is \r\n. 0: no memory */
 TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *room, ssize_t *len, int crlf) {
     size_t n = (size_t)*len;
     char *longer;
@@ -4678,6 +4705,7 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
     int by = o->score_by, ok, crlf = 0;
+    const char *wide;
     char *text = NULL;
     size_t room = 0;
     ssize_t len = 0;
@@ -4694,20 +4722,24 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     else if (!s.in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
     ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
     if (ok && by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
-        tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to --score with --eval-block-sz 1");
+        tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to "
+               "--score with --eval-block-sz 1");
     while (ok && !tr_stop_requested()) {
         len = getline(&text, &room, f);
         if (len > 0 && !tr_lm_score_end(t, &text, &room, &len, crlf)) len = -2;
         crlf = len > 1 && text[len - 2] == '\r';
-        if (len == -2 || (len < 0 && !feof(f))) {          /* also a line that there is no memory for */
+        if (len == -2 || (len < 0 && !feof(f))) {   /* also a line that there is no memory for */
             if (!tr_stop_requested()) stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s", o->score,
                                                (unsigned long long)line + 1, strerror(errno));
             ok = 0;
         } else if (!line) puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
         if (!ok || len <= 0) break;
+        wide = line ? NULL : stx_text_encoding(text, (size_t)len);
+        if (wide && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
+            tr_say(&t->term, "--score %.1000s: this is text in %s, and its bytes are read as they "
+                   "are", o->score, wide);
         ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
         all += bytes;
-    const char *wide;
         if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
         printf("%llu\t", (unsigned long long)line);
         tr_lm_score_row(&s, bytes);
@@ -4736,10 +4768,6 @@ TR_DEF int tr_lm_list_presets(tr_lm *t) {
     const tr_preset *p;
     printf("preset\tlayers\td\tvocabulary\tparameters\n");
     for (p = t->options->preset; p->name; p++) {
-        wide = line ? NULL : stx_text_encoding(text, (size_t)len);
-        if (wide && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
-            tr_say(&t->term, "--score %.1000s: this is text in %s, and its bytes are read as they "
-                   "are", o->score, wide);
         size_t vocab, n;
         if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR) || !tr_lm_context(t)) return 0;
         vocab = t->opt->vocab ? t->opt->vocab : 256;
@@ -4869,6 +4897,7 @@ TR_DEF int tr_lm_check(tr_lm *t) {
     if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
     return t->kind->check(t);
 }
+
 /* Counts what figures of each text are of; words where a figure is of words. */
 TR_DEF int tr_lm_count_texts(tr_lm *t) {
     int32_t ids[4096];
@@ -4887,10 +4916,11 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
             c->bytes -= tr_lm_pad_bytes(t, ids, m);
         }
         if (!(c->tokens > 0))
-            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text of nothing but this token has no loss: give another text or number",
-                           (long)t->pad_id);
+            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text of nothing but this token has no "
+                           "loss: give another text or number", (long)t->pad_id);
         if (words) c->words = tr_lm_word_count(t, text);
-        if (t->unit == TR_WORD_PPL && !(c->words > 0)) return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
+        if (t->unit == TR_WORD_PPL && !(c->words > 0))
+            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
     }
     return 1;
 }

@@ -45,9 +45,11 @@ static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE_ALSO("nlayers", "num-layers", TR_MODEL, &opt.nlayers, 1, MAX_BLOCKS, "blocks; a pattern that is written out has its own "
                  "number"),
-    TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i identity. A number repeats what is "
-            "before it, a letter or a group: s5f is 5 attention, then 1 feed-forward; (sff)4f3. xl: Transformer-XL, sf repeated; "
-            "par:P: one attention for P blocks, in the first two thirds; search: every block is a mixture of the three"),
+    TR_TEXT("pattern", TR_MODEL, &opt.pattern, "blocks from below: s attention, f feed-forward, i "
+            "identity. A number repeats what is before it, a letter or a group: s5f is 5 "
+            "attention, then 1 feed-forward; (sff)4f3. xl: Transformer-XL, sf repeated; par:P: one "
+            "attention for P blocks, in the first two thirds; search: every block is a mixture of "
+            "the three"),
     TR_SIZE_ALSO("hid-sz", "d-model", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "hidden size d"),
     TR_SIZE_ALSO("nheads", "num-heads|n-head", TR_MODEL, &opt.nheads, 1, 256, "attention heads"),
     TR_SIZE_ALSO("head-sz", "d-head", TR_MODEL, &opt.head_sz, 0, 1u << 20, "width of a head; 0: --hid-sz / --nheads"),
@@ -537,14 +539,16 @@ static int expand(tr_lm *t, const char *name, const char *text, size_t L, char o
             "%zu blocks of --nlayers", name, text, L);
     }
     if (stx_par_expand(out, PATTERN, text)) return 1;
-    return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, or groups of them in parentheses, each with how often it is "
-                   "repeated after it, at most %d blocks, as (sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
+    return tr_fail(t->err, TR_ERR, "--%s %.200s: want letters s, f, i, or groups of them in "
+                   "parentheses, each with how often it is repeated after it, at most %d blocks, "
+                   "as (sff)4f3; or search, xl, par:5", name, text, (int)MAX_BLOCKS);
 }
 static const char *short_form(const char *pattern, char out[PATTERN]) { return stx_par_format(out, PATTERN, pattern) ? out : pattern; }
 
 /* The n letters and numbers at p, which have no groups, in words */
 static void run_in_words(tr_buf *out, const char *p, size_t n) {
     const char *end = p + n;
+    const char *name;
     char word[64], *next;
     while (p < end) {
         char letter = *p;
@@ -553,14 +557,15 @@ static void run_in_words(tr_buf *out, const char *p, size_t n) {
             unsigned long times = strtoul(p + 1, &next, 10);
             blocks += next > p + 1 ? times : 1;
         }
-        snprintf(word, sizeof word, "%lu %s%s", blocks, letter == 's' ? "attention" : letter == 'f' ? "feed-forward" : "identity",
-                 p < end ? ", " : "");
+        name = letter == 's' ? "attention" : "identity";
+        if (letter == 'f') name = "feed-forward";
+        snprintf(word, sizeof word, "%lu %s%s", blocks, name, p < end ? ", " : "");
         tr_buf_puts(out, word);
     }
 }
 
-/* A pattern in words, as "5 attention, 1 feed-forward" for s5f: see Patterns in the manual of seqtx_par.h. To be freed;
-   NULL: no memory */
+/* A pattern in words, as "5 attention, 1 feed-forward" for s5f (Patterns in the manual of
+   seqtx_par.h). To be freed; NULL: no memory */
 static char *in_words(const char *pattern) {
     char text[PATTERN];
     const char *p = short_form(pattern, text);
@@ -625,7 +630,8 @@ static int derive_one(run *r, FILE *out, const char *what, candidate *all, size_
         if (isnan(c->nll)) return 0;
         ++*n;
     }
-    fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t), tr_lm_metric(&r->t, 1, c->nll));
+    fprintf(out, "%-10s %s  %s %.4f", what, short_form(c->pattern, text), tr_lm_unit(&r->t),
+            tr_lm_metric(&r->t, 1, c->nll));
     if (r->desc.cost[0] > 0) fprintf(out, "  %.0f %% of Transformer-XL's time", 100 * c->time);
     words = in_words(c->pattern);
     fprintf(out, "  (%s)\n", words ? words : "");
@@ -743,7 +749,8 @@ static void other_gates(run *r, FILE *out) {
     tr_log_begin(&t->log, "gates");
     for (k = 0; k < 3; k++) {
         if (k == was) continue;
-        fprintf(out, "%s %s: %s %.4f", n++ ? ", and" : "", way[k], tr_lm_unit(t), tr_lm_metric(t, 1, nll[k]));
+        fprintf(out, "%s %s: %s %.4f", n++ ? ", and" : "", way[k], tr_lm_unit(t),
+                tr_lm_metric(t, 1, nll[k]));
         if (t->unit == TR_PPL) fprintf(out, " (mean of batches %.4f)", scored[k].batch_ppl);
         tr_log_num(&t->log, way[k], nll[k]);
     }
@@ -751,10 +758,14 @@ static void other_gates(run *r, FILE *out) {
     tr_log_int(&t->log, "step", t->step);
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
+
 /* The blocks of the network, or the likeliest ones of a search, into the log */
 static void log_order(run *r, const char *pattern) {
     char text[PATTERN], *words = in_words(pattern);
-    if (!tr_lm_begin(&r->t)) { free(words); return; }
+    if (!tr_lm_begin(&r->t)) {
+        free(words);
+        return;
+    }
     tr_log_begin(&r->t.log, "architecture");
     tr_log_int(&r->t.log, "step", r->t.step);
     tr_log_str(&r->t.log, "pattern", short_form(pattern, text));
@@ -791,10 +802,12 @@ static void learned(const tr_lm *t, FILE *out) {
         char a[TR_TEXT_MAX], b[TR_TEXT_MAX], c[TR_TEXT_MAX], d[TR_TEXT_MAX];
         pair[0] = pattern; pair[1] = other;
         if (race(r, pair, speed)) {
-            fprintf(out, "race, tokens a second training and evaluating, medians in turn: %s and %s against %s and %s of ",
-                    tr_count(a, speed[0][0]), tr_count(b, speed[0][1]), tr_count(c, speed[1][0]), tr_count(d, speed[1][1]));
+            fprintf(out, "race, tokens a second training and evaluating, medians in turn: %s and "
+                    "%s against %s and %s of ", tr_count(a, speed[0][0]), tr_count(b, speed[0][1]),
+                    tr_count(c, speed[1][0]), tr_count(d, speed[1][1]));
             print_pattern(out, other);
-            fprintf(out, "; %.2f and %.2f times as fast\n", speed[0][0] / speed[1][0], speed[0][1] / speed[1][1]);
+            fprintf(out, "; %.2f and %.2f times as fast\n", speed[0][0] / speed[1][0],
+                    speed[0][1] / speed[1][1]);
         }
     }
     if (opt.picture && *opt.picture && !*r->pattern && stx_ok(t->x)) picture(r);
@@ -968,9 +981,10 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     size_t l, n = 0;
     for (l = 0; l < r->blocks; l++) n += !*r->pattern || r->pattern[l] == 's';
     if (*r->pattern)
-        snprintf(line, room, "%zu blocks %.60s: %.600s; %zu of them attention of %llu heads, segment %llu, memory %llu", r->blocks,
-            short_form(r->pattern, text), words ? words : "", n, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz,
-            (unsigned long long)opt.mem);
+        snprintf(line, room, "%zu blocks %.60s: %.600s; %zu of them attention of %llu heads, "
+                 "segment %llu, memory %llu", r->blocks, short_form(r->pattern, text),
+                 words ? words : "", n, (unsigned long long)opt.nheads,
+                 (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
     else
         snprintf(line, room, "a search of %zu blocks, %zu numbers in their gates, %llu heads, segment %llu, memory %llu", r->blocks,
             3 * r->blocks, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, (unsigned long long)opt.mem);
@@ -1122,6 +1136,9 @@ static int all_count(tr_lm *t) {
 }
 static int check(tr_lm *t) {
     run *r = (run *)t;
+    const char *split = NULL;
+    if (t->training && opt.lm.update_every > 1) split = "update-every";
+    if (opt.batch_split > 1) split = "batch-split";
     if (!all_count(t) || !describe(r, 1)) return 0;
     if (opt.pad_id >= 0 && !opt.divide_all && split)
         return tr_fail(t->err, TR_ERR, "--pad-id with --%s: an update would be of several means, "
@@ -1132,9 +1149,6 @@ static int check(tr_lm *t) {
             (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     if (opt.adaptive_in && opt.words_out != 1) return tr_fail(t->err, TR_ERR, "--adaptive-in is for --words-out adaptive");
     if (opt.eps_hat && opt.optim > 1) return tr_fail(t->err, TR_ERR, "--eps-hat is for --optim adam and adamw");
-    const char *split = NULL;
-    if (t->training && opt.lm.update_every > 1) split = "update-every";
-    if (opt.batch_split > 1) split = "batch-split";
     if (opt.picture && !opt.lm.log) return tr_fail(t->err, TR_ERR, "--picture is drawn from the --log: give one");
     if (opt.picture && (!tr_lm_own_file(t, "picture", opt.picture)
                         || !tr_can_write("picture", opt.picture, 1, t->err, TR_ERR))) return 0;

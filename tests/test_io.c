@@ -1565,7 +1565,11 @@ static void list_is(const char *mark, const char *const *piece, const char *cons
                                score ? score[i] : "");
     d.pieces = put_text("list.vocab", list);
     v = stx_vocab_build(x, &d, NULL, 0, 0);
-    if (error) { CHECK(!v); ERROR(STX_ERR_FORMAT, error); return; }
+    if (error) {
+        CHECK(!v);
+        ERROR(STX_ERR_FORMAT, error);
+        return;
+    }
     FINE();
     CHECK(stx_vocab_size(v) == n);
     for (i = 0; v && i < n; i++) {
@@ -1576,6 +1580,7 @@ static void list_is(const char *mark, const char *const *piece, const char *cons
     }
     stx_vocab_free(v);
 }
+
 /* A piece may hold what separates pieces, and SentencePiece writes it as it is */
 static void test_lists(void) {
     static const char *const tabs[] = {"<unk>", "\t", "a\tb", "\t\t", "a\t", "\tb",
@@ -1600,6 +1605,7 @@ static void test_lists(void) {
         list_is(marks[i], plain, score, 0, "empty");
     }
 }
+
 /* Text of units of 2 or 4 bytes, with a mark or not: one letter, blanks, line ends */
 static void wide_text(int kind, const stx_vocab *v, const char *name, size_t unit, int big,
                       int mark, const unsigned char letter[2]) {
@@ -1645,6 +1651,7 @@ static void wide_text(int kind, const stx_vocab *v, const char *name, size_t uni
     CHECK(!stx_vocab_build(x, &d, path, 0, 0));
     ERROR(STX_ERR_FORMAT, says);
 }
+
 /* A byte-order mark is skipped and text of wider units refused, but for bytes */
 static void test_marks(void) {
     static const char text[] = "\xEF\xBB\xBF" "5 6 5\n6 5 5\n", list[] = "a\nb\nc\nd\ne\nf\ng\n";
@@ -1668,7 +1675,8 @@ static void test_marks(void) {
         c = stx_corpus_open(x, v, path, 0, 0);
         FINE();
         CHECK(stx_vocab_size(v) == stx_vocab_size(plain));
-        CHECK(stx_corpus_bytes(c) == (kind == STX_TOK_BYTES ? 15 : kind == STX_TOK_IDS ? 6 : 12));
+        n = kind == STX_TOK_IDS ? 6 : 12;
+        CHECK(stx_corpus_bytes(c) == (kind == STX_TOK_BYTES ? 15 : n));
         n = stx_corpus_size(c);
         CHECK(n < 32 && stx_corpus_read(c, 0, n < 32 ? n : 0, a));
         stx_corpus_close(c);
