@@ -1,36 +1,40 @@
-/* seqtx_attn_span.h - v0.1 - Sequential Transformer with adaptive attention span
-   no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
+/* seqtx_attn_span.h - v0.1 - Sequential Transformer with adaptive attention span no
+   warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:
        #define SEQTX_IMPLEMENTATION           #include "seqtx_attn_span.h"
        #include "seqtx_attn_span.h"
 
-   Needs seqtx.h in the same directory. Compile with -O2 and link -lm (and -pthread on
-   systems older than glibc 2.34). If another file already implements seqtx.h, define
-   SEQTX_ATTN_SPAN_IMPLEMENTATION instead: it compiles only the part in this header.
+   Needs seqtx.h in the same directory. Compile with -O2 and link with -lm (and with
+   -pthread if glibc is older than 2.34). If another file already implements seqtx.h,
+   define SEQTX_ATTN_SPAN_IMPLEMENTATION instead, which compiles only the implementation
+   in this header.
 
    Contents: a character- or word-level language model that reads text segment by segment.
-   Each attention head learns how far back it looks, and only that far is computed.
-   Optional: all-attention layers without a feed-forward network, and adaptive input and
-   output for large vocabularies.
+   Each attention head learns how far back it looks, and attention is computed only that
+   far. Optional: all-attention layers without a feed-forward network, and adaptive input
+   and output for large vocabularies.
 
 
    MANUAL
 
    Papers
-       Adaptive Attention Span in Transformers       Sukhbaatar et al., 2019   1905.07799
+       Adaptive Attention Span in Transformers    Sukhbaatar et al. 2019  arXiv:1905.07799
        Augmenting Self-attention with Persistent
-           Memory (all-attention)                    Sukhbaatar et al., 2019   1907.01470
-       Adaptive Input Representations (adapt_io)     Baevski and Auli, 2018    1809.10853
+           Memory (all-attention)                 Sukhbaatar et al. 2019  arXiv:1907.01470
+       Adaptive Input Representations (adapt_io)  Baevski and Auli 2018   arXiv:1809.10853
 
    Letters used in this file
        B  streams (rows of a batch)        d  model dimension        L  largest span
        T  tokens per stream and call       f  feed-forward size      R  length of the ramp
        V  vocabulary size                  H  heads                  S  window of a layer
        N  persistent vectors per head      D  head dimension d / H   C  cache length
-       z  learned span, a fraction of L    t  distance to a key, in tokens
+       z  learned span, a fraction of L    h  hidden state           l  index of a layer
+       i  position of a query              t  distance from the query to a key
+   Spans, ramps, windows and distances are in tokens.
 
-   The model. Every layer caches its inputs from earlier segments and attends to them.
+   The model. Every layer caches its inputs from earlier segments and attends to them and
+   to the current segment.
 
        tokens (B,T) -> embedding -> h (B,T,d) -> layers -> output head -> logits (B,T,V)
 
@@ -49,60 +53,64 @@
        m_t = clamp(1 + (1 - t + z L) / R, 0, 1)         soft mask: one z in [0,1] per head
        a_t = m_t exp(s_t) / sum_u m_u exp(s_u)          masked weights, renormalised
        y_i = sum_t a_t v_{i-t}
-       loss = mean nll + span_loss sum_layers L mean_heads z
+       loss = mean nll + span_loss sum_l L mean_heads z
 
-   With pers = N > 0 a layer has no feed-forward network. Every head attends to N learned
-   keys and values in addition to the text (all-attention), and LN2 is omitted.
+   With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
+   attends to N learned keys and values (all-attention). They share the normaliser with
+   the other keys and are never masked.
 
-   The window S of a layer, and the length C of its cache, follow the layer's longest
-   head:
+   The window S of a layer and the length C of its cache depend on the longest span among
+   the layer's heads:
 
-       reach = min(L, ceil(L max_h z) + ceil(R))      no key further back has m > 0
+       reach = min(L, ceil(L max z) + ceil(R))        no key further back has m > 0
        S = L - 64 floor(min(L - 1, L - reach) / 64)   trimmed in steps of 64
-       C = min(L, S + 64)                             spare rows for spans that grow
+       C = min(L, S + 64)                             spare rows for spans that grow; L
+                                                      with full_cache
 
        L = 8192, R = 32:   z = 0:    reach   32, S   64, C  128
                            z = 0.1:  reach  852, S  896, C  960
                            z = 1:    reach 8192, S 8192, C 8192
 
    Why it works this way
-       Why a soft ramp? The loss must depend smoothly on the span: dm_t/dz = L / R on the
-       ramp and 0 elsewhere. As R approaches 0, m becomes a step function and z would
-       learn from the penalty alone. Hence R >= 1.
+       Why a soft ramp? The loss must depend continuously on the span, with a slope that z
+       can learn from: dm_t/dz = L / R on the ramp and 0 elsewhere. As R approaches 0, m
+       approaches a step function, and z would learn from the penalty alone. Hence R >= 1.
 
-       Why do spans that start at z = 0 grow? The ramp extends beyond the span. Even at
-       z = 0, a head sees t = 1..R with mask values 1, 1 - 1/R, .., 1/R, and those keys
-       pull on z with slope L / R. z is clamped after the update, so the clamp limits the
-       value but not the gradient. Short initial spans are cheap, and heads that need
-       longer ones grow.
+       Why do spans that start at z = 0 grow? The ramp extends beyond the span. Even at z
+       = 0, a head sees t = 1..R with mask values 1, 1 - 1/R, .., 1/R, and the keys on the
+       ramp contribute to the gradient of z. z is clamped after the update, so the clamp
+       limits the value but not the gradient. Short initial spans are cheap, and the spans
+       of heads that need more context grow.
 
        Why renormalise? Otherwise the weights of a head with a short span would sum to
-       less than 1, and a short head would also be a weak one. With renormalisation, a
-       head with span zL is plain attention over the keys it sees. Keys with m = 0 need
-       not be read, so the time of each head is proportional to its own span.
+       less than 1, and such a head would contribute less. With renormalisation, a head
+       performs ordinary attention over the keys it sees, weighted by m on the ramp. Keys
+       with m = 0 need not be read, so a head takes time proportional to its span.
 
        Why cache layer inputs and not keys? Keys depend on Wk, which changes at every
        step. Projecting the cached inputs with the current weights keeps old and new keys
        consistent, and lets the cached rows contribute to the gradients of Wk and Wv.
 
-   Gradients of the mask. Let g = dL/dy and n = sum_u m_u exp(s_u). Then
+   Gradients of one head. Let g be the gradient of the loss with respect to y_i, v_t short
+   for v_{i-t}, and n = sum_u m_u exp(s_u). Then
 
        ds_t = a_t g.(v_t - y)
-       dm_t = exp(s_t) / n  g.(v_t - y)
-       dz   = L / R  sum_t dm_t, over t with 0 <= 1 + (1 - t + z L) / R <= 1
+       dm_t = (exp(s_t) / n) g.(v_t - y)
+       dz   = (L / R) sum dm_t, over all queries and all t on the ramp, that is with
+              0 <= 1 + (1 - t + z L) / R <= 1; the penalty adds span_loss L / H
 
-   As in the authors' clamp, both ends belong to the ramp.
+   As in the authors' code (see Fidelity), both ends belong to the ramp.
 
-   Worked example. One head, D = 1, L = 4, R = 2, z = 1/8, so zL = 1/2. For t = 1..4 let
-   exp(s) = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3:
+   Worked example. Take one head with D = 1, L = 4, R = 2 and z = 1/8, so that z L = 1/2.
+   For t = 1..4, let exp(s) = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3:
 
        m        = 1, 3/4, 1/4, 0
        m exp(s) = 1, 1, 1, 0, so a = 1/3, 1/3, 1/3, 0 and y = 5
-       dy/dz    = L / R (exp(s_2) (v_2 - y) + exp(s_3) (v_3 - y)) / 3
+       dy/dz    = (L / R) (exp(s_2) (v_2 - y) + exp(s_3) (v_3 - y)) / 3
                 = 2 (-20/3 + 16) / 3 = 56/9     (t = 1 and t = 4 are not on the ramp)
        With no_renorm: sum exp(s) = 8, a = 1/8, 1/8, 1/8, 0 and y = 15/8
 
-   Quick start (a test compiles and runs it): learns "abcabc.." and prints it.
+   Quick start. The program learns "abcabc.." and prints it. A test compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -149,11 +157,11 @@
        }
    //<quickstart
 
-   Copying a memory. stx_span_state_save and _load store a memory in a checkpoint.
-   stx_span_state_get and _set copy it through host memory, for example to another
-   context, device or process that runs the same model. The program below reads the second
-   half of a text twice: once with the original memory and once with a copy. The losses
-   are identical.
+   Copying a memory. stx_span_state_save saves a memory to a checkpoint and
+   stx_span_state_load loads it. stx_span_state_get and _set copy it through a host
+   buffer, for example to another context, device or process that runs the same model. The
+   program below reads the second half of a text twice: once with the original memory and
+   once with a copy. The losses are identical.
 
    //>handover
        #define SEQTX_IMPLEMENTATION
@@ -205,7 +213,8 @@
        }
    //<handover
 
-   Configuration (stx_span_desc)
+   Configuration (stx_span_desc). The last four columns are presets of
+   examples/train_attn_span.c; they leave the other fields at zero.
 
        field            zero means    enwik8_small  enwik8      enwik8_large  enwik8_pers
        ---------------  ------------  ------------  ----------  ------------  -----------
@@ -223,15 +232,17 @@
        dropout          0             0             0.3         0.4           0.4
        emb_dropout      0             0             0           0             0
 
-   dropout acts on attention weights and inside the feed-forward network; emb_dropout on
-   the embedding and on the last hidden state. The papers train with Adagrad at learning
-   rate 0.07, clip the gradient of each tensor to norm 0.03 and use linear warm-up.
+   dropout acts on attention weights and inside the feed-forward network; emb_dropout acts
+   on the embedding and the last hidden state. The character-level experiments of the
+   papers train with Adagrad at a learning rate of 0.07, clip the gradient of each tensor
+   to norm 0.03 and use a linear warm-up.
 
-   adapt_io requires a vocabulary sorted by falling frequency because a cluster is a range
-   of ids: the first cluster holds the frequent words at full width and is computed for
-   every token, the others hold rare words in narrow rows that few tokens need.
+   adapt_io requires a vocabulary sorted by decreasing frequency, because a cluster is a
+   range of ids. The first cluster holds the frequent words at full width and is computed
+   for every token. The other clusters hold rare words in narrow rows, which few tokens
+   need.
 
-   Cost of a layer, forward, in multiply-adds per token. c is the number of cached rows
+   Forward cost of a layer, in multiply-adds per token. c is the number of cached rows
    that are projected, and S_h is the span of head h including its ramp:
 
        Wq, Wo          2 d^2
@@ -239,75 +250,77 @@
        attention       3 D sum_h S_h + 2 N d
        feed-forward    2 d f
 
-   With learned spans, heads are sorted into at most three groups, and the cache is
-   projected for each group only as far back as its longest head sees
-   (stx_head_groups_of); c is then a mean over the heads. There is only one group if some
-   streams have fewer rows than others, and with span_per_layer, no_renorm or literal.
-   With no_renorm and STX_SPAN_LITERAL_EPS every key of the window is part of the
-   normaliser, so S_h = S for every head: a layer with one long head and seven short ones
-   costs as much as eight long ones.
+   With learned spans, the heads are sorted into at most three groups
+   (stx_head_groups_of). For each group, the cache is projected only as far back as the
+   group's longest span reaches; c is then a mean over the heads. There is only one group
+   if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
+   literal is set, or if grouping would save too little. With no_renorm or
+   STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_h = S for
+   every head. A layer with one long span and seven short ones then costs as much as a
+   layer with eight long ones.
 
-   A cache takes B d sum_l C_l elements, in buffers that are half as long again (on a GPU,
-   one segment longer). Generation stores keys and values instead, 4 d sum_l S_l elements
-   per stream. A new token then costs 3 D sum_h S_h + 4 d^2 + 2 d f multiply-adds per
-   layer, however long the text is. Its time is limited by memory bandwidth: with one
-   stream, each token reads all weights once, 4 (4 d^2 + 2 d f) bytes per layer and 4 V d
-   for the output head, and 8 D sum_h S_h bytes of keys and values. Several streams share
-   the reads of the weights.
+   The caches of all layers take B d sum_l C_l elements. Their buffers hold 1.5 times as
+   many rows (on a GPU, T more rows per layer). Generation caches keys and values instead,
+   in buffers twice as long as the windows: 4 d sum_l S_l elements per stream. A new token
+   costs 3 D sum_h S_h + 4 d^2 + 2 d f multiply-adds per layer, however long the text is.
+   Its time is limited by memory bandwidth. With one stream and f32 weights, each token
+   reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for the output head,
+   and 8 D sum_h S_h bytes of keys and values per layer. With several streams, the weights
+   are read once for all of them.
 
-   Fidelity to the authors' implementation of 1905.07799 and 1907.01470
-       Identical to within 1e-10 in double (tested against independent float64 code):
-       losses, caches, all gradients, windows, initialisers, optimisers, position
-       handling, presets.
+   Fidelity to the authors' code of 1905.07799 and 1907.01470
+       Tested against independent float64 code, to 1e-10 in double: losses, caches, all
+       gradients, optimisers. The same: windows, initialisers, positions, presets.
 
-       Corrected; flags of `literal` restore accidental behaviour of the authors' code:
-           STX_SPAN_LITERAL_EPS      a_t = m_t p_t / (sum_u m_u p_u + 1e-8), with p the
-                                     softmax over the whole window. A key beyond a head's
-                                     span then counts if its logit is by far the largest,
-                                     and the weights sum to less than 1. Default: eps = 0,
-                                     the formula of the paper; such keys cost nothing.
-           STX_SPAN_LITERAL_MEMORY   rows of an empty memory are keys and values of zero.
+       Corrected. Flags in `literal` restore the accidental behaviour of the authors'
+       code:
+           STX_SPAN_LITERAL_EPS      a_t = m_t p_t / (sum_u m_u p_u + 1e-8), where p is
+                                     the softmax over the whole window. A key beyond a
+                                     head's span then reduces all weights if its score is
+                                     by far the largest. Default: eps = 0, the formula of
+                                     the paper; such keys cost nothing.
+           STX_SPAN_LITERAL_MEMORY   unwritten memory rows act as keys and values of zero.
                                      They contribute no gradient to Wk and Wv, but their
                                      scores are q.E_t / sqrt(D), so q, E and z learn from
-                                     places without text. Default: rows that were never
+                                     positions without text. Default: rows that were never
                                      written do not exist.
-       As the original means: literal = STX_SPAN_LITERAL.
+       To reproduce the authors' code, set literal = STX_SPAN_LITERAL.
 
        Improved: rows outside the window are never projected; evaluation uses a separate
-       state; bits per byte are computed from the bytes of the text; checkpoints are
-       complete.
+       state; bits per byte are computed from the bytes of the text; checkpoints contain
+       everything that is needed to resume bit-exactly.
 
        Omitted: dynamic spans, where z depends on the input.
 
-   Fidelity to fairseq's examples/adaptive_span, a different model after the same paper.
-   Its weights cannot be loaded into the authors' model or vice versa.
+   Fidelity to fairseq's examples/adaptive_span, a different model based on the same
+   paper. The two models cannot use each other's weights.
        Supported:
            no_renorm         the mask multiplies the softmax over the window, without
                              renormalisation: a_t = m_t exp(s_t) / sum_{u=1..S} exp(s_u)
-           span_per_layer    z has shape (1)
-           fairseq_init      projections N(0, 1/sqrt(d)), W1 and W2 U(-b, b) with
-                             b = sqrt(6 / (d + f)), embedding N(0, 1/sqrt(d)); the rest
-                             as above
-           STX_SPAN_LITERAL_MEMORY   rows of an empty memory are zeros there too
-       As fairseq means: adapt_span = no_renorm = fairseq_init = 1 and
-       literal = STX_SPAN_LITERAL.
+           span_per_layer    all heads of a layer share one z, of shape (1)
+           fairseq_init      projections and embedding normal with deviation 1/sqrt(d), W1
+                             and W2 uniform in [-b, b] with b = sqrt(6 / (d + f)); the
+                             rest as in the authors' code
+           STX_SPAN_LITERAL_MEMORY   fairseq also attends to unwritten rows as zeros
+       To reproduce fairseq, set adapt_span = no_renorm = fairseq_init = 1 and literal =
+       STX_SPAN_LITERAL.
 
-       Different: fairseq clamps z at the start of a forward, after S and C have been
-       computed. Here stx_span_clamp does so after the update. The values are equal unless
-       an update makes every z of a layer negative; its S may then be 64 smaller for one
-       step. A z saved by fairseq can be outside [0,1].
+       Different: fairseq clamps z at the start of a forward pass, after S and C have been
+       computed. Here stx_span_clamp does so after the update. S and C are equal unless an
+       update makes every z of a layer negative; fairseq's S may then be 64 smaller for
+       one step. z in a fairseq checkpoint can be outside [0,1].
 
-       Omitted: what its data loader does. The last token of a block is never a target
-       although the divisor counts it, so its losses are too low, by a factor of
+       Omitted: the behaviour of fairseq's data loader. There, the last token of a block
+       is never a target but the divisor counts it, so losses are too low by a factor of
        (T - 1) / T. Memories carry over from training into validation and back. The
-       vocabulary has four special symbols and is padded to a multiple of 8.
+       vocabulary has four extra special symbols and is padded to a multiple of 8.
 
-   Checkpoints of both programs can be converted in both directions; docs/convert.md lists
+   Checkpoints of either program can be converted to and from seqtx; docs/convert.md lists
    the names of the tensors.
 
-   Arguments of the originals and the fields of stx_span_desc
+   Options of both programs and the corresponding fields of stx_span_desc
 
-       authors             field                           their default
+       authors' code       field                           its default
        ------------------  ------------------------------  -------------
        hid-sz              dim                             256
        inner-hid-sz        inner                           1024
@@ -321,7 +334,7 @@
        adapt-span-loss     span_loss                       0
        adapt-span-ramp     ramp                            32
        adapt-span-init     span_init                       0
-       adapt-span-cache    full_cache, with inverse sense  off
+       adapt-span-cache    full_cache, inverted            off
        pers-mem-size       pers                            0
        adapt-io            adapt_io                        off
        adapt-io-tied       adapt_io_tied                   off
@@ -343,35 +356,38 @@
        adapt_span_layer    span_per_layer                  false
 
    Easy to get wrong
-       - The cache stores layer inputs, not keys. They are projected with the current
-         weights in every step and contribute to the gradients of Wk and Wv. Cached keys
-         would make another model.
-       - A layer's cache is written from its input before the layer runs. That of layer 0
-         stores the embedding after dropout.
+       - The cache stores layer inputs, not keys. These inputs are projected with the
+         current weights in every step and contribute to the gradients of Wk and Wv.
+         Caching the keys instead would define a different model.
+       - A layer's cache is written from the layer's input, before the layer runs. The
+         cache of layer 0 stores the embedding after dropout.
        - A token does not attend to itself: t starts at 1.
        - The mask multiplies exp(s) and the weights are renormalised. Adding the ramp to
-         the logits is not equivalent.
-       - The window S follows the longest head of a layer in steps of 64, and the cache is
-         64 rows longer, so that a growing span finds its rows. If spans grow faster, the
-         missing rows are ignored.
-       - z is clamped to [0,1] after the update, not in the forward.
-       - With no_renorm, S is part of the model: keys inside the window with m = 0 take
-         part in the normaliser, keys outside do not.
+         the scores is not equivalent.
+       - The window S depends on the longest span of the layer's heads, in steps of 64.
+         The cache is 64 rows longer, so that it still holds the rows that a growing span
+         needs. If a span grows faster than that, the missing rows are ignored.
+       - z is clamped to [0,1] after the update, not in the forward pass.
+       - With no_renorm, S is part of the model: keys inside the window with m = 0
+         contribute to the normaliser; keys outside do not.
 
-   GPU. Set desc.device (see seqtx.h); nothing else changes. To replay steps as a CUDA
-   graph, write the step as a function (examples/train_attn_span.c is a complete example):
+   GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
+   changes. To replay steps as a CUDA graph, write the step as a function. A complete
+   example is examples/train_attn_span.c:
 
        stx_tokens_set(x, in, ..);    stx_tokens_set(x, out, ..);
        stx_optim_rate(optim, lr);
        stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);
 
-   step() calls stx_begin .. stx_optim_step and stx_span_clamp. The fused attention
-   kernels need a head dimension of 8 to 128 that is a multiple of 8, without no_renorm,
-   span_per_layer and literal. Otherwise the scores are stored in memory, part by part.
+   step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp.
+   The fused attention kernels require that D is a multiple of 8 from 8 to 128, and that
+   no_renorm, span_per_layer and literal are 0. Otherwise the scores are written to device
+   memory in parts.
+
+   Compile-time options are those of seqtx.h.
 
    Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
-   the memory), stx__span_window (spans), stx_span_gen_feed (generation). Compile-time
-   options are those of seqtx.h.
+   the memory), stx__span_window (spans), stx_span_gen_feed (generation).
 */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
@@ -385,118 +401,141 @@ extern "C" {
 
 // >>api: configuration ------------------------------------------------------------------
 
-/* Flags of stx_span_desc.literal: accidental behaviour of the authors' code; see
-   Fidelity. */
+/* Flags of stx_span_desc.literal. Each restores accidental behaviour; see Fidelity. */
 enum {
     STX_SPAN_LITERAL_EPS    = 1,        /* requires adapt_span without no_renorm */
     STX_SPAN_LITERAL_MEMORY = 2,
     STX_SPAN_LITERAL        = 1 << 30   /* all that apply to the model */
 };
 
+/* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_span_desc {
-    size_t vocab;             /* V, required */
-    size_t layers;            /* 0: 8 */
-    size_t dim;               /* d, a multiple of heads; 0: 256 */
-    size_t heads;             /* H, at most 256; 0: 4 */
-    size_t inner;             /* f; 0: 4 d. Not used with pers */
-    size_t span;              /* L, the largest span in tokens; 0: 1024 */
-    int    adapt_span;        /* 1: learn a span per head; 0: every head sees L tokens */
-    int    full_cache;        /* 1: caches keep L rows; 0: as many as the longest head needs */
-    double ramp;              /* R >= 1, in tokens; 0: 32 */
-    double span_init;         /* initial z, in [0,1] */
-    double span_loss;         /* weight of the span penalty, lambda in the paper */
-    size_t pers;              /* N persistent vectors per head instead of the feed-forward */
-    int    adapt_io;          /* adaptive input and output: sort the vocabulary by frequency */
-    int    adapt_io_tied;     /* adapt_io: input and output share tables and projections */
-    double divval;            /* adapt_io: cluster i has width floor(d / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* adapt_io: ends of the clusters, rising */
-    size_t cutoffs;           /* number of them; 0: those of 20000, 40000, 200000 below vocab */
-    int    forward_columns;   /* adapt_io: order of the cluster columns, see stx_adaptive */
-    double dropout;           /* of attention weights and feed-forward activations, in [0,1) */
-    double emb_dropout;       /* of the embedding and the last hidden state, in [0,1) */
-    int    no_renorm;         /* 1: a = m exp(s) / sum exp(s) over the window; needs adapt_span */
-    int    span_per_layer;    /* 1: all heads of a layer share one z; needs adapt_span */
-    int    fairseq_init;      /* 1: fairseq's initialisers, see Fidelity */
-    unsigned literal;         /* STX_SPAN_LITERAL or flags; a flag that does not apply is an error.
-                                 In the resolved desc: the flags in force */
-    int    recompute;         /* 1: recompute all layers in backward: 1/4 more time, less memory */
-    size_t recompute_layers;  /* recompute the last n layers only */
+    size_t vocab;           /* V, required */
+    size_t layers;          /* 0: 8 */
+    size_t dim;             /* d, a multiple of heads; 0: 256 */
+    size_t heads;           /* H, at most 256; 0: 4 */
+    size_t inner;           /* f; 0: 4 d. Ignored with pers */
+    size_t span;            /* L, the largest span in tokens; 0: 1024 */
+
+    int    adapt_span;      /* 1: learn a span per head; 0: every head sees L tokens */
+    int    full_cache;      /* 1: caches keep L rows; 0: C rows, see the manual */
+    double ramp;            /* R >= 1, in tokens; 0: 32 */
+    double span_init;       /* initial z, in [0,1] */
+    double span_loss;       /* weight of the span penalty, lambda in the paper */
+    int    span_per_layer;  /* 1: all heads of a layer share one z. Requires adapt_span */
+    int    no_renorm;       /* 1: a = m exp(s) / sum exp(s). Requires adapt_span */
+    int    fairseq_init;    /* 1: fairseq's initialisers, see Fidelity */
+    unsigned literal;       /* STX_SPAN_LITERAL, or flags. A flag that does not apply is an
+                               error. In the model's desc: the flags in force */
+
+    size_t pers;            /* N persistent vectors per head, which replace the
+                               feed-forward network; 0: none */
+
+    int    adapt_io;        /* 1: adaptive input and output. Token ids must be sorted by
+                               decreasing frequency. The following fields are for it */
+    int    adapt_io_tied;   /* 1: input and output share tables and projections */
+    double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of the second cluster, of the
+                                               third, .. */
+    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
+                               are below vocab */
+    int    forward_columns; /* order of the head's cluster logits, see stx_adaptive */
+
+    double dropout;         /* probability, in [0,1), for attention weights and
+                               feed-forward activations */
+    double emb_dropout;     /* probability, in [0,1), for the embedding and the last
+                               hidden state */
+
+    int    recompute;       /* 1: recompute all layers in the backward pass. Takes 1/4 more
+                               time and much less memory */
+    size_t recompute_layers;    /* number of last layers to recompute; ignored with
+                                   recompute */
 } stx_span_desc;
 
+/* Parameters of a layer. */
 typedef struct stx_span_layer {
-    stx_tensor *z;                          /* (H), or (1) with span_per_layer; adapt_span only */
-    stx_tensor *pers_key, *pers_val;        /* (H,N,D), all-attention only */
+    stx_tensor *z;                          /* (H), (1) with span_per_layer, or NULL if
+                                               spans are fixed */
+    stx_tensor *pers_key, *pers_val;        /* (H,N,D); NULL without pers */
     stx_tensor *wq, *wo, *wv, *wk;          /* (d,d) */
     stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
-    stx_tensor *w1, *b1;                    /* (f,d) (f), not in all-attention, nor are the next */
-    stx_tensor *w2, *b2;                    /* (d,f) (d) */
+    stx_tensor *w1, *b1;                    /* (f,d), (f); w1 to norm2_shift are NULL with
+                                               pers */
+    stx_tensor *w2, *b2;                    /* (d,f), (d) */
     stx_tensor *norm2_gain, *norm2_shift;   /* (d) */
 } stx_span_layer;
 
+/* A model. The context owns it and its parameters. */
 typedef struct stx_span {
     stx_ctx        *ctx;
-    stx_span_desc   desc;       /* resolved */
+    stx_span_desc   desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
     stx_words      *words;      /* embedding and output head */
     stx_span_layer *layer;      /* [layers] */
-    stx_picked     *spans;      /* z of all layers; adapt_span only */
+    stx_picked     *spans;      /* z of all layers; NULL if spans are fixed */
 } stx_span;
 
-/* Creates a model with initialised parameters in x. It is freed with x. Returns NULL
-   and sets the context's error if the sizes are invalid. */
-STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *d);
+/* Creates a model with initialised parameters in context x, which owns it. The desc is
+   copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
+   runs out. */
+STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc);
 
+/* The model's parameters, owned by the model; NULL if m is NULL. */
 STX_DEF stx_params *stx_span_params(stx_span *m);
 
-/* Number of parameter elements of such a model, tied ones counted once, without
-   creating it. Returns 0 if the desc is invalid, SIZE_MAX if the number does not fit. */
-STX_DEF size_t stx_span_count(const stx_span_desc *d);
+/* Number of parameter elements of a model with this desc. Tied parameters count once.
+   Nothing is created. Returns 0, without setting an error, if the desc is invalid, and
+   SIZE_MAX if the number does not fit in size_t. */
+STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 
 
 // >>api: memory -------------------------------------------------------------------------
 
-/* The caches of all layers for B streams. A forward reads one state and writes one,
-   which may be the same. Use separate states for training and evaluation. A new state
-   is empty. */
+/* The caches of all layers for B streams. A forward pass reads one state and writes
+   another, or the same one. Use separate states for training and evaluation. A new
+   state is empty. */
 typedef struct stx_span_state {
     stx_span *model;
     size_t    B;
-    stx_rows *rows;     /* layer[l].real rows of layer inputs, (B,real,d), oldest first;
+    stx_rows *rows;     /* layer[l].real rows of layer inputs, (B,real,d), oldest first.
                            layer[l].rows is C. With STX_SPAN_LITERAL_MEMORY the C - real
-                           rows before
-                           them are zeros; otherwise they do not exist */
+                           rows before them are zeros; otherwise they do not exist */
 } stx_span_state;
 
+/* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
+   or memory runs out. It is freed by stx_span_state_free, or with the context. */
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B);
 STX_DEF void stx_span_state_free(stx_span_state *s);
 
-/* Empties the memory and sets its lengths by the current spans. Does nothing after an
-   error. */
+/* Empties the memory and sets the cache length of each layer from the current spans.
+   Does nothing after an error. */
 STX_DEF void stx_span_state_reset(stx_span_state *s);
 
-/* Empties the memory of one stream, for example because another text begins there. */
+/* Empties the memory of one stream, for example because a new text begins in it. */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* Copies the memory of layer l to and from host memory; see "Copying a memory" in the
-   manual. get writes the s->rows->layer[l].real rows of each stream, (B,real,d),
-   oldest first. set replaces the layer's memory by n rows per stream, n <= rows <= L.
-   rows is layer[l].rows of the state they came from, or stx_span_cache(m, l) if there
-   is none. Both return 1, or 0 and an error. After a failure the state is unchanged,
-   or layer l is empty if memory could not be allocated. */
+   manual. get writes (B,n,d) values to out, oldest row first, n =
+   s->rows->layer[l].real. set replaces the layer's memory with n rows per stream, n <=
+   rows <= L. rows is the cache length: layer[l].rows of the source state, or
+   stx_span_cache(s->model, l) if the data does not come from a state. Both return 1,
+   or set an error and return 0. If set fails, the state is unchanged, except that
+   layer l is empty if an allocation failed. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
 
-/* Copies the memory of streams c .. c + n - 1 of from to streams b .. b + n - 1 of to, to
-   regroup batches. Both states belong to the same context, and the ranges must not
-   overlap in one state. Returns 1, or 0 and an error. */
+/* Copies the memory of n streams, from stream c of `from` on, to the n streams of `to`
+   from stream b on; useful for regrouping batches. Both states must belong to the same
+   context. If they are the same state, the ranges must not overlap. Returns 1, or sets
+   an error and returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
                                 size_t c, size_t n);
 
-/* Saves the memory in a checkpoint under names that begin with prefix, and loads it
-   into a state with the same B. Both return 1, or 0 and an error; a failed load leaves
-   s empty. */
+/* stx_span_state_save saves the memory to a checkpoint, under names that begin with
+   prefix. stx_span_state_load loads it into a state with the same B. Both return 1, or
+   set an error and return 0; a failed load leaves s empty. */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
@@ -504,84 +543,92 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 // >>api: forward ------------------------------------------------------------------------
 
 /* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL if empty),
-   out the one to write (NULL to discard it); they may be the same. Gradients do not
-   reach the memory. */
+   out the memory to write (NULL to write none); they may be the same. Gradients do not
+   reach the memory. Returns NULL and sets an error if a memory belongs to another
+   model or its B differs from the B of ids. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
-/* Hidden state (B,T,d) -> logits (B,T,V), differentiable. An error with adapt_io,
-   where each cluster has a separate softmax. */
+/* Hidden state (B,T,d) -> logits (B,T,V), differentiable. With adapt_io this is an
+   error, because each cluster has a separate softmax. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
 
-/* Hidden state (B,T,d) -> log p (B,T,V), with and without adapt_io. Not
+/* Hidden state (B,T,d) -> log p (B,T,V). Works with and without adapt_io. Not
    differentiable. */
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h);
 
-/* Mean negative log-likelihood of targets (B,T) -> (1), in nats per token. */
+/* Runs stx_span_forward on ids (B,T) with memories in and out, and returns the mean
+   negative log-likelihood (1) of targets (B,T), in nats per token. */
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out);
 
-/* Adds the span penalty span_loss sum_l L mean_h z to nll (1). Returns nll itself if
-   there is none. This is the tensor to call stx_backward on. */
+/* Adds the span penalty, span_loss sum_l L mean_heads z, to nll (1). Returns nll
+   itself if spans are fixed or span_loss is 0. Call stx_backward on the result. */
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll);
 
-/* Clamps all z to [0,1]. Call it after every update. */
+/* Clamps all z to [0,1]. Call it after every update. Does nothing if spans are fixed. */
 STX_DEF void stx_span_clamp(stx_span *m);
 
-/* The key of stx_step_run: a hash of everything the host decides in a step with these
-   tokens and this memory (NULL if there is none): windows, sizes, addresses, and with
-   adapt_io the number of tokens per cluster (see stx_adaptive_key), so set the tokens
-   first. salt is hashed too. For a step with several parts or memories, pass the key
-   of one as the salt of the next. Waits until the spans of the previous step are
-   known. */
+/* The key for stx_step_run: a hash of everything that the host decides in a step with
+   these tokens and this memory (s may be NULL). This includes windows, sizes and
+   addresses. With adapt_io it includes the number of tokens per cluster (see
+   stx_adaptive_key), so set the tokens first. salt is hashed too: for a step with
+   several parts or memories, pass the key of one as the salt of the next. Waits until
+   the spans of the previous step are known. */
 STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_span_state *s, uint64_t salt);
 
-/* Span z L of one head in tokens, without the ramp; L if spans are fixed. */
+/* Span z L of one head in tokens, without the ramp; L if spans are fixed; 0 if l or
+   head is out of range. */
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head);
 
-/* S, the number of tokens layer l can look back, and C, the length of its cache. Both
-   follow z from step to step; see the manual. */
+/* S, how many tokens back layer l can attend, and C, the length of its cache in rows.
+   Both change with z from step to step; see the manual. 0 if l is out of range. */
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
 
-/* Spans with the ramp, as the authors log them: the mean over layers of ceil(L mean_h
-   z) + ceil(R), and the largest ceil(L max_h z) + ceil(R). */
+/* Spans including the ramp, in tokens, as the authors' code logs them. avg is the mean
+   over layers of min(L, ceil(L mean_heads z) + ceil(R)); max is the largest min(L,
+   ceil(L max_heads z) + ceil(R)). */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
 // >>api: generation ---------------------------------------------------------------------
 
-/* Generates token by token with a KV cache as long as each layer's window, so the cost
-   of a token does not grow with the text. Equal to stx_span_forward over the whole
-   text. Create a new one or reset it after the parameters change. */
+/* Generates token by token with one KV cache per layer, as long as the layer's window,
+   so that the cost of a token does not grow with the text. The results equal those of
+   stx_span_forward over the whole text, up to rounding. After the parameters change,
+   reset the generator or create a new one. */
 typedef struct stx_span_gen {
     stx_span  *model;
     size_t     B;
     stx_cache *cache;
 } stx_span_gen;
 
+/* Creates a generator for B >= 1 streams. Returns NULL and sets an error if B is 0 or
+   memory runs out. It is freed by stx_span_gen_free, or with the context. */
 STX_DEF stx_span_gen *stx_span_gen_create(stx_span *m, size_t B);
 STX_DEF void stx_span_gen_free(stx_span_gen *g);
 
-/* Empties the cache and sets its windows by the current spans. */
+/* Empties the cache and sets its windows from the current spans. */
 STX_DEF void stx_span_gen_reset(stx_span_gen *g);
 
-/* Feeds n >= 1 tokens per stream, ids (B,n), and returns log p (B,V) of the token
-   after the last one. The result is in host memory, for stx_sample, and valid until
-   the next call. Calls stx_begin(x, STX_EVAL), so do not call it between a forward and
-   its backward. */
+/* Feeds n >= 1 tokens per stream, ids (B,n), and returns log p (B,V) of the next
+   token, or NULL after an error. The result is in host memory, ready for stx_sample,
+   and valid until the next call. Calls stx_begin(x, STX_EVAL), so do not call it
+   between a forward pass and its backward pass. */
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any family. Windows
-   follow the spans, so the window arguments must be 0. For NULL, all fields are NULL. */
+/* The model as a table of functions, for programs that accept any model family. The
+   spans determine the windows, so the window arguments must be 0. If m is NULL, all
+   fields are NULL. */
 STX_DEF stx_lm stx_span_lm(stx_span *m);
 
 #ifdef __cplusplus
 }
 #endif
 
-/* Stop here if you only want the API. */
+/* Stop reading here if you only want the API. */
 #endif /* SEQTX_ATTN_SPAN_H */
 
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_ATTN_SPAN_IMPLEMENTATION)) \
@@ -599,8 +646,8 @@ static int stx__span_bad(stx_ctx *x, const char *field, double got, const char *
     return stx_bad_value(x, "stx_span_create", field, got, expected);
 }
 
-/* Replaces STX_SPAN_LITERAL by the flags that apply to the model. Returns 0 and an
-   error if a single flag does not apply. */
+/* Replaces STX_SPAN_LITERAL with the flags that apply to the model. Returns 0 and sets
+   an error if a flag that was set individually does not apply or is unknown. */
 static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
     const unsigned all = STX_SPAN_LITERAL | STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY;
     unsigned apply = STX_SPAN_LITERAL_MEMORY;
@@ -613,13 +660,14 @@ static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
     }
     if (d->literal & ~all)
         return stx__span_bad(x, "literal", (double)d->literal,
-                             "STX_SPAN_LITERAL, or flags STX_SPAN_LITERAL_EPS, _MEMORY");
+                             "STX_SPAN_LITERAL, or flags STX_SPAN_LITERAL_EPS and _MEMORY");
     if (d->literal & STX_SPAN_LITERAL) d->literal = apply;
     return 1;
 }
 
-/* Initialisers of embedding and output head, as in PyTorch: N(0,1) for embedding
-   tables, U(-1/sqrt(columns), 1/sqrt(columns)) for everything else. */
+/* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
+   with deviation 1 for embedding tables (1/sqrt(d) with fairseq_init and no adapt_io),
+   uniform in [-1/sqrt(columns), 1/sqrt(columns)] for everything else. */
 static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -640,8 +688,8 @@ static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
     w->proj = w->bias = w->cluster = w->cluster_bias = w->out_table;
 }
 
-/* Copies the desc, fills in defaults and checks it. Returns 0 and, if x is not NULL,
-   sets an error if it is invalid. */
+/* Copies the desc, fills in the defaults, checks it and derives words from it. If it
+   is invalid, returns 0 and, unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
                              stx_words_desc *words) {
     const size_t most = (size_t)1 << 31;
@@ -659,7 +707,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
         return stx__span_bad(x, "dim", (double)d->dim, "at most 2^29");
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_span_create: heads: expected at most 256 that divide dim %zu, got %zu",
+                 "stx_span_create: heads: expected a divisor of dim %zu of at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -721,10 +769,11 @@ static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int 
     return stx_param(m->params, init, a, full, d0, d1, d2, 0);
 }
 
-/* Parameters of one layer. Weights and biases are initialised as PyTorch's Linear
-   does, U(-1/sqrt(columns), 1/sqrt(columns)); persistent keys N(0, 1/sqrt(D)) and
-   values N(0, 1/sqrt(N)). With fairseq_init the projections are Xavier-normal, N(0,
-   1/sqrt(d)), and the feed-forward weights Xavier-uniform. */
+/* Creates the parameters of one layer. Weights and biases are initialised as in
+   PyTorch's Linear, uniform in [-1/sqrt(columns), 1/sqrt(columns)]. Persistent keys
+   are normal with deviation 1/sqrt(D), and values with deviation 1/sqrt(N). With
+   fairseq_init, the projections are Xavier-normal, with deviation 1/sqrt(d), and the
+   feed-forward weights Xavier-uniform. */
 static int stx__span_create_layer(stx_span *m, size_t l) {
     const stx_span_desc *d = &m->desc;
     stx_span_layer *y = &m->layer[l];
@@ -745,7 +794,7 @@ static int stx__span_create_layer(stx_span *m, size_t l) {
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors draw their random values in the order q, o, v, k. */
+       authors' code draws its random values in the order q, o, v, k. */
     if (!stx_params_beside(m->params, 3 * d->dim * d->dim)) return 0;
     y->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
     stx_params_draw(m->params, 2);
@@ -775,7 +824,8 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_span_create: expected a desc with at least vocab, got NULL");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_span_create: expected a desc with at least vocab set, got NULL");
         return NULL;
     }
     m = (stx_span *)stx_persist(x, sizeof *m);
@@ -825,9 +875,9 @@ static size_t stx__span_reach(const stx_span_desc *d, double z) {
     return stx_attention_reach(z, (double)d->span, d->ramp, d->span);
 }
 
-/* Window S and cache length C of layer l, by its longest head:
+/* Window S and cache length C of layer l, from its longest span:
        S = L - 64 floor(min(L - 1, L - reach) / 64)        C = min(L, S + 64)
-   Trimming by multiples of 64 never removes a key with weight. */
+   Trimming by multiples of 64 never removes a key with m > 0. */
 static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) {
     const stx_span_desc *d = &m->desc;
     size_t L = d->span, trim = 0;
@@ -841,11 +891,12 @@ static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) 
     *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
 }
 
-/* Sorts the heads of layer l into groups with windows of their own, for the projection
-   of `rows` cached rows. There is one group if keys beyond a head's span count
-   (no_renorm, literal forms), or if streams have different lengths (masked), where a
-   short head might see no key at all. There is also one group if too few rows are
-   saved to pay for reordering the weights, once in forward and once in backward. */
+/* Sorts the heads of layer l into groups with separate windows, for the projection of
+   `rows` cached rows. There is a single group in three cases: keys beyond a head's
+   span affect the result or z is shared (no_renorm, literal, span_per_layer); streams
+   have different lengths (masked), so that a head with a short span might see no key;
+   or too few rows are saved to pay for reordering the weights, once in the forward and
+   once in the backward pass. */
 static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                              stx_head_groups *g) {
     const stx_span_desc *d = &m->desc;
@@ -995,7 +1046,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 
 // >>layer and forward
 
-/* What stx__span_layer needs besides h. */
+/* Arguments of stx__span_layer other than h. */
 typedef struct stx__span_job {
     stx_span        *m;
     size_t           l, S;
@@ -1037,7 +1088,7 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
 
 /* The rest of a layer after the attention's output y:
        h' = LN1(h + Wo y)
-       h  = LN2(h' + W2 relu(W1 h' + b1) + b2)     unless all-attention */
+       h  = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers */
 static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[l];
@@ -1051,7 +1102,8 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
     return stx_residual_norm_bias(x, h, f, p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
 }
 
-/* One layer, in the form that stx_recompute calls: in[0] = h (B,T,d). */
+/* One layer, as a function that stx_recompute can call: in[0] = h (B,T,d); returns h
+   of the next layer. */
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
@@ -1079,15 +1131,16 @@ static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
     return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.emb_dropout);
 }
 
-/* Checks the batch size and the model of a forward's memory. */
+/* Checks that a memory fits the model and the batch size of the tokens. */
 static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx_span_state *s) {
     if (!s || (s->B == ids->B && s->model == m)) return 1;
     if (s->model != m)
-        stx_fail(m->ctx, STX_ERR_SHAPE, "stx_span_forward: the memory belongs to another model");
+        stx_fail(m->ctx, STX_ERR_SHAPE,
+                 "stx_span_forward: expected a memory of this model, got one of another model");
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
-                 "stx_span_forward: expected a memory of B = %zu streams like the tokens, got %zu",
-                 ids->B, s->B);
+                 "stx_span_forward: expected a memory with B = %zu streams, as in the tokens, "
+                 "got %zu", ids->B, s->B);
     return 0;
 }
 
@@ -1114,7 +1167,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         stx__span_groups(m, l, ids->B, job->past.rows, memory && memory->layer[l].masked,
                          &job->groups);
 
-        /* write it: the layer's input h, before the layer runs */
+        /* write the memory: the layer's input h, before the layer runs */
         if (out && !stx_rows_push(out->rows, memory, l, C, h, NULL)) return NULL;
 
         if (m->desc.layers - l <= m->desc.recompute_layers)
@@ -1202,7 +1255,7 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
 }
 
 
-// >>model: the table of functions for programs that accept any family
+// >>model: the table of functions for programs that accept any model family
 
 static stx_tensor *stx__span_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                      const void *in, void *out) {
@@ -1232,7 +1285,8 @@ static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__span_lm_no_window(stx_span *m, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_span_lm: expected window 0, got %zu: windows follow the spans", window);
+                 "stx_span_lm: expected window = 0, got %zu: the spans determine the windows",
+                 window);
     return !window;
 }
 

@@ -1,11 +1,12 @@
-/* train_attn_span.c - trains, evaluates and samples the Sequential Transformer
+/* train_attn_span.c - trains, evaluates and samples from a Sequential Transformer
 
        cc -O3 -pthread train_attn_span.c -lm -o train_attn_span
        ./train_attn_span --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_attn_span --help
 
-   The training loop is in step() and train() below. Options, text, checkpoints, the
-   log and the terminal are shared by all trainers and come from train.h. */
+   The training loop is in step() and train() below. Option parsing, text input,
+   checkpoints, logging and terminal output come from train.h, which all trainers
+   share. */
 #define TR_LM
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
@@ -15,8 +16,7 @@
 
 // >>options -----------------------------------------------------------------------------
 
-/* --literal without names selects the same forms as the library's flag for all of
-   them. */
+/* --literal without names selects the same flags as STX_SPAN_LITERAL. */
 typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY ? 1 : -1];
 
 static struct {
@@ -36,35 +36,37 @@ static struct {
     uint64_t    lr_warmup, batch_sz, batch_split, block_sz, niter, nbatches;
     int         full_eval;
 
-    tr_lm_opt   lm;         /* options of every trainer */
+    tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how a checkpoint treats the option: see "Resuming" in
-   train.h. */
+/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
-    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "layers"),
+    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 29, "model dimension d"),
     TR_SIZE("inner-hid-sz", TR_MODEL, &opt.inner_hid_sz, 1, 1u << 30,
         "size of the feed-forward network (unused with --pers-mem-size)"),
-    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --hid-sz"),
-    TR_SIZE("attn-span", TR_MODEL, &opt.attn_span, 1, 1u << 30, "largest attention span, tokens"),
+    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
+        "number of attention heads; must divide --hid-sz"),
+    TR_SIZE("attn-span", TR_MODEL, &opt.attn_span, 1, 1u << 30,
+        "largest attention span, in tokens"),
     TR_SIZE("pers-mem-size", TR_MODEL, &opt.pers_mem_size, 0, 1u << 30,
-        "persistent vectors per head instead of the feed-forward network (all-attention)"),
+        "number of persistent vectors per head, which replace the feed-forward network "
+        "(all-attention); 0: none"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
-        "of attention weights and inside the feed-forward network"),
+        "dropout probability of attention weights and inside the feed-forward network"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1,
-        "of the embedding and the last hidden state"),
+        "dropout probability of the embedding and the last hidden state"),
     TR_SET("literal", TR_MODEL, &opt.literal, "eps|memory", 0,
-        "accidental behaviour of the reference, reproduced. eps: 1e-8 of the keys beyond a span "
-        "counts in the normaliser. memory: rows of an empty memory are attended to as zeros"),
+        "reproduce accidental behaviour of the authors' code. eps: add 1e-8 to the normaliser of "
+        "the masked weights. memory: attend to unwritten memory rows as zeros"),
 
     TR_GROUP("Adaptive span"),
     TR_FLAG("adapt-span", TR_MODEL, &opt.adapt_span, "learn a span for each head"),
     TR_REAL("adapt-span-loss", TR_FREE, &opt.adapt_span_loss, 0, 1e6,
         "weight of the span penalty"),
     TR_REAL("adapt-span-ramp", TR_MODEL, &opt.adapt_span_ramp, 1, 1e9,
-        "length of the soft end of a span, tokens"),
+        "length of the soft end of a span, in tokens"),
     TR_REAL("adapt-span-init", TR_FIXED, &opt.adapt_span_init, 0, 1,
         "initial span, as a fraction of --attn-span"),
     TR_FLAG("adapt-span-cache", TR_MODEL, &opt.adapt_span_cache,
@@ -89,31 +91,36 @@ static tr_opt table[] = {
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adagrad|sgd|adam|adamw", "optimiser"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt",
-        "learning rate after the warm-up"),
-    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF, "updates of linear warm-up"),
-    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "learning rate at the end of the cosine"),
-    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+        "learning-rate schedule after the warm-up"),
+    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF,
+        "length of the linear warm-up, in steps"),
+    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6,
+        "learning rate at the end of the cosine schedule"),
+    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "momentum of sgd"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6,
-        "of sgd, adam (added to the gradient) and adamw (decoupled)"),
+        "weight decay of sgd and adam (added to the gradient) and of adamw (decoupled)"),
     TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9,
-        "largest gradient norm, per tensor with adagrad, else of all tensors; 0: none"),
-    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
+        "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
+        "clipping"),
+    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "number of parallel text streams"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30,
         "tokens per stream and step"),
-    TR_SIZE("niter", TR_FREE, &opt.niter, 1, 1u << 30, "iterations of --nbatches steps"),
+    TR_SIZE("niter", TR_FREE, &opt.niter, 1, 1u << 30,
+        "number of iterations, each of --nbatches steps"),
     TR_SIZE("nbatches", TR_FREE, &opt.nbatches, 1, 1u << 30,
-        "steps per iteration; the model is evaluated and saved after each"),
+        "steps per iteration; the model is evaluated and saved after each iteration"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps; 0: --niter times --nbatches"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
-        "of initial values, dropout and positions, and of sampling if given (else sampling "
-        "differs every time)"),
+        "seed of initial values, dropout and positions. If given, also the seed of sampling; "
+        "otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "--nbatches", "a tenth of --nbatches"),
     TR_FLAG("full-eval-mode", TR_LOCAL, &opt.full_eval,
-        "evaluate on the whole validation and test text as the reference counts them, then stop"),
+        "evaluate on the whole validation and test texts, counted as by the authors' code, then "
+        "stop"),
     TR_LM_RUNNING(opt.lm),
     TR_LM_GENERATION(opt.lm),
     TR_LM_SAMPLING(opt.lm),
@@ -129,8 +136,8 @@ static tr_opt table[] = {
     "block-sz=64 batch-sz=16 batch-split=1 nbatches=1200 " \
     "optim=adam lr=0.003 schedule=cosine lr-warmup=60 grad-clip=1 "
 
-/* The defaults of the reference's program, except that memory is kept only as far as
-   the spans need it. */
+/* The defaults of the authors' code, except that caches are only as long as the spans
+   need. */
 #define REFERENCE \
     "tokens=bytes nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=2 attn-span=32 " \
     "pers-mem-size=0 dropout=0.2 emb-dropout=0 " \
@@ -138,8 +145,9 @@ static tr_opt table[] = {
     "block-sz=64 batch-sz=64 batch-split=1 niter=1000 nbatches=1000 " \
     "optim=sgd lr=0.03 momentum=0.9 schedule=constant lr-warmup=0 grad-clip=0 "
 
-/* The published experiments (1905.07799, section 4; 1907.01470, section 5). Where the
-   papers fine-tune: run the same command again with lr / 10 and a larger --niter. */
+/* The published experiments (1905.07799, section 4; 1907.01470, section 5). To
+   fine-tune as in the papers, run the same command again with a tenth of --lr and a
+   larger --niter. */
 #define ADAGRAD \
     REFERENCE "optim=adagrad lr=0.07 grad-clip=0.03 momentum=0 adapt-span data-unit=bpc "
 #define ENWIK8 ADAGRAD "tokens=bytes-compact vocab=205 "
@@ -155,9 +163,9 @@ static tr_opt table[] = {
     "adapt-span-loss=0.0000001 lr-warmup=32000 batch-split=2 "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte model that learns in two minutes on two cores (make demo)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores (make demo)",
         DEMO "dropout=0 steps=4800 eval-blocks=20 log-every=100"},
-    {"reference", "the defaults of the reference's program",
+    {"reference", "the defaults of the authors' code",
         REFERENCE},
     {"enwik8_small", "6.5M parameters, 8 layers, span 1024: published dev ~1.3 bpc",
         ENWIK8 "nlayers=8 hid-sz=256 inner-hid-sz=1024 nheads=4 attn-span=1024 block-sz=256 "
@@ -195,7 +203,7 @@ static tr_options options = {
 // >>run: the state of a run -------------------------------------------------------------
 
 typedef struct run {
-    tr_lm         t;        /* context, text, optimiser, log, ..: see train.h */
+    tr_lm         t;        /* context, text, optimiser, log and more: see train.h */
     stx_span_desc desc;
     stx_span     *model;
 } run;
@@ -207,7 +215,8 @@ enum { METRIC_LOSS };       /* mean loss of a step, nats per token */
 
 /* One step: forward, backward, update. Everything that changes between steps is read
    from t.in, t.out and the optimiser's learning rate, so that a GPU can replay the
-   step (stx_step_run). The batch is processed in parts, whose gradients add up. */
+   step (stx_step_run). The batch is processed in parts, whose gradients are
+   accumulated. */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -280,10 +289,10 @@ static void print_spans(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
     size_t l, head;
     if (!opt.adapt_span) return;
-    fprintf(out, "learned span of each head in tokens, at most %llu; a ramp of %g follows it\n",
+    fprintf(out, "learned span of each head in tokens, at most %llu; a ramp of %g tokens follows\n",
             (unsigned long long)opt.attn_span, opt.adapt_span_ramp);
     for (l = 0; l < opt.nlayers; l++) {
-        fprintf(out, "  layer %2zu ", l);
+        fprintf(out, "  layer %2zu ", l + 1);
         for (head = 0; head < opt.nheads; head++)
             fprintf(out, " %6.0f", stx_span_of(r->model, l, head));
         fprintf(out, "\n");
@@ -293,7 +302,7 @@ static void print_spans(const tr_lm *t, FILE *out) {
 
 // >>main
 
-/* Reports the library's error under the names of the options. */
+/* Reports the library's error, with field names replaced by option names. */
 static int why(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
@@ -318,7 +327,8 @@ static int why(tr_lm *t) {
     return tr_lm_why_in(t, "stx_span_create: ", words);
 }
 
-/* The desc of the model that the options describe. */
+/* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
+   invalid. */
 static int describe(run *r, size_t vocab) {
     stx_span_desc *d = &r->desc;
     memset(d, 0, sizeof *d);
@@ -346,7 +356,7 @@ static int describe(run *r, size_t vocab) {
     return tr_lm_cutoffs(&r->t, d->cutoff, &d->cutoffs);
 }
 
-/* Number of parameters, or 0 and an error. */
+/* Returns the number of parameters, or sets an error and returns 0. */
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
@@ -359,10 +369,11 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* One line about the model, and the number of elements in its memory. */
-static void shape(const tr_lm *t, char *line, size_t room, double *states) {
+/* Writes a one-line description of the model to line, and the number of elements in
+   its memory to *states. */
+static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     (void)t;
-    snprintf(line, room, "%llu layers, %llu heads, span %llu", (unsigned long long)opt.nlayers,
+    snprintf(line, size, "%llu layers, %llu heads, span %llu", (unsigned long long)opt.nlayers,
              (unsigned long long)opt.nheads, (unsigned long long)opt.attn_span);
     *states = (double)opt.batch_sz * (double)opt.hid_sz;
     *states *= (double)opt.nlayers * (double)opt.attn_span;
@@ -386,7 +397,7 @@ static int make(tr_lm *t) {
     return tr_lm_make(t, &od, 1);
 }
 
-/* Checks options against each other, before any text is read. */
+/* Checks the options against each other before any text is read. */
 static int check(tr_lm *t) {
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;
     const tr_only only[] = {
@@ -411,15 +422,15 @@ static int check(tr_lm *t) {
     return tr_lm_cutoffs(t, cutoff, &cutoffs);
 }
 
-/* The length of the run, when it logs, evaluates and saves, and the learning rate
-   schedule. */
+/* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
+   learning-rate schedule. */
 static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
     const tr_opt *steps = tr_find_option(&options, "steps", 5);
     const tr_opt *niter = tr_find_option(&options, "niter", 5);
     const uint64_t tenth = opt.nbatches < 10 ? 1 : opt.nbatches / 10;
 
-    /* --niter on the command line overrides steps from the checkpoint */
+    /* --niter on the command line overrides --steps from the checkpoint */
     if (steps->from == TR_FROM_CHECKPOINT && niter->from > TR_FROM_CHECKPOINT) opt.lm.steps = 0;
 
     t->steps = opt.lm.steps ? opt.lm.steps : opt.niter * opt.nbatches;
@@ -438,7 +449,7 @@ static void plan(tr_lm *t) {
 
 static const tr_lm_kind kind = {
     "seqtx.attn_span.1", "memory", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_LATER, 0,
-    /* options by the size of the text, from small to large */
+    /* options that depend on the size of the text, from small texts to large ones */
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };

@@ -1370,7 +1370,7 @@ static void lm_whole(void) {
         a.gen_free(gen);
         a.state_free(sa);
         b.state_free(sb);
-        if (kind == SPAN) CHECK(!a.state_create(a.model, 1, 5) && strstr(stx_error(x), "expected window 0"), "%s", stx_error(x));
+        if (kind == SPAN) CHECK(!a.state_create(a.model, 1, 5) && strstr(stx_error(x), "expected window = 0"), "%s", stx_error(x));
         stx_destroy(x);
         stx_destroy(y);
     }

@@ -736,7 +736,7 @@ static void errors(void) {
     d = small(); d.adapt_span = 0; d.literal = STX_SPAN_LITERAL_EPS;
     refused(d, "STX_SPAN_LITERAL_EPS requires");
     d = small(); d.literal = 4;
-    refused(d, "flags STX_SPAN_LITERAL_EPS, _MEMORY, got 4");
+    refused(d, "flags STX_SPAN_LITERAL_EPS and _MEMORY, got 4");
     d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
     
     x = context(1, 0);
