@@ -1,5 +1,5 @@
-/* seqtx_attn_span.h - v0.1 - Sequential Transformer with adaptive attention span no
-   warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
+/* seqtx_attn_span.h - v0.1 - Sequential Transformer with adaptive attention span
+   no warranty implied; MIT or public domain, your choice (see the end of seqtx.h)
 
    In ONE .c or .cpp file:                everywhere else:
        #define SEQTX_IMPLEMENTATION           #include "seqtx_attn_span.h"
@@ -31,6 +31,7 @@
        N  persistent vectors per head      D  head dimension d / H   C  cache length
        z  learned span, a fraction of L    h  hidden state           l  index of a layer
        i  position of a query              t  distance from the query to a key
+       E  position embedding, key_pe in the code
    Spans, ramps, windows and distances are in tokens.
 
    The model. Every layer caches its inputs from earlier segments and attends to them and
@@ -56,16 +57,16 @@
        loss = mean nll + span_loss sum_l L mean_heads z
 
    With pers = N > 0, a layer has no feed-forward network and no LN2. Every head also
-   attends to N learned keys and values (all-attention). They share the normaliser with
-   the other keys and are never masked.
+   attends to N learned vectors (all-attention): the sum over u includes keys sqrt(D) pk_n
+   and values sqrt(N) pv_n, without position and with m = 1.
 
    The window S of a layer and the length C of its cache depend on the longest span among
-   the layer's heads:
+   the layer's heads. With fixed spans, S = C = L.
 
-       reach = min(L, ceil(L max z) + ceil(R))        no key further back has m > 0
-       S = L - 64 floor(min(L - 1, L - reach) / 64)   trimmed in steps of 64
-       C = min(L, S + 64)                             spare rows for spans that grow; L
-                                                      with full_cache
+       reach = min(L, ceil(L max z) + ceil(R))   no key further back has m > 0
+       S = L - 64 floor((L - reach) / 64)        trimmed in steps of 64
+       C = min(L, S + 64)                        spare rows for spans that grow; L with
+                                                 full_cache
 
        L = 8192, R = 32:   z = 0:    reach   32, S   64, C  128
                            z = 0.1:  reach  852, S  896, C  960
@@ -74,7 +75,8 @@
    Why it works this way
        Why a soft ramp? The loss must depend continuously on the span, with a slope that z
        can learn from: dm_t/dz = L / R on the ramp and 0 elsewhere. As R approaches 0, m
-       approaches a step function, and z would learn from the penalty alone. Hence R >= 1.
+       approaches a step function, and z would learn from the penalty alone. With R >= 1,
+       the ramp always contains a key.
 
        Why do spans that start at z = 0 grow? The ramp extends beyond the span. Even at z
        = 0, a head sees t = 1..R with mask values 1, 1 - 1/R, .., 1/R, and the keys on the
@@ -85,7 +87,7 @@
        Why renormalise? Otherwise the weights of a head with a short span would sum to
        less than 1, and such a head would contribute less. With renormalisation, a head
        performs ordinary attention over the keys it sees, weighted by m on the ramp. Keys
-       with m = 0 need not be read, so a head takes time proportional to its span.
+       with m = 0 need not be read, so a head takes time proportional to its span plus R.
 
        Why cache layer inputs and not keys? Keys depend on Wk, which changes at every
        step. Projecting the cached inputs with the current weights keeps old and new keys
@@ -96,10 +98,12 @@
 
        ds_t = a_t g.(v_t - y)
        dm_t = (exp(s_t) / n) g.(v_t - y)
-       dz   = (L / R) sum dm_t, over all queries and all t on the ramp, that is with
-              0 <= 1 + (1 - t + z L) / R <= 1; the penalty adds span_loss L / H
+       dz   = (L / R) sum dm_t over all queries and over t = 1..S on the ramp, where
+              0 <= 1 + (1 - t + z L) / R <= 1. As in the authors' code (see Fidelity),
+              both ends belong to the ramp.
 
-   As in the authors' code (see Fidelity), both ends belong to the ramp.
+   The penalty adds span_loss L / H to dz (span_loss L with span_per_layer). With
+   no_renorm, dm_t = (exp(s_t) / sum_u exp(s_u)) g.v_t.
 
    Worked example. Take one head with D = 1, L = 4, R = 2 and z = 1/8, so that z L = 1/2.
    For t = 1..4, let exp(s) = 1, 4/3, 4, 5/3 and v = 6, 0, 9, 3:
@@ -135,12 +139,13 @@
                int32_t text[17];
                for (int i = 0; i < 17; i++) text[i] = "abc"[(step * 16 + i) % 3];
                stx_begin(x, STX_TRAIN);
-               stx_ids *in = stx_tokens(x, text, 1, 16);
-               stx_ids *next = stx_tokens(x, text + 1, 1, 16);
-               stx_tensor *nll = stx_span_loss(model, in, next, memory, memory);
+               stx_ids *ids = stx_tokens(x, text, 1, 16);
+               stx_ids *targets = stx_tokens(x, text + 1, 1, 16);
+               stx_tensor *nll = stx_span_loss(model, ids, targets, memory, memory);
                stx_backward(x, stx_span_total(model, nll));
                if (step % 20 == 0) printf("step %d nll %.4f\n", step, stx_item(x, nll));
-               if (stx_optim_step(optim, 0.01)) stx_span_clamp(model);
+               stx_optim_step(optim, 0.01);
+               stx_span_clamp(model);
            }
 
            int32_t token = 'a';
@@ -172,9 +177,9 @@
        static double half(stx_span *model, const int32_t *text, stx_span_state *memory) {
            stx_ctx *x = model->ctx;
            stx_begin(x, STX_EVAL);
-           stx_ids *in = stx_tokens(x, text, 1, 20);
-           stx_ids *next = stx_tokens(x, text + 1, 1, 20);
-           return stx_item(x, stx_span_loss(model, in, next, memory, memory));
+           stx_ids *ids = stx_tokens(x, text, 1, 20);
+           stx_ids *targets = stx_tokens(x, text + 1, 1, 20);
+           return stx_item(x, stx_span_loss(model, ids, targets, memory, memory));
        }
 
        int main(void) {
@@ -214,7 +219,7 @@
    //<handover
 
    Configuration (stx_span_desc). The last four columns are presets of
-   examples/train_attn_span.c; they leave the other fields at zero.
+   examples/train_attn_span.c. The struct documents all fields.
 
        field            zero means    enwik8_small  enwik8      enwik8_large  enwik8_pers
        ---------------  ------------  ------------  ----------  ------------  -----------
@@ -243,34 +248,37 @@
    need.
 
    Forward cost of a layer, in multiply-adds per token. c is the number of cached rows
-   that are projected, and S_h is the span of head h including its ramp:
+   that are projected, and S_head is the span of a head including its ramp:
 
        Wq, Wo          2 d^2
        Wk, Wv          2 d^2 (c + T) / T
-       attention       3 D sum_h S_h + 2 N d
-       feed-forward    2 d f
+       attention       3 D sum_heads S_head
+       feed-forward    2 d f, or 2 N d for the persistent vectors
 
    With learned spans, the heads are sorted into at most three groups
    (stx_head_groups_of). For each group, the cache is projected only as far back as the
    group's longest span reaches; c is then a mean over the heads. There is only one group
    if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
    literal is set, or if grouping would save too little. With no_renorm or
-   STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_h = S for
-   every head. A layer with one long span and seven short ones then costs as much as a
-   layer with eight long ones.
+   STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head = S.
+   A layer with one long span and seven short ones then costs as much as a layer with
+   eight long ones.
 
    The caches of all layers take B d sum_l C_l elements. Their buffers hold 1.5 times as
    many rows (on a GPU, T more rows per layer). Generation caches keys and values instead,
    in buffers twice as long as the windows: 4 d sum_l S_l elements per stream. A new token
-   costs 3 D sum_h S_h + 4 d^2 + 2 d f multiply-adds per layer, however long the text is.
-   Its time is limited by memory bandwidth. With one stream and f32 weights, each token
-   reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for the output head,
-   and 8 D sum_h S_h bytes of keys and values per layer. With several streams, the weights
-   are read once for all of them.
+   costs 3 D sum_heads S_head + 4 d^2 + 2 d f multiply-adds per layer, however long the
+   text is. Its time is limited by memory bandwidth. With one stream and f32 weights, each
+   token reads 4 (4 d^2 + 2 d f) bytes of weights per layer, 4 V d bytes for the output
+   head, and 8 D sum_heads S_head bytes of keys and values per layer. With several
+   streams, the weights are read once for all of them.
 
    Fidelity to the authors' code of 1905.07799 and 1907.01470
-       Tested against independent float64 code, to 1e-10 in double: losses, caches, all
-       gradients, optimisers. The same: windows, initialisers, positions, presets.
+       Losses, caches, all gradients and optimisers agree with independent float64 code to
+       1e-10 in double. Windows, initialisers, positions and presets are the same. The
+       initialisers: weights and biases of linear layers are uniform in [-1/sqrt(columns),
+       1/sqrt(columns)]; the embedding and key_pe are normal with deviation 1, persistent
+       keys 1/sqrt(D) and values 1/sqrt(N).
 
        Corrected. Flags in `literal` restore the accidental behaviour of the authors'
        code:
@@ -286,9 +294,9 @@
                                      written do not exist.
        To reproduce the authors' code, set literal = STX_SPAN_LITERAL.
 
-       Improved: rows outside the window are never projected; evaluation uses a separate
-       state; bits per byte are computed from the bytes of the text; checkpoints contain
-       everything that is needed to resume bit-exactly.
+       Improved: rows outside the window are never projected. In the trainer: evaluation
+       uses a separate memory; bits per byte are computed from the bytes of the text;
+       checkpoints contain everything that is needed to resume bit-exactly.
 
        Omitted: dynamic spans, where z depends on the input.
 
@@ -306,17 +314,17 @@
        STX_SPAN_LITERAL.
 
        Different: fairseq clamps z at the start of a forward pass, after S and C have been
-       computed. Here stx_span_clamp does so after the update. S and C are equal unless an
-       update makes every z of a layer negative; fairseq's S may then be 64 smaller for
-       one step. z in a fairseq checkpoint can be outside [0,1].
+       computed. Here stx_span_clamp does so after the update. If an update makes every z
+       of a layer negative, the S and C of fairseq are smaller for one step, by up to R
+       rounded up to a multiple of 64. z in a fairseq checkpoint can be outside [0,1].
 
        Omitted: the behaviour of fairseq's data loader. There, the last token of a block
        is never a target but the divisor counts it, so losses are too low by a factor of
        (T - 1) / T. Memories carry over from training into validation and back. The
        vocabulary has four extra special symbols and is padded to a multiple of 8.
 
-   Checkpoints of either program can be converted to and from seqtx; docs/convert.md lists
-   the names of the tensors.
+   Checkpoints of the authors' code and of fairseq can be converted to and from seqtx;
+   docs/convert.md lists the names of the tensors.
 
    Options of both programs and the corresponding fields of stx_span_desc
 
@@ -366,7 +374,8 @@
          the scores is not equivalent.
        - The window S depends on the longest span of the layer's heads, in steps of 64.
          The cache is 64 rows longer, so that it still holds the rows that a growing span
-         needs. If a span grows faster than that, the missing rows are ignored.
+         needs. If a span grows faster than that, the missing rows are ignored (with
+         STX_SPAN_LITERAL_MEMORY they are zeros).
        - z is clamped to [0,1] after the update, not in the forward pass.
        - With no_renorm, S is part of the model: keys inside the window with m = 0
          contribute to the normaliser; keys outside do not.
@@ -375,9 +384,9 @@
    changes. To replay steps as a CUDA graph, write the step as a function. A complete
    example is examples/train_attn_span.c:
 
-       stx_tokens_set(x, in, ..);    stx_tokens_set(x, out, ..);
+       stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
        stx_optim_rate(optim, lr);
-       stx_step_run(x, stx_span_key(model, in, out, memory, 0), step, user);
+       stx_step_run(x, stx_span_key(model, ids, targets, memory, 0), step, user);
 
    step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp.
    The fused attention kernels require that D is a multiple of 8 from 8 to 128, and that
@@ -387,7 +396,7 @@
    Compile-time options are those of seqtx.h.
 
    Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
-   the memory), stx__span_window (spans), stx_span_gen_feed (generation).
+   the memory), stx__span_window (spans), stx__span_gen_step (generation).
 */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
@@ -399,7 +408,7 @@ extern "C" {
 #endif
 
 
-// >>api: configuration ------------------------------------------------------------------
+// >>api: configuration
 
 /* Flags of stx_span_desc.literal. Each restores accidental behaviour; see Fidelity. */
 enum {
@@ -432,11 +441,12 @@ typedef struct stx_span_desc {
                                feed-forward network; 0: none */
 
     int    adapt_io;        /* 1: adaptive input and output. Token ids must be sorted by
-                               decreasing frequency. The following fields are for it */
+                               decreasing frequency. The fields up to forward_columns
+                               apply only then */
     int    adapt_io_tied;   /* 1: input and output share tables and projections */
     double divval;          /* cluster i has width floor(d / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of the second cluster, of the
-                                               third, .. */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of the second cluster, the third
+                                               and so on; increasing, below vocab */
     size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
                                are below vocab */
     int    forward_columns; /* order of the head's cluster logits, see stx_adaptive */
@@ -457,7 +467,7 @@ typedef struct stx_span_layer {
     stx_tensor *z;                          /* (H), (1) with span_per_layer, or NULL if
                                                spans are fixed */
     stx_tensor *pers_key, *pers_val;        /* (H,N,D); NULL without pers */
-    stx_tensor *wq, *wo, *wv, *wk;          /* (d,d) */
+    stx_tensor *wq, *wk, *wv, *wo;          /* (d,d); the first three are adjacent */
     stx_tensor *norm1_gain, *norm1_shift;   /* (d) */
     stx_tensor *w1, *b1;                    /* (f,d), (f); w1 to norm2_shift are NULL with
                                                pers */
@@ -473,7 +483,8 @@ typedef struct stx_span {
     stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
     stx_words      *words;      /* embedding and output head */
     stx_span_layer *layer;      /* [layers] */
-    stx_picked     *spans;      /* z of all layers; NULL if spans are fixed */
+    stx_tensor    **z;          /* [layers], of all layers; NULL if spans are fixed */
+    stx_picked     *spans;      /* the same, for stx_clamp_params */
 } stx_span;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -490,17 +501,19 @@ STX_DEF stx_params *stx_span_params(stx_span *m);
 STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 
 
-// >>api: memory -------------------------------------------------------------------------
+// >>api: memory
 
-/* The caches of all layers for B streams. A forward pass reads one state and writes
-   another, or the same one. Use separate states for training and evaluation. A new
-   state is empty. */
+/* A memory: one cache per layer for B streams. A forward pass reads one memory and
+   writes another, or the same one. Use separate memories for training and evaluation.
+   A new memory is empty. The KV cache of generation is separate. */
 typedef struct stx_span_state {
     stx_span *model;
     size_t    B;
-    stx_rows *rows;     /* layer[l].real rows of layer inputs, (B,real,d), oldest first.
-                           layer[l].rows is C. With STX_SPAN_LITERAL_MEMORY the C - real
-                           rows before them are zeros; otherwise they do not exist */
+    stx_rows *rows;     /* storage: layer[l].real rows of layer inputs, (B,real,d), oldest
+                           first. layer[l].rows is the cache length: C, or less while the
+                           cache of a grown span refills. With STX_SPAN_LITERAL_MEMORY the
+                           rows - real rows before them are zeros; otherwise they do not
+                           exist */
 } stx_span_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -512,53 +525,59 @@ STX_DEF void stx_span_state_free(stx_span_state *s);
    Does nothing after an error. */
 STX_DEF void stx_span_state_reset(stx_span_state *s);
 
-/* Empties the memory of one stream, for example because a new text begins in it. */
+/* Empties the memory of one stream, for example because a new text begins in it. Until
+   the missing rows have left the windows, layers use one group of heads and a GPU does
+   not replay the steps. An error if stream >= B. */
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* Copies the memory of layer l to and from host memory; see "Copying a memory" in the
-   manual. get writes (B,n,d) values to out, oldest row first, n =
-   s->rows->layer[l].real. set replaces the layer's memory with n rows per stream, n <=
-   rows <= L. rows is the cache length: layer[l].rows of the source state, or
-   stx_span_cache(s->model, l) if the data does not come from a state. Both return 1,
-   or set an error and return 0. If set fails, the state is unchanged, except that
-   layer l is empty if an allocation failed. */
+   manual. get writes (B,n,d) values to out, oldest row first, with n rows per stream,
+   n = s->rows->layer[l].real. It is an error while a stream that was reset has fewer
+   rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
+   is the cache length: layer[l].rows of the source, or stx_span_cache(s->model, l) if
+   the data does not come from a memory. Both return 1, or set an error and return 0.
+   If set fails, the memory is unchanged, except that layer l is empty if an allocation
+   failed. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
 
 /* Copies the memory of n streams, from stream c of `from` on, to the n streams of `to`
-   from stream b on; useful for regrouping batches. Both states must belong to the same
-   context. If they are the same state, the ranges must not overlap. Returns 1, or sets
-   an error and returns 0. */
+   from stream b on; useful for regrouping batches. Both must belong to the same
+   context and have the same layers and d. If they are the same state, the ranges must
+   not overlap. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
                                 size_t c, size_t n);
 
 /* stx_span_state_save saves the memory to a checkpoint, under names that begin with
-   prefix. stx_span_state_load loads it into a state with the same B. Both return 1, or
-   set an error and return 0; a failed load leaves s empty. */
+   prefix. stx_span_state_load loads it into a memory with the same B. Both return 1,
+   or set an error and return 0; a failed load leaves s empty. After an earlier error
+   they do nothing. */
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix);
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix);
 
 
-// >>api: forward ------------------------------------------------------------------------
+// >>api: forward
 
 /* ids (B,T) -> last hidden state (B,T,d). in is the memory to read (NULL if empty),
    out the memory to write (NULL to write none); they may be the same. Gradients do not
    reach the memory. Returns NULL and sets an error if a memory belongs to another
-   model or its B differs from the B of ids. */
+   model or its B differs from the B of ids. After an error out may be partly written:
+   reset it. */
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out);
 
 /* Hidden state (B,T,d) -> logits (B,T,V), differentiable. With adapt_io this is an
-   error, because each cluster has a separate softmax. */
+   error, because each cluster has a separate softmax. NULL after an error. */
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h);
 
 /* Hidden state (B,T,d) -> log p (B,T,V). Works with and without adapt_io. Not
-   differentiable. */
+   differentiable. NULL after an error. */
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h);
 
 /* Runs stx_span_forward on ids (B,T) with memories in and out, and returns the mean
-   negative log-likelihood (1) of targets (B,T), in nats per token. */
+   negative log-likelihood (1) of targets (B,T), in nats per token. NULL after an
+   error. */
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out);
 
@@ -587,13 +606,12 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head);
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l);
 STX_DEF size_t stx_span_cache(const stx_span *m, size_t l);
 
-/* Spans including the ramp, in tokens, as the authors' code logs them. avg is the mean
-   over layers of min(L, ceil(L mean_heads z) + ceil(R)); max is the largest min(L,
-   ceil(L max_heads z) + ceil(R)). */
+/* Spans including the ramp, in tokens, as the authors' code logs them: the mean over
+   layers of reach for the mean z of the heads, and the largest reach. 0 if m is NULL. */
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max);
 
 
-// >>api: generation ---------------------------------------------------------------------
+// >>api: generation
 
 /* Generates token by token with one KV cache per layer, as long as the layer's window,
    so that the cost of a token does not grow with the text. The results equal those of
@@ -642,8 +660,19 @@ STX_DEF stx_lm stx_span_lm(stx_span *m);
 
 // >>creation
 
+/* S is trimmed in steps of this many tokens, as in the authors' code. */
+enum { STX__SPAN_STEP = 64 };
+
+#define STX__SPAN_NORM_EPS 1e-5     /* of layer norms, as in PyTorch */
+
 static int stx__span_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_span_create", field, got, expected);
+}
+
+static int stx__span_too_large(stx_ctx *x, const char *field, size_t got, size_t most) {
+    stx_fail(x, STX_ERR_ARG, "stx_span_create: %s: expected at most %zu, got %zu", field, most,
+             got);
+    return 0;
 }
 
 /* Replaces STX_SPAN_LITERAL with the flags that apply to the model. Returns 0 and sets
@@ -658,9 +687,12 @@ static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
                  "no_renorm; STX_SPAN_LITERAL selects the flags that apply");
         return 0;
     }
-    if (d->literal & ~all)
-        return stx__span_bad(x, "literal", (double)d->literal,
-                             "STX_SPAN_LITERAL, or flags STX_SPAN_LITERAL_EPS and _MEMORY");
+    if (d->literal & ~all) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_span_create: literal: expected STX_SPAN_LITERAL, or flags "
+                 "STX_SPAN_LITERAL_EPS and _MEMORY, got 0x%x", d->literal);
+        return 0;
+    }
     if (d->literal & STX_SPAN_LITERAL) d->literal = apply;
     return 1;
 }
@@ -692,41 +724,36 @@ static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
    is invalid, returns 0 and, unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
                              stx_words_desc *words) {
-    const size_t most = (size_t)1 << 31;
+    const size_t most = (size_t)1 << 30;
     *d = *from;
     if (!d->layers) d->layers = 8;
     if (!d->dim) d->dim = 256;
     if (!d->heads) d->heads = 4;
-    if (!d->inner) d->inner = d->dim < most ? 4 * d->dim : d->dim;
     if (!d->span) d->span = 1024;
     if (d->ramp == 0) d->ramp = 32;
 
-    if (d->layers > 4096)
-        return stx__span_bad(x, "layers", (double)d->layers, "1 to 4096");
-    if (d->dim > most / 4)
-        return stx__span_bad(x, "dim", (double)d->dim, "at most 2^29");
+    if (d->layers > 4096) return stx__span_too_large(x, "layers", d->layers, 4096);
+    if (d->dim > most / 2) return stx__span_too_large(x, "dim", d->dim, most / 2);
+    if (!d->inner) d->inner = 4 * d->dim;
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_span_create: heads: expected a divisor of dim %zu of at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
-    if (d->inner > most)
-        return stx__span_bad(x, "inner", (double)d->inner, "at most 2^31");
-    if (d->span > most)
-        return stx__span_bad(x, "span", (double)d->span, "at most 2^31");
-    if (d->pers > most)
-        return stx__span_bad(x, "pers", (double)d->pers, "at most 2^31");
+    if (d->inner > 2 * most) return stx__span_too_large(x, "inner", d->inner, 2 * most);
+    if (d->span > most) return stx__span_too_large(x, "span", d->span, most);
+    if (d->pers > most) return stx__span_too_large(x, "pers", d->pers, most);
     if (!(d->ramp >= 1 && d->ramp <= (double)most))
-        return stx__span_bad(x, "ramp", d->ramp, "1 to 2^31");
+        return stx__span_bad(x, "ramp", d->ramp, "1 to 2^30");
     if (!(d->span_init >= 0 && d->span_init <= 1))
         return stx__span_bad(x, "span_init", d->span_init, "0 to 1, a fraction of span");
     if (!(d->span_loss >= 0 && d->span_loss < 1e30))
-        return stx__span_bad(x, "span_loss", d->span_loss, "0 or more");
+        return stx__span_bad(x, "span_loss", d->span_loss, "0 to 1e30");
     if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx__span_bad(x, "dropout", d->dropout, "0 <= p < 1");
+        return stx__span_bad(x, "dropout", d->dropout, "at least 0 and below 1");
     if (!(d->emb_dropout >= 0 && d->emb_dropout < 1))
-        return stx__span_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+        return stx__span_bad(x, "emb_dropout", d->emb_dropout, "at least 0 and below 1");
     if ((d->no_renorm || d->span_per_layer) && !d->adapt_span) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_span_create: %s requires adapt_span = 1: a fixed span has no mask",
@@ -753,7 +780,7 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     spans = d.span_per_layer ? 1 : d.heads;
     layer = stx_size_add(2 * d.dim + (d.adapt_span ? spans : 0), 4 * d.dim, d.dim);
     if (d.pers) {
-        layer = stx_size_add(layer, 2 * d.pers, d.dim);
+        layer = stx_size_add(layer, d.pers, 2 * d.dim);
     } else {
         layer = stx_size_add(layer, 2 * d.dim + 1, d.inner);
         layer = stx_size_add(layer, 3, d.dim);
@@ -774,9 +801,9 @@ static stx_tensor *stx__span_param(stx_span *m, size_t l, const char *name, int 
    are normal with deviation 1/sqrt(D), and values with deviation 1/sqrt(N). With
    fairseq_init, the projections are Xavier-normal, with deviation 1/sqrt(d), and the
    feed-forward weights Xavier-uniform. */
-static int stx__span_create_layer(stx_span *m, size_t l) {
+static void stx__span_create_layer(stx_span *m, size_t l) {
     const stx_span_desc *d = &m->desc;
-    stx_span_layer *y = &m->layer[l];
+    stx_span_layer *p = &m->layer[l];
     const size_t D = d->dim / d->heads;
     const double bound_d = 1 / sqrt((double)d->dim);
     const double bound_f = 1 / sqrt((double)d->inner);
@@ -784,37 +811,37 @@ static int stx__span_create_layer(stx_span *m, size_t l) {
     const int proj = d->fairseq_init ? STX_NORMAL : STX_UNIFORM;
 
     if (d->adapt_span)
-        y->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init,
+        p->z = stx__span_param(m, l, "attn.span", STX_CONSTANT, d->span_init,
                                d->span_per_layer ? 1 : d->heads, 0, 0);
     if (d->pers) {
-        y->pers_key = stx__span_param(m, l, "attn.pers_key", STX_NORMAL, 1 / sqrt((double)D),
+        p->pers_key = stx__span_param(m, l, "attn.pers_key", STX_NORMAL, 1 / sqrt((double)D),
                                       d->heads, d->pers, D);
-        y->pers_val = stx__span_param(m, l, "attn.pers_val", STX_NORMAL,
+        p->pers_val = stx__span_param(m, l, "attn.pers_val", STX_NORMAL,
                                       1 / sqrt((double)d->pers), d->heads, d->pers, D);
     }
 
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
-       authors' code draws its random values in the order q, o, v, k. */
-    if (!stx_params_beside(m->params, 3 * d->dim * d->dim)) return 0;
-    y->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
+       authors' code draws its random values in the order q, o, v, k: wk, the second
+       here, is drawn as the fourth, and wo, the fourth here, as the second. */
+    if (!stx_params_beside(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
+    p->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
     stx_params_draw(m->params, 2);
-    y->wk = stx__span_param(m, l, "attn.wk", proj, bound_d, d->dim, d->dim, 0);
-    y->wv = stx__span_param(m, l, "attn.wv", proj, bound_d, d->dim, d->dim, 0);
+    p->wk = stx__span_param(m, l, "attn.wk", proj, bound_d, d->dim, d->dim, 0);
+    p->wv = stx__span_param(m, l, "attn.wv", proj, bound_d, d->dim, d->dim, 0);
     stx_params_draw(m->params, -2);
-    y->wo = stx__span_param(m, l, "attn.wo", proj, bound_d, d->dim, d->dim, 0);
-    y->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
-    y->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
-    if (d->pers) return 1;
+    p->wo = stx__span_param(m, l, "attn.wo", proj, bound_d, d->dim, d->dim, 0);
+    p->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
+    p->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
+    if (d->pers) return;
 
-    y->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_d,
+    p->w1 = stx__span_param(m, l, "ff.fc1.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_d,
                             d->inner, d->dim, 0);
-    y->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, bound_d, d->inner, 0, 0);
-    y->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_f,
+    p->b1 = stx__span_param(m, l, "ff.fc1.bias", STX_UNIFORM, bound_d, d->inner, 0, 0);
+    p->w2 = stx__span_param(m, l, "ff.fc2.weight", STX_UNIFORM, d->fairseq_init ? xavier : bound_f,
                             d->dim, d->inner, 0);
-    y->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, bound_f, d->dim, 0, 0);
-    y->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
-    y->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
-    return 1;
+    p->b2 = stx__span_param(m, l, "ff.fc2.bias", STX_UNIFORM, bound_f, d->dim, 0, 0);
+    p->norm2_gain = stx__span_param(m, l, "norm2.weight", STX_CONSTANT, 1, d->dim, 0, 0);
+    p->norm2_shift = stx__span_param(m, l, "norm2.bias", STX_ZEROS, 0, d->dim, 0, 0);
 }
 
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
@@ -838,13 +865,12 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
     m->words = stx_words_create(m->params, &words);
-    for (l = 0; l < d->layers; l++)
-        if (!stx__span_create_layer(m, l)) return NULL;
+    for (l = 0; l < d->layers; l++) stx__span_create_layer(m, l);
+
     if (d->adapt_span) {
-        stx_tensor **z = (stx_tensor **)stx_block(x, d->layers * sizeof *z);
-        for (l = 0; z && l < d->layers; l++) z[l] = m->layer[l].z;
-        m->spans = stx_pick_params(x, z, d->layers);
-        stx_block_free(x, z);
+        m->z = (stx_tensor **)stx_persist(x, d->layers * sizeof *m->z);
+        for (l = 0; m->z && l < d->layers; l++) m->z[l] = m->layer[l].z;
+        m->spans = stx_pick_params(x, m->z, d->layers);
     }
     return stx_ok(x) ? m : NULL;
 }
@@ -870,60 +896,66 @@ static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) 
     }
 }
 
-/* reach = min(L, ceil(z L) + ceil(R)) */
+/* reach = min(L, ceil(z L) + ceil(R)), and a few more above 2^22, where f32 cannot
+   represent every distance. It never excludes a key with m > 0. */
 static size_t stx__span_reach(const stx_span_desc *d, double z) {
     return stx_attention_reach(z, (double)d->span, d->ramp, d->span);
 }
 
 /* Window S and cache length C of layer l, from its longest span:
-       S = L - 64 floor(min(L - 1, L - reach) / 64)        C = min(L, S + 64)
-   Trimming by multiples of 64 never removes a key with m > 0. */
-static void stx__span_window(const stx_span *m, size_t l, size_t *S, size_t *C) {
+       S = L - 64 floor((L - reach) / 64)        C = min(L, S + 64) */
+static void stx__span_sizes(const stx_span *m, size_t l, size_t *S, size_t *C) {
     const stx_span_desc *d = &m->desc;
-    size_t L = d->span, trim = 0;
+    const size_t L = d->span;
     double mean, max;
+    *S = L;
     if (d->adapt_span) {
         stx__span_z(m, l, &mean, &max);
-        trim = L - stx__span_reach(d, max);
-        trim = (trim < L - 1 ? trim : L - 1) / 64 * 64;
+        *S -= (L - stx__span_reach(d, max)) / STX__SPAN_STEP * STX__SPAN_STEP;
     }
-    *S = L - trim;
-    *C = !d->adapt_span || d->full_cache || *S + 64 > L ? L : *S + 64;
+    *C = d->full_cache ? L : STX_MIN(L, *S + STX__SPAN_STEP);
 }
 
 /* Sorts the heads of layer l into groups with separate windows, for the projection of
-   `rows` cached rows. There is a single group in three cases: keys beyond a head's
-   span affect the result or z is shared (no_renorm, literal, span_per_layer); streams
-   have different lengths (masked), so that a head with a short span might see no key;
-   or too few rows are saved to pay for reordering the weights, once in the forward and
-   once in the backward pass. */
+   `rows` cached rows. There is a single group if all heads have one window (fixed
+   spans, one head, span_per_layer), if keys beyond a head's span affect the result
+   (no_renorm, literal), if streams have different lengths (masked), so that a head
+   with a short span might see no key, or if too few rows are saved to pay for
+   reordering the weights, once in the forward and once in the backward pass. */
 static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows, int masked,
                              stx_head_groups *g) {
     const stx_span_desc *d = &m->desc;
-    const int one_window = d->no_renorm || d->span_per_layer || d->literal;
-    const stx_real *z = NULL;
+    const stx_real *z;
+    stx_head_groups several;
     size_t need[256], saved = 0, head;
-    if (d->adapt_span && d->heads > 1 && !one_window && !masked && rows)
-        z = stx_watch(m->ctx, m->layer[l].z);
-    for (head = 0; head < d->heads; head++)
-        need[head] = z ? stx__span_reach(d, (double)z[head]) + 1 : rows;
-    stx_head_groups_of(need, d->heads, rows, g);
-    for (head = 0; head < d->heads; head++) saved += rows - g->rows[g->of[head]];
-    if (g->count > 1 && B * saved >= 3 * d->heads * d->dim) return;
     memset(g, 0, sizeof *g);
     g->count = 1;
     g->rows[0] = rows;
+    if (!d->adapt_span || d->heads == 1 || d->span_per_layer) return;
+    if (d->no_renorm || d->literal || masked || !rows) return;
+    z = stx_watch(m->ctx, m->layer[l].z);
+    if (!z) return;
+
+    /* one more than the reach: the key at which m has just become 0 is on the ramp */
+    for (head = 0; head < d->heads; head++)
+        need[head] = stx__span_reach(d, (double)z[head]) + 1;
+    stx_head_groups_of(need, d->heads, rows, &several);
+
+    /* The projection of `rows` rows saves B saved D d multiply-adds per weight;
+       reordering moves 3 d d elements. */
+    for (head = 0; head < d->heads; head++) saved += rows - several.rows[several.of[head]];
+    if (several.count > 1 && B * saved >= 3 * d->heads * d->dim) *g = several;
 }
 
 STX_DEF size_t stx_span_window(const stx_span *m, size_t l) {
     size_t S = 0, C;
-    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    if (m && l < m->desc.layers) stx__span_sizes(m, l, &S, &C);
     return S;
 }
 
 STX_DEF size_t stx_span_cache(const stx_span *m, size_t l) {
     size_t S, C = 0;
-    if (m && l < m->desc.layers) stx__span_window(m, l, &S, &C);
+    if (m && l < m->desc.layers) stx__span_sizes(m, l, &S, &C);
     return C;
 }
 
@@ -933,8 +965,14 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     stx_head_groups g;
     size_t l, S, C, k;
     if (!m || !stx_ok(m->ctx)) return key;
+    if (s && s->model != m) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_span_key: expected a memory of this model, got one of another model");
+        return key;
+    }
+
     for (l = 0; l < m->desc.layers; l++) {
-        stx__span_window(m, l, &S, &C);
+        stx__span_sizes(m, l, &S, &C);
         key = stx_key_add(stx_key_add(key, S), C);
         if (!s) continue;
         stx__span_groups(m, l, s->B, STX_MIN(S, s->rows->layer[l].real),
@@ -942,6 +980,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         for (k = 0; k < g.count; k++) key = stx_key_add(key, g.rows[k]);
         for (k = 0; k < m->desc.heads; k++) key = stx_key_add(key, g.of[k]);
     }
+
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_words_key(m->words, key, ids, targets, NULL);
     return s ? stx_rows_key(s->rows, key) : key;
@@ -989,16 +1028,16 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->desc.dim;
-    d.whole = 1;
-    d.zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;
-    d.most = m->desc.span;
+    d.whole = 1;                /* rows are counted from the start, as in the authors' code */
+    d.zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;     /* what missing rows are */
+    d.most = m->desc.span;      /* no cache is longer */
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
     s->B = B;
     s->rows = stx_rows_create(x, &d);
     stx_span_state_reset(s);
-    return s->rows ? s : NULL;
+    return stx_ok(x) ? s : NULL;
 }
 
 STX_DEF void stx_span_state_free(stx_span_state *s) {
@@ -1020,7 +1059,14 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream) {
 }
 
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
-    return s && stx_rows_get(s->rows, l, out);
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    if (l < s->model->desc.layers && s->rows->layer[l].masked) {
+        stx_fail(s->model->ctx, STX_ERR_ARG,
+                 "stx_span_state_get: expected all streams to have the same rows of layer %zu, "
+                 "but some were reset: use stx_span_state_save or stx_span_state_copy", l);
+        return 0;
+    }
+    return stx_rows_get(s->rows, l, out);
 }
 
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
@@ -1038,15 +1084,21 @@ STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const ch
 }
 
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
-    if (!s || !stx_ok(s->model->ctx) || !f) return 0;
+    if (!s || !stx_ok(s->model->ctx)) return 0;
     stx_span_state_reset(s);
+    if (!f) {
+        stx_fail(s->model->ctx, STX_ERR_ARG,
+                 "stx_span_state_load: expected a file from stx_file_open, got NULL");
+        return 0;
+    }
     return stx_rows_load(s->rows, f, prefix);
 }
 
 
 // >>layer and forward
 
-/* Arguments of stx__span_layer other than h. */
+/* Arguments of stx__span_layer other than h. Allocated in the step arena:
+   stx_recompute calls the layer again in the backward pass. */
 typedef struct stx__span_job {
     stx_span        *m;
     size_t           l, S;
@@ -1055,51 +1107,54 @@ typedef struct stx__span_job {
     const stx_ids   *mask;      /* rows that some streams lack, or NULL */
 } stx__span_job;
 
-static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_desc *a) {
+static void stx__span_attention_desc(const stx_span *m, size_t S, stx_attention_desc *attn) {
     const stx_span_desc *d = &m->desc;
-    memset(a, 0, sizeof *a);
-    a->heads = d->heads;
-    a->span = S;
-    a->delta_min = 1;       /* a token does not attend to itself */
-    a->max_span = (double)d->span;
-    a->ramp = d->ramp;
-    a->eps = d->literal & STX_SPAN_LITERAL_EPS ? 1e-8 : 0;
-    a->no_renorm = d->no_renorm;
-    a->dropout = d->dropout;
-    a->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
+    memset(attn, 0, sizeof *attn);
+    attn->heads = d->heads;
+    attn->span = S;
+    attn->delta_min = 1;        /* a token does not attend to itself */
+    attn->max_span = (double)d->span;
+    attn->ramp = d->ramp;
+    attn->eps = d->literal & STX_SPAN_LITERAL_EPS ? 1e-8 : 0;
+    attn->no_renorm = d->no_renorm;
+    attn->dropout = d->dropout;
+    /* zero keys exist as far back as the window */
+    attn->first_key = d->literal & STX_SPAN_LITERAL_MEMORY ? -(ptrdiff_t)S : 0;
 }
 
 /* Inputs of the attention other than the past: q, k, v = [Wq Wk Wv] h, positions, z
    and persistent vectors. */
 static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
-                                   stx_attention_in *a) {
+                                   stx_attention_in *in) {
     const stx_span_layer *p = &m->layer[l];
     stx_tensor *w[3];
-    memset(a, 0, sizeof *a);
+    memset(in, 0, sizeof *in);
     w[0] = p->wq;
     w[1] = p->wk;
     w[2] = p->wv;
-    a->qkv = stx_linear_many(m->ctx, h, w, NULL, 3);
-    a->pe = m->key_pe;
-    a->z = p->z;
-    a->pk = p->pers_key;
-    a->pv = p->pers_val;
+    in->qkv = stx_linear_many(m->ctx, h, w, NULL, 3);
+    in->pe = m->key_pe;
+    in->z = p->z;
+    in->pk = p->pers_key;
+    in->pv = p->pers_val;
 }
 
 /* The rest of a layer after the attention's output y:
-       h' = LN1(h + Wo y)
-       h  = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers */
+       h'  = LN1(h + Wo y)
+       h'' = LN2(h' + W2 relu(W1 h' + b1) + b2)     omitted with pers
+   There is no dropout on the residual branches. */
 static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_tensor *y) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[l];
     stx_tensor *f;
     y = stx_linear(x, y, p->wo, NULL, STX_ACT_NONE);
-    h = stx_residual_norm(x, h, y, 0, p->norm1_gain, p->norm1_shift, 1e-5);
+    h = stx_residual_norm(x, h, y, 0, p->norm1_gain, p->norm1_shift, STX__SPAN_NORM_EPS);
     if (m->desc.pers) return h;
     f = stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU);
     f = stx_dropout(x, f, m->desc.dropout);
     f = stx_linear(x, f, p->w2, NULL, STX_ACT_NONE);
-    return stx_residual_norm_bias(x, h, f, p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
+    return stx_residual_norm_bias(x, h, f, p->b2, 0, p->norm2_gain, p->norm2_shift,
+                                  STX__SPAN_NORM_EPS);
 }
 
 /* One layer, as a function that stx_recompute can call: in[0] = h (B,T,d); returns h
@@ -1107,26 +1162,28 @@ static stx_tensor *stx__span_after(stx_span *m, size_t l, stx_tensor *h, stx_ten
 static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     const stx__span_job *job = (const stx__span_job *)user;
     stx_span *m = job->m;
+    const stx_span_layer *p = &m->layer[job->l];
     const size_t B = in[0]->dim[0];
-    stx_tensor *w[2];
     stx_attention_in a;
-    stx_attention_desc d;
+    stx_attention_desc attn;
     (void)out;
 
     stx__span_attention_in(m, job->l, in[0], &a);
-    w[0] = m->layer[job->l].wk;
-    w[1] = m->layer[job->l].wv;
     if (job->groups.count > 1) {
         a.groups = &job->groups;
-        stx_linear_heads(x, &job->past, B, w[0], w[1], m->desc.heads, a.groups, a.past);
+        stx_linear_heads(x, &job->past, B, p->wk, p->wv, m->desc.heads, a.groups, a.past);
     } else {
+        stx_tensor *w[2];
+        w[0] = p->wk;
+        w[1] = p->wv;
         a.past[0] = stx_linear_past(x, &job->past, 1, B, w, NULL, 2);
     }
     a.pad = job->mask;
-    stx__span_attention_desc(m, job->S, &d);
-    return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &d));
+    stx__span_attention_desc(m, job->S, &attn);
+    return stx__span_after(m, job->l, in[0], stx_attention(x, &a, &attn));
 }
 
+/* ids (B,T) -> (B,T,d), with emb_dropout. */
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
     return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.emb_dropout);
 }
@@ -1140,13 +1197,14 @@ static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
                  "stx_span_forward: expected a memory with B = %zu streams, as in the tokens, "
-                 "got %zu", ids->B, s->B);
+                 "got %zu: create it with stx_span_state_create(model, B)", ids->B, s->B);
     return 0;
 }
 
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
+    const stx_rows *memory = in ? in->rows : NULL;
     stx_tensor *h;
     size_t l, C;
     if (!stx_ok(x) || !ids) return NULL;
@@ -1154,14 +1212,13 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 
     h = stx__span_embed(m, ids);
     for (l = 0; l < m->desc.layers && h; l++) {
-        const stx_rows *memory = in ? in->rows : NULL;
         stx__span_job *job = (stx__span_job *)stx_step_alloc(x, sizeof *job);
         if (!job) return NULL;
         job->m = m;
         job->l = l;
 
         /* read the memory: rows beyond the window have no weight and are not projected */
-        stx__span_window(m, l, &job->S, &C);
+        stx__span_sizes(m, l, &job->S, &C);
         if (!stx_rows_past(memory, l, job->S, &job->past)) return NULL;
         job->mask = memory ? stx_rows_mask(memory, l, job->S, NULL, ids->T) : NULL;
         stx__span_groups(m, l, ids->B, job->past.rows, memory && memory->layer[l].masked,
@@ -1170,6 +1227,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
         /* write the memory: the layer's input h, before the layer runs */
         if (out && !stx_rows_push(out->rows, memory, l, C, h, NULL)) return NULL;
 
+        /* the last recompute_layers layers are recomputed in the backward pass */
         if (m->desc.layers - l <= m->desc.recompute_layers)
             h = stx_recompute(x, stx__span_layer, job, &h, 1, NULL, 0);
         else
@@ -1192,12 +1250,9 @@ STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
-    stx_tensor **z;
-    size_t l;
     if (!m || !nll || !m->desc.adapt_span || m->desc.span_loss == 0) return nll;
-    z = (stx_tensor **)stx_step_alloc(m->ctx, m->desc.layers * sizeof *z);
-    for (l = 0; z && l < m->desc.layers; l++) z[l] = m->layer[l].z;
-    return stx_add_means(m->ctx, nll, z, m->desc.layers, m->desc.span_loss * (double)m->desc.span);
+    return stx_add_means(m->ctx, nll, m->z, m->desc.layers,
+                         m->desc.span_loss * (double)m->desc.span);
 }
 
 
@@ -1235,17 +1290,19 @@ STX_DEF void stx_span_gen_reset(stx_span_gen *g) {
     }
 }
 
+/* ids (B,t) -> hidden states (B,t,d): the loop of stx_span_forward, with KV caches in
+   place of the memory. */
 static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
     stx_span_gen *g = (stx_span_gen *)user;
     stx_span *m = g->model;
     stx_tensor *h = stx__span_embed(m, ids);
     size_t l;
     for (l = 0; l < m->desc.layers && h; l++) {
-        stx_attention_in a;
-        stx_attention_desc d;
-        stx__span_attention_in(m, l, h, &a);
-        stx__span_attention_desc(m, g->cache->layer[l].window, &d);
-        h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &a, &d));
+        stx_attention_in in;
+        stx_attention_desc attn;
+        stx__span_attention_in(m, l, h, &in);
+        stx__span_attention_desc(m, g->cache->layer[l].window, &attn);
+        h = stx__span_after(m, l, h, stx_cache_attention(g->cache, l, &in, &attn));
     }
     return h;
 }
@@ -1274,7 +1331,8 @@ static void stx__span_lm_updated(void *m) {
 static size_t stx__span_lm_recompute(void *m, size_t n) {
     stx_span_desc *d = &((stx_span *)m)->desc;
     d->recompute = n >= d->layers;
-    return d->recompute_layers = STX_MIN(n, d->layers);
+    d->recompute_layers = STX_MIN(n, d->layers);
+    return d->recompute_layers;
 }
 
 static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_ids *targets,
@@ -1300,6 +1358,8 @@ static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
     return stx_span_gen_create((stx_span *)m, B);
 }
 
+/* Defines stx__span_lm_states, which sets the state_ and gen_ functions but the two
+   that create. */
 STX_LM_STATES(span)
 
 STX_DEF stx_lm stx_span_lm(stx_span *m) {

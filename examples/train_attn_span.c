@@ -16,7 +16,7 @@
 
 // >>options -----------------------------------------------------------------------------
 
-/* --literal without names selects the same flags as STX_SPAN_LITERAL. */
+/* Compile-time check: --literal without names means STX_SPAN_LITERAL. */
 typedef char literal_is_every[(int)STX_SPAN_LITERAL == (int)TR_EVERY ? 1 : -1];
 
 static struct {
@@ -28,7 +28,7 @@ static struct {
     double      adapt_span_loss, adapt_span_ramp, adapt_span_init;
     int         adapt_io, adapt_io_tied;
     double      adapt_io_divval;
-    const char *cutoffs;
+    const char *adapt_io_cutoffs;
 
     /* optimisation */
     int         optim, schedule;
@@ -39,7 +39,15 @@ static struct {
     tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
+/* The choices of --optim and --schedule, in the order of their names in the table
+   below. */
+enum { OPTIM_ADAGRAD, OPTIM_SGD, OPTIM_ADAM, OPTIM_ADAMW };
+enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_INV_SQRT };
+static const int optim_kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
+static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
+
+/* Name, what checkpoints do with the option (see "Resuming" in train.h), variable,
+   limits or choices, help. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
@@ -84,7 +92,7 @@ static tr_opt table[] = {
         "input and output share tables and projections"),
     TR_REAL_OPEN("adapt-io-divval", TR_MODEL, &opt.adapt_io_divval, TR_OPEN_MIN, 1, 1e6,
         "each cluster is narrower than the previous one by this factor"),
-    TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
+    TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.adapt_io_cutoffs,
         "ends of the clusters, such as 20000,40000,200000 (the default)"),
 
     TR_GROUP("Optimisation"),
@@ -158,6 +166,7 @@ static tr_opt table[] = {
 #define LARGE \
     "nlayers=24 hid-sz=768 inner-hid-sz=4096 nheads=8 attn-span=8192 block-sz=512 " \
     "dropout=0.4 adapt-span-loss=0.0000005 lr-warmup=32000 batch-split=2 "
+/* (inner-hid-sz is not used with pers-mem-size; it is 1 in the authors' scripts) */
 #define PERS \
     "hid-sz=512 inner-hid-sz=1 nheads=8 attn-span=8192 block-sz=512 " \
     "adapt-span-loss=0.0000001 lr-warmup=32000 batch-split=2 "
@@ -186,10 +195,10 @@ static const tr_preset presets[] = {
         ENWIK8 PERS "nlayers=36 dropout=0.4 niter=200 pers-mem-size=2048"},
     {"wiki103_pers", "all-attention on words, 132M parameters: published test 19.7 ppl",
         REFERENCE "tokens=words vocab=267735 data-unit=ppl nlayers=36 hid-sz=512 inner-hid-sz=1 "
-        "nheads=8 attn-span=2048 block-sz=256 batch-sz=64 batch-split=2 dropout=0.3 "
+        "nheads=8 attn-span=2048 block-sz=256 batch-split=2 dropout=0.3 "
         "emb-dropout=0.1 adapt-span adapt-span-loss=0.0000005 pers-mem-size=2048 adapt-io "
         "adapt-io-tied adapt-io-divval=4 optim=adam lr=0.00025 grad-clip=1 momentum=0 "
-        "lr-warmup=8000 nbatches=1000 niter=800"},
+        "lr-warmup=8000 niter=800"},
     TR_PRESET_END
 };
 
@@ -228,6 +237,8 @@ static void step(void *user) {
         loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
         stx_note(x, METRIC_LOSS, loss, 1.0 / (double)parts, part > 0);
         total = stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts);
+        /* the last part: finished gradients leave for other ranks during the backward
+           pass */
         if (part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, total);
     }
@@ -246,7 +257,8 @@ static void log_spans(run *r) {
     for (l = 0; opt.adapt_span && l < opt.nlayers; l++) {
         for (head = 0; head < heads; head++) {
             double span = stx_span_of(r->model, l, head);
-            snprintf(text, sizeof text, l + head ? ",%.4g" : "%.4g", span);
+            snprintf(text, sizeof text, "%.4g", span);
+            if (list.n > 1) tr_buf_puts(&list, ",");
             tr_buf_puts(&list, text);
             snprintf(text, sizeof text, "span/layer_%zu_head_%zu", l + 1, head + 1);
             tr_lm_point(&r->t, text, span);
@@ -257,6 +269,7 @@ static void log_spans(run *r) {
     tr_buf_free(&list);
 }
 
+/* Trains until --steps or a signal; logs, evaluates and saves when due. */
 static void train(tr_lm *t) {
     run *r = (run *)t;
     while (tr_lm_more(t)) {
@@ -266,7 +279,7 @@ static void train(tr_lm *t) {
         key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
-        stx_optim_rate(t->optim, t->lr);
+        stx_optim_rate(t->optim, t->lr);        /* for replays, which do not run step() */
         tr_lm_step(t, key, step, r);
         if (!tr_lm_stepped(t, stx_noted(t->x, METRIC_LOSS))) break;
 
@@ -287,13 +300,14 @@ static void train(tr_lm *t) {
 /* Prints the learned spans at the end of a run. */
 static void print_spans(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
-    size_t l, head;
+    size_t l, head, heads = opt.span_per_layer ? 1 : (size_t)opt.nheads;
     if (!opt.adapt_span) return;
-    fprintf(out, "learned span of each head in tokens, at most %llu; a ramp of %g tokens follows\n",
-            (unsigned long long)opt.attn_span, opt.adapt_span_ramp);
+    fprintf(out, "learned span of each %s in tokens, at most %llu; a ramp of %g tokens follows\n",
+            opt.span_per_layer ? "layer" : "head", (unsigned long long)opt.attn_span,
+            opt.adapt_span_ramp);
     for (l = 0; l < opt.nlayers; l++) {
         fprintf(out, "  layer %2zu ", l + 1);
-        for (head = 0; head < opt.nheads; head++)
+        for (head = 0; head < heads; head++)
             fprintf(out, " %6.0f", stx_span_of(r->model, l, head));
         fprintf(out, "\n");
     }
@@ -316,11 +330,12 @@ static int why(tr_lm *t) {
         {"ramp", "adapt-span-ramp"},
         {"cutoff", "adapt-io-cutoffs"},
         {"width of the first cluster / divval^cutoffs",
-            "the width of the last cluster, --hid-sz / --adapt-io-divval^cutoffs,"},
+            "the width of the last cluster, --hid-sz / --adapt-io-divval^cutoffs"},
         {"divval", "adapt-io-divval"},
         {"cutoffs", "adapt-io-cutoffs"},
         {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --hid-sz"},
         {": STX_SPAN_LITERAL_EPS", " eps"},
+        {"adapt_span without no_renorm", "--adapt-span without --no-renorm"},
         {"STX_SPAN_LITERAL selects", "--literal without names selects"},
         {NULL, NULL}
     };
@@ -381,16 +396,17 @@ static void shape(const tr_lm *t, char *line, size_t size, double *states) {
 
 /* Creates the model and, for training, the optimiser. */
 static int make(tr_lm *t) {
-    static const int kinds[] = {STX_ADAGRAD, STX_SGD, STX_ADAM, STX_ADAMW};
     run *r = (run *)t;
     stx_optim_desc od;
     if (!describe(r, stx_vocab_size(t->vocab))) return 0;
     if (!tr_lm_fits(t, (double)stx_span_count(&r->desc))) return 0;
     r->model = stx_span_create(t->x, &r->desc);
     t->lm = stx_span_lm(r->model);
-    if (!r->model || !t->training) return stx_ok(t->x) ? 1 : why(t);
+    if (!stx_ok(t->x)) return why(t);
+    if (!t->training) return 1;
+
     memset(&od, 0, sizeof od);
-    od.kind = kinds[opt.optim];
+    od.kind = optim_kinds[opt.optim];
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
@@ -408,26 +424,29 @@ static int check(tr_lm *t) {
         {"adapt-io-tied", opt.adapt_io, "--adapt-io"},
         {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
         {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
-        {"momentum", opt.optim == 1, "--optim sgd"},
-        {"lr-min", opt.schedule == 1, "--schedule cosine"},
+        {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"},
+        {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
         {"niter", !tr_given(&options, "steps") || !opt.lm.steps, "runs without --steps"}
     };
     if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if ((opt.no_renorm || opt.span_per_layer) && !opt.adapt_span)
-        return tr_fail(t->err, TR_ERR, "--%s requires --adapt-span",
+        return tr_fail(t->err, TR_ERR, "--%s requires --adapt-span: add it, or leave --%s out",
+                       opt.no_renorm ? "no-renorm" : "span-per-layer",
                        opt.no_renorm ? "no-renorm" : "span-per-layer");
     if (opt.hid_sz % opt.nheads)
         return tr_fail(t->err, TR_ERR, "--nheads: expected a divisor of --hid-sz %llu, got %llu",
                        (unsigned long long)opt.hid_sz, (unsigned long long)opt.nheads);
+    if (opt.schedule == SCHEDULE_COSINE && opt.lr_min > opt.lr)
+        return tr_fail(t->err, TR_ERR, "--lr-min: expected at most --lr %g, got %g", opt.lr,
+                       opt.lr_min);
     return tr_lm_cutoffs(t, cutoff, &cutoffs);
 }
 
 /* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
    learning-rate schedule. */
 static void plan(tr_lm *t) {
-    static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
-    const tr_opt *steps = tr_find_option(&options, "steps", 5);
-    const tr_opt *niter = tr_find_option(&options, "niter", 5);
+    const tr_opt *steps = tr_find_option(&options, "steps", sizeof "steps" - 1);
+    const tr_opt *niter = tr_find_option(&options, "niter", sizeof "niter" - 1);
     const uint64_t tenth = opt.nbatches < 10 ? 1 : opt.nbatches / 10;
 
     /* --niter on the command line overrides --steps from the checkpoint */
@@ -440,7 +459,7 @@ static void plan(tr_lm *t) {
     t->eval_blocks = opt.lm.eval_blocks ? opt.lm.eval_blocks : tenth;
     t->eval_block = opt.block_sz;
     t->eval_literal = opt.full_eval;
-    t->schedule.kind = kinds[opt.schedule];
+    t->schedule.kind = schedule_kinds[opt.schedule];
     t->schedule.lr = opt.lr;
     t->schedule.lr_min = opt.lr_min;
     t->schedule.warmup = opt.lr_warmup;
@@ -448,8 +467,12 @@ static void plan(tr_lm *t) {
 }
 
 static const tr_lm_kind kind = {
-    "seqtx.attn_span.1", "memory", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_LATER, 0,
-    /* options that depend on the size of the text, from small texts to large ones */
+    "seqtx.attn_span.1",                /* format of checkpoints */
+    "memory",                           /* prefix of the memory in checkpoints */
+    &opt.adapt_io, &opt.adapt_io_cutoffs,
+    STX_ORDER_COUNT_LATER,              /* order of token ids with --adapt-io */
+    0,                                  /* eos_first */
+    /* sizes for texts of three lengths, from short to long */
     {"nlayers=2 hid-sz=64 attn-span=128 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_spans, sizeof(run)
 };

@@ -736,7 +736,7 @@ static void errors(void) {
     d = small(); d.adapt_span = 0; d.literal = STX_SPAN_LITERAL_EPS;
     refused(d, "STX_SPAN_LITERAL_EPS requires");
     d = small(); d.literal = 4;
-    refused(d, "flags STX_SPAN_LITERAL_EPS and _MEMORY, got 4");
+    refused(d, "flags STX_SPAN_LITERAL_EPS and _MEMORY, got 0x4");
     d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
     
     x = context(1, 0);
@@ -1085,7 +1085,57 @@ static void groups(void) {
     }
 }
 
+/* What a memory cannot do is refused, and nothing is lost. */
+static void memory_errors(void) {
+    stx_span_desc d;
+    stx_ctx *x = context(1, 0);
+    stx_span *m, *shallow;
+    stx_span_state *s, *other;
+    stx_real rows[2 * 4 * 8];
+    int32_t ids[2 * 4] = {1, 2, 3, 4, 5, 6, 7, 8};
+    uint64_t key;
+    memset(&d, 0, sizeof d);
+    d.vocab = 16;
+    d.layers = 2;
+    d.dim = 8;
+    d.heads = 2;
+    d.span = 64;
+    m = stx_span_create(x, &d);
+    d.layers = 1;
+    shallow = stx_span_create(x, &d);
+    s = stx_span_state_create(m, 2);
+    other = stx_span_state_create(shallow, 2);
+    stx_begin(x, STX_EVAL);
+    stx_span_forward(m, stx_tokens(x, ids, 2, 4), NULL, s);
+    CHECK(stx_span_state_get(s, 0, rows), "%s", stx_error(x));
+
+    /* the rows of a stream that was reset do not exist: they are not copied as zeros */
+    stx_span_state_reset_stream(s, 1);
+    CHECK(!stx_span_state_get(s, 0, rows), "a memory with missing rows is copied");
+    CHECK(test_says(stx_error(x), "stx_span_state_get: .. reset: use"), "%s", stx_error(x));
+    stx_clear_error(x);
+
+    /* a key of a memory of another model */
+    key = stx_span_key(m, NULL, NULL, other, 0);
+    (void)key;
+    CHECK(test_says(stx_error(x), "stx_span_key: expected a memory of this model"), "%s",
+          stx_error(x));
+    stx_clear_error(x);
+
+    CHECK(!stx_span_state_load(s, NULL, "memory."), "loaded from no file");
+    CHECK(test_says(stx_error(x), "stx_span_state_load: expected a file"), "%s", stx_error(x));
+    CHECK(s->rows->layer[0].real == 0, "a failed load leaves rows");
+    stx_clear_error(x);
+
+    d.pers = ((size_t)1 << 30) + 1;
+    CHECK(stx_span_count(&d) == 0, "counted");
+    CHECK(!stx_span_create(x, &d) && test_says(stx_error(x), "pers: expected at most 1073741824, got"),
+          "%s", stx_error(x));
+    stx_destroy(x);
+}
+
 int main(void) {
+    memory_errors();
     by_hand();
     groups();
     windows();
