@@ -66,7 +66,7 @@ SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
 # a header to an object, a tests/test_NAME.c to its programs, an examples/train_NAME.c to a trainer: nothing here names a family,
 # but for the tests of the trainers
-PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h)) examples/text
+PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
 TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
 TOOLS    = build/hello build/own_family build/remember $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.c)) $(if $(SPM),build/spm_train)
 # what a file depends on the compiler writes down
@@ -113,10 +113,10 @@ $(foreach l,f32 f64 san plain cuda,$(foreach p,$(wildcard tests/inner/*.c),$(eva
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX_LOOPS_DONE
 
 # objects of the headers that a program of examples/ includes
-USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\.\./\(seqtx_[a-z_]*\)\.h".*|\1|p; s|^.include "text\.h".*|examples/text|p' $(2))) $(SPM)
+USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\(\.\./\)\{0,1\}\(seqtx_[a-z_]*\)\.h".*|\2|p' $(2))) $(SPM)
 $(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
 $(TRAINERS) $(TOOLS): build/%: examples/%.c
-	$(T) $(F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+	$(T) $(F32) $(DONE) $(DEPS) -I. $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
 
 # the trainers as ranks, and a test in double, where there is an mpicc: the core is compiled with MPI, all else is the same
 WITH_MPI := $(shell command -v $(MPICC) 2>/dev/null)
@@ -158,13 +158,13 @@ INTO    = $(DESTDIR)$(PREFIX)
 install:
 	@case "$(PREFIX)" in /*) ;; *) echo "PREFIX=$(PREFIX): want a directory from the root on, as in PREFIX=$$PWD/there" >&2; exit 2 ;; esac
 	install -d "$(INTO)/include/seqtx" "$(INTO)/share/pkgconfig" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx"
-	install -m 644 $(wildcard seqtx*.h) seqtx_cuda.cu examples/text.h "$(INTO)/include/seqtx"
+	install -m 644 $(wildcard seqtx*.h) seqtx_cuda.cu "$(INTO)/include/seqtx"
 	sed 's|@VERSION@|$(VERSION)|' package/seqtx.pc.in > "$(INTO)/share/pkgconfig/seqtx.pc"
 	sed 's|@VERSION@|$(VERSION)|' package/seqtx-config-version.cmake.in > "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake"
 	install -m 644 package/seqtx-config.cmake "$(INTO)/share/cmake/seqtx"
 	install -m 644 LICENSE "$(INTO)/share/doc/seqtx"
 uninstall:
-	for f in $(wildcard seqtx*.h) seqtx_cuda.cu text.h; do rm -f "$(INTO)/include/seqtx/$$f"; done
+	for f in $(wildcard seqtx*.h) seqtx_cuda.cu; do rm -f "$(INTO)/include/seqtx/$$f"; done
 	rm -f "$(INTO)/share/cmake/seqtx/seqtx-config.cmake" "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake" "$(INTO)/share/doc/seqtx/LICENSE" "$(INTO)/share/pkgconfig/seqtx.pc"
 	for d in include/seqtx share/cmake/seqtx share/doc/seqtx; do rmdir "$(INTO)/$$d" 2>/dev/null || true; done
 

@@ -11,7 +11,7 @@
        seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
        seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
        seqtx_par.h          Transformer-XL from blocks in any order, and PAR: a search for that order by Gumbel-softmax
-   Text becomes tokens in examples/text.h (vocabularies, corpora, batches), which is free to copy beside them.
+   Text becomes tokens in seqtx_text.h (vocabularies, corpora, batches), which is free to copy beside them.
 
    MANUAL
 

@@ -28,7 +28,7 @@
 #endif
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
-#include "../examples/text.h"
+#include "../seqtx_text.h"
 #include "cpu.h"
 #include "gemm_peers.h"
 

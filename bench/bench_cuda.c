@@ -24,7 +24,7 @@
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_sru.h"
-#include "../examples/text.h"
+#include "../seqtx_text.h"
 #include "report.h"
 #include "cuda_model.h"
 

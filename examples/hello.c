@@ -1,9 +1,10 @@
 /* hello.c - the whole of it in one sitting: build a small adaptive-span model, train it on its own source text, print what
-   it writes. Three files are enough: seqtx.h, seqtx_attn_span.h and text.h.
-       cc -O2 hello.c -lm -o hello && ./hello hello.c */
+   it writes. Copy it beside seqtx.h, seqtx_attn_span.h and seqtx_text.h, or give the directory of these to -I:
+       cc -O2 hello.c -lm -o hello && ./hello hello.c
+       cc -O2 -I. examples/hello.c -lm -o hello && ./hello      in the source tree */
 #define SEQTX_IMPLEMENTATION
-#include "../seqtx_attn_span.h"
-#include "text.h"
+#include "seqtx_attn_span.h"
+#include "seqtx_text.h"
 #include <stdio.h>
 
 int main(int argc, char **argv) {

@@ -1,6 +1,7 @@
 /* own_family.c - a model family of one's own: parameters, a forward pass made of stx_ ops, a memory, training with AdamW, a gradient check.
        cc -O2 own_family.c -lm -o own_family && ./own_family own_family.c                  trains on a file [STEPS]
        cc -O2 -DSEQTX_DOUBLE own_family.c -lm -o own_check && ./own_check                  checks gradients and memory
+   (beside the headers; in the source tree with -I.)
 
    The model: gated convolutions over time, each of which sees twice as far as the one below (the gates of WaveNet, van den Oord et al.
    2016, 1609.03499). Layer l joins a row with the one k = 2^l times before, so L layers see 2^L - 1 tokens back:
@@ -9,8 +10,8 @@
 
    The memory holds the last k inputs of each layer, so that a text read in segments is one text. docs/cookbook.md goes through it. */
 #define SEQTX_IMPLEMENTATION
-#include "../seqtx.h"
-#include "text.h"
+#include "seqtx.h"
+#include "seqtx_text.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

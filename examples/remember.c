@@ -1,13 +1,13 @@
 /* remember.c - keeps a model's memory between calls, as an agent or a server does that runs for long and is started again.
-       cc -O2 remember.c -lm -o remember
+       cc -O2 remember.c -lm -o remember                        beside the headers; in the source tree with -I.
        echo "the cat sat on the mat" | ./remember model.safetensors memory.safetensors
 
    It reads lines from standard input. For each it says how well the model foresaw it (bits per byte) and how it would go on, and remembers
    both, after all that came before, also in earlier calls: the memory is saved behind every line, whole or not at all. Without a model
    file it trains a small one on the file that is named third (this one's source) and keeps it. */
 #define SEQTX_IMPLEMENTATION
-#include "../seqtx_attn_span.h"
-#include "text.h"
+#include "seqtx_attn_span.h"
+#include "seqtx_text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

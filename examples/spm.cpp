@@ -1,4 +1,4 @@
-/* spm.cpp - SentencePiece for text.h: a C++ library behind six C functions, declared there under >>sentencepiece
+/* spm.cpp - SentencePiece for seqtx_text.h: a C++ library behind six C functions, declared there under >>sentencepiece
 
        make SENTENCEPIECE=1            needs libsentencepiece and its headers (Debian: libsentencepiece-dev)
        c++ -O2 -c spm.cpp              link with -lsentencepiece_train -lsentencepiece -lstdc++, compile the rest with -DSEQTX_SENTENCEPIECE
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "../seqtx.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 namespace {
 struct spm {

@@ -9,7 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 static struct {
     const char *text, *model, *symbols, *encode;

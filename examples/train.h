@@ -2597,11 +2597,11 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
-   Only where TR_LM is defined before train.h is included; it needs text.h, and seqtx.h, one directory up. */
+   Only where TR_LM is defined before train.h is included; it needs seqtx_text.h and seqtx.h, one directory up. */
 
 #ifdef TR_LM
 #include "../seqtx.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };      /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */

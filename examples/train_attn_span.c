@@ -11,7 +11,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 
 // >>options -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_compressive.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 

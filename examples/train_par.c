@@ -13,7 +13,7 @@
 #include "svg.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
-#include "text.h"
+#include "../seqtx_text.h"
 
 // >>options ----------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 # find_package(seqtx): a target for each header. They compile nothing: one source file of yours defines SEQTX_IMPLEMENTATION before its
 # #include, as examples/embed/seqtx.c does.
-#   seqtx::core         seqtx.h, and text.h
+#   seqtx::core         seqtx.h, and seqtx_text.h
 #   seqtx::attn_span, seqtx::compressive, seqtx::par, seqtx::sru      a family and the core
 #   seqtx::cuda         seqtx_cuda.cu, which becomes part of the target that links it; needs project(.. LANGUAGES .. CUDA).
 #                       find_package(seqtx COMPONENTS cuda) where a program cannot do without

@@ -44,7 +44,7 @@ for word; do case \$word in
     -x) exec ${CC:-cc} "\$@" ;;         # the Makefile tries what there is
 esac; done
 exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
-    \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/examples/text.o -lm -pthread $LDLIBS
+    \$lib/seqtx.o \$lib/seqtx_attn_span.o \$lib/seqtx_text.o -lm -pthread $LDLIBS
 END
 chmod +x "$work/bin/cc"
 commands() {    # commands FILE: as they would be pasted, one after the other until one fails

@@ -30,7 +30,7 @@ done
 # make install: with DESTDIR before it, where spaces are; what is there, and gone again
 stage="$work/a stage"
 check "make install" "$make install PREFIX=/opt/stx DESTDIR='$stage' && cd '$stage/opt/stx' && cmp include/seqtx/seqtx.h $root/seqtx.h && [ -f include/seqtx/seqtx_cuda.cu ] &&
-    [ -f include/seqtx/text.h ] && [ \$(ls include/seqtx | wc -l) -eq \$(( \$(ls $root/seqtx*.h | wc -l) + 2 )) ] && [ -f share/doc/seqtx/LICENSE ] && ! grep -r '@[A-Z]*@' . "
+    [ -f include/seqtx/seqtx_text.h ] && [ \$(ls include/seqtx | wc -l) -eq \$(( \$(ls $root/seqtx*.h | wc -l) + 1 )) ] && [ -f share/doc/seqtx/LICENSE ] && ! grep -r '@[A-Z]*@' . "
 check "make uninstall, but for a file of somebody else" "echo mine > '$stage/opt/stx/include/seqtx/other.h' && $make uninstall PREFIX=/opt/stx DESTDIR='$stage' &&
     [ \"\$(find '$stage' -type f)\" = '$stage/opt/stx/include/seqtx/other.h' ] && [ ! -d '$stage/opt/stx/share/doc/seqtx' ]"
 check "a PREFIX that moves" "! $make install PREFIX=out 2> said && grep -q 'from the root on' said && [ ! -d $root/out ]"
@@ -67,7 +67,7 @@ fi
 # a shared library, by the Makefile in a copy of the tree; from Python its structs are read out of the headers
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
-    cp Makefile README.md seqtx.h seqtx_attn_span.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
+    cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
     printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" MAKEFLAGS= MAKELEVEL= T= CC="%s" CFLAGS=-std=c99\n' "$PATH" "$CC" > "$work/bin/make"; chmod +x "$work/bin/make"
     sh tests/cookbook.sh --print tests/embed.sh 2 > "$work/by_python"
     check "make shared, and Python by ctypes, as in docs/cookbook.md" "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# form.sh [HEADER...] [together] [tests] - the form of public headers (all: ./seqtx*.h, examples/text.h): each alone, as C99, C11, C++11, C++17 and C++20,
+# form.sh [HEADER...] [together] [tests] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20,
 # the implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
 # macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
 # compile and run; objects export stx_ names only and never exit, abort or print. together: all headers in one unit of C++. tests: every op of seqtx.h has a row in test_grad.c, every
@@ -181,7 +181,7 @@ forms() {           # of header $1
 
 together() {
     dir=$work
-    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h examples/text.h; do echo "#include \"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
+    { echo '#define SEQTX_IMPLEMENTATION'; for h in seqtx*.h; do echo "#include \"$h\""; done; echo 'int main() { return 0; }'; } > "$work/together.cpp"
     for cxx in $CXXS; do
         for std in c++11 c++17 c++20; do
             printf 'int main() { return 0; }\n' | $cxx -std=$std -x c++ - -o "$work/probe_std" 2>/dev/null || continue
@@ -211,7 +211,7 @@ tests() {
     done
 }
 
-[ $# -gt 0 ] || set -- seqtx*.h examples/text.h together tests
+[ $# -gt 0 ] || set -- seqtx*.h together tests
 for what in "$@"; do
     case $what in tests | together) $what ;; *) forms "$what" ;; esac
 done

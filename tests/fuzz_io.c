@@ -1,4 +1,4 @@
-/* Fuzzing of what reads files in seqtx.h and examples/text.h: safetensors, stored vocabularies, text in every kind of token.
+/* Fuzzing of what reads files in seqtx.h and seqtx_text.h: safetensors, stored vocabularies, text in every kind of token.
    With libFuzzer:  clang -fsanitize=fuzzer,address,undefined -DSEQTX_IMPLEMENTATION -DSTX_LIBFUZZER tests/fuzz_io.c -o fuzz_io -lm
    Without:         cc -DSEQTX_IMPLEMENTATION tests/fuzz_io.c -o fuzz_io -lm;  fuzz_io [iterations [seed]]: repeatable mutations of
    built-in seeds.
@@ -8,7 +8,7 @@
 #include "stub.h"
 #else
 #include "../seqtx.h"
-#include "../examples/text.h"
+#include "../seqtx_text.h"
 #endif
 #include <stdio.h>
 #include <stdlib.h>

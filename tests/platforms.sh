@@ -32,11 +32,11 @@ count() { # count NAME: adds what the program said on the last line of NAME.out,
 # its system headers. Neither C library nor compiler are Microsoft's, so this finds names and constructs, not more.
 if have clang; then
     mkdir -p "$work/msvc/sys"
-    for h in $(sed -n 's/^ *# *include *<\(.*\)>.*/\1/p' seqtx*.h examples/text.h | sort -u); do
+    for h in $(sed -n 's/^ *# *include *<\(.*\)>.*/\1/p' seqtx*.h | sort -u); do
         case $h in */*) mkdir -p "$work/msvc/${h%/*}" ;; esac
         echo '#include "system.h"' > "$work/msvc/$h"
     done
-    for h in seqtx*.h examples/text.h; do echo "#include \"$h\""; done > "$work/all.c"
+    for h in seqtx*.h; do echo "#include \"$h\""; done > "$work/all.c"
     for lang in c c++; do
         case $lang in c) std=c11 ;; *) std=c++14 ;; esac
         for cpu in x86_64 i686; do
@@ -77,7 +77,7 @@ fi
 
 # wine: a family's golden vectors, and a run that stops and goes on
 if have $win && have wine && have wineserver; then
-    for h in seqtx_attn_span.h examples/text.h; do
+    for h in seqtx_attn_span.h seqtx_text.h; do
         check "$h by MinGW" "$win -std=c99 -O1 $W -I$root -D$(macro $h) -x c -c $root/$h -o $(basename $h .h).o"
     done
     done="-DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE"
@@ -111,7 +111,7 @@ if [ -n "$zig" ]; then
     check "macOS x86_64: the core" "$mac -target x86_64-macos -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o intel.o"
     check "macOS: Accelerate's names" "for v in 12.0 13.3; do $mac -target aarch64-macos.\$v -DSEQTX_CBLAS -DSEQTX_IMPLEMENTATION -x c -c $root/seqtx.h -o cblas.o && strings -a cblas.o || exit 1; done > names &&
         grep -o 'cblas_sgemm.*' names | sort -u | tr '\n' ' ' | grep -qxF 'cblas_sgemm cblas_sgemm\$NEWLAPACK '"
-    for h in seqtx.h seqtx_attn_span.h examples/text.h; do
+    for h in seqtx.h seqtx_attn_span.h seqtx_text.h; do
         check "macOS: $h" "$arm -D$(macro $h) -x c -c $root/$h -o mac_$(basename $h .h).o"
     done
     check "macOS: a trainer" "$arm -DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE $root/examples/train_attn_span.c mac_*.o -o mac_train"

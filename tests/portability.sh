@@ -14,7 +14,7 @@ check() {     # check NAME COMMAND: skipped when its first word is no command
 }
 
 # Of a family header its own implementation (its macro, not SEQTX_IMPLEMENTATION): the core's is compiled with seqtx.h
-for h in seqtx*.h examples/text.h; do
+for h in seqtx*.h; do
     name=$(basename "$h" .h)
     macro=SEQTX_$(echo "$name" | sed 's/^seqtx_*//; s/.$/&_/' | tr a-z A-Z)IMPLEMENTATION
     printf '#include <complex.h>\n#include "%s"\nint main(void) { return 0; }\n' "$h" > "$work/complex.$name.c"
@@ -28,7 +28,7 @@ for h in seqtx*.h examples/text.h; do
 done
 
 # a shared library that hides all but the API, from C and from C++: each language by one compiler, each compiler with one language
-printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\n#include "examples/text.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
+printf '#define SEQTX_IMPLEMENTATION\n#include "seqtx.h"\n#include "seqtx_text.h"\nint hidden_(void);\nint hidden_(void) { return 1; }\n' > "$work/lib.c"
 printf '#include "seqtx.h"\nint main(void) { stx_ctx *x = stx_create(NULL); int ok = stx_ok(x); stx_destroy(x); return !ok; }\n' > "$work/use.c"
 export_api="-DSEQTX_API='__attribute__((visibility(\"default\")))'"
 if command -v clang++ > /dev/null 2>&1; then cxx=clang++; else cxx=g++; fi

@@ -11,7 +11,7 @@ mkdir -p build
 lines() {
     echo '| file | lines |'
     echo '|---|--:|'
-    for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_compressive.h seqtx_par.h seqtx_cuda.cu examples/text.h; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
+    for f in seqtx.h seqtx_attn_span.h seqtx_sru.h seqtx_compressive.h seqtx_par.h seqtx_cuda.cu seqtx_text.h; do printf '| `%s` | about %d |\n' $f "$((($(wc -l < $f) + 50) / 100 * 100))"; done
 }
 # presets TRAINER KNOWN [LAYERS]: as --list-presets says, and what is known of them from elsewhere; LAYERS: what it counts, if not layers
 presets() {
@@ -140,12 +140,19 @@ linked=
 for f in examples/*.c; do
     name=$(basename "$f" .c)
     [ "$name" != spm_train ] || continue        # needs a library besides
-    options=$(sed -n "s/^ *cc \(-O[0-9] .*$name\.c .*-o $name\).*/\1/p" "$f" | head -n 1 | sed "s/-O[0-9]/-O0/; s|-o .*|-o ../build/alone_$name|")
+    options=$(sed -n "s/^ *cc \(-O[0-9] .*$name\.c .*-o $name\).*/\1/p" "$f" | head -n 1 | sed "s/-O[0-9]/-O0/; s|-o .*|-o $PWD/build/alone_$name|")
     check "$([ -n "$options" ]; echo $?)" "$f does not say how to compile it"
     form=$(echo "$options" | sed "s/$name/NAME/g")
     case $linked in *"|$form|"*) whole="-DSEQTX_STATIC -Wno-unused-function -fsyntax-only" run=build/$name ;; *) whole='' run=build/alone_$name linked="$linked|$form|" ;; esac
+    # a program to be copied beside the headers is
+    from=examples
+    if grep -q '^#include "seqtx' "$f"; then
+        from=build/beside
+        mkdir -p $from
+        cp seqtx*.h "$f" $from
+    fi
     # shellcheck disable=SC2086
-    (cd examples && ${CC:-cc} -Wall -Wextra -Werror $whole $options)
+    (cd $from && ${CC:-cc} -Wall -Wextra -Werror $whole $options)
     check $? "$f does not compile by the command in its head: $options"
     case $name in train_*) $run --version | grep -q "^$name, seqtx"; check $? "$f, compiled alone, does not run" ;; esac
 done

@@ -1,4 +1,4 @@
-/* Tests of the section "files" of seqtx.h and of examples/text.h: safetensors, atomic writing, vocabularies, corpora, batches.
+/* Tests of the section "files" of seqtx.h and of seqtx_text.h: safetensors, atomic writing, vocabularies, corpora, batches.
    Build: cc -std=c99 -DSEQTX_IMPLEMENTATION tests/test_io.c -o test_io -lm     Prints what fails; the last line is "N passed, N failed".
    test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
 
@@ -9,7 +9,7 @@
 #include "stub.h"
 #else
 #include "../seqtx.h"
-#include "../examples/text.h"
+#include "../seqtx_text.h"
 #endif
 
 #include <dirent.h>

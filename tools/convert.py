@@ -591,7 +591,7 @@ def pieces_of_list(path, tokens, size, fairseq):
 
 
 def vocab_blob(pieces, tokens):
-    """What stx_vocab_save of examples/text.h writes."""
+    """What stx_vocab_save of seqtx_text.h writes."""
     eos = tokens != "ids" and EOS in pieces
     out = [b"STXV\1", bytes([KINDS[tokens], (tokens == "bytes-compact") | eos << 1, 0]), struct.pack("<Q", len(pieces))]
     for p in pieces:

@@ -1,10 +1,10 @@
-/* text.h - v0.1 - text as tokens for seqtx: vocabularies, tokenised files, batches of parallel streams
+/* seqtx_text.h - v0.1 - text as tokens for seqtx: vocabularies, tokenised files, batches of parallel streams
    no warranty implied; MIT or public domain, your choice (end of seqtx.h)
 
    In ONE .c (or .cpp) file:                everywhere else:
        #define SEQTX_IMPLEMENTATION             #include "seqtx_attn_span.h"
-       #include "seqtx_attn_span.h"             #include "text.h"
-       #include "text.h"
+       #include "seqtx_attn_span.h"             #include "seqtx_text.h"
+       #include "seqtx_text.h"
    It needs seqtx.h only: any family header may come before it, or seqtx.h itself; with none of them it includes
    seqtx.h, which must then stand beside it or on the compiler's path. Link -lm (and -pthread on older systems).
    (SEQTX_TEXT_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
@@ -44,7 +44,7 @@
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
-       #include "text.h"
+       #include "seqtx_text.h"
        #include <stdio.h>
        int main(void) {
            stx_ctx *x = stx_create(NULL);
@@ -229,8 +229,9 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 
 // >>sentencepiece ------------------------------------------------------------------------------------------
 
-/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and linked with -lsentencepiece. text.h calls the
-   first five where SEQTX_SENTENCEPIECE is defined. Errors are written into err. */
+/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and linked with
+   -lsentencepiece. This header calls the first five where SEQTX_SENTENCEPIECE is defined. Errors are
+   written into err. */
 enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };     /* what a piece decodes to: itself, nothing, U+2047, a
                                                                                       byte */
 
