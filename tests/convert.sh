@@ -1,13 +1,14 @@
 #!/bin/sh
 # convert.sh - tools/convert.py: tests/test_convert.py by a Python that has torch (PYTHON, or the first one found)
 #   convert.sh --probe      is there one?
-#   convert.sh [BUILD]      BUILD holds the trainers: build
+#   convert.sh [BUILD]      the directory of the trainers
 cd "$(dirname "$0")/.." || exit 1
+. tests/limit.sh
 for python in ${PYTHON:-} python3 python /usr/bin/python3; do
     command -v "$python" > /dev/null 2>&1 || continue
     "$python" -c 'import torch, numpy; assert "weights_only" in torch.load.__code__.co_varnames' > /dev/null 2>&1 || continue
     [ "$1" = --probe ] && exit 0
-    exec "$python" tests/test_convert.py "${1:-build}"
+    exec "$python" tests/test_convert.py "${1:-${BUILD:-build}}"
 done
 [ "$1" = --probe ] || echo "no Python with torch 1.13 or newer: set PYTHON"
 exit 1

@@ -9,6 +9,7 @@
 #   cookbook.sh                   LDLIBS: what the library's objects were linked with
 #   cookbook.sh --print FILE N    the N-th block that FILE runs
 cd "$(dirname "$0")/.." || exit 1
+. tests/limit.sh
 root=$(pwd) page=docs/cookbook.md
 # what stands in the fences: the block's number, its language, the mark before it, then its lines
 blocks() {
@@ -21,6 +22,8 @@ if [ "$1" = --print ]; then
     [ -n "$n" ] && block "$n"
     exit
 fi
+build=$(cd "${BUILD:-build}" && pwd)
+unset BUILD # in the copy of the tree it is build
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-cookbook.XXXXXX") || exit 1
 [ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
@@ -33,14 +36,14 @@ check() {       # check WHAT COMMAND..
 mkdir "$work/tree" "$work/tree/build" "$work/bin" "$work/home"
 tree=$work/tree
 cp -R Makefile LICENSE seqtx*.h seqtx_cuda.cu README.md examples package tools "$tree"
-for program in build/train_* build/plot; do [ ! -x "$program" ] || case $program in *.*) ;; *) ln -s "$root/$program" "$tree/build/" ;; esac; done
+for program in "$build"/train_* "$build/plot"; do [ ! -x "$program" ] || case ${program##*/} in *.*) ;; *) ln -s "$program" "$tree/build/" ;; esac; done
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
 awk 'BEGIN { for (i = 0; i < 200; i++) print "the dog sat on mat " i % 5 " and then it ran" }' > "$tree/mine.txt"
 cat > "$work/bin/cc" <<END
 #!/bin/sh
-PATH='$PATH' lib=$root/build/lib_f32
+PATH='$PATH' lib=$build/lib_f32
 for word; do case \$word in
-    -DSEQTX_DOUBLE) lib=$root/build/lib_f64 ;;
+    -DSEQTX_DOUBLE) lib=$build/lib_f64 ;;
     -x) exec ${CC:-cc} "\$@" ;;         # the Makefile tries what there is
 esac; done
 exec ${CC:-cc} -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE "\$@" \\
@@ -50,7 +53,7 @@ chmod +x "$work/bin/cc"
 commands() {    # commands FILE: as they would be pasted, one after the other until one fails
     cd "$tree" || return 1
     unset MAKEFLAGS MAKELEVEL MFLAGS
-    STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' timeout -k 5 100 sh -e "$1" > "$work/log" 2>&1 < /dev/null
+    STEPS=20 MORE=30 HOME=$work/home PATH=$work/bin:$PATH T='' $limited sh -e "$1" > "$work/log" 2>&1 < /dev/null
 }
 
 blocks | grep '^@' > "$work/list"

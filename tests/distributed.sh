@@ -5,7 +5,9 @@
 #   <!-- run -->          commands        <!-- run: srun -->    the script        <!-- file: NAME -->    what stands in that file
 # build/mpi/train_attn_span and the library's objects are those that `make` has made.
 cd "$(dirname "$0")/.." || exit 1
+. tests/limit.sh
 root=$(pwd) page=docs/distributed.md
+build=$(cd "${BUILD:-build}" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-distributed.XXXXXX") || exit 1
 [ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
@@ -25,14 +27,14 @@ blocks() {
 block() { blocks | awk -v n="$1" '/^@ / { on = $2 == n; next } on { print substr($0, 3) }'; }
 tree=$work/tree
 mkdir -p "$tree/build" "$work/bin"
-ln -s "$root/build/mpi/train_attn_span" "$tree/build/"
+ln -s "$build/mpi/train_attn_span" "$tree/build/"
 cp seqtx*.h "$tree"
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
 cat > "$work/bin/mpicc" <<END
 #!/bin/sh
 PATH='$PATH'
 exec ${MPICC:-mpicc} -std=c99 -Wall -Wextra -Werror -DSEQTX_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE "\$@" \\
-    $root/build/lib_mpi/seqtx.o $root/build/lib_f32/seqtx_attn_span.o -lm -pthread $LDLIBS
+    $build/lib_mpi/seqtx.o $build/lib_f32/seqtx_attn_span.o -lm -pthread $LDLIBS
 END
 # srun: its options are skipped. Where `when` is, it tells the ranks to stop when they have trained some steps
 cat > "$work/bin/srun" <<END
@@ -41,8 +43,8 @@ while case \$1 in -*) true ;; *) false ;; esac; do shift; done
 mpirun -np 2 --bind-to none "\$@" &
 pid=\$!
 if [ -f '$work/when' ]; then
-    i=0
-    while [ \$i -lt 300 ] && ! grep -q '"event":"train"' runs/slurm/log.jsonl 2> /dev/null; do sleep 0.1; i=\$((i + 1)); done
+    . '$root/tests/limit.sh'
+    wait_until grep -q -s '"event":"train"' runs/slurm/log.jsonl
     kill -USR1 \$pid
 fi
 wait \$pid
@@ -50,7 +52,7 @@ END
 printf '#!/bin/sh\necho "$@" >> "%s/requeued"\n' "$work" > "$work/bin/scontrol"
 chmod +x "$work/bin/"*
 run() {         # run FILE: a script's commands, as they would be pasted
-    (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 PATH=$work/bin:$PATH timeout -k 5 100 sh "$@" > "$work/log" 2>&1 < /dev/null)
+    (cd "$tree" && unset MAKEFLAGS MAKELEVEL MFLAGS && STEPS=${STEPS:-20} MORE=30 PATH=$work/bin:$PATH $limited sh "$@" > "$work/log" 2>&1 < /dev/null)
 }
 blocks | grep '^@' > "$work/list"
 ran=0
@@ -74,11 +76,11 @@ check "$page has $ran blocks, fewer than it had" [ "$ran" -ge 4 ]
 cd "$tree" || exit 1
 check "the run of two ranks did not go on with four" grep -q '"event":"resume","step":20' runs/ranks/log.jsonl
 # the program: two ranks and one process, losses and parameters
-timeout 100 mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
-timeout 100 ./prog > one
+$limited mpirun -np 2 --bind-to none ./prog > two 2> /dev/null
+$limited ./prog > one
 check "the program does not learn: $(tail -n 1 two)" awk 'END { exit !(NR == 5 && $3 + 0 > 0 && $3 < 0.5) }' two
 check "two ranks learn something else than one: $(paste one two | tail -n 1)" sh -c 'paste one two | awk "{ d = \$3 - \$9; if (d < 0) d = -d; if (d > 2e-3 * \$3 + 1.1e-4) bad = 1 } END { exit bad || NR != 5 }"'
-timeout 100 mpirun -np 3 --bind-to none ./prog > out 2>&1
+$limited mpirun -np 3 --bind-to none ./prog > out 2>&1
 code=$?
 check "three ranks and eight streams: $code, not 2" [ $code -eq 2 ]
 # the script for SLURM: told to stop, it saves and queues itself again; started again it goes on
@@ -127,6 +129,6 @@ int main(void) {
 }
 END
 check "share.c does not compile" "$work/bin/mpicc" -O1 -D_POSIX_C_SOURCE=200809L share.c -o share
-for np in 2 4; do check "$np ranks on the same processors have threads that nothing is made for" timeout 100 mpirun -np $np --bind-to none ./share; done
+for np in 2 4; do check "$np ranks on the same processors have threads that nothing is made for" $limited mpirun -np $np --bind-to none ./share; done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

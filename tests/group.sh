@@ -13,14 +13,16 @@ mpirun=${MPIRUN:-mpirun}
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; export OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 # Open MPI's: more ranks than processors, wherever there is one free. Other mpiruns do so of themselves
 flags=
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/limit.sh"
 for f in --oversubscribe "--bind-to none"; do
-    timeout 60 $mpirun $f -np 1 true >/dev/null 2>&1 </dev/null && flags="$flags $f"
+    $limited $mpirun $f -np 1 true >/dev/null 2>&1 </dev/null && flags="$flags $f"
 done
 
 if [ "$1" = --core ]; then
     passed=0 failed=0
     for n in 1 2 3 4; do
-        said=$(timeout -k 5 100 $mpirun $flags -np $n "$2" 2>&1 </dev/null)
+        said=$($limited $mpirun $flags -np $n "$2" 2>&1 </dev/null)
         rc=$?
         line=$(printf '%s\n' "$said" | grep '^[0-9][0-9]* passed, [0-9][0-9]* failed')
         p=${line%% *} f=${line#*, } f=${f%% *}
@@ -37,7 +39,6 @@ if [ "$1" = --core ]; then
 fi
 
 family=$1
-here=$(cd "$(dirname "$0")" && pwd)
 mpi=$2 bin=$3
 case $mpi in /*) ;; *) mpi=$PWD/$mpi ;; esac
 . "$here/trainer_lib.sh"
@@ -56,17 +57,17 @@ finish() {
 run() { # DIR OPTIONS...
     dir=$1; shift
     if [ "$ranks" -eq 0 ]; then set -- "$bin" "$@"; else set -- $mpirun $flags -np "$ranks" "$mpi" "$@"; fi
-    (cd "$dir" && GROUP_TEST=$T exec timeout -k 5 100 "$@") >"$T/out" 2>"$T/err" </dev/null
+    (cd "$dir" && GROUP_TEST=$T exec $limited "$@") >"$T/out" 2>"$T/err" </dev/null
     rc=$?
 }
 start() {
     dir=$1; shift
-    (cd "$dir" && GROUP_TEST=$T exec timeout -k 5 100 $mpirun $flags -np "$ranks" "$mpi" "$@") >"$T/out" 2>"$T/err" </dev/null &
+    (cd "$dir" && GROUP_TEST=$T exec $limited $mpirun $flags -np "$ranks" "$mpi" "$@") >"$T/out" 2>"$T/err" </dev/null &
     running=$!
 }
 several() { # DIR ARGUMENTS of mpirun...: ranks whose options differ
     dir=$1; shift
-    (cd "$dir" && GROUP_TEST=$T exec timeout -k 5 100 $mpirun $flags "$@") >"$T/out" 2>"$T/err" </dev/null
+    (cd "$dir" && GROUP_TEST=$T exec $limited $mpirun $flags "$@") >"$T/out" 2>"$T/err" </dev/null
     rc=$?
 }
 loads() { # the checkpoint, without MPI
@@ -76,22 +77,19 @@ loads() { # the checkpoint, without MPI
     [ $rc -eq 0 ]
 }
 processes() { grep -ls "GROUP_TEST=$T" /proc/[0-9]*/environ | sed 's|/environ||'; }
-nothing_left() { # within two seconds: what was killed takes its time
-    j=0
-    until [ $j -ge 40 ] || [ -z "$(processes)" ]; do j=$((j + 1)); sleep 0.05; done
-    [ $j -lt 40 ]
-}
+no_process() { [ -z "$(processes)" ]; }
+nothing_left() { wait_until no_process; } # what was killed takes its time
 pid_of() { # RANK: leaves $pid, "" if it is not there
     pid=
     for p in $(processes); do
         tr '\0' '\n' <"$p/environ" 2>/dev/null | grep -qx "\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=$1" && case $(readlink "$p/exe") in "$mpi") pid=${p#/proc/};; esac
     done
 }
-wait_for() { # COMMAND...: until it gives 0, for ten seconds at most
-    j=0
-    until [ $j -ge 500 ] || "$@"; do j=$((j + 1)); sleep 0.02; done
-    [ $j -lt 500 ]
+has_ended() { ! kill -0 "$running" 2>/dev/null; }
+wait_for() { # COMMAND...: until it gives 0, or the run has ended
+    wait_until either "$@"
 }
+either() { "$@" || has_ended; }
 has_rank() { pid_of "$1"; [ -n "$pid" ]; }
 has_step() { grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null; }
 procs=
@@ -287,14 +285,15 @@ section "signals"
 # SIGNAL N DIR OPTIONS..: to rank N - 1, while it trains; leaves $rc
 stop_one() {
     sig=$1 ranks=$2 dir=$3; shift 3
-    for try in 1 2 3 4 5; do
+    tries=0 rc=0
+    while [ $rc -eq 0 ] && [ $tries -lt 100 ]; do
+        tries=$((tries + 1))
         rm -rf "$dir"; mkdir "$dir"
         start "$dir" $files "$@"
         wait_for has_step "$dir"
         pid_of $((ranks - 1))
         [ -n "$pid" ] && kill -"$sig" "$pid" 2>/dev/null
         collect
-        [ $rc -eq 0 ] || break
     done
 }
 if [ -n "$procs" ]; then
@@ -337,23 +336,19 @@ ln -s n3 whole      # what `continued` compares with
 i=0
 while [ -n "$procs" ] && [ $i -lt 5 ]; do
     i=$((i + 1)); roll
-    ranks=3 r=$((rand % 3)) try=0
+    ranks=3 r=$((rand % 3)) tries=0 rc=0
     roll
-    while [ $try -lt 8 ]; do       # a run that had ended when it was to be killed: once more, and sooner
+    while [ $rc -eq 0 ] && [ $tries -lt 100 ]; do # again, and sooner, where the run had ended
         rm -rf kill; mkdir kill
         start kill $files $options
         wait_for has_rank $r; victim=$pid
-        ms=$((rand / 10 / (1 + try))) try=$((try + 1))
+        ms=$((rand / 10 / (1 + tries))) tries=$((tries + 1))
         nap $ms
-        t0=$(date +%s%N)
         kill -9 "$victim" 2>/dev/null
         collect
-        took=$(ms_since "$t0")
-        [ $rc -eq 0 ] || break
     done
     where="kill $i, of rank $r after $ms ms"
-    check "$where: it ends with an error" [ $rc -ne 0 ]
-    check "$where: within ten seconds" [ "$took" -lt 10000 ]
+    check "$where: it ends with an error, of itself: $rc" [ $rc -ne 0 -a $rc -ne 124 ]
     [ -z "$openmpi" ] || check "$where: a message with rank and host" grep -q "rank $r .*${host%%.*}" err
     check "$where: no process is left" nothing_left
     rm -f kill/best.st.*.tmp
@@ -367,11 +362,8 @@ section "one rank fails"
 if ${CC:-cc} -shared -fPIC "$here/trainer_kill.c" -o "$T/kill.so" -ldl >/dev/null 2>&1; then
     mkdir full; whole_run "to step 100" 2 full $options --steps 100
     cp full/run.st good.st
-    t0=$(date +%s%N)
     several full -np 1 env LD_PRELOAD="$T/kill.so" TRAINER_FILE=run.st TRAINER_FULL_AT=1 "$mpi" $files $options : -np 1 "$mpi" $files $options
-    took=$(ms_since "$t0")
     check "a full disk: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a full disk: all end at once" [ "$took" -lt 10000 ]
     check "rank, host and why, once" [ "$(grep -c "^$prog: rank 0 of 2, on $host: .*run.st.*: No space left" err)" -eq 1 ]
     check "the old checkpoint stays" cmp full/run.st good.st
     check "no temporary file" [ "$(tmps full)" -eq 0 ]
@@ -389,11 +381,8 @@ attn_span)
         END { if (p[21] > 1.1 * p[20]) printf "%.9f", (p[20] + p[21]) / 2 / 1073741824 }')
     check "the evaluation wants more than a step" [ -n "$between" ]
     rm -rf memory; mkdir memory
-    t0=$(date +%s%N)
     several memory -np 1 "$mpi" $files $hungry : -np 1 "$mpi" $files $hungry --max-memory "$between"
-    took=$(ms_since "$t0")
     check "an evaluation that fails at one rank: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "all end soon, after $took ms" [ "$took" -lt 10000 ]
     check "rank, host and the option" [ "$(grep -c "^$prog: rank 1 of 2, on $host: .*--max-memory" err)" -eq 1 ]
     check "nobody else complains" [ "$(grep -c "^$prog: rank" err)" -eq 1 ]
     check "the checkpoint before is good" loads memory/run.st
@@ -413,11 +402,8 @@ not_so() {
     rm -rf no; mkdir no
     [ -z "$kept" ] || cp "$kept" no/run.st
     find no >"$T/before"
-    t0=$(date +%s%N)
     several no "$@"
-    took=$(ms_since "$t0")
     check "$pattern: exit code 2, not $rc" [ $rc -eq 2 ]
-    check "$pattern: soon, not after $took ms" [ "$took" -lt 8000 ]
     n=$(grep -c "^$prog: " err)
     check "$pattern: $times lines of the program's, not $n" [ "$n" -eq "$times" ]
     if grep -q "^$prog: .*$pattern" err; then pass; else fail "the message does not have '$pattern': $(grep "^$prog" err | head -n 3)"; fi

@@ -1,13 +1,14 @@
 #!/bin/sh
 # run.sh - runs what `make test` has built. make decides what runs when, and as much at once as there are cores; here is how one program
 # runs, and the sum of all.
-#   run.sh NAME COMMAND...       runs a test program, whose last line is "N passed, N failed", and keeps what it said in build/ran/NAME.out
+#   run.sh NAME COMMAND...       runs a test program, whose last line is "N passed, N failed", and keeps what it said in BUILD/ran/NAME.out
 #   run.sh --skip NAME WHY       it cannot run here
 #   run.sh --time COMMAND...     runs a compiler and notes its seconds
 #   run.sh --sum [--quick] NAME...   one line for each name, what failed, seconds by part; the last line is "N passed, N failed"
 cd "$(dirname "$0")/.." || exit 1
 export ASAN_OPTIONS=allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}     # tests ask for too much on purpose
-ran=build/ran
+. tests/limit.sh
+ran=${BUILD:-build}/ran
 mkdir -p "$ran"
 
 # the processor's seconds of a process that has ended, from what `times` says about children
@@ -30,7 +31,8 @@ case $1 in
 *)
     name=$1; shift
     start=$(date +%s)
-    "$@" > "$ran/$name.out" 2>&1
+    # scripts limit what they run
+    case $1 in sh | env) "$@" ;; *) $limited "$@" ;; esac > "$ran/$name.out" 2>&1
     code=$?
     times > "$ran/$name.times"
     line=$(tail -n 1 "$ran/$name.out")

@@ -33,6 +33,7 @@ import par_tensorflow  # noqa: E402
 
 F64 = torch.float64
 BUILD, WORK = "build", ""
+LIMIT = float(os.environ["LIMIT"]) if "LIMIT" in os.environ else None     # of tests/limit.sh
 TOLERANCE = 1e-5
 count = {"passed": 0, "failed": 0}
 
@@ -489,7 +490,7 @@ def letter(i):
 
 
 def program(*words):
-    return subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=60,
+    return subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=LIMIT,
                           errors="replace")
 
 
@@ -1451,7 +1452,7 @@ def test_use():
         torch.save(sd, path("theirs.pt"))
         run_convert(path("theirs.pt"), ours, *options)
         words = [os.path.join(BUILD, "train_" + family), "--checkpoint", ours, "--no-train", "--generate", "100", "--prompt", "ab"]
-        done = subprocess.run(words + ["--seed", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run(words + ["--seed", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT)
         check(done.returncode == 0 and len(done.stdout) in (102, 103), f"{family} --generate 100: {len(done.stdout)} bytes, {done.stderr}")
         streams = ["--data", path("text.txt"), "--eval-batch-sz", "1"]
         done = train(family, "--checkpoint", ours, "--eval-only", *streams)

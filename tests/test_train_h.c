@@ -1201,19 +1201,12 @@ static void two_terms(void) {
     raise(SIGINT);
     raise(SIGTERM);
 }
-static void interrupted_call(void) {                             /* there is no SA_RESTART */
-    char c;
-    int ends[2];
-    pid_t parent = getpid(), other;
-    if (!tr_signals(0, err, sizeof err) || pipe(ends) != 0) _exit(1);
-    other = fork();
-    if (other == 0) {
-        struct timespec nap = {0, 100000000};
-        nanosleep(&nap, NULL);
-        kill(parent, SIGINT);
-        _exit(0);
-    }
-    if (read(ends[0], &c, 1) != -1 || errno != EINTR) _exit(2);
+/* A call that waits ends when a signal comes: there is no SA_RESTART. */
+static void interrupted_call(void) {
+    struct sigaction action;
+    if (!tr_signals(0, err, sizeof err) || sigaction(SIGINT, NULL, &action)) _exit(1);
+    if (action.sa_flags & SA_RESTART) _exit(2);
+    raise(SIGINT);
     _exit(tr_stop_requested() == SIGINT ? 0 : 3);
 }
 static void asked(void) {                                        /* the first Ctrl-C warns, the second counts, the third ends */
@@ -1223,6 +1216,7 @@ static void asked(void) {                                        /* the first Ct
     tr_asked.tv_sec -= TR_ASK_SECONDS + 1;                       /* too long ago: it warns again */
     raise(SIGINT);
     if (tr_stop_requested()) _exit(3);
+    tr_asked.tv_sec += 100000;                                   /* however long the machine sleeps here, it is not too late */
     raise(SIGINT);
     if (tr_stop_requested() != SIGINT) _exit(4);
     raise(SIGINT);
@@ -1321,7 +1315,7 @@ static void test_clock(void) {
     double a = tr_seconds();
     struct timespec nap = {0, 2000000};
     nanosleep(&nap, NULL);
-    CHECK(tr_seconds() - a >= 0.002 && tr_seconds() - a < 60);
+    CHECK(tr_seconds() - a >= 0.002);
     CHECK(tr_peak_rss() > 100000);
 }
 

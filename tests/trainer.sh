@@ -26,28 +26,25 @@ awk 'BEGIN { split("one two three four five six seven eight nine ten eleven twel
 files="--data ../t.txt --checkpoint run.st --log log.jsonl"
 adaptive="--tokens words --adapt-io --adapt-io-divval 2 --adapt-io-cutoffs 5,12"      # where the family has it: adapts=yes
 one_complaint() { [ "$(grep -c "^$prog: " "$1")" -eq 1 ]; }      # FILE: one line of it is the program's, the others are progress
-wait_for_a_step() { # DIR: until the run there has logged one
-    i=0
-    until [ $i -ge 1000 ] || grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null; do i=$((i + 1)); sleep 0.01; done
+has_a_step() { # DIR: the run there has logged one, or it has ended
+    grep -q '"event":"train"' "$1/log.jsonl" 2>/dev/null || ! kill -0 "$running" 2>/dev/null
 }
-wait_for() { # FILE: until there is something in it
-    i=0
-    until [ $i -ge 10000 ] || [ -s "$1" ]; do i=$((i + 1)); sleep 0.01; done
-}
-stop_in_the_midst() { # SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Once more where the machine slept so long that the run had ended
+wait_for_a_step() { wait_until has_a_step "$1"; }
+wait_for() { wait_until [ -s "$1" ]; } # FILE: until there is something in it
+stop_in_the_midst() { # SIGNAL DIR OPTIONS..: in an empty DIR; leaves $rc. Again where the run had ended
     sig=$1; shift
-    for try in 1 2 3 4 5; do
+    tries=0 rc=0
+    while [ $rc -eq 0 ] && [ $tries -lt 100 ]; do
+        tries=$((tries + 1))
         rm -rf "$1"; mkdir "$1"
         start "$@"
         wait_for_a_step "$1"
         kill -"$sig" "$running" 2>/dev/null; collect
-        [ $rc -eq 0 ] || break
     done
 }
-grows() { # WHAT..: the number that the command prints gets larger, within ten seconds
-    before=$("$@") i=0
-    until [ $i -ge 200 ] || [ "$("$@")" -gt "$before" ]; do i=$((i + 1)); sleep 0.05; done
-    [ $i -lt 200 ]
+above() { # NUMBER WHAT..: the command prints a larger one
+    least=$1; shift
+    [ "$("$@")" -gt "$least" ]
 }
 
 # =====================================================================================================================
@@ -694,7 +691,7 @@ mount -t tmpfs -o size=$1k none "$2" || exit 99
 cp full.st "$2/run.st" || exit 98
 shift
 cd "$1"; shift
-timeout -k 5 60 "$@" >../out 2>../err </dev/null
+timeout -k 60 "$LIMIT" "$@" >../out 2>../err </dev/null
 echo $? >../full.rc
 cp run.st ../full/run.st
 for f in *.tmp; do [ ! -e "$f" ] || cp "$f" ../full; done
@@ -711,7 +708,7 @@ else
 fi
 # (b) a limit on the size of files, its signal ignored: writing gives an error
 rm -f full/*; cp full.st full/run.st
-(trap '' XFSZ; ulimit -f $((bytes / 2048)); cd full && exec timeout -k 5 60 "$bin" $again) >out 2>err </dev/null
+(trap '' XFSZ; ulimit -f $((bytes / 2048)); cd full && exec $limited "$bin" $again) >out 2>err </dev/null
 rc=$?
 unsaved "limited files" "[Ff]ile.*large"
 # its signal not ignored: the process ends, the checkpoint stays
@@ -724,7 +721,7 @@ rm -f full/*.tmp
 # (c) at an exact call
 if [ -n "$kills" ]; then
     for at in 1 2 5; do
-        (cd full && TRAINER_FULL_AT=$at LD_PRELOAD=$T/kill.so exec timeout -k 5 60 "$bin" $again) >out 2>err </dev/null
+        (cd full && TRAINER_FULL_AT=$at exec $limited env LD_PRELOAD="$T/kill.so" "$bin" $again) >out 2>err </dev/null
         rc=$?
         unsaved "no space from call $at" "[Nn]o space"
     done
@@ -740,15 +737,15 @@ if [ -w /dev/full ]; then
     cat out err >said
     check "a log that cannot be written is reported" grep -q '/dev/full' said
     check "a log that cannot be written is reported once" [ "$(grep -c '/dev/full' said)" -eq 1 ]
-    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 2.st $full --steps 40 >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 2.st $full --steps 40 >/dev/full) 2>err </dev/null
     check "output that cannot be written ends no training" [ $? -eq 0 ]
     check "the same training" same_state dev/run.st dev/2.st
-    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 3.st $full --steps 40 2>/dev/full) >out </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st $full --steps 40 2>/dev/full) >out </dev/null
     check "progress that cannot be written ends no training" [ $? -eq 0 ]
     check "the same training again" same_state dev/run.st dev/3.st
-    (cd dev && exec timeout 60 "$bin" --data ../t.txt --checkpoint 3.st --eval-only >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --data ../t.txt --checkpoint 3.st --eval-only >/dev/full) 2>err </dev/null
     check "a result that cannot be written is an error" [ $? -eq 1 ]
-    (cd dev && exec timeout 60 "$bin" --checkpoint run.st --no-train --generate 20 >/dev/full) 2>err </dev/null
+    (cd dev && exec $limited "$bin" --checkpoint run.st --no-train --generate 20 >/dev/full) 2>err </dev/null
     check "a generated text that cannot be written is an error" [ $? -ne 0 ]
 fi
 
@@ -802,13 +799,18 @@ END2
     TERM=xterm script -qec "sh $T/tty.sh" /dev/null >tty.out 2>&1 </dev/null &
     running=$!
     wait_for_a_step tty
-    kill -INT "$(cat tty/pid)"
-    i=0
-    until [ $i -ge 200 ] || grep -q 'press Ctrl-C again' tty.out; do i=$((i + 1)); sleep 0.05; done
     last_step() { steps_of tty/log.jsonl | tail -n 1; }
-    check "Ctrl-C at a terminal: the run goes on" grows last_step
-    check "Ctrl-C at a terminal: it asks for another" grep -q 'press Ctrl-C again within 5 seconds' tty.out
+    questions() { grep -o 'press Ctrl-C again within 5 seconds' tty.out | wc -l; }
     kill -INT "$(cat tty/pid)"
+    check "Ctrl-C at a terminal: it asks for another" wait_until above 0 questions
+    check "Ctrl-C at a terminal: the run goes on" wait_until above "$(last_step)" last_step
+    # the second one; where that came after the five seconds it asks again
+    answered() { ! kill -0 "$(cat tty/pid)" 2>/dev/null || above "$asked" questions; }
+    while kill -0 "$(cat tty/pid)" 2>/dev/null; do
+        asked=$(questions)
+        kill -INT "$(cat tty/pid)" 2>/dev/null
+        wait_until answered || break
+    done
     collect
     check "the second one ends with code 130, not $rc" [ $rc -eq 130 ]
     check "below the progress line, on a line of its own" awk '/^stopped at step [0-9]*; nothing is saved/ { n++ } END { exit n != 1 }' tty.out
@@ -1154,7 +1156,7 @@ section "watch and talk"
 
 talk() { # FILE CHECKPOINT LINES OPTIONS..: LINES, as printf has them, through a pipe; leaves $rc, $T/err, the answers in FILE
     to=$1 from=$2 lines=$3; shift 3
-    printf "$lines" | (cd log && exec timeout -k 5 100 "$bin" --checkpoint "$from" --interactive --threads 1 "$@") >"$to" 2>err
+    printf "$lines" | (cd log && exec $limited "$bin" --checkpoint "$from" --interactive --threads 1 "$@") >"$to" 2>err
     rc=$?
 }
 talks() { talk "$@"; if [ $rc -eq 0 ]; then pass; else fail "talk $*: exit code $rc: $(head -c 300 err)"; fi; }
@@ -1328,13 +1330,13 @@ END2
     TERM=xterm script -qec "sh $T/tty.sh" /dev/null >tty.out 2>&1 <tty.in &
     running=$!
     exec 3>tty.in
-    until_signs() { i=0; until [ $i -ge 400 ] || [ "$(tr '\r' '\n' <tty.out | grep -c '^> ')" -ge "$1" ]; do i=$((i + 1)); sleep 0.02; done; [ $i -lt 400 ]; }
-    until_bytes() { i=0; until [ $i -ge 400 ] || [ "$(wc -c <tty.out)" -ge "$1" ]; do i=$((i + 1)); sleep 0.02; done; [ $i -lt 400 ]; }
-    check "a sign where somebody types" until_signs 1
+    signs() { tr '\r' '\n' <tty.out | grep -c '^> '; }
+    bytes() { wc -c <tty.out; }
+    check "a sign where somebody types" wait_until above 0 signs
     printf 'the cat\n' >&3
-    check "an answer comes as it is written" until_bytes 600        # more than the first lines and what was typed
+    check "an answer comes as it is written" wait_until above 600 bytes     # more than the first lines and what was typed
     kill -INT "$(cat log/pid)"
-    check "Ctrl-C stops the answer only" until_signs 2
+    check "Ctrl-C stops the answer only" wait_until above 1 signs
     kill -INT "$(cat log/pid)"
     collect
     exec 3>&-

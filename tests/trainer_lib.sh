@@ -2,6 +2,7 @@
 # It sets $here (this directory) and $bin (the trainer), then reads this file; from then on the working directory is $T, which goes at the end.
 
 LC_ALL=C OMP_WAIT_POLICY=passive; export LC_ALL OMP_WAIT_POLICY     # tiny models: spinning threads only stand in the way
+. "$here/limit.sh"
 unset LD_PRELOAD TRAINER_COUNT TRAINER_DIE_AT TRAINER_FULL_AT TRAINER_FILE
 case $bin in /*) ;; *) bin=$PWD/$bin ;; esac
 passed=0 failed=0 running=
@@ -37,7 +38,7 @@ section() {
 
 run() { # DIR OPTIONS...: runs the trainer there; leaves $rc, $T/out, $T/err
     dir=$1; shift
-    (cd "$dir" && exec timeout -k 5 100 "$bin" "$@") >"$T/out" 2>"$T/err" </dev/null
+    (cd "$dir" && exec $limited "$bin" "$@") >"$T/out" 2>"$T/err" </dev/null
     rc=$?
 }
 good() { # WHAT DIR OPTIONS...: must end well
