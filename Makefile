@@ -1,203 +1,326 @@
-# seqtx: header-only; this builds the examples and the tests.
+# seqtx is header-only; this builds the examples, the tests and a library for other languages.
 #
-#   make demo [DATA=FILE]   train a small model on real text, about two minutes on two cores; leaves build/demo.safetensors
-#   make demo-sru           the same with SRU++; leaves build/demo_sru.safetensors
-#   make demo-compressive   the same with the Compressive Transformer; leaves build/demo_compressive.safetensors
-#   make demo-par           searches an order of attention and feed-forward blocks (PAR), then trains what it found; build/demo_par.svg shows it
-#   make test               build and run every test, as much at once as there are cores; ends with "N passed, N failed"
-#   make quick              what one runs while working: float and double, no sanitizers, no CUDA; about a minute from a clean clone
-#   make examples           build/train_attn_span, build/train_sru, build/train_compressive, build/train_par, build/plot, build/cuts, build/hello,
-#                           build/remember, build/own_family
-#   make shared             build/libseqtx.so (.dylib, .dll): all headers and examples/text.h, for other languages (examples/ctypes_demo.py)
-#   make install            headers, seqtx.pc and a CMake package below PREFIX (/usr/local), with DESTDIR before it; make uninstall
-#   make bench              timings, against CBLAS and PyTorch where they are installed
-#   make cuda CUDA_ARCH=sm_90         build/cuda: the same programs with CUDA (several: CUDA_ARCH="sm_80 sm_90"; sm_80 and newer)
-#   make cuda CUDA_ARCH=sm_90 NCCL=1  .. for groups of GPUs, one a process (NCCL 2.14 or newer; NCCL_FLAGS and NCCL_LIBS where it is not in the usual
-#                           places: -I.., -L.. -lnccl); check-cuda as well
-#   make check-cuda CUDA_ARCH=sm_90   the tests of the GPU's side on a GPU, also under compute-sanitizer where there is one
-#   make bench-cuda CUDA_ARCH=sm_90   timings on a GPU against PyTorch
+#   make               examples, shared, static, man: all that `make install` installs
+#   make examples      build/train_attn_span, train_sru, train_compressive, train_par, plot,
+#                      cuts, hello, remember, own_family
+#   make demo          trains a small model on real text, about two minutes on two cores;
+#                      leaves build/demo.safetensors. DATA=FILE: another text
+#   make demo-sru, demo-compressive    the other families
+#   make demo-par      searches an order of attention and feed-forward blocks (PAR), then
+#                      trains what it found; build/demo_par.svg shows the search
+#   make test          builds and runs every test; ends with "N passed, N failed"
+#   make quick         float and double, no sanitizers, no CUDA; about a minute
+#   make shared static build/libseqtx.so (.dylib, .dll) and build/libseqtx.a: all headers
+#   make install       programs, library, headers, manual pages, seqtx.pc, a CMake package
+#   make install-headers, uninstall    headers, seqtx.pc and CMake package; removes all
+#   make bench         timings, against CBLAS and PyTorch where they are installed
+#   make cuda CUDA_ARCH=sm_90          build/cuda: the same programs with CUDA, for sm_80 and
+#                                      newer (several: CUDA_ARCH="sm_80 sm_90")
+#   make cuda CUDA_ARCH=sm_90 NCCL=1   .. for groups of GPUs, one per process (NCCL 2.14)
+#   make check-cuda CUDA_ARCH=sm_90    the GPU tests, and compute-sanitizer if installed
+#   make bench-cuda CUDA_ARCH=sm_90    timings on a GPU against PyTorch
 #
-# Set CC, CXX, ARCH (-march=native, say: the fast paths do not need it), THREADS=-DSEQTX_NO_THREADS (to build without threads), CBLAS=1 (to link a CBLAS:
-# OpenBLAS, on macOS Accelerate, or CBLAS_LIBS),
-# ONEDNN=1 (oneDNN; ONEDNN_FLAGS and ONEDNN_LIBS where it is not in the usual places: -I.., -L.. -ldnnl),
-# SENTENCEPIECE=1 (the trainers cut text by SentencePiece models, --tokens spm, and there is build/spm_train; SENTENCEPIECE_LIBS).
-# MPI=1 (trainers that train together as the ranks of `mpirun -np N`, docs/distributed.md; MPICC where it is not mpicc),
-# For GNU make 3.81 (macOS) or newer. On Windows in a shell of MSYS2's; from elsewhere, make CC=x86_64-w64-mingw32-gcc examples.
+# Set, in the environment or on the command line:
+#   CC, CXX, AR, CPPFLAGS, CFLAGS, CXXFLAGS, LDFLAGS, LDLIBS    as everywhere; they win
+#   ARCH=-march=native             the fast paths do not need it
+#   THREADS=-DSEQTX_NO_THREADS     no threads
+#   CBLAS=1                        a CBLAS: OpenBLAS, on macOS Accelerate, or CBLAS_LIBS
+#   ONEDNN=1                       oneDNN (ONEDNN_FLAGS, ONEDNN_LIBS)
+#   SENTENCEPIECE=1                --tokens spm, and build/spm_train (SENTENCEPIECE_LIBS)
+#   MPI=1                          trainers as the ranks of `mpirun -np N` (MPICC)
+#   NCCL=1                         with `make cuda` (NCCL_FLAGS, NCCL_LIBS)
+#   BUILD=DIR                      where everything is built; default: build
+#   PREFIX, DESTDIR, prefix, exec_prefix, bindir, libdir, includedir, datarootdir, mandir, docdir
+#   V=1                            commands in full
+#   DEV=1                          warnings are errors
+# For GNU make 3.81 (macOS) or newer. From another directory `make -f DIR/Makefile` builds
+# there, in build/. On Windows in a shell of MSYS2; from elsewhere, for Windows,
+# make CC=x86_64-w64-mingw32-gcc examples.
 
-CC      = cc
-CXX     = c++
-NVCC    = nvcc
-ARCH    =
-WARN    = -Wall -Wextra -Wpedantic -Wshadow -Werror
-CFLAGS  = -std=c99 -O3 $(ARCH) $(WARN) $(ALIGN)
-# for which system CC compiles; macOS has threads in its C library, Windows (MinGW) in its own, and there gcc's vector code needs ALIGN (seqtx.h, >>loops)
-TARGET := $(shell $(CC) -dumpmachine 2>/dev/null)
-DARWIN := $(findstring darwin,$(TARGET))$(findstring macos,$(TARGET))
-ALIGN   =
-WINDOWS := $(findstring mingw,$(TARGET))$(findstring windows-gnu,$(TARGET))
-THREADS = $(if $(DARWIN)$(WINDOWS),,-pthread)
-ifneq ($(WINDOWS),)
-ALIGN  := $(shell echo 'int stx;' | $(CC) -Wa,-muse-unaligned-vector-move -x c -c - -o /dev/null 2>/dev/null && echo -Wa,-muse-unaligned-vector-move)
+# GNU make skips this, for there is no such variable; BSD make sees a target and a message
+ifdef GNU_MAKE_IS_NEEDED:
+.error seqtx needs GNU make: gmake (on Linux and macOS: make)
 endif
+
+BUILD ?= build
+ifeq ($(wildcard seqtx.h),)
+# from another directory: the same goals, in the tree, with BUILD here
+TREE  := $(dir $(lastword $(MAKEFILE_LIST)))
+HERE  := $(abspath $(BUILD))
+GOALS := $(or $(MAKECMDGOALS),all)
+.PHONY: in_tree $(GOALS)
+$(GOALS): in_tree
+	@:
+in_tree:
+	+@$(MAKE) --no-print-directory -C $(TREE) BUILD=$(HERE) $(GOALS:$(BUILD)/%=$(HERE)/%)
+else
+
+# no rules but ours: `make -B` finds none that would make a Makefile
+.DEFAULT_GOAL := all
+MAKEFLAGS += -r
+.SUFFIXES:
+Makefile: ;
+
+ifeq ($(origin CXX),default)
+CXX     = c++
+endif
+NVCC   ?= nvcc
+MPICC  ?= mpicc
+# the compiler, of programs and of ranks; mpicc (Open MPI's, MPICH's) takes its own from these
+COMPILE = $(if $(MPI),$(MPICC),$(CC))
+export OMPI_CC   := $(CC)
+export MPICH_CC  := $(CC)
+export OMPI_CXX  := $(CXX)
+ifeq ($(origin AR),default)
+AR     := $(if $(filter %-gcc,$(CC)),$(CC:%-gcc=%-ar),ar)
+endif
+
+# the system that CC compiles for: macOS and Windows (MinGW) have threads in their C library,
+# and on Windows gcc's vector code needs ALIGN (seqtx.h, >>loops)
+TARGET  := $(shell $(CC) -dumpmachine 2>/dev/null)
+DARWIN  := $(findstring darwin,$(TARGET))$(findstring macos,$(TARGET))
+WINDOWS := $(findstring mingw,$(TARGET))$(findstring windows-gnu,$(TARGET))
+ifneq ($(WINDOWS),)
+ALIGN   := $(shell echo 'int stx;' | $(CC) -Wa,-muse-unaligned-vector-move -x c -c - -o /dev/null \
+	2>/dev/null && echo -Wa,-muse-unaligned-vector-move)
+endif
+THREADS ?= $(if $(DARWIN)$(WINDOWS),,-pthread)
+
+# Our flags. The user's follow on each command line, so they win, and replace none of these
+WARN     = -Wall -Wextra -Wpedantic -Wshadow $(if $(DEV),-Werror)
+OWN      = -std=c99 -O3 $(ARCH) $(WARN) $(ALIGN) $(FEATURES)
+LIBS     = $(EXTRA) $(LDLIBS)
+FEATURES =
+EXTRA    =
 ifdef CBLAS
-CFLAGS += -DSEQTX_CBLAS$(if $(CBLAS_LIBS),=2)
-LDLIBS += $(or $(CBLAS_LIBS),$(if $(DARWIN),-framework Accelerate,-lopenblas))
+FEATURES += -DSEQTX_CBLAS$(if $(CBLAS_LIBS),=2)
+EXTRA    += $(or $(CBLAS_LIBS),$(if $(DARWIN),-framework Accelerate,-lopenblas))
 endif
 ifdef ONEDNN
-CFLAGS += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
-LDLIBS += $(or $(ONEDNN_LIBS),-ldnnl)
+FEATURES += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
+EXTRA    += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
-# Open MPI's and MPICH's mpicc take the compiler from these
-export OMPI_CC  := $(CC)
-export MPICH_CC := $(CC)
-export OMPI_CXX := $(CXX)
-MPICC   = mpicc
 ifdef MPI
-override CC := $(MPICC)
-CFLAGS += -DSEQTX_MPI
+FEATURES += -DSEQTX_MPI
 endif
 ifdef SENTENCEPIECE
-CFLAGS += -DSEQTX_SENTENCEPIECE
-LDLIBS += $(or $(SENTENCEPIECE_LIBS),-lsentencepiece_train -lsentencepiece) -lstdc++
-SPM     = build/spm.o
+FEATURES += -DSEQTX_SENTENCEPIECE
+SPM_LIBS  = $(or $(SENTENCEPIECE_LIBS),-lsentencepiece_train -lsentencepiece) -lstdc++
+EXTRA    += $(SPM_LIBS)
+SPM       = $(BUILD)/spm.o
 endif
+# $(call c,OPTIONS), $(call cxx,OPTIONS): the C, the C++ compiler with all flags
+flags    = $(OWN) $(1) $(THREADS) $(CPPFLAGS) $(CFLAGS)
+c        = $(COMPILE) $(flags)
+cxx      = $(CXX) -std=c++17 $(WARN) $(1) $(CPPFLAGS) $(CXXFLAGS)
 # -g1: lines of the code, no variables: a fifth less to compile
-SAN     = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
+SAN      = -fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O1
 
-# a header to an object, a tests/test_NAME.c to its programs, an examples/train_NAME.c to a trainer: nothing here names a family,
-# but for the tests of the trainers
+# One short line per command; V=1: the command; make -s: nothing
+SILENT  := $(findstring s,$(filter-out -%,$(firstword x$(MAKEFLAGS))))
+say      = $(if $(V)$(SILENT),,@printf '  %-4s %s\n' $(1) $@;)
+
+# A header becomes an object, a tests/test_NAME.c its programs, an examples/train_NAME.c a
+# trainer: nothing here names a family, except the tests of the trainers
 PARTS    = $(patsubst %.h,%,$(wildcard seqtx*.h))
-TRAINERS = $(patsubst examples/%.c,build/%,$(wildcard examples/train_*.c))
-TOOLS    = build/hello build/own_family build/remember $(patsubst examples/%.c,build/%,$(wildcard examples/cuts.c)) $(if $(SPM),build/spm_train)
-# what a file depends on the compiler writes down
+TRAINERS = $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/train_*.c))
+TOOLS    = $(BUILD)/hello $(BUILD)/own_family $(BUILD)/remember $(BUILD)/cuts \
+	$(if $(SPM),$(BUILD)/spm_train)
+# the compiler writes down what a file depends on
 DEPS     = -MMD -MP -MF $@.d -MT $@
+LINK     = $(DEPS) $(LDFLAGS) $< $(filter %.o,$^) -o $@ -lm $(LIBS)
 
-.PHONY: all examples shared install uninstall demo demo-sru demo-compressive demo-par test quick bench cuda check-cuda bench-cuda clean FORCE
-all: examples
-examples: $(TRAINERS) $(TOOLS) build/plot
+.PHONY: all examples shared static man install install-headers uninstall demo demo-sru \
+	demo-compressive demo-par test check quick bench cuda check-cuda bench-cuda clean FORCE
+all: examples shared static man
+examples: $(TRAINERS) $(TOOLS) $(BUILD)/plot
 
-build:
-	@mkdir -p build
-# build/flags changes when the flags do, or the headers that there are, and everything is built again
-FLAGS = $(PARTS) $(CC) $(CXX) $(CFLAGS) $(F64) $(THREADS) $(LDLIBS) $(SAN) $(LESS) $(GPU_F32) $(CUDA_F32) $(CXXSHIM)
-build/flags: FORCE | build
-	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+$(BUILD):
+	@mkdir -p $@
+# BUILD/flags changes when the flags do, or the set of headers, and everything is rebuilt;
+# -Werror changes no object
+FLAGS = $(filter-out -Werror,$(PARTS) $(F32) $(F64) $(LINK_SHARED) $(LDFLAGS) $(LIBS) $(SAN) \
+	$(LESS) $(GPU_F32) $(CUDA_F32) $(call shim))
+$(BUILD)/flags: FORCE | $(BUILD)
+	@echo '$(subst ','\'',$(FLAGS))' | cmp -s - $@ || echo '$(subst ','\'',$(FLAGS))' > $@
 FORCE:
 
+
 # >>library
-# The library is compiled once for each configuration, a header to an object (from tests/inner/NAME.c where there is one). The test
-# programs have declarations only and are linked with all of it; their own code is compiled at -O1. The examples include the implementation:
-# where it is linked, these macros say that it has been (tests/readme.sh compiles each as its head says, in one command).
-LIB   = $(patsubst %,build/lib_$(1)/%.o,$(PARTS)) $(SPM)
-MACRO = SEQTX_$(shell echo '$(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(notdir $(1)))))' | tr a-z A-Z)IMPLEMENTATION
+# The library is compiled once per configuration, each header to an object (from
+# tests/inner/NAME.c where there is one). The test programs see declarations only and link all
+# of it; their own code is compiled at -O1. The examples include the implementation: when they
+# are linked with it, the macros DONE say that it is there already (tests/readme.sh compiles
+# each as its head says, by one command).
+LIB   = $(patsubst %,$(BUILD)/lib_$(1)/%.o,$(PARTS)) $(SPM)
+STEM  = $(patsubst %,%_,$(patsubst seqtx_%,%,$(filter-out seqtx,$(1))))
+MACRO = SEQTX_$(shell echo '$(STEM)' | tr a-z A-Z)IMPLEMENTATION
 define library
-$(filter-out $(SPM),$(call LIB,$(1))): build/lib_$(1)/%.o: build/flags
+$(filter-out $(SPM),$(call LIB,$(1))): $(BUILD)/lib_$(1)/%.o: $(BUILD)/flags
 	@mkdir -p $$(@D)
-	$$(T) $(2) $$(DEPS) -I. -D$$(call MACRO,$$*) -x c -c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
+	$$(call say,CC)$$(T) $(2) $$(DEPS) -I. -D$$(call MACRO,$$*) -x c \
+		-c $$(firstword $$(wildcard tests/inner/$$*.c) $$*.h) -o $$@
 endef
-build/spm.o: examples/spm.cpp build/flags
-	$(T) $(CXX) -O2 -std=c++17 $(WARN) $(DEPS) -c $< -o $@
-F32 = $(CC) $(CFLAGS) $(THREADS)
-F64 = $(CC) $(CFLAGS) -O2 $(THREADS) -DSEQTX_DOUBLE
-# with CUDA, for the tests of the GPU's side too: what a build without it has instead is one message, which test_api.c has in the others
-# A null pointer and what lies past an object the address sanitizer sees as well, where it is read or written. A pointer alone, not used, is
-# seen in the manuals' programs only, by clang's sanitizer (tests/portability.sh). Without these checks it is a third less to compile
+$(BUILD)/spm.o: examples/spm.cpp $(BUILD)/flags
+	$(call say,CXX)$(T) $(call cxx,-O2) $(DEPS) -c $< -o $@
+F32 = $(call c)
+F64 = $(call c,-O2 -DSEQTX_DOUBLE)
+# CUDA, for the tests of the GPU side: what a build without it has instead is one message,
+# which test_api.c checks in the others.
+# LESS: the address sanitizer also sees a null pointer, or what is past an object, where it is
+# read or written. An unused pointer is checked in the manuals' programs only, by clang's
+# sanitizer (tests/portability.sh). Without these checks it is a third less to compile
 LESS    = -fno-sanitize=null,pointer-overflow,object-size
-SAN_F32 = $(CC) -std=c99 $(WARN) $(SAN) $(LESS) $(THREADS) -DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
+SAN_F32 = $(COMPILE) -std=c99 $(WARN) $(THREADS) $(CPPFLAGS) $(CFLAGS) $(SAN) $(LESS) \
+	-DTEST_AMX_EMULATED -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
 $(eval $(call library,f32,$$(F32)))
 $(eval $(call library,f64,$$(F64)))
 $(eval $(call library,san,$$(SAN_F32)))
 $(eval $(call library,plain,$$(filter-out -DSEQTX_CBLAS,$$(F32))))
 # (a new file of tests/inner: the .d files do not know it yet)
-$(foreach l,f32 f64 san plain cuda,$(foreach p,$(wildcard tests/inner/*.c),$(eval build/lib_$(l)/$(p:tests/inner/%.c=%).o: $(p))))
+$(foreach l,f32 f64 san plain cuda,$(foreach p,$(wildcard tests/inner/*.c),\
+	$(eval $(BUILD)/lib_$(l)/$(p:tests/inner/%.c=%).o: $(p))))
 DONE = $(foreach p,$(PARTS),-D$(call MACRO,$(p))_DONE) -DSTX_LOOPS_DONE
 
 # objects of the headers that a program of examples/ includes
-USED = build/lib_$(1)/seqtx.o $(patsubst %,build/lib_$(1)/%.o,$(shell sed -n 's|^.include "\(\.\./\)\{0,1\}\(seqtx_[a-z_]*\)\.h".*|\2|p' $(2))) $(SPM)
-$(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:build/%=examples/%.c))))
-$(TRAINERS) $(TOOLS): build/%: examples/%.c
-	$(T) $(F32) $(DONE) $(DEPS) -I. $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+USED = $(BUILD)/lib_$(1)/seqtx.o $(patsubst %,$(BUILD)/lib_$(1)/%.o,$(shell \
+	sed -n 's|^.include "\(\.\./\)\{0,1\}\(seqtx_[a-z_]*\)\.h".*|\2|p' $(2))) $(SPM)
+$(foreach t,$(TRAINERS) $(TOOLS),$(eval $(t): $(call USED,f32,$(t:$(BUILD)/%=examples/%.c))))
+$(TRAINERS) $(TOOLS): $(BUILD)/%: examples/%.c
+	$(call say,CC)$(T) $(F32) $(DONE) -I. $(LINK)
 
-# the trainers as ranks, and a test in double, where there is an mpicc: the core is compiled with MPI, all else is the same
+# the trainers as ranks, and a test in double, where there is an mpicc: the core is compiled
+# with MPI, all else is the same
 WITH_MPI := $(shell command -v $(MPICC) 2>/dev/null)
-build/lib_mpi/seqtx.o build/lib_mpi64/seqtx.o: seqtx.h build/flags
+$(BUILD)/lib_mpi/seqtx.o $(BUILD)/lib_mpi64/seqtx.o: seqtx.h $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(T) $(MPICC) $(CFLAGS) $(THREADS) $(if $(findstring 64,$@),-O2 -DSEQTX_DOUBLE) -DSEQTX_MPI $(DEPS) -I. -DSEQTX_IMPLEMENTATION -x c -c $< -o $@
-MPI_TRAINERS = $(TRAINERS:build/%=build/mpi/%)
-$(foreach t,$(TRAINERS),$(eval $(t:build/%=build/mpi/%): build/lib_mpi/seqtx.o $(filter-out %/seqtx.o,$(call USED,f32,$(t:build/%=examples/%.c)))))
-$(MPI_TRAINERS): build/mpi/%: examples/%.c
+	$(call say,CC)$(T) $(MPICC) $(call flags,$(if $(findstring 64,$(@D)),-O2 -DSEQTX_DOUBLE) \
+		-DSEQTX_MPI) $(DEPS) -I. -DSEQTX_IMPLEMENTATION -x c -c $< -o $@
+MPI_TRAINERS = $(TRAINERS:$(BUILD)/%=$(BUILD)/mpi/%)
+$(foreach t,$(TRAINERS),$(eval $(t:$(BUILD)/%=$(BUILD)/mpi/%): $(BUILD)/lib_mpi/seqtx.o \
+	$(filter-out %/seqtx.o,$(call USED,f32,$(t:$(BUILD)/%=examples/%.c)))))
+$(MPI_TRAINERS): $(BUILD)/mpi/%: examples/%.c
 	@mkdir -p $(@D)
-	$(T) $(MPICC) $(CFLAGS) $(THREADS) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
-build/test_group: tests/test_group.c build/lib_mpi64/seqtx.o $(filter-out %/seqtx.o,$(call LIB,f64))
-	$(T) $(MPICC) $(CFLAGS) $(THREADS) -O1 -DSEQTX_DOUBLE $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+	$(call say,CC)$(T) $(MPICC) $(call flags) $(DONE) $(LINK)
+$(BUILD)/test_group: tests/test_group.c $(BUILD)/lib_mpi64/seqtx.o \
+		$(filter-out %/seqtx.o,$(call LIB,f64))
+	$(call say,CC)$(T) $(MPICC) $(call flags,-O1 -DSEQTX_DOUBLE) $(LINK)
 
 # of the library it has the version's number alone
-build/plot: examples/plot.c build/flags
-	$(T) $(CC) $(CFLAGS) -O2 $(DEPS) $< -o $@ -lm
+$(BUILD)/plot: examples/plot.c $(BUILD)/flags
+	$(call say,CC)$(T) $(call c,-O2) $(DEPS) $(LDFLAGS) $< -o $@ -lm
 
 ifndef SENTENCEPIECE
-build/spm_train:
-	@echo "spm_train is SentencePiece's: make SENTENCEPIECE=1 $@ (Debian: libsentencepiece-dev)" >&2; exit 2
+$(BUILD)/spm_train:
+	@echo "spm_train needs SentencePiece (Debian: libsentencepiece-dev):" \
+		"make SENTENCEPIECE=1 $@" >&2
+	@exit 2
 endif
 
-# >>shared: what each header exports, and nothing else
-EXPORT = $(if $(WINDOWS),-DSEQTX_API='__declspec(dllexport)',-fPIC -fvisibility=hidden -DSEQTX_API='__attribute__((visibility("default")))')
-SHARED = build/libseqtx.$(if $(DARWIN),dylib,$(if $(WINDOWS),dll,so))
-$(PARTS:%=build/shared/%.o): build/shared/%.o: %.h build/flags
-	@mkdir -p $(@D)
-	$(T) $(F32) $(EXPORT) $(DEPS) -I. -D$(call MACRO,$*) -x c -c $< -o $@
-$(SHARED): $(PARTS:%=build/shared/%.o)
-	$(T) $(CC) $(if $(DARWIN),-dynamiclib -install_name @rpath/$(@F),-shared) $(THREADS) $^ -o $@ -lm $(filter-out -lstdc++ -lsentencepiece%,$(LDLIBS))
-shared: $(SHARED)
 
-# >>install: headers only, there is nothing to compile
-PREFIX  = /usr/local
-DESTDIR =
-VERSION = $(shell sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
-INTO    = $(DESTDIR)$(PREFIX)
-install:
-	@case "$(PREFIX)" in /*) ;; *) echo "PREFIX=$(PREFIX): want a directory from the root on, as in PREFIX=$$PWD/there" >&2; exit 2 ;; esac
-	install -d "$(INTO)/include/seqtx" "$(INTO)/share/pkgconfig" "$(INTO)/share/cmake/seqtx" "$(INTO)/share/doc/seqtx"
-	install -m 644 $(wildcard seqtx*.h) seqtx_cuda.cu "$(INTO)/include/seqtx"
-	sed 's|@VERSION@|$(VERSION)|' package/seqtx.pc.in > "$(INTO)/share/pkgconfig/seqtx.pc"
-	sed 's|@VERSION@|$(VERSION)|' package/seqtx-config-version.cmake.in > "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake"
-	install -m 644 package/seqtx-config.cmake "$(INTO)/share/cmake/seqtx"
-	install -m 644 LICENSE "$(INTO)/share/doc/seqtx"
+# >>shared: what each header exports, and nothing else; and the same objects as an archive
+# SOVERSION grows with every version that changes a struct or a function
+SOVERSION = 0
+VERSION  := $(shell sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
+SO        = $(SOVERSION)$(VERSION:$(firstword $(subst ., ,$(VERSION)))%=%)
+EXPORT    = -fPIC -fvisibility=hidden -DSEQTX_API='__attribute__((visibility("default")))'
+ifneq ($(WINDOWS),)
+EXPORT    = -DSEQTX_API='__declspec(dllexport)'
+SHARED    = $(BUILD)/libseqtx.dll
+LINK_SHARED = -shared -Wl,--out-implib,$(SHARED).a
+else ifneq ($(DARWIN),)
+SHARED    = $(BUILD)/libseqtx.$(SO).dylib
+LINKS     = libseqtx.$(SOVERSION).dylib libseqtx.dylib
+LINK_SHARED = -dynamiclib -install_name "$(libdir)/libseqtx.$(SOVERSION).dylib" \
+	-compatibility_version $(basename $(SO)) -current_version $(SO)
+else
+SHARED    = $(BUILD)/libseqtx.so.$(SO)
+LINKS     = libseqtx.so.$(SOVERSION) libseqtx.so
+LINK_SHARED = -shared -Wl,-soname,libseqtx.so.$(SOVERSION)
+endif
+# text is cut by SentencePiece in the trainers only
+SHARED_F32 = $(filter-out -DSEQTX_SENTENCEPIECE,$(F32))
+$(PARTS:%=$(BUILD)/shared/%.o): $(BUILD)/shared/%.o: %.h $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(call say,CC)$(T) $(SHARED_F32) $(EXPORT) $(DEPS) -I. -D$(call MACRO,$*) -x c -c $< -o $@
+$(SHARED): $(PARTS:%=$(BUILD)/shared/%.o)
+	$(call say,LD)$(T) $(SHARED_F32) $(LINK_SHARED) $(LDFLAGS) $^ -o $@ -lm \
+		$(filter-out $(SPM_LIBS),$(LIBS))
+	@for l in $(LINKS); do ln -sf $(@F) $(BUILD)/$$l; done
+$(BUILD)/libseqtx.a: $(PARTS:%=$(BUILD)/shared/%.o)
+	@rm -f $@
+	$(call say,AR)$(AR) rcs $@ $^
+shared: $(SHARED)
+static: $(BUILD)/libseqtx.a
+
+
+# >>install: by package/install.sh, which has the list of files
+PREFIX     ?= /usr/local
+DESTDIR    ?=
+prefix      = $(PREFIX)
+exec_prefix = $(prefix)
+bindir      = $(exec_prefix)/bin
+libdir      = $(exec_prefix)/lib
+includedir  = $(prefix)/include
+datarootdir = $(prefix)/share
+mandir      = $(datarootdir)/man
+docdir      = $(datarootdir)/doc/seqtx
+INSTALL     = install
+DIRS        = prefix bindir libdir includedir datarootdir mandir docdir
+INTO        = $(foreach d,$(DIRS),$(d)="$($(d))") DESTDIR="$(DESTDIR)" INSTALL="$(INSTALL)" \
+	BUILD="$(BUILD)" VERSION="$(VERSION)" LIBS="$(LIBS)" PROGRAMS="$(TRAINERS)" \
+	SHARED="$(SHARED)" LINKS="$(LINKS)"
+install: all
+	@$(INTO) sh package/install.sh install
+install-headers:
+	@$(INTO) sh package/install.sh install-headers
 uninstall:
-	for f in $(wildcard seqtx*.h) seqtx_cuda.cu; do rm -f "$(INTO)/include/seqtx/$$f"; done
-	rm -f "$(INTO)/share/cmake/seqtx/seqtx-config.cmake" "$(INTO)/share/cmake/seqtx/seqtx-config-version.cmake" "$(INTO)/share/doc/seqtx/LICENSE" "$(INTO)/share/pkgconfig/seqtx.pc"
-	for d in include/seqtx share/cmake/seqtx share/doc/seqtx; do rmdir "$(INTO)/$$d" 2>/dev/null || true; done
+	@$(INTO) sh package/install.sh uninstall
+# from the text of --help; programs for another system do not run here, and get no pages
+man: $(BUILD)/man/made
+$(BUILD)/man/made: $(TRAINERS) $(BUILD)/plot package/man.sh package/man.awk
+	@sh package/man.sh $(@D) $(TRAINERS) $(BUILD)/plot
+	@touch $@
+
 
 # >>demo    DEMO: more options of the trainer, as in: make demo DEMO="--steps 200"
-build/demo.txt: examples/demo_data.sh | build
+$(BUILD)/demo.txt: examples/demo_data.sh | $(BUILD)
 	sh examples/demo_data.sh $@
-DATA = build/demo.txt
-demo: build/train_attn_span $(DATA)
-	@rm -f build/demo.safetensors build/demo.jsonl
-	build/train_attn_span --preset demo --data $(DATA) --checkpoint build/demo.safetensors --log build/demo.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
-	@sh examples/demo_compare.sh build/demo.jsonl $(DATA)
+DATA = $(BUILD)/demo.txt
+# headers begin so; a text of the user's, as it likes
+HASH   := \#
+PROMPT  = $(if $(filter $(BUILD)/demo.txt,$(DATA)),--prompt "$(HASH)ifndef _")
+# $(call demo_of,FAMILY,NAME): BUILD/NAME.safetensors, .jsonl
+define demo_of
+	@rm -f $(BUILD)/$(2).safetensors $(BUILD)/$(2).jsonl
+	$(BUILD)/train_$(1) --preset demo --data "$(DATA)" --checkpoint $(BUILD)/$(2).safetensors \
+		--log $(BUILD)/$(2).jsonl --generate 500 $(PROMPT) $(DEMO)
+	@sh examples/demo_compare.sh $(BUILD)/$(2).jsonl "$(DATA)"
+endef
+demo demo-sru demo-compressive demo-par: $(filter $(BUILD)/demo.txt,$(DATA))
+demo: $(BUILD)/train_attn_span
+	$(call demo_of,attn_span,demo)
+demo-sru: $(BUILD)/train_sru
+	$(call demo_of,sru,demo_sru)
+demo-compressive: $(BUILD)/train_compressive
+	$(call demo_of,compressive,demo_compressive)
 
-demo-sru: build/train_sru $(DATA)
-	@rm -f build/demo_sru.safetensors build/demo_sru.jsonl
-	build/train_sru --preset demo --data $(DATA) --checkpoint build/demo_sru.safetensors --log build/demo_sru.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
-	@sh examples/demo_compare.sh build/demo_sru.jsonl $(DATA)
+PAR = $(BUILD)/demo_par
+demo-par: $(BUILD)/train_par
+	@rm -f $(PAR).safetensors $(PAR).jsonl $(PAR)_search.safetensors $(PAR)_search.jsonl
+	$(BUILD)/train_par --preset demo --data "$(DATA)" --checkpoint $(PAR)_search.safetensors \
+		--log $(PAR)_search.jsonl --picture $(PAR).svg $(DEMO)
+	$(BUILD)/train_par --checkpoint $(PAR)_search.safetensors --derive --derive-samples 4 \
+		> $(PAR).found
+	@cat $(PAR).found
+	$(BUILD)/train_par --preset demo-found --pattern "$$(sed -n 's/^best: \([^:]*\):.*/\1/p' $(PAR).found)" \
+		--inherit $(PAR)_search.safetensors --data "$(DATA)" --log $(PAR).jsonl \
+		--checkpoint $(PAR).safetensors --race xl --generate 500 $(PROMPT) $(DEMO)
+	@sh examples/demo_compare.sh $(PAR).jsonl "$(DATA)"
 
-demo-compressive: build/train_compressive $(DATA)
-	@rm -f build/demo_compressive.safetensors build/demo_compressive.jsonl
-	build/train_compressive --preset demo --data $(DATA) --checkpoint build/demo_compressive.safetensors --log build/demo_compressive.jsonl --generate 500 --prompt "#ifndef _" $(DEMO)
-	@sh examples/demo_compare.sh build/demo_compressive.jsonl $(DATA)
-
-demo-par: build/train_par $(DATA)
-	@rm -f build/demo_par.safetensors build/demo_par.jsonl build/demo_par_search.safetensors build/demo_par_search.jsonl
-	build/train_par --preset demo --data $(DATA) --checkpoint build/demo_par_search.safetensors --log build/demo_par_search.jsonl --picture build/demo_par.svg $(DEMO)
-	build/train_par --checkpoint build/demo_par_search.safetensors --derive --derive-samples 4 > build/demo_par.found
-	@cat build/demo_par.found
-	build/train_par --preset demo-found --pattern "$$(sed -n 's/^best: \([^:]*\):.*/\1/p' build/demo_par.found)" --inherit build/demo_par_search.safetensors --data $(DATA) \
-		--checkpoint build/demo_par.safetensors --log build/demo_par.jsonl --race xl --generate 500 --prompt "#ifndef _" $(DEMO)
-	@sh examples/demo_compare.sh build/demo_par.jsonl $(DATA)
 
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
-# tests/test_NAME.c: all that are not named here are run in float, in double, and with sanitizers
+# tests/test_NAME.c: all that are not named here run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
 ONLY       = grad train_h onednn flags group $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
@@ -205,109 +328,139 @@ TESTS_F64  = grad $(filter-out io,$(TESTS))
 TESTS_SAN  = $(TESTS)
 TESTS_CUDA = $(patsubst cuda_%,%,$(filter cuda_%,$(ALL))) $(filter golden_%,$(ALL))
 CUDA_SAN   = $(filter-out model golden_%,$(TESTS_CUDA))
-# an argument for those that know it: less repetition where the code is slow and its threads and memory are the same
+# an argument for those that know it: less repetition where the code is slow and its threads
+# and memory are the same
 SHORT      = $(if $(shell grep -l '"short"' tests/test_$(1).c),short)
 
-$(filter-out build/test_bf16,$(TESTS:%=build/test_%)): build/test_%: tests/test_%.c $(call LIB,f32)
-	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
+$(filter-out $(BUILD)/test_bf16,$(TESTS:%=$(BUILD)/test_%)): \
+		$(BUILD)/test_%: tests/test_%.c $(call LIB,f32)
+	$(call say,CC)$(T) $(call c,-O1) $(LINK)
 # its products are those of the library, whatever CBLAS the others are linked with
-build/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
-	$(T) $(F32) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
-$(TESTS_F64:%=build/test_%_f64): build/test_%_f64: tests/test_%.c $(call LIB,f64)
-	$(T) $(F64) -O1 $(DEPS) $< $(filter %.o,$^) -o $@ -lm $(LDLIBS)
-SHIM_SAN = $(call LIB,san) build/cuda_kernels_san.o build/cuda_host_san.o
+$(BUILD)/test_bf16: tests/test_bf16.c $(call LIB,$(if $(CBLAS),plain,f32))
+	$(call say,CC)$(T) $(call c,-O1) $(LINK)
+$(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: tests/test_%.c $(call LIB,f64)
+	$(call say,CC)$(T) $(call c,-O1 -DSEQTX_DOUBLE) $(LINK)
+SHIM_SAN = $(call LIB,san) $(BUILD)/cuda_kernels_san.o $(BUILD)/cuda_host_san.o
 ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
-$(ALL_SAN:%=build/test_%_san.o): build/test_%_san.o: tests/test_%.c build/flags
-	$(T) $(SAN_F32) $(DEPS) -c $< -o $@
-$(ALL_SAN:%=build/test_%_san): build/test_%_san: build/test_%_san.o $(SHIM_SAN)
-	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
-build/fuzz_io_san.o: tests/fuzz_io.c build/flags
-	$(T) $(SAN_F32) $(DEPS) -c $< -o $@
-build/fuzz_io_san: build/fuzz_io_san.o $(SHIM_SAN)
-	$(CXX) $(SAN) $^ -o $@ -lm -lpthread
-TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null 2>/dev/null && echo threads_tsan)
-build/test_threads_tsan: tests/test_threads.c build/flags
-	$(T) $(CC) -std=c99 $(WARN) -Wno-unused-function -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $(THREADS) $(DEPS) $< -o $@ -lm
-build/test_train_h: tests/test_train_h.c build/flags
-	$(T) $(CC) $(CFLAGS) $(DEPS) $< -o $@ -lm
+LINK_SAN = $(CXX) $(CXXFLAGS) $(SAN) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LIBS)
+$(ALL_SAN:%=$(BUILD)/test_%_san.o): $(BUILD)/test_%_san.o: tests/test_%.c $(BUILD)/flags
+	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
+$(ALL_SAN:%=$(BUILD)/test_%_san): $(BUILD)/test_%_san: $(BUILD)/test_%_san.o $(SHIM_SAN)
+	$(call say,LD)$(LINK_SAN)
+$(BUILD)/fuzz_io_san.o: tests/fuzz_io.c $(BUILD)/flags
+	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
+$(BUILD)/fuzz_io_san: $(BUILD)/fuzz_io_san.o $(SHIM_SAN)
+	$(call say,LD)$(LINK_SAN)
+TSAN := $(shell echo 'int main(void){return 0;}' | $(CC) -fsanitize=thread -x c - -o /dev/null \
+	2>/dev/null && echo threads_tsan)
+$(BUILD)/test_threads_tsan: tests/test_threads.c $(BUILD)/flags
+	$(call say,CC)$(T) $(CC) -std=c99 $(WARN) -Wno-unused-function $(THREADS) $(CPPFLAGS) \
+		$(CFLAGS) -O1 -g1 -fsanitize=thread -DTEST_TSAN -DSEQTX_STATIC \
+		-DSEQTX_IMPLEMENTATION $(DEPS) $(LDFLAGS) $< -o $@ -lm $(LDLIBS)
+$(BUILD)/test_train_h: tests/test_train_h.c $(BUILD)/flags
+	$(call say,CC)$(T) $(call c) $(DEPS) $(LDFLAGS) $< -o $@ -lm $(LDLIBS)
 
-# >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every kernel runs where there is no GPU
-CXXHOST = $(CXX) -std=c++17 $(WARN) -Itests/cuda_host
-# fmaf as an instruction where the processor has it: in the library it is a call, and most of what kernels do
-FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && echo -mfma -ffp-contract=off)
-CXXSHIM = $(CXXHOST) $(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
-STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - -o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
-CUDA_F32 = $(CC) $(CFLAGS) -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL
-# -O1, as the kernels: what the tests do on the CPU beside them is little
-$(eval $(call library,cuda,$$(CUDA_F32) -O1))
-SHIM     = $(call LIB,cuda) build/cuda_kernels.o build/cuda_host.o
-build/cuda_host.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) $(FMA) -O3 $(DEPS) -c $< -o $@
+
+# >>cuda on the host: seqtx_cuda.cu by the host's compiler (tests/cuda_host), so that every
+# kernel runs where there is no GPU
+host    = $(call cxx,-Itests/cuda_host $(1))
+# fmaf as an instruction where the processor has it: in the library it is a call, and most of
+# what kernels do
+FMA    := $(shell grep -qm 1 '^flags.* fma ' /proc/cpuinfo 2>/dev/null && \
+	echo -mfma -ffp-contract=off)
+shim    = $(call host,$(FMA) -Wno-unused-function -Wno-unknown-pragmas -Wno-maybe-uninitialized \
+	-DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL $(1))
+STACK  := $(shell printf 'int main(void){return 0;}' | $(CXX) --param asan-stack=0 -x c++ - \
+	-o /dev/null 2>/dev/null && echo --param asan-stack=0 || echo -mllvm -asan-stack=0)
+# -O1, as the kernels: what the tests do on the CPU besides is little
+CUDA_F32 = $(call c,-O1 -DSEQTX_CUDA -DSEQTX_CUDA_HOST -DSEQTX_NCCL)
+$(eval $(call library,cuda,$$(CUDA_F32)))
+SHIM      = $(call LIB,cuda) $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o
+LINK_SHIM = $(CXX) $(CXXFLAGS) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LIBS)
+$(BUILD)/cuda_host.o: tests/cuda_host/cuda_host.cpp $(BUILD)/flags
+	$(call say,CXX)$(T) $(call host,$(FMA) -O3) $(DEPS) -c $< -o $@
 # -O1: most of the time of what runs on it goes to the fibers, which are in cuda_host.o
-build/cuda_kernels.o: tests/inner/seqtx_cuda.cu build/flags
-	$(T) $(CXXSHIM) -O1 $(DEPS) -x c++ -c $< -o $@
-build/cuda_host_san.o: tests/cuda_host/cuda_host.cpp build/flags
-	$(T) $(CXXHOST) $(FMA) -O3 -DCUDA_HOST_ASAN $(DEPS) -c $< -o $@
-# of -fsanitize=undefined alignment alone: with shift and overflow these templates take a quarter longer to compile, with all three times as long
-build/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu build/flags
-	$(T) $(CXXSHIM) -fsanitize=address,alignment -fno-sanitize-recover=all -O1 $(STACK) $(DEPS) -x c++ -c $< -o $@
+$(BUILD)/cuda_kernels.o: tests/inner/seqtx_cuda.cu $(BUILD)/flags
+	$(call say,CXX)$(T) $(call shim,-O1) $(DEPS) -x c++ -c $< -o $@
+$(BUILD)/cuda_host_san.o: tests/cuda_host/cuda_host.cpp $(BUILD)/flags
+	$(call say,CXX)$(T) $(call host,$(FMA) -O3 -DCUDA_HOST_ASAN) $(DEPS) -c $< -o $@
+# of -fsanitize=undefined alignment alone: with shift and overflow these templates take a
+# quarter longer to compile, with all three times as long
+$(BUILD)/cuda_kernels_san.o: tests/inner/seqtx_cuda.cu $(BUILD)/flags
+	$(call say,CXX)$(T) $(call shim,-O1) -fsanitize=address,alignment \
+		-fno-sanitize-recover=all $(STACK) $(DEPS) -x c++ -c $< -o $@
 
 CUDA_NEW = $(filter-out golden_%,$(TESTS_CUDA))
-$(CUDA_NEW:%=build/test_cuda_%.o): build/test_cuda_%.o: tests/test_cuda_%.c build/flags
-	$(T) $(CUDA_F32) -O1 $(DEPS) -c $< -o $@
-$(patsubst %,build/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): build/test_cuda_%.o: tests/test_%.c build/flags
-	$(T) $(CUDA_F32) -O1 $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
-$(TESTS_CUDA:%=build/test_cuda_%): build/test_cuda_%: build/test_cuda_%.o $(SHIM)
-	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
-build/test_shim: tests/cuda_host/test_shim.cpp build/cuda_host.o build/lib_$(if $(CBLAS),plain,f32)/seqtx.o build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas -O0 $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
-build/test_shim_san: tests/cuda_host/test_shim.cpp $(SHIM_SAN) build/flags
-	$(T) $(CXXHOST) -Wno-unknown-pragmas $(SAN) $(LESS) -O0 $(STACK) $(DEPS) $< $(filter %.o,$^) -o $@ -lm -lpthread
+$(CUDA_NEW:%=$(BUILD)/test_cuda_%.o): $(BUILD)/test_cuda_%.o: tests/test_cuda_%.c $(BUILD)/flags
+	$(call say,CC)$(T) $(CUDA_F32) $(DEPS) -c $< -o $@
+$(patsubst %,$(BUILD)/test_cuda_%.o,$(filter golden_%,$(TESTS_CUDA))): \
+		$(BUILD)/test_cuda_%.o: tests/test_%.c $(BUILD)/flags
+	$(call say,CC)$(T) $(CUDA_F32) $(DEPS) -DGOLDEN_DEVICE=STX_CUDA -c $< -o $@
+$(TESTS_CUDA:%=$(BUILD)/test_cuda_%): $(BUILD)/test_cuda_%: $(BUILD)/test_cuda_%.o $(SHIM)
+	$(call say,LD)$(LINK_SHIM)
+$(BUILD)/test_shim.o: tests/cuda_host/test_shim.cpp $(BUILD)/flags
+	$(call say,CXX)$(T) $(call host,-Wno-unknown-pragmas -O0) $(DEPS) -c $< -o $@
+$(BUILD)/test_shim: $(BUILD)/test_shim.o $(BUILD)/cuda_host.o \
+		$(BUILD)/lib_$(if $(CBLAS),plain,f32)/seqtx.o
+	$(call say,LD)$(LINK_SHIM)
+$(BUILD)/test_shim_san.o: tests/cuda_host/test_shim.cpp $(BUILD)/flags
+	$(call say,CXX)$(T) $(call host,-Wno-unknown-pragmas) $(SAN) $(LESS) -O0 $(STACK) \
+		$(DEPS) -c $< -o $@
+$(BUILD)/test_shim_san: $(BUILD)/test_shim_san.o $(SHIM_SAN)
+	$(call say,LD)$(LINK_SAN)
 # the trainers on it
-$(TRAINERS:%=%_shim.o): build/%_shim.o: examples/%.c build/flags
-	$(T) $(CUDA_F32) -O1 $(DONE) $(DEPS) -c $< -o $@
+$(TRAINERS:%=%_shim.o): $(BUILD)/%_shim.o: examples/%.c $(BUILD)/flags
+	$(call say,CC)$(T) $(CUDA_F32) $(DONE) $(DEPS) -c $< -o $@
 $(TRAINERS:%=%_shim): %_shim: %_shim.o $(SHIM)
-	$(CXX) $^ -o $@ -lm -lpthread $(LDLIBS)
+	$(call say,LD)$(LINK_SHIM)
+
 
 # >>runs: what `make test` runs. run-NAME needs PROGRAMS and runs COMMAND
 define run
 RUNS += $(1)
 PROGRAMS += $(2)
 run-$(1): $(2)
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)" sh tests/run.sh $(1) $(3)
+	@CC="$(COMPILE)" CXX="$(CXX)" NVCC="$(NVCC)" sh tests/run.sh $(1) $(3)
 endef
 RUN = $(eval $(call run,$(1),$(2),$(3)))
-$(foreach t,$(filter-out bf16,$(TESTS)),$(call RUN,$(t),build/test_$(t),build/test_$(t)))
+$(foreach t,$(filter-out bf16,$(TESTS)),$(call RUN,$(t),$(BUILD)/test_$(t),$(BUILD)/test_$(t)))
 # in two, for `make quick` has the first
 BF16_LONG = attention attention_cut attention_borders
-$(call RUN,bf16,build/test_bf16,build/test_bf16 but $(BF16_LONG))
-$(call RUN,bf16_attention,build/test_bf16,build/test_bf16 $(BF16_LONG))
-$(call RUN,train_h,build/test_train_h,build/test_train_h)
-$(foreach t,$(TESTS_F64),$(call RUN,$(t)_f64,build/test_$(t)_f64,build/test_$(t)_f64 $(call SHORT,$(t))))
+$(call RUN,bf16,$(BUILD)/test_bf16,$(BUILD)/test_bf16 but $(BF16_LONG))
+$(call RUN,bf16_attention,$(BUILD)/test_bf16,$(BUILD)/test_bf16 $(BF16_LONG))
+$(call RUN,train_h,$(BUILD)/test_train_h,$(BUILD)/test_train_h)
+# $(call RUN_TEST,SUFFIX,NAME,ARGUMENTS): build/test_NAMESUFFIX
+RUN_TEST = $(call RUN,$(2)$(1),$(BUILD)/test_$(2)$(1),$(BUILD)/test_$(2)$(1) $(3))
+$(foreach t,$(TESTS_F64),$(call RUN_TEST,_f64,$(t),$(call SHORT,$(t))))
 QUICK := $(filter-out bf16_attention api_f64 comp_f64 span_f64 threads_f64,$(RUNS))
-$(foreach t,$(TESTS_SAN),$(call RUN,$(t)_san,build/test_$(t)_san,build/test_$(t)_san $(call SHORT,$(t))))
-$(foreach t,$(TSAN),$(call RUN,$(t),build/test_$(t),build/test_$(t) short))
-$(call RUN,fuzz_io_san,build/fuzz_io_san,build/fuzz_io_san)
-$(call RUN,cuda_host,build/test_shim,build/test_shim)
-$(foreach t,$(TESTS_CUDA),$(call RUN,cuda_$(t),build/test_cuda_$(t),build/test_cuda_$(t)))
-$(call RUN,cuda_host_san,build/test_shim_san,build/test_shim_san)
-$(foreach t,$(CUDA_SAN),$(call RUN,cuda_$(t)_san,build/test_cuda_$(t)_san,build/test_cuda_$(t)_san short))
-$(call RUN,cuda_trainer,build/train_attn_span_shim,sh tests/trainer_cuda.sh attn_span build/train_attn_span_shim)
-$(call RUN,cuda_trainer_sru,build/train_sru_shim,sh tests/trainer_cuda.sh sru build/train_sru_shim)
-$(call RUN,cuda_trainer_compressive,build/train_compressive_shim,sh tests/trainer_cuda.sh compressive build/train_compressive_shim)
-$(call RUN,trainer_par,build/train_par build/cuts $(if $(SPM),build/spm_train),sh tests/trainer.sh par build/train_par)
-$(call RUN,cuda_trainer_par,build/train_par_shim,sh tests/trainer_cuda.sh par build/train_par_shim)
-$(call RUN,trainer,build/train_attn_span,sh tests/trainer.sh attn_span build/train_attn_span)
-$(call RUN,trainer_sru,build/train_sru,sh tests/trainer.sh sru build/train_sru)
-$(call RUN,trainer_compressive,build/train_compressive,sh tests/trainer.sh compressive build/train_compressive)
-$(call RUN,plot,build/plot,sh tests/plot.sh)
+$(foreach t,$(TESTS_SAN),$(call RUN_TEST,_san,$(t),$(call SHORT,$(t))))
+$(foreach t,$(TSAN),$(call RUN_TEST,,$(t),short))
+$(call RUN,fuzz_io_san,$(BUILD)/fuzz_io_san,$(BUILD)/fuzz_io_san)
+$(call RUN,cuda_host,$(BUILD)/test_shim,$(BUILD)/test_shim)
+$(foreach t,$(TESTS_CUDA),$(call RUN_TEST,,cuda_$(t)))
+$(call RUN,cuda_host_san,$(BUILD)/test_shim_san,$(BUILD)/test_shim_san)
+$(foreach t,$(CUDA_SAN),$(call RUN_TEST,_san,cuda_$(t),short))
+# $(call RUN_TRAINER,RUN,FAMILY,PROGRAMS): tests of a trainer, and of its twin with CUDA
+TRAINER = $(BUILD)/train_$(1)
+define RUN_TRAINER
+$(call RUN,cuda_$(1),$(call TRAINER,$(2))_shim,sh tests/trainer_cuda.sh $(2) $(call TRAINER,$(2))_shim)
+$(call RUN,$(1),$(call TRAINER,$(2)) $(3),sh tests/trainer.sh $(2) $(call TRAINER,$(2)))
+endef
+$(call RUN_TRAINER,trainer_par,par,$(BUILD)/cuts $(if $(SPM),$(BUILD)/spm_train))
+$(call RUN_TRAINER,trainer,attn_span)
+$(call RUN_TRAINER,trainer_sru,sru)
+$(call RUN_TRAINER,trainer_compressive,compressive)
+$(call RUN,plot,$(BUILD)/plot,sh tests/plot.sh)
 $(call RUN,readme,examples,sh tests/readme.sh)
 $(call RUN,form,,sh tests/form.sh)
 $(call RUN,flags,,sh tests/flags.sh)
 $(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,embed,,sh tests/embed.sh)
+$(call RUN,package,,sh tests/package.sh)
 $(call RUN,names,,sh tests/names.sh)
-$(call RUN,cookbook,build/train_attn_span build/plot $(call LIB,f32) $(call LIB,f64),env LDLIBS="$(abspath $(SPM)) $(LDLIBS)" sh tests/cookbook.sh)
+WITH_LIBS = env LDLIBS="$(abspath $(SPM)) $(LIBS)"
+$(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(call LIB,f32) $(call LIB,f64),\
+	$(WITH_LIBS) sh tests/cookbook.sh)
 $(call RUN,cuda_make,,sh tests/cuda_make.sh)
 ifneq ($(shell command -v $(NVCC) 2>/dev/null),)
 $(call RUN,cuda_nvcc,,sh tests/cuda_regs.sh --shared sm_80 sm_90)
@@ -317,9 +470,12 @@ run-cuda_nvcc:
 	@sh tests/run.sh --skip cuda_nvcc 'no nvcc'
 endif
 ifneq ($(WITH_MPI),)
-$(call RUN,group,build/test_group,sh tests/group.sh --core build/test_group)
-$(call RUN,distributed,build/mpi/train_attn_span,env MPICC="$(MPICC)" LDLIBS="$(abspath $(SPM)) $(LDLIBS)" sh tests/distributed.sh)
-$(foreach t,$(TRAINERS:build/train_%=%),$(call RUN,group_$(t),build/mpi/train_$(t) build/train_$(t),sh tests/group.sh $(t) build/mpi/train_$(t) build/train_$(t)))
+$(call RUN,group,$(BUILD)/test_group,sh tests/group.sh --core $(BUILD)/test_group)
+$(call RUN,distributed,$(BUILD)/mpi/train_attn_span,\
+	$(WITH_LIBS) MPICC="$(MPICC)" sh tests/distributed.sh)
+RANKS_OF = $(BUILD)/mpi/train_$(1) $(BUILD)/train_$(1)
+$(foreach t,$(TRAINERS:$(BUILD)/train_%=%),\
+	$(call RUN,group_$(t),$(call RANKS_OF,$(t)),sh tests/group.sh $(t) $(call RANKS_OF,$(t))))
 else
 RUNS += group distributed
 run-group run-distributed:
@@ -329,7 +485,8 @@ RUNS += cuda_nccl
 run-cuda_nccl:
 	@export CC="$(CC)" NVCC="$(NVCC)" NCCL_FLAGS="$(NCCL_FLAGS)" NCCL_LIBS="$(NCCL_LIBS)"; \
 	if sh tests/nccl.sh --probe; then sh tests/run.sh cuda_nccl sh tests/nccl.sh; \
-	else sh tests/run.sh --skip cuda_nccl 'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
+	else sh tests/run.sh --skip cuda_nccl \
+		'no nvcc, or no nccl.h of NCCL 2.14 or newer (NCCL_FLAGS, NCCL_LIBS)'; fi
 RUNS += arm
 run-arm:
 	@if sh tests/arm.sh --probe; then sh tests/run.sh arm sh tests/arm.sh; \
@@ -344,12 +501,13 @@ run-convert: $(TRAINERS)
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
 RUNS += onednn
 run-onednn:
-	@export CC="$(CC)" CXX="$(CXX)" ONEDNN_FLAGS="$(ONEDNN_FLAGS)" ONEDNN_LIBS="$(ONEDNN_LIBS)"; \
+	@export CC="$(CC)" CXX="$(CXX)"; \
 	if sh tests/onednn.sh --probe; then sh tests/run.sh onednn sh tests/onednn.sh; \
 	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
-FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) $(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags \
-	trainer trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
+FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) \
+	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags package trainer \
+	trainer_sru trainer_compressive trainer_par readme $(filter %_san,$(RUNS)) grad_f64
 run-test: $(FIRST:%=run-%) $(RUNS:%=run-%)
 run-quick: $(QUICK:%=run-%)
 # what they need, without running anything
@@ -357,12 +515,15 @@ programs: $(sort $(PROGRAMS))
 .PHONY: run-test run-quick programs $(RUNS:%=run-%)
 
 # as many at once as there are cores, unless -j says otherwise
-LANES = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2))
+CORES = $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+LANES = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES))
 define run_and_sum
-	@rm -rf build/ran; mkdir -p build/ran; date +%s > build/ran/began
-	+@$(MAKE) --no-print-directory $(LANES) T='sh tests/run.sh --time' run-$@ || echo "make: not all was built, see above"; \
+	@rm -rf $(BUILD)/ran; mkdir -p $(BUILD)/ran; date +%s > $(BUILD)/ran/began
+	+@$(MAKE) --no-print-directory $(LANES) T='sh tests/run.sh --time' run-$@ || \
+		echo "make: not all was built, see above"; \
 	sh tests/run.sh --sum $(1)
 endef
+check: test
 test:
 	$(call run_and_sum,$(RUNS))
 quick:
@@ -377,43 +538,45 @@ RPATH     = $(patsubst -L%,-Wl$(COMMA)-rpath$(COMMA)%,$(filter -L%,$(1)))
 CUDA_LIBS = -L$(CUDA_DIR)/lib64 $(call RPATH,-L$(CUDA_DIR)/lib64 $(if $(NCCL),$(NCCL_LIBS))) \
 	$(if $(NCCL),$(or $(NCCL_LIBS),-lnccl)) -lcublasLt -lcudart -lstdc++ -lm
 CUDA_NCCL = $(if $(NCCL),-DSEQTX_NCCL $(NCCL_FLAGS))
-CUDA_TESTS = $(TESTS_CUDA:%=build/cuda/test_cuda_%)
+CUDA_TESTS = $(TESTS_CUDA:%=$(BUILD)/cuda/test_cuda_%)
 GENCODE = $(foreach a,$(patsubst sm_%,%,$(CUDA_ARCH)),-gencode arch=compute_$(a),code=sm_$(a))
-build/cuda:
-	@mkdir -p build/cuda
-build/cuda/arch: FORCE | build/cuda
+$(BUILD)/cuda:
+	@mkdir -p $(BUILD)/cuda
+$(BUILD)/cuda/arch: FORCE | $(BUILD)/cuda
 	@sh tests/cuda_arch.sh "$(NVCC)" $(CUDA_ARCH)
 	@echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' | cmp -s - $@ || echo '$(NVCC) $(CUDA_ARCH) $(CUDA_NCCL) $(CUDA_LIBS)' > $@
-build/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) build/cuda/arch
+$(BUILD)/cuda/seqtx_cuda.o: tests/inner/seqtx_cuda.cu tests/inner.h seqtx_cuda.cu $(PARTS:%=%.h) $(BUILD)/cuda/arch
 	$(NVCC) -O3 -std=c++17 $(GENCODE) $(CUDA_NCCL) -Xcompiler -Wall,-Wextra -c $< -o $@
 GPU_F32 = $(F32) -DSEQTX_CUDA $(if $(NCCL),-DSEQTX_NCCL)
 $(eval $(call library,gpu,$$(GPU_F32)))
-$(foreach t,$(TRAINERS),$(eval $(t:build/%=build/cuda/%): $(call USED,gpu,$(t:build/%=examples/%.c))))
-$(TRAINERS:build/%=build/cuda/%): build/cuda/%: examples/%.c build/cuda/seqtx_cuda.o
-	$(GPU_F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
-$(CUDA_NEW:%=build/cuda/test_cuda_%): build/cuda/test_cuda_%: tests/test_cuda_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
-	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
-$(patsubst %,build/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): build/cuda/test_cuda_%: tests/test_%.c build/cuda/seqtx_cuda.o $(call LIB,gpu)
-	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PARTS:%=%.h) build/flags build/cuda/seqtx_cuda.o
-	$(GPU_F32) -isystem $(CUDA_DIR)/include $< build/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LDLIBS)
-build/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h build/cuda_kernels.o build/cuda_host.o build/flags
+$(foreach t,$(TRAINERS),$(eval $(t:$(BUILD)/%=$(BUILD)/cuda/%): $(call USED,gpu,$(t:$(BUILD)/%=examples/%.c))))
+$(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%): $(BUILD)/cuda/%: examples/%.c $(BUILD)/cuda/seqtx_cuda.o
+	$(GPU_F32) $(DONE) $(DEPS) $< $(filter %.o,$^) -o $@ $(CUDA_LIBS) $(LIBS)
+$(CUDA_NEW:%=$(BUILD)/cuda/test_cuda_%): $(BUILD)/cuda/test_cuda_%: tests/test_cuda_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+	$(GPU_F32) -O1 $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
+$(patsubst %,$(BUILD)/cuda/test_cuda_%,$(filter golden_%,$(TESTS_CUDA))): $(BUILD)/cuda/test_cuda_%: tests/test_%.c $(BUILD)/cuda/seqtx_cuda.o $(call LIB,gpu)
+	$(GPU_F32) -O1 -DGOLDEN_DEVICE=STX_CUDA $(DEPS) $^ -o $@ $(CUDA_LIBS) $(LIBS)
+$(BUILD)/cuda/bench_cuda: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(PARTS:%=%.h) $(BUILD)/flags $(BUILD)/cuda/seqtx_cuda.o
+	$(GPU_F32) -isystem $(CUDA_DIR)/include $< $(BUILD)/cuda/seqtx_cuda.o -o $@ $(CUDA_LIBS) $(LIBS)
+$(BUILD)/bench_cuda_host: bench/bench_cuda.c bench/cuda_model.h bench/report.h $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o $(BUILD)/flags
 	$(CUDA_F32) $(DEPS) -c $< -o $@.o
-	$(CXX) $@.o build/cuda_kernels.o build/cuda_host.o -o $@ -lm -lpthread $(LDLIBS)
-cuda: $(TRAINERS:build/%=build/cuda/%)
+	$(CXX) $@.o $(BUILD)/cuda_kernels.o $(BUILD)/cuda_host.o -o $@ -lm -lpthread $(LIBS)
+cuda: $(TRAINERS:$(BUILD)/%=$(BUILD)/cuda/%)
 check-cuda: cuda $(CUDA_TESTS)
 	@sh tests/check_cuda.sh $(TESTS_CUDA)
-bench-cuda: build/cuda/bench_cuda
+bench-cuda: $(BUILD)/cuda/bench_cuda
 	sh bench/run_cuda.sh $(BENCH)
 
 bench:
 	CC="$(CC)" sh bench/run.sh $(BENCH)
 
--include $(wildcard build/*.d build/*/*.d build/*/*/*.d)
-# a source file that is gone, and was in those: what was made of it is made again of what there is now (headers have -MP)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
+# a source file that is gone, and was in those: what was made of it is made again of what there
+# is now (headers have -MP)
 %.c: ;
 %.cu: ;
 %.cpp: ;
 
 clean:
-	rm -rf build
+	rm -rf $(BUILD)
+endif

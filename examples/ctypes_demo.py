@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""ctypes_demo.py - seqtx from Python, without a compiler's help: trains a small adaptive-span model on a text and writes on.
+"""ctypes_demo.py - seqtx from Python: trains a small adaptive-span model on a text and writes on.
 
-    make shared && python3 examples/ctypes_demo.py [FILE [STEPS [BYTES]]]        (Python 3.8 or later; nothing else)
+    make shared && python3 examples/ctypes_demo.py [FILE [STEPS [BYTES]]]
+
+It needs Python 3.6 or later, no packages, and the shared library, which a C compiler builds once; where there is none,
+docs/cookbook.md has a way by pip.
 
 The headers are plain enough to be read by the forty lines of `Library`: structs become ctypes structures, functions get their
 argument types. SEQTX_LIBRARY and SEQTX_INCLUDE name another library and another directory of headers.

@@ -14,7 +14,7 @@ ready "$work/probe"; can=$?
 passed=0 failed=0
 check() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
 W="-Wall -Wextra -Wpedantic -Wshadow -Werror"
-mkdir -p build      # the tests write there
+mkdir -p "${BUILD:-build}" # the tests write there
 
 for h in seqtx*.h; do
     name=$(basename "$h" .h)

@@ -45,7 +45,7 @@ check "no toolkit" [ -z "$(dir "$work/no/nvcc")$(dir "$work/third/loop")" ]
 rm "$work/toolkit" "$work/first/nvcc"
 mv "$work/the toolkit" "$work/toolkit"
 ln -s ../toolkit/bin/nvcc "$work/first/nvcc"
-dry_run() { ${MAKE:-make} -n MAKEFLAGS= MAKELEVEL= T= NVCC="$work/second/nvcc" CUDA_ARCH=sm_90 "$@" 2>&1; }
+dry_run() { ${MAKE:-make} -n BUILD=build MAKEFLAGS= MAKELEVEL= T= NVCC="$work/second/nvcc" CUDA_ARCH=sm_90 "$@" 2>&1; }
 dry_run cuda > "$work/cuda"
 dry_run check-cuda > "$work/check"
 dry_run cuda NCCL=1 NCCL_LIBS="-L/opt/nccl/lib -lnccl" > "$work/nccl"

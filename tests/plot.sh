@@ -1,7 +1,7 @@
 #!/bin/sh
 # plot.sh - build/plot: coordinates of tiny logs known by hand, runs that were resumed, several runs, all panels, bad input
 here=$(cd "$(dirname "$0")" && pwd)
-plot=${PLOT:-$here/../build/plot}
+plot=${PLOT:-${BUILD:-$here/../build}/plot}
 case $plot in /*) ;; *) plot=$PWD/$plot ;; esac
 LC_ALL=C; export LC_ALL
 T=$(mktemp -d) || exit 1

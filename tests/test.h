@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static long test_passed, test_failed;
 
@@ -13,6 +14,12 @@ static long test_passed, test_failed;
     if (test_failed <= 40) { printf("%s:%d: FAILED %s: ", __FILE__, __LINE__, #cond); printf(__VA_ARGS__); printf("\n"); } } } while (0)
 /* |a - b| <= tol max(1, |b|) */
 #define CLOSE(a, b, tol) (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
+
+/* path: a file of this process in the directory where things are built */
+static inline void test_path(char *path, size_t room, const char *name) {
+    const char *build = getenv("BUILD");
+    snprintf(path, room, "%s/%s.%ld.safetensors", build && *build ? build : "build", name, (long)getpid());
+}
 
 /* Largest |a - b| over the largest |b| (or floor, if that is smaller); infinity if anything is not finite. */
 static inline double test_error(const double *a, const double *b, size_t n, double floor_) {

@@ -1393,11 +1393,11 @@ static void radam(double beta2, double eps, double clip, double decay, int skip,
         if (skip && rho < 5) CHECK(r.w->data[0] == (stx_real)0.5 && r.o->state[0][0]->data[0] != 0 && r.o->state[1][0]->data[0] > 0,
                                    "RAdam: what radam_skip changes");
         if (t == stop) {
-            char path[96];
+            char path[1024];
             stx_writer *w = stx_writer_create(r.x);
             radam_run q;
             stx_file *f;
-            snprintf(path, sizeof path, "build/test_api.%ld.safetensors", (long)getpid());
+            test_path(path, sizeof path, "test_api");
             CHECK(stx_params_save(w, r.p, "") && stx_optim_save(w, r.o) && stx_writer_finish(w, path), "%s", stx_error(r.x));
             radam_make(&q, &d);
             f = stx_file_open(q.x, path);
@@ -1451,7 +1451,7 @@ static void lambs(void) {
     stx_tensor *big[2], *zero[2];
     size_t n = 10000, i;
     double p2 = 0, phi;
-    char path[96];
+    char path[1024];
     stx_writer *w;
     stx_file *f;
     int k, step;
@@ -1475,7 +1475,7 @@ static void lambs(void) {
                                        "LAMB, number %zu: %g from %g", i, (double)big[0]->data[i], (double)keep[i]);
     CHECK(CLOSE(zero[0]->data[0], -0.01, 1e-6) && zero[0]->data[1] == 0 && big[0]->grad[9] == 0, "LAMB, zeros: %g",
           (double)zero[0]->data[0]);
-    snprintf(path, sizeof path, "build/test_api.lamb.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_api.lamb");
     w = stx_writer_create(x[0]);
     CHECK(stx_params_save(w, p[0], "") && stx_optim_save(w, o[0]) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
     f = stx_file_open(x[1], path);
@@ -2365,8 +2365,8 @@ static void packed_weights(void) {
             if (e == 4) {
                 stx_writer *w = stx_writer_create(x);
                 stx_file *file;
-                char name[64];
-                snprintf(name, sizeof name, "build/test_api.packed.%ld.safetensors", (long)getpid());
+                char name[1024];
+                test_path(name, sizeof name, "test_api.packed");
                 CHECK(w && stx_params_save(w, p, "") && stx_writer_finish(w, name), "saved: %s", stx_error(x));
                 file = stx_file_open(x, name);
                 CHECK(file && stx_params_load(p, file, ""), "loaded: %s", stx_error(x));

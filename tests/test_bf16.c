@@ -964,12 +964,12 @@ static void model(void) {
     int32_t *text = (int32_t *)malloc(B * n * sizeof *text);
     double f32_loss[STEPS], loss[STEPS], again[STEPS];
     float *f32_logits = (float *)malloc(40 * V * sizeof(float));
-    char path[64];
+    char path[1024];
     stx_ctx *xf = with(f32s + nf - 1, 2);
     stx_span *mf;
     test_state = 31337u;
     for (i = 0; i < B * n; i++) text[i] = i && test_rand() < 0.4 ? (text[i - 1] * 7 + 3) % V : (int32_t)pick(V);
-    snprintf(path, sizeof path, "build/test_bf16.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_bf16");
     mf = train(xf, text, n, B, T, f32_loss);
     CHECK(f32_loss[STEPS - 1] < f32_loss[0] - 0.1, "f32 does not learn: %g %g", f32_loss[0], f32_loss[STEPS - 1]);
     for (k = 0; k < nb; k++) {

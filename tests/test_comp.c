@@ -523,9 +523,9 @@ static void dropouts(void) {
 /* Nothing moves with T < S; evaluation between steps is not noticed; a state in a file, in the caller's hands, copied and split goes on as
    it was, to the bit; recomputation gives the same numbers, with every dropout */
 static void states(void) {
-    char path[64];
+    char path[1024];
     int k;
-    snprintf(path, sizeof path, "build/test_comp.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_comp");
     for (k = 0; k < VARIANTS; k++) {
         const char *name;
         stx_comp_desc d = variant(k, &name);
@@ -1059,10 +1059,10 @@ static void errors(void) {
 }
 /* A file of other sizes, of another number of streams, or damaged; then nothing is remembered */
 static void bad_files(void) {
-    char path[64];
+    char path[1024];
     const size_t more[LAYERS] = {14, 14, 14};
     int k;
-    snprintf(path, sizeof path, "build/test_comp.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_comp");
     for (k = 0; k < 4; k++) {
         static const char *const want[] = {"mem", "number of streams", "seen", "usage"};
         stx_ctx *x = context(1, 1);

@@ -722,11 +722,11 @@ static void files(void) {
     stx_writer *w;
     stx_file *f;
     stx_map map;
-    char path[80];
+    char path[1024];
     size_t n = 0, cut;
     unsigned char *bytes = NULL;
     int k;
-    snprintf(path, sizeof path, "build/test_group.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_group");
     for (k = 0; k < 2; k++) {
         w = stx_writer_create(x);
         CHECK(stx_params_save(w, p, "a.") && stx_writer_meta(w, "who", "rank") && stx_writer_checksum(w), "%s", stx_error(x));

@@ -510,12 +510,12 @@ static void rows_files(void) {
         told *t = (told *)calloc(RB, sizeof *t);
         const stx_ids *pad;
         stx_tensor *h;
-        char path[64], name[100], at[32];
+        char path[1024], name[100], at[32];
         stx_writer *w;
         stx_file *f;
         stx_real *v = (stx_real *)calloc(RB * 9 * RW, sizeof *v);
         size_t l;
-        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        test_path(path, sizeof path, "test_lm");
         stx_begin(x, STX_EVAL);
         h = some(x, t, RB, 9, 1, &pad);
         for (l = 0; l < 2; l++) stx_rows_push(s, NULL, l, 12, h, pad);
@@ -583,8 +583,8 @@ static void rows_apart(void) {
         const stx_ids *pad;
         stx_writer *w = stx_writer_create(x);
         stx_file *f;
-        char path[512];
-        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        char path[1024];
+        test_path(path, sizeof path, "test_lm");
         stx_begin(x, STX_EVAL);
         stx_rows_reserve(s, 20);
         for (i = 0; i < 2; i++) stx_rows_push(s, s, 0, n, some(x, t, RB, n, 0, &pad), NULL);
@@ -1300,7 +1300,7 @@ static void lm_whole(void) {
         stx_optim *oa, *ob;
         void *sa, *sb, *ev, *gen;
         double first = 0, la, lb;
-        char path[64];
+        char path[1024];
         stx_writer *w;
         stx_file *f;
         size_t step, i, v;
@@ -1316,7 +1316,7 @@ static void lm_whole(void) {
         for (step = 0; step < LSTEPS; step++) { la = lm_step(&a, oa, sa, step, 1); if (!step) first = la; }
         CHECK(la < 0.5 * first, "kind %d: learned from %g to %g: %s", kind, first, la, stx_error(x));
         /* saved, and resumed bit for bit */
-        snprintf(path, sizeof path, "build/test_lm.%ld.safetensors", (long)getpid());
+        test_path(path, sizeof path, "test_lm");
         w = stx_writer_create(x);
         CHECK(stx_params_save(w, a.params, "") && stx_optim_save(w, oa) && a.state_save(w, sa, "state.0.")
             && stx_writer_finish(w, path), "%s", stx_error(x));

@@ -454,8 +454,8 @@ static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_
    memory, is as if there were none: to the bit. (By optimisers without a memory of their own: that of others is seqtx.h's affair.) */
 static void resumed(void) {
     int k;
-    char path[64];
-    snprintf(path, sizeof path, "build/test_par_%ld.safetensors", (long)getpid());
+    char path[1024];
+    test_path(path, sizeof path, "test_par");
     for (k = 0; k < VARIANTS; k++) {
         const char *name;
         stx_par_desc d = variant(k, &name);

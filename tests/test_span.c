@@ -591,7 +591,7 @@ static void learns(void) {
 
 /* save, load into a fresh context, go on: the same bits as never having stopped; then every way a load can be refused */
 static void resume(void) {
-    char path[64];
+    char path[1024];
     stx_span_desc d = small();
     stx_ctx *x[2];
     stx_span *m[2];
@@ -602,7 +602,7 @@ static void resume(void) {
     stx_writer *w;
     stx_file *f;
     int k;
-    snprintf(path, sizeof path, "build/test_span.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_span");
     d.dropout = 0.25; d.emb_dropout = 0.1; d.span_init = 0.2; d.span_loss = 1e-3;
     for (k = 0; k < 2; k++) {
         x[k] = context(2, 9);

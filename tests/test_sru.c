@@ -630,7 +630,7 @@ static void training(void) {
         double first = 0, last = 0, one[20], two[20];
         stx_real *p1 = NULL;
         int run, i;
-        char path[64];
+        char path[1024];
         d.sru.layers = 2;
         d.dropout = k == 0 ? 0.1 : 0;
         d.emb_dropout = k == 2 ? 0.1 : 0;
@@ -662,7 +662,7 @@ static void training(void) {
             memset(&od, 0, sizeof od);
             od.kind = STX_RADAM;
             o = stx_optim_create(m->params, &od);
-            snprintf(path, sizeof path, "build/test_sru.%ld.safetensors", (long)getpid());
+            test_path(path, sizeof path, "test_sru");
             if (run == 2) {
                 stx_file *f = stx_file_open(x, path);
                 CHECK(f && stx_params_load(m->params, f, "") && stx_optim_load(o, f) && stx_sru_state_load(s, f, "state."), "%s: %s", name,
@@ -1434,10 +1434,10 @@ static void files(void) {
     stx_sru_state *s = stx_sru_state_create(m, 2), *r = stx_sru_state_create(m, 2), *three = stx_sru_state_create(m, 3), *p;
     stx_real *v = random_of(2 * 9 * 12, 1);
     size_t length[2] = {9, 4}, l, dim[3];
-    char path[64];
+    char path[1024];
     stx_writer *w;
     stx_file *f;
-    snprintf(path, sizeof path, "build/test_sru.%ld.safetensors", (long)getpid());
+    test_path(path, sizeof path, "test_sru");
     stx_begin(x, STX_EVAL);
     CHECK(stx_sru_segment(m, stx_input(x, v, 2, 9, 12, 0), stx_sru_lengths(x, length, 2, 9), s, s) != NULL, "%s", stx_error(x));
     w = stx_writer_create(x);

@@ -1,0 +1,75 @@
+# man.awk - a manual page from what --help of a program of examples/ prints; -v name=NAME
+# -v version=VERSION.
+# A description comes first, then a table of options, whose head says where names, defaults and meanings
+# begin, in groups, then presets, then a last paragraph.
+
+function roff(s) {
+    gsub(/\\/, "\\e", s)
+    gsub(/-/, "\\-", s)
+    sub(/^[.\047]/, "\\\\\\&&", s)
+    return s
+}
+function text(s) {
+    sub(/^ +/, "", s)
+    print roff(s)
+}
+function item(name, rest) { print ".TP\n\\fB" roff(name) "\\fR" rest }
+
+# the description; its first sentence names the page
+function description(    title) {
+    title = about
+    sub(/[.:]( .*)?$/, "", title)
+    title = tolower(substr(title, 1, 1)) substr(title, 2)
+    printf ".TH \"%s\" 1 \"\" \"seqtx %s\" \"seqtx\"\n", toupper(roff(name)), version
+    printf ".SH NAME\n%s \\- %s\n", roff(name), roff(title)
+    printf ".SH SYNOPSIS\n.B %s\n%s\n", roff(name), roff(usage)
+    print ".SH DESCRIPTION"
+    text(about)
+}
+
+NR == 1 {
+    sub(/^usage: [^ ]+ /, "")
+    usage = $0
+    next
+}
+/^  option / {
+    description()
+    print ".SH OPTIONS"
+    default_at = index($0, "default")
+    meaning_at = index($0, "meaning")
+    next
+}
+/^$/ {
+    blank = 1
+    next
+}
+!meaning_at {
+    about = about (about == "" ? "" : " ") $0
+    next
+}
+/^[A-Z]/ && blank { # a group has a short name; the last paragraph is long
+    group = length($0) < 40 ? $0 : "Notes"
+    blank = 0
+    if (group == "Presets" || group == "Notes") print ".SH " toupper(group)
+    else print ".SS " roff(group)
+    if (group != "Notes") next
+}
+group == "Presets" && /^  [^ ]/ {
+    split($0, word, " ")
+    item(word[1], "")
+    text(substr($0, length(word[1]) + 3))
+    next
+}
+/^  --/ {
+    option = substr($0, 3, default_at - 3)
+    standard = substr($0, default_at, meaning_at - default_at)
+    gsub(/ +$/, "", standard)
+    n = split(option, word, " ")
+    rest = n > 1 ? " \\fI" roff(word[2]) "\\fR" : ""
+    if (standard != "" && standard != "-") rest = rest " (" roff(standard) ")"
+    item(word[1], rest)
+    text(substr($0, meaning_at))
+    next
+}
+{ text($0) }
+END { print ".SH SEE ALSO\n.BR seqtx (7)" }

@@ -1,0 +1,18 @@
+#!/bin/sh
+# man.sh DIR PROGRAM... - manual pages DIR/NAME.1 from what --help of each program says; that of plot is
+# seqtx-plot.1. A program that does not run here (it is made for another system) gets none.
+set -eu
+dir=$1
+shift
+mkdir -p "$dir"
+version=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
+for program; do
+    name=$(basename "$program" .exe)
+    [ "$name" != plot ] || name=seqtx-plot
+    if "$program" --help > "$dir/help" 2> /dev/null; then
+        awk -v name="$name" -v version="$version" -f package/man.awk "$dir/help" > "$dir/$name.1"
+    else
+        echo "  no $name.1: $program does not run here"
+    fi
+done
+rm -f "$dir/help"
