@@ -313,7 +313,8 @@ demo-par: $(BUILD)/train_par
 	$(BUILD)/train_par --checkpoint $(PAR)_search.safetensors --derive --derive-samples 4 \
 		> $(PAR).found
 	@cat $(PAR).found
-	$(BUILD)/train_par --preset demo-found --pattern "$$(sed -n 's/^best: \([^:]*\):.*/\1/p' $(PAR).found)" \
+	$(BUILD)/train_par --preset demo-found \
+		--pattern "$$(sed -n 's/^best: \([^:]*\):.*/\1/p' $(PAR).found)" \
 		--inherit $(PAR)_search.safetensors --data "$(DATA)" --log $(PAR).jsonl \
 		--checkpoint $(PAR).safetensors --race xl --generate 500 $(PROMPT) $(DEMO)
 	@sh examples/demo_compare.sh $(PAR).jsonl "$(DATA)"

@@ -75,8 +75,8 @@
    Repeatability: the same device, build, precision and thread count give the same bits, whichever thread did what. No atomics on
    numbers anywhere.
 
-   Speed on a CPU: give the compiler -O2 or -O3 (without it everything is ten times slower); no -march is needed. Inner loops exist for
-   AVX-512, AVX2, NEON and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
+   Speed on a CPU: give the compiler -O2 or -O3 (without it everything is about 20 times slower); no -march is needed. Inner loops exist
+   for AVX-512, AVX2, NEON and any processor, and the right ones are taken at run time. Loops run on all processors that the process may use
    (desc.threads); work is given out as threads come, so a program that shares its machine with others is not held up by the slowest
    thread. desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors
    (AVX512-BF16: about twice the products' speed; AMX, or ARM's BFDOT, where there is any). Parameters and sums stay float.

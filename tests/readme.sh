@@ -4,9 +4,10 @@
 # presets, results of benchmarks. And each program of examples/ compiles by the command in its head.
 #   readme.sh --write    makes these parts anew
 cd "$(dirname "$0")/.." || exit 1
+build=${BUILD:-build}
+mkdir -p "$build"
 passed=0 failed=0
 check() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
-mkdir -p build
 
 lines() {
     echo '| file | lines |'
@@ -17,7 +18,7 @@ lines() {
 presets() {
     echo "| preset | ${3:-layers} | width | parameters | published |"
     echo '|---|--:|--:|--:|---|'
-    build/"$1" --list-presets | awk -F'\t' -v known="$2" '
+    "$build/$1" --list-presets | awk -F'\t' -v known="$2" '
         BEGIN { n = split(known, a, ";"); for (i = 1; i <= n; i++) { split(a[i], b, "="); said[b[1]] = b[2] } }
         NR > 1 { size = $5 >= 99.5e6 ? sprintf("%.0fM", $5 / 1e6) : sprintf("%.1fM", $5 / 1e6); printf "| `%s` | %s | %s | %s | %s |\n", $1, $2, $3, size, said[$1] }'
 }
@@ -110,51 +111,68 @@ parts=0
 for page in $pages; do
     for part in $(awk '/^<!-- made: /{ print $3 }' $page); do
         parts=$((parts + 1))
-        make_part "$part" > build/readme_now.txt
-        awk -v part="$part" '/^<!-- end -->/ { on = 0 } on { print } $0 ~ "^<!-- made: " part " -->" { on = 1 }' $page > build/readme_was.txt
+        make_part "$part" > "$build/readme_now.txt"
+        awk -v part="$part" '/^<!-- end -->/ { on = 0 } on { print } $0 ~ "^<!-- made: " part " -->" { on = 1 }' $page > "$build/readme_was.txt"
         if [ "$1" = --write ]; then
-            awk -v part="$part" '/^<!-- end -->/ { on = 0 } !on { print } $0 ~ "^<!-- made: " part " -->" { on = 1; while ((getline line < "build/readme_now.txt") > 0) print line }' $page > build/readme_new.md
-            cp build/readme_new.md $page
+            awk -v part="$part" -v now="$build/readme_now.txt" '/^<!-- end -->/ { on = 0 } !on { print } $0 ~ "^<!-- made: " part " -->" { on = 1; while ((getline line < now) > 0) print line }' $page > "$build/readme_new.md"
+            cp "$build/readme_new.md" $page
         else
-            cmp -s build/readme_now.txt build/readme_was.txt
-            check $? "$page, part $part, is not what tests/readme.sh --write makes: $(diff build/readme_was.txt build/readme_now.txt | head -n 6)"
+            cmp -s "$build/readme_now.txt" "$build/readme_was.txt"
+            check $? "$page, part $part, is not what tests/readme.sh --write makes: $(diff "$build/readme_was.txt" "$build/readme_now.txt" | head -n 6)"
         fi
     done
 done
 check "$([ "$parts" -ge 13 ]; echo $?)" "the pages have $parts made parts, fewer than they had"
 [ "$1" != --write ] || exit 0
 
-sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > build/readme.c
+sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$build/readme.c"
 # -O1: a third of the time that -O2 takes to compile, and it runs as fast here
-${CC:-cc} -std=c99 -O1 -Wall -Wextra -Wpedantic -Werror -I. build/readme.c -o build/readme -lm
+${CC:-cc} -std=c99 -O1 -Wall -Wextra -Wpedantic -Werror -I. "$build/readme.c" -o "$build/readme" -lm
 check $? "the README's program does not compile"
-build/readme > build/readme.txt
+for cc in gcc clang; do
+    command -v $cc > /dev/null 2>&1 || { echo "skipped: the README's program, no $cc"; continue; }
+    warnings="-std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -fsyntax-only -I."
+    # shellcheck disable=SC2086
+    $cc $warnings "$build/readme.c"
+    check $? "the README's program does not compile by $cc"
+    # the implementation may be in a file of its own
+    # shellcheck disable=SC2086
+    grep -v SEQTX_IMPLEMENTATION "$build/readme.c" | $cc $warnings -x c -
+    check $? "the README's program does not compile by $cc without the implementation"
+done
+"$build/readme" > "$build/readme.txt"
 check $? "the README's program fails"
-loss=$(sed -n 's/^step 200: \([0-9.]*\) nats.*/\1/p' build/readme.txt)
+loss=$(sed -n 's/^step 200: \([0-9.]*\) nats.*/\1/p' "$build/readme.txt")
 awk -v l="${loss:-9}" 'BEGIN { exit !(l < 0.1) }'
 check $? "the README's program does not learn: '$loss'"
-# Each example by the one command in its head, for the Makefile links the library's objects instead; not optimised, for the same library is
-# in its objects and in the README's program above. A command that differs from one that has been linked in nothing but the name needs no
-# other link: as a static library a function that is used and is not there is a warning already
+# Each example by the one command in its head, in a copy of the tree, or beside the headers if its head says so, for the
+# Makefile links the library's objects instead; not optimised, for the same library is in its objects and in the README's
+# program above. A command that differs from one that has been linked in nothing but the name needs no other link: as a
+# static library a function that is used and is not there is a warning already
 linked=
+mkdir -p "$build/alone/examples" "$build/beside"
+cp seqtx*.h "$build/alone"
+cp examples/*.[ch] "$build/alone/examples"
+cp seqtx*.h "$build/beside"
 for f in examples/*.c; do
     name=$(basename "$f" .c)
     [ "$name" != spm_train ] || continue        # needs a library besides
-    options=$(sed -n "s/^ *cc \(-O[0-9] .*$name\.c .*-o $name\).*/\1/p" "$f" | head -n 1 | sed "s/-O[0-9]/-O0/; s|-o .*|-o $PWD/build/alone_$name|")
+    options=$(sed -n "s/^ *cc \(-O[0-9] .*$name\.c .*-o $name\).*/\1/p" "$f" | head -n 1 | sed "s/-O[0-9]/-O0/")
     check "$([ -n "$options" ]; echo $?)" "$f does not say how to compile it"
-    form=$(echo "$options" | sed "s/$name/NAME/g")
-    case $linked in *"|$form|"*) whole="-DSEQTX_STATIC -Wno-unused-function -fsyntax-only" run=build/$name ;; *) whole='' run=build/alone_$name linked="$linked|$form|" ;; esac
-    # a program to be copied beside the headers is
-    from=examples
+    from=$build/alone/examples
     if grep -q '^#include "seqtx' "$f"; then
-        from=build/beside
-        mkdir -p $from
-        cp seqtx*.h "$f" $from
+        from=$build/beside
+        cp "$f" "$from"
     fi
+    form=$(echo "$options" | sed "s/$name/NAME/g")
+    case $linked in
+    *"|$form|"*) whole="-DSEQTX_STATIC -Wno-unused-function -fsyntax-only" run=$build/$name ;;
+    *) whole='' run=$from/$name linked="$linked|$form|" ;;
+    esac
     # shellcheck disable=SC2086
-    (cd $from && ${CC:-cc} -Wall -Wextra -Werror $whole $options)
+    (cd "$from" && ${CC:-cc} -Wall -Wextra -Werror $whole $options)
     check $? "$f does not compile by the command in its head: $options"
-    case $name in train_*) $run --version | grep -q "^$name, seqtx"; check $? "$f, compiled alone, does not run" ;; esac
+    case $name in train_*) "$run" --version | grep -q "^$name, seqtx"; check $? "$f, compiled alone, does not run" ;; esac
 done
 # every file that a page links is there
 for page in README.md CHANGELOG.md docs/*.md bench/README.md; do
