@@ -128,6 +128,18 @@ check "make -B builds it" [ -f "$work/b/hello" ]
     PATH=$bin:$PATH CC=cc $make BUILD="$work/b" "$work/b/hello" > /dev/null 2>&1)
 check "what is there is not made again" [ ! -f "$work/calls" ]
 
+# ---- make demo ----
+
+for target in demo demo-sru demo-compressive demo-par; do
+    plan() { $make -s -n -C "$src" BUILD="$work/b" $target "$@" > "$work/plan" 2>&1; }
+    has() { grep -q -e "$1" "$work/plan"; }
+    check "make $target" plan
+    check "make $target: the sample of C begins as C" has '--generate 500 --prompt "#ifndef _"'
+    check "make $target DATA=.." plan DATA="a text.txt"
+    check "make $target DATA=..: that text" has '--data "a text.txt"'
+    check "make $target DATA=..: no C" sh -c "! grep -e '#ifndef' -e 'demo.txt' '$work/plan'"
+done
+
 # ---- from another directory ----
 
 mkdir "$work/there"
