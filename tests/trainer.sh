@@ -891,7 +891,7 @@ rm -rf grow; mkdir grow
 start grow $learn --log log.jsonl --log-every 1 --tensorboard tb --steps 100000
 wait_for_a_step grow
 event_bytes() { cat grow/tb/* | wc -c; }
-check "the event file grows while the run goes on" grows event_bytes
+check "the event file grows while the run goes on" wait_until above "$(event_bytes)" event_bytes
 kill -TERM "$running"; collect
 check "without a checkpoint a signal ends well too" [ $rc -eq 143 ]
 check "framing after a signal" frames grow/tb/*
