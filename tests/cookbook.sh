@@ -36,6 +36,7 @@ check() {       # check WHAT COMMAND..
 mkdir "$work/tree" "$work/tree/build" "$work/bin" "$work/home"
 tree=$work/tree
 cp -R Makefile LICENSE seqtx*.h seqtx_cuda.cu README.md examples package tools "$tree"
+chmod -R u+w "$tree"
 for program in "$build"/train_* "$build/plot"; do [ ! -x "$program" ] || case ${program##*/} in *.*) ;; *) ln -s "$program" "$tree/build/" ;; esac; done
 awk 'BEGIN { for (i = 0; i < 500; i++) print "the cat sat on mat " i % 7 " and the dog ran" }' > "$tree/my.txt"
 awk 'BEGIN { for (i = 0; i < 200; i++) print "the dog sat on mat " i % 5 " and then it ran" }' > "$tree/mine.txt"

@@ -42,7 +42,7 @@ fi
 
 if there cmake "CMake's targets"; then
     debug="-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=$CC -DCMAKE_CXX_COMPILER=$CXX"
-    mkdir -p "$work/project/examples" && cp -R "$embed" "$work/project/examples/embed"
+    mkdir -p "$work/project/examples" && cp -R "$embed" "$work/project/examples/embed" && chmod -R u+w "$work/project"
     sh tests/cookbook.sh --print tests/embed.sh 1 > "$work/by_cmake"
     # alone: its ../.. has no seqtx. CMAKE_BUILD_TYPE is read by CMake 3.22 and later; earlier ones optimise
     check "CMake, the installed package, as in docs/cookbook.md" "cd project && export CMAKE_PREFIX_PATH='$prefix' CMAKE_BUILD_TYPE=Debug CC='$CC' CXX='$CXX' CXXFLAGS='$W' STEPS=8 &&
@@ -62,7 +62,7 @@ fi
 # a shared library, by the Makefile in a copy of the tree; from Python its structs are read out of the headers
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
-    cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"
+    cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"; chmod -R u+w "$work/tree"
     printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" MAKEFLAGS= MAKELEVEL= T= CC="%s" CFLAGS=-O0\n' "$PATH" "$CC" > "$work/bin/make"; chmod +x "$work/bin/make"
     sh tests/cookbook.sh --print tests/embed.sh 2 > "$work/by_python"
     check "make shared, and Python by ctypes, as in docs/cookbook.md" "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"

@@ -42,7 +42,7 @@ for name in cc c++ mpicc; do
     cat > "$bin/$name" <<END
 #!/bin/sh
 case " \$* " in
-*' -dumpmachine '*) echo x86_64-linux-gnu; exit ;;
+*' -dumpmachine '*) echo "\${MACHINE:-x86_64-linux-gnu}"; exit ;;
 *' - '*) exit ;; # what a compiler knows
 esac
 echo "$name \$*" >> '$work/calls'
@@ -109,6 +109,12 @@ for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas ONEDNN=1/-DSEQTX_ONEDNN/-ldnn
         check "$set, $way: LDFLAGS, LDLIBS and the feature's, in each link" links_have ' -Lmy_ld' ' -lmy_lib' "${library:- }"
     done
 done
+so=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
+check "macOS" calls MACHINE=arm64-apple-darwin23 -- shared libdir=/opt/lib
+check "macOS: name and versions of the library" grep -q -e "-dynamiclib -install_name /opt/lib/libseqtx.0.dylib -compatibility_version ${so%.*} -current_version $so .* -o $work/b/libseqtx.$so.dylib " "$work/calls"
+check "macOS: links to it" [ "$(readlink "$work/b/libseqtx.dylib") $(readlink "$work/b/libseqtx.0.dylib")" = "libseqtx.$so.dylib libseqtx.$so.dylib" ]
+check "Windows" calls MACHINE=x86_64-w64-mingw32 -- shared
+check "Windows: a DLL and what links it" grep -q -e "-shared -Wl,--out-implib,$work/b/libseqtx.dll.a .* -o $work/b/libseqtx.dll " "$work/calls"
 check "CXXFLAGS" calls CXXFLAGS=-DMY_CXX CPPFLAGS=-DMY_CPP -- SENTENCEPIECE=1 "$work/b/spm.o"
 check "CXXFLAGS in C++" grep -q '^c++ .*-DMY_CPP .*-DMY_CXX' "$work/calls"
 check "the user's -O" calls CFLAGS=-Og -- "$work/b/hello"
@@ -157,7 +163,6 @@ fi
 real() { $make -C "$src" CC="$CC" CFLAGS=-O0 BUILD="$work/real" "$@"; }
 check "everything, outside of the tree" real -s all
 check "a test outside of the tree" sh -c "$make -s -C '$src' CC='$CC' CFLAGS=-O0 BUILD='$work/real' run-train_h | grep -q ' [1-9][0-9]* passed  *0 failed'"
-so=$(sed -n 's/^.define STX_VERSION  *"\(.*\)"/\1/p' seqtx.h)
 soname=libseqtx.so.0
 if [ -f "$work/real/libseqtx.so.$so" ]; then
     check "links to the library" [ "$(readlink "$work/real/libseqtx.so") $(readlink "$work/real/$soname")" = "libseqtx.so.$so libseqtx.so.$so" ]

@@ -154,6 +154,7 @@ mkdir -p "$build/alone/examples" "$build/beside"
 cp seqtx*.h "$build/alone"
 cp examples/*.[ch] "$build/alone/examples"
 cp seqtx*.h "$build/beside"
+chmod -R u+w "$build/alone" "$build/beside"
 for f in examples/*.c; do
     name=$(basename "$f" .c)
     [ "$name" != spm_train ] || continue        # needs a library besides
@@ -163,6 +164,7 @@ for f in examples/*.c; do
     if grep -q '^#include "seqtx' "$f"; then
         from=$build/beside
         cp "$f" "$from"
+        chmod u+w "$from/${f##*/}"
     fi
     form=$(echo "$options" | sed "s/$name/NAME/g")
     case $linked in
