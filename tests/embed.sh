@@ -4,7 +4,7 @@
 # Two blocks of commands are those of docs/cookbook.md.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
-unset BUILD
+unset BUILD MAKEFLAGS MAKELEVEL MFLAGS # not as part of the make that runs this
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-embed.XXXXXX") || exit 1
 [ -n "$KEEP" ] || trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
@@ -18,7 +18,7 @@ check() {       # check NAME COMMAND
 }
 there() { command -v "$1" > /dev/null 2>&1 || { echo "skipped: $2, no $1"; false; }; }
 embed=$root/examples/embed
-make="make -s -C $root MAKEFLAGS= MAKELEVEL= T="       # not as part of the make that runs this
+make="make -s -C $root T="
 
 # several files; the implementation in one of them
 check "the implementation, in its own file" "$CC -std=c99 $W -I$root -c $embed/seqtx.c -o seqtx.o"
@@ -63,7 +63,7 @@ fi
 if there python3 "Python by ctypes"; then
     mkdir -p "$work/tree/examples" "$work/tree/tests" "$work/bin"
     cp Makefile README.md seqtx.h seqtx_attn_span.h seqtx_text.h "$work/tree"; cp examples/*.[ch] examples/*.py "$work/tree/examples"; chmod -R u+w "$work/tree"
-    printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" MAKEFLAGS= MAKELEVEL= T= CC="%s" CFLAGS=-O0\n' "$PATH" "$CC" > "$work/bin/make"; chmod +x "$work/bin/make"
+    printf '#!/bin/sh\nPATH="%s"\nexec make -s "$@" T= CC="%s" CFLAGS=-O0\n' "$PATH" "$CC" > "$work/bin/make"; chmod +x "$work/bin/make"
     sh tests/cookbook.sh --print tests/embed.sh 2 > "$work/by_python"
     check "make shared, and Python by ctypes, as in docs/cookbook.md" "cd tree && PATH='$work/bin:$PATH' STEPS=3 sh -e ../by_python > ../out && grep -q '^step 3: [4-8]\.[0-9]* bits per byte' ../out && [ \$(wc -c < ../out) -gt 45 ]"
     if python3 -c 'import ziglang' 2> /dev/null; then
