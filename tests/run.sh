@@ -66,6 +66,11 @@ done
     for n in "$@"; do case $n in "$name" | "$name"_f64 | "$name"_san | cuda_host) found=1;; esac; done
     [ -n "$found" ] || { echo "$file was not run: the Makefile does not know it"; failed=$((failed + 1)); }
 done
+# one limit for all: a test that has another one depends on how busy the machine is
+[ -n "$quick" ] || for file in tests/*.sh tests/*.py; do
+    own=$(grep -n -e 'timeout  *[0-9]' -e 'timeout -k [0-9]* [0-9]' -e 'timeout=[0-9]' "$file" | head -n 1)
+    [ -z "$own" ] || { echo "$file has a limit of its own, not that of tests/limit.sh: $own"; failed=$((failed + 1)); }
+done
 # seconds by part
 for name in "$@"; do [ -f "$ran/$name.count" ] && echo "run:$name $(sed 's/.* //' "$ran/$name.count")"; done | cat - "$ran/compiled" 2>/dev/null | awk -v began="$(cat "$ran/began" 2>/dev/null)" -v now="$(date +%s)" '
     { part = "compiling trainers"

@@ -1416,7 +1416,7 @@ def test_hostile_pickles():
     words = [sys.executable, os.path.join(ROOT, "tools", "convert.py")]
     for more, code, text in (["--help"], 0, "usage: convert.py"), (["a.pt", "b.st"], 2, "convert.py: numpy is missing"):
         done = subprocess.run(words + more, env=dict(os.environ, PYTHONPATH=path("bare")), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=60)
+                              stderr=subprocess.STDOUT, universal_newlines=True, timeout=LIMIT)
         check(done.returncode == code and text in done.stdout and "Traceback" not in done.stdout,
               f"without numpy, {more}: {done.returncode}, {done.stdout[-300:]}")
 

@@ -197,7 +197,7 @@ check "nothing of them is there" [ ! -e pair/own.st ]
 good "it can be read: generation" pair --checkpoint run.st --no-train --generate 5 --threads 1
 good "it can be read: evaluation" pair --checkpoint run.st --data ../t.txt --eval-only --threads 1
 good "it can be read: a score" pair --checkpoint run.st --score ../t.txt --threads 1
-printf 'the cat\n' | (cd pair && exec timeout 60 "$bin" --checkpoint run.st --interactive --generate 3 --threads 1) >out 2>err
+printf 'the cat\n' | (cd pair && exec $limited "$bin" --checkpoint run.st --interactive --generate 3 --threads 1) >out 2>err
 check "it can be read: a conversation" [ $? -eq 0 -a -s out ]
 kill -9 "$running" 2>/dev/null; collect
 check "a kill leaves the locks" [ "$(find pair -name '*.lock' | wc -l)" -eq 2 ]
@@ -209,8 +209,8 @@ check "the log has each step once" [ "$(sort -n x | uniq -d | wc -l)" -eq 0 ]
 rm -rf pair; mkdir pair
 start pair $files $full --steps 100000000; one=$running
 start pair $files $full --steps 100000000; two=$running
-i=0
-while [ $i -lt 2000 ] && kill -0 "$one" 2>/dev/null && kill -0 "$two" 2>/dev/null; do i=$((i + 1)); sleep 0.05; done
+one_has_ended() { ! kill -0 "$one" 2>/dev/null || ! kill -0 "$two" 2>/dev/null; }
+wait_until one_has_ended
 if kill -0 "$one" 2>/dev/null; then lost=$two won=$one; else lost=$one won=$two; fi
 running=$won; kill -9 "$running" 2>/dev/null; collect
 running=$lost; kill -9 "$running" 2>/dev/null; collect
@@ -220,7 +220,7 @@ check "of two one is refused: exit code 2, not $rc" [ $rc -eq 2 ]
 mkdir shut
 for shut in '<&-' '>&-' '2>&-' '<&- >&- 2>&-'; do
     rm -f shut/*
-    (cd shut && eval "exec timeout 60 \"\$bin\" \$files \$full --steps 12 --log-every 1 --generate 20 $shut") >out 2>err
+    (cd shut && eval "exec \$limited \"\$bin\" \$files \$full --steps 12 --log-every 1 --generate 20 $shut") >out 2>err
     rc=$?
     case $shut in
     *'>&-'*'2>'* | '<&-' | '2>&-') ;;
