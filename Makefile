@@ -343,7 +343,7 @@ $(TESTS_F64:%=$(BUILD)/test_%_f64): $(BUILD)/test_%_f64: tests/test_%.c $(call L
 	$(call say,CC)$(T) $(call c,-O1 -DSEQTX_DOUBLE) $(LINK)
 SHIM_SAN = $(call LIB,san) $(BUILD)/cuda_kernels_san.o $(BUILD)/cuda_host_san.o
 ALL_SAN  = $(TESTS_SAN) $(CUDA_SAN:%=cuda_%)
-LINK_SAN = $(CXX) $(CXXFLAGS) $(SAN) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LIBS)
+LINK_SAN = $(CXX) $(CXXFLAGS) $(SAN) $(LDFLAGS) $(filter %.o,$^) -o $@ -lm -lpthread $(LDLIBS)
 $(ALL_SAN:%=$(BUILD)/test_%_san.o): $(BUILD)/test_%_san.o: tests/test_%.c $(BUILD)/flags
 	$(call say,CC)$(T) $(SAN_F32) $(DEPS) -c $< -o $@
 $(ALL_SAN:%=$(BUILD)/test_%_san): $(BUILD)/test_%_san: $(BUILD)/test_%_san.o $(SHIM_SAN)

@@ -58,7 +58,7 @@ dump=x86_64-w64-mingw32-objdump
 if have $win; then
     for f in examples/*.c; do
         case $f in */spm_train.c) continue ;; esac
-        check "$f by MinGW" "$win -std=c99 $W -O1 -fsyntax-only $root/$f"
+        check "$f by MinGW" "$win -std=c99 $W -O1 -I$root -fsyntax-only $root/$f"
     done
     # gcc's vector code: no move to or from memory but unaligned ones, and the library sees that it may run it; without the option it does not
     printf '#define STX_LOOPS\n#include "seqtx.h"\nint main(void) { return STX__VECTORS_SAFE ? 21 : 20; }\n' > "$work/see.c"
@@ -82,7 +82,7 @@ if have $win && have wine && have wineserver; then
     done
     done="-DSEQTX_IMPLEMENTATION_DONE -DSEQTX_ATTN_SPAN_IMPLEMENTATION_DONE -DSEQTX_TEXT_IMPLEMENTATION_DONE -DSTX_LOOPS_DONE"
     check "the golden vectors by MinGW" "$win -std=c99 -O1 $W $root/tests/test_golden_span.c seqtx.o seqtx_attn_span.o -o golden.exe -lm"
-    check "train_attn_span by MinGW" "$win -std=c99 -O1 $W $done $root/examples/train_attn_span.c seqtx.o seqtx_attn_span.o text.o -o train.exe -lm"
+    check "train_attn_span by MinGW" "$win -std=c99 -O1 $W $done $root/examples/train_attn_span.c seqtx.o seqtx_attn_span.o seqtx_text.o -o train.exe -lm"
     check "plot by MinGW" "$win -std=c99 -O1 $W $root/examples/plot.c -o plot.exe -lm"
     for f in "" $flag; do check "see.c by MinGW $f" "$win -std=c99 -O1 $W $f -I$root see.c -o see$f.exe"; done
     if check "wine" "wine plot.exe --help < /dev/null | grep -q '^usage'"; then
