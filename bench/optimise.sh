@@ -1,6 +1,7 @@
 #!/bin/sh
-# optimise.sh - how much slower the README's program is without -O2: its processor seconds (user), compiled with -O0 and
-# with -O2, alternating; the least of ROUNDS (3). README.md and seqtx.h say the number.
+# optimise.sh - how much slower the README's program is without -O2: its processor seconds
+# (user), compiled with -O0 and with -O2, alternating; the least of ROUNDS (3). README.md
+# and seqtx.h say the number.
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-optimise.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT

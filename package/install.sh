@@ -1,6 +1,7 @@
 #!/bin/sh
-# install.sh install | install-headers | uninstall - the files that `make install` installs and `make
-# uninstall` removes. Run by the Makefile, from the top of the tree, which sets
+# install.sh install | install-headers | uninstall - the files that `make install`
+# installs and `make uninstall` removes. Run by the Makefile, from the top of the tree,
+# which sets
 #   prefix, bindir, libdir, includedir, datarootdir, mandir, docdir    where to; each from / on
 #   DESTDIR                        what is put before them
 #   BUILD, PROGRAMS, SHARED, LINKS the trainers, the shared library and the links to it
@@ -35,8 +36,8 @@ link() { # TARGET DIRECTORY NAME
     rm -f "$to"
     [ "$action" = uninstall ] || ln -s "$1" "$to"
 }
-# from BASE, which stands for the directory DIR, to TARGET: relative where both are below prefix, so that
-# the whole can be moved
+# from BASE, which stands for the directory DIR, to TARGET: relative where both are below
+# prefix, so that the whole can be moved
 path() { # BASE DIR TARGET
     case $2 in "$prefix"/*) ;; *) echo "$3"; return ;; esac
     case $3 in "$prefix"/*) ;; *) echo "$3"; return ;; esac
@@ -54,7 +55,8 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 here='${pcfiledir}'
 filled package/seqtx.pc.in "$(blanks "$(path "$here" "$pc" "$headers")")" '' > "$work/seqtx.pc"
-filled package/libseqtx.pc.in '' "$(blanks "$(path "$here" "$libpc" "$libdir")")" > "$work/libseqtx.pc"
+filled package/libseqtx.pc.in '' "$(blanks "$(path "$here" "$libpc" "$libdir")")" \
+    > "$work/libseqtx.pc"
 here='${CMAKE_CURRENT_LIST_DIR}'
 filled package/seqtx-config.cmake.in "$(path "$here" "$cmake" "$headers")" \
     "$(path "$here" "$cmake" "$libdir")" > "$work/seqtx-config.cmake"

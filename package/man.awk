@@ -1,7 +1,7 @@
 # man.awk - a manual page from what --help of a program of examples/ prints; -v name=NAME
-# -v version=VERSION.
-# A description comes first, then a table of options, whose head says where names, defaults and meanings
-# begin, in groups, then presets, then a last paragraph.
+# -v version=VERSION. A description comes first, then a table of options, whose head says
+# where names, defaults and meanings begin, in groups, then presets, then a last
+# paragraph.
 
 function roff(s) {
     gsub(/\\/, "\\e", s)

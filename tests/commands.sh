@@ -1,9 +1,11 @@
 #!/bin/sh
-# commands.sh - every command that README.md and docs/*.md show by an indented line runs, in a tree with small texts:
-# trainings are short, presets are counted only (--dry-run), what is started by mpirun and on a GPU is one process on the
-# CPU. Of make there are the targets. A command that is not known here fails. Blocks between ``` are run by the tests
-# that their pages name (tests/cookbook.sh, distributed.sh, convert.sh). What a sentence names in `..` exists: scripts,
-# and targets of make. The programs are those that `make examples` has built.
+# commands.sh - every command that README.md and docs/*.md show by an indented line runs,
+# in a tree with small texts: trainings are short, presets are counted only (--dry-run),
+# what is started by mpirun and on a GPU is one process on the CPU. Of make there are the
+# targets. A command that is not known here fails. Blocks between ``` are run by the tests
+# that their pages name (tests/cookbook.sh, distributed.sh, convert.sh). What a sentence
+# names in `..` exists: scripts, and targets of make. The programs are those that `make
+# examples` has built.
 cd "$(dirname "$0")/.." || exit 1
 . tests/limit.sh
 root=$(pwd) build=$(cd "${BUILD:-build}" && pwd)
@@ -40,7 +42,8 @@ targets() { # COMMAND of make
 in_tree() { # COMMAND
     (cd "$work" && $limited sh -ec "$1" < /dev/null)
 }
-# the lines that begin with a program, as one line each, without what is explained behind them
+# the lines that begin with a program, as one line each, without what is explained behind
+# them
 commands() {
     awk '/^```/ { fenced = !fenced; next }
         fenced { next }

@@ -1,9 +1,10 @@
 #!/bin/sh
-# package.sh - what packagers and users of other makes rely on. Flags of the environment and of the command
-# line reach every command and replace none of ours, with each feature; short command lines; make -B; builds
-# outside of a source tree that stays as it is; what is installed where, and what is left when it is removed;
-# the library by pkg-config and CMake; manual pages; BSD make says what to use.
-# The flags are read from compilers that only write down how they were called. Skipped: what is not there.
+# package.sh - what packagers and users of other makes rely on. Flags of the environment
+# and of the command line reach every command and replace none of ours, with each feature;
+# short command lines; make -B; builds outside of a source tree that stays as it is; what
+# is installed where, and what is left when it is removed; the library by pkg-config and
+# CMake; manual pages; BSD make says what to use. The flags are read from compilers that
+# only write down how they were called. Skipped: what is not there.
 cd "$(dirname "$0")/.." || exit 1
 root=$(pwd)
 . tests/limit.sh
@@ -54,7 +55,8 @@ END
 done
 printf '#!/bin/sh\n[ "$1" != rcs ] || echo > "$2"\n' > "$bin/ar"
 chmod +x "$bin"/*
-# calls ENVIRONMENT.. -- ARGUMENTS of make..: leaves each command in $work/calls, and what make said in $work/said
+# calls ENVIRONMENT.. -- ARGUMENTS of make..: leaves each command in $work/calls, and what
+# make said in $work/said
 calls() {
     rm -rf "$work/calls" "$work/b"
     n=$#

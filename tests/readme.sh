@@ -94,7 +94,7 @@ make_part() {
         echo '|---|---|---|'
         for f in bench/results/wikitext2-*.md; do
             found=$(sed -n 's/.*; architecture: \([sfi0-9()]*\).*/\1/p' "$f")
-            words=$(build/train_par --pattern "$found" --dry-run |
+            words=$("$build/train_par" --pattern "$found" --dry-run |
                 sed -n 's/^[0-9]* blocks [^:]*: \([^;]*\);.*/\1/p')
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;

@@ -549,7 +549,7 @@ SCORED = re.compile(rb"(.*)\t[-+.0-9eE]*[0-9][-+.0-9eE]*\r?\Z", re.DOTALL)
 
 
 def pieces_of_vocab(path, lines):
-    """Of a SentencePiece .vocab, as examples/text.h reads one: a score follows the last tab, and
+    """Of a SentencePiece .vocab, as seqtx_text.h reads one: a score follows the last tab, and
     a piece may hold tabs and newlines; a newline inside it shows only where one side is empty."""
     if not lines or not SCORED.match(lines[-1]):
         return [line.split(b"\t")[0] for line in lines]
