@@ -344,9 +344,9 @@
    multiple of 8. Otherwise the scores are stored in memory, part by part.
 
    Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain
-   (forward and backward, time by time), stx__sru_steps_as and stx__sru_back_as (the same
-   for many columns at once), stx_sru_bwd (chunks of time), stx__sru_transform (SRU++),
-   stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states),
+   (forward and backward, time by time), stx__sru_fwd_steps_as and stx__sru_bwd_steps_as
+   (the same for many columns at once), stx_sru_bwd (chunks of time), stx__sru_transform
+   (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states),
    stx_sru_gen_feed (generation). Compile-time options are those of seqtx.h.
 */
 #ifndef SEQTX_SRU_H
@@ -683,8 +683,8 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
        xt = alpha xr (k = 3), u3 (k = 4), or 0 (k = 3 and xr NULL)
        h  = xt + (g(c') - xt) m r           g(c) = c, or tanh c
    Where pad is nonzero, c' = c and h = 0. Activations have the context's precision; v,
-   bias, states and their gradients are always float. Backward adds to gradients that are
-   not NULL, except those marked as written. */
+   bias, states and their gradients are always float. Backward adds to gradients that
+   are not NULL, except those marked as written. */
 typedef struct stx_sru_args {
     size_t B, T, H, D, k;           /* O = D H; D is 1 or 2 */
     int    tanh;
@@ -739,104 +739,133 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 #define SEQTX_SRU_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h" /* once more, for the inner loops' macros */
+#include "seqtx.h"      /* again, for the macros of the inner loops */
 
 #include <stdio.h>
+
 STX_STRICT_ON
+
 
 // >>recurrence
 
+/* Sets the error "OP: FIELD: expected shape EXPECTED, got (..)". Returns 0. */
+static int stx__sru_bad_shape(stx_ctx *x, const char *op, const char *field, const char *expected,
+                              const stx_tensor *t) {
+    char got[96];
+    size_t at = 0;
+    int i;
+    for (i = 0; i < t->ndim; i++)
+        at += (size_t)snprintf(got + at, sizeof got - at, i ? ",%zu" : "%zu", t->dim[i]);
+    stx_fail(x, STX_ERR_SHAPE, "%s: %s: expected shape %s, got (%s)", op, field, expected, got);
+    return 0;
+}
+
+/* Checks the number of elements of t, if there is a t. Returns 0 and an error if it is
+   wrong. */
+static int stx__sru_check_size(stx_ctx *x, const char *field, const char *shape,
+                               const stx_tensor *t, size_t size) {
+    if (!t || t->size == size) return 1;
+    return stx__sru_bad_shape(x, "stx_sru_recurrence", field, shape, t);
+}
+
+/* Checks the shape of ids, if there are any. */
+static int stx__sru_check_ids(stx_ctx *x, const char *op, const char *field, const stx_ids *ids,
+                              size_t B, size_t T) {
+    if (!ids || (ids->B == B && ids->T == T)) return 1;
+    stx_fail(x, STX_ERR_SHAPE, "%s: %s: expected shape (%zu,%zu), got (%zu,%zu)", op, field, B, T,
+             ids->B, ids->T);
+    return 0;
+}
+
+static int stx__sru_check_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in) {
+    const char *op = "stx_sru_recurrence";
+    const stx_tensor *u = in->u, *xr = in->xr;
+    const size_t D = in->directions ? in->directions : 1;
+    size_t B, T, k, O;
+    if (u->ndim != 4 || (u->dim[2] != 3 && u->dim[2] != 4))
+        return stx__sru_bad_shape(x, op, "u", "(B,T,k,O) with k = 3 or 4 (stx_reshape W3 x)", u);
+    B = u->dim[0];
+    T = u->dim[1];
+    k = u->dim[2];
+    O = u->dim[3];
+
+    if (D > 2 || O % D) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: directions: expected 1 or 2 that divide O = %zu, got %zu",
+                 op, O, D);
+        return 0;
+    }
+    if (!in->bias) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: bias: expected shape (2,O), got NULL", op);
+        return 0;
+    }
+    if (xr && k == 4) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "%s: xr: expected NULL with 4 planes, whose highway is u3, got a tensor", op);
+        return 0;
+    }
+    if (xr && (xr->ndim != 3 || xr->dim[0] != B || xr->dim[1] != T || xr->dim[2] != O))
+        return stx__sru_bad_shape(x, op, "xr", "(B,T,O) like u", xr);
+    return stx__sru_check_size(x, "v", "(2,O)", in->v, 2 * O)
+        && stx__sru_check_size(x, "bias", "(2,O)", in->bias, 2 * O)
+        && stx__sru_check_size(x, "V", "(B,T,2,O)", in->V, B * T * 2 * O)
+        && stx__sru_check_size(x, "c0", "(B,O)", in->c0, B * O)
+        && stx__sru_check_size(x, "mask", "(B,O)", in->mask, B * O)
+        && stx__sru_check_ids(x, op, "pad", in->pad, B, T);
+}
+
 typedef struct stx__sru_save {
     stx_sru_args a;
-    stx_tensor *last;
+    stx_tensor  *last;      /* final states, or NULL */
 } stx__sru_save;
 
-static size_t stx__sru_room(stx_ctx *x, const stx_sru_args *a, int backward) {
+static size_t stx__sru_work_bytes(stx_ctx *x, const stx_sru_args *a, int backward) {
 #ifdef SEQTX_CUDA
     if (stx_ctx_desc(x)->device == STX_CUDA) return stx_sru_work_cuda(x, a, backward);
 #endif
     return stx_sru_work(x, a, backward);
 }
 
-/* Room for a gradient that the kernel writes: t's own when nothing is in it yet, else
-   (or when nobody wants it) some of the step's */
-static stx_real *stx__sru_grad(stx_ctx *x, stx_tensor *t, int *own) {
+/* The buffer into which the kernel writes the gradient of t. *direct = 1: t's own,
+   which is still empty. *direct = 0: a temporary one, for stx__sru_grad_add or because
+   t requires no gradient. */
+static stx_real *stx__sru_grad_buffer(stx_ctx *x, stx_tensor *t, int *direct) {
     stx_real *g;
-    *own = 0;
-    g = stx_grad(x, t, own);
-    return g && *own ? g : stx_step_numbers(x, t->size);
+    *direct = 0;
+    g = stx_grad(x, t, direct);
+    return g && *direct ? g : stx_step_numbers(x, t->size);
 }
 
-static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int own) {
-    stx_real *d = own ? NULL : stx_grad(x, t, NULL);
+static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int direct) {
+    stx_real *d = direct ? NULL : stx_grad(x, t, NULL);
     if (d) STX_RUN(x, stx_axpy, (x, d, g, t->size, 1, 1));
 }
 
-static void stx__sru_back_op(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+static void stx__sru_recurrence_bwd(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     stx__sru_save *s = (stx__sru_save *)save;
     stx_sru_args *a = &s->a;
-    int own_u, own_V = 1, fresh = 0;
-    a->dh = stx_grad(x, y, NULL); /* of zeros where only the states after have one */
+    int direct_u, direct_V = 1, fresh = 0;
+    a->dh = stx_grad(x, y, NULL);       /* zeros if only the final states have a gradient */
     a->dlast = s->last ? s->last->grad : NULL;
-    a->du = stx__sru_grad(x, in[0], &own_u);
+    a->du = stx__sru_grad_buffer(x, in[0], &direct_u);
     a->dxr = in[1] ? stx_grad(x, in[1], &fresh) : NULL;
     a->add_xr = !fresh;
     a->dv = in[2] ? stx_grad(x, in[2], NULL) : NULL;
     a->dbias = stx_grad(x, in[3], NULL);
-    a->dV = in[4] ? stx__sru_grad(x, in[4], &own_V) : NULL;
+    a->dV = in[4] ? stx__sru_grad_buffer(x, in[4], &direct_V) : NULL;
     a->dc0 = in[5] ? stx_grad(x, in[5], NULL) : NULL;
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 1));
+    a->work = stx_step_bytes(x, stx__sru_work_bytes(x, a, 1));
     if (!stx_ok(x)) return;
     STX_RUN(x, stx_sru_bwd, (x, a));
-    stx__sru_grad_add(x, in[0], a->du, own_u);
-    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, own_V);
+    stx__sru_grad_add(x, in[0], a->du, direct_u);
+    if (in[4]) stx__sru_grad_add(x, in[4], a->dV, direct_V);
 }
 
-static stx_tensor *stx__sru_bad(stx_ctx *x, const char *what) {
-    stx_fail(x, STX_ERR_SHAPE, "stx_sru_recurrence: %s", what);
-    return NULL;
-}
-
-STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in,
-                                       stx_tensor **last) {
-    stx_tensor *y[2], *ins[6];
-    stx__sru_save *s;
-    stx_sru_args *a;
-    size_t B, T, O, k, D;
-    if (last) *last = NULL;
-    if (!stx_ok(x) || !in || !in->u) return NULL;
-    if (!in->bias) return stx__sru_bad(x, "no bias: it has to be there");
-    if (in->u->ndim != 4)
-        return stx__sru_bad(x, "u wants the shape (B,T,k,O): stx_reshape the product");
-    B = in->u->dim[0];
-    T = in->u->dim[1];
-    k = in->u->dim[2];
-    O = in->u->dim[3];
-    D = in->directions ? in->directions : 1;
-    if (k != 3 && k != 4) return stx__sru_bad(x, "u has neither 3 nor 4 planes");
-    if (D > 2 || O % D) return stx__sru_bad(x, "1 or 2 directions, which divide O");
-    if (in->xr
-        && (k == 4 || in->xr->ndim != 3 || in->xr->dim[0] != B || in->xr->dim[1] != T
-            || in->xr->dim[2] != O))
-        return stx__sru_bad(x, "xr wants the shape (B,T,O), and u 3 planes");
-    if ((in->v && in->v->size != 2 * O) || in->bias->size != 2 * O)
-        return stx__sru_bad(x, "v and bias want 2 O numbers");
-    if (in->V && in->V->size != B * T * 2 * O)
-        return stx__sru_bad(x, "V wants the shape (B,T,2,O)");
-    if ((in->c0 && in->c0->size != B * O) || (in->mask && in->mask->size != B * O))
-        return stx__sru_bad(x, "c0 and mask want B O numbers");
-    if (in->pad && (in->pad->B != B || in->pad->T != T))
-        return stx__sru_bad(x, "pad wants the shape (B,T)");
-    y[0] = stx_new(x, B, T, O, 0);
-    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
-    if (!y[0] || !s) return NULL;
-    memset(s, 0, sizeof *s);
-    a = &s->a;
-    a->B = B;
-    a->T = T;
-    a->D = D;
-    a->H = O / D;
-    a->k = k;
+static void stx__sru_set_args(stx_sru_args *a, const stx_sru_recurrence_in *in) {
+    a->B = in->u->dim[0];
+    a->T = in->u->dim[1];
+    a->k = in->u->dim[2];
+    a->D = in->directions ? in->directions : 1;
+    a->H = in->u->dim[3] / a->D;
     a->tanh = in->tanh;
     a->alpha = (stx_real)(in->alpha != 0 ? in->alpha : 1);
     a->u = in->u->data;
@@ -847,80 +876,111 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     a->c0 = in->c0 ? in->c0->data : NULL;
     a->m = in->mask ? in->mask->data : NULL;
     a->pad = in->pad ? in->pad->device : NULL;
+}
+
+STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in,
+                                       stx_tensor **last) {
+    stx_tensor *y[2], *inputs[6];
+    stx__sru_save *s;
+    stx_sru_args *a;
+    size_t B, O;
+    if (last) *last = NULL;
+    if (!stx_ok(x) || !in || !in->u) return NULL;
+    if (!stx__sru_check_recurrence(x, in)) return NULL;
+    B = in->u->dim[0];
+    O = in->u->dim[3];
+
+    y[0] = stx_new(x, B, in->u->dim[1], O, 0);
+    s = (stx__sru_save *)stx_step_alloc(x, sizeof *s);
+    if (!y[0] || !s) return NULL;
+    memset(s, 0, sizeof *s);
+    a = &s->a;
+    stx__sru_set_args(a, in);
     a->h = y[0]->data;
-    ins[0] = in->u;
-    ins[1] = in->xr;
-    ins[2] = in->v;
-    ins[3] = in->bias;
-    ins[4] = in->V;
-    ins[5] = in->c0;
     if (last) {
         *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
         if (!y[1]) return NULL;
         a->last = y[1]->data;
     }
-    if (stx_record_results(x, y, last ? 2 : 1, ins, 6, stx__sru_back_op, s))
-        a->c = (stx_real *)stx_step_bytes(x,
-                                          stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real)));
-    a->work = stx_step_bytes(x, stx__sru_room(x, a, 0));
+
+    inputs[0] = in->u;
+    inputs[1] = in->xr;
+    inputs[2] = in->v;
+    inputs[3] = in->bias;
+    inputs[4] = in->V;
+    inputs[5] = in->c0;
+    if (stx_record_results(x, y, last ? 2 : 1, inputs, 6, stx__sru_recurrence_bwd, s)) {
+        size_t bytes = stx_bytes_of(B * O, stx_sru_tiles(a), sizeof(stx_real));
+        a->c = (stx_real *)stx_step_bytes(x, bytes);
+    }
+    a->work = stx_step_bytes(x, stx__sru_work_bytes(x, a, 0));
     if (!stx_ok(x)) return NULL;
     STX_RUN(x, stx_sru_fwd, (x, a));
     return y[0];
 }
 
+
 // >>recurrence: plain definition
 
-/* One step of column o (unit and direction) of batch row b at time t, from state c:
-   the formulas of stx_sru_args. */
+/* One step of column o of batch row b at time t, from state c: the formulas of
+   stx_sru_args. c becomes c'. */
 typedef struct stx__sru_step {
-    double vf, vr, f, r, c, g, x, m;
+    double vf, vr, f, r, c, g, xt, m;
     int padded;
 } stx__sru_step;
 
 static stx__sru_step stx__sru_step_of(const stx_sru_args *a, size_t b, size_t o, size_t t,
                                       double c) {
     const size_t O = a->D * a->H, row = b * a->T + t;
-    const stx_real *u = a->u + row * a->k * O + o, *V = a->V ? a->V + row * 2 * O + o : NULL;
+    const stx_real *u = a->u + row * a->k * O + o;
+    const stx_real *V = a->V ? a->V + row * 2 * O + o : NULL;
     stx__sru_step s;
     memset(&s, 0, sizeof s);
     s.padded = a->pad && a->pad[row];
     s.c = c;
     if (s.padded) return s;
+
     s.vf = (a->v ? (double)a->v[o] : 0) + (V ? (double)V[0] : 0);
     s.vr = (a->v ? (double)a->v[O + o] : 0) + (V ? (double)V[O] : 0);
     s.f = 1 / (1 + exp(-((double)u[O] + s.vf * c + (double)a->bias[o])));
     s.r = 1 / (1 + exp(-((double)u[2 * O] + s.vr * c + (double)a->bias[O + o])));
     s.c = (double)u[0] + (c - (double)u[0]) * s.f;
     s.g = a->tanh ? tanh(s.c) : s.c;
-    s.x = a->k == 4 ? (double)u[3 * O] : a->xr ? (double)a->alpha * (double)a->xr[row * O + o] : 0;
+    if (a->k == 4) s.xt = (double)u[3 * O];
+    else if (a->xr) s.xt = (double)a->alpha * (double)a->xr[row * O + o];
     s.m = a->m ? (double)a->m[b * O + o] : 1;
     return s;
 }
 
-/* h, last and the states that are saved. Direction s = 1 (o >= H) walks from the end;
-   p counts its steps. */
+/* The time of step p of column o: the second direction starts at the last time. */
+static size_t stx__sru_time(const stx_sru_args *a, size_t o, size_t p) {
+    return o < a->H ? p : a->T - 1 - p;
+}
+
 STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
     const size_t O = a->D * a->H, T = a->T;
     size_t b, o, p;
-    for (b = 0; b < a->B; b++)
+    for (b = 0; b < a->B; b++) {
         for (o = 0; o < O; o++) {
             state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
             for (p = 0; p < T; p++) {
-                size_t t = o < a->H ? p : T - 1 - p;
+                size_t t = stx__sru_time(a, o, p);
                 stx__sru_step s = stx__sru_step_of(a, b, o, t, state[p]);
-                if (a->c && p % STX_SRU_TILE == 0)
-                    a->c[(b * stx_sru_tiles(a) + p / STX_SRU_TILE) * O + o] = (stx_real)state[p];
+                if (a->c && p % STX_SRU_TILE == 0) {
+                    size_t tile = b * stx_sru_tiles(a) + p / STX_SRU_TILE;
+                    a->c[tile * O + o] = (stx_real)state[p];
+                }
+                /* at padding all terms are 0 */
                 if (a->h)
-                    a->h[(b * T + t) * O + o] =
-                        (stx_real)(s.x + (s.g - s.x) * s.m * s.r); /* padded: 0 */
+                    a->h[(b * T + t) * O + o] = (stx_real)(s.xt + (s.g - s.xt) * s.m * s.r);
                 state[p + 1] = s.c;
             }
             if (a->last) a->last[b * O + o] = (stx_real)state[T];
         }
+    }
 }
 
-/* e: the adjoint of the state, walked back; da, dzf, dzr: those of c', and of f and r
-   before their sigmoids. Nothing comes of padding. */
+/* The formulas under "Gradients" in the manual; dc is dc'. */
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
     const size_t O = a->D * a->H, T = a->T;
     size_t o, b, p;
@@ -930,30 +990,31 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
             double e = a->dlast ? (double)a->dlast[b * O + o] : 0;
             state[0] = a->c0 ? (double)a->c0[b * O + o] : 0;
             for (p = 0; p < T; p++)
-                state[p + 1] = stx__sru_step_of(a, b, o, o < a->H ? p : T - 1 - p, state[p]).c;
+                state[p + 1] = stx__sru_step_of(a, b, o, stx__sru_time(a, o, p), state[p]).c;
+
             for (p = T; p-- > 0;) {
-                size_t t = o < a->H ? p : T - 1 - p, row = b * T + t;
-                double c = state[p], dh = a->dh ? (double)a->dh[row * O + o] : 0, da = 0, dx = 0,
-                       dzf = 0, dzr = 0;
+                size_t t = stx__sru_time(a, o, p), row = b * T + t;
+                double c = state[p], dh = a->dh ? (double)a->dh[row * O + o] : 0;
+                double dc = 0, dxt = 0, dzf = 0, dzr = 0;
                 stx__sru_step s = stx__sru_step_of(a, b, o, t, c);
-                stx_real *du = a->du + row * a->k * O + o,
-                         *dxr = a->dxr ? a->dxr + row * O + o : NULL;
+                stx_real *du = a->du + row * a->k * O + o;
+                stx_real *dxr = a->dxr ? a->dxr + row * O + o : NULL;
                 if (!s.padded) {
-                    dx = dh * (1 - s.m * s.r);
-                    dzr = dh * (s.g - s.x) * s.m * s.r * (1 - s.r);
-                    da = dh * s.m * s.r * (a->tanh ? 1 - s.g * s.g : 1) + e;
-                    dzf = da * (c - (double)a->u[row * a->k * O + o]) * s.f * (1 - s.f);
-                    e = da * s.f + dzf * s.vf + dzr * s.vr;
+                    dxt = dh * (1 - s.m * s.r);
+                    dzr = dh * (s.g - s.xt) * s.m * s.r * (1 - s.r);
+                    dc = dh * s.m * s.r * (a->tanh ? 1 - s.g * s.g : 1) + e;
+                    dzf = dc * (c - (double)a->u[row * a->k * O + o]) * s.f * (1 - s.f);
+                    e = dc * s.f + dzf * s.vf + dzr * s.vr;
                     dvf += dzf * c;
                     dvr += dzr * c;
                     dbf += dzf;
                     dbr += dzr;
                 }
-                du[0] = (stx_real)(da * (1 - s.f));
+                du[0] = (stx_real)(dc * (1 - s.f));
                 du[O] = (stx_real)dzf;
                 du[2 * O] = (stx_real)dzr;
-                if (a->k == 4) du[3 * O] = (stx_real)dx;
-                if (dxr) *dxr = (stx_real)((double)a->alpha * dx + (a->add_xr ? (double)*dxr : 0));
+                if (a->k == 4) du[3 * O] = (stx_real)dxt;
+                if (dxr) *dxr = (stx_real)((double)a->alpha * dxt + (a->add_xr ? (double)*dxr : 0));
                 if (a->V) {
                     a->dV[row * 2 * O + o] = (stx_real)(dzf * c);
                     a->dV[row * 2 * O + O + o] = (stx_real)(dzr * c);
@@ -972,506 +1033,573 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
     }
 }
 
-// >>recurrence: what a unit of work needs
 
-/* Columns are independent of each other and times are not: vectors lie across columns. A
-   unit of work is a block of columns of one batch row and direction; it walks over time
-   tile by tile. h and states stream through; what a block needs of constants (v, bias,
-   mask) and its state stay in the first cache. Index p counts steps in the order of the
-   direction; t is the time of step p.
+// >>recurrence: work units
 
-   Nothing but the state before each tile is kept for backward, which makes the states and
-   forget gates of a tile again, in the caches, before it walks the tile backwards: a
-   fifth less traffic than keeping every c, and (B,T,O) less memory.
+/* Columns are independent, times are not, so vectors run along the columns. A work unit
+   is a block of columns of one batch row and direction, for all times or for a chunk of
+   them. It runs over time tile by tile. U and h stream through; the block's constants (v,
+   bias, mask) and its state stay in the first-level cache.
 
-   When there are fewer blocks than threads, time is cut as well. Backward is affine in e,
-   the adjoint of the state:
-       e_{t-1} = J e_t + q,   J = f + vf (c_{t-1} - u0) f (1-f),   q = dh m r g' J + dzr vr
-   so chunks of time first find the product of their J and their offset, in parallel;
-   the adjoints at the chunks' ends follow by a short walk over the chunks; then all
-   chunks run at once. Forward is affine in c only if f does not depend on it: v zero. */
+   Forward stores only the state before each tile. Backward recomputes the states and
+   forget gates of a tile in the caches before it processes the tile in reverse. This
+   needs a fifth less memory traffic than storing every c, and saves (B,T,O) elements.
 
-/* Columns of a block: rows of a few KB, so that the streams run through whole pages,
-   while its constants and state stay in the first cache and, in backward, its tile of
-   states in the second. Fewer when there are too few blocks for the threads. */
+   With fewer blocks than threads, time is cut into chunks too (see "Why it runs in
+   parallel" in the manual): the chunks compute their affine maps in parallel, each
+   chunk applies the maps of the chunks before it, and then all chunks run at once. The
+   time steps of forward are affine only if v is 0. */
+
 enum {
-    STX__SRU_FAR = 8 << 20
-}; /* bytes of h that are too much for the caches, with all that belongs to them */
+    STX__SRU_LARGE     = 8 << 20,                   /* bytes of h beyond which a call does not
+                                                       fit in the caches */
+    STX__SRU_MAX_WIDTH = 4096 / sizeof(stx_real),   /* columns of a block */
+    STX__SRU_MIN_WIDTH = 16
+};
 
-enum { STX__SRU_WIDE = 4096 / sizeof(stx_real), STX__SRU_NARROW = 16 };
-
-static int stx__sru_any(const stx_sru_args *a) {
-    return a->B && a->H && a->D;
-} /* is there a column? */
-
+/* How a call is divided. */
 typedef struct stx__sru_plan {
-    size_t O, W, blocks, units, tiles, chunks, each, ldu, scratch, carries;
+    size_t O;               /* D H */
+    size_t ldu;             /* k O, from row to row of u */
+    size_t width;           /* columns of a block */
+    size_t blocks;          /* per direction */
+    size_t units;           /* blocks of all batch rows and directions */
+    size_t tiles;           /* of all times */
+    size_t chunks;          /* of all times */
+    size_t chunk_tiles;     /* tiles of a chunk */
+    size_t scratch;         /* elements per thread */
+    size_t maps;            /* elements of the chunks' affine maps, (B,chunks,2,O); 0 for 1 chunk */
 } stx__sru_plan;
 
-/* each: tiles of a chunk; scratch: numbers that each thread has for itself, carries:
-   those of the chunks */
-static void stx__sru_plan_of(stx__sru_plan *p, const stx_sru_args *a, size_t threads,
-                             int backward) {
-    p->O = a->D * a->H;
-    p->tiles = stx_sru_tiles(a);
-    p->ldu = a->k * p->O;
-    for (p->W = STX__SRU_WIDE;; p->W /= 2) {
-        p->blocks = (a->H + p->W - 1) / p->W;
-        p->units = a->B * a->D * p->blocks;
-        if (p->W <= STX__SRU_NARROW || p->units >= threads * (p->W > 128 ? 4 : 1)
-            || (p->units >= threads && p->units % threads == 0))
-            break;
-    }
-    p->chunks = 1;
-    if (3 * p->units <= threads
-        && (backward
-            || (!a->v && !a->V))) { /* two passes, the first 0.7 of the second: with two threads
-                                                                            hardly a gain */
-        p->chunks = STX_MIN(2 * threads / p->units, p->tiles / 2);
-        if (!p->chunks) p->chunks = 1;
-    }
-    p->each = (p->tiles + p->chunks - 1) / p->chunks;
-    p->chunks = p->each ? (p->tiles + p->each - 1) / p->each : 1;
-    p->scratch = p->W * (backward ? 3 * STX_SRU_TILE + 13 : 3);
-    p->carries = p->chunks > 1 ? 2 * a->B * p->chunks * p->O : 0;
+static int stx__sru_is_empty(const stx_sru_args *a) {
+    return !a->B || !a->H || !a->D;
 }
 
-/* Work: product and offset of each chunk, (B,chunks,2,O); in backward the sums of dv
-   and of dbias, (B chunks,2,O) each; scratch. */
+/* Rows of a block are up to 4 KB: long enough to stream through whole pages, and short
+   enough that its constants and state fit in the first-level cache and, in backward,
+   its tile of states in the second. Blocks are narrower if the threads need more of
+   them. */
+static void stx__sru_make_plan(stx__sru_plan *plan, const stx_sru_args *a, size_t threads,
+                               int backward) {
+    const int affine = backward || (!a->v && !a->V);
+    plan->O = a->D * a->H;
+    plan->ldu = a->k * plan->O;
+    plan->tiles = stx_sru_tiles(a);
+    for (plan->width = STX__SRU_MAX_WIDTH;; plan->width /= 2) {
+        plan->blocks = (a->H + plan->width - 1) / plan->width;
+        plan->units = a->B * a->D * plan->blocks;
+        if (plan->width <= STX__SRU_MIN_WIDTH) break;
+        if (plan->units >= threads * (plan->width > 128 ? 4 : 1)) break;
+        if (plan->units >= threads && plan->units % threads == 0) break;
+    }
+
+    /* the maps cost 0.7 of the second pass, so chunks pay from 3 threads per unit on */
+    plan->chunks = 1;
+    if (3 * plan->units <= threads && affine) {
+        plan->chunks = STX_MIN(2 * threads / plan->units, plan->tiles / 2);
+        if (!plan->chunks) plan->chunks = 1;
+    }
+    plan->chunk_tiles = (plan->tiles + plan->chunks - 1) / plan->chunks;
+    plan->chunks = 1;
+    if (plan->chunk_tiles)
+        plan->chunks = (plan->tiles + plan->chunk_tiles - 1) / plan->chunk_tiles;
+    plan->scratch = plan->width * (backward ? 3 * STX_SRU_TILE + 13 : 3);
+    plan->maps = plan->chunks > 1 ? 2 * a->B * plan->chunks * plan->O : 0;
+}
+
+/* work: the maps; in backward the sums of dv and of dbias, (B chunks,2,O) each;
+   scratch */
 STX_DEF size_t stx_sru_work(stx_ctx *x, const stx_sru_args *a, int backward) {
-    stx__sru_plan p;
-    if (!stx__sru_any(a)) return 0;
-    stx__sru_plan_of(&p, a, (size_t)stx_threads(x), backward);
-    return (p.carries + (backward ? 4 * a->B * p.chunks * p.O : 0)
-            + (size_t)stx_threads(x) * p.scratch)
-           * sizeof(stx_real);
+    stx__sru_plan plan;
+    size_t n;
+    if (stx__sru_is_empty(a)) return 0;
+    stx__sru_make_plan(&plan, a, (size_t)stx_threads(x), backward);
+    n = plan.maps + (size_t)stx_threads(x) * plan.scratch;
+    if (backward) n += 4 * a->B * plan.chunks * plan.O;
+    return n * sizeof(stx_real);
 }
 
-/* One block of columns: where its numbers stand, constants filled in */
+/* A block of columns: its position, constants and scratch. */
 typedef struct stx__sru_block {
     const stx_sru_args *a;
-    size_t b, s, o, n, O, ldu;
-    int far_;
-    ptrdiff_t step; /* 1, or -1 in the second direction */
-    const stx_real *vf, *vr, *bf, *br, *m;
-    stx_real *c, *none, *ones, *rest; /* (n) each; scratch */
+    size_t    b, s;                             /* batch row and direction */
+    size_t    o, n;                             /* first column, number of columns */
+    size_t    O, ldu;
+    int       large;                            /* the call does not fit in the caches */
+    ptrdiff_t sign;                             /* 1, or -1 in the second direction */
+    const stx_real *vf, *vr, *bf, *br, *m;      /* (n) */
+    stx_real *c;                                /* (n), the current state */
+    stx_real *zeros, *ones;                     /* (n) */
+    stx_real *scratch;                          /* what follows them */
 } stx__sru_block;
 
-static void stx__sru_open(stx__sru_block *k, const stx_sru_args *a, const stx__sru_plan *p,
-                          stx_real *scratch, size_t unit) {
-    size_t j, at;
-    k->c = scratch;
-    k->none = k->c + p->W;
-    k->ones = k->none + p->W;
-    k->rest = k->ones + p->W;
-    k->a = a;
-    k->O = p->O;
-    k->ldu = p->ldu;
-    k->far_ = a->B * a->T * p->O * sizeof(stx_real) > STX__SRU_FAR;
-    k->b = unit / (a->D * p->blocks);
-    k->s = unit / p->blocks % a->D;
-    at = unit % p->blocks * p->W;
-    k->n = STX_MIN(p->W, a->H - at);
-    k->o = k->s * a->H + at;
-    k->step = k->s ? -1 : 1;
-    for (j = 0; j < k->n; j++) {
-        k->none[j] = 0;
-        k->ones[j] = 1;
+static void stx__sru_block_init(stx__sru_block *block, const stx_sru_args *a,
+                                const stx__sru_plan *plan, stx_real *scratch, size_t unit) {
+    const size_t first = unit % plan->blocks * plan->width;
+    size_t j;
+    block->a = a;
+    block->O = plan->O;
+    block->ldu = plan->ldu;
+    block->large = a->B * a->T * plan->O * sizeof(stx_real) > STX__SRU_LARGE;
+    block->b = unit / (a->D * plan->blocks);
+    block->s = unit / plan->blocks % a->D;
+    block->n = STX_MIN(plan->width, a->H - first);
+    block->o = block->s * a->H + first;
+    block->sign = block->s ? -1 : 1;
+
+    block->c = scratch;
+    block->zeros = block->c + plan->width;
+    block->ones = block->zeros + plan->width;
+    block->scratch = block->ones + plan->width;
+    for (j = 0; j < block->n; j++) {
+        block->zeros[j] = 0;
+        block->ones[j] = 1;
     }
-    k->vf = a->v ? a->v + k->o : k->none;
-    k->vr = a->v ? a->v + p->O + k->o : k->none;
-    k->bf = a->bias + k->o;
-    k->br = a->bias + p->O + k->o;
-    k->m = a->m ? a->m + k->b * p->O + k->o : k->ones;
+    block->vf = a->v ? a->v + block->o : block->zeros;
+    block->vr = a->v ? a->v + plan->O + block->o : block->zeros;
+    block->bf = a->bias + block->o;
+    block->br = a->bias + plan->O + block->o;
+    block->m = a->m ? a->m + block->b * plan->O + block->o : block->ones;
 }
 
-/* of step p, in (B,T) */
-static size_t stx__sru_row(const stx__sru_block *k, size_t p) {
-    return k->b * k->a->T + (k->s ? k->a->T - 1 - p : p);
+/* The row of step p in (B,T). */
+static size_t stx__sru_row(const stx__sru_block *block, size_t p) {
+    return block->b * block->a->T + (block->s ? block->a->T - 1 - p : p);
 }
 
-static int stx__sru_padded(const stx__sru_block *k, size_t p) {
-    return k->a->pad && k->a->pad[stx__sru_row(k, p)];
+static int stx__sru_padded(const stx__sru_block *block, size_t p) {
+    return block->a->pad && block->a->pad[stx__sru_row(block, p)];
 }
 
-/* The end of the run of steps that are not padding, from p on */
-static size_t stx__sru_run(const stx__sru_block *k, size_t p, size_t end) {
-    while (p < end && !stx__sru_padded(k, p)) p++;
+/* A run is a sequence of steps without padding. Returns the end of the run that starts
+   at p, at most `last`. */
+static size_t stx__sru_run_end(const stx__sru_block *block, size_t p, size_t last) {
+    while (p < last && !stx__sru_padded(block, p)) p++;
     return p;
 }
 
-/* Plane i of u; the highway's input and the distance of its rows */
-static const stx_real *stx__sru_u(const stx__sru_block *k, size_t row, size_t i) {
-    return k->a->u + row * k->ldu + i * k->O + k->o;
+/* Returns the start of the run that ends before `end`, at least `first`. */
+static size_t stx__sru_run_start(const stx__sru_block *block, size_t end, size_t first) {
+    while (end > first && !stx__sru_padded(block, end - 1)) end--;
+    return end;
 }
 
-static const stx_real *stx__sru_x(const stx__sru_block *k, size_t row, ptrdiff_t *ld) {
-    *ld = k->a->k == 4 ? k->step * (ptrdiff_t)k->ldu : k->a->xr ? k->step * (ptrdiff_t)k->O : 0;
-    return k->a->k == 4 ? stx__sru_u(k, row, 3) : k->a->xr ? k->a->xr + row * k->O + k->o : k->none;
+/* Plane i of u. */
+static const stx_real *stx__sru_plane(const stx__sru_block *block, size_t row, size_t i) {
+    return block->a->u + row * block->ldu + i * block->O + block->o;
 }
 
-static stx_real stx__sru_alpha(const stx_sru_args *a) {
-    return a->k == 4 ? 1 : a->alpha;
+/* The highway before it is multiplied by alpha. *ld is its stride from step to step. */
+static const stx_real *stx__sru_highway(const stx__sru_block *block, size_t row, ptrdiff_t *ld) {
+    const stx_sru_args *a = block->a;
+    if (a->k == 4) {
+        *ld = block->sign * (ptrdiff_t)block->ldu;
+        return stx__sru_plane(block, row, 3);
+    }
+    if (a->xr) {
+        *ld = block->sign * (ptrdiff_t)block->O;
+        return a->xr + row * block->O + block->o;
+    }
+    *ld = 0;
+    return block->zeros;
 }
 
-/* A row is walked in pieces; before each one the same columns of the row that comes
-   next are asked for: rows are many pages apart, which is more than the processor's
-   own prefetching sees. */
+/* Rows are processed in pieces. Before each piece, the same columns of the next row
+   are prefetched: rows are many pages apart, farther than hardware prefetchers reach. */
 enum { STX__SRU_PIECE = 128 };
 
-#define STX__SRU_AHEAD(row, from, to) stx_prefetch((row) + (from), (to) - (from))
+#define STX__SRU_PREFETCH(row, from, to) stx_prefetch((row) + (from), (to) - (from))
 
-/* What a piece gives is made in the first cache and then put where it belongs. When
-   all of it together is more than the caches hold, past them (stream): an ordinary
-   store would first read from memory the line that it is about to overwrite. */
+/* Stores a piece of results, which were computed in the first-level cache. If the
+   results of the call do not fit in the caches, non-temporal stores are used (stream):
+   an ordinary store would first read the line that it overwrites. */
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(SEQTX_DOUBLE)
-static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) {
+static inline void stx__sru_store(stx_real *to, const stx_real *from, size_t n, int stream) {
     size_t j = 0;
     if (stream && (uintptr_t)to % 16 == 0)
         for (; j + 4 <= n; j += 4) _mm_stream_ps(to + j, _mm_loadu_ps(from + j));
     memcpy(to + j, from + j, (n - j) * sizeof *to);
 }
 
-static inline void stx__sru_settle(int stream) {
+/* Must be called before another thread reads streamed results. */
+static inline void stx__sru_fence(int stream) {
     if (stream) _mm_sfence();
-} /* before anybody else reads it */
+}
 #else
-static inline void stx__sru_put(stx_real *to, const stx_real *from, size_t n, int stream) {
+static inline void stx__sru_store(stx_real *to, const stx_real *from, size_t n, int stream) {
     (void)stream;
     memcpy(to, from, n * sizeof *to);
 }
 
-static inline void stx__sru_settle(int stream) {
+static inline void stx__sru_fence(int stream) {
     (void)stream;
 }
 #endif
 
+
 // >>recurrence: forward
 
-#define STX__SRU_R const stx_real *STX_RESTRICT
-#define STX__SRU_W stx_real *STX_RESTRICT
+#define STX__SRU_IN const stx_real *STX_RESTRICT
+#define STX__SRU_OUT stx_real *STX_RESTRICT
 
-/* What the loops over steps read: `steps` steps of n columns, rows ld* apart
-   (backward: the first one is the last step, and they are walked towards lower
-   addresses). Nothing that the loops write is read through it. gcc makes vectors of
-   these loops only if it knows that: what is written are arguments with STX_RESTRICT,
-   these fields have it, and so must the pointer to the struct in every function. vf,
-   vr have V's rows added if gates. */
+/* Inputs of the loops over the steps of a run. Rows have a stride of ld*. In backward
+   the pointers are at the last step, and the loops go back from there. The loops write
+   nothing that they read through this struct. gcc vectorises them only if it knows
+   that: all written pointers are parameters with STX_RESTRICT, these fields have it,
+   and so must the pointer to the struct in every function. */
 typedef struct stx__sru_rows {
-    STX__SRU_R u0;
-    STX__SRU_R u1;
-    STX__SRU_R u2;
-    STX__SRU_R xt;
-    STX__SRU_R V; /* planes of u, the highway's input, gates' addition */
+    STX__SRU_IN u0;                             /* planes of u */
+    STX__SRU_IN u1;
+    STX__SRU_IN u2;
+    STX__SRU_IN xt;                             /* highway before alpha */
+    STX__SRU_IN V;                              /* added to vf and vr if `gates` */
     ptrdiff_t ldu, ldx, ldv;
-    STX__SRU_R vf;
-    STX__SRU_R vr;
-    STX__SRU_R bf;
-    STX__SRU_R br;
-    STX__SRU_R m; /* (n): one row for all steps */
-    /* backward: dh; states before each step (and after the last) and forget gates,
-       rows W apart */
-    STX__SRU_R dh;
-    STX__SRU_R cs;
-    STX__SRU_R fs;
-    ptrdiff_t ldh, ldd;    /* rows of h or dh; of dx */
-    size_t O, W, steps, n; /* O: from plane to plane */
-    stx_real alpha;
-    int far_, tanh_, gates;
+    STX__SRU_IN vf;                             /* (n), equal for all steps, as the next four */
+    STX__SRU_IN vr;
+    STX__SRU_IN bf;
+    STX__SRU_IN br;
+    STX__SRU_IN m;
+    STX__SRU_IN dh;                             /* backward */
+    STX__SRU_IN cs;                             /* backward: states before each step and after the
+                                                   last, stride `width` */
+    STX__SRU_IN fs;                             /* backward: forget gates, stride `width` */
+    ptrdiff_t ldh, ldd;                         /* of h or dh; of dx */
+    size_t O, width, steps, n;                  /* O: from plane to plane */
+    stx_real alpha;                             /* 1 with k = 4 */
+    int large, tanh_, gates;
 } stx__sru_rows;
 
-/* Steps p to end - 1 of block k, which stand at `row` and before or behind it */
-static void stx__sru_rows_of(stx__sru_rows *r, const stx__sru_block *k, size_t row, size_t steps) {
-    const stx_sru_args *a = k->a;
+/* `steps` steps of a block; the first one is at `row`. */
+static void stx__sru_set_rows(stx__sru_rows *r, const stx__sru_block *block, size_t row,
+                              size_t steps) {
+    const stx_sru_args *a = block->a;
     memset(r, 0, sizeof *r);
-    r->u0 = stx__sru_u(k, row, 0);
-    r->u1 = stx__sru_u(k, row, 1);
-    r->u2 = stx__sru_u(k, row, 2);
-    r->ldu = k->step * (ptrdiff_t)k->ldu;
-    r->xt = stx__sru_x(k, row, &r->ldx);
-    r->V = a->V ? a->V + row * 2 * k->O + k->o : k->none;
-    r->ldv = a->V ? 2 * k->step * (ptrdiff_t)k->O : 0;
-    r->vf = k->vf;
-    r->vr = k->vr;
-    r->bf = k->bf;
-    r->br = k->br;
-    r->m = k->m;
-    r->O = k->O;
+    r->u0 = stx__sru_plane(block, row, 0);
+    r->u1 = stx__sru_plane(block, row, 1);
+    r->u2 = stx__sru_plane(block, row, 2);
+    r->ldu = block->sign * (ptrdiff_t)block->ldu;
+    r->xt = stx__sru_highway(block, row, &r->ldx);
+    r->V = a->V ? a->V + row * 2 * block->O + block->o : block->zeros;
+    r->ldv = a->V ? 2 * block->sign * (ptrdiff_t)block->O : 0;
+    r->vf = block->vf;
+    r->vr = block->vr;
+    r->bf = block->bf;
+    r->br = block->br;
+    r->m = block->m;
+    r->O = block->O;
     r->steps = steps;
-    r->n = k->n;
-    r->alpha = stx__sru_alpha(a);
-    r->far_ = k->far_;
+    r->n = block->n;
+    r->alpha = a->k == 4 ? 1 : a->alpha;
+    r->large = block->large;
     r->tanh_ = a->tanh;
     r->gates = a->V != NULL;
 }
 
-STX_INNER void stx__sru_steps_as(int fma, STX__SRU_W h, STX__SRU_W c,
-                                 const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
-    const stx_real *u0 = k->u0, *u1 = k->u1, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf,
-                   *vr = k->vr, *bf = k->bf, *br = k->br, *m = k->m;
-    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
-    const size_t O = k->O, steps = k->steps, n = k->n;
-    const stx_real alpha = k->alpha;
-    const int far_ = k->far_;
+/* The steps of a run: h (steps,n) is written, c (n) is the state before and after:
+       f  = sigmoid(u1 + vf c + bf)       c' = u0 + (c - u0) f
+       r  = sigmoid(u2 + vr c + br)       h  = xt + (g(c') - xt) m r */
+STX_INNER void stx__sru_fwd_steps_as(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
+                                     const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
+    const stx_real *u0 = in->u0, *u1 = in->u1, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *vf = in->vf, *vr = in->vr, *bf = in->bf, *br = in->br, *m = in->m;
+    const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv;
+    const size_t O = in->O, steps = in->steps, n = in->n;
+    const stx_real alpha = in->alpha;
+    const int large = in->large;
     size_t p, j, j0, j1;
     stx_real out[STX__SRU_PIECE];
-    for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv)
+    for (p = 0; p < steps; p++, h += ldh, u0 += ldu, u1 += ldu, u2 += ldu, xt += ldx, V += ldv) {
         for (j0 = 0; j0 < n; j0 = j1) {
             j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
-            if (far_) {
-                STX__SRU_AHEAD(u0 + ldu, j0, j1);
-                STX__SRU_AHEAD(u1 + ldu, j0, j1);
-                STX__SRU_AHEAD(u2 + ldu, j0, j1);
-                STX__SRU_AHEAD(xt + ldx, j0, j1);
+            if (large) {
+                STX__SRU_PREFETCH(u0 + ldu, j0, j1);
+                STX__SRU_PREFETCH(u1 + ldu, j0, j1);
+                STX__SRU_PREFETCH(u2 + ldu, j0, j1);
+                STX__SRU_PREFETCH(xt + ldx, j0, j1);
             }
             for (j = j0; j < j1; j++) {
                 stx_real cp = c[j], f, r, cn, g, xv = alpha * xt[j];
-                f = stx_fast_sigmoid(fma,
-                                     STX_FMA(fma, gates ? vf[j] + V[j] : vf[j], cp, u1[j] + bf[j]));
-                r = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vr[j] + V[O + j] : vr[j], cp,
-                                                  u2[j] + br[j]));
+                stx_real wf = gates ? vf[j] + V[j] : vf[j];
+                stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
+                f = stx_fast_sigmoid(fma, STX_FMA(fma, wf, cp, u1[j] + bf[j]));
+                r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, u2[j] + br[j]));
                 cn = STX_FMA(fma, cp - u0[j], f, u0[j]);
                 g = tanh_ ? stx_fast_tanh(fma, cn) : cn;
                 c[j] = cn;
                 out[j - j0] = STX_FMA(fma, (g - xv) * m[j], r, xv);
             }
-            stx__sru_put(h + j0, out, j1 - j0, far_);
+            stx__sru_store(h + j0, out, j1 - j0, large);
         }
+    }
 }
 
-STX_INNER void stx__sru_steps(int fma, STX__SRU_W h, STX__SRU_W c,
-                              const stx__sru_rows *STX_RESTRICT k) {
-    if (k->tanh_ && k->gates)
-        stx__sru_steps_as(fma, h, c, k, 1, 1);
-    else if (k->tanh_)
-        stx__sru_steps_as(fma, h, c, k, 1, 0);
-    else if (k->gates)
-        stx__sru_steps_as(fma, h, c, k, 0, 1);
-    else
-        stx__sru_steps_as(fma, h, c, k, 0, 0);
+STX_INNER void stx__sru_fwd_steps(int fma, STX__SRU_OUT h, STX__SRU_OUT c,
+                                  const stx__sru_rows *STX_RESTRICT in) {
+    if (in->tanh_ && in->gates) stx__sru_fwd_steps_as(fma, h, c, in, 1, 1);
+    else if (in->tanh_) stx__sru_fwd_steps_as(fma, h, c, in, 1, 0);
+    else if (in->gates) stx__sru_fwd_steps_as(fma, h, c, in, 0, 1);
+    else stx__sru_fwd_steps_as(fma, h, c, in, 0, 0);
 }
-STX_EACH_ISA(stx__sru_steps, (STX__SRU_W h, STX__SRU_W c, const stx__sru_rows *STX_RESTRICT k), h,
-             c, k)
 
-/* Steps [p0, p1) of a block, whose state before them is k->c */
-static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan, size_t p0,
-                               size_t p1) {
-    const stx_sru_args *a = k->a;
-    size_t p = p0, end, row;
+STX_EACH_ISA(stx__sru_fwd_steps,
+             (STX__SRU_OUT h, STX__SRU_OUT c, const stx__sru_rows *STX_RESTRICT in),
+             h, c, in)
+
+/* Steps p0 .. p1 - 1 of a block from the state block->c. */
+static void stx__sru_fwd_range(stx_ctx *x, stx__sru_block *block, const stx__sru_plan *plan,
+                               size_t p0, size_t p1) {
+    const stx_sru_args *a = block->a;
+    const size_t bytes = block->n * sizeof *block->c;
+    size_t p = p0, end;
     while (p < p1) {
+        const size_t tile = p / STX_SRU_TILE, row = stx__sru_row(block, p);
+        stx_real *h = a->h + row * block->O + block->o;
         if (p % STX_SRU_TILE == 0 && a->c)
-            memcpy(a->c + (k->b * plan->tiles + p / STX_SRU_TILE) * k->O + k->o, k->c,
-                   k->n * sizeof *k->c);
-        row = stx__sru_row(k, p);
-        end = stx__sru_run(k, p, STX_MIN(p1, (p / STX_SRU_TILE + 1) * STX_SRU_TILE));
+            memcpy(a->c + (block->b * plan->tiles + tile) * block->O + block->o, block->c, bytes);
+        end = stx__sru_run_end(block, p, STX_MIN(p1, (tile + 1) * STX_SRU_TILE));
         if (end == p) {
-            memset(a->h + row * k->O + k->o, 0, k->n * sizeof *a->h);
+            memset(h, 0, bytes);
             p++;
         } else {
             stx__sru_rows r;
-            stx__sru_rows_of(&r, k, row, end - p);
-            r.ldh = k->step * (ptrdiff_t)k->O;
-            STX_CALL(x, stx__sru_steps, (a->h + row * k->O + k->o, k->c, &r));
+            stx__sru_set_rows(&r, block, row, end - p);
+            r.ldh = block->sign * (ptrdiff_t)block->O;
+            STX_CALL(x, stx__sru_fwd_steps, (h, block->c, &r));
             p = end;
         }
     }
 }
 
-/* v zero: c_end = P c_begin + Q over steps that are not padding */
-STX_INNER void stx__sru_scan(int fma, STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1,
-                             ptrdiff_t ldu, STX__SRU_R bf, size_t steps, size_t n) {
+/* v = 0: composes the map of a run, c_end = slope c_begin + offset, with that of the
+   steps before it. */
+STX_INNER void stx__sru_fwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0,
+                                STX__SRU_IN u1, ptrdiff_t ldu, STX__SRU_IN bf, size_t steps,
+                                size_t n) {
     size_t p, j;
-    for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu)
+    for (p = 0; p < steps; p++, u0 += ldu, u1 += ldu) {
         for (j = 0; j < n; j++) {
             stx_real f = stx_fast_sigmoid(fma, u1[j] + bf[j]);
-            P[j] *= f;
-            Q[j] = STX_FMA(fma, Q[j] - u0[j], f, u0[j]);
+            slope[j] *= f;
+            offset[j] = STX_FMA(fma, offset[j] - u0[j], f, u0[j]);
         }
-}
-STX_EACH_ISA(stx__sru_scan,
-             (STX__SRU_W P, STX__SRU_W Q, STX__SRU_R u0, STX__SRU_R u1, ptrdiff_t ldu,
-              STX__SRU_R bf, size_t steps, size_t n),
-             P, Q, u0, u1, ldu, bf, steps, n)
-
-static void stx__sru_state_in(stx__sru_block *k) {
-    if (k->a->c0)
-        memcpy(k->c, k->a->c0 + k->b * k->O + k->o, k->n * sizeof *k->c);
-    else
-        memcpy(k->c, k->none, k->n * sizeof *k->c);
+    }
 }
 
-/* Product and offset of chunk q of batch row b stand at work + ((b chunks + q) 2 + 0
-   or 1) O */
-static stx_real *stx__sru_carry(const stx_sru_args *a, const stx__sru_plan *p, size_t b, size_t q) {
-    return (stx_real *)a->work + (b * p->chunks + q) * 2 * p->O;
+STX_EACH_ISA(stx__sru_fwd_map,
+             (STX__SRU_OUT slope, STX__SRU_OUT offset, STX__SRU_IN u0, STX__SRU_IN u1,
+              ptrdiff_t ldu, STX__SRU_IN bf, size_t steps, size_t n),
+             slope, offset, u0, u1, ldu, bf, steps, n)
+
+/* The map of a chunk of batch row b: its slope (O), followed by its offset (O). */
+static stx_real *stx__sru_map_of(const stx_sru_args *a, const stx__sru_plan *plan, size_t b,
+                                 size_t chunk) {
+    return (stx_real *)a->work + (b * plan->chunks + chunk) * 2 * plan->O;
 }
 
-/* The loops over all chunks of all units (blocks of columns), chunks of one unit side
-   by side */
+/* v (n) <- slope v + offset, by the map of a chunk */
+static void stx__sru_apply_map(const stx__sru_block *block, const stx__sru_plan *plan,
+                               size_t chunk, stx_real *v) {
+    const stx_real *slope = stx__sru_map_of(block->a, plan, block->b, chunk) + block->o;
+    const stx_real *offset = slope + block->O;
+    size_t j;
+    for (j = 0; j < block->n; j++) v[j] = slope[j] * v[j] + offset[j];
+}
+
+/* Sets the map of a chunk to the identity. Returns its slope. */
+static stx_real *stx__sru_reset_map(const stx__sru_block *block, const stx__sru_plan *plan,
+                                    size_t chunk) {
+    stx_real *slope = stx__sru_map_of(block->a, plan, block->b, chunk) + block->o;
+    stx_real *offset = slope + block->O;
+    size_t j;
+    for (j = 0; j < block->n; j++) {
+        slope[j] = 1;
+        offset[j] = 0;
+    }
+    return slope;
+}
+
+/* A parallel loop over all chunks of all units; the chunks of one unit are adjacent. */
 typedef struct stx__sru_loop {
     const stx_sru_args *a;
     stx__sru_plan plan;
-    stx_real *scratch, *sums_v,
-        *sums_b; /* a piece each thread; (B chunks,2,O) twice, in backward */
+    stx_real *scratch;              /* (threads,plan.scratch) */
+    stx_real *sums_v, *sums_b;      /* backward: (B chunks,2,O) each */
 } stx__sru_loop;
 
-static void stx__sru_run_all(stx_ctx *x, stx_part part, const stx__sru_loop *j) {
-    stx_parallel(x, j->plan.units * j->plan.chunks, j->a->B * j->a->T * j->a->D * j->a->H * 16,
-                 part, j);
+static void stx__sru_run_loop(stx_ctx *x, stx_part part, const stx__sru_loop *loop) {
+    const stx_sru_args *a = loop->a;
+    const size_t items = loop->plan.units * loop->plan.chunks;
+    stx_parallel(x, items, a->B * a->T * a->D * a->H * 16, part, loop);
 }
 
-static void stx__sru_scan_part(const stx_share *s, const void *job) {
-    const stx__sru_loop *w = (const stx__sru_loop *)job;
-    const stx__sru_plan *plan = &w->plan;
+/* Prepares the block of item i and returns its chunk. */
+static size_t stx__sru_loop_item(const stx__sru_loop *loop, const stx_share *share, size_t i,
+                                 stx__sru_block *block) {
+    const stx__sru_plan *plan = &loop->plan;
+    stx_real *scratch = loop->scratch + share->thread * plan->scratch;
+    stx__sru_block_init(block, loop->a, plan, scratch, i / plan->chunks);
+    return i % plan->chunks;
+}
+
+static void stx__sru_fwd_map_part(const stx_share *share, const void *job) {
+    const stx__sru_loop *loop = (const stx__sru_loop *)job;
+    const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = s->from; i < s->to; i++) {
-        stx__sru_block k;
-        size_t q = i % plan->chunks, p = q * plan->each * STX_SRU_TILE,
-               last = STX_MIN(w->a->T, p + plan->each * STX_SRU_TILE), j;
-        stx_real *P, *Q;
-        stx__sru_open(&k, w->a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
-        P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
-        Q = P + k.O;
-        for (j = 0; j < k.n; j++) {
-            P[j] = 1;
-            Q[j] = 0;
-        }
+    for (i = share->from; i < share->to; i++) {
+        stx__sru_block block;
+        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
+        size_t p = chunk * plan->chunk_tiles * STX_SRU_TILE;
+        const size_t last = STX_MIN(loop->a->T, p + plan->chunk_tiles * STX_SRU_TILE);
+        const ptrdiff_t ldu = block.sign * (ptrdiff_t)block.ldu;
+        stx_real *slope = stx__sru_reset_map(&block, plan, chunk);
         while (p < last) {
-            size_t end = stx__sru_run(&k, p, last), row = stx__sru_row(&k, p);
-            const stx_real *u0 = stx__sru_u(&k, row, 0), *u1 = stx__sru_u(&k, row, 1);
+            const size_t end = stx__sru_run_end(&block, p, last), row = stx__sru_row(&block, p);
+            const stx_real *u0 = stx__sru_plane(&block, row, 0);
+            const stx_real *u1 = stx__sru_plane(&block, row, 1);
             if (end > p)
-                STX_CALL(s->x, stx__sru_scan,
-                         (P, Q, u0, u1, k.step * (ptrdiff_t)k.ldu, k.bf, end - p, k.n));
+                STX_CALL(share->x, stx__sru_fwd_map,
+                         (slope, slope + block.O, u0, u1, ldu, block.bf, end - p, block.n));
             p = end + 1;
         }
     }
 }
 
-static void stx__sru_fwd_part(const stx_share *s, const void *job) {
-    const stx__sru_loop *w = (const stx__sru_loop *)job;
-    const stx_sru_args *a = w->a;
-    const stx__sru_plan *plan = &w->plan;
+static void stx__sru_fwd_part(const stx_share *share, const void *job) {
+    const stx__sru_loop *loop = (const stx__sru_loop *)job;
+    const stx_sru_args *a = loop->a;
+    const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = s->from; i < s->to; i++) {
-        stx__sru_block k;
-        size_t q = i % plan->chunks, p0 = q * plan->each * STX_SRU_TILE,
-               p1 = STX_MIN(a->T, p0 + plan->each * STX_SRU_TILE), e, j;
-        stx__sru_open(&k, a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
-        stx__sru_state_in(&k);
-        for (e = 0; e < q; e++) { /* the chunks before, short: nobody waits for another one */
-            const stx_real *P = stx__sru_carry(a, plan, k.b, e) + k.o, *Q = P + k.O;
-            for (j = 0; j < k.n; j++) k.c[j] = P[j] * k.c[j] + Q[j];
-        }
-        stx__sru_fwd_range(s->x, &k, plan, p0, p1);
-        stx__sru_settle(k.far_);
-        if (a->last && q + 1 == plan->chunks)
-            memcpy(a->last + k.b * k.O + k.o, k.c, k.n * sizeof *k.c);
+    for (i = share->from; i < share->to; i++) {
+        stx__sru_block block;
+        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
+        const size_t p0 = chunk * plan->chunk_tiles * STX_SRU_TILE;
+        const size_t p1 = STX_MIN(a->T, p0 + plan->chunk_tiles * STX_SRU_TILE);
+        const size_t bytes = block.n * sizeof *block.c;
+        size_t before;
+
+        /* the state before this chunk: every chunk computes it, so that none waits */
+        memcpy(block.c, a->c0 ? a->c0 + block.b * block.O + block.o : block.zeros, bytes);
+        for (before = 0; before < chunk; before++)
+            stx__sru_apply_map(&block, plan, before, block.c);
+
+        stx__sru_fwd_range(share->x, &block, plan, p0, p1);
+        stx__sru_fence(block.large);
+        if (a->last && chunk + 1 == plan->chunks)
+            memcpy(a->last + block.b * block.O + block.o, block.c, bytes);
     }
 }
 
 STX_DEF void stx_sru_fwd(stx_ctx *x, const stx_sru_args *a) {
-    stx__sru_loop j;
-    if (!stx__sru_any(a)) return;
-    j.a = a;
-    stx__sru_plan_of(&j.plan, a, (size_t)stx_threads(x), 0);
-    j.scratch = (stx_real *)a->work + j.plan.carries;
-    j.sums_v = j.sums_b = NULL;
-    if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_scan_part, &j);
-    stx__sru_run_all(x, stx__sru_fwd_part, &j);
+    stx__sru_loop loop;
+    if (stx__sru_is_empty(a)) return;
+    loop.a = a;
+    stx__sru_make_plan(&loop.plan, a, (size_t)stx_threads(x), 0);
+    loop.scratch = (stx_real *)a->work + loop.plan.maps;
+    loop.sums_v = loop.sums_b = NULL;
+    if (loop.plan.chunks > 1) stx__sru_run_loop(x, stx__sru_fwd_map_part, &loop);
+    stx__sru_run_loop(x, stx__sru_fwd_part, &loop);
 }
+
 
 // >>recurrence: backward
 
-/* Backward. The states of a tile again: cs (steps+1,n), whose first row is there, and fs
-   (steps,n), rows W apart:
-       f = sigmoid(u1 + vf c + bf) ; c' = u0 + (c - u0) f */
-STX_INNER void stx__sru_again_as(int fma, STX__SRU_W cs, STX__SRU_W fs,
-                                 const stx__sru_rows *STX_RESTRICT k, int gates) {
-    const stx_real *u0 = k->u0, *u1 = k->u1, *V = k->V, *vf = k->vf, *bf = k->bf;
-    const ptrdiff_t ldu = k->ldu, ldv = k->ldv;
-    const size_t W = k->W, steps = k->steps, n = k->n;
-    const int far_ = k->far_;
+/* Recomputes the states and forget gates of a run. cs (steps+1,n), whose first row is
+   given, and fs (steps,n) have stride `width`:
+       f = sigmoid(u1 + vf c + bf)        c' = u0 + (c - u0) f */
+STX_INNER void stx__sru_states_as(int fma, STX__SRU_OUT cs, STX__SRU_OUT fs,
+                                  const stx__sru_rows *STX_RESTRICT in, int gates) {
+    const stx_real *u0 = in->u0, *u1 = in->u1, *V = in->V, *vf = in->vf, *bf = in->bf;
+    const ptrdiff_t ldu = in->ldu, ldv = in->ldv;
+    const size_t width = in->width, steps = in->steps, n = in->n;
+    const int large = in->large;
     size_t p, j, j0, j1;
-    for (p = 0; p < steps; p++, cs += W, fs += W, u0 += ldu, u1 += ldu, V += ldv)
+    for (p = 0; p < steps; p++, cs += width, fs += width, u0 += ldu, u1 += ldu, V += ldv) {
         for (j0 = 0; j0 < n; j0 = j1) {
             j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
-            if (far_) {
-                STX__SRU_AHEAD(u0 + ldu, j0, j1);
-                STX__SRU_AHEAD(u1 + ldu, j0, j1);
+            if (large) {
+                STX__SRU_PREFETCH(u0 + ldu, j0, j1);
+                STX__SRU_PREFETCH(u1 + ldu, j0, j1);
             }
             for (j = j0; j < j1; j++) {
-                stx_real f = stx_fast_sigmoid(fma, STX_FMA(fma, gates ? vf[j] + V[j] : vf[j], cs[j],
-                                                           u1[j] + bf[j]));
+                stx_real wf = gates ? vf[j] + V[j] : vf[j];
+                stx_real f = stx_fast_sigmoid(fma, STX_FMA(fma, wf, cs[j], u1[j] + bf[j]));
                 fs[j] = f;
-                cs[W + j] = STX_FMA(fma, cs[j] - u0[j], f, u0[j]);
+                cs[width + j] = STX_FMA(fma, cs[j] - u0[j], f, u0[j]);
             }
         }
+    }
 }
 
-STX_INNER void stx__sru_again(int fma, STX__SRU_W cs, STX__SRU_W fs,
-                              const stx__sru_rows *STX_RESTRICT k) {
-    if (k->gates)
-        stx__sru_again_as(fma, cs, fs, k, 1);
-    else
-        stx__sru_again_as(fma, cs, fs, k, 0);
+STX_INNER void stx__sru_states(int fma, STX__SRU_OUT cs, STX__SRU_OUT fs,
+                               const stx__sru_rows *STX_RESTRICT in) {
+    if (in->gates) stx__sru_states_as(fma, cs, fs, in, 1);
+    else stx__sru_states_as(fma, cs, fs, in, 0);
 }
-STX_EACH_ISA(stx__sru_again, (STX__SRU_W cs, STX__SRU_W fs, const stx__sru_rows *STX_RESTRICT k),
-             cs, fs, k)
 
-/* One step back, for one column:
-       h  = xt + (g(c') - xt) m r        dzr = dh (g - xt) m r (1-r) ;  a = dh m r g' + e ;  dxt = dh (1 - m r)
-       c' = u0 + (c - u0) f              dzf = a (c - u0) f (1-f) ;  du0 = a (1-f)
-       e  <- a f + dzf vf + dzr vr */
-typedef struct stx__sru_slopes {
-    stx_real r, dzr, in, df;
-} stx__sru_slopes; /* a = in + e, dzf = a df */
+STX_EACH_ISA(stx__sru_states,
+             (STX__SRU_OUT cs, STX__SRU_OUT fs, const stx__sru_rows *STX_RESTRICT in),
+             cs, fs, in)
 
-STX_INNER stx__sru_slopes stx__sru_slopes_of(int fma, int tanh_, stx_real cp, stx_real f,
-                                             stx_real c, stx_real u0, stx_real zr, stx_real xv,
-                                             stx_real wr, stx_real gm) {
-    stx__sru_slopes s;
-    stx_real g = tanh_ ? stx_fast_tanh(fma, c) : c, slope = tanh_ ? 1 - g * g : 1;
+/* The part of a backward step that does not depend on e, for one column. With dhm = dh m:
+       h  = xt + (g(c') - xt) m r         dzr = dhm (g - xt) r (1-r)
+                                          dc' = dhm r g' + e = dc_h + e
+       c' = u0 + (c - u0) f               dzf = dc' (c - u0) f (1-f) = dc' df */
+typedef struct stx__sru_partials {
+    stx_real r, dzr, dc_h, df;
+} stx__sru_partials;
+
+STX_INNER stx__sru_partials stx__sru_partials_of(int fma, int tanh_, stx_real cp, stx_real f,
+                                                 stx_real cn, stx_real u0, stx_real zr,
+                                                 stx_real xv, stx_real wr, stx_real dhm) {
+    stx__sru_partials s;
+    stx_real g = tanh_ ? stx_fast_tanh(fma, cn) : cn;
+    stx_real slope = tanh_ ? 1 - g * g : 1;
     s.r = stx_fast_sigmoid(fma, STX_FMA(fma, wr, cp, zr));
-    s.dzr = gm * (g - xv) * (s.r - s.r * s.r);
-    s.in = gm * s.r * slope;
+    s.dzr = dhm * (g - xv) * (s.r - s.r * s.r);
+    s.dc_h = dhm * s.r * slope;
     s.df = (cp - u0) * (f - f * f);
     return s;
 }
 
-/* Where the gradients go: du, its planes O apart, and dx with rows ldd apart; dV as V;
-   gvf, gvr, gbf, gbr (n): sums over the steps of dvf and so on. All pointers at the
-   last step; rows before it by ld*. */
-STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e,
-                                STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr,
-                                const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
-    const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr,
-                   *br = k->br, *m = k->m;
-    const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
-    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv, ldd = k->ldd;
-    const size_t O = k->O, W = k->W, steps = k->steps, n = k->n;
-    const stx_real alpha = k->alpha;
-    const int far_ = k->far_;
+/* The steps of a run in reverse:
+       du0 = dc' (1-f)    du1 = dzf    du2 = dzr    dx = alpha (dh - dh m r)
+       e  <- dc' f + dzf vf + dzr vr
+   du (its planes O apart), dx (stride ldd) and dV (like V) are written; gvf, gvr, gbf
+   and gbr (n) accumulate dvf, dvr, dbf and dbr. All pointers are at the last step. */
+STX_INNER void stx__sru_bwd_steps_as(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
+                                     STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
+                                     STX__SRU_OUT gbf, STX__SRU_OUT gbr,
+                                     const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
+    const stx_real *u0 = in->u0, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *vf = in->vf, *vr = in->vr, *br = in->br, *m = in->m;
+    const stx_real *dh = in->dh, *cs = in->cs, *fs = in->fs;
+    const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv, ldd = in->ldd;
+    const size_t O = in->O, width = in->width, steps = in->steps, n = in->n;
+    const stx_real alpha = in->alpha;
+    const int large = in->large;
     size_t p, j, j0, j1;
     stx_real out[6][STX__SRU_PIECE];
-    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd, V -= ldv,
-        dV -= ldv, dh -= ldh, cs -= W, fs -= W)
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, du -= ldu, xt -= ldx, dx -= ldd,
+                           V -= ldv, dV -= ldv, dh -= ldh, cs -= width, fs -= width) {
         for (j0 = 0; j0 < n; j0 = j1) {
             j1 = STX_MIN(n, j0 + STX__SRU_PIECE);
-            if (far_) {
-                STX__SRU_AHEAD(u2 - ldu, j0, j1);
-                STX__SRU_AHEAD(xt - ldx, j0, j1);
-                STX__SRU_AHEAD(dh - ldh, j0, j1);
+            if (large) {
+                STX__SRU_PREFETCH(u2 - ldu, j0, j1);
+                STX__SRU_PREFETCH(xt - ldx, j0, j1);
+                STX__SRU_PREFETCH(dh - ldh, j0, j1);
             }
             for (j = j0; j < j1; j++) {
-                stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j],
-                         wf = gates ? vf[j] + V[j] : vf[j], wr = gates ? vr[j] + V[O + j] : vr[j];
-                stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j],
-                                                       u2[j] + br[j], alpha * xt[j], wr, gm);
-                stx_real a = s.in + e[j], dzf = a * s.df, dzr = s.dzr;
-                out[0][j - j0] = a - a * f;
+                stx_real cp = cs[j], f = fs[j], dhm = dh[j] * m[j];
+                stx_real wf = gates ? vf[j] + V[j] : vf[j];
+                stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
+                stx__sru_partials s =
+                    stx__sru_partials_of(fma, tanh_, cp, f, cs[width + j], u0[j], u2[j] + br[j],
+                                         alpha * xt[j], wr, dhm);
+                stx_real dc = s.dc_h + e[j], dzf = dc * s.df, dzr = s.dzr;
+                out[0][j - j0] = dc - dc * f;
                 out[1][j - j0] = dzf;
                 out[2][j - j0] = dzr;
-                out[3][j - j0] = alpha * STX_FMA(fma, -gm, s.r, dh[j]);
+                out[3][j - j0] = alpha * STX_FMA(fma, -dhm, s.r, dh[j]);
                 if (gates) {
                     out[4][j - j0] = dzf * cp;
                     out[5][j - j0] = dzr * cp;
@@ -1480,350 +1608,409 @@ STX_INNER void stx__sru_back_as(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_
                 gvr[j] = STX_FMA(fma, dzr, cp, gvr[j]);
                 gbf[j] += dzf;
                 gbr[j] += dzr;
-                e[j] = STX_FMA(fma, dzr, wr, STX_FMA(fma, dzf, wf, a * f));
+                e[j] = STX_FMA(fma, dzr, wr, STX_FMA(fma, dzf, wf, dc * f));
             }
-            for (j = 0; j < 3; j++) stx__sru_put(du + j * O + j0, out[j], j1 - j0, far_);
-            stx__sru_put(dx + j0, out[3], j1 - j0, far_);
+            for (j = 0; j < 3; j++) stx__sru_store(du + j * O + j0, out[j], j1 - j0, large);
+            stx__sru_store(dx + j0, out[3], j1 - j0, large);
             if (gates)
-                for (j = 0; j < 2; j++) stx__sru_put(dV + j * O + j0, out[4 + j], j1 - j0, far_);
+                for (j = 0; j < 2; j++) stx__sru_store(dV + j * O + j0, out[4 + j], j1 - j0, large);
         }
+    }
 }
 
-STX_INNER void stx__sru_back(int fma, STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e,
-                             STX__SRU_W gvf, STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr,
-                             const stx__sru_rows *STX_RESTRICT k) {
-    if (k->tanh_ && k->gates)
-        stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 1);
-    else if (k->tanh_)
-        stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 1, 0);
-    else if (k->gates)
-        stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 1);
+STX_INNER void stx__sru_bwd_steps(int fma, STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV,
+                                  STX__SRU_OUT e, STX__SRU_OUT gvf, STX__SRU_OUT gvr,
+                                  STX__SRU_OUT gbf, STX__SRU_OUT gbr,
+                                  const stx__sru_rows *STX_RESTRICT in) {
+    if (in->tanh_ && in->gates)
+        stx__sru_bwd_steps_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, in, 1, 1);
+    else if (in->tanh_)
+        stx__sru_bwd_steps_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, in, 1, 0);
+    else if (in->gates)
+        stx__sru_bwd_steps_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, in, 0, 1);
     else
-        stx__sru_back_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, k, 0, 0);
+        stx__sru_bwd_steps_as(fma, du, dx, dV, e, gvf, gvr, gbf, gbr, in, 0, 0);
 }
-STX_EACH_ISA(stx__sru_back,
-             (STX__SRU_W du, STX__SRU_W dx, STX__SRU_W dV, STX__SRU_W e, STX__SRU_W gvf,
-              STX__SRU_W gvr, STX__SRU_W gbf, STX__SRU_W gbr, const stx__sru_rows *STX_RESTRICT k),
-             du, dx, dV, e, gvf, gvr, gbf, gbr, k)
 
-/* The affine map of these steps for e, after those of the steps behind them: Q <- J Q
-   + q, P <- J P */
-STX_INNER void stx__sru_affine_as(int fma, STX__SRU_W P, STX__SRU_W Q,
-                                  const stx__sru_rows *STX_RESTRICT k, int tanh_, int gates) {
-    const stx_real *u0 = k->u0, *u2 = k->u2, *xt = k->xt, *V = k->V, *vf = k->vf, *vr = k->vr,
-                   *br = k->br, *m = k->m;
-    const stx_real *dh = k->dh, *cs = k->cs, *fs = k->fs;
-    const ptrdiff_t ldh = k->ldh, ldu = k->ldu, ldx = k->ldx, ldv = k->ldv;
-    const size_t O = k->O, W = k->W, steps = k->steps, n = k->n;
-    const stx_real alpha = k->alpha;
+STX_EACH_ISA(stx__sru_bwd_steps,
+             (STX__SRU_OUT du, STX__SRU_OUT dx, STX__SRU_OUT dV, STX__SRU_OUT e, STX__SRU_OUT gvf,
+              STX__SRU_OUT gvr, STX__SRU_OUT gbf, STX__SRU_OUT gbr,
+              const stx__sru_rows *STX_RESTRICT in),
+             du, dx, dV, e, gvf, gvr, gbf, gbr, in)
+
+/* Composes the map of e over a run with that of the steps after it:
+       offset <- J offset + Q             slope <- J slope */
+STX_INNER void stx__sru_bwd_map_as(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
+                                   const stx__sru_rows *STX_RESTRICT in, int tanh_, int gates) {
+    const stx_real *u0 = in->u0, *u2 = in->u2, *xt = in->xt, *V = in->V;
+    const stx_real *vf = in->vf, *vr = in->vr, *br = in->br, *m = in->m;
+    const stx_real *dh = in->dh, *cs = in->cs, *fs = in->fs;
+    const ptrdiff_t ldh = in->ldh, ldu = in->ldu, ldx = in->ldx, ldv = in->ldv;
+    const size_t O = in->O, width = in->width, steps = in->steps, n = in->n;
+    const stx_real alpha = in->alpha;
     size_t p, j;
-    for (p = 0; p < steps;
-         p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh, cs -= W, fs -= W)
+    for (p = 0; p < steps; p++, u0 -= ldu, u2 -= ldu, xt -= ldx, V -= ldv, dh -= ldh,
+                           cs -= width, fs -= width) {
         for (j = 0; j < n; j++) {
-            stx_real cp = cs[j], f = fs[j], gm = dh[j] * m[j], wf = gates ? vf[j] + V[j] : vf[j],
-                     wr = gates ? vr[j] + V[O + j] : vr[j];
-            stx__sru_slopes s = stx__sru_slopes_of(fma, tanh_, cp, f, cs[W + j], u0[j],
-                                                   u2[j] + br[j], alpha * xt[j], wr, gm);
+            stx_real cp = cs[j], f = fs[j], dhm = dh[j] * m[j];
+            stx_real wf = gates ? vf[j] + V[j] : vf[j];
+            stx_real wr = gates ? vr[j] + V[O + j] : vr[j];
+            stx__sru_partials s =
+                stx__sru_partials_of(fma, tanh_, cp, f, cs[width + j], u0[j], u2[j] + br[j],
+                                     alpha * xt[j], wr, dhm);
             stx_real J = STX_FMA(fma, wf, s.df, f);
-            Q[j] = STX_FMA(fma, Q[j] + s.in, J, s.dzr * wr);
-            P[j] *= J;
+            offset[j] = STX_FMA(fma, offset[j] + s.dc_h, J, s.dzr * wr);
+            slope[j] *= J;
         }
+    }
 }
 
-STX_INNER void stx__sru_affine(int fma, STX__SRU_W P, STX__SRU_W Q,
-                               const stx__sru_rows *STX_RESTRICT k) {
-    stx__sru_affine_as(fma, P, Q, k, k->tanh_, k->gates);
+STX_INNER void stx__sru_bwd_map(int fma, STX__SRU_OUT slope, STX__SRU_OUT offset,
+                                const stx__sru_rows *STX_RESTRICT in) {
+    stx__sru_bwd_map_as(fma, slope, offset, in, in->tanh_, in->gates);
 }
-STX_EACH_ISA(stx__sru_affine, (STX__SRU_W P, STX__SRU_W Q, const stx__sru_rows *STX_RESTRICT k), P,
-             Q, k)
 
-/* A tile on the way back: states and gates again, then its steps, last first. With P:
-   only the map of e into P and Q. */
+STX_EACH_ISA(stx__sru_bwd_map,
+             (STX__SRU_OUT slope, STX__SRU_OUT offset, const stx__sru_rows *STX_RESTRICT in),
+             slope, offset, in)
+
+/* Scratch of backward, in rows of plan.width. Sums are accumulated per tile and then
+   over the tiles, which loses fewer digits. */
 typedef struct stx__sru_tile {
-    stx_real *cs, *fs, *dx, *sums, *total, *e;
+    stx_real *cs;       /* STX_SRU_TILE + 1 rows: states before the first step and after each */
+    stx_real *fs;       /* STX_SRU_TILE rows: forget gates */
+    stx_real *dx;       /* STX_SRU_TILE rows: dx and dV if they cannot be written directly */
+    stx_real *sums;     /* 4 rows: dvf, dvr, dbf, dbr of a tile */
+    stx_real *total;    /* 4 rows: of all tiles */
+    stx_real *e;        /* 1 row */
 } stx__sru_tile;
 
-static void stx__sru_tile_in(stx__sru_tile *w, const stx__sru_block *k, size_t W) {
-    w->cs = k->rest; /* (33,W): the states before the tile's first step and after each */
-    w->fs = w->cs + (STX_SRU_TILE + 1) * W; /* (32,W): forget gates */
-    w->dx = w->fs + STX_SRU_TILE * W; /* (32,W): where dx and dV go when their place is not free */
-    w->sums = w->dx + STX_SRU_TILE * W; /* (4,W): of a tile */
-    w->total =
-        w->sums
-        + 4 * W; /* (4,W): of all: sums of tiles, then their sum, so that fewer digits are lost */
-    w->e = w->total + 4 * W; /* (W) */
+static void stx__sru_tile_init(stx__sru_tile *w, const stx__sru_block *block, size_t width) {
+    w->cs = block->scratch;
+    w->fs = w->cs + (STX_SRU_TILE + 1) * width;
+    w->dx = w->fs + STX_SRU_TILE * width;
+    w->sums = w->dx + STX_SRU_TILE * width;
+    w->total = w->sums + 4 * width;
+    w->e = w->total + 4 * width;
 }
 
-static void stx__sru_bwd_tile(stx_ctx *x, stx__sru_block *k, const stx__sru_plan *plan,
-                              stx__sru_tile *w, size_t tile, stx_real *P, stx_real *Q) {
-    const stx_sru_args *a = k->a;
-    size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE), p, end, row, j;
+/* Recomputes the states of steps first .. last - 1, one tile. */
+static void stx__sru_tile_states(stx_ctx *x, const stx__sru_block *block,
+                                 const stx__sru_plan *plan, stx__sru_tile *w, size_t first,
+                                 size_t last) {
+    const size_t tile = block->b * plan->tiles + first / STX_SRU_TILE;
+    const size_t width = plan->width, bytes = block->n * sizeof *w->cs;
     stx__sru_rows r;
-    const size_t W = plan->W;
-    memcpy(w->cs, a->c + (k->b * plan->tiles + tile) * k->O + k->o, k->n * sizeof *w->cs);
+    size_t p, end;
+    memcpy(w->cs, block->a->c + tile * block->O + block->o, bytes);
     for (p = first; p < last; p = end) {
-        stx_real *at = w->cs + (p - first) * W;
-        end = stx__sru_run(k, p, last);
-        row = stx__sru_row(k, p);
-        if (end == p) {
-            memcpy(at + W, at, k->n * sizeof *at);
+        stx_real *c = w->cs + (p - first) * width;
+        end = stx__sru_run_end(block, p, last);
+        if (end == p) {     /* padding does not change the state */
+            memcpy(c + width, c, bytes);
             end++;
-        } /* padding: the state passes by */
-        else {
-            stx__sru_rows_of(&r, k, row, end - p);
-            r.W = W;
-            STX_CALL(x, stx__sru_again, (at, w->fs + (p - first) * W, &r));
+        } else {
+            stx__sru_set_rows(&r, block, stx__sru_row(block, p), end - p);
+            r.width = width;
+            STX_CALL(x, stx__sru_states, (c, w->fs + (p - first) * width, &r));
         }
     }
+}
+
+/* Gradients of a padded row: 0. */
+static void stx__sru_bwd_padding(const stx__sru_block *block, size_t row) {
+    const stx_sru_args *a = block->a;
+    const size_t O = block->O, o = block->o, bytes = block->n * sizeof *a->du;
+    size_t i;
+    for (i = 0; i < a->k; i++) memset(a->du + row * block->ldu + i * O + o, 0, bytes);
+    if (a->dxr && !a->add_xr) memset(a->dxr + row * O + o, 0, bytes);
+    if (a->dV)
+        for (i = 0; i < 2; i++) memset(a->dV + (row * 2 + i) * O + o, 0, bytes);
+}
+
+/* Backward of the run p .. end - 1 of the tile that begins at first. */
+static void stx__sru_bwd_run(stx_ctx *x, const stx__sru_block *block, size_t width,
+                             stx__sru_tile *w, stx__sru_rows *r, size_t first, size_t p,
+                             size_t end) {
+    const stx_sru_args *a = block->a;
+    const size_t O = block->O, o = block->o, row = stx__sru_row(block, end - 1);
+    stx_real *du = a->du + row * block->ldu + o, *dV = w->dx;
+    stx_real *dx = w->dx + (end - 1 - first) * width;
+    int add = 0;
+    size_t j;
+
+    /* dx: plane 3, or dxr, or a temporary buffer that is added to dxr, or discarded */
+    r->ldd = (ptrdiff_t)width;
+    if (a->k == 4) {
+        dx = du + 3 * O;
+        r->ldd = r->ldu;
+    } else if (a->dxr && !a->add_xr) {
+        dx = a->dxr + row * O + o;
+        r->ldd = block->sign * (ptrdiff_t)O;
+    } else {
+        add = a->dxr != NULL;
+    }
+    if (a->dV) dV = a->dV + row * 2 * O + o;
+    STX_CALL(x, stx__sru_bwd_steps,
+             (du, dx, dV, w->e, w->sums, w->sums + width, w->sums + 2 * width, w->sums + 3 * width,
+              r));
+    for (; add && end > p; end--) {
+        const stx_real *from = w->dx + (end - 1 - first) * width;
+        stx_real *to = a->dxr + stx__sru_row(block, end - 1) * O + o;
+        for (j = 0; j < block->n; j++) to[j] += from[j];
+    }
+}
+
+/* Backward of a tile. With slope: only the map of e, into slope and slope + O. */
+static void stx__sru_bwd_tile(stx_ctx *x, const stx__sru_block *block, const stx__sru_plan *plan,
+                              stx__sru_tile *w, size_t tile, stx_real *slope) {
+    const stx_sru_args *a = block->a;
+    const size_t first = tile * STX_SRU_TILE, last = STX_MIN(a->T, first + STX_SRU_TILE);
+    size_t p, end;
+    stx__sru_tile_states(x, block, plan, w, first, last);
     for (end = last; end > first; end = p) {
-        for (p = end; p > first && !stx__sru_padded(k, p - 1); p--) {
-        }
-        row = stx__sru_row(k, end - 1);
+        const size_t row = stx__sru_row(block, end - 1);
+        stx__sru_rows r;
+        p = stx__sru_run_start(block, end, first);
         if (p == end) {
             p--;
-            if (P) continue;
-            for (j = 0; j < a->k; j++)
-                memset(a->du + row * k->ldu + j * k->O + k->o, 0, k->n * sizeof *a->du);
-            if (a->dxr && !a->add_xr) memset(a->dxr + row * k->O + k->o, 0, k->n * sizeof *a->dxr);
-            if (a->dV)
-                for (j = 0; j < 2; j++)
-                    memset(a->dV + (row * 2 + j) * k->O + k->o, 0, k->n * sizeof *a->dV);
+            if (!slope) stx__sru_bwd_padding(block, row);
             continue;
         }
-        stx__sru_rows_of(&r, k, row, end - p);
-        r.W = W;
-        r.dh = a->dh ? a->dh + row * k->O + k->o : k->none;
-        r.ldh = a->dh ? k->step * (ptrdiff_t)k->O : 0;
-        r.cs = w->cs + (end - 1 - first) * W;
-        r.fs = w->fs + (end - 1 - first) * W;
-        if (P)
-            STX_CALL(x, stx__sru_affine, (P, Q, &r));
-        else {
-            stx_real *du = a->du + row * k->ldu + k->o, *dx = w->dx + (end - 1 - first) * W,
-                     *dV = w->dx;
-            int direct = 1;
-            r.ldd = (ptrdiff_t)W;
-            if (a->k == 4) {
-                dx = du + 3 * k->O;
-                r.ldd = r.ldu;
-            } else if (a->dxr && !a->add_xr) {
-                dx = a->dxr + row * k->O + k->o;
-                r.ldd = k->step * (ptrdiff_t)k->O;
-            } else
-                direct = !a->dxr;
-            if (a->dV) dV = a->dV + row * 2 * k->O + k->o;
-            STX_CALL(x, stx__sru_back,
-                     (du, dx, dV, w->e, w->sums, w->sums + W, w->sums + 2 * W, w->sums + 3 * W,
-                      &r));
-            for (; !direct && end > p; end--) {
-                stx_real *to = a->dxr + stx__sru_row(k, end - 1) * k->O + k->o;
-                for (j = 0; j < k->n; j++) to[j] += w->dx[(end - 1 - first) * W + j];
-            }
-        }
+        stx__sru_set_rows(&r, block, row, end - p);
+        r.width = plan->width;
+        r.dh = a->dh ? a->dh + row * block->O + block->o : block->zeros;
+        r.ldh = a->dh ? block->sign * (ptrdiff_t)block->O : 0;
+        r.cs = w->cs + (end - 1 - first) * plan->width;
+        r.fs = w->fs + (end - 1 - first) * plan->width;
+        if (slope) STX_CALL(x, stx__sru_bwd_map, (slope, slope + block->O, &r));
+        else stx__sru_bwd_run(x, block, plan->width, w, &r, first, p, end);
     }
 }
 
-static void stx__sru_affine_part(const stx_share *s, const void *job) {
-    const stx__sru_loop *w = (const stx__sru_loop *)job;
-    const stx__sru_plan *plan = &w->plan;
+static void stx__sru_bwd_map_part(const stx_share *share, const void *job) {
+    const stx__sru_loop *loop = (const stx__sru_loop *)job;
+    const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = s->from; i < s->to; i++) {
-        stx__sru_block k;
-        stx__sru_tile t;
-        size_t q = i % plan->chunks, tile, j;
-        stx_real *P, *Q;
-        if (!q) continue; /* nobody asks for the map of the first one */
-        stx__sru_open(&k, w->a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
-        stx__sru_tile_in(&t, &k, plan->W);
-        P = stx__sru_carry(w->a, plan, k.b, q) + k.o;
-        Q = P + k.O;
-        for (j = 0; j < k.n; j++) {
-            P[j] = 1;
-            Q[j] = 0;
-        }
-        for (tile = STX_MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;)
-            stx__sru_bwd_tile(s->x, &k, plan, &t, tile, P, Q);
+    for (i = share->from; i < share->to; i++) {
+        stx__sru_block block;
+        stx__sru_tile w;
+        size_t chunk, tile;
+        stx_real *slope;
+        if (i % plan->chunks == 0) continue;    /* the map of the first chunk is not used */
+        chunk = stx__sru_loop_item(loop, share, i, &block);
+        stx__sru_tile_init(&w, &block, plan->width);
+        slope = stx__sru_reset_map(&block, plan, chunk);
+        tile = STX_MIN(plan->tiles, (chunk + 1) * plan->chunk_tiles);
+        while (tile-- > chunk * plan->chunk_tiles)
+            stx__sru_bwd_tile(share->x, &block, plan, &w, tile, slope);
     }
 }
 
-static void stx__sru_bwd_part(const stx_share *s, const void *job) {
-    const stx__sru_loop *w = (const stx__sru_loop *)job;
-    const stx_sru_args *a = w->a;
-    const stx__sru_plan *plan = &w->plan;
+static void stx__sru_bwd_part(const stx_share *share, const void *job) {
+    const stx__sru_loop *loop = (const stx__sru_loop *)job;
+    const stx_sru_args *a = loop->a;
+    const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = s->from; i < s->to; i++) {
-        stx__sru_block k;
-        stx__sru_tile t;
-        size_t q = i % plan->chunks, tile, behind, j, g;
-        stx__sru_open(&k, a, plan, w->scratch + s->thread * plan->scratch, i / plan->chunks);
-        stx__sru_tile_in(&t, &k, plan->W);
-        for (j = 0; j < k.n; j++) t.e[j] = a->dlast ? a->dlast[k.b * k.O + k.o + j] : 0;
-        for (behind = plan->chunks; --behind > q;) {
-            const stx_real *P = stx__sru_carry(a, plan, k.b, behind) + k.o, *Q = P + k.O;
-            for (j = 0; j < k.n; j++) t.e[j] = P[j] * t.e[j] + Q[j];
+    for (i = share->from; i < share->to; i++) {
+        stx__sru_block block;
+        stx__sru_tile w;
+        const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
+        const size_t at = block.b * block.O + block.o;      /* of the block in (B,O) */
+        size_t tile, after, j, g;
+        stx__sru_tile_init(&w, &block, plan->width);
+
+        /* e after this chunk */
+        for (j = 0; j < block.n; j++) w.e[j] = a->dlast ? a->dlast[at + j] : 0;
+        for (after = plan->chunks; --after > chunk;)
+            stx__sru_apply_map(&block, plan, after, w.e);
+
+        for (j = 0; j < 4 * plan->width; j++) w.total[j] = 0;
+        tile = STX_MIN(plan->tiles, (chunk + 1) * plan->chunk_tiles);
+        while (tile-- > chunk * plan->chunk_tiles) {
+            for (j = 0; j < 4 * plan->width; j++) w.sums[j] = 0;
+            stx__sru_bwd_tile(share->x, &block, plan, &w, tile, NULL);
+            for (j = 0; j < 4 * plan->width; j++) w.total[j] += w.sums[j];
         }
-        for (j = 0; j < 4 * plan->W; j++) t.total[j] = 0;
-        for (tile = STX_MIN(plan->tiles, (q + 1) * plan->each); tile-- > q * plan->each;) {
-            for (j = 0; j < 4 * plan->W; j++) t.sums[j] = 0;
-            stx__sru_bwd_tile(s->x, &k, plan, &t, tile, NULL, NULL);
-            for (j = 0; j < 4 * plan->W; j++) t.total[j] += t.sums[j];
-        }
-        stx__sru_settle(k.far_);
+        stx__sru_fence(block.large);
+
         for (g = 0; g < 4; g++) {
-            stx_real *sums = g < 2 ? w->sums_v : w->sums_b;
-            memcpy(sums + ((k.b * plan->chunks + q) * 2 + g % 2) * k.O + k.o, t.total + g * plan->W,
-                   k.n * sizeof *sums);
+            stx_real *sums = g < 2 ? loop->sums_v : loop->sums_b;
+            const size_t row = (block.b * plan->chunks + chunk) * 2 + g % 2;
+            memcpy(sums + row * block.O + block.o, w.total + g * plan->width,
+                   block.n * sizeof *sums);
         }
-        if (a->dc0 && !q)
-            for (j = 0; j < k.n; j++) a->dc0[k.b * k.O + k.o + j] += t.e[j];
+        if (a->dc0 && !chunk)
+            for (j = 0; j < block.n; j++) a->dc0[at + j] += w.e[j];
     }
 }
 
 STX_DEF void stx_sru_bwd(stx_ctx *x, const stx_sru_args *a) {
-    stx__sru_loop j;
-    size_t rows;
-    if (!stx__sru_any(a)) return;
-    j.a = a;
-    stx__sru_plan_of(&j.plan, a, (size_t)stx_threads(x), 1);
-    rows = a->B * j.plan.chunks;
-    j.sums_v = (stx_real *)a->work + j.plan.carries; /* (B chunks, 2, O) twice */
-    j.sums_b = j.sums_v + 2 * rows * j.plan.O;
-    j.scratch = j.sums_b + 2 * rows * j.plan.O;
-    if (j.plan.chunks > 1) stx__sru_run_all(x, stx__sru_affine_part, &j);
-    stx__sru_run_all(x, stx__sru_bwd_part, &j);
-    if (a->dv) stx_sum_rows(x, a->dv, j.sums_v, rows, 2 * j.plan.O);
-    if (a->dbias) stx_sum_rows(x, a->dbias, j.sums_b, rows, 2 * j.plan.O);
+    stx__sru_loop loop;
+    size_t rows, O;
+    if (stx__sru_is_empty(a)) return;
+    loop.a = a;
+    stx__sru_make_plan(&loop.plan, a, (size_t)stx_threads(x), 1);
+    rows = a->B * loop.plan.chunks;
+    O = loop.plan.O;
+    loop.sums_v = (stx_real *)a->work + loop.plan.maps;
+    loop.sums_b = loop.sums_v + 2 * rows * O;
+    loop.scratch = loop.sums_b + 2 * rows * O;
+    if (loop.plan.chunks > 1) stx__sru_run_loop(x, stx__sru_bwd_map_part, &loop);
+    stx__sru_run_loop(x, stx__sru_bwd_part, &loop);
+    if (a->dv) stx_sum_rows(x, a->dv, loop.sums_v, rows, 2 * O);
+    if (a->dbias) stx_sum_rows(x, a->dbias, loop.sums_b, rows, 2 * O);
 }
+
 
 // >>stack: creation
 
-static int stx__sru_wrong(stx_ctx *x, const char *field, double got, const char *expected) {
+static int stx__sru_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_sru_create", field, got, expected);
 }
 
+/* O */
+static size_t stx__sru_columns(const stx_sru_desc *d) {
+    return d->hidden * (d->bidirectional ? 2 : 1);
+}
+
+/* P of layer l */
 static size_t stx__sru_proj(const stx_sru_desc *d, size_t l) {
     return d->projs ? d->projs[l] : d->proj;
 }
 
-static size_t stx__sru_input(const stx_sru_desc *d, size_t l) { /* Ci of layer l */
-    size_t O = d->hidden * (d->bidirectional ? 2 : 1);
+/* Ci of layer l */
+static size_t stx__sru_inputs(const stx_sru_desc *d, size_t l) {
+    const size_t O = stx__sru_columns(d);
     return l || (d->input_first && d->input != O) ? O : d->input;
 }
 
-/* Does layer l (from 0) attend? The reference counts layers from 1: with
-   attention_every = 5 layers 5, 10, .. do. */
-static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
-    if (d->transform != STX_SRU_ATTENTION || d->custom || d->no_attention) return 0;
-    return d->attention_last ? d->layers - l <= d->attention_last
-                             : (l + 1) % d->attention_every == 0;
+/* k of layer l */
+static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
+    return !d->no_skip && stx__sru_inputs(d, l) != stx__sru_columns(d) ? 4 : 3;
 }
 
-/* Replaces STX_SRU_LITERAL by the flag that the model can have. 0 and an error for a
-   flag that it cannot have. */
-static int stx__sru_check_literal(stx_ctx *x, stx_sru_desc *d) {
-    const int attends = d->transform == STX_SRU_ATTENTION && !d->custom && !d->no_attention;
-    unsigned can = 0;
+static int stx__sru_is_srupp(const stx_sru_desc *d) {
+    return d->transform == STX_SRU_ATTENTION && !d->custom;
+}
 
-    if (attends && d->norm == STX_SRU_NORM_BEFORE) can = STX_SRU_LITERAL_NORM;
-    if (d->literal & STX_SRU_LITERAL_NORM & ~can) {
+/* Whether layer l (from 0) attends. The original counts layers from 1: with
+   attention_every = 5, layers 5, 10, .. attend. */
+static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
+    if (!stx__sru_is_srupp(d) || d->no_attention) return 0;
+    if (d->attention_last) return d->layers - l <= d->attention_last;
+    return (l + 1) % d->attention_every == 0;
+}
+
+/* Replaces STX_SRU_LITERAL by the flags that apply to the model. Returns 0 and an
+   error if a single flag does not apply. */
+static int stx__sru_check_literal(stx_ctx *x, stx_sru_desc *d) {
+    const unsigned all = (unsigned)STX_SRU_LITERAL | STX_SRU_LITERAL_NORM;
+    unsigned apply = 0;
+    if (stx__sru_is_srupp(d) && !d->no_attention && d->norm == STX_SRU_NORM_BEFORE)
+        apply = STX_SRU_LITERAL_NORM;
+    if (d->literal & STX_SRU_LITERAL_NORM & ~apply) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_create: literal has STX_SRU_LITERAL_NORM, which needs "
-                 "STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE; STX_SRU_LITERAL takes the forms that "
-                 "the model can have");
+                 "stx_sru_create: literal: STX_SRU_LITERAL_NORM requires STX_SRU_ATTENTION with "
+                 "STX_SRU_NORM_BEFORE; STX_SRU_LITERAL selects the flags that apply");
         return 0;
     }
-    if (d->literal & ~(unsigned)(STX_SRU_LITERAL | STX_SRU_LITERAL_NORM))
-        return stx__sru_wrong(x, "literal", (double)d->literal,
-                              "STX_SRU_LITERAL or STX_SRU_LITERAL_NORM");
-    if (d->literal & STX_SRU_LITERAL) d->literal = can;
+    if (d->literal & ~all)
+        return stx__sru_bad(x, "literal", (double)d->literal,
+                            "STX_SRU_LITERAL or STX_SRU_LITERAL_NORM");
+    if (d->literal & STX_SRU_LITERAL) d->literal = apply;
     return 1;
 }
 
-/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no
-   sense. */
-static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
+static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
     const size_t most = (size_t)1 << 28;
-    size_t l, P;
-    int plus;
-    *d = *from;
-    plus = d->transform == STX_SRU_ATTENTION && !d->custom;
-    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION)
-        return stx__sru_wrong(x, "transform", d->transform, "STX_SRU_LINEAR or STX_SRU_ATTENTION");
-    if (!d->hidden) d->hidden = d->bidirectional ? d->input / 2 : d->input;
-    if (!d->layers) d->layers = 2;
-    if (!d->heads) d->heads = 1;
-    if (!d->input || d->input > most)
-        return stx__sru_wrong(x, "input", (double)d->input, "1 to 2^28");
-    if (!d->hidden || d->hidden > most)
-        return stx__sru_wrong(x, "hidden", (double)d->hidden, "1 to 2^28");
-    if (d->layers > 4096) return stx__sru_wrong(x, "layers", (double)d->layers, "1 to 4096");
-    if (plus && !d->proj && !d->projs)
-        d->proj = d->hidden * (d->bidirectional ? 2 : 1) / 4
-                  + (d->hidden * (d->bidirectional ? 2 : 1) < 4);
-    if (plus) d->init_xavier = 1;
-    if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
-    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER)
-        return stx__sru_wrong(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
-    if (!stx__sru_check_literal(x, d)) return 0;
-    if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx__sru_wrong(x, "dropout", d->dropout, "0 <= p < 1");
-    if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1))
-        return stx__sru_wrong(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
-    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1))
-        return stx__sru_wrong(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
-    if (!(fabs(d->highway_bias) <= 80))
-        return stx__sru_wrong(x, "highway_bias", d->highway_bias, "between -80 and 80");
-    if (!(d->v_init > 0 && d->v_init < 1e6) && d->v_init != -1)
-        return stx__sru_wrong(x, "v_init", d->v_init, "more than 0; or -1, for zeros");
-    if (!(fabs(d->alpha_init) < 1e6))
-        return stx__sru_wrong(x, "alpha_init", d->alpha_init, "a small number");
-    if (plus && d->attention_every && d->attention_last) {
+    const int srupp = stx__sru_is_srupp(d);
+    size_t l;
+    if (srupp && d->attention_every && d->attention_last) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_create: attention_every %zu and attention_last %zu: give one of them",
+                 "stx_sru_create: attention_last: expected 0 with attention_every %zu, got %zu",
                  d->attention_every, d->attention_last);
         return 0;
     }
-    if (!d->attention_every && !d->attention_last)
-        d->attention_every = 1; /* resolving twice changes nothing */
-    if (plus && d->attention_every > d->layers)
-        return stx__sru_wrong(x, "attention_every", (double)d->attention_every,
-                              "at most the number of layers; no_attention for none");
+    /* a resolved desc stays as it is: without attention_last, attention_every is not 0 */
+    if (!d->attention_every && !d->attention_last) d->attention_every = 1;
+    if (srupp && d->attention_every > d->layers)
+        return stx__sru_bad(x, "attention_every", (double)d->attention_every,
+                            "at most the number of layers (no_attention = 1 for none)");
     if (d->attention_last > d->layers)
-        return stx__sru_wrong(x, "attention_last", (double)d->attention_last,
-                              "at most the number of layers");
+        return stx__sru_bad(x, "attention_last", (double)d->attention_last,
+                            "at most the number of layers");
+
     for (l = 0; l < d->layers; l++) {
-        P = stx__sru_proj(d, l);
-        if (P > most) return stx__sru_wrong(x, "proj", (double)P, "at most 2^28");
-        if (plus && !P)
-            return stx__sru_wrong(x, "proj of a layer of SRU++", (double)P, "1 or more");
+        const size_t P = stx__sru_proj(d, l);
+        if (P > most)
+            return stx__sru_bad(x, "proj", (double)P, "at most 2^28");
+        if (srupp && !P)
+            return stx__sru_bad(x, "projs", 0, "1 or more in every layer of SRU++");
         if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_sru_create: %zu heads do not divide the projection %zu of layer %zu: choose heads (at most "
-                "256) that do",
-                d->heads, P, l);
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_sru_create: heads: expected at most 256 that divide proj %zu of layer "
+                     "%zu, got %zu", P, l, d->heads);
             return 0;
         }
     }
-    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     return 1;
 }
 
-static size_t stx__sru_planes(const stx_sru_desc *d, size_t l) {
-    return !d->no_skip && stx__sru_input(d, l) != d->hidden * (d->bidirectional ? 2 : 1) ? 4 : 3;
+/* Copies the desc, fills in defaults and checks it. Returns 0 and, if x is not NULL,
+   sets an error if it is invalid. */
+static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
+    const size_t most = (size_t)1 << 28;
+    *d = *from;
+    if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION)
+        return stx__sru_bad(x, "transform", d->transform, "STX_SRU_LINEAR or STX_SRU_ATTENTION");
+    if (!d->hidden) d->hidden = d->bidirectional ? d->input / 2 : d->input;
+    if (!d->layers) d->layers = 2;
+    if (!d->heads) d->heads = 1;
+
+    if (!d->input || d->input > most)
+        return stx__sru_bad(x, "input", (double)d->input, "1 to 2^28");
+    if (!d->hidden || d->hidden > most)
+        return stx__sru_bad(x, "hidden", (double)d->hidden, "1 to 2^28");
+    if (d->layers > 4096)
+        return stx__sru_bad(x, "layers", (double)d->layers, "1 to 4096");
+    if (stx__sru_is_srupp(d)) {
+        if (!d->proj && !d->projs) d->proj = STX_MAX(stx__sru_columns(d) / 4, 1);
+        d->init_xavier = 1;
+    }
+    if (d->v_init == 0) d->v_init = d->init_xavier ? 1 : sqrt(1.5);
+
+    if (d->norm < STX_SRU_NORM_NONE || d->norm > STX_SRU_NORM_AFTER)
+        return stx__sru_bad(x, "norm", d->norm, "STX_SRU_NORM_NONE, _BEFORE or _AFTER");
+    if (!stx__sru_check_literal(x, d)) return 0;
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return stx__sru_bad(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->rnn_dropout >= 0 && d->rnn_dropout < 1))
+        return stx__sru_bad(x, "rnn_dropout", d->rnn_dropout, "0 <= p < 1");
+    if (!(d->attn_dropout >= 0 && d->attn_dropout < 1))
+        return stx__sru_bad(x, "attn_dropout", d->attn_dropout, "0 <= p < 1");
+    if (!(fabs(d->highway_bias) <= 80))
+        return stx__sru_bad(x, "highway_bias", d->highway_bias, "-80 to 80");
+    if (!(d->v_init > 0 && d->v_init < 1e6) && d->v_init != -1)
+        return stx__sru_bad(x, "v_init", d->v_init, "more than 0, or -1 for zeros");
+    if (!(fabs(d->alpha_init) < 1e6))
+        return stx__sru_bad(x, "alpha_init", d->alpha_init, "-1e6 to 1e6");
+    if (!stx__sru_check_attention(x, d)) return 0;
+
+    d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
+    return 1;
 }
 
 STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     stx_sru_desc d;
     size_t l, n = 0, O;
     if (!desc || !stx__sru_resolve(NULL, desc, &d)) return 0;
-    O = d.hidden * (d.bidirectional ? 2 : 1);
+    O = stx__sru_columns(&d);
     if (d.input_first && d.input != O) n = stx_size_add(n, d.input, O);
     for (l = 0; l < d.layers; l++) {
-        size_t Ci = stx__sru_input(&d, l), P = d.custom ? 0 : stx__sru_proj(&d, l);
+        const size_t Ci = stx__sru_inputs(&d, l), P = stx__sru_proj(&d, l);
         n = stx_size_add(n, d.v1 ? 2 : 4, O);
-        if (d.norm != STX_SRU_NORM_NONE)
-            n = stx_size_add(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
+        if (d.norm) n = stx_size_add(n, 2, d.norm == STX_SRU_NORM_BEFORE ? Ci : O);
         if (d.custom) continue;
         n = stx_size_add(n, P, Ci);
         n = stx_size_add(n, stx__sru_planes(&d, l) * O, P ? P : Ci);
@@ -1833,29 +2020,97 @@ STX_DEF size_t stx_sru_count(const stx_sru_desc *desc) {
     return n;
 }
 
-static stx_tensor *stx__sru_param(stx_params *p, const char *prefix, size_t l, const char *name,
-                                  int init, double a, size_t d0, size_t d1) {
+static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t l,
+                                  const char *name, int init, double a, size_t d0, size_t d1) {
     char full[160];
     snprintf(full, sizeof full, "%slayers.%zu.%s", prefix, l, name);
-    return stx_param(p, init, a, full, d0, d1, 0, 0);
+    return stx_param(params, init, a, full, d0, d1, 0, 0);
 }
 
-/* Initialisers: W1 and W3 as in 1709.02755, section 3.2 (variance 1 / fan in), with the reference's factors for dropout, norm and gates;
-   those of SRU++ are Xavier's (Glorot and Bengio, 2010), alpha 0 as in ReZero (2003.04887) */
-STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *desc) {
-    stx_ctx *x = p ? p->ctx : NULL;
+/* The factors by which the original scales the initial W3: with SRU++ for the dropout
+   before it; in version 2.6 for dropout and norm, and by plane so that a gate's
+   argument and the highway have variance 1. */
+static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
+                              const stx_sru_layer *y) {
+    const size_t O = stx__sru_columns(d);
+    double plane[4], all;
+    size_t i;
+    if (d->transform == STX_SRU_ATTENTION) {
+        stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
+        return;
+    }
+    if (d->init_xavier) return;
+    all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
+    plane[0] = sqrt(1 - (l + 1 < d->layers ? d->dropout : 0));
+    plane[1] = plane[2] = d->v1 ? 1 : sqrt(0.5);
+    plane[3] = d->rescale ? sqrt(1 + 2 * exp(d->highway_bias)) : 1;
+    for (i = 0; i < y->k; i++) stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * plane[i]);
+}
+
+/* Parameters of one layer. Initialisers of W1 and W3: variance 1 / fan in (1709.02755,
+   section 3.2); SRU++ and init_xavier: Xavier (Glorot and Bengio, 2010). alpha_attn is
+   0 as in ReZero (2003.04887). */
+static void stx__sru_create_layer(stx_params *params, const char *prefix, const stx_sru_desc *d,
+                                  size_t l, stx_sru_layer *y) {
+    stx_ctx *x = params->ctx;
+    const size_t O = stx__sru_columns(d), Ci = stx__sru_inputs(d, l);
+    const size_t P = d->custom ? 0 : stx__sru_proj(d, l), fan = P ? P : Ci;
+    const size_t norm = d->norm == STX_SRU_NORM_BEFORE ? Ci : O;
+    double bound;
+    y->Ci = Ci;
+    y->P = P;
+    y->k = stx__sru_planes(d, l);
+    y->attends = stx__sru_attends(d, l);
+    y->highway = !d->no_skip && y->k == 3;
+    y->alpha = 1;
+    if (d->rescale && y->highway) y->alpha = (stx_real)sqrt(1 + 2 * exp(d->highway_bias));
+
+    if (P) {
+        bound = d->init_xavier ? sqrt(6.0 / (double)(Ci + P)) : sqrt(3.0 / (double)Ci);
+        y->w1 = stx__sru_param(params, prefix, l, "w1", STX_UNIFORM, bound, P, Ci);
+    }
+    if (y->attends) {
+        bound = sqrt(2.0 / (double)P);
+        y->w2 = stx__sru_param(params, prefix, l, "w2", STX_UNIFORM, bound, 2 * P, P);
+        y->alpha_attn = stx__sru_param(params, prefix, l, "alpha", STX_CONSTANT, d->alpha_init,
+                                       1, 0);
+    }
+    if (P && d->transform == STX_SRU_ATTENTION && !d->no_attn_norm) {
+        y->attn_gain = stx__sru_param(params, prefix, l, "attn_norm.weight", STX_CONSTANT, 1,
+                                      P, 0);
+        y->attn_shift = stx__sru_param(params, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
+    }
+    if (!d->custom) {
+        const size_t rows = y->k * O;
+        bound = d->init_xavier ? sqrt(6.0 / (double)(fan + rows)) : sqrt(3.0 / (double)fan);
+        y->w3 = stx__sru_param(params, prefix, l, "w3", STX_UNIFORM, bound, rows, fan);
+        stx__sru_scale_w3(x, d, l, y);
+    }
+
+    if (!d->v1)
+        y->v = stx__sru_param(params, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS,
+                              d->v_init, 2, O);
+    y->bias = stx__sru_param(params, prefix, l, "bias", STX_ZEROS, 0, 2, O);
+    if (d->highway_bias != 0) stx_param_fill(x, y->bias, 1, 2, d->highway_bias);
+    if (d->norm) {
+        y->gain = stx__sru_param(params, prefix, l, "norm.weight", STX_CONSTANT, 1, norm, 0);
+        y->shift = stx__sru_param(params, prefix, l, "norm.bias", STX_ZEROS, 0, norm, 0);
+    }
+}
+
+STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *desc) {
+    stx_ctx *x = params ? params->ctx : NULL;
     stx_sru *m;
     stx_sru_desc *d;
-    size_t l, O, *projs = NULL;
-    char full[160];
+    size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_create: no desc; at least input is needed");
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: expected a desc with at least input, got NULL");
         return NULL;
     }
     if (!prefix) prefix = "";
     if (strlen(prefix) > 96) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_create: a prefix of %zu letters, want at most 96",
+        stx_fail(x, STX_ERR_ARG, "stx_sru_create: prefix: expected at most 96 bytes, got %zu",
                  strlen(prefix));
         return NULL;
     }
@@ -1863,252 +2118,208 @@ STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru
     if (!m || !stx__sru_resolve(x, desc, &m->desc)) return NULL;
     d = &m->desc;
     m->ctx = x;
-    m->O = O = d->hidden * (d->bidirectional ? 2 : 1);
+    m->O = stx__sru_columns(d);
     m->layer = (stx_sru_layer *)stx_persist(x, d->layers * sizeof *m->layer);
     if (d->projs) {
-        projs = (size_t *)stx_persist(x, d->layers * sizeof *projs);
+        size_t *projs = (size_t *)stx_persist(x, d->layers * sizeof *projs);
         if (projs) memcpy(projs, d->projs, d->layers * sizeof *projs);
         d->projs = projs;
     }
     if (!stx_ok(x)) return NULL;
-    if (d->input_first && d->input != O) {
-        snprintf(full, sizeof full, "%sinput.weight", prefix);
-        m->w_input = stx_param(p, STX_UNIFORM,
-                               d->transform == STX_SRU_ATTENTION
-                                   ? sqrt(6.0 / (double)(d->input + O))
-                                   : 1 / sqrt((double)d->input),
-                               full, O, d->input, 0, 0);
+
+    if (d->input_first && d->input != m->O) {
+        char name[160];
+        double bound = 1 / sqrt((double)d->input);
+        if (d->transform == STX_SRU_ATTENTION) bound = sqrt(6.0 / (double)(d->input + m->O));
+        snprintf(name, sizeof name, "%sinput.weight", prefix);
+        m->w_input = stx_param(params, STX_UNIFORM, bound, name, m->O, d->input, 0, 0);
     }
-    for (l = 0; l < d->layers && stx_ok(x); l++) {
-        stx_sru_layer *y = &m->layer[l];
-        size_t Ci, P, fan, i;
-        double drop = l + 1 < d->layers ? d->dropout : 0,
-               highway = sqrt(1 + 2 * exp(d->highway_bias));
-        y->Ci = Ci = stx__sru_input(d, l);
-        y->P = P = d->custom ? 0 : stx__sru_proj(d, l);
-        y->k = stx__sru_planes(d, l);
-        y->attends = stx__sru_attends(d, l);
-        y->highway = !d->no_skip && y->k == 3;
-        y->alpha = (stx_real)(d->rescale && y->highway ? highway : 1);
-        fan = P ? P : Ci;
-        if (P)
-            y->w1 = stx__sru_param(p, prefix, l, "w1", STX_UNIFORM,
-                                   d->init_xavier ? sqrt(6.0 / (double)(Ci + P))
-                                                  : sqrt(3.0 / (double)Ci),
-                                   P, Ci);
-        if (y->attends) {
-            y->w2 = stx__sru_param(p, prefix, l, "w2", STX_UNIFORM, sqrt(2.0 / (double)P), 2 * P,
-                                   P);
-            y->alpha_attn = stx__sru_param(p, prefix, l, "alpha", STX_CONSTANT, d->alpha_init, 1,
-                                           0);
-        }
-        if (P && d->transform == STX_SRU_ATTENTION && !d->no_attn_norm) {
-            y->attn_gain = stx__sru_param(p, prefix, l, "attn_norm.weight", STX_CONSTANT, 1, P, 0);
-            y->attn_shift = stx__sru_param(p, prefix, l, "attn_norm.bias", STX_ZEROS, 0, P, 0);
-        }
-        if (!d->custom) {
-            y->w3 = stx__sru_param(p, prefix, l, "w3", STX_UNIFORM,
-                                   d->init_xavier ? sqrt(6.0 / (double)(fan + y->k * O))
-                                                  : sqrt(3.0 / (double)fan),
-                                   y->k * O, fan);
-            if (d->transform == STX_SRU_ATTENTION)
-                stx_param_scale(x, y->w3, 0, y->k * O, sqrt(1 - d->dropout));
-            else if (!d->init_xavier) {
-                double all = sqrt(1 - d->rnn_dropout) * (d->norm ? 0.1 : 1);
-                for (i = 0; i < y->k; i++) {
-                    double s = i == 0   ? sqrt(1 - drop)
-                               : i == 3 ? (d->rescale ? highway : 1)
-                               : d->v1  ? 1
-                                        : sqrt(0.5);
-                    stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * s);
-                }
-            }
-        }
-        if (!d->v1)
-            y->v = stx__sru_param(p, prefix, l, "v", d->v_init > 0 ? STX_UNIFORM : STX_ZEROS,
-                                  d->v_init, 2, O);
-        y->bias = stx__sru_param(p, prefix, l, "bias", STX_ZEROS, 0, 2, O);
-        if (d->highway_bias != 0) stx_param_fill(x, y->bias, 1, 2, d->highway_bias);
-        if (d->norm) {
-            y->gain = stx__sru_param(p, prefix, l, "norm.weight", STX_CONSTANT, 1,
-                                     d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
-            y->shift = stx__sru_param(p, prefix, l, "norm.bias", STX_ZEROS, 0,
-                                      d->norm == STX_SRU_NORM_BEFORE ? Ci : O, 0);
-        }
-    }
+    for (l = 0; l < d->layers && stx_ok(x); l++)
+        stx__sru_create_layer(params, prefix, d, l, &m->layer[l]);
     return stx_ok(x) ? m : NULL;
 }
+
 
 // >>stack: forward
 
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T) {
-    stx_ids *pad;
-    int32_t *v;
+    int32_t *pad;
     size_t b, t;
     if (!stx_ok(x)) return NULL;
-    if (!length || !B || !T || T > SIZE_MAX / sizeof *v / B) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: no lengths, or %zu x %zu times", B, T);
+    if (!length || !B || !T || T > SIZE_MAX / sizeof *pad / B) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: expected lengths and a shape, got %s, (%zu,%zu)",
+                 length ? "lengths" : "NULL", B, T);
         return NULL;
     }
+    for (b = 0; b < B; b++) {
+        if (length[b] <= T) continue;
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lengths: length of row %zu: expected at most T = %zu, "
+                 "got %zu", b, T, length[b]);
+        return NULL;
+    }
+    pad = (int32_t *)stx_step_alloc(x, B * T * sizeof *pad);
+    if (!pad) return NULL;
     for (b = 0; b < B; b++)
-        if (length[b] > T) {
-            stx_fail(x, STX_ERR_ARG,
-                     "stx_sru_lengths: sequence %zu has %zu times, more than the %zu there are", b,
-                     length[b], T);
-            return NULL;
-        }
-    v = (int32_t *)stx_step_alloc(x, B * T * sizeof *v);
-    if (!v) return NULL;
-    for (b = 0; b < B; b++)
-        for (t = 0; t < T; t++) v[b * T + t] = t >= length[b];
-    pad = stx_tokens(x, v, B, T);
-    return pad;
+        for (t = 0; t < T; t++) pad[b * T + t] = t >= length[b];
+    return stx_tokens(x, pad, B, T);
 }
 
-/* Rows of y (B,T,C) where drop (B,T, host) is not 0 become 0: for what is rare, by a
-   product with a mask */
-static stx_tensor *stx__sru_zero(stx_ctx *x, stx_tensor *y, const unsigned char *drop) {
-    size_t rows = y ? y->dim[0] * y->dim[1] : 0, C = y ? y->dim[2] : 0, i, j;
-    stx_real *v;
-    if (!y) return NULL;
-    v = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, C, sizeof *v));
-    if (!v) return NULL;
+/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero: a
+   product with a mask, as this is rare. */
+static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
+    size_t rows, O, i, o;
+    stx_real *mask;
+    if (!h) return NULL;
+    rows = h->dim[0] * h->dim[1];
+    O = h->dim[2];
+    mask = (stx_real *)stx_step_alloc(x, stx_bytes_of(rows, O, sizeof *mask));
+    if (!mask) return NULL;
     for (i = 0; i < rows; i++)
-        for (j = 0; j < C; j++) v[i * C + j] = (stx_real)(drop[i] == 0);
-    return stx_mul(x, y, stx_input(x, v, y->dim[0], y->dim[1], C, 0));
+        for (o = 0; o < O; o++) mask[i * O + o] = (stx_real)(padded[i] == 0);
+    return stx_mul(x, h, stx_input(x, mask, h->dim[0], h->dim[1], O, 0));
 }
 
-/* q (B,T,P), kv (B,M+T,2P) -> o (B,T,P), with the masks of io. A query all of whose
-   keys are padding has o = 0. It is padding itself, since every query sees its own
-   time, and the recurrence does not look at U there: what it attends to reaches
-   nothing. */
-static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *q, stx_tensor *kv, const stx_ids *pad,
-                                   size_t window) {
-    stx_ctx *x = m->ctx;
+/* query (B,T,P), kv (B,M+T,2P) -> attention output (B,T,P). If all keys that a query
+   sees are padding, its output is 0. Such a query is padding itself, since it sees its
+   own time, and the recurrence does not read U there, so the value has no effect. */
+static stx_tensor *stx__sru_attend(stx_sru *m, stx_tensor *query, stx_tensor *kv,
+                                   const stx_ids *pad, size_t window) {
     stx_attention_in a;
     stx_attention_desc d;
-    if (!q || !kv) return NULL;
+    if (!query || !kv) return NULL;
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
-    a.q = q;
+    a.q = query;
     a.kv = kv;
     a.pad = pad;
     d.heads = m->desc.heads;
     d.span = window;
     d.not_causal = m->desc.not_causal;
     d.dropout = m->desc.attn_dropout;
-    return stx_attention(x, &a, &d);
+    return stx_attention(m->ctx, &a, &d);
 }
 
-/* What follows the attention's o: y = LN(z + alpha o), dropout, U = W3 y */
+/* The rest of a transform after the attention, whose output is a (NULL in layers that
+   only project):
+       y = LN(z + alpha_attn a)        U = W3 dropout(y) */
 static stx_tensor *stx__sru_after(stx_sru *m, const stx_sru_layer *p, stx_tensor *z,
-                                  stx_tensor *o) {
+                                  stx_tensor *a) {
     stx_ctx *x = m->ctx;
-    stx_tensor *y = p->attends ? stx_rezero(x, z, o, p->alpha_attn) : z;
+    stx_tensor *y = p->attends ? stx_rezero(x, z, a, p->alpha_attn) : z;
     if (p->attn_gain && (!p->attends || !m->desc.attn_norm_first))
         y = stx_layernorm(x, y, p->attn_gain, p->attn_shift, 1e-5);
     if (m->desc.transform == STX_SRU_ATTENTION) y = stx_dropout(x, y, m->desc.dropout);
     return stx_linear(x, y, p->w3, NULL, STX_ACT_NONE);
 }
 
-/* U (B,T,k O) of layer l, from its input h, normalised and dropped, and memory M,
-   normalised (B,M,Ci) or NULL (2102.12459, section 3) */
-static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *M,
+/* U (B,T,k O) of layer l (2102.12459, section 3). h (B,T,Ci) is its input and memory
+   (B,M,Ci) or NULL, both after layer norm; pad is that of all keys (B,M+T). */
+static stx_tensor *stx__sru_transform(stx_sru *m, size_t l, stx_tensor *h, stx_tensor *memory,
                                       const stx_ids *pad, size_t window) {
     stx_ctx *x = m->ctx;
     const stx_sru_layer *p = &m->layer[l];
-    stx_tensor *z, *zn, *q;
-    size_t S, T;
+    const int norm_first = p->attn_gain && m->desc.attn_norm_first;
+    stx_tensor *z, *keys, *query, *kv;
+    size_t T, MT;
     if (!h) return NULL;
     if (!p->w1) return stx_linear(x, h, p->w3, NULL, STX_ACT_NONE);
     z = stx_linear(x, h, p->w1, NULL, STX_ACT_NONE);
     if (!p->attends) return stx__sru_after(m, p, z, NULL);
-    zn = M ? stx_concat(x, stx_linear(x, M, p->w1, NULL, STX_ACT_NONE), z) : z;
-    if (p->attn_gain && m->desc.attn_norm_first)
-        zn = stx_layernorm(x, zn, p->attn_gain, p->attn_shift, 1e-5);
-    if (!zn) return NULL;
-    S = zn->dim[1];
+
+    keys = z;
+    if (memory) keys = stx_concat(x, stx_linear(x, memory, p->w1, NULL, STX_ACT_NONE), z);
+    if (norm_first) keys = stx_layernorm(x, keys, p->attn_gain, p->attn_shift, 1e-5);
+    if (!keys) return NULL;
+
     T = h->dim[1];
-    q = S > T ? (p->attn_gain && m->desc.attn_norm_first ? stx_slice(x, zn, S - T, S) : z) : zn;
-    return stx__sru_after(m, p, z,
-                          stx__sru_attend(m, q, stx_linear(x, zn, p->w2, NULL, STX_ACT_NONE), pad,
-                                          window));
+    MT = keys->dim[1];
+    query = keys;
+    if (MT > T) query = norm_first ? stx_slice(x, keys, MT - T, MT) : z;
+    kv = stx_linear(x, keys, p->w2, NULL, STX_ACT_NONE);
+    return stx__sru_after(m, p, z, stx__sru_attend(m, query, kv, pad, window));
 }
 
-/* The padding of all keys, memory's first */
-static const stx_ids *stx__sru_pads(stx_ctx *x, const stx_ids *before, const stx_ids *pad, size_t B,
-                                    size_t M, size_t T) {
-    int32_t *v;
+/* The padding (B,M+T) of all keys: before (B,M), then pad (B,T); either may be NULL. */
+static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const stx_ids *pad,
+                                       size_t B, size_t M, size_t T) {
+    int32_t *all;
     size_t b;
     if (!before && !pad) return NULL;
     if (!M) return pad;
-    v = (int32_t *)stx_step_alloc(x, B * (M + T) * sizeof *v);
-    if (!v) return NULL;
+    all = (int32_t *)stx_step_alloc(x, B * (M + T) * sizeof *all);
+    if (!all) return NULL;
+    memset(all, 0, B * (M + T) * sizeof *all);
     for (b = 0; b < B; b++) {
-        if (before)
-            memcpy(v + b * (M + T), before->data + b * M, M * sizeof *v);
-        else
-            memset(v + b * (M + T), 0, M * sizeof *v);
-        if (pad)
-            memcpy(v + b * (M + T) + M, pad->data + b * T, T * sizeof *v);
-        else
-            memset(v + b * (M + T) + M, 0, T * sizeof *v);
+        int32_t *row = all + b * (M + T);
+        if (before) memcpy(row, before->data + b * M, M * sizeof *row);
+        if (pad) memcpy(row + M, pad->data + b * T, T * sizeof *row);
     }
-    return stx_tokens(x, v, B, M + T);
+    return stx_tokens(x, all, B, M + T);
 }
 
-static stx_tensor *stx__sru_no(stx_ctx *x, const char *what) {
-    stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: %s", what);
+/* What stx__sru_layer needs besides its tensors. */
+typedef struct stx__sru_job {
+    stx_sru *m;
+    size_t   l, window;
+    const stx_ids *pad;             /* (B,T) */
+    const stx_ids *key_pad;         /* (B,M+T) */
+    const unsigned char *padded;    /* zero_pads: (B,T) in host memory, else NULL */
+    int memory, c0, last;           /* which optional tensors are present */
+} stx__sru_job;
+
+/* A dropout mask (B,O) for all times, or NULL if nothing is dropped. Returns 0 in an
+   error. */
+static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
+    stx_ctx *x = m->ctx;
+    stx_tensor *ones;
+    *mask = NULL;
+    if (!(m->desc.dropout > 0) || l + 1 >= m->desc.layers || !stx_training(x)) return 1;
+    ones = stx_new_full(x, B, m->O, 0, 0);
+    if (!ones) return 0;
+    STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
+    *mask = stx_dropout(x, ones, m->desc.dropout);
+    return 1;
+}
+
+/* U, and V or NULL, of a custom transform. */
+static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t size,
+                                   stx_tensor **V) {
+    const char *op = "stx_sru_forward";
+    stx_tensor *U = NULL;
+    if (in && !m->desc.custom(m->ctx, m->desc.user, l, in, &U, V)) {
+        stx_fail(m->ctx, STX_ERR_ARG, "%s: the custom transform of layer %zu failed", op, l);
+        return NULL;
+    }
+    if (U && U->size == size) return U;
+    stx_fail(m->ctx, STX_ERR_SHAPE,
+             "%s: the custom transform of layer %zu: expected U of shape (B,T,%zu,%zu), %zu "
+             "elements, got %zu", op, l, m->layer[l].k, m->O, size, U ? U->size : 0);
     return NULL;
 }
 
-/* One layer: given[0] = h (B,T,Ci), then its memory and its state before, where they
-   are there. out[0] gets the states after, if wanted */
-typedef struct stx__sru_job {
-    stx_sru *m;
-    const stx_ids *pad, *pads; /* pads: of the memory and x */
-    const unsigned char *padded;
-    size_t l, window;
-    int memory, c0, last;
-} stx__sru_job;
-
+/* One layer, in the form that stx_recompute calls: given[0] = h (B,T,Ci), then its
+   memory and its initial state if they are present. out[0] becomes the final state. */
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
-    stx__sru_job *job = (stx__sru_job *)user;
+    const stx__sru_job *job = (const stx__sru_job *)user;
     stx_sru *m = job->m;
     const stx_sru_desc *d = &m->desc;
-    const size_t l = job->l;
-    stx_sru_layer *p = &m->layer[l];
+    const stx_sru_layer *p = &m->layer[job->l];
+    stx_tensor *h = given[0], *in = h, *memory = job->memory ? given[1] : NULL, *U, *V = NULL;
+    const size_t B = h->dim[0], T = h->dim[1];
     stx_sru_recurrence_in cell;
-    stx_tensor *h = given[0], *in = h, *mem = job->memory ? given[1] : NULL, *U, *V = NULL;
-    size_t B = h->dim[0], T = h->dim[1];
     memset(&cell, 0, sizeof cell);
+
     if (d->norm == STX_SRU_NORM_BEFORE) {
         in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-        if (mem && !(d->literal & STX_SRU_LITERAL_NORM))
-            mem = stx_layernorm(x, mem, p->gain, p->shift, 1e-5);
+        if (memory && !(d->literal & STX_SRU_LITERAL_NORM))
+            memory = stx_layernorm(x, memory, p->gain, p->shift, 1e-5);
     }
     in = stx_dropout_time(x, in, d->rnn_dropout);
-    if (d->dropout > 0 && l + 1 < d->layers && stx_training(x)) {
-        stx_tensor *ones = stx_new_full(x, B, m->O, 0, 0);
-        if (!ones) return NULL;
-        STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
-        cell.mask = stx_dropout(x, ones, d->dropout);
-    }
-    if (d->custom) {
-        U = NULL;
-        if (in && !d->custom(x, d->user, l, in, &U, &V)) {
-            stx_fail(x, STX_ERR_ARG, "stx_sru_forward: the transform of layer %zu failed", l);
-            return NULL;
-        }
-        if (!U || U->size != B * T * p->k * m->O) {
-            stx_fail(x, STX_ERR_SHAPE,
-                     "stx_sru_forward: the transform of layer %zu gave %zu numbers, want B T %zu O",
-                     l, U ? U->size : 0, p->k);
-            return NULL;
-        }
-    } else
-        U = stx__sru_transform(m, l, in, mem, job->pads, job->window);
+    if (!stx__sru_mask(m, job->l, B, &cell.mask)) return NULL;
+    if (d->custom) U = stx__sru_custom(m, job->l, in, B * T * p->k * m->O, &V);
+    else U = stx__sru_transform(m, job->l, in, memory, job->key_pad, job->window);
     if (!U) return NULL;
+
     cell.u = stx_reshape(x, U, B, T, p->k, m->O);
     cell.xr = p->highway ? h : NULL;
     cell.v = p->v;
@@ -2121,83 +2332,107 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
     cell.tanh = d->tanh;
     h = stx_sru_recurrence(x, &cell, job->last ? out : NULL);
     if (d->norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
-    return job->padded ? stx__sru_zero(x, h, job->padded) : h;
+    return job->padded ? stx__sru_zero_rows(x, h, job->padded) : h;
+}
+
+/* Checks h and io. *M becomes the number of rows of memory. */
+static int stx__sru_check_io(const stx_sru *m, const stx_tensor *h, const stx_sru_io *io,
+                             size_t *M) {
+    const char *op = "stx_sru_forward";
+    stx_ctx *x = m->ctx;
+    char shape[64];
+    size_t l, B;
+    int first = 1;
+    *M = 0;
+    if (h->ndim != 3 || h->dim[2] != m->desc.input) {
+        snprintf(shape, sizeof shape, "(B,T,%zu), (B,T,input) of the desc", m->desc.input);
+        return stx__sru_bad_shape(x, op, "x", shape, h);
+    }
+    B = h->dim[0];
+    if (!stx__sru_check_ids(x, op, "pad", io->pad, B, h->dim[1])) return 0;
+    if (io->window && m->desc.not_causal) {
+        stx_fail(x, STX_ERR_SHAPE, "%s: window: expected 0 with not_causal, got %zu", op,
+                 io->window);
+        return 0;
+    }
+
+    for (l = 0; l < m->desc.layers; l++) {
+        const stx_tensor *memory = io->memory ? io->memory[l] : NULL;
+        const stx_tensor *c0 = io->c0 ? io->c0[l] : NULL;
+        const size_t Ci = m->layer[l].Ci, rows = memory ? memory->dim[1] : 0;
+        if (c0 && c0->size != B * m->O) {
+            snprintf(shape, sizeof shape, "(%zu,%zu), (B,O)", B, m->O);
+            return stx__sru_bad_shape(x, op, "c0", shape, c0);
+        }
+        if (!m->layer[l].attends) continue;
+        if (memory && (memory->ndim != 3 || memory->dim[0] != B || memory->dim[2] != Ci)) {
+            snprintf(shape, sizeof shape, "(%zu,M,%zu), (B,M,Ci)", B, Ci);
+            return stx__sru_bad_shape(x, op, "memory", shape, memory);
+        }
+        if (!first && *M != rows) {
+            stx_fail(x, STX_ERR_SHAPE,
+                     "%s: memory of layer %zu: expected %zu rows as in the layers before, which "
+                     "share one mask, got %zu", op, l, *M, rows);
+            return 0;
+        }
+        *M = rows;
+        first = 0;
+    }
+    return stx__sru_check_ids(x, op, "memory_pad", io->memory_pad, B, *M);
 }
 
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
-    stx_sru_io none;
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_sru_desc *d;
-    const stx_ids *pads = NULL;
+    const stx_ids *key_pad = NULL;
     unsigned char *padded = NULL;
-    size_t l, B, T, M = 0, i;
-    int seen = 0;
+    stx_sru_io none;
+    size_t l, B, T, M, i;
+    int attends = 0;
     if (!stx_ok(x) || !h) return NULL;
     memset(&none, 0, sizeof none);
     if (!io) io = &none;
+    if (!stx__sru_check_io(m, h, io, &M)) return NULL;
     d = &m->desc;
-    if (h->ndim != 3 || h->dim[2] != d->input) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_sru_forward: x wants the shape (B,T,%zu), the desc's input",
-                 d->input);
-        return NULL;
-    }
     B = h->dim[0];
     T = h->dim[1];
-    if (io->pad && (io->pad->B != B || io->pad->T != T))
-        return stx__sru_no(x, "pad wants the shape (B,T) of x");
-    if (io->window && d->not_causal)
-        return stx__sru_no(x, "a window needs causal attention: set window to 0");
-    for (l = 0; l < d->layers; l++) {
-        const stx_tensor *M_l = io->memory ? io->memory[l] : NULL, *c = io->c0 ? io->c0[l] : NULL;
-        if (c && c->size != B * m->O) return stx__sru_no(x, "states want B O numbers a layer");
-        if (!m->layer[l].attends) continue;
-        if (M_l && (M_l->ndim != 3 || M_l->dim[0] != B || M_l->dim[2] != m->layer[l].Ci))
-            return stx__sru_no(x, "memory wants the shape (B,M,Ci) of its layer's input");
-        if (seen && M != (M_l ? M_l->dim[1] : 0))
-            return stx__sru_no(x, "all memories want the same number of rows, for one mask is for "
-                                  "all");
-        M = M_l ? M_l->dim[1] : 0;
-        seen = 1;
-    }
-    if (io->memory_pad && (io->memory_pad->B != B || io->memory_pad->T != M))
-        return stx__sru_no(x, "memory_pad wants the shape (B,M) of "
-                              "the memories");
-    if (seen) pads = stx__sru_pads(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
+
+    for (l = 0; l < d->layers; l++) attends |= m->layer[l].attends;
+    if (attends) key_pad = stx__sru_key_pad(x, M ? io->memory_pad : NULL, io->pad, B, M, T);
     if (d->zero_pads && io->pad && d->norm == STX_SRU_NORM_AFTER) {
         padded = (unsigned char *)stx_step_alloc(x, B * T);
         for (i = 0; padded && i < B * T; i++) padded[i] = io->pad->data[i] != 0;
     }
+
     if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
     for (l = 0; l < d->layers && h; l++) {
         stx__sru_job *job = (stx__sru_job *)stx_step_alloc(x, sizeof *job);
-        stx_tensor *in[3], **last;
-        int n = 0;
+        stx_tensor *given[3], **last = io->last ? &io->last[l] : NULL;
+        int count = 0;
         if (!job) return NULL;
-        if (io->inputs) io->inputs[l] = h;
         memset(job, 0, sizeof *job);
         job->m = m;
         job->l = l;
-        job->pad = io->pad;
-        job->pads = pads;
-        job->padded = padded;
         job->window = io->window;
-        in[n++] = h;
-        if (m->layer[l].attends && io->memory && io->memory[l]) {
-            in[n++] = io->memory[l];
-            job->memory = 1;
-        }
-        if (io->c0 && io->c0[l]) {
-            in[n++] = io->c0[l];
-            job->c0 = 1;
-        }
+        job->pad = io->pad;
+        job->key_pad = key_pad;
+        job->padded = padded;
+        job->memory = m->layer[l].attends && io->memory && io->memory[l];
+        job->c0 = io->c0 && io->c0[l];
         job->last = io->last != NULL;
-        last = io->last ? &io->last[l] : NULL;
-        h = d->layers - l <= d->recompute_layers
-                ? stx_recompute(x, stx__sru_layer, job, in, n, last, job->last)
-                : stx__sru_layer(x, job, in, last);
+
+        given[count++] = h;
+        if (job->memory) given[count++] = io->memory[l];
+        if (job->c0) given[count++] = io->c0[l];
+        if (io->inputs) io->inputs[l] = h;
+        if (d->layers - l <= d->recompute_layers)
+            h = stx_recompute(x, stx__sru_layer, job, given, count, last, job->last);
+        else
+            h = stx__sru_layer(x, job, given, last);
     }
     return h;
 }
+
 
 // >>stack: state
 
@@ -2208,7 +2443,7 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: no streams, want B >= 1");
+        stx_fail(x, STX_ERR_ARG, "stx_sru_state_create: expected B >= 1 streams, got 0");
         return NULL;
     }
     s = (stx_sru_state *)stx_block(x, sizeof *s);
@@ -2216,12 +2451,14 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     if (!s || !widths) return NULL;
     s->model = m;
     s->B = B;
+
     memset(&d, 0, sizeof d);
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->O;
     d.fixed = 1;
     s->states = stx_rows_create(x, &d);
+
     for (l = 0; l < d.layers; l++) widths[l] = m->layer[l].attends ? m->layer[l].Ci : 0;
     d.widths = widths;
     d.fixed = 0;
@@ -2252,68 +2489,71 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_rows_reset_stream(s->memory, b);
 }
 
+/* Checks the model and the number of streams of a segment's state, "in" or "out". */
+static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_sru_state *s,
+                               const char *which) {
+    if (!s || (s->model == m && s->B == h->dim[0])) return 1;
+    if (s->model != m)
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_sru_segment: state %s: expected one of this model, got another model's",
+                 which);
+    else
+        stx_fail(m->ctx, STX_ERR_SHAPE,
+                 "stx_sru_segment: state %s: expected B = %zu streams like x, got %zu", which,
+                 h->dim[0], s->B);
+    return 0;
+}
+
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_io io;
     stx_tensor **c0, **memory, **last, **inputs;
-    size_t l, n, T, M, keep;
+    size_t l, layers, M, keep;
     if (!stx_ok(x) || !h) return NULL;
-    for (l = 0; l < 2; l++) {
-        const stx_sru_state *s = l ? out : in;
-        if (s && s->model != m) {
-            stx_fail(x, STX_ERR_ARG, "stx_sru_segment: the state %s is of another model",
-                     l ? "out" : "in");
-            return NULL;
-        }
-        if (s && s->B != h->dim[0]) {
-            stx_fail(
-                x, STX_ERR_SHAPE,
-                "stx_sru_segment: %zu streams with a state %s of %zu: make the state with B = %zu",
-                h->dim[0], l ? "out" : "in", s->B, h->dim[0]);
-            return NULL;
-        }
+    if (!stx__sru_state_fits(m, h, in, "in") || !stx__sru_state_fits(m, h, out, "out"))
+        return NULL;
+    if (h->ndim != 3) {
+        stx__sru_bad_shape(x, "stx_sru_segment", "x", "(B,T,input)", h);
+        return NULL;
     }
-    if (h->ndim != 3) return stx__sru_no(x, "x wants the shape (B,T,Ci)");
-    n = m->desc.layers;
-    T = h->dim[1];
+    layers = m->desc.layers;
     M = in ? stx_rows_most(in->memory) : 0;
-    memset(&io, 0, sizeof io);
-    c0 = (stx_tensor **)stx_step_alloc(x, 4 * n * sizeof *c0);
+    keep = out && out->keep ? out->keep : h->dim[1];
+    c0 = (stx_tensor **)stx_step_alloc(x, 4 * layers * sizeof *c0);
     if (!c0) return NULL;
-    memset(c0, 0, 4 * n * sizeof *c0);
-    memory = c0 + n;
-    last = memory + n;
-    inputs = last + n;
-    for (l = 0; in && l < n;
-         l++) { /* copies: backward needs them when the state holds something else */
-        c0[l] = stx_rows_read(in->states, l, 1);
-        memory[l] = stx_rows_read(in->memory, l, M);
-        if (m->layer[l].attends && !io.memory_pad)
-            io.memory_pad = stx_rows_mask(in->memory, l, M, NULL, 0);
-    }
+    memset(c0, 0, 4 * layers * sizeof *c0);
+    memory = c0 + layers;
+    last = memory + layers;
+    inputs = last + layers;
+    memset(&io, 0, sizeof io);
     io.c0 = c0;
     io.memory = memory;
     io.last = last;
     io.inputs = inputs;
     io.pad = pad;
-    io.window = in ? in->window : out ? out->window : 0;
+    if (in) io.window = in->window;
+    else if (out) io.window = out->window;
+
+    /* read the state: copies, because it can change before backward needs them */
+    for (l = 0; in && l < layers; l++) {
+        c0[l] = stx_rows_read(in->states, l, 1);
+        memory[l] = stx_rows_read(in->memory, l, M);
+        if (m->layer[l].attends && !io.memory_pad)
+            io.memory_pad = stx_rows_mask(in->memory, l, M, NULL, 0);
+    }
     h = stx_sru_forward(m, h, &io);
     if (!h || !out) return h;
-    keep = out->keep ? out->keep : T;
+
+    /* write it */
     if (out->keep && !stx_rows_reserve(out->memory, keep)) return NULL;
-    for (l = 0; l < n; l++) {
+    for (l = 0; l < layers; l++) {
+        const stx_rows *before = in ? in->memory : NULL;
         if (!stx_rows_push(out->states, NULL, l, 1, last[l], NULL)) return NULL;
-        if (m->layer[l].attends
-            && !stx_rows_push(out->memory, in ? in->memory : NULL, l, keep, inputs[l], pad))
-            return NULL;
+        if (!m->layer[l].attends) continue;
+        if (!stx_rows_push(out->memory, before, l, keep, inputs[l], pad)) return NULL;
     }
     return h;
-}
-
-static const char *stx__sru_entry(char *name, size_t room, const char *prefix) {
-    snprintf(name, room, "%.80sc", prefix);
-    return name;
 }
 
 STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from, size_t c,
@@ -2321,17 +2561,25 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
     if (!to || !stx_ok(to->model->ctx)) return 0;
     if (!from || from->model != to->model) {
         stx_fail(to->model->ctx, STX_ERR_ARG,
-                 "stx_sru_state_copy: from is NULL or of another model");
+                 "stx_sru_state_copy: from: expected a state of the same model, got %s",
+                 from ? "another model's" : "NULL");
         return 0;
     }
-    return stx_rows_copy(to->states, b, from->states, c, n)
-           && (!to->memory || stx_rows_copy(to->memory, b, from->memory, c, n));
+    if (!stx_rows_copy(to->states, b, from->states, c, n)) return 0;
+    return !to->memory || stx_rows_copy(to->memory, b, from->memory, c, n);
+}
+
+/* The name of the states in a checkpoint. */
+static const char *stx__sru_entry(char *name, size_t size, const char *prefix) {
+    snprintf(name, size, "%.80sc", prefix);
+    return name;
 }
 
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
     char name[96];
-    return s && stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
-           && stx_rows_save(w, s->memory, prefix);
+    if (!s) return 0;
+    return stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
+        && stx_rows_save(w, s->memory, prefix);
 }
 
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
@@ -2339,18 +2587,21 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
     if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_sru_state_reset(s);
     return stx_rows_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
-           && (!s->keep || stx_rows_reserve(s->memory, s->keep))
-           && stx_rows_load(s->memory, f, prefix);
+        && (!s->keep || stx_rows_reserve(s->memory, s->keep))
+        && stx_rows_load(s->memory, f, prefix);
 }
 
-/* (layers,B,D,H) here, (layers D,B,H) there */
-static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int out) {
-    size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden, l, b, s;
+/* Copies nn (layers,D,B,H), the order of PyTorch, from own (layers,B,D,H) if get, else
+   to own. */
+static void stx__sru_nn(const stx_sru *m, size_t B, stx_real *nn, stx_real *own, int get) {
+    const size_t D = m->desc.bidirectional ? 2 : 1, H = m->desc.hidden;
+    size_t l, b, s;
     for (l = 0; l < m->desc.layers; l++)
         for (b = 0; b < B; b++)
             for (s = 0; s < D; s++) {
-                stx_real *p = nn + ((l * D + s) * B + b) * H, *q = own + ((l * B + b) * D + s) * H;
-                memcpy(out ? p : q, out ? q : p, H * sizeof *p);
+                stx_real *theirs = nn + ((l * D + s) * B + b) * H;
+                stx_real *ours = own + ((l * B + b) * D + s) * H;
+                memcpy(get ? theirs : ours, get ? ours : theirs, H * sizeof *ours);
             }
 }
 
@@ -2370,19 +2621,20 @@ STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2) {
     stx_ctx *x = s ? s->model->ctx : NULL;
+    const stx_sru_desc *d;
     stx_real *own, *copy;
     size_t n, rows;
     if (!stx_ok(x) || !in) return 0;
-    rows = s->model->desc.layers * (s->model->desc.bidirectional ? 2 : 1);
-    if (d0 != rows || d1 != s->B || d2 != s->model->desc.hidden) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_sru_state_set_nn: states of shape (%zu,%zu,%zu), want (%zu,%zu,%zu): layers times directions, "
-            "B, H; another shape would be another order of the numbers",
-            d0, d1, d2, rows, s->B, s->model->desc.hidden);
+    d = &s->model->desc;
+    rows = d->layers * (d->bidirectional ? 2 : 1);
+    if (d0 != rows || d1 != s->B || d2 != d->hidden) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_sru_state_set_nn: expected shape (%zu,%zu,%zu), (layers D, B, H), got "
+                 "(%zu,%zu,%zu), which would be another order of the elements",
+                 rows, s->B, d->hidden, d0, d1, d2);
         return 0;
     }
-    n = s->model->desc.layers * s->B * s->model->O;
+    n = d->layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, 2 * n * sizeof *own);
     if (!own) return 0;
     copy = own + n;
@@ -2393,21 +2645,23 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     return stx_ok(x);
 }
 
+
 // >>language model
 
-static int stx__sru_lm_wrong(stx_ctx *x, const char *field, double got, const char *expected) {
+static int stx__sru_lm_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_sru_lm_create", field, got, expected);
 }
 
-/* Initialisers of embedding and output, as in the reference's trainers: tables in
-   U(-sqrt(3/d), sqrt(3/d)), projections Xavier's, biases 0 */
+/* Initialisers of embedding and output head, as in the original's trainers: tables
+   U(-sqrt(3/width), sqrt(3/width)) with the embedding's or the model's width, Xavier
+   projections, biases 0. */
 static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = d->dim;
     w->emb = d->emb;
-    w->in = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
-    w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : d->tied ? STX_WORDS_TIED : STX_WORDS_PLAIN;
+    w->in = w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    if (!d->adapt_io && d->tied) w->out = STX_WORDS_TIED;
     w->scale = 1;
     w->dropout = d->emb_dropout;
     w->width[0] = d->emb_adaptive;
@@ -2418,6 +2672,7 @@ static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     w->forward_columns = d->forward_columns;
     memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
     w->by_cluster = 1;
+
     w->table.kind = w->out_table.kind = w->cluster.kind = w->proj.kind = STX_UNIFORM;
     w->table.a = sqrt(3 / (double)d->emb);
     w->out_table.a = w->cluster.a = sqrt(3 / (double)d->dim);
@@ -2425,49 +2680,59 @@ static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     w->proj.rule = STX_INIT_XAVIER;
 }
 
+static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
+    const size_t most = (size_t)1 << 28;
+    if (d->dim > most)
+        return stx__sru_lm_bad(x, "dim", (double)d->dim, "at most 2^28");
+    if (d->emb > most)
+        return stx__sru_lm_bad(x, "emb", (double)d->emb, "at most 2^28");
+    if (d->emb_adaptive > most)
+        return stx__sru_lm_bad(x, "emb_adaptive", (double)d->emb_adaptive, "at most 2^28");
+    if (d->sru.bidirectional || d->sru.not_causal) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_lm_create: %s: expected 0 in a language model, which must not see what "
+                 "it predicts, got %d", d->sru.bidirectional ? "bidirectional" : "not_causal",
+                 d->sru.bidirectional ? d->sru.bidirectional : d->sru.not_causal);
+        return 0;
+    }
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return stx__sru_lm_bad(x, "dropout", d->dropout, "0 <= p < 1");
+    if (!(d->io_dropout < 1))
+        return stx__sru_lm_bad(x, "io_dropout", d->io_dropout, "p < 1");
+    if (!(d->emb_dropout >= 0 && d->emb_dropout < 1))
+        return stx__sru_lm_bad(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
+    if (d->tied && d->adapt_io)
+        return stx__sru_lm_bad(x, "tied", d->tied,
+                               "0 with adapt_io, whose tables are always shared");
+    if (d->emb != d->dim && (d->tied || d->adapt_io)) {
+        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: emb: expected dim %zu with %s, got %zu",
+                 d->dim, d->tied ? "tied" : "adapt_io, whose projections map to dim", d->emb);
+        return 0;
+    }
+    return 1;
+}
+
 static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d,
                                stx_words_desc *words) {
-    const size_t most = (size_t)1 << 28;
-    stx_sru_desc s;
+    stx_sru_desc stack;
     *d = *from;
     if (!d->dim) d->dim = 512;
     if (!d->emb) d->emb = d->dim;
     if (!d->emb_adaptive) d->emb_adaptive = d->dim;
-    if (d->dim > most || d->emb > most || d->emb_adaptive > most)
-        return stx__sru_lm_wrong(x, "dim, emb or emb_adaptive", (double)d->dim, "at most 2^28");
-    if (d->sru.bidirectional || d->sru.not_causal) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_sru_lm_create: a language model must not see what it predicts: bidirectional and not_causal stay 0");
-        return 0;
-    }
-    if (!(d->dropout >= 0 && d->dropout < 1))
-        return stx__sru_lm_wrong(x, "dropout", d->dropout, "0 <= p < 1");
-    if (!(d->io_dropout < 1)) return stx__sru_lm_wrong(x, "io_dropout", d->io_dropout, "p < 1");
+    if (!stx__sru_lm_check(x, d)) return 0;
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
-    if (!(d->emb_dropout >= 0 && d->emb_dropout < 1))
-        return stx__sru_lm_wrong(x, "emb_dropout", d->emb_dropout, "0 <= p < 1");
-    if (d->tied && (d->emb != d->dim || d->adapt_io)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_sru_lm_create: tied with %s: want emb equal to dim %zu, and adapt_io 0 (its tables are always "
-            "shared)",
-            d->adapt_io ? "adapt_io" : "another emb", d->dim);
-        return 0;
-    }
-    if (d->adapt_io && d->emb != d->dim)
-        return stx__sru_lm_wrong(x, "emb with adapt_io", (double)d->emb,
-                                 "dim: the embedding's projections lead there");
-    d->sru.input = d->emb;
-    d->sru.hidden = d->dim;
-    d->sru.dropout = d->dropout;
+
     stx__sru_lm_words(d, words);
     if (!stx_words_resolve(x, "stx_sru_lm_create", words, words)) return 0;
     d->divval = words->divval;
     d->cutoffs = words->cutoffs;
     memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
-    if (!stx__sru_resolve(x, &d->sru, &s)) return 0;
-    d->sru = s;
+
+    d->sru.input = d->emb;
+    d->sru.hidden = d->dim;
+    d->sru.dropout = d->dropout;
+    if (!stx__sru_resolve(x, &d->sru, &stack)) return 0;
+    d->sru = stack;
     return 1;
 }
 
@@ -2483,7 +2748,8 @@ STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
     stx_sru_lm *m;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_lm_create: no desc; at least vocab is needed");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_lm_create: expected a desc with at least vocab, got NULL");
         return NULL;
     }
     m = (stx_sru_lm *)stx_persist(x, sizeof *m);
@@ -2501,15 +2767,19 @@ STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m) {
     return m ? m->params : NULL;
 }
 
+static stx_tensor *stx__sru_lm_dropout(stx_sru_lm *m, stx_tensor *h) {
+    return stx_dropout(m->ctx, h, STX_MAX(m->desc.io_dropout, 0));
+}
+
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
-    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), STX_MAX(m->desc.io_dropout, 0));
+    return stx__sru_lm_dropout(m, stx_words_embed(m->words, ids));
 }
 
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out) {
     if (!m || !ids) return NULL;
-    return stx_dropout(m->ctx, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out),
-                       STX_MAX(m->desc.io_dropout, 0));
+    return stx__sru_lm_dropout(
+        m, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out));
 }
 
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
@@ -2527,48 +2797,50 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
 
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                 const stx_sru_state *s, uint64_t salt) {
-    uint64_t h = stx_step_key(m, ids, targets, salt);
-    if (m)
-        h = stx_words_key(m->words, stx_key_add(h, m->sru->desc.recompute_layers), ids, targets,
-                          NULL);
-    return m && s ? stx_rows_key(s->memory,
-                                 stx_rows_key(s->states,
-                                              stx_key_add(stx_key_add(h, s->keep), s->window)))
-                  : h;
+    uint64_t key = stx_step_key(m, ids, targets, salt);
+    if (!m) return key;
+    key = stx_key_add(key, m->sru->desc.recompute_layers);
+    key = stx_words_key(m->words, key, ids, targets, NULL);
+    if (!s) return key;
+    key = stx_key_add(key, s->keep);
+    key = stx_key_add(key, s->window);
+    key = stx_rows_key(s->states, key);
+    return stx_rows_key(s->memory, key);
 }
+
 
 // >>generation
 
 STX_DEF stx_sru_gen *stx_sru_gen_create(stx_sru_lm *m, size_t B, size_t window) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_gen *g;
-    size_t n, l;
+    size_t layers, l;
     if (!stx_ok(x)) return NULL;
     if (!B) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: no streams, want B >= 1");
+        stx_fail(x, STX_ERR_ARG, "stx_sru_gen_create: expected B >= 1 streams, got 0");
         return NULL;
     }
     if (window > (size_t)1 << 31) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_gen_create: a window of %zu, want at most 2^31: its rows are reserved",
-                 window);
+                 "stx_sru_gen_create: window: expected at most 2^31 rows, which are allocated at "
+                 "once, got %zu", window);
         return NULL;
     }
-    n = m->sru->desc.layers;
     if (m->sru->desc.literal & STX_SRU_LITERAL_NORM) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_gen_create: with STX_SRU_LITERAL_NORM a key depends on "
-                 "where its segment began; use stx_sru_segment, or a model without it");
+                 "stx_sru_gen_create: with STX_SRU_LITERAL_NORM a key depends on where its segment "
+                 "began; use stx_sru_segment, or a model without it");
         return NULL;
     }
+    layers = m->sru->desc.layers;
     g = (stx_sru_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
     g->B = B;
     g->window = window ? window : 1024;
     g->state = stx_sru_state_create(m->sru, B);
-    g->cache = stx_cache_create(x, n, B, m->desc.vocab);
-    for (l = 0; l < n && stx_ok(x); l++)
+    g->cache = stx_cache_create(x, layers, B, m->desc.vocab);
+    for (l = 0; l < layers && stx_ok(x); l++)
         if (m->sru->layer[l].attends)
             stx_cache_window(g->cache, l, g->window, m->sru->layer[l].P, 1);
     return stx_ok(x) ? g : NULL;
@@ -2587,8 +2859,7 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g) {
     stx_cache_reset(g->cache);
 }
 
-/* Attention of new times over the window, whose keys and values are kept (2102.12459,
-   section 3) */
+/* stx__sru_transform of new times, with the keys and values of the cache. */
 static stx_tensor *stx__sru_gen_transform(stx_sru_gen *g, size_t l, stx_tensor *h) {
     stx_sru *m = g->model->sru;
     stx_ctx *x = m->ctx;
@@ -2616,12 +2887,13 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
     if (m->w_input) h = stx_linear(x, h, m->w_input, NULL, STX_ACT_NONE);
     for (l = 0; l < m->desc.layers && h; l++) {
         const stx_sru_layer *p = &m->layer[l];
-        stx_tensor *in = h, *last;
+        stx_tensor *in = h, *U, *last;
         stx_sru_recurrence_in cell;
         memset(&cell, 0, sizeof cell);
-        if (m->desc.norm == STX_SRU_NORM_BEFORE) in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
-        in = stx__sru_gen_transform(g, l, in);
-        cell.u = stx_reshape(x, in, ids->B, ids->T, p->k, m->O);
+        if (m->desc.norm == STX_SRU_NORM_BEFORE)
+            in = stx_layernorm(x, in, p->gain, p->shift, 1e-5);
+        U = stx__sru_gen_transform(g, l, in);
+        cell.u = stx_reshape(x, U, ids->B, ids->T, p->k, m->O);
         cell.xr = p->highway ? h : NULL;
         cell.v = p->v;
         cell.bias = p->bias;
@@ -2638,16 +2910,16 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx_ok(g->model->ctx)) return NULL;
     if (g->model->sru->desc.custom) {
-        stx_fail(
-            g->model->ctx, STX_ERR_ARG,
-            "stx_sru_gen_feed: a transform of your own may look at other times, so it cannot be fed token by token: "
-            "use stx_sru_segment");
+        stx_fail(g->model->ctx, STX_ERR_ARG,
+                 "stx_sru_gen_feed: a custom transform can depend on other times, so it cannot be "
+                 "fed token by token: use stx_sru_segment");
         return NULL;
     }
     return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
 }
 
-// >>language model: for programs of any family
+
+// >>model: the table of functions for programs that accept any family
 
 static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                     const void *in, void *out) {
@@ -2655,10 +2927,11 @@ static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *
                            (stx_sru_state *)out);
 }
 
+/* There is no penalty. */
 static stx_tensor *stx__sru_lm_total(void *m, stx_tensor *nll) {
     (void)m;
     return nll;
-} /* no penalties */
+}
 
 static void stx__sru_lm_updated(void *m) {
     (void)m;
@@ -2684,6 +2957,7 @@ static void *stx__sru_lm_state_create(void *m, size_t B, size_t window) {
 static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) {
     return stx_sru_gen_create((stx_sru_lm *)m, B, window);
 }
+
 STX_LM_STATES(sru)
 
 STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {

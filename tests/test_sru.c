@@ -1035,7 +1035,7 @@ static void custom(void) {
     CHECK(stx_ok(x) && fabs((double)o.g->grad[0]) > 0, "no gradient to the gates");
     o.shape = 1;
     stx_begin(x, STX_TRAIN);
-    CHECK(!stx_sru_forward(m, stx_input(x, v, 2, 5, 6, 0), NULL) && strstr(stx_error(x), "gave 60 numbers"), "%s", stx_error(x));
+    CHECK(!stx_sru_forward(m, stx_input(x, v, 2, 5, 6, 0), NULL) && strstr(stx_error(x), "180 elements, got 60"), "%s", stx_error(x));
     stx_clear_error(x);
     o.fail = 1;
     stx_begin(x, STX_TRAIN);
@@ -1222,7 +1222,7 @@ static void nn_states(void) {
         for (j = 0; j < 48; j++) nn[j] = -1;
         CHECK(!stx_sru_state_set_nn(s, nn, shape[i][0], shape[i][1], shape[i][2]) && stx_error_code(x) == STX_ERR_SHAPE,
               "shape %d is taken", (int)i);
-        snprintf(want, sizeof want, "(%d,%d,%d), want (4,3,4)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
+        snprintf(want, sizeof want, "expected shape (4,3,4)..got (%d,%d,%d)", (int)shape[i][0], (int)shape[i][1], (int)shape[i][2]);
         CHECK(test_says(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s", stx_error(x));
         stx_clear_error(x);
         stx_fetch(x, again, s->c, 48);
@@ -1270,11 +1270,11 @@ static void errors(void) {
     CHECK(stx_sru_lm_count(&lm) == SIZE_MAX, "4096 layers and a vocabulary: %zu parameters", stx_sru_lm_count(&lm));
     d = good; d.transform = 7; refused("transform: expected .. got 7", &d);
     d = good; d.literal = STX_SRU_LITERAL_NORM;
-    refused("literal has STX_SRU_LITERAL_NORM, which needs", &d);
-    d.norm = STX_SRU_NORM_BEFORE; refused("STX_SRU_LITERAL_NORM, which needs", &d);
+    refused("literal: STX_SRU_LITERAL_NORM requires", &d);
+    d.norm = STX_SRU_NORM_BEFORE; refused("STX_SRU_LITERAL_NORM requires", &d);
     d.transform = STX_SRU_ATTENTION; d.no_attention = 1;
-    refused("STX_SRU_LITERAL_NORM, which needs", &d);
-    d.literal |= STX_SRU_LITERAL; refused("STX_SRU_LITERAL_NORM, which needs", &d);
+    refused("STX_SRU_LITERAL_NORM requires", &d);
+    d.literal |= STX_SRU_LITERAL; refused("STX_SRU_LITERAL_NORM requires", &d);
     d = good; d.literal = 2; refused("literal: expected .. got 2", &d);
     d = good; d.norm = 3; refused("norm: expected .. got 3", &d);
     d = good; d.norm = -1; refused("norm: expected .. got -1", &d);
@@ -1289,10 +1289,10 @@ static void errors(void) {
     d = good; d.v_init = -2; refused("v_init: expected .. got -2", &d);
     d = good; d.v_init = NAN; refused("v_init", &d);
     d = good; d.proj = (size_t)1 << 40; refused("proj: expected", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("4 heads do not divide the projection 6", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("5 heads do not divide the projection 7 of layer 1", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("proj of a layer of SRU++: expected .. got 0", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 2; d.attention_last = 1; refused("give one of them", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("heads: expected .. divide proj 6 .. got 4", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("heads: expected .. divide proj 7 of layer 1, got 5", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("projs: expected .. got 0", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 2; d.attention_last = 1; refused("attention_last: expected 0 with attention_every 2, got 1", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 3; refused("attention_every: expected .. got 3", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_last = 3; refused("attention_last: expected .. got 3", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attn_dropout = 2; refused("attn_dropout: expected .. got 2", &d);
@@ -1305,21 +1305,21 @@ static void errors(void) {
     l = lm; l.dropout = 1.5; refused_lm("dropout: expected .. got 1.5", &l);
     l = lm; l.emb_dropout = -1; refused_lm("emb_dropout: expected .. got -1", &l);
     l = lm; l.io_dropout = 1; refused_lm("io_dropout: expected .. got 1", &l);
-    l = lm; l.tied = 1; l.emb = 5; refused_lm("tied with another emb", &l);
-    l = lm; l.tied = 1; l.adapt_io = 1; refused_lm("tied with adapt_io", &l);
-    l = lm; l.adapt_io = 1; l.emb = 5; refused_lm("emb with adapt_io", &l);
+    l = lm; l.tied = 1; l.emb = 5; refused_lm("emb: expected dim 8 with tied, got 5", &l);
+    l = lm; l.tied = 1; l.adapt_io = 1; refused_lm("tied: expected 0 with adapt_io", &l);
+    l = lm; l.adapt_io = 1; l.emb = 5; refused_lm("emb: expected dim 8 with adapt_io,..got 5", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = V; refused_lm("cutoff 29", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 2; l.cutoff[0] = 9; l.cutoff[1] = 8; refused_lm("cutoff 8", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 3; l.cutoff[0] = 9; l.cutoff[1] = 12; l.cutoff[2] = 20; refused_lm("divval^cutoffs", &l);
     l = lm; l.adapt_io = 1; l.divval = 1; refused_lm("divval: expected .. got 1", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 9; refused_lm("cutoffs: expected .. got 9", &l);
     l = lm; l.dim = (size_t)1 << 50; refused_lm("dim", &l);
-    l = lm; l.sru.heads = 3; l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; refused_lm("heads do not divide", &l);
+    l = lm; l.sru.heads = 3; l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; refused_lm("heads: expected .. divide proj 4 .. got 3", &l);
     x = context(1, 1);
     CHECK(!stx_sru_create(NULL, "", &good) && !stx_sru_lm_create(NULL, &lm), "no context");
-    CHECK(!stx_sru_create(stx_params_create(x), "", NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
+    CHECK(!stx_sru_create(stx_params_create(x), "", NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_sru_lm_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
+    CHECK(!stx_sru_lm_create(x, NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
     stx_clear_error(x);
     l = lm; l.adapt_io = 1; l.cutoffs = 1; l.cutoff[0] = 9; l.sru.layers = 1;
     CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0)) && strstr(stx_error(x), "stx_words_log_probs"), "%s",
@@ -1336,45 +1336,45 @@ static void errors(void) {
     y = context(1, 1);
     other = stx_sru_state_create(stx_sru_create(stx_params_create(y), "", &good), 2);
 #define REFUSE(call, text) do { stx_begin(x, STX_TRAIN); in = stx_input(x, v, 2, 5, 8, 0); (void)in; \
-    CHECK(!(call) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
+    CHECK(!(call) && test_says(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); stx_clear_error(x); } while (0)
     memset(&io, 0, sizeof io);
-    REFUSE(stx_sru_forward(m, stx_input(x, v, 2, 5, 7, 0), NULL), "(B,T,8)");
-    REFUSE(stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL), "(B,T,8)");
-    REFUSE(stx_sru_segment(m, in, NULL, s3, NULL), "2 streams with a state in of 3");
-    REFUSE(stx_sru_segment(m, in, NULL, NULL, s3), "2 streams with a state out of 3");
-    REFUSE(stx_sru_segment(m, in, NULL, other, NULL), "state in is of another model");
-    REFUSE((io.pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "pad wants");
+    REFUSE(stx_sru_forward(m, stx_input(x, v, 2, 5, 7, 0), NULL), "x: expected shape (B,T,8)");
+    REFUSE(stx_sru_forward(m, stx_input(x, v, 10, 8, 0, 0), NULL), "x: expected shape (B,T,8)");
+    REFUSE(stx_sru_segment(m, in, NULL, s3, NULL), "state in: expected B = 2 .. got 3");
+    REFUSE(stx_sru_segment(m, in, NULL, NULL, s3), "state out: expected B = 2 .. got 3");
+    REFUSE(stx_sru_segment(m, in, NULL, other, NULL), "state in: expected one of this model");
+    REFUSE((io.pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "pad: expected shape (2,5), got (2,4)");
     memset(&io, 0, sizeof io);
-    REFUSE((io.memory_pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "memory_pad wants");
+    REFUSE((io.memory_pad = stx_tokens(x, tok, 2, 4), stx_sru_forward(m, in, &io)), "memory_pad: expected shape (2,0), got (2,4)");
     memset(&io, 0, sizeof io);
     io.c0 = c0;
-    REFUSE((c0[0] = NULL, c0[1] = stx_input(x, v, 2, 7, 0, 0), stx_sru_forward(m, in, &io)), "states want");
+    REFUSE((c0[0] = NULL, c0[1] = stx_input(x, v, 2, 7, 0, 0), stx_sru_forward(m, in, &io)), "c0: expected shape (2,8),..got (2,7)");
     memset(&io, 0, sizeof io);
     io.memory = c0;
-    REFUSE((c0[0] = stx_input(x, v, 2, 3, 7, 0), c0[1] = NULL, stx_sru_forward(m, in, &io)), "memory wants");
-    REFUSE((c0[0] = stx_input(x, v, 2, 3, 8, 0), c0[1] = NULL, stx_sru_forward(m, in, &io)), "same number of rows");
-    REFUSE((c0[0] = stx_input(x, v, 2, 3, 8, 0), c0[1] = stx_input(x, v, 2, 4, 8, 0), stx_sru_forward(m, in, &io)), "same number of rows");
-    REFUSE(stx_sru_lengths(x, bad, 2, 6), "sequence 1 has 7 times");
-    REFUSE(stx_sru_lengths(x, NULL, 2, 6), "no lengths");
+    REFUSE((c0[0] = stx_input(x, v, 2, 3, 7, 0), c0[1] = NULL, stx_sru_forward(m, in, &io)), "memory: expected shape (2,M,8),..got (2,3,7)");
+    REFUSE((c0[0] = stx_input(x, v, 2, 3, 8, 0), c0[1] = NULL, stx_sru_forward(m, in, &io)), "layer 1: expected 3 rows .. got 0");
+    REFUSE((c0[0] = stx_input(x, v, 2, 3, 8, 0), c0[1] = stx_input(x, v, 2, 4, 8, 0), stx_sru_forward(m, in, &io)), "layer 1: expected 3 rows .. got 4");
+    REFUSE(stx_sru_lengths(x, bad, 2, 6), "row 1: expected at most T = 6, got 7");
+    REFUSE(stx_sru_lengths(x, NULL, 2, 6), "expected lengths .. got NULL");
     {
         stx_sru_recurrence_in c;
         memset(&c, 0, sizeof c);
 #define CELL(set, text) do { memset(&c, 0, sizeof c); stx_begin(x, STX_TRAIN); c.u = stx_input(x, v, 2, 3, 3, 4); \
     c.bias = stx_input(x, v, 2, 4, 0, 0); set; \
-        CHECK(!stx_sru_recurrence(x, &c, NULL) && strstr(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); \
+        CHECK(!stx_sru_recurrence(x, &c, NULL) && test_says(stx_error(x), text), "want \"%s\", got \"%s\"", text, stx_error(x)); \
         stx_clear_error(x); } while (0)
         CELL(c.u = stx_input(x, v, 2, 9, 4, 0), "(B,T,k,O)");
-        CELL(c.u = stx_input(x, v, 2, 3, 5, 4), "neither 3 nor 4");
-        CELL(c.bias = NULL, "no bias");
-        CELL(c.directions = 3, "1 or 2 directions");
-        CELL(c.xr = stx_input(x, v, 2, 3, 5, 0), "xr wants");
-        CELL(c.v = stx_input(x, v, 2, 5, 0, 0), "v and bias");
-        CELL(c.bias = stx_input(x, v, 4, 0, 0, 0), "v and bias");
-        CELL(c.V = stx_input(x, v, 2, 3, 4, 0), "V wants");
-        CELL(c.c0 = stx_input(x, v, 2, 3, 0, 0), "c0 and mask");
-        CELL(c.mask = stx_input(x, v, 2, 3, 0, 0), "c0 and mask");
-        CELL(c.pad = stx_tokens(x, tok, 3, 2), "pad wants");
-        CELL((c.u = stx_input(x, v, 2, 3, 4, 4), c.xr = stx_input(x, v, 2, 3, 4, 0)), "xr wants");
+        CELL(c.u = stx_input(x, v, 2, 3, 5, 4), "u: expected .. got (2,3,5,4)");
+        CELL(c.bias = NULL, "bias: expected shape (2,O), got NULL");
+        CELL(c.directions = 3, "directions: expected 1 or 2 .. got 3");
+        CELL(c.xr = stx_input(x, v, 2, 3, 5, 0), "xr: expected shape (B,T,O) .. got (2,3,5)");
+        CELL(c.v = stx_input(x, v, 2, 5, 0, 0), "v: expected shape (2,O), got (2,5)");
+        CELL(c.bias = stx_input(x, v, 4, 0, 0, 0), "bias: expected shape (2,O), got (4)");
+        CELL(c.V = stx_input(x, v, 2, 3, 4, 0), "V: expected shape (B,T,2,O), got (2,3,4)");
+        CELL(c.c0 = stx_input(x, v, 2, 3, 0, 0), "c0: expected shape (B,O), got (2,3)");
+        CELL(c.mask = stx_input(x, v, 2, 3, 0, 0), "mask: expected shape (B,O), got (2,3)");
+        CELL(c.pad = stx_tokens(x, tok, 3, 2), "pad: expected shape (2,3), got (3,2)");
+        CELL((c.u = stx_input(x, v, 2, 3, 4, 4), c.xr = stx_input(x, v, 2, 3, 4, 0)), "xr: expected NULL with 4 planes");
     }
     CHECK(!stx_sru_forward(NULL, NULL, NULL) && !stx_sru_segment(NULL, NULL, NULL, NULL, NULL) && !stx_sru_lm_forward(NULL, NULL, NULL,
         NULL) && !stx_sru_lm_loss(NULL, NULL, NULL, NULL, NULL) &&
