@@ -1,10 +1,12 @@
-/* train_sru.c - trains, evaluates and samples language models of SRU and SRU++ (seqtx_sru.h) on text.
+/* train_sru.c - trains, evaluates and samples language models of SRU and SRU++
+   (seqtx_sru.h) on text.
 
        cc -O3 -pthread train_sru.c -lm -o train_sru
        ./train_sru --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_sru --help
 
-   The training loop is the function train(), in the open; options, data, checkpoints, log and terminal are train.h's. */
+   The training loop is the function train(), in the open; options, data, checkpoints,
+   log and terminal are train.h's. */
 #define TR_LM
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
@@ -33,7 +35,8 @@ static struct {
     tr_lm_opt lm;
 } opt;
 
-/* The second column says what a checkpoint does with an option: see "Resuming" in train.h. */
+/* The second column says what a checkpoint does with an option: see "Resuming" in
+   train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_CHOICE("cell", TR_MODEL, &opt.cell, "sru++|sru", "sru++: attention inside the products of every layer; sru: recurrence alone"),
@@ -119,16 +122,19 @@ static tr_opt table[] = {
     TR_END
 };
 
-/* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized below). */
+/* Without a preset: the demo's model and optimiser, then sized by the text (kind.sized
+   below). */
 #define CELL "cell=sru++ nheads=1 skip attention attn-norm adapt-io-divval=4 lr-decay=1 batch-split=1 update-param-freq=1 "
 #define DEMO CELL "tokens=bytes nlayers=4 hid-sz=384 attention-last=2 highway-bias=-1 optim=radam lr=0.02 schedule=recursive " \
     "lr-warmup=60 weight-decay=0.01 grad-clip=1 " \
     "batch-sz=32 block-sz=64 eval-unroll=256 steps=2400 "
-/* SRU++ of four layers of 512 with the optimiser, schedule and cell of the published runs: what they share. */
+/* SRU++ of four layers of 512 with the optimiser, schedule and cell of the published
+   runs: what they share. */
 #define REFERENCE CELL "tokens=bytes nlayers=4 hid-sz=512 proj-sz=128 emb-sz=0 attention-last=0 highway-bias=-2 dropout=0.1 " \
     "attn-dropout=0.1 optim=radam lr=0.0003 schedule=recursive lr-warmup=100 " \
     "weight-decay=0.1 grad-clip=1 batch-sz=16 block-sz=256 eval-unroll=0 steps=1000 "
-/* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz is that of all the reference's GPUs together. */
+/* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz
+   is that of all the reference's GPUs together. */
 #define SRUPP REFERENCE "nlayers=10 lr-warmup=16000 log-every=200 eval-every=8000 save-every=2000 "
 #define ENWIK8 SRUPP "tokens=bytes-compact data-unit=bpc vocab=205 steps=400000 eval-batch-sz=16 "
 #define WT103 SRUPP "tokens=words data-unit=ppl vocab=267735 adapt-io emb-sz=1024 adapt-io-cutoffs=19997,39997,199997 lr-first-zero " \
@@ -192,7 +198,7 @@ static tr_options options = {"train_sru", "Trains a language model of SRU or SRU
 // >>run: everything that one run works with ---------------------------------------------------------------------------
 
 typedef struct run {
-    tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
+    tr_lm t; /* train.h's: context, data, optimiser, log, .. */
     stx_sru_lm *model;
     stx_sru_lm_desc desc;
     size_t *projs;
@@ -200,16 +206,17 @@ typedef struct run {
 
 // >>training
 
-enum { NOTE_LOSS };      /* the mean loss of an update, nats per token */
+enum { NOTE_LOSS }; /* the mean loss of an update, nats per token */
 
-/* One update: forward and backward of each block, then the optimiser. What changes from one to the next comes from t.in, t.out and
-   the optimiser's rate, so that a GPU can repeat it without this function (stx_step_run). */
+/* One update: forward and backward of each block, then the optimiser. What changes
+   from one to the next comes from t.in, t.out and the optimiser's rate, so that a GPU
+   can repeat it without this function (stx_step_run). */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
     size_t parts = opt.batch_split, blocks = parts * opt.update_param_freq, k;
     double each = 1.0 / (double)blocks;
-    for (k = 0; k < blocks; k++) {      /* gradients add up */
+    for (k = 0; k < blocks; k++) { /* gradients add up */
         stx_sru_state *s = (stx_sru_state *)r->t.state[k % parts];
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
@@ -220,8 +227,10 @@ static void step(void *user) {
     }
     stx_optim_step(r->t.optim, r->t.lr);
 }
-/* The blocks (B,T) of the next update, in order. When what is left of the text is too short an epoch ends: the next one starts at the
-   beginning, with empty states, as in the reference. */
+
+/* The blocks (B,T) of the next update, in order. When what is left of the text is too
+   short an epoch ends: the next one starts at the beginning, with empty states, as in
+   the reference. */
 static int next_update(tr_lm *t) {
     stx_batches *b = t->batches;
     stx_batches_state pos = stx_batches_get(b);
@@ -234,7 +243,8 @@ static int next_update(tr_lm *t) {
         if (!stx_batches_set(b, pos)) return STX_BATCH_END;
     }
     for (k = 0; k < opt.update_param_freq; k++)
-        if (stx_batches_next(b, t->tokens + k * N, t->targets + k * N) == STX_BATCH_END) return STX_BATCH_END;
+        if (stx_batches_next(b, t->tokens + k * N, t->targets + k * N) == STX_BATCH_END)
+            return STX_BATCH_END;
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
 }
 
@@ -265,7 +275,8 @@ static void print_alpha(const tr_lm *t, FILE *out) {
         stx_real alpha;
         if (!a->attends) continue;
         stx_get(t->x, a->alpha_attn, &alpha);
-        fprintf(out, n++ ? ", %.3f (layer %zu)" : "learned weight of attention: %.3f (layer %zu)", (double)alpha, l + 1);
+        fprintf(out, n++ ? ", %.3f (layer %zu)" : "learned weight of attention: %.3f (layer %zu)",
+                (double)alpha, l + 1);
     }
     if (n) fprintf(out, "\n");
 }
@@ -274,47 +285,81 @@ static void print_alpha(const tr_lm *t, FILE *out) {
 
 /* The library's error in the options' words */
 static int why(tr_lm *t) {
-    static const tr_word words[] = {{"layers", "nlayers"}, {"hidden", "hid-sz"}, {"dim, emb or emb_adaptive", "hid-sz"}, {"dim", "hid-sz"},
-        {"proj", "proj-sz"}, {"emb with adapt_io", "emb-sz"}, {"emb", "emb-sz"}, {"cutoff", "adapt-io-cutoffs"},
-        {"width of the first cluster / divval^cutoffs", "the width of the last cluster, --emb-sz / --adapt-io-divval^cutoffs,"},
-        {"divval", "adapt-io-divval"}, {"cutoffs", "adapt-io-cutoffs"},
+    static const tr_word words[] = {
+        {"layers", "nlayers"},
+        {"hidden", "hid-sz"},
+        {"dim, emb or emb_adaptive", "hid-sz"},
+        {"dim", "hid-sz"},
+        {"proj", "proj-sz"},
+        {"emb with adapt_io", "emb-sz"},
+        {"emb", "emb-sz"},
+        {"cutoff", "adapt-io-cutoffs"},
+        {"width of the first cluster / divval^cutoffs",
+         "the width of the last cluster, --emb-sz / --adapt-io-divval^cutoffs,"},
+        {"divval", "adapt-io-divval"},
+        {"cutoffs", "adapt-io-cutoffs"},
         {"heads do not divide the projection", "heads (--nheads) do not divide the --proj-sz"},
         {"a smaller divval or a larger width", "a smaller --adapt-io-divval or a larger --emb-sz"},
         {" has STX_SRU_LITERAL_NORM, which", " norm"},
         {"STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE", "--cell sru++ with --norm before"},
-        {"STX_SRU_LITERAL takes", "--literal without names takes"}, {NULL, NULL}};
-    if (!strncmp(stx_error(t->x), "stx_sru_create: ", 16)) return tr_lm_why_in(t, "stx_sru_create: ", words);
+        {"STX_SRU_LITERAL takes", "--literal without names takes"},
+        {NULL, NULL}};
+    if (!strncmp(stx_error(t->x), "stx_sru_create: ", 16))
+        return tr_lm_why_in(t, "stx_sru_create: ", words);
     return tr_lm_why_in(t, "stx_sru_lm_create: ", words);
 }
+
 /* The model that the options describe, for a vocabulary. */
 static int describe(run *r, size_t vocab) {
     stx_sru_lm_desc *d = &r->desc;
     size_t l;
     memset(d, 0, sizeof *d);
-    d->vocab = vocab; d->dim = opt.hid_sz;
-    d->tied = opt.tied; d->dropout = opt.dropout; d->emb_dropout = opt.emb_dropout; d->io_dropout = opt.io_dropout;
-    d->adapt_io = opt.adapt_io; d->separate_projs = opt.adapt_io_separate; d->divval = opt.adapt_io_divval;
-    if (opt.adapt_io) d->emb_adaptive = opt.emb_sz;
-    else d->emb = opt.emb_sz;
+    d->vocab = vocab;
+    d->dim = opt.hid_sz;
+    d->tied = opt.tied;
+    d->dropout = opt.dropout;
+    d->emb_dropout = opt.emb_dropout;
+    d->io_dropout = opt.io_dropout;
+    d->adapt_io = opt.adapt_io;
+    d->separate_projs = opt.adapt_io_separate;
+    d->divval = opt.adapt_io_divval;
+    if (opt.adapt_io)
+        d->emb_adaptive = opt.emb_sz;
+    else
+        d->emb = opt.emb_sz;
     d->sru.layers = opt.nlayers;
-    d->sru.no_skip = !opt.skip; d->sru.rescale = opt.rescale; d->sru.tanh = opt.tanh; d->sru.v1 = opt.v1; d->sru.norm = opt.norm;
+    d->sru.no_skip = !opt.skip;
+    d->sru.rescale = opt.rescale;
+    d->sru.tanh = opt.tanh;
+    d->sru.v1 = opt.v1;
+    d->sru.norm = opt.norm;
     d->sru.highway_bias = opt.highway_bias;
-    d->sru.input_first = opt.input_first; d->sru.rnn_dropout = opt.rnn_dropout; d->sru.v_init = opt.v_init;
+    d->sru.input_first = opt.input_first;
+    d->sru.rnn_dropout = opt.rnn_dropout;
+    d->sru.v_init = opt.v_init;
     d->sru.literal = (unsigned)opt.literal;
     if (opt.cell == CELL_SRUPP) {
         d->sru.transform = STX_SRU_ATTENTION;
-        d->sru.proj = opt.proj_sz; d->sru.heads = opt.nheads; d->sru.attn_dropout = opt.attn_dropout;
-        d->sru.attention_every = opt.attention_every; d->sru.attention_last = opt.attention_last; d->sru.no_attention = !opt.attention;
-        d->sru.no_attn_norm = !opt.attn_norm; d->sru.attn_norm_first = opt.attn_norm_first; d->sru.alpha_init = opt.alpha_init;
+        d->sru.proj = opt.proj_sz;
+        d->sru.heads = opt.nheads;
+        d->sru.attn_dropout = opt.attn_dropout;
+        d->sru.attention_every = opt.attention_every;
+        d->sru.attention_last = opt.attention_last;
+        d->sru.no_attention = !opt.attention;
+        d->sru.no_attn_norm = !opt.attn_norm;
+        d->sru.attn_norm_first = opt.attn_norm_first;
+        d->sru.alpha_init = opt.alpha_init;
     } else {
         d->sru.transform = STX_SRU_LINEAR;
         d->sru.init_xavier = opt.init_xavier;
         free(r->projs);
         r->projs = (size_t *)calloc(opt.nlayers, sizeof *r->projs);
         if (!r->projs) return tr_fail(r->t.err, TR_ERR, "no memory");
-        /* as in 2.6 of the reference a projection that is not narrower than what comes in or goes out is none */
+        /* as in 2.6 of the reference a projection that is not narrower than what comes
+           in or goes out is none */
         for (l = 0; l < opt.nlayers; l++) {
-            size_t I = l || opt.input_first || opt.adapt_io || !opt.emb_sz ? opt.hid_sz : opt.emb_sz;
+            size_t I = l || opt.input_first || opt.adapt_io || !opt.emb_sz ? opt.hid_sz
+                                                                           : opt.emb_sz;
             if (opt.proj_sz < I && opt.proj_sz < opt.hid_sz) r->projs[l] = opt.proj_sz;
         }
         d->sru.projs = r->projs;
@@ -323,10 +368,13 @@ static int describe(run *r, size_t vocab) {
     if (!opt.adapt_io) d->cutoffs = 0;
     return 1;
 }
+
 static int make(tr_lm *t) {
     run *r = (run *)t;
     stx_optim_desc od;
-    if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
+    if (!describe(r, stx_vocab_size(t->vocab))
+        || !tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc)))
+        return 0;
     r->model = stx_sru_lm_create(t->x, &r->desc);
     t->lm = stx_sru_lm_of(r->model);
     if (r->model && t->training) {
@@ -334,99 +382,146 @@ static int make(tr_lm *t) {
         memset(&od, 0, sizeof od);
         od.kind = kinds[opt.optim];
         od.radam_skip = opt.radam_skip;
-        od.momentum = opt.momentum; od.clip = opt.grad_clip;
-        od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay") ? 0 : opt.weight_decay;
+        od.momentum = opt.momentum;
+        od.clip = opt.grad_clip;
+        od.weight_decay = od.kind == STX_ADAGRAD && !tr_given(&options, "weight-decay")
+                              ? 0
+                              : opt.weight_decay;
         return tr_lm_make(t, &od, opt.update_param_freq);
     }
     return stx_ok(t->x) ? 1 : why(t);
 }
+
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
     if (!describe(r, vocab)) return 0;
     n = stx_sru_lm_count(&r->desc);
-    if (!n) { stx_sru_lm_create(t->x, &r->desc); why(t); }      /* which says why not */
+    if (!n) {
+        stx_sru_lm_create(t->x, &r->desc);
+        why(t);
+    } /* which says why not */
     return n;
 }
+
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     size_t l, attending = 0;
     (void)t;
     for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++)
-        attending += opt.attention_last ? opt.nlayers - l <= opt.attention_last
-                                        : !opt.attention_every || (l + 1) % opt.attention_every == 0;
-    snprintf(line, room, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers, attending);
-    *states = (double)opt.batch_sz * (double)opt.hid_sz * ((double)opt.nlayers + (double)attending * (double)opt.block_sz);
+        attending += opt.attention_last
+                         ? opt.nlayers - l <= opt.attention_last
+                         : !opt.attention_every || (l + 1) % opt.attention_every == 0;
+    snprintf(line, room, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers,
+             attending);
+    *states = (double)opt.batch_sz * (double)opt.hid_sz
+              * ((double)opt.nlayers + (double)attending * (double)opt.block_sz);
 }
+
 static int check(tr_lm *t) {
     int plus = opt.cell == CELL_SRUPP, attends = plus && opt.attention;
-    const tr_only only[] = {
-        {"init-xavier", !plus, "--cell sru"},
-        {"attention", plus, "--cell sru++"},
-        {"attention-every", attends, "attention, of --cell sru++"},
-        {"attention-last", attends, "attention, of --cell sru++"},
-        {"attn-dropout", attends, "attention, of --cell sru++"},
-        {"attn-norm", plus, "--cell sru++"},
-        {"attn-norm-first", plus && opt.attn_norm, "--attn-norm, of --cell sru++"},
-        {"alpha-init", attends, "attention, of --cell sru++"},
-        {"highway-bias", opt.skip, "--skip"},
-        {"rescale", opt.skip, "--skip"},
-        {"v-init", !opt.v1, "gates that see the state, not for --v1"},
-        {"input-first", opt.emb_sz && opt.emb_sz != opt.hid_sz && !opt.adapt_io, "another --emb-sz than --hid-sz, without --adapt-io"},
-        {"adapt-io-separate", opt.adapt_io, "--adapt-io"},
-        {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
-        {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
-        {"emb-dropout", opt.adapt_io, "--adapt-io"},
-        {"radam-skip", opt.optim == 0, "--optim radam"},
-        {"momentum", opt.optim == 3, "--optim sgd"},
-        {"lr-first-zero", opt.schedule == LR_RECURSIVE, "--schedule recursive"},
-        {"lr-min", opt.schedule == LR_COSINE || opt.schedule == LR_RECURSIVE, "--schedule cosine and recursive"},
-        {"lr-decay-from", opt.lr_decay < 1, "an --lr-decay below 1"},
-        {"lr-decay-every", opt.lr_decay < 1, "an --lr-decay below 1"}
-    };
+    const tr_only only[] = {{"init-xavier", !plus, "--cell sru"},
+                            {"attention", plus, "--cell sru++"},
+                            {"attention-every", attends, "attention, of --cell sru++"},
+                            {"attention-last", attends, "attention, of --cell sru++"},
+                            {"attn-dropout", attends, "attention, of --cell sru++"},
+                            {"attn-norm", plus, "--cell sru++"},
+                            {"attn-norm-first", plus && opt.attn_norm,
+                             "--attn-norm, of --cell sru++"},
+                            {"alpha-init", attends, "attention, of --cell sru++"},
+                            {"highway-bias", opt.skip, "--skip"},
+                            {"rescale", opt.skip, "--skip"},
+                            {"v-init", !opt.v1, "gates that see the state, not for --v1"},
+                            {"input-first", opt.emb_sz && opt.emb_sz != opt.hid_sz && !opt.adapt_io,
+                             "another --emb-sz than --hid-sz, without --adapt-io"},
+                            {"adapt-io-separate", opt.adapt_io, "--adapt-io"},
+                            {"adapt-io-divval", opt.adapt_io, "--adapt-io"},
+                            {"adapt-io-cutoffs", opt.adapt_io, "--adapt-io"},
+                            {"emb-dropout", opt.adapt_io, "--adapt-io"},
+                            {"radam-skip", opt.optim == 0, "--optim radam"},
+                            {"momentum", opt.optim == 3, "--optim sgd"},
+                            {"lr-first-zero", opt.schedule == LR_RECURSIVE, "--schedule recursive"},
+                            {"lr-min", opt.schedule == LR_COSINE || opt.schedule == LR_RECURSIVE,
+                             "--schedule cosine and recursive"},
+                            {"lr-decay-from", opt.lr_decay < 1, "an --lr-decay below 1"},
+                            {"lr-decay-every", opt.lr_decay < 1, "an --lr-decay below 1"}};
     if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
-    if (!tr_lm_decided(t, "attention-last")) {      /* a default makes room for what is given */
+    if (!tr_lm_decided(t, "attention-last")) { /* a default makes room for what is given */
         if (opt.attention_every) opt.attention_last = 0;
         if (opt.attention_last > opt.nlayers) opt.attention_last = opt.nlayers;
     }
     if (attends && (opt.attention_every > opt.nlayers || opt.attention_last > opt.nlayers))
-        return tr_fail(t->err, TR_ERR, "--attention-%s %llu: there are only %llu layers (--nlayers); --no-attention for none",
-            opt.attention_every ? "every" : "last", (unsigned long long)(opt.attention_every ? opt.attention_every : opt.attention_last),
+        return tr_fail(
+            t->err, TR_ERR,
+            "--attention-%s %llu: there are only %llu layers (--nlayers); --no-attention for none",
+            opt.attention_every ? "every" : "last",
+            (unsigned long long)(opt.attention_every ? opt.attention_every : opt.attention_last),
             (unsigned long long)opt.nlayers);
     if (opt.cell == CELL_SRUPP && opt.attention && opt.proj_sz % opt.nheads)
-        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu", (unsigned long long)opt.nheads,
-            (unsigned long long)opt.proj_sz);
+        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --proj-sz %llu",
+                       (unsigned long long)opt.nheads, (unsigned long long)opt.proj_sz);
     if (tr_lm_by_token(t) && opt.literal && opt.norm == STX_SRU_NORM_BEFORE && attends)
-        return tr_fail(t->err, TR_ERR, "--%s: with --literal norm a key depends on where its block "
-            "began; leave --%s out", tr_lm_by_token(t), tr_lm_by_token(t));
+        return tr_fail(t->err, TR_ERR,
+                       "--%s: with --literal norm a key depends on where its block "
+                       "began; leave --%s out",
+                       tr_lm_by_token(t), tr_lm_by_token(t));
     if (opt.attention_every && opt.attention_last)
         return tr_fail(t->err, TR_ERR, "--attention-every and --attention-last: one of them only");
-    if (opt.tied && opt.adapt_io) return tr_fail(t->err, TR_ERR, "--tied: with --adapt-io the tables are common in any case; leave it out");
+    if (opt.tied && opt.adapt_io)
+        return tr_fail(t->err, TR_ERR,
+                       "--tied: with --adapt-io the tables are common in any case; leave it out");
     if (opt.tied && opt.emb_sz && opt.emb_sz != opt.hid_sz)
-        return tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu", (unsigned long long)opt.emb_sz,
-            (unsigned long long)opt.hid_sz);
-    if (opt.schedule == LR_NOAM && !opt.lr_warmup) return tr_fail(t->err, TR_ERR, "--schedule noam needs a --lr-warmup");
+        return tr_fail(t->err, TR_ERR, "--tied: --emb-sz %llu is not --hid-sz %llu",
+                       (unsigned long long)opt.emb_sz, (unsigned long long)opt.hid_sz);
+    if (opt.schedule == LR_NOAM && !opt.lr_warmup)
+        return tr_fail(t->err, TR_ERR, "--schedule noam needs a --lr-warmup");
     return 1;
 }
+
 static void plan(tr_lm *t) {
-    static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE, STX_LR_NOAM};
+    static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE,
+                                STX_LR_NOAM};
     stx_schedule *s = &t->schedule;
     t->steps = opt.lm.steps ? opt.lm.steps : 1000;
     t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
-    t->eval_every = opt.lm.eval_every; t->save_every = opt.lm.save_every; t->eval_blocks = opt.lm.eval_blocks;
-    /* every token sees exactly so many before it, and all that came before through the recurrence */
+    t->eval_every = opt.lm.eval_every;
+    t->save_every = opt.lm.save_every;
+    t->eval_blocks = opt.lm.eval_blocks;
+    /* every token sees exactly so many before it, and all that came before through the
+       recurrence */
     t->eval_block = t->eval_window = opt.eval_unroll ? opt.eval_unroll : opt.block_sz;
     s->kind = kinds[opt.schedule];
-    s->lr = opt.lr; s->lr_min = opt.lr_min; s->warmup = opt.lr_warmup; s->total = t->steps;
+    s->lr = opt.lr;
+    s->lr_min = opt.lr_min;
+    s->warmup = opt.lr_warmup;
+    s->total = t->steps;
     s->literal = opt.schedule == LR_RECURSIVE && opt.lr_first_zero;
     s->dim = (double)opt.hid_sz;
-    if (opt.lr_decay < 1) { s->decay = opt.lr_decay; s->decay_from = opt.lr_decay_from; s->decay_every = opt.lr_decay_every; }
+    if (opt.lr_decay < 1) {
+        s->decay = opt.lr_decay;
+        s->decay_from = opt.lr_decay_from;
+        s->decay_every = opt.lr_decay_every;
+    }
 }
-/* words are sorted by count for the adaptive softmax, <eos> before all: the reference's order */
-static const tr_lm_kind kind = {
-    "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
-    {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1", "dropout=0.1 attn-dropout=0.1", ""},
-    check, plan, count, shape, make, train, print_alpha, sizeof(run)
-};
+
+/* words are sorted by count for the adaptive softmax, <eos> before all: the
+   reference's order */
+static const tr_lm_kind kind = {"seqtx.sru.1",
+                                "state",
+                                &opt.adapt_io,
+                                &opt.cutoffs,
+                                STX_ORDER_COUNT_EARLIER,
+                                1,
+                                {"nlayers=3 hid-sz=192 dropout=0.2 attn-dropout=0.1",
+                                 "dropout=0.1 attn-dropout=0.1", ""},
+                                check,
+                                plan,
+                                count,
+                                shape,
+                                make,
+                                train,
+                                print_alpha,
+                                sizeof(run)};
+
 int main(int argc, char **argv) {
     static run r;
     int code = tr_lm_main(&r.t, &kind, &options, &opt.lm, NULL, argc, argv);
