@@ -175,16 +175,16 @@ s/.$/]/
 END2
 }
 family_bad() {
-    refused 'nheads.*proj-sz' $t $tiny $new --nheads 3
+    refused 'nheads: expected a divisor of --proj-sz 8, got 3' $t $tiny $new --nheads 3
     refused 'update-param-freq.*too short .*: [0-9]* or more are needed' $t $tiny $new --update-param-freq 1000
     refused 'more parameters than can be counted' --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
     refused 'best.*eval-every' $t $tiny $new --best B.st
-    refused 'one of them' $t $tiny $new --attention-every 2 --attention-last 1
+    refused 'attention-every and --attention-last cannot be combined' $t $tiny $new --attention-every 2 --attention-last 1
     refused 'tied.*adapt-io' $t $tiny $new --tied --adapt-io
-    refused 'tied.*emb-sz' $t $tiny $new --tied --emb-sz 8
+    refused 'emb-sz: expected --hid-sz 16 with --tied, got 8' $t $tiny $new --tied --emb-sz 8
     refused 'noam.*lr-warmup' $t $tiny $new --schedule noam --lr-warmup 0
-    refused '--literal norm needs --cell sru++ with --norm before; --literal without names takes' $t $tiny $new --literal norm
-    refused '--literal norm needs --cell sru++' $t $tiny $new --cell sru --norm before --literal=norm
+    refused '--literal norm requires --cell sru++ with --norm before; --literal without names selects' $t $tiny $new --literal norm
+    refused '--literal norm requires --cell sru++' $t $tiny $new --cell sru --norm before --literal=norm
     refused "--literal: got 'rows', wants on, off, or some of norm" $t $tiny $new --literal rows
     good "a model that can have no literal form" . $t $tiny --literal --steps 1 --checkpoint none.st
     good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 --checkpoint literal.st
