@@ -125,8 +125,8 @@
        U(-sqrt(3/2), sqrt(3/2)) has variance 1/2.
 
        Can a state overflow? No: c' is between c and u0, so |c| <= max(|c0|, max |u0|) for
-       any number of times. Gradients can grow: J <= 1 is certain only while the product
-       |vf (c - u0)| is at most 1. A negative highway_bias and gradient clipping help.
+       any number of times. Gradients can grow: J <= 1 is certain only while |vf (c - u0)|
+       is at most 1. A negative highway_bias and gradient clipping help.
 
        Why does bf start at 0? Then f is about 1/2 and a unit remembers a few times.
        Longer memories are learned, unit by unit.
@@ -460,10 +460,10 @@ typedef struct stx_sru {
     stx_sru_layer *layer;       /* [layers] */
 } stx_sru;
 
-/* Creates a stack and adds its parameters to p, with names that begin with prefix (""
-   or "encoder.", at most 96 bytes). It is freed with the context of p. Returns NULL
-   and sets the context's error if the desc is invalid. */
-STX_DEF stx_sru *stx_sru_create(stx_params *p, const char *prefix, const stx_sru_desc *d);
+/* Creates a stack and adds its parameters to params, with names that begin with prefix
+   ("" or "encoder.", at most 96 bytes). It is freed with the context of params. Returns
+   NULL and sets the context's error if the desc is invalid. */
+STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *d);
 
 /* Number of parameter elements of such a stack, without creating it. Returns 0 if the
    desc is invalid, SIZE_MAX if the number does not fit. */
@@ -523,11 +523,11 @@ STX_DEF void stx_sru_state_free(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);
 
-/* Copies streams c .. c + n - 1 of from to streams b .. b + n - 1 of to, to regroup
-   batches. Both states belong to the same model, and the ranges must not overlap in
-   one state. Returns 1, or 0 and an error. */
-STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from, size_t c,
-                               size_t n);
+/* Copies streams first .. first + n - 1 of from to streams b .. b + n - 1 of to, to
+   regroup batches. Both states belong to the same model, and the ranges must not
+   overlap in one state. Returns 1, or 0 and an error. */
+STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from,
+                               size_t first, size_t n);
 
 /* Saves the state in a checkpoint, as "<prefix>c" and the entries of stx_rows_save,
    and loads it into a state with the same B. prefix has at most 64 bytes. The state
@@ -675,8 +675,9 @@ typedef struct stx_sru_recurrence_in {
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in,
                                        stx_tensor **last);
 
-/* Arguments of the kernels (1709.02755, section 2). For each batch row b and column o = s
-   H + unit of direction s, t runs 0 .. T-1 for s = 0 and T-1 .. 0 for s = 1, from c = c0:
+/* Arguments of the kernels (1709.02755, section 2). For each batch row b and column
+   o = s H + unit of direction s, t runs 0 .. T-1 for s = 0 and T-1 .. 0 for s = 1, from
+   c = c0:
        f  = sigmoid(u1 + vf c + bf)
        r  = sigmoid(u2 + vr c + br)
        c' = u0 + (c - u0) f
@@ -751,7 +752,7 @@ STX_STRICT_ON
 /* Sets the error "OP: FIELD: expected shape EXPECTED, got (..)". Returns 0. */
 static int stx__sru_bad_shape(stx_ctx *x, const char *op, const char *field, const char *expected,
                               const stx_tensor *t) {
-    char got[96];
+    char got[96] = "";
     size_t at = 0;
     int i;
     for (i = 0; i < t->ndim; i++)
@@ -2164,8 +2165,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return stx_tokens(x, pad, B, T);
 }
 
-/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero: a
-   product with a mask, as this is rare. */
+/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This is
+   rare, so it multiplies by a mask. */
 static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
     size_t rows, O, i, o;
     stx_real *mask;
@@ -2556,8 +2557,8 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
     return h;
 }
 
-STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from, size_t c,
-                               size_t n) {
+STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from,
+                               size_t first, size_t n) {
     if (!to || !stx_ok(to->model->ctx)) return 0;
     if (!from || from->model != to->model) {
         stx_fail(to->model->ctx, STX_ERR_ARG,
@@ -2565,8 +2566,8 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
                  from ? "another model's" : "NULL");
         return 0;
     }
-    if (!stx_rows_copy(to->states, b, from->states, c, n)) return 0;
-    return !to->memory || stx_rows_copy(to->memory, b, from->memory, c, n);
+    if (!stx_rows_copy(to->states, b, from->states, first, n)) return 0;
+    return !to->memory || stx_rows_copy(to->memory, b, from->memory, first, n);
 }
 
 /* The name of the states in a checkpoint. */

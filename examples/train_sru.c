@@ -75,8 +75,8 @@ static tr_opt table[] = {
     TR_CHOICE("norm", TR_MODEL, &opt.norm, "none|before|after",
         "layer norm of each cell: before the input transform or after the recurrence"),
     TR_FLAG("input-first", TR_MODEL, &opt.input_first,
-        "if --emb-sz differs: project the embedding to --hid-sz first, so that all layers are "
-        "alike"),
+        "if --emb-sz differs: project the embedding to --hid-sz first, so that all layers have "
+        "the same shapes"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
         "of the embedding, in every layer, and of the last hidden state"),
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1,
