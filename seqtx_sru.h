@@ -5,11 +5,12 @@
        #define SEQTX_IMPLEMENTATION           #include "seqtx_sru.h"
        #include "seqtx_sru.h"
 
-   Needs seqtx.h in the same directory. Compile with -O2 and link -lm (and -pthread on
-   systems older than glibc 2.34). If another file already implements seqtx.h, define
-   SEQTX_SRU_IMPLEMENTATION instead: it compiles only the part in this header.
+   Needs seqtx.h in the same directory. Compile with -O2 and link with -lm (and with
+   -pthread if glibc is older than 2.34). If another file already implements seqtx.h,
+   define SEQTX_SRU_IMPLEMENTATION instead, which compiles only the implementation in this
+   header.
 
-   Contents, as four layers that can each be used on their own:
+   Contents, in four layers, each usable on its own:
        stx_sru_fwd, stx_sru_bwd    the recurrence, on raw pointers
        stx_sru_recurrence          the recurrence as an op
        stx_sru                     a stack of layers inside another model: stx_sru_forward
@@ -21,8 +22,8 @@
 
    Papers
        Simple Recurrent Units for Highly
-           Parallelizable Recurrence (SRU)           Lei et al., 2018          1709.02755
-       When Attention Meets Fast Recurrence (SRU++)  Lei, 2021                 2102.12459
+           Parallelizable Recurrence (SRU)           Lei et al. 2018     arXiv:1709.02755
+       When Attention Meets Fast Recurrence (SRU++)  Lei 2021            arXiv:2102.12459
 
    Letters used in this file
        B  streams (rows of a batch)          x  input of a layer, (B,T,Ci)
@@ -43,8 +44,8 @@
    In the code, x is the context and m a model, except inside the recurrence.
 
    The model. An LSTM multiplies its last output by a matrix at every time. An SRU
-   multiplies all inputs at once, U = W3 x, and what remains from one time to the next is
-   elementwise. SRU++ replaces this matmul by attention.
+   multiplies all inputs at once, U = W3 x, and the rest of the recurrence is elementwise.
+   SRU++ replaces this matmul with attention.
 
           x (B,T,Ci) --+--> U = W3 x --> for t: f, r, c', h --> h (B,T,O)
                        '------ highway -----------^
@@ -59,7 +60,8 @@
        h  = xt + (g(c') - xt) m r                g(c) = c, or tanh c; m is drawn once for
                                                  all times
 
-   Gradients. dh = dL/dh; e is the part of dL/dc' that comes from later times.
+   Gradients. Let dh be the gradient of the loss with respect to h, and e the part of the
+   gradient of c' that comes from later times. Then
 
        dzr = dh (g - xt) m r (1-r)               gradient of r's argument
        dc' = dh m r g' + e                       everything that reaches c'
@@ -67,25 +69,25 @@
        du0 = dc' (1-f)     du1 = dzf     du2 = dzr     dxt = dh (1 - m r)
        dvf += dzf c        dvr += dzr c          dbf += dzf      dbr += dzr
        e   <- dc' f + dzf vf + dzr vr            for the time before; before the first
-                                                 time it is dL/dc0
+                                                 time it is dc0
        k = 3: dx += alpha dxt                    k = 4: du3 = dxt
 
-   At padding all of them are 0 and e does not change.
+   At padding, all of them are 0 and e does not change.
 
-   Why it runs in parallel. Substitute dc' in the last line:
+   Why it runs in parallel. Substitute dc' in the line of e:
 
        e <- J e + Q        J = f + vf (c - u0) f (1-f)        Q = dh m r g' J + dzr vr
 
    J and Q depend on c but not on e, so backward is affine in e, and affine maps compose:
    (J1,Q1) followed by (J2,Q2) is (J2 J1, J2 Q1 + Q2). Time is cut into chunks. Each chunk
    computes its map in parallel, a short loop over the chunks finds the e that enters each
-   of them, and then all chunks run at once. This holds for every v and for tanh. The
-   forward recurrence c' = f c + (1-f) u0 is affine only if f does not depend on c, that
-   is with vf = 0 (v1). Otherwise forward is sequential in time, and parallel over the B O
-   columns.
+   of them, and then all chunks run at once. This holds for every v and for tanh. In the
+   forward pass, c' = f c + (1-f) u0 is affine only if f does not depend on c, that is
+   with vf = 0 (v1). Otherwise the forward pass is sequential in time and parallel over
+   the B O columns.
 
-   SRU++. W3 x becomes W3 y. P is the width of the projection W1, and the memory (B,M,Ci)
-   contains the layer's inputs at earlier times:
+   SRU++. W3 x becomes W3 y, where y comes from attention at the width P of a projection
+   W1. The memory (B,M,Ci) contains the layer's inputs at earlier times:
 
        z = W1 [memory ; x]
        [key | val] = W2 z                        keys and values come from z; the query is
@@ -97,7 +99,7 @@
 
    There are no position encodings: the recurrence represents the order. The memory stores
    raw inputs. They are projected in each step with the current W1 and contribute to its
-   gradient. Gradients, with ds the gradient of the sum z + alpha_attn a:
+   gradient. With ds the gradient of the sum z + alpha_attn a, the gradients are:
 
        dy = W3^T dU, times the dropout mask; ds follows from dy through LN
        da = alpha_attn ds                        dalpha_attn = sum over elements of ds a
@@ -106,8 +108,8 @@
        dW2 = [dkey | dval]^T z                   dW1 = dz^T [memory ; x]
        dx = W1^T dz                              the memory is a constant
 
-   While alpha_attn is 0, da is 0 too: the first update changes only alpha_attn, and the
-   weights of the attention follow.
+   While alpha_attn is 0, da is 0 too: in the first update, only alpha_attn itself learns
+   from the attention. W2 learns from the second update on.
 
    Why it works this way
        Why a negative highway_bias? r starts near sigmoid(highway_bias): 0.12 for -2, 0.05
@@ -121,8 +123,8 @@
        layer.
 
        Why sqrt(1/2) in the initial gate weights? A gate's argument is a sum of two terms,
-       u1 from the matmul and vf c. With variance 1/2 each, the sum has variance 1.
-       U(-sqrt(3/2), sqrt(3/2)) has variance 1/2.
+       u1 from the matmul and vf c. With variance 1/2 each, the sum has variance 1. A
+       uniform distribution in [-sqrt(3/2), sqrt(3/2)] has variance 1/2.
 
        Can a state overflow? No: c' is between c and u0, so |c| <= max(|c0|, max |u0|) for
        any number of times. Gradients can grow: J <= 1 is certain only while |vf (c - u0)|
@@ -131,23 +133,24 @@
        Why does bf start at 0? Then f is about 1/2 and a unit remembers a few times.
        Longer memories are learned, unit by unit.
 
-       Why are few columns slow? Each time waits for the previous one: a multiply-add, a
-       sigmoid and another multiply-add. This latency is constant until B O columns fill
-       the vectors and threads, so up to that point more streams or units cost nothing.
+       Why do few columns not run faster? Each time waits for the previous one: a
+       multiply-add, a sigmoid and another multiply-add. This latency is the same until
+       the B O columns fill the vectors and threads. Up to that point, more streams or
+       units cost nothing.
 
-   Worked example. One unit with v = 0; u1, u2 and the biases are 0, so f = r = 1/2. Also
-   alpha = 1 and c0 = 0. Two times with x = 1, 3 and u0 = 4, 8:
+   Worked example. Take one unit with v = 0, and let u1, u2 and the biases be 0, so that f
+   and r are 1/2. Let alpha = 1, c0 = 0, and at two times x = 1, 3 and u0 = 4, 8:
 
        c = 2, 5        h = 1 + (2 - 1)/2 = 1.5,  3 + (5 - 3)/2 = 4
 
-   Backward from dh = 0, 1 (only the second h is in the loss):
+   The backward pass from dh = 0, 1 (only the second h is in the loss):
 
        t = 2: dzr = 2/4 = 0.5   dc' = 0.5    dzf = 0.5 (2 - 8)/4 = -0.75    du0 = 0.25
               dx = 0.5          e = 0.25
        t = 1: dzr = 0           dc' = 0.25   dzf = 0.25 (0 - 4)/4 = -0.25   du0 = 0.125
               dx = 0            dc0 = 0.125
 
-   Quick start (a test compiles and runs it): learns "abcabc.." and prints it.
+   Quick start. The program learns "abcabc.." and prints it. A test compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -193,10 +196,12 @@
        }
    //<quickstart
 
-   Configuration (stx_sru_desc, in stx_sru_lm_desc.sru; fields of stx_sru_lm_desc: lm)
+   Configuration (stx_sru_desc, in stx_sru_lm_desc.sru; fields marked lm are in
+   stx_sru_lm_desc itself). The last three columns are the presets enwik8-base, wt103-base
+   and enwik8-sru of examples/train_sru.c.
 
-       field            zero means        enwik8 base  wt103 base             older SRU
-       ---------------  ----------------  -----------  ---------------------  ---------
+       field            zero means        enwik8-base  wt103-base             enwik8-sru
+       ---------------  ----------------  -----------  ---------------------  ----------
        dim (lm, O)      512               3072         3072                   1024
        layers           2                 10           10                     6
        transform        STX_SRU_LINEAR    ATTENTION    ATTENTION              LINEAR
@@ -208,24 +213,23 @@
        norm             none              none         none                   none
        cutoffs (lm)     -                 -            19997, 39997, 199997   -
 
-   "older SRU" is the original's first enwik8 trainer. dropout acts on the embedding,
-   between layers, before W3 (SRU++) and on the last hidden state. highway_bias is used as
-   it is; no other value replaces 0. The SRU++ paper trains with RAdam (STX_RADAM) at
-   learning rate 3e-4, weight decay 0.1, clip 1, and STX_LR_RECURSIVE with 16000 updates
-   of warm-up.
+   dropout acts on the embedding, between layers, before W3 (SRU++) and on the last hidden
+   state. A highway_bias of 0 means 0. The SRU++ paper trains with RAdam (STX_RADAM) at a
+   learning rate of 3e-4, weight decay 0.1, clipping to norm 1, and STX_LR_RECURSIVE with
+   a warm-up of 16000 updates.
 
-   Cost of a layer, forward, in multiply-adds per token:
+   Forward cost of a layer, in multiply-adds per token:
 
        SRU                 k Ci O; with a projection Ci P + k P O
        SRU++, W1 and W2    (Ci P + 2 P^2) (M + T) / T
        SRU++, attention    2 P for each key that is seen
        SRU++, W3           k P O
 
-   The recurrence is limited by memory bandwidth: per column and time, forward reads u0,
-   u1, u2 and x and writes h (5 elements), backward transfers 9.
+   The recurrence is limited by memory bandwidth. Per column and time, the forward pass
+   reads u0, u1, u2 and x and writes h, 5 elements; the backward pass transfers 9.
 
-   Backward needs the following elements of each layer. One state in STX_SRU_TILE is
-   stored (c), and the input of a layer is the h of the layer before:
+   The backward pass needs the following elements of each layer, and one state per
+   STX_SRU_TILE times. The input of a layer is the h of the layer before:
 
        SRU                 B T (k + 1) O                       U, h
        SRU++, in addition  3 P B (M + T) + 4 P B T + Ci B M    z, keys, values; z of the
@@ -233,59 +237,61 @@
                                                                memory
 
    With recompute, these exist for one layer at a time, and each layer keeps its input and
-   its memory, B T O + Ci B M.
+   its memory, B T O + Ci B M elements.
 
-   Generation stores B O elements per layer, and in SRU++ also 2 P (2 window + 64) per
-   stream. A token costs as much as in a forward pass over a text. Its time is limited by
-   memory bandwidth: with one stream, each token reads all weights once, 4 bytes each, and
-   8 P bytes of keys and values per row of the window and attending layer. Several streams
-   share the reads of the weights.
+   Generation stores B O elements per layer, and in SRU++ also 2 P (2 window + 64)
+   elements per stream and attending layer. A token costs as many operations as in a
+   forward pass over a text. Its time is limited by memory bandwidth. With one stream and
+   f32 weights, each token reads 4 bytes per weight, and 8 P bytes of keys and values per
+   row of the window and attending layer. With several streams, the weights are read once
+   for all of them.
 
-   Fidelity to the authors' implementation (version 2.6, and the development version 3.0,
-   which has SRU++)
-       Identical to within 1e-10 in double (tested against independent float64 code):
-       cell, stack and SRU++ with every option, the initialisers of both versions,
-       adaptive embedding and softmax, optimisers, schedules.
+   Fidelity to the authors' code (version 2.6, and the development version 3.0, which has
+   SRU++)
+       Tested against independent float64 code, to 1e-10 in double: cell, stack and SRU++
+       with every option, the initialisers of both versions, adaptive embedding and
+       softmax, optimisers, schedules.
 
-       Corrected; a flag of `literal` restores accidental behaviour of the authors' code:
+       Corrected. A flag in `literal` restores the accidental behaviour of the authors'
+       code:
            STX_SRU_LITERAL_NORM   with a norm before the transform, the memory bypasses
                                   the norm: z = W1 memory, not W1 LN(memory). Default: the
-                                  memory is normalised like the segment, so a text that is
-                                  cut into segments gives the same result as the whole
-                                  text.
-       As the original means: literal = STX_SRU_LITERAL, and highway_bias = -2 for SRU++.
+                                  memory is normalised like the segment, so that a text in
+                                  segments gives the same result as the whole text.
+       To reproduce the authors' code, set literal = STX_SRU_LITERAL, and for SRU++
+       highway_bias = -2.
 
-       Corrected, without a flag: the original masks by adding -10000, so a padded time
-       whose keys are all padding attends to the future. Here it attends to nothing. No
-       output, state or gradient differs; see stx__sru_attend.
+       Corrected, without a flag: the authors' code masks by adding -10000, so a padded
+       time whose keys are all padding attends to the future. Here it attends to nothing.
+       No output, state or gradient differs; see stx__sru_attend.
 
        Kept: after STX_SRU_NORM_AFTER the output of padding is the shift of the norm, not
        0; zero_pads makes it 0. With k = 4 the forward pass does not scale the highway by
        alpha.
 
        Different: tensors are batch first, (B,T,.). Row i O + s H + unit of W3 is plane i,
-       direction s; the original's row is (s H + unit) k + i. A custom V is stored in
-       planes too, where the original stores pairs. highway_bias is 0 unless set; the
-       original's SRU++ stack has -2.
+       direction s; in the authors' code it is row (s H + unit) k + i. A custom V is
+       stored in planes too, not in pairs. highway_bias is 0 unless set; the SRU++ stack
+       of the authors' code has -2.
 
        Improved: states are float in every precision. States in the shape of PyTorch's
        RNNs can be read and written, and other shapes are refused. Inference supports
        every k, direction and V.
 
        Omitted: the streams of sentences of the Billion Word trainer (supply the corpus
-       yourself); second derivatives; streaming with look-ahead; attention masks of any
-       form. Attention is causal, has a window or, with not_causal, sees everything. The
-       original sees everything if it gets no mask, so encoders set not_causal.
+       yourself); second derivatives; streaming with look-ahead; arbitrary attention
+       masks. Attention is causal, has a window or, with not_causal, sees everything. The
+       authors' code sees everything if it gets no mask, so set not_causal for encoders.
        Projections are never ignored (2.6 ignores those that do not make a layer
        narrower). The last layer of a stack has no dropout; for a single cell with
        dropout, use stx_sru_recurrence with a mask.
 
-   Checkpoints can be converted in both directions; docs/convert.md lists the names of the
+   Checkpoints can be converted to and from seqtx; docs/convert.md lists the names of the
    tensors.
 
-   Arguments of the original's stacks and the fields of stx_sru_desc
+   Arguments of the authors' stacks and the corresponding fields of stx_sru_desc
 
-       original                      field                              its default
+       authors' code                 field                              its default
        ----------------------------  ---------------------------------  ------------
        input_size, hidden_size       input, hidden                      (required)
        num_layers                    layers                             2
@@ -294,7 +300,7 @@
        projection_size, n_proj       proj, projs                        0
        use_tanh                      tanh                               False
        highway_bias                  highway_bias                       0; SRU++: -2
-       has_skip_term                 no_skip, with inverse sense        True
+       has_skip_term                 no_skip, inverted                  True
        layer_norm                    norm: _BEFORE, or _NONE            False
        layer_norm, normalize_after   norm: _AFTER                       False
        rescale                       rescale                            False
@@ -305,16 +311,16 @@
        proj_input_to_hidden_first    input_first                        False
        mask_pad (of the call)        pad                                none
 
-       original, SRU++               field                              its default
+       authors' code, SRU++          field                              its default
        ----------------------------  ---------------------------------  ------------
        proj_size                     proj                               (required)
        attn_dropout                  attn_dropout                       0
        num_heads                     heads                              1
-       attn_layer_norm               no_attn_norm, with inverse sense   True
+       attn_layer_norm               no_attn_norm, inverted             True
        attention_every_n_layers      attention_every                    1
        attention_last_n_layers       attention_last                     -1: off
        rezero_init_alpha             alpha_init                         0
-       normalize_after (attention)   attn_norm_first, inverse sense     True
+       normalize_after (attention)   attn_norm_first, inverted          True
 
    SRU is transform = STX_SRU_LINEAR, with init_xavier = 1 for version 3.0. SRU++ is
    transform = STX_SRU_ATTENTION.
@@ -329,25 +335,28 @@
          times.
        - There is no activation and no bias between W1, W2 and W3. Only the gates have
          biases.
-       - In training, a query sees the whole previous segment and its own up to t: T + 1
-         to 2 T keys. Evaluation uses a window: stx_sru_state.window and keep.
+       - In training, a query sees the whole previous segment and its own segment up to t:
+         T + 1 to 2 T keys. Evaluation uses a window: stx_sru_state.window and keep.
        - The state and the memory that a segment reads are constants: gradients stop at
          its start.
 
-   GPU. Set desc.device (see seqtx.h); nothing else changes. seqtx_cuda.cu contains the
-   kernels of the recurrence if this header is in the same directory. To replay steps as a
-   CUDA graph, write the step as a function (examples/train_sru.c is a complete example):
+   GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
+   changes. seqtx_cuda.cu contains the kernels of the recurrence if this header is in the
+   same directory. To replay steps as a CUDA graph, write the step as a function. A
+   complete example is examples/train_sru.c:
 
        stx_step_run(x, stx_sru_lm_key(model, in, next, state, 0), step, user);
 
-   The fused attention kernels need a head dimension P / heads of at most 128 that is a
-   multiple of 8. Otherwise the scores are stored in memory, part by part.
+   The fused attention kernels require that P / heads is a multiple of 8 and at most 128.
+   Otherwise the scores are written to device memory in parts.
+
+   Compile-time options are those of seqtx.h.
 
    Reading order: stx_sru_args (the recurrence), stx_sru_fwd_plain and stx_sru_bwd_plain
    (forward and backward, time by time), stx__sru_fwd_steps_as and stx__sru_bwd_steps_as
    (the same for many columns at once), stx_sru_bwd (chunks of time), stx__sru_transform
    (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states),
-   stx_sru_gen_feed (generation). Compile-time options are those of seqtx.h.
+   stx_sru_gen_feed (generation).
 */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
@@ -365,8 +374,8 @@ enum { STX_SRU_LINEAR = 0, STX_SRU_ATTENTION };                            /* de
 
 enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* desc.norm */
 
-/* A custom transform (custom_m and transform_module of the original). in (B,T,Ci) is
-   the layer's input after layer norm and dropout. It sets *U to (B,T,k,O), in the
+/* A custom transform (custom_m and transform_module of the authors' code). in (B,T,Ci)
+   is the layer's input after layer norm and dropout. It sets *U to (B,T,k,O), in the
    planes of stx_sru_args, and, for gate vectors that depend on the input, *V to
    (B,T,2,O), which is added to v. k is 4 if the layer has a highway and Ci differs
    from O, else 3. Such layers have no memory. Returns 1, or 0 if it fails. It is
@@ -376,13 +385,13 @@ enum { STX_SRU_NORM_NONE = 0, STX_SRU_NORM_BEFORE, STX_SRU_NORM_AFTER };   /* de
 typedef int (*stx_sru_transform)(stx_ctx *x, void *user, size_t layer, stx_tensor *in,
                                  stx_tensor **U, stx_tensor **V);
 
-/* Flags of stx_sru_desc.literal: accidental behaviour of the authors' code; see
-   Fidelity. */
+/* Flags of stx_sru_desc.literal. Each restores accidental behaviour; see Fidelity. */
 enum {
     STX_SRU_LITERAL_NORM = 1,       /* requires STX_SRU_ATTENTION with STX_SRU_NORM_BEFORE */
     STX_SRU_LITERAL      = 1 << 30  /* all that apply to the model */
 };
 
+/* Configuration of a stack. Zero means the default, which is given after "0:". */
 typedef struct stx_sru_desc {
     size_t input;               /* features of x, required */
     size_t hidden;              /* H; 0: input, with two directions input / 2 */
@@ -397,32 +406,34 @@ typedef struct stx_sru_desc {
     int    no_skip;             /* 1: no highway, xt = 0 */
     int    rescale;             /* 1: alpha = sqrt(1 + 2 exp(highway_bias)) if k = 3; 0: 1 */
     double highway_bias;        /* initial br, in [-80,80]; 0 means 0. Published SRU++
-                                   models use -2 (the original's default for them), SRU
-                                   language models -3 */
+                                   models use -2 (the default of the authors' code for
+                                   them), SRU language models -3 */
     int    v1;                  /* 1: v is 0 and not a parameter (SRU of 2017); forward is
                                    then a parallel scan */
     int    norm;                /* layer norm: STX_SRU_NORM_BEFORE the transform, or
                                    _AFTER the recurrence */
-    double dropout;             /* in [0,1), of g(c') - xt in all layers but the last, one
-                                   draw for all times. SRU++: also before W3, one draw
-                                   per time */
-    double rnn_dropout;         /* of the input of every transform, one draw for all times */
+    double dropout;             /* probability, in [0,1), for g(c') - xt in all layers but
+                                   the last, one draw for all times. SRU++: also before
+                                   W3, one draw per time */
+    double rnn_dropout;         /* probability, in [0,1), for the input of every
+                                   transform, one draw for all times */
     int    input_first;         /* 1: if input differs from O, a matrix maps x to O first,
                                    so that every layer has k = 3 */
     int    init_xavier;         /* STX_SRU_LINEAR: 1: Xavier initialisers, as version 3.0
-                                   of the original; 0: those of 2.6. SRU++ always has the
-                                   former */
-    double v_init;              /* initial v in U(-v_init, v_init). 0: sqrt(3/2), or 1
-                                   with Xavier. -1: zeros, but learned */
+                                   of the authors' code; 0: those of 2.6. SRU++ always
+                                   has the former */
+    double v_init;              /* initial v uniform in [-v_init, v_init]. 0: sqrt(3/2),
+                                   or 1 with Xavier. -1: v starts at 0 and is learned */
     stx_sru_transform custom;   /* replaces transform; user is passed to it */
     void  *user;
-    int    recompute;           /* 1: recompute all layers in backward: about 1/3 more
-                                   time, less memory (docs/speed.md) */
-    size_t recompute_layers;    /* recompute the last n layers only */
+    int    recompute;           /* 1: recompute all layers in the backward pass. Takes
+                                   about 1/3 more time and less memory (docs/speed.md) */
+    size_t recompute_layers;    /* number of last layers to recompute; ignored with
+                                   recompute */
 
     /* SRU++ */
     size_t heads;               /* must divide P, at most 256; 0: 1 */
-    double attn_dropout;        /* of attention weights, in [0,1) */
+    double attn_dropout;        /* probability, in [0,1), for attention weights */
     size_t attention_every;     /* layers n, 2 n, .. (from 1) attend, the others only
                                    project; 0: 1 */
     size_t attention_last;      /* the last n layers attend; cannot be combined with
@@ -431,16 +442,17 @@ typedef struct stx_sru_desc {
     int    no_attn_norm;        /* 1: no layer norm in the transform */
     int    attn_norm_first;     /* 1: this layer norm is before query, keys and values,
                                    not after the sum */
-    double alpha_init;          /* initial alpha_attn; 0: ReZero */
+    double alpha_init;          /* initial alpha_attn; 0 means 0 (ReZero) */
     int    not_causal;          /* 1: every time attends to every time */
 
-    /* differences from the original */
-    unsigned literal;           /* STX_SRU_LITERAL or flags; a flag that does not apply is
-                                   an error. In the resolved desc: the flags in force */
-    int    zero_pads;           /* 1: the output of padding is 0 after STX_SRU_NORM_AFTER too;
-                                   0: it is the norm's shift */
+    /* differences from the authors' code */
+    unsigned literal;           /* STX_SRU_LITERAL, or flags. A flag that does not apply is
+                                   an error. In the model's desc: the flags in force */
+    int    zero_pads;           /* 1: the output of padding is 0 after STX_SRU_NORM_AFTER
+                                   too; 0: it is the norm's shift */
 } stx_sru_desc;
 
+/* Parameters and shapes of a layer. */
 typedef struct stx_sru_layer {
     size_t Ci, P, k;                        /* P is 0 without W1 */
     int    attends, highway;                /* has attention; k = 3 and xt = alpha x */
@@ -452,28 +464,31 @@ typedef struct stx_sru_layer {
     stx_tensor *v, *bias;                   /* (2,O): vf, vr; bf, br. v is NULL with v1 */
 } stx_sru_layer;
 
+/* A stack. The context owns it and its parameters. */
 typedef struct stx_sru {
     stx_ctx       *ctx;
-    stx_sru_desc   desc;        /* resolved */
+    stx_sru_desc   desc;        /* with the defaults filled in */
     size_t         O;
-    stx_tensor    *w_input;     /* (O,input), input_first only */
+    stx_tensor    *w_input;     /* (O,input), or NULL without input_first */
     stx_sru_layer *layer;       /* [layers] */
 } stx_sru;
 
 /* Creates a stack and adds its parameters to params, with names that begin with prefix
-   ("" or "encoder.", at most 96 bytes). It is freed with the context of params. Returns
-   NULL and sets the context's error if the desc is invalid. */
+   ("" or "encoder.", at most 96 bytes). The context of params owns it, and the desc is
+   copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
+   runs out. */
 STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *d);
 
-/* Number of parameter elements of such a stack, without creating it. Returns 0 if the
-   desc is invalid, SIZE_MAX if the number does not fit. */
+/* Number of parameter elements of a stack with this desc. Nothing is created. Returns
+   0, without setting an error, if the desc is invalid, and SIZE_MAX if the number does
+   not fit in size_t. */
 STX_DEF size_t stx_sru_count(const stx_sru_desc *d);
 
 
 // >>api: forward ------------------------------------------------------------------------
 
-/* Inputs of a forward besides x, and its outputs besides h. Arrays have one entry per
-   layer; an array or an entry that is NULL is absent. */
+/* Inputs of a forward pass other than x, and its outputs other than h. Arrays have one
+   entry per layer; an array or an entry that is NULL is absent. */
 typedef struct stx_sru_io {
     stx_tensor *const *c0;      /* (B,O) initial states; absent: 0 */
     stx_tensor *const *memory;  /* (B,M,Ci) of the layers that attend: their inputs at
@@ -488,19 +503,19 @@ typedef struct stx_sru_io {
 } stx_sru_io;
 
 /* x (B,T,input) -> h (B,T,O). io may be NULL. Gradients reach x, c0 and memory unless
-   they are constants. */
+   they are constants. Returns NULL and sets an error if a shape is wrong. */
 STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *x, stx_sru_io *io);
 
-/* lengths (B) -> padding (B,T): nonzero from time length[b] on. A length above T is an
-   error. */
+/* lengths (B) -> padding (B,T) of this step, nonzero from time length[b] on. A length
+   above T is an error. */
 STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, size_t T);
 
 
 // >>api: state --------------------------------------------------------------------------
 
-/* States and memories of B streams. A segment reads one state and writes one, which
-   may be the same. Use separate states for training and evaluation. A new state is
-   zero and has no memory. */
+/* States and memories of B streams. A segment reads one state and writes another, or
+   the same one. Use separate states for training and evaluation. A new state is zero
+   and has no memory. */
 typedef struct stx_sru_state {
     stx_sru   *model;
     size_t     B;
@@ -515,84 +530,101 @@ typedef struct stx_sru_state {
     stx_real  *c;           /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
 
+/* Creates a state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
+   memory runs out. It is freed by stx_sru_state_free, or with the context. */
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B);
 STX_DEF void stx_sru_state_free(stx_sru_state *s);
 
 /* Sets the state to zero and empties the memory, of all streams or of one, for example
-   because another text begins there. Does nothing after an error. */
+   because a new text begins in it. Does nothing after an error. */
 STX_DEF void stx_sru_state_reset(stx_sru_state *s);
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b);
 
-/* Copies streams first .. first + n - 1 of from to streams b .. b + n - 1 of to, to
-   regroup batches. Both states belong to the same model, and the ranges must not
-   overlap in one state. Returns 1, or 0 and an error. */
+/* Copies n streams, from stream `first` of `from` on, to the n streams of `to` from
+   stream b on; useful for regrouping batches. Both states must belong to the same
+   model. If they are the same state, the ranges must not overlap. Returns 1, or sets
+   an error and returns 0. */
 STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state *from,
                                size_t first, size_t n);
 
-/* Saves the state in a checkpoint, as "<prefix>c" and the entries of stx_rows_save,
-   and loads it into a state with the same B. prefix has at most 64 bytes. The state
-   must not change until stx_writer_finish. Both return 1, or 0 and an error; after a
-   failed load, clear the error and reset the state. */
+/* stx_sru_state_save saves the state to a checkpoint, as "<prefix>c" and the entries
+   of stx_rows_save. prefix has at most 64 bytes, and the state must not change until
+   stx_writer_finish. stx_sru_state_load loads it into a state with the same B. Both
+   return 1, or set an error and return 0; after a failed load, clear the error and
+   reset the state. */
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix);
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix);
 
-/* Copies c to and from host memory in the shape of PyTorch's RNNs, (layers D, B, H): row
-   l D + s is direction s of layer l. The state itself stores (layers, B, D H), which with
-   two directions is another order of the same elements. set therefore takes the shape
-   (d0,d1,d2) of its argument and refuses any other than (layers D, B, H). It returns 1,
-   or 0 and an error with the state unchanged. For elements in the order of the state, use
-   stx_put(x, s->c, ..). */
+/* Copies c to and from host memory in the shape of PyTorch's RNNs, (layers D, B, H):
+   row l D + s is direction s of layer l. The state itself stores (layers, B, D H),
+   which with two directions is another order of the same elements. set therefore takes
+   the shape (d0,d1,d2) of its argument and refuses any other than (layers D, B, H). It
+   returns 1, or sets an error, returns 0 and leaves the state unchanged. For elements
+   in the order of the state, use stx_put(x, s->c, ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
 
 /* One segment of a text: x (B,T,input) -> h (B,T,O). in is the state to read (NULL:
-   zero), out the one to write (NULL to discard it); they may be the same. pad is (B,T)
-   or NULL. Gradients do not reach the state. Inside stx_recompute out must be NULL:
-   the segment runs twice, and the state must not change in between. */
+   zero), out the state to write (NULL to write none); they may be the same. pad is
+   (B,T) or NULL. Gradients do not reach the state. Inside stx_recompute, out must be
+   NULL: the segment runs twice, and the state must not change in between. Returns NULL
+   and sets an error if a state belongs to another model or its B differs from the B of
+   x. */
 STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *x, const stx_ids *pad,
                                     const stx_sru_state *in, stx_sru_state *out);
 
 
 // >>api: language model -----------------------------------------------------------------
 
+/* Configuration of a language model. Zero means the default, which is given after
+   "0:". */
 typedef struct stx_sru_lm_desc {
     size_t vocab;           /* required */
     size_t dim;             /* O of the stack; 0: 512 */
     size_t emb;             /* width of the embedding; 0: dim */
     stx_sru_desc sru;       /* the stack; its input, hidden and dropout are set from this desc */
-    double dropout;         /* of embedding, stack and last hidden state, in [0,1) */
-    double io_dropout;      /* of embedding and last hidden state; 0: dropout, negative: none */
-    double emb_dropout;     /* inside the adaptive embedding and softmax, in [0,1) */
-    int    tied;            /* 1: the embedding is also the output matrix; requires emb = dim */
-    int    adapt_io;        /* 1: adaptive embedding and softmax, which share their
-                               tables: sort the vocabulary by falling frequency */
-    size_t emb_adaptive;    /* adapt_io: width of cluster 0; 0: dim */
-    double divval;          /* adapt_io: cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
-    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* adapt_io: ends of the clusters, rising, and
-                               the number of them; 0: those of 20000, 40000, 200000 below
-                               vocab */
-    int    separate_projs;  /* adapt_io: 1: the embedding has separate projections */
-    int    forward_columns; /* adapt_io: order of the cluster columns, see stx_adaptive; 0: the
-                               original's */
+    double dropout;         /* probability, in [0,1), for embedding, stack and last hidden
+                               state */
+    double io_dropout;      /* the same for embedding and last hidden state only; 0: dropout,
+                               negative: none */
+    double emb_dropout;     /* the same inside the adaptive embedding and softmax */
+    int    tied;            /* 1: the embedding is also the output matrix. Requires emb = dim */
+
+    int    adapt_io;        /* 1: adaptive embedding and softmax, which share their tables.
+                               Token ids must be sorted by decreasing frequency. The
+                               following fields are for it */
+    size_t emb_adaptive;    /* width of the first cluster; 0: dim */
+    double divval;          /* cluster i has width floor(emb_adaptive / divval^i); 0: 4 */
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first id of the second cluster, of the
+                                               third, .. */
+    size_t cutoffs;         /* number of cutoffs; 0: those of 20000, 40000 and 200000 that
+                               are below vocab */
+    int    separate_projs;  /* 1: the embedding has separate projections */
+    int    forward_columns; /* order of the head's cluster logits, see stx_adaptive; 0: that
+                               of the authors' code */
 } stx_sru_lm_desc;
 
+/* A language model. The context owns it and its parameters. */
 typedef struct stx_sru_lm {
     stx_ctx        *ctx;
-    stx_sru_lm_desc desc;       /* resolved */
+    stx_sru_lm_desc desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_sru        *sru;
     stx_words      *words;      /* embedding and output head */
 } stx_sru_lm;
 
-/* Creates a model with initialised parameters in x. It is freed with x. Returns NULL
-   and sets the context's error if the desc is invalid. */
+/* Creates a model with initialised parameters in context x, which owns it. The desc is
+   copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
+   runs out. */
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *d);
 
+/* The model's parameters, owned by the model; NULL if m is NULL. */
 STX_DEF stx_params *stx_sru_lm_params(stx_sru_lm *m);
 
-/* Number of parameter elements of such a model, shared ones counted once, without
-   creating it. Returns 0 if the desc is invalid, SIZE_MAX if the number does not fit. */
+/* Number of parameter elements of a model with this desc. Shared parameters count
+   once. Nothing is created. Returns 0, without setting an error, if the desc is
+   invalid, and SIZE_MAX if the number does not fit in size_t. */
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);
 
 /* ids (B,T) -> last hidden state (B,T,dim). in and out are states of m->sru, as in
@@ -600,23 +632,24 @@ STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *d);
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out);
 
-/* Hidden state (B,T,dim) -> logits (B,T,vocab), differentiable. An error with
-   adapt_io, where each cluster has a separate softmax. */
+/* Hidden state (B,T,dim) -> logits (B,T,vocab), differentiable. With adapt_io this is
+   an error, because each cluster has a separate softmax. */
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h);
 
-/* Hidden state (B,T,dim) -> log p (B,T,vocab), with and without adapt_io. Not
+/* Hidden state (B,T,dim) -> log p (B,T,vocab). Works with and without adapt_io. Not
    differentiable. */
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h);
 
-/* Mean negative log-likelihood of targets (B,T) -> (1), in nats per token. */
+/* Runs stx_sru_lm_forward on ids (B,T) with states in and out, and returns the mean
+   negative log-likelihood (1) of targets (B,T), in nats per token. */
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out);
 
-/* The key of stx_step_run: a hash of everything the host decides in a step with these
-   tokens and this state (each may be NULL): sizes, addresses, and with adapt_io the
-   number of tokens per cluster (see stx_adaptive_key), so set the tokens first. salt
-   is hashed too. For a step with several parts or states, pass the key of one as the
-   salt of the next. */
+/* The key for stx_step_run: a hash of everything that the host decides in a step with
+   these tokens and this state (each may be NULL). This includes sizes and addresses.
+   With adapt_io it includes the number of tokens per cluster (see stx_adaptive_key),
+   so set the tokens first. salt is hashed too: for a step with several parts or
+   states, pass the key of one as the salt of the next. */
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                 const stx_sru_state *s, uint64_t salt);
 
@@ -624,8 +657,9 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
 // >>api: generation ---------------------------------------------------------------------
 
 /* Generates token by token. SRU stores only c; SRU++ also the keys and values of the
-   last `window` times. Equal to one segment over the whole text with that window.
-   Create a new one or reset it after the parameters change. */
+   last `window` times. The results equal those of one segment over the whole text with
+   that window, up to rounding. After the parameters change, reset the generator or
+   create a new one. */
 typedef struct stx_sru_gen {
     stx_sru_lm    *model;
     size_t         B, window;
@@ -644,13 +678,14 @@ STX_DEF void stx_sru_gen_reset(stx_sru_gen *g);
 
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns the logits (B,vocab) of the
    token after the last one, or log p with adapt_io. The result is in host memory, for
-   stx_sample, and valid until the next call. Calls stx_begin(x, STX_EVAL), so do not
-   call it between a forward and its backward. */
+   stx_sample, and valid until the next call; NULL after an error. Calls
+   stx_begin(x, STX_EVAL), so do not call it between a forward pass and its backward
+   pass. */
 STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any family. A state that
-   is created with a window also keeps that many rows of memory. For NULL, all fields
-   are NULL. */
+/* The model as a table of functions, for programs that accept any model family. A
+   state that is created with a window also keeps that many rows of memory. If m is
+   NULL, all fields are NULL. */
 STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
 
 
@@ -732,7 +767,7 @@ STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state);
 }
 #endif
 
-/* Stop here if you only want the API. */
+/* Stop reading here if you only want the API. */
 #endif /* SEQTX_SRU_H */
 
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_SRU_IMPLEMENTATION)) \
@@ -1895,7 +1930,7 @@ static int stx__sru_is_srupp(const stx_sru_desc *d) {
     return d->transform == STX_SRU_ATTENTION && !d->custom;
 }
 
-/* Whether layer l (from 0) attends. The original counts layers from 1: with
+/* Whether layer l (from 0) attends. The authors' code counts layers from 1: with
    attention_every = 5, layers 5, 10, .. attend. */
 static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
     if (!stx__sru_is_srupp(d) || d->no_attention) return 0;
@@ -1903,8 +1938,8 @@ static int stx__sru_attends(const stx_sru_desc *d, size_t l) {
     return (l + 1) % d->attention_every == 0;
 }
 
-/* Replaces STX_SRU_LITERAL by the flags that apply to the model. Returns 0 and an
-   error if a single flag does not apply. */
+/* Replaces STX_SRU_LITERAL with the flags that apply to the model. Returns 0 and sets
+   an error if a flag that was set individually does not apply or is unknown. */
 static int stx__sru_check_literal(stx_ctx *x, stx_sru_desc *d) {
     const unsigned all = (unsigned)STX_SRU_LITERAL | STX_SRU_LITERAL_NORM;
     unsigned apply = 0;
@@ -1950,16 +1985,16 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
             return stx__sru_bad(x, "projs", 0, "1 or more in every layer of SRU++");
         if (stx__sru_attends(d, l) && (P % d->heads || d->heads > 256)) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_sru_create: heads: expected at most 256 that divide proj %zu of layer "
-                     "%zu, got %zu", P, l, d->heads);
+                     "stx_sru_create: heads: expected a divisor of proj %zu of layer %zu, at most "
+                     "256, got %zu", P, l, d->heads);
             return 0;
         }
     }
     return 1;
 }
 
-/* Copies the desc, fills in defaults and checks it. Returns 0 and, if x is not NULL,
-   sets an error if it is invalid. */
+/* Copies the desc, fills in the defaults and checks it. If it is invalid, returns 0
+   and, unless x is NULL, sets an error. */
 static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
     const size_t most = (size_t)1 << 28;
     *d = *from;
@@ -2028,9 +2063,9 @@ static stx_tensor *stx__sru_param(stx_params *params, const char *prefix, size_t
     return stx_param(params, init, a, full, d0, d1, 0, 0);
 }
 
-/* The factors by which the original scales the initial W3: with SRU++ for the dropout
-   before it; in version 2.6 for dropout and norm, and by plane so that a gate's
-   argument and the highway have variance 1. */
+/* Scales the initial W3 like the authors' code: with SRU++, for the dropout before it;
+   in version 2.6, for dropout and norm, and by plane so that the arguments of the
+   gates and the highway have variance 1. */
 static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
                               const stx_sru_layer *y) {
     const size_t O = stx__sru_columns(d);
@@ -2048,9 +2083,9 @@ static void stx__sru_scale_w3(stx_ctx *x, const stx_sru_desc *d, size_t l,
     for (i = 0; i < y->k; i++) stx_param_scale(x, y->w3, i * O, (i + 1) * O, all * plane[i]);
 }
 
-/* Parameters of one layer. Initialisers of W1 and W3: variance 1 / fan in (1709.02755,
-   section 3.2); SRU++ and init_xavier: Xavier (Glorot and Bengio, 2010). alpha_attn is
-   0 as in ReZero (2003.04887). */
+/* Creates the parameters of one layer. W1 and W3 have variance 1 / fan in (1709.02755,
+   section 3.2); with SRU++ or init_xavier, they are Xavier-uniform (Glorot and Bengio,
+   2010). alpha_attn is 0 as in ReZero (2003.04887). */
 static void stx__sru_create_layer(stx_params *params, const char *prefix, const stx_sru_desc *d,
                                   size_t l, stx_sru_layer *y) {
     stx_ctx *x = params->ctx;
@@ -2106,7 +2141,8 @@ STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const st
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_sru_create: expected a desc with at least input, got NULL");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_sru_create: expected a desc with at least input set, got NULL");
         return NULL;
     }
     if (!prefix) prefix = "";
@@ -2165,8 +2201,8 @@ STX_DEF stx_ids *stx_sru_lengths(stx_ctx *x, const size_t *length, size_t B, siz
     return stx_tokens(x, pad, B, T);
 }
 
-/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This is
-   rare, so it multiplies by a mask. */
+/* Sets the rows of h (B,T,O) to 0 where padded (B,T), in host memory, is nonzero. This
+   is rare, so it multiplies by a mask. */
 static stx_tensor *stx__sru_zero_rows(stx_ctx *x, stx_tensor *h, const unsigned char *padded) {
     size_t rows, O, i, o;
     stx_real *mask;
@@ -2258,7 +2294,7 @@ static const stx_ids *stx__sru_key_pad(stx_ctx *x, const stx_ids *before, const 
     return stx_tokens(x, all, B, M + T);
 }
 
-/* What stx__sru_layer needs besides its tensors. */
+/* Arguments of stx__sru_layer other than its tensors. */
 typedef struct stx__sru_job {
     stx_sru *m;
     size_t   l, window;
@@ -2298,8 +2334,9 @@ static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t 
     return NULL;
 }
 
-/* One layer, in the form that stx_recompute calls: given[0] = h (B,T,Ci), then its
-   memory and its initial state if they are present. out[0] becomes the final state. */
+/* One layer, as a function that stx_recompute can call: given[0] = h (B,T,Ci), then
+   its memory and its initial state if they are present. Returns h of the next layer;
+   out[0] becomes the final state. */
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
     const stx__sru_job *job = (const stx__sru_job *)user;
     stx_sru *m = job->m;
@@ -2490,7 +2527,8 @@ STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     stx_rows_reset_stream(s->memory, b);
 }
 
-/* Checks the model and the number of streams of a segment's state, "in" or "out". */
+/* Checks that a segment's state, "in" or "out", fits the model and the number of
+   streams. */
 static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_sru_state *s,
                                const char *which) {
     if (!s || (s->model == m && s->B == h->dim[0])) return 1;
@@ -2500,7 +2538,7 @@ static int stx__sru_state_fits(const stx_sru *m, const stx_tensor *h, const stx_
                  which);
     else
         stx_fail(m->ctx, STX_ERR_SHAPE,
-                 "stx_sru_segment: state %s: expected B = %zu streams like x, got %zu", which,
+                 "stx_sru_segment: state %s: expected B = %zu streams as in x, got %zu", which,
                  h->dim[0], s->B);
     return 0;
 }
@@ -2653,9 +2691,9 @@ static int stx__sru_lm_bad(stx_ctx *x, const char *field, double got, const char
     return stx_bad_value(x, "stx_sru_lm_create", field, got, expected);
 }
 
-/* Initialisers of embedding and output head, as in the original's trainers: tables
-   U(-sqrt(3/width), sqrt(3/width)) with the embedding's or the model's width, Xavier
-   projections, biases 0. */
+/* Describes the embedding and the output head. Initialisers are as in the authors'
+   trainers: tables uniform in [-sqrt(3/width), sqrt(3/width)], where width is emb for
+   the embedding and dim for the output head, Xavier projections, biases 0. */
 static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -2750,7 +2788,7 @@ STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
     if (!stx_ok(x)) return NULL;
     if (!desc) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_sru_lm_create: expected a desc with at least vocab, got NULL");
+                 "stx_sru_lm_create: expected a desc with at least vocab set, got NULL");
         return NULL;
     }
     m = (stx_sru_lm *)stx_persist(x, sizeof *m);
@@ -2920,7 +2958,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 }
 
 
-// >>model: the table of functions for programs that accept any family
+// >>model: the table of functions for programs that accept any model family
 
 static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                     const void *in, void *out) {
@@ -2928,7 +2966,7 @@ static stx_tensor *stx__sru_lm_loss(void *m, const stx_ids *ids, const stx_ids *
                            (stx_sru_state *)out);
 }
 
-/* There is no penalty. */
+/* The model adds no penalty to the loss. */
 static stx_tensor *stx__sru_lm_total(void *m, stx_tensor *nll) {
     (void)m;
     return nll;

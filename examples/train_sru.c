@@ -1,11 +1,12 @@
-/* train_sru.c - trains, evaluates and samples language models of SRU and SRU++
+/* train_sru.c - trains, evaluates and samples from SRU and SRU++ models
 
        cc -O3 -pthread train_sru.c -lm -o train_sru
        ./train_sru --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_sru --help
 
-   The training loop is in step() and train() below. Options, text, checkpoints, the
-   log and the terminal are shared by all trainers and come from train.h. */
+   The training loop is in step() and train() below. Option parsing, text input,
+   checkpoints, logging and terminal output come from train.h, which all trainers
+   share. */
 #define TR_LM
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
@@ -15,8 +16,7 @@
 
 // >>options -----------------------------------------------------------------------------
 
-/* --literal without names selects the same forms as the library's flag for all of
-   them. */
+/* --literal without names selects the same flags as STX_SRU_LITERAL. */
 typedef char literal_is_every[(int)STX_SRU_LITERAL == (int)TR_EVERY ? 1 : -1];
 
 enum { CELL_SRUPP, CELL_SRU };
@@ -50,16 +50,15 @@ static struct {
     uint64_t    lr_warmup, lr_decay_from, lr_decay_every;
     uint64_t    batch_sz, batch_split, update_param_freq, block_sz, eval_unroll;
 
-    tr_lm_opt   lm;         /* options of every trainer */
+    tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how a checkpoint treats the option: see "Resuming" in
-   train.h. */
+/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
     TR_CHOICE("cell", TR_MODEL, &opt.cell, "sru++|sru",
         "sru++: attention in the input transform of each layer; sru: recurrence only"),
-    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "layers"),
+    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, 4096, "number of layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 28, "model dimension d"),
     TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 28,
         "width of the embedding, with --adapt-io of its first cluster; 0: --hid-sz"),
@@ -78,19 +77,21 @@ static tr_opt table[] = {
         "if --emb-sz differs: project the embedding to --hid-sz first, so that all layers have "
         "the same shapes"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
-        "of the embedding, in every layer, and of the last hidden state"),
+        "dropout probability of the embedding, in every layer, and of the last hidden state"),
     TR_REAL_OPEN("rnn-dropout", TR_FREE, &opt.rnn_dropout, TR_OPEN_MAX, 0, 1,
-        "of the input of every transform, one draw for all times"),
+        "dropout probability of the input of every transform, one draw for all times"),
     TR_FLAG("init-xavier", TR_FIXED, &opt.init_xavier,
-        "sru: initial values of version 3.0 of the reference, not 2.6 (sru++ always has them)"),
+        "sru: initial values of version 3.0 of the authors' code, not 2.6 (sru++ always has "
+        "them)"),
     TR_REAL("v-init", TR_FIXED, &opt.v_init, 0, 1e6,
-        "bound of the initial gate vectors; 0: the reference's"),
+        "bound of the initial gate vectors; 0: as in the authors' code"),
     TR_SET("literal", TR_MODEL, &opt.literal, "norm", 0,
-        "accidental behaviour of the reference, reproduced. norm: with --norm before, the memory "
-        "is not normalised"),
+        "reproduce accidental behaviour of the authors' code. norm: with --norm before, do not "
+        "normalise the memory"),
 
     TR_GROUP("Attention (sru++)"),
-    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --proj-sz"),
+    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
+        "number of attention heads; must divide --proj-sz"),
     TR_FLAG("attention", TR_MODEL, &opt.attention,
         "layers attend; with --no-attention they only project"),
     TR_SIZE("attention-every", TR_MODEL, &opt.attention_every, 0, 4096,
@@ -98,7 +99,7 @@ static tr_opt table[] = {
     TR_SIZE("attention-last", TR_MODEL, &opt.attention_last, 0, 4096,
         "only the last N layers attend; 0: all"),
     TR_REAL_OPEN("attn-dropout", TR_FREE, &opt.attn_dropout, TR_OPEN_MAX, 0, 1,
-        "of attention weights"),
+        "dropout probability of attention weights"),
     TR_FLAG("attn-norm", TR_MODEL, &opt.attn_norm, "layer norm in the transform of each layer"),
     TR_FLAG("attn-norm-first", TR_MODEL, &opt.attn_norm_first,
         "this layer norm is before the attention, not after it"),
@@ -116,9 +117,9 @@ static tr_opt table[] = {
     TR_TEXT("adapt-io-cutoffs", TR_MODEL, &opt.cutoffs,
         "ends of the clusters, such as 20000,40000,200000 (the default)"),
     TR_REAL("io-dropout", TR_FREE, &opt.io_dropout, -1, 0.99,
-        "of the embedding and the last hidden state; 0: --dropout, -1: none"),
+        "dropout probability of the embedding and the last hidden state; 0: --dropout, -1: none"),
     TR_REAL_OPEN("emb-dropout", TR_FREE, &opt.emb_dropout, TR_OPEN_MAX, 0, 1,
-        "inside the adaptive embedding and softmax"),
+        "dropout probability inside the adaptive embedding and softmax"),
 
     TR_GROUP("Optimisation"),
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "radam|adamw|adam|sgd|adagrad", "optimiser"),
@@ -127,27 +128,31 @@ static tr_opt table[] = {
         "an update that does not use it"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt|recursive|noam",
-        "learning rate after the warm-up. recursive: the reference's cosine, from the end of the "
-        "warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5)"),
-    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF, "updates of linear warm-up"),
+        "learning-rate schedule after the warm-up. recursive: the authors' cosine, from the end "
+        "of the warm-up; noam: lr / sqrt(d) min(n^-0.5, n warmup^-1.5)"),
+    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF,
+        "length of the linear warm-up, in updates"),
     TR_FLAG("lr-first-zero", TR_FREE, &opt.lr_first_zero,
-        "recursive: the first update has rate 0, as in the reference's WikiText-103 trainer"),
-    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "learning rate at the end of the cosine"),
+        "recursive: the first update has rate 0, as in the authors' WikiText-103 trainer"),
+    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6,
+        "learning rate at the end of the cosine schedule"),
     TR_REAL_OPEN("lr-decay", TR_FREE, &opt.lr_decay, TR_OPEN_MIN, 0, 1,
-        "factor on the rate of any schedule, after --lr-decay-from updates; 1: none"),
+        "factor by which the rate of any schedule decays after --lr-decay-from updates; 1: none"),
     TR_SIZE("lr-decay-from", TR_FREE, &opt.lr_decay_from, 0, TR_INF,
         "updates before the first decay"),
     TR_SIZE("lr-decay-every", TR_FREE, &opt.lr_decay_every, 0, TR_INF,
         "updates from one decay to the next; 0: decay once"),
-    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "momentum of sgd"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6,
-        "of radam and adamw (decoupled), adam and sgd (added to the gradient); adagrad has none"),
+        "weight decay of radam and adamw (decoupled) and of adam and sgd (added to the "
+        "gradient); adagrad has none"),
     TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9,
-        "largest gradient norm, per tensor with adagrad, else of all tensors; 0: none"),
+        "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
+        "clipping"),
     TR_FLAG("sum-loss", TR_FIXED, &opt.sum_loss,
         "the loss is the sum over the times of a block, not the mean, which multiplies the "
         "gradients by --block-sz"),
-    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
+    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "number of parallel text streams"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_SIZE("block-sz", TR_FIXED | TR_KEPT, &opt.block_sz, 1, 1u << 30,
@@ -156,8 +161,8 @@ static tr_opt table[] = {
         "blocks of each stream per update, processed one after the other"),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF, "total number of updates; 0: 1000"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
-        "of initial values and dropout, and of sampling if given (else sampling differs every "
-        "time)"),
+        "seed of initial values and dropout. If given, also the seed of sampling; otherwise "
+        "sampling differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
     TR_SIZE("eval-unroll", TR_FREE | TR_KEPT, &opt.eval_unroll, 0, 1u << 30,
@@ -186,8 +191,8 @@ static tr_opt table[] = {
     "batch-sz=16 block-sz=256 eval-unroll=0 steps=1000 " \
     "optim=radam lr=0.0003 schedule=recursive lr-warmup=100 weight-decay=0.1 grad-clip=1 "
 
-/* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz is
-   the total of all GPUs of the reference. */
+/* The published experiments (2102.12459, appendix A; 1709.02755, section 4). batch-sz
+   is the total over all GPUs of the authors. */
 #define SRUPP \
     REFERENCE "nlayers=10 lr-warmup=16000 log-every=200 eval-every=8000 save-every=2000 "
 #define ENWIK8 \
@@ -208,7 +213,7 @@ static tr_opt table[] = {
 #define OLDER_PROJ OLDER "proj-sz=512 emb-sz=256 dropout=0.3 batch-sz=64 block-sz=256 steps=549300 "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte model that learns in two minutes on two cores (make demo-sru)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores (make demo-sru)",
         DEMO "proj-sz=96 dropout=0 attn-dropout=0 eval-every=800 save-every=800 eval-blocks=5 "
         "log-every=100"},
     {"reference", "SRU++, 4 layers of 512 with the settings that the published runs share",
@@ -224,7 +229,7 @@ static const tr_preset presets[] = {
         "enwik8-large",
         ENWIK8 "hid-sz=6016 proj-sz=752 dropout=0.32 attn-dropout=0.32 lr=0.0004 batch-sz=64 "
         "block-sz=1024 eval-unroll=3072"},
-    {"enwik8-fp32", "SRU++, 42.3M parameters: the reference's variant for one machine",
+    {"enwik8-fp32", "SRU++, 42.3M parameters: the authors' variant for one machine",
         ENWIK8 "hid-sz=1920 proj-sz=480 dropout=0.1 attn-dropout=0.1 lr=0.00025 lr-warmup=0 "
         "batch-sz=24 block-sz=512 eval-batch-sz=32"},
     {"wt103-base", "SRU++ on words, 147.7M parameters: published test 18.3 ppl",
@@ -247,7 +252,7 @@ static const tr_preset presets[] = {
     {"lm1b-large-k5",
         "the same with attention in layers 5 and 10, 465.3M parameters: published test 23.5 ppl",
         LM1B "hid-sz=7616 proj-sz=1024 attention-every=5 dropout=0.1 batch-sz=1536"},
-    {"enwik8-sru", "SRU, 6 layers of 1024: the defaults of the reference's older trainer",
+    {"enwik8-sru", "SRU, 6 layers of 1024: the defaults of the authors' older trainer",
         OLDER_SMALL "nlayers=6 hid-sz=1024"},
     {"enwik8-sru-8x1312",
         "SRU, 37M parameters; this and the next three: published sizes, the rest as enwik8-sru",
@@ -273,8 +278,8 @@ static tr_options options = {
     "Trains a language model of SRU or SRU++ on text. Recipes of the papers are presets. "
     "Not reproduced: the Billion Word trainer's streams of shuffled sentences (<S> w .. <S>, with "
     "a separate vocabulary file; here the text is read in order and <eos> ends a line), the "
-    "targets that the reference predicts across the ends of streams, the short last block of an "
-    "epoch, training on several GPUs.",
+    "targets that the authors' code predicts across the ends of streams, the short last block of "
+    "an epoch, training on several GPUs.",
     table, presets, TR_LM_DEFAULTS DEMO, TR_LM_AFTER, ""
 };
 
@@ -282,7 +287,7 @@ static tr_options options = {
 // >>run: the state of a run -------------------------------------------------------------
 
 typedef struct run {
-    tr_lm           t;      /* context, text, optimiser, log, ..: see train.h */
+    tr_lm           t;      /* context, text, optimiser, log and more: see train.h */
     stx_sru_lm_desc desc;
     stx_sru_lm     *model;
     size_t         *projs;  /* (nlayers), --cell sru: desc.sru.projs */
@@ -293,9 +298,9 @@ typedef struct run {
 
 enum { METRIC_LOSS };       /* mean loss of an update, nats per token */
 
-/* One update: forward and backward of each block, whose gradients add up, then the
-   optimiser. Everything that changes between updates is read from t.in, t.out and the
-   optimiser's learning rate, so that a GPU can replay the step (stx_step_run). */
+/* One update: forward and backward of each block, whose gradients are accumulated,
+   then the optimiser. Everything that changes between updates is read from t.in, t.out
+   and the optimiser's learning rate, so that a GPU can replay the step (stx_step_run). */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -317,7 +322,7 @@ static void step(void *user) {
 
 /* Reads the blocks (B,T) of the next update, in order. If the rest of the text is too
    short, an epoch ends, and the next one starts at the beginning with empty states, as in
-   the reference. */
+   the authors' code. */
 static int next_update(tr_lm *t) {
     stx_batches *b = t->batches;
     stx_batches_state at = stx_batches_get(b);
@@ -375,7 +380,7 @@ static void print_alpha(const tr_lm *t, FILE *out) {
 
 // >>main
 
-/* Reports the library's error under the names of the options. */
+/* Reports the library's error, with field names replaced by option names. */
 static int why(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
@@ -383,7 +388,7 @@ static int why(tr_lm *t) {
         {"dim", "hid-sz"},
         {"proj", "proj-sz"},
         {"heads", "nheads"},
-        {"divide proj ", "divide --proj-sz "},
+        {"divisor of proj ", "divisor of --proj-sz "},
         {"emb_adaptive", "emb-sz"},
         {"emb", "emb-sz"},
         {"cutoff", "adapt-io-cutoffs"},
@@ -402,8 +407,8 @@ static int why(tr_lm *t) {
     return tr_lm_why_in(t, "stx_sru_lm_create: ", words);
 }
 
-/* --cell sru: as in version 2.6 of the reference, a layer has a projection only if it is
-   narrower than the layer's input and output. */
+/* Sets r->desc.sru.projs for --cell sru: as in version 2.6 of the authors' code, a
+   layer has a projection only if it is narrower than the layer's input and output. */
 static int describe_projs(run *r) {
     const int same_width = opt.input_first || opt.adapt_io || !opt.emb_sz;
     size_t l;
@@ -418,7 +423,8 @@ static int describe_projs(run *r) {
     return 1;
 }
 
-/* The desc of the model that the options describe. */
+/* Fills in r->desc from the options. Returns 0 and sets an error if the cutoffs are
+   invalid. */
 static int describe(run *r, size_t vocab) {
     stx_sru_lm_desc *d = &r->desc;
     stx_sru_desc *stack = &d->sru;
@@ -467,7 +473,7 @@ static int describe(run *r, size_t vocab) {
     return 1;
 }
 
-/* Number of parameters, or 0 and an error. */
+/* Returns the number of parameters, or sets an error and returns 0. */
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
@@ -480,15 +486,16 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* One line about the model, and the number of elements in its memory. */
-static void shape(const tr_lm *t, char *line, size_t room, double *states) {
+/* Writes a one-line description of the model to line, and the number of elements in
+   its memory to *states. */
+static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     size_t l, attending = 0;
     (void)t;
     for (l = 0; l < opt.nlayers && opt.cell == CELL_SRUPP && opt.attention; l++) {
         if (opt.attention_last) attending += opt.nlayers - l <= opt.attention_last;
         else attending += !opt.attention_every || (l + 1) % opt.attention_every == 0;
     }
-    snprintf(line, room, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers,
+    snprintf(line, size, "%llu layers, %zu with attention", (unsigned long long)opt.nlayers,
              attending);
     *states = (double)opt.nlayers + (double)attending * (double)opt.block_sz;
     *states *= (double)opt.batch_sz * (double)opt.hid_sz;
@@ -510,15 +517,16 @@ static int make(tr_lm *t) {
     od.momentum = opt.momentum;
     od.clip = opt.grad_clip;
     od.weight_decay = opt.weight_decay;
-    /* adagrad has none: a default of the preset does not count */
+    /* adagrad has none: ignore the preset's */
     if (opt.optim == OPTIM_ADAGRAD && !tr_given(&options, "weight-decay")) od.weight_decay = 0;
     return tr_lm_make(t, &od, opt.update_param_freq);
 }
 
-/* Checks the options of the attention. */
+/* Checks the attention options, and lets a default of --attention-last yield to
+   --attention-every and --nlayers. */
 static int check_attention(tr_lm *t) {
     const unsigned long long layers = opt.nlayers, proj = opt.proj_sz;
-    if (!tr_lm_decided(t, "attention-last")) {      /* a default yields to what is given */
+    if (!tr_lm_decided(t, "attention-last")) {
         if (opt.attention_every) opt.attention_last = 0;
         if (opt.attention_last > opt.nlayers) opt.attention_last = opt.nlayers;
     }
@@ -539,7 +547,7 @@ static int check_attention(tr_lm *t) {
     return 1;
 }
 
-/* Checks options against each other, before any text is read. */
+/* Checks the options against each other before any text is read. */
 static int check(tr_lm *t) {
     const int srupp = opt.cell == CELL_SRUPP, attends = srupp && opt.attention;
     const int recursive = opt.schedule == LR_RECURSIVE, decays = opt.lr_decay < 1;
@@ -584,8 +592,8 @@ static int check(tr_lm *t) {
     return 1;
 }
 
-/* The length of the run, when it logs, evaluates and saves, and the learning rate
-   schedule. */
+/* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
+   learning-rate schedule. */
 static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT, STX_LR_RECURSIVE,
                                 STX_LR_NOAM};
@@ -614,7 +622,7 @@ static void plan(tr_lm *t) {
 }
 
 /* Words are sorted by count for the adaptive softmax, with <eos> first, as in the
-   reference. */
+   authors' code. */
 static const tr_lm_kind kind = {
     "seqtx.sru.1", "state", &opt.adapt_io, &opt.cutoffs, STX_ORDER_COUNT_EARLIER, 1,
     /* options by the size of the text, from small to large */

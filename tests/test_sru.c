@@ -1289,8 +1289,8 @@ static void errors(void) {
     d = good; d.v_init = -2; refused("v_init: expected .. got -2", &d);
     d = good; d.v_init = NAN; refused("v_init", &d);
     d = good; d.proj = (size_t)1 << 40; refused("proj: expected", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("heads: expected .. divide proj 6 .. got 4", &d);
-    d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("heads: expected .. divide proj 7 of layer 1, got 5", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.proj = 6; d.heads = 4; refused("heads: expected a divisor of proj 6 .. layer 0,..got 4", &d);
+    d = good; d.transform = STX_SRU_ATTENTION; d.projs = bad; d.heads = 5; refused("heads: expected a divisor of proj 7 .. layer 1,..got 5", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.projs = none; refused("projs: expected .. got 0", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 2; d.attention_last = 1; refused("attention_last: expected 0 with attention_every 2, got 1", &d);
     d = good; d.transform = STX_SRU_ATTENTION; d.attention_every = 3; refused("attention_every: expected .. got 3", &d);
@@ -1314,7 +1314,7 @@ static void errors(void) {
     l = lm; l.adapt_io = 1; l.divval = 1; refused_lm("divval: expected .. got 1", &l);
     l = lm; l.adapt_io = 1; l.cutoffs = 9; refused_lm("cutoffs: expected .. got 9", &l);
     l = lm; l.dim = (size_t)1 << 50; refused_lm("dim", &l);
-    l = lm; l.sru.heads = 3; l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; refused_lm("heads: expected .. divide proj 4 .. got 3", &l);
+    l = lm; l.sru.heads = 3; l.sru.transform = STX_SRU_ATTENTION; l.sru.proj = 4; refused_lm("heads: expected a divisor of proj 4 .. got 3", &l);
     x = context(1, 1);
     CHECK(!stx_sru_create(NULL, "", &good) && !stx_sru_lm_create(NULL, &lm), "no context");
     CHECK(!stx_sru_create(stx_params_create(x), "", NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
