@@ -92,6 +92,12 @@
    Several processes. With SEQTX_MPI or SEQTX_NCCL a program that is started N times trains one model: stx_group_join, a share of the batch
    each, and stx_optim_step updates by the mean of all their gradients (>>api: group).
 
+   Floating point. The library rounds to nearest, masks all exceptions and, in loops, flushes
+   denormals to zero, whatever the calling thread does; the thread's rounding mode, traps and
+   status flags are back when a function returns. Callbacks (ops of your own, stx_recompute,
+   stx_param_apply) run in the library's environment. The threads of a BLAS have their own. C
+   compilers without __attribute__((cleanup)) (Microsoft's) set it for loops only.
+
    Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in every file that implements a part of the
    library or has kernels of its own; in one compiled without it portable loops run in place of AVX2 and AVX-512. clang needs nothing.
 
@@ -1699,8 +1705,14 @@ static inline int stx__finite(double v) {
     return (bits >> 52 & 2047) != 2047;
 }
 
-/* Denormals are flushed to zero inside the library's loops, on each of their threads: some processors take a hundred cycles for
-   one. The caller's mode is back when a loop ends. */
+/* The library computes in its own floating-point environment, and the caller's is back when a
+   function returns, its status flags included. Results therefore depend neither on the caller's
+   rounding mode nor on the thread, and a program that traps floating-point exceptions gets none
+   from here. Rounding is to nearest, no exception traps. Loops flush denormals to zero as well
+   (flush), since some processors take a hundred cycles for one.
+   A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh finds those
+   that do not. Compilers may move a sum past the end of the scope, where it is only returned:
+   STX__FP_PIN(v) stops it. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
   #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)      /* g++ 12 optimising: warnings of its own header */
     #pragma GCC diagnostic push
@@ -1711,17 +1723,66 @@ static inline int stx__finite(double v) {
   #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
     #pragma GCC diagnostic pop
   #endif
-static inline uint64_t stx__flush_on(void) { unsigned mode = _mm_getcsr(); _mm_setcsr(mode | 0x8040u); return mode; }    /* FTZ, DAZ */
-static inline void stx__flush_off(uint64_t mode) { _mm_setcsr((unsigned)mode); }
-#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
-static inline uint64_t stx__flush_on(void) {
-    uint64_t mode; __asm__ volatile("mrs %0, fpcr" : "=r"(mode)); __asm__ volatile("msr fpcr, %0" : : "r"(mode | (uint64_t)1 << 24));
-    return mode;
+typedef unsigned stx__fp;           /* MXCSR: the status flags are in it */
+
+static inline stx__fp stx__fp_enter(int flush) {
+    stx__fp was = _mm_getcsr();
+    _mm_setcsr(flush ? 0x9fc0u : 0x1f80u);      /* all exceptions masked; FTZ, DAZ */
+    return was;
 }
-static inline void stx__flush_off(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+
+static inline void stx__fp_leave(const stx__fp *was) {
+    _mm_setcsr(*was);
+}
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+typedef struct stx__fp { uint64_t control, status; } stx__fp;
+
+static inline stx__fp stx__fp_enter(int flush) {
+    stx__fp was;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(was.control) : : "memory");
+    __asm__ volatile("mrs %0, fpsr" : "=r"(was.status));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)(flush != 0) << 24) : "memory");
+    return was;
+}
+
+static inline void stx__fp_leave(const stx__fp *was) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(was->control) : "memory");
+    __asm__ volatile("msr fpsr, %0" : : "r"(was->status));
+}
 #else
-static inline uint64_t stx__flush_on(void) { return 0; }
-static inline void stx__flush_off(uint64_t mode) { (void)mode; }
+  #include <fenv.h>
+typedef fenv_t stx__fp;
+
+static inline stx__fp stx__fp_enter(int flush) {
+    stx__fp was;
+    (void)flush;
+    (void)fegetenv(&was);
+    (void)fesetenv(FE_DFL_ENV);
+    return was;
+}
+
+static inline void stx__fp_leave(const stx__fp *was) {
+    (void)fesetenv(was);
+}
+#endif
+#if defined(__GNUC__) || defined(__clang__)
+static inline void stx__fp_end(stx__fp *was) {
+    stx__fp_leave(was);
+}
+  #define STX__FP_SCOPE \
+    stx__fp stx__fp_was __attribute__((cleanup(stx__fp_end), unused)) = stx__fp_enter(0)
+  #define STX__FP_PIN(v) __asm__ volatile("" : "+m"(v) : : "memory")
+#elif defined(__cplusplus)
+struct stx__fp_scope {
+    stx__fp was;
+    stx__fp_scope() : was(stx__fp_enter(0)) {}
+    ~stx__fp_scope() { stx__fp_leave(&was); }
+};
+  #define STX__FP_SCOPE stx__fp_scope stx__fp_was
+  #define STX__FP_PIN(v) (void)(v)
+#else       /* C by a compiler that has no such thing: loops alone */
+  #define STX__FP_SCOPE (void)0
+  #define STX__FP_PIN(v) (void)(v)
 #endif
 
 /* Inner loops are plain C in STX_INNER functions, compiled once for each instruction set: STX_EACH_ISA(fn, (parameters), arguments)
@@ -2930,6 +2991,7 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
 }
 /* stx_param, with room for that many numbers behind its own: zeros, as they stay */
 static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char *name, const size_t *d, size_t room) {
+    STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
     stx_real *host;
@@ -2983,6 +3045,7 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
 
 /* Numbers [from, to) of a parameter by fn */
 static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1, stx_init_fn fn, void *user) {
+    STX__FP_SCOPE;
     size_t i, C;
     stx_real *host;
     char s[96];
@@ -3249,6 +3312,7 @@ static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
 }
 
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+    STX__FP_SCOPE;
     if (!x || x->code || !y) return;
     if (!y->needs_grad) {
         stx_fail(x, STX_ERR_ARG, "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
@@ -3258,6 +3322,7 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     if (stx__seed(x, y, dy)) stx__walk(x);
 }
 STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count) {
+    STX__FP_SCOPE;
     int i, any = 0;
     if (!x || x->code) return;
     for (i = 0; y && i < count; i++)
@@ -3393,6 +3458,7 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
 }
 
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more) {
+    STX__FP_SCOPE;
     stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
     stx__recompute_save *s;
     stx__node *n;
@@ -3579,7 +3645,7 @@ static void stx__work(stx__worker *w) {
     int64_t since = stx__now(), before = since, asked = since, now;
     int spins = 0;
     (void)stx__turn_lost(&lost);
-    (void)stx__flush_on();
+    (void)stx__fp_enter(1);
     for (;;) {
         word = STX__PEEK(&q->word);
         if (STX__PEEK(&q->quit)) return;
@@ -3798,13 +3864,14 @@ static void stx__pool_free(stx_ctx *x) { (void)x; }
 
 /* chunks: in how many pieces the loop is given out; 1 or less: the caller does it */
 static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int in_order, stx_part part, const void *job) {
-    uint64_t mode = stx__flush_on();
-    if (!n) { stx__flush_off(mode); return; }
+    stx__fp was = stx__fp_enter(1);
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    if (chunks > 1 && x && x->pool) stx__run_pool(x, x->pool, n, STX_MIN(n, STX_MIN(chunks, (size_t)0xffff)), work, in_order, part, job);
-    else
+    if (chunks > 1 && n && x && x->pool) {
+        chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
+        stx__run_pool(x, x->pool, n, chunks, work, in_order, part, job);
+    } else
 #endif
-    {
+    if (n) {
         stx_share s;
         (void)chunks; (void)work; (void)in_order;
         s.x = x;
@@ -3812,7 +3879,7 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
         s.to = n;
         part(&s, job);
     }
-    stx__flush_off(mode);
+    stx__fp_leave(&was);
 }
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job) {
     stx__parallel(x, n, STX_MIN(4 * (size_t)stx_threads(x), work / 16384), work, 0, part, job);
@@ -3862,11 +3929,13 @@ static size_t stx__sum_block(size_t n, size_t k, size_t *at) {
     return STX_MIN(each, n - *at);
 }
 static double stx__sum_blocks(stx_ctx *x, size_t work, stx_part part, stx__loop *l) {
+    STX__FP_SCOPE;
     double sums[64], total = 0;
     int k;
     l->sums = sums;
     stx_parallel(x, 64, work, part, l);
     for (k = 0; k < 64; k++) total += sums[k];
+    STX__FP_PIN(total);
     return total;
 }
 
@@ -4050,6 +4119,7 @@ static void stx__scale_back(stx_ctx *x, stx__node *n) {
     if (d) STX_RUN(x, stx_axpy, (x, d, n->y->grad, n->y->size, *(stx_real *)n->save, !fresh));
 }
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s) {
+    STX__FP_SCOPE;
     stx_tensor *y;
     stx__node *node;
     if (!stx_ok(x) || !a) return NULL;
@@ -4239,6 +4309,7 @@ static void stx__dropout_back(stx_ctx *x, stx__node *n) {
     if (d) STX_RUN(x, stx_dropout_fwd, (x, d, n->y->grad, n->y->size, s->p, x->desc.seed, s->stream, s->first, !fresh));
 }
 static stx_tensor *stx__dropout(stx_ctx *x, stx_tensor *a, double p, int alike) {
+    STX__FP_SCOPE;
     stx_tensor *y;
     stx__node *node;
     uint64_t stream, first = 0;
@@ -4274,6 +4345,7 @@ static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
                                  stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
 }
 STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
+    STX__FP_SCOPE;
     stx_tensor *y, *ones;
     stx__time_save *s;
     stx__node *node;
@@ -4359,6 +4431,7 @@ static void stx__dropout_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_dropout_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
                              uint64_t first, int accumulate) {
+    STX__FP_SCOPE;
     stx__dropout_job j;
     j.y = y; j.a = a; j.n = n; j.seed = seed; j.stream = stream; j.first = first; j.keep = stx__keep16(p); j.accumulate = accumulate;
     stx_parallel(x, (n + STX__PIECE - 1) / STX__PIECE, 8 * n, stx__dropout_part, &j);
@@ -4419,6 +4492,7 @@ static void stx__dot_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_rezero_bwd(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
                             size_t n, int accumulate) {
+    STX__FP_SCOPE;
     if (dalpha) {
         stx__loop l = stx__loop_of(n, 0, 0);
         l.a = dy; l.b = f;
@@ -4570,6 +4644,7 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps) {
+    STX__FP_SCOPE;
     stx_tensor *y, *ins[3];
     stx__layernorm_save *save;
     stx__node *node;
@@ -4717,6 +4792,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
 }
 static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
                                       stx_tensor *shift, double eps) {
+    STX__FP_SCOPE;
     stx_tensor *y, *ins[5];
     stx_residual_norm_args *k;
     stx__node *node;
@@ -4779,6 +4855,7 @@ static void stx__residual_norm_part(const stx_share *s, const void *job) {
 }
 /* s = h + dropout(f + bias) ; y = layernorm(s): without dropout row by row, as long as a row is in the nearest cache */
 STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    STX__FP_SCOPE;
     size_t n = a->N * a->C;
     if (a->drop > 0) {
         if (a->bias) stx_add_fwd(x, a->s, a->f, a->bias, n, a->C);
@@ -4789,6 +4866,7 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
 }
 /* g = layernorm' ; ds (+)= g ; df (+)= g mask / keep ; dbias += sum_n of that */
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
+    STX__FP_SCOPE;
     size_t n = a->N * a->C;
     int by_df = a->df && (a->add_ds || !a->ds);           /* g is made in df, and in ds else */
     stx_real *g = by_df ? a->df : a->ds;
@@ -5089,6 +5167,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a) { return stx_ok(x) && 
 
 /* The definition, which all that follows only makes fast: C[i][j] = alpha stx_gemm_plain(.., i, j) + beta C[i][j]. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j) {
+    STX__FP_SCOPE;
     size_t k, last = g->batch > 1 && !g->sc ? g->batch - 1 : e;         /* one C: all of the batch in its one matrix */
     double s = 0;
     for (; e <= last; e++) {
@@ -5096,6 +5175,7 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
         for (k = 0; k < g->K; k++)
             s += (double)A[g->ta ? k * g->lda + i : i * g->lda + k] * (double)B[g->tb ? j * g->ldb + k : k * g->ldb + j];
     }
+    STX__FP_PIN(s);
     return s;
 }
 STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C) {
@@ -6483,6 +6563,7 @@ static void stx__pack_part(const stx_share *s, const void *job) {
                       j->s ? j->s + r * stx__int8_groups(j->C) : NULL);
 }
 STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
+    STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx__packed *list, *w, last;
     size_t i, j, n, total = 0;
@@ -7733,6 +7814,7 @@ STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
     return stx_ok(x) ? &s->t : NULL;
 }
 STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
+    STX__FP_SCOPE;
     stx__scalar *s;
     if (!stx_ok(x) || !scalar) return;
     for (s = x->scalars; s && &s->t != scalar; s = s->next) {}
@@ -7797,11 +7879,13 @@ static void stx__mean_part(const stx_share *s, const void *job) {
     }
 }
 STX_DEF void stx_mean_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(n, 0, 0);
     l.a = a;
     *y = (stx_real)(stx__sum_blocks(x, n, stx__mean_part, &l) / (double)n);
 }
 STX_DEF void stx_sum_fwd(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(n, 0, 0);
     l.a = a;
     *y = (stx_real)stx__sum_blocks(x, n, stx__mean_part, &l);
@@ -7815,6 +7899,7 @@ static void stx__mean_bwd_part(const stx_share *s, const void *job) {
     for (i = 0; i < n; i++) y[i] += l->s;
 }
 STX_DEF void stx_mean_bwd(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.s = dy[0] / (stx_real)n;
     stx__elementwise(x, n, stx__mean_bwd_part, &l);
@@ -7840,6 +7925,7 @@ static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx__grad_dy(x, n, n->in[0], 1);
 }
 STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count, double s) {
+    STX__FP_SCOPE;
     stx_tensor *ins[1 + STX_MEANS];
     stx_means_args *m;
     stx__node *node;
@@ -7871,6 +7957,7 @@ STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *
     return y;
 }
 STX_DEF void stx_add_means_fwd(stx_ctx *x, const stx_means_args *m) {
+    STX__FP_SCOPE;
     double sum = 0;
     size_t k;
     for (k = 0; k < m->count; k++) {
@@ -7881,6 +7968,7 @@ STX_DEF void stx_add_means_fwd(stx_ctx *x, const stx_means_args *m) {
     *m->y = (stx_real)((double)*m->y0 + (double)m->s * sum);
 }
 STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
+    STX__FP_SCOPE;
     size_t k;
     for (k = 0; k < m->count; k++) {
         stx__loop l = stx__loop_of(m->n[k], 0, 0);
@@ -7912,6 +8000,7 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
 }
 /* V: classes, of which logits may have more columns; targets: on the device */
 static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t V, const int32_t *targets, double divisor, int over) {
+    STX__FP_SCOPE;
     size_t N;
     stx_tensor *y;
     stx__ce_save *s;
@@ -7988,6 +8077,7 @@ static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n);
    `mean` of them at a rank, on average. */
 static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets, const stx_token_loss *how, stx_real **w,
                               int32_t **known) {
+    STX__FP_SCOPE;
     size_t N = targets->B * targets->T;
     const stx_tensor *weights = how ? how->weights : NULL;
     double divisor = how && how->mean ? 0 : how && how->divisor > 0 ? how->divisor : (double)N;
@@ -8071,6 +8161,7 @@ static void stx__cross_entropy_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_cross_entropy_fwd(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
                                    const int32_t *targets, size_t N, size_t V, size_t ld, double divisor) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(0, N, V);
     l.ld = ld;
     l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets;
@@ -8102,6 +8193,7 @@ static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
 STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
                                    const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
                                    int accumulate) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(0, N, V);
     l.ld = ld;
     l.y = dlogits; l.a = logits; l.ids = targets; l.m = top; l.r = inv; l.accumulate = accumulate;
@@ -8111,6 +8203,7 @@ STX_DEF void stx_cross_entropy_bwd(stx_ctx *x, stx_real *dlogits, const stx_real
 
 STX_DEF void stx_token_weights(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
                                int ignore, int32_t ignored, double divisor, const stx_real *mean) {
+    STX__FP_SCOPE;
     size_t n;
     (void)x;
     for (n = 0; n < N; n++) known[n] = ignore && targets[n] == ignored ? -1 : targets[n];
@@ -8151,6 +8244,7 @@ static void stx__token_loss_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
                                 const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(0, N, V);
     l.ld = ld;
     l.y = nll; l.mean = top; l.rstd = inv; l.a = logits; l.ids = targets; l.b = w;
@@ -8217,6 +8311,7 @@ static void stx__mse_part(const stx_share *s, const void *job) {
     }
 }
 STX_DEF void stx_mse_fwd(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(n, 0, 0);
     l.a = a; l.b = b;
     *loss = (stx_real)(stx__sum_blocks(x, n, stx__mse_part, &l) / (double)n);
@@ -8234,6 +8329,7 @@ static void stx__mse_bwd_part(const stx_share *s, const void *job) {
     STX_CALL(s->x, stx__mse_bwd_n, (l->y + at, l->a + at, l->b + at, n, l->s));
 }
 STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
+    STX__FP_SCOPE;
     stx__loop l = stx__loop_of(n, 0, 0);
     l.y = da; l.a = a; l.b = b; l.s = 2 * dloss[0] / (stx_real)n;
     if (da) stx__elementwise(x, n, stx__mse_bwd_part, &l);
@@ -8255,6 +8351,7 @@ static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int 
 }
 /* The forward kernel with room of the step arena that it gives back */
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
+    STX__FP_SCOPE;
     stx__mark mark;
     if (!stx_ok(x) || !a) return;
     mark = stx__step_mark(x);
@@ -8346,6 +8443,7 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
 }
 /* kv with qkv: the keys and values are those, q alone is qkv's (stx_cache_attention) */
 static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d, size_t stk) {
+    STX__FP_SCOPE;
     stx_tensor *y, *q, *k, *v, *ins[STX__INS];
     stx_attention_args *a;
     stx__node *node;
@@ -8501,6 +8599,7 @@ static stx_real *stx__attn_side_row(const stx__attn_side *s, ptrdiff_t j) {
 }
 static double stx__attn_plain_mask(double ramp) { return ramp < 0 ? 0 : ramp > 1 ? 1 : ramp; }
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp) {
+    STX__FP_SCOPE;
     const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
     const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL, *vb = a->vb ? a->vb + h * D : NULL, *k;
     const stx__attn_side side = stx__attn_side_of(a, STX__K, b, h);
@@ -8529,6 +8628,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
+    STX__FP_SCOPE;
     const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S, D = a->D;
     double *w = work, *ramp = work + keys;
     uint32_t r[4], keep = stx__keep16(a->drop);
@@ -8579,10 +8679,13 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
 /* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is -1 or less, and rounding keeps the order. Numbers
    above 2^24 are no longer whole in a float: the last term makes up for that. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
+    STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
     if (!stx__finite(e)) return e > 0 ? most : 0;
     if (!(e > 0)) return 0;
     e += floor(e / 4194304);
+    if (e > (double)most) e = (double)most;
+    STX__FP_PIN(e);
     return e < (double)most ? (size_t)e : most;
 }
 /* Keys that the loops visit for a head: those with a ramp weight and one more, for dz counts the key at which the ramp has just come down
@@ -9397,6 +9500,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
     w->bytes = c.at + 64;
 }
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward) {
+    STX__FP_SCOPE;
     stx__attn A;
     stx__attn_work w;
     if (a->H > STX__MAX_HEADS) return 0;         /* the kernels refuse it */
@@ -9433,6 +9537,7 @@ static void stx__attn_fwd_part(const stx_share *s, const void *job) {
     if (A->mk->leave) A->mk->leave();
 }
 STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
+    STX__FP_SCOPE;
     stx__attn A;
     stx__attn_work w;
     stx__attn_job j;
@@ -9799,6 +9904,7 @@ static void stx__attn_dpe_part(const stx_share *s, const void *job) {
 }
 
 STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
+    STX__FP_SCOPE;
     stx__attn A;
     stx__attn_work w;
     stx__attn_job j;
@@ -9869,6 +9975,7 @@ static size_t stx__cluster_start(const stx_adaptive *a, size_t c) { return c ? a
 
 /* Is the set sound? Everything after this trusts its sizes. */
 static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d, int output) {
+    STX__FP_SCOPE;
     size_t c;
     char s[96];
     if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) {
@@ -9986,6 +10093,7 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
     return all ? mask : NULL;
 }
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
+    STX__FP_SCOPE;
     size_t n, c, d = 0, dim[3];
     stx__sorted s;
     stx_tensor *all = NULL, *y;
@@ -10182,6 +10290,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
     return p;
 }
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
+    STX__FP_SCOPE;
     size_t i;
     if (!stx_ok(x) || !p || !p->count) return;
     for (i = 0; x->packed_count && i < p->count; i++) stx__unpack(x, p->piece[i].p);
@@ -10219,6 +10328,7 @@ static stx__own stx__owned(size_t pieces, size_t first, size_t size, const stx_c
 /* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is, so that it means the same when it is given again. */
 static double stx__beta(double b) { return b == -1 ? 0 : b; }
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
+    STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
     stx_piece *q, *pieces;
@@ -10292,6 +10402,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     return o;
 }
 STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
+    STX__FP_SCOPE;
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
     if (!(lr >= 0 && stx__finite(lr))) {
@@ -10323,6 +10434,7 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     return u->ok || x->desc.dry;
 }
 STX_DEF int stx_optim_step(stx_optim *o, double lr) {
+    STX__FP_SCOPE;
     stx_ctx *x = o ? o->params->ctx : NULL;
     stx_optim_desc resolved;
     const stx_optim_desc *d = &resolved;
@@ -10407,6 +10519,7 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, si
 
 /* From the squares' sums: the norm, and whether there is an update at all. */
 STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
+    STX__FP_SCOPE;
     const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
     const int kind = d->kind;
     double total = 0, lr = u->lr, rectify = 1, step;
@@ -10592,6 +10705,7 @@ static void stx__lamb_step_part(const stx_share *s, const void *job) {
     for (k = s->from; k < s->to; k++, q++) STX_CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
 }
 STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+    STX__FP_SCOPE;
     stx__pieces_job j;
     size_t k, end;
     if (stx__not_updated(x, u, piece, count)) return;
@@ -10825,6 +10939,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
 }
 
 STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__FP_SCOPE;
     (void)x;
     *meter = (accumulate ? *meter : 0) + s * (double)a[0];
 }
@@ -11220,6 +11335,7 @@ STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n) {
     return stx__together(x, "stx_group_sum", v, n, 0, 0) ? stx__engine_reduce(x, v, n, 0) : stx_ok(x);
 }
 STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n) {
+    STX__FP_SCOPE;
     size_t i;
     double *nans;
     int ok;
@@ -11266,6 +11382,7 @@ STX_DEF int stx_group_params(stx_params *p) {
 }
 
 STX_DEF stx_tensor *stx_group_part(stx_ctx *x, double n) {
+    STX__FP_SCOPE;
     stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *mine, *all;
     int32_t *known;
     if (!y) return NULL;
@@ -11451,9 +11568,14 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
     return s->lr;
 }
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
+    STX__FP_SCOPE;
     double lr = stx__schedule_lr(s, n);
-    if (s->decay == 0 || n <= s->decay_from) return lr;
-    return lr * pow(s->decay, 1 + (double)(s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0));
+    if (s->decay != 0 && n > s->decay_from) {
+        uint64_t more = s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0;
+        lr *= pow(s->decay, 1 + (double)more);
+    }
+    STX__FP_PIN(lr);
+    return lr;
 }
 
 // >>sampling
@@ -11487,6 +11609,7 @@ static int stx__minus_infinity(double v) {
     return bits == (uint64_t)0xfff << 52;
 }
 STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work) {
+    STX__FP_SCOPE;
     size_t i, best = 0;
     double sum = 0, u;
     uint32_t r[4];
@@ -12267,6 +12390,7 @@ static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int i
 }
 
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
+    STX__FP_SCOPE;
     const unsigned char *p;
     size_t i;
     if (!stx__entry_check(e, out, n, 0)) return 0;
@@ -13039,6 +13163,7 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
     return stx_ok(x);
 }
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix) {
+    STX__FP_SCOPE;
     static const char *const state[2] = {"optim.0.", "optim.1."};
     char n[96];
     stx_ctx *x = o ? o->params->ctx : NULL;
@@ -13136,6 +13261,7 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     return 1;
 }
 STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *d) {
+    STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
     int in, out;
     *d = *from;
@@ -13233,6 +13359,7 @@ static void stx__words_cluster(stx_words *w, stx_params *p) {
     w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX, d->cutoffs, d->out_width[0], 1, 1);
 }
 STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
+    STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_words *w;
     const stx_words_desc *d;

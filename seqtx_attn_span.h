@@ -653,6 +653,9 @@ STX_DEF stx_lm stx_span_lm(stx_span *m);
     && !defined(SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE)
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
 
+#define STX_LOOPS
+#include "seqtx.h"      /* once more, for the scope of the floating-point environment */
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -724,6 +727,7 @@ static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
    is invalid, returns 0 and, unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
                              stx_words_desc *words) {
+    STX__FP_SCOPE;
     const size_t most = (size_t)1 << 30;
     *d = *from;
     if (!d->layers) d->layers = 8;
@@ -845,6 +849,7 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
 }
 
 STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
+    STX__FP_SCOPE;
     stx_span *m;
     stx_span_desc *d;
     stx_words_desc words;
@@ -884,6 +889,7 @@ STX_DEF stx_params *stx_span_params(stx_span *m) {
 
 /* Mean and maximum of z over the heads of layer l. */
 static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
+    STX__FP_SCOPE;
     const stx_tensor *z = m->layer[l].z;
     const stx_real *v = stx_watch(m->ctx, z);
     size_t head;
@@ -987,6 +993,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
 }
 
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
+    STX__FP_SCOPE;
     const stx_real *z;
     if (!m || l >= m->desc.layers || head >= m->desc.heads) return 0;
     if (!m->desc.adapt_span) return (double)m->desc.span;
@@ -996,6 +1003,7 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
 }
 
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
+    STX__FP_SCOPE;
     size_t l;
     *avg = *max = 0;
     if (!m) return;
@@ -1250,6 +1258,7 @@ STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
+    STX__FP_SCOPE;
     if (!m || !nll || !m->desc.adapt_span || m->desc.span_loss == 0) return nll;
     return stx_add_means(m->ctx, nll, m->z, m->desc.layers,
                          m->desc.span_loss * (double)m->desc.span);

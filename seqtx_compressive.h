@@ -855,6 +855,7 @@ static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_gr
 
 /* The definition: what a key got, from the softmax of each query. */
 STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first, size_t n, double *work) {
+    STX__FP_SCOPE;
     size_t b, h, i, j, keys = stx_attention_keys(a);
     for (b = 0; b < a->B; b++)
         for (j = 0; j < n; j++)
@@ -956,6 +957,7 @@ static void stx__comp_error_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
                                 const int32_t *skip, size_t N, size_t C, double divisor) {
+    STX__FP_SCOPE;
     stx__comp_error e;
     double off = 0, all = 0;
     size_t n;
@@ -980,6 +982,7 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
 }
 STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
                                 size_t N, size_t C, double divisor, int accumulate) {
+    STX__FP_SCOPE;
     stx__comp_error e;
     memset(&e, 0, sizeof e);
     e.da = da; e.a = a; e.t = t; e.skip = skip; e.N = N; e.C = C; e.accumulate = accumulate;
@@ -1371,6 +1374,7 @@ static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
 }
 /* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. The lists stay the caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d, stx_words_desc *words) {
+    STX__FP_SCOPE;
     *d = *from;
     if (!d->dim) d->dim = 512;
     if (!d->emb) d->emb = d->dim;
@@ -1549,6 +1553,7 @@ static void stx__comp_layer_params(stx_comp *m, size_t l) {
 /* Initialisers: those of PyTorch's modules, U(1/sqrt(fan in)) for weights and biases, n(0,1) for the embedding; u, v and the table of
    positions begin with zeros. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
+    STX__FP_SCOPE;
     stx_comp *m;
     stx_comp_desc *d;
     stx_words_desc words;
@@ -1611,6 +1616,7 @@ static int stx__comp_parts(const stx_comp_state *s, stx_rows **part, const char 
     return n;
 }
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems, const size_t *cmems) {
+    STX__FP_SCOPE;
     stx_ctx *x = m ? m->ctx : NULL;
     stx_comp_state *s;
     size_t l, L, *width, M = 0, C = 0, reach, k, first = SIZE_MAX;
@@ -1884,6 +1890,7 @@ static const stx_ids *stx__comp_lost(stx_ctx *x, const stx__comp_job *j, const s
 }
 /* What the aux loss counts: rows that are no padding, of streams that have both an evicted row and a compressed one */
 static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
+    STX__FP_SCOPE;
     const stx_comp_desc *d = &j->m->desc;
     const size_t B = j->B, T = j->T;
     int32_t *v;
@@ -2347,6 +2354,7 @@ static stx_tensor *stx__comp_look(const stx_comp *m, const stx__comp_qkv *s, stx
 /* The aux loss (1) of the new compressed rows. s: of this call's attention. rows: what the segment leaves; old: what falls out */
 static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s, stx_tensor *rows, const stx_past *old,
                                  stx_tensor *comp, stx_tensor **ratio) {
+    STX__FP_SCOPE;
     const stx_comp *m = j->m;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[j->l];
@@ -2564,6 +2572,7 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
 
 /* y + w / A times the sum of the aux losses of the last forward */
 static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
+    STX__FP_SCOPE;
     size_t l, n = 0;
     stx_tensor **aux;
 

@@ -886,6 +886,7 @@ static int stx__par_y(const stx_par_gate_args *a, size_t r, const double *lnq, d
     return best;
 }
 STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
+    STX__FP_SCOPE;
     double lnq[3], q[3], p[3], y[3], lat = 0;
     size_t r;
     int k, best;
@@ -905,6 +906,7 @@ STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
 }
 /* w = y = softmax((ln q + g) / tau) ;  lat = before + mean sum v cost */
 STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
+    STX__FP_SCOPE;
     double lnq[3], q[3], p[3], s[3] = {0, 0, 0}, all = 0, mean = 0, sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
     double dlat = a->latency && a->dlat ? (double)a->dlat[0] : 0;
     size_t r;
@@ -939,6 +941,7 @@ STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
 static size_t stx__par_draw(const stx_par_mix_args *a, size_t n) { return n / a->T * ((a->T + a->run - 1) / a->run) + n % a->T / a->run; }
 /* The definition. z: what a branch's layer norm reads; with it or without, Y and what comes back through it. */
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
+    STX__FP_SCOPE;
     const size_t C = a->C;
     size_t n, c;
     int i;
@@ -1109,6 +1112,7 @@ static void stx__par_mix_columns_part(const stx_share *s, const void *job) {
     for (k = s->from; k < s->to; k++) STX_CALL(s->x, stx__par_mix_columns_any, (a, (int)(k / blocks), k % blocks * STX__PAR_BLOCK));
 }
 STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
+    STX__FP_SCOPE;
     size_t n, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
     double sum[3] = {0, 0, 0};
     int i;
@@ -1125,6 +1129,7 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
 // >>latency
 
 STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat, const stx_par_latency_args *a) {
+    STX__FP_SCOPE;
     double v = (double)lat[0], more = v / a->target - 1;
     (void)x;
     if (a->kind == STX_PAR_LATENCY_FBNET) v = (double)nll[0] * a->weight * (v > 1 ? pow(log(v), a->power) : v <= 1 ? 0 : v);
@@ -1133,6 +1138,7 @@ STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll
 }
 STX_DEF void stx_par_latency_bwd(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss, const stx_real *nll,
                                  const stx_real *lat, const stx_par_latency_args *a) {
+    STX__FP_SCOPE;
     double v = (double)lat[0], d = (double)dloss[0], by_nll = 1, by_lat = a->weight;
     (void)x;
     if (a->kind == STX_PAR_LATENCY_HINGE) by_lat = v > a->target ? a->weight / a->target : 0;
@@ -1300,6 +1306,7 @@ STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
     return L;
 }
 STX_DEF int stx_par_probs(const stx_par *m, double *p) {
+    STX__FP_SCOPE;
     size_t l;
     double lnq[3], q[3];
     if (!m || !m->arch || !p || !stx_ok(m->ctx)) return 0;
@@ -1312,6 +1319,7 @@ STX_DEF int stx_par_probs(const stx_par *m, double *p) {
 }
 /* The letter of block l: a fixed network's own; of a gate the likeliest, or with u in [0,1) one that is drawn. 0 in error */
 static int stx__par_letter(const stx_par *m, size_t l, double u) {
+    STX__FP_SCOPE;
     double lnq[3], q[3], p[3];
     const stx_real *al;
     int k, best = 0;
@@ -1323,6 +1331,7 @@ static int stx__par_letter(const stx_par *m, size_t l, double u) {
     return "sfi"[best];
 }
 static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw, uint64_t seed, uint64_t n) {
+    STX__FP_SCOPE;
     size_t l, L = m ? m->desc.blocks : 0;
     if (!out || !room) return 0;
     out[0] = 0;
@@ -1403,6 +1412,7 @@ static int stx__par_cuts_bad(stx_ctx *x, const char *field, double got, const ch
 }
 
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t N, const stx_par_cuts_desc *desc) {
+    STX__FP_SCOPE;
     stx__par_cutting s;
     stx_par_cuts_desc d;
     stx__par_cost *cost, last;
@@ -1598,6 +1608,7 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
     d->init = STX_PAR_INIT_REF;
 }
 STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *d) {
+    STX__FP_SCOPE;
     char pattern[STX__PAR_MOST + 1];
     size_t L = 0;
     *d = *from;
@@ -1671,6 +1682,7 @@ static void stx__par_kinds(const stx_par_desc *d, char *out) {
 static int stx__par_attends(int kind) { return kind == 's' || kind == 'g'; }
 static int stx__par_feeds(int kind) { return kind == 'f' || kind == 'g'; }
 STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
+    STX__FP_SCOPE;
     char kind[STX__PAR_MOST + 1];
     stx_par_desc d;
     stx_words_desc words;
@@ -1797,6 +1809,7 @@ static void stx__par_gates(stx_par *m) {
     stx_par_set_cost(m, d->cost);
 }
 STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
+    STX__FP_SCOPE;
     stx_par *m;
     stx_par_desc *d;
     stx_words_desc words;
@@ -1855,6 +1868,7 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from) {
 // >>search
 
 STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
+    STX__FP_SCOPE;
     if (!m || !m->tau || !stx_ok(m->ctx)) return;
     if (!(tau >= 1e-30 && tau <= 1e30)) {
         stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau: expected 1e-30 to 1e30, got %g", tau);
@@ -1863,6 +1877,7 @@ STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
     stx_scalar_set(m->ctx, m->tau, tau);
 }
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
+    STX__FP_SCOPE;
     stx_real c[3] = {0, 0, 0};
     int k;
     if (!m || !m->cost || !cost || !stx_ok(m->ctx)) return;
@@ -1876,11 +1891,15 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
     stx_put(m->ctx, m->cost, c, 3);
 }
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
+    STX__FP_SCOPE;
     double part = a->total && n < a->total ? (double)n / (double)a->total : 1;
-    return a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
+    part = a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
+    STX__FP_PIN(part);
+    return part;
 }
 STX_DEF void stx_par_freeze(stx_par *m, int frozen) { if (m) m->frozen = frozen != 0; }
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
+    STX__FP_SCOPE;
     size_t draw = m ? 3 * m->desc.blocks : 0, i;
     if (!m) return;
     if (!u) m->uniforms_count = 0;
@@ -2046,6 +2065,7 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
    with `fill` -> (rows,ld). full: float in every precision */
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
+    STX__FP_SCOPE;
     stx__par_widening *s = (stx__par_widening *)stx_step_alloc(x, sizeof *s);
     stx_tensor *in[2], *y;
     size_t at = 0, rows;
@@ -2251,6 +2271,7 @@ static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *j, stx_tensor *
 }
 /* One block: in[0] = h (B,T,D), then the memory and the gate where there are any. This may run twice (stx_recompute). */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    STX__FP_SCOPE;
     const stx__par_job *j = (const stx__par_job *)user;
     const stx_par_desc *d = &j->m->desc;
     const stx_par_block *p = &j->m->block[j->l];
@@ -2348,6 +2369,7 @@ static size_t stx__par_span(stx_ctx *x, const char *op, int same_length, size_t 
     return same_length && M > 1 ? M - 1 : 0;
 }
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad, const stx_par_state *in, stx_par_state *out) {
+    STX__FP_SCOPE;
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_par_state *how = in ? in : out;
     const stx_par_desc *d;
@@ -2570,6 +2592,7 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
 }
 /* What may have changed with the parameters: positions as the queries meet them, and which branches run */
 static int stx__par_gen_fill(stx_par_gen *g) {
+    STX__FP_SCOPE;
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
     const size_t C = m->desc.heads * stx__par_wide(&m->desc);

@@ -916,6 +916,7 @@ static void stx__sru_set_args(stx_sru_args *a, const stx_sru_recurrence_in *in) 
 
 STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *in,
                                        stx_tensor **last) {
+    STX__FP_SCOPE;
     stx_tensor *y[2], *inputs[6];
     stx__sru_save *s;
     stx_sru_args *a;
@@ -994,6 +995,7 @@ static size_t stx__sru_time(const stx_sru_args *a, size_t o, size_t p) {
 }
 
 STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
+    STX__FP_SCOPE;
     const size_t O = a->D * a->H, T = a->T;
     size_t b, o, p;
     for (b = 0; b < a->B; b++) {
@@ -1018,6 +1020,7 @@ STX_DEF void stx_sru_fwd_plain(const stx_sru_args *a, double *state) {
 
 /* The formulas under "Gradients" in the manual; dc is dc'. */
 STX_DEF void stx_sru_bwd_plain(const stx_sru_args *a, double *state) {
+    STX__FP_SCOPE;
     const size_t O = a->D * a->H, T = a->T;
     size_t o, b, p;
     for (o = 0; o < O; o++) {
@@ -1996,6 +1999,7 @@ static int stx__sru_check_attention(stx_ctx *x, stx_sru_desc *d) {
 /* Copies the desc, fills in the defaults and checks it. If it is invalid, returns 0
    and, unless x is NULL, sets an error. */
 static int stx__sru_resolve(stx_ctx *x, const stx_sru_desc *from, stx_sru_desc *d) {
+    STX__FP_SCOPE;
     const size_t most = (size_t)1 << 28;
     *d = *from;
     if (d->transform != STX_SRU_LINEAR && d->transform != STX_SRU_ATTENTION)
@@ -2135,6 +2139,7 @@ static void stx__sru_create_layer(stx_params *params, const char *prefix, const 
 }
 
 STX_DEF stx_sru *stx_sru_create(stx_params *params, const char *prefix, const stx_sru_desc *desc) {
+    STX__FP_SCOPE;
     stx_ctx *x = params ? params->ctx : NULL;
     stx_sru *m;
     stx_sru_desc *d;
@@ -2338,6 +2343,7 @@ static stx_tensor *stx__sru_custom(stx_sru *m, size_t l, stx_tensor *in, size_t 
    its memory and its initial state if they are present. Returns h of the next layer;
    out[0] becomes the final state. */
 static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, stx_tensor **out) {
+    STX__FP_SCOPE;
     const stx__sru_job *job = (const stx__sru_job *)user;
     stx_sru *m = job->m;
     const stx_sru_desc *d = &m->desc;
@@ -2753,6 +2759,7 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
 
 static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d,
                                stx_words_desc *words) {
+    STX__FP_SCOPE;
     stx_sru_desc stack;
     *d = *from;
     if (!d->dim) d->dim = 512;
@@ -2811,11 +2818,13 @@ static stx_tensor *stx__sru_lm_dropout(stx_sru_lm *m, stx_tensor *h) {
 }
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
+    STX__FP_SCOPE;
     return stx__sru_lm_dropout(m, stx_words_embed(m->words, ids));
 }
 
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
                                        stx_sru_state *out) {
+    STX__FP_SCOPE;
     if (!m || !ids) return NULL;
     return stx__sru_lm_dropout(
         m, stx_sru_segment(m->sru, stx__sru_lm_embed(m, ids), NULL, in, out));

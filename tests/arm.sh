@@ -45,6 +45,9 @@ for test in tests/test_golden_*.c; do
     check $? "$test does not compile"
     run "$name" max tests/golden
 done
+$cc -std=c99 -O1 $W -pthread -static tests/test_fenv.c "$work"/seqtx*.o -o "$work/test_fenv" -lm
+check $? "tests/test_fenv.c does not compile"
+run test_fenv max
 $cc -std=c99 -O1 $W -pthread -static -DTEST_FEW tests/test_bf16.c "$work"/seqtx*.o -o "$work/test_bf16" -lm
 check $? "tests/test_bf16.c does not compile"
 run test_bf16 max creation rounding products attention attention_margins red_zones

@@ -26,6 +26,10 @@ typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned uint32_t;
 typedef char *va_list;
+typedef struct { unsigned control, status; } fenv_t;
+#define FE_DFL_ENV ((const fenv_t *)0)
+int fegetenv(fenv_t *env);
+int fesetenv(const fenv_t *env);
 #define UINT64_MAX 0xffffffffffffffffull
 #define INT64_MAX 0x7fffffffffffffffll
 #define INT64_MIN (-INT64_MAX - 1)
