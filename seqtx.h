@@ -1300,12 +1300,16 @@ STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
 STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data);
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 
-/* Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp), checks every write, fsyncs, renames it over the
-   target and fsyncs the directory. A symbolic link is followed: its target is replaced. The permission bits of an existing
-   file are kept; a write-protected file and anything that is not a regular file is refused. On failure (STX_ERR_IO) the
-   temporary is removed and the old file is as it was. Only a kill in the middle can leave a *.tmp behind: the next write to the
-   same target removes it (by a lock it knows that no process writes it any more).
-   1 on success; frees w in every case. */
+/* Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp, of a long name its
+   first 100 bytes), checks every write, fsyncs, renames it over the target and fsyncs the
+   directory. A symbolic link is followed: its target is replaced. The permission bits of
+   an existing file are kept, and its group and owner as far as the system allows it
+   (root: always). Other hard links to it keep the old contents; access control lists and
+   the set-user-id bit are lost. A write-protected file and anything that is not a regular
+   file is refused. On failure (STX_ERR_IO) the temporary is removed and the old file is
+   as it was. Only a kill in the middle can leave a *.tmp behind: the next write to the
+   same target removes it (by a lock it knows that no process writes it any more). 1 on
+   success; frees w in every case. */
 STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
 STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
 /* The same bytes in memory, *n of them, to be freed by stx_block_free: to send a file instead of writing it. NULL in error; frees w in
@@ -2031,9 +2035,11 @@ STX_STRICT_OFF
 #include <time.h>
 #include <unistd.h>
 #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these three when a system header was included before this one; they are there all the same */
+/* -std=c99 hides these when a system header was included before this one; they are there
+   all the same */
 int fsync(int fd);
 int fchmod(int fd, mode_t mode);
+int fchown(int fd, uid_t owner, gid_t group);
 ssize_t readlink(const char *path, char *buf, size_t n);
 #endif
 #if defined(__linux__)
@@ -2043,8 +2049,10 @@ int madvise(void *p, size_t n, int advice);
 #endif
 #endif
 #elif defined(_WIN32)
+#include <fcntl.h>
 #include <io.h>
 #include <process.h>
+#include <sys/stat.h>
 #ifndef WIN32_LEAN_AND_MEAN
   #define WIN32_LEAN_AND_MEAN
 #endif
@@ -11876,15 +11884,28 @@ static int stx__map_new(stx_ctx *x, stx_map *m, const char *path) {
     return stx_ok(x);
 }
 #ifdef STX__POSIX
+/* open(), closed in programs that the process starts. -std=c99 hides the flag for it:
+   glibc has another name, elsewhere it is set a moment later. */
+static int stx__open(const char *path, int flags, int mode) {
+    int fd;
+#if defined(O_CLOEXEC)
+    flags |= O_CLOEXEC;
+#elif defined(__O_CLOEXEC)
+    flags |= __O_CLOEXEC;
+#endif
+    do fd = open(path, flags, (mode_t)mode); while (fd < 0 && errno == EINTR);
+#if !defined(O_CLOEXEC) && !defined(__O_CLOEXEC)
+    if (fd >= 0) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+#endif
+    return fd;
+}
+
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path) {
     struct stat st;
     void *p;
-    int fd, flags = O_RDONLY | O_NONBLOCK;      /* not to wait for the writer of a pipe; regular files do not care */
-#ifdef O_CLOEXEC
-    flags |= O_CLOEXEC;
-#endif
+    int fd;
     if (!stx__map_new(x, m, path)) return 0;
-    do fd = open(path, flags); while (fd < 0 && errno == EINTR);
+    fd = stx__open(path, O_RDONLY | O_NONBLOCK, 0);     /* does not wait for the writer of a pipe */
     if (fd < 0) {
         stx_fail(x, STX_ERR_IO, "cannot open %s: %s; check the path and its permissions", path, strerror(errno));
         return 0;
@@ -12427,6 +12448,24 @@ STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n) {
 
 typedef struct { const void *data; size_t bytes; } stx__part;
 
+/* How much of a path its temporaries have: all but what the file's name has beyond 100
+   bytes, for a name may be as long as the file system allows (143 bytes and more), and
+   theirs are up to 29 longer. Whole characters of UTF-8, which some file systems insist
+   on. */
+static size_t stx__stem(const char *path) {
+    const char *base = path, *p;
+    size_t most = 100;
+    for (p = path; *p; p++) {
+        if (*p == '/') base = p + 1;
+#ifdef _WIN32
+        if (*p == '\\' || *p == ':') base = p + 1;
+#endif
+    }
+    if ((size_t)(p - base) <= most) return (size_t)(p - path);
+    while (most > 96 && ((unsigned char)base[most] & 0xC0) == 0x80) most--;
+    return (size_t)(base - path) + most;
+}
+
 #ifdef STX__POSIX
 /* The path behind a chain of symbolic links at its last component (which may lead to a file that does not exist yet). */
 static char *stx__follow(stx_ctx *x, const char *path) {
@@ -12437,7 +12476,14 @@ static char *stx__follow(stx_ctx *x, const char *path) {
         const char *slash = strrchr(at, '/');
         size_t dir = slash ? (size_t)(slash - at) + 1 : 0, n;
         ssize_t got = readlink(at, link, ROOM);
-        if (got < 0) break;                     /* no link: the file itself, or nothing */
+        if (got < 0) {                          /* no link: the file itself, or nothing */
+            if (errno == EINVAL || errno == ENOENT || errno == ENOSYS || errno == ENOTSUP) break;
+            stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions",
+                     path, strerror(errno));
+            stx_block_free(x, at);
+            at = NULL;
+            break;
+        }
         if (hop == HOPS || got == ROOM) {
             stx_fail(x, STX_ERR_IO, "cannot write %s: its chain of symbolic links is too long or goes in a circle", path);
             got = -1;
@@ -12488,7 +12534,7 @@ static int stx__sync_dir(stx_ctx *x, char *target) {
     int fd, bad = 0;
     if (slash == target) dir = "/";
     else if (slash) { keep = *slash; *slash = 0; dir = target; }
-    fd = open(dir, O_RDONLY);
+    fd = stx__open(dir, O_RDONLY, 0);
     if (fd >= 0) {
         bad = fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != EBADF;
         if (bad) stx_fail(x, STX_ERR_IO, "the new file is in place, but its directory %s cannot be flushed to disk: %s", dir,
@@ -12509,14 +12555,18 @@ static int stx__lock_tmp(int fd, int *has) {
     l.l_whence = SEEK_SET;
     *has = fcntl(fd, F_SETLK, &l) == 0;
     if (!*has) return errno != EACCES && errno != EAGAIN;
-    return fstat(fd, &st) == 0 && st.st_nlink > 0;
+    if (fstat(fd, &st) != 0) return 0;
+    if (!st.st_nlink) errno = EAGAIN;
+    return st.st_nlink > 0;
 }
 
-/* Removes what kills in the middle of earlier writes left beside the target: TARGET.<pid>.<n>.tmp, unless it is locked. Of the pid of
-   this process it may be another thread's, which a lock of ours would not tell: only when nobody has written for an hour. */
+/* Removes what kills in the middle of earlier writes left beside the target,
+   STEM.<pid>.<n>.tmp, unless it is locked. Of the pid of this process it may be another
+   thread's, which a lock of ours would not tell: only when nobody has written for an
+   hour. */
 static void stx__remove_stale(stx_ctx *x, const char *target) {
     const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
-    size_t dir = (size_t)(base - target), n = strlen(base), len;
+    size_t dir = (size_t)(base - target), n = stx__stem(target) - dir, len;
     struct dirent *e;
     struct stat st;
     DIR *d;
@@ -12539,7 +12589,7 @@ static void stx__remove_stale(stx_ctx *x, const char *target) {
         if (dir) memcpy(path, target, dir);
         memcpy(path + dir, s, len + 1);
         if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (pid != (long)getpid() || st.st_mtime < time(NULL) - 3600)) {
-            fd = open(path, O_WRONLY | O_NONBLOCK);
+            fd = stx__open(path, O_WRONLY | O_NONBLOCK, 0);
             if (fd >= 0 && stx__lock_tmp(fd, &has) && has) unlink(path);
             if (fd >= 0) close(fd);
         }
@@ -12548,19 +12598,62 @@ static void stx__remove_stale(stx_ctx *x, const char *target) {
     if (d) closedir(d);
 }
 
+/* A new temporary for the target, locked, its name in tmp (of size bytes): its
+   descriptor, or -1 and an error */
+static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size, int mode) {
+    size_t stem = stx__stem(target);
+    struct stat st;
+    int fd, k, locked, err = 0, refused = 0;
+    memcpy(tmp, target, stem);
+    for (k = 0; k < 1000 && refused < 16; k++) {
+        snprintf(tmp + stem, size - stem, ".%ld.%d.tmp", (long)getpid(), k);
+        fd = stx__open(tmp, O_WRONLY | O_CREAT | O_EXCL, mode);
+        if (fd < 0 && errno == EEXIST) continue;
+        if (fd < 0) {
+            stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable",
+                     tmp, strerror(errno));
+            return -1;
+        }
+        if (stx__lock_tmp(fd, &locked)) return fd;
+        /* another process takes it for one that a kill left, and removes it: the next
+           name */
+        err = errno;
+        refused++;
+        if (fstat(fd, &st) != 0 || st.st_nlink > 0) unlink(tmp);
+        close(fd);
+    }
+    if (refused) {
+        stx_fail(x, STX_ERR_IO, "cannot write %s: a temporary file beside it cannot be locked: %s",
+                 target, strerror(err));
+    } else {
+        stx_fail(x, STX_ERR_IO, "cannot create %s: %d files with such names exist; remove them", tmp, k);
+    }
+    return -1;
+}
+
+/* The mode, and as far as the system lets this process the owner and the group, of the
+   file that it replaces */
+static int stx__keep_owner(int fd, const struct stat *old) {
+    struct stat st;
+    int kept = fstat(fd, &st) == 0 && st.st_uid == old->st_uid && st.st_gid == old->st_gid;
+    if (!kept) kept = fchown(fd, old->st_uid, old->st_gid) == 0;
+    if (!kept) kept = fchown(fd, (uid_t)-1, old->st_gid) == 0;
+    return fchmod(fd, old->st_mode & 0777) == 0;
+}
+
 static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
     struct stat st;
     char *target, *tmp;
-    size_t room, i;
-    int fd = -1, k, exists, done = 0, bad, locked, flags = O_WRONLY | O_CREAT | O_EXCL;
-#ifdef O_CLOEXEC
-    flags |= O_CLOEXEC;
-#endif
+    size_t size, i;
+    int fd, k, exists, done = 0, bad;
     if ((target = stx__follow(x, path)) == NULL) return 0;
-    room = strlen(target) + 64;
-    if ((tmp = (char *)stx_block(x, room)) == NULL) { stx_block_free(x, target); return 0; }
+    size = strlen(target) + 64;
+    if ((tmp = (char *)stx_block(x, size)) == NULL) { stx_block_free(x, target); return 0; }
     exists = stat(target, &st) == 0;
-    if (exists && !S_ISREG(st.st_mode)) {
+    if (!exists && errno != ENOENT) {
+        stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions", path,
+                 strerror(errno));
+    } else if (exists && !S_ISREG(st.st_mode)) {
         stx_fail(x, STX_ERR_IO, "cannot write %s: it is %s; give the path of a regular file", path,
                   S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
     } else if (exists && access(target, W_OK) != 0) {
@@ -12568,16 +12661,9 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
                   path, strerror(errno));
     } else {
         stx__remove_stale(x, target);
-        for (k = 0; k < 1000 && fd < 0; k++) {
-            snprintf(tmp, room, "%s.%ld.%d.tmp", target, (long)getpid(), k);
-            fd = open(tmp, flags, exists ? 0600 : 0666);
-            if (fd < 0 && errno != EEXIST && errno != EINTR) break;
-            if (fd >= 0 && !stx__lock_tmp(fd, &locked)) { close(fd); fd = -1; }      /* another process takes it for stale: the next name */
-        }
-        if (fd < 0) {
-            stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
-        } else {
-            bad = exists && fchmod(fd, st.st_mode & 0777) != 0;
+        fd = stx__open_tmp(x, target, tmp, size, exists ? 0600 : 0666);
+        if (fd >= 0) {
+            bad = exists && !stx__keep_owner(fd, &st);
             for (i = 0; i < parts && !bad; i++) bad = !stx__write_all(fd, part[i].data, part[i].bytes);
             if (!bad) bad = stx__flush_file(fd) != 0;
             k = errno;
@@ -12596,18 +12682,40 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
     return done;
 }
 #else
+/* A new file beside path, its name in tmp: none that is there, or that a link leads to,
+   is opened. What C has for that, "x", came in 2011; libraries that do not know it ignore
+   it, and there a look before has to do. */
+static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
+    size_t stem = stx__stem(path);
+    FILE *f = NULL;
+    int k;
+    memcpy(tmp, path, stem);
+    for (k = 0; k < 1000 && !f; k++) {
+#ifdef _WIN32
+        int fd;
+        snprintf(tmp + stem, size - stem, ".%ld.%d.tmp", (long)_getpid(), k);
+        fd = _open(tmp, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
+                   _S_IREAD | _S_IWRITE);
+        if (fd < 0 && errno != EEXIST) break;
+        if (fd >= 0 && (f = _fdopen(fd, "wb")) == NULL) { _close(fd); break; }
+#else
+        snprintf(tmp + stem, size - stem, ".%lx.%d.tmp", (unsigned long)(uintptr_t)tmp, k);
+        f = fopen(tmp, "rb");
+        if (f) { fclose(f); f = NULL; continue; }
+        f = fopen(tmp, "wbx");
+        if (!f && errno != EEXIST) break;
+#endif
+    }
+    return f;
+}
+
 static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, size_t parts) {
-    size_t room = strlen(path) + 64, i;
-    char *tmp = (char *)stx_block(x, room);
+    size_t size = strlen(path) + 64, i;
+    char *tmp = (char *)stx_block(x, size);
     FILE *f;
     int bad = 0, err;
     if (!tmp) return 0;
-#ifdef _WIN32
-    snprintf(tmp, room, "%s.%ld.tmp", path, (long)_getpid());
-#else
-    snprintf(tmp, room, "%s.%lx.tmp", path, (unsigned long)(uintptr_t)tmp);
-#endif
-    f = fopen(tmp, "wb");
+    f = stx__open_tmp(path, tmp, size);
     if (!f) {
         stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable", tmp, strerror(errno));
         stx_block_free(x, tmp);

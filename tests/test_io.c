@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,26 +137,91 @@ static void remove_tree(const char *path) {
     rmdir(path);
 }
 
-/* ---- fsync and rename pass through here, so that they can be watched and can fail */
+/* ---- system calls pass through here, so that they can be watched and can fail */
 
 #ifdef __linux__
 static char events[64];             /* F fsync of a file, D of a directory, R rename */
 static int fail_fsync, fail_rename, fail_dir;
+static int inherited;               /* files opened without O_CLOEXEC */
+enum {
+    OPEN, WRITE, FSYNC, RENAME, CLOSE, FCHMOD, UNLINK, STAT, FSTAT, ACCESS, READLINK, FCNTL, CALLS
+};
+static const char *const call_name[CALLS] = {"open", "write", "fsync", "rename", "close", "fchmod",
+    "unlink", "stat", "fstat", "access", "readlink", "fcntl"};
+/* The at-th call of one kind fails; all: and those after it */
+static struct { int on, call, at, all, code, short_write, count[CALLS]; } fault;
+
+static int fails(int call) {
+    if (!fault.on) return 0;
+    fault.count[call]++;
+    if (call != fault.call || fault.count[call] < fault.at) return 0;
+    if (!fault.all && fault.count[call] > fault.at) return 0;
+    errno = fault.code;
+    return 1;
+}
 static void event(char c) {
     size_t n = strlen(events);
     if (n < sizeof events - 1) { events[n] = c; events[n + 1] = 0; }
 }
+int open(const char *path, int flags, ...) {
+    va_list ap;
+    int mode;
+    va_start(ap, flags);
+    mode = flags & O_CREAT ? va_arg(ap, int) : 0;
+    va_end(ap);
+    if (fails(OPEN)) return -1;
+    inherited += !(flags & O_CLOEXEC);
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+ssize_t write(int fd, const void *data, size_t n) {
+    if (fails(WRITE)) {
+        if (!fault.short_write) return -1;
+        n = (n + 1) / 2;
+    }
+    return syscall(SYS_write, fd, data, n);
+}
 int fsync(int fd) {
     struct stat st;
-    int is_dir = fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+    int is_dir = fstatat(fd, "", &st, AT_EMPTY_PATH) == 0 && S_ISDIR(st.st_mode);
     event(is_dir ? 'D' : 'F');
     if (is_dir ? fail_dir : fail_fsync) { errno = is_dir ? fail_dir : fail_fsync; return -1; }
-    return (int)syscall(SYS_fsync, fd);
+    return fails(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd);
 }
 int rename(const char *from, const char *to) {
     event('R');
     if (fail_rename) { errno = fail_rename; return -1; }
-    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+    return fails(RENAME) ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+int close(int fd) {
+    int failed_ = fails(CLOSE), done = (int)syscall(SYS_close, fd);
+    if (failed_) errno = fault.code;
+    return failed_ ? -1 : done;
+}
+int fchmod(int fd, mode_t mode) {
+    return fails(FCHMOD) ? -1 : (int)syscall(SYS_fchmod, fd, mode);
+}
+int unlink(const char *path) {
+    return fails(UNLINK) ? -1 : unlinkat(AT_FDCWD, path, 0);
+}
+int stat(const char *path, struct stat *st) {
+    return fails(STAT) ? -1 : fstatat(AT_FDCWD, path, st, 0);
+}
+int fstat(int fd, struct stat *st) {
+    return fails(FSTAT) ? -1 : fstatat(fd, "", st, AT_EMPTY_PATH);
+}
+int access(const char *path, int how) {
+    return fails(ACCESS) ? -1 : (int)syscall(SYS_faccessat, AT_FDCWD, path, how);
+}
+ssize_t readlink(const char *path, char *to, size_t n) {
+    return fails(READLINK) ? -1 : readlinkat(AT_FDCWD, path, to, n);
+}
+int fcntl(int fd, int what, ...) {
+    va_list ap;
+    void *p;
+    va_start(ap, what);
+    p = va_arg(ap, void *);
+    va_end(ap);
+    return fails(FCNTL) ? -1 : (int)syscall(SYS_fcntl, fd, what, p);
 }
 #endif
 
@@ -680,6 +746,118 @@ static void test_replace(void) {
     (void)st; (void)text; (void)status; (void)pid; (void)ends; (void)back;
 #endif
 }
+
+/* The names of temporaries: of a target whose name is as long as the file system allows,
+   too */
+static void test_names(void) {
+#ifndef SEQTX_STDIO_FILES
+    char name[300], tmp[300];
+    size_t n, k;
+    const char *path;
+    struct stat st;
+    for (k = 0; k < 2; k++) {
+        for (n = 90; n <= 255; n += n < 110 ? 1 : 29) {
+            size_t i;
+            strcpy(name, "r/");
+            for (i = 0; i < n; i++) name[2 + i] = k ? "\xC3\xA4"[i % 2] : (char)('a' + i % 26);
+            if (n % 2) name[1 + n] = 'x';
+            name[2 + n] = 0;
+            path = in_dir(name);
+            CHECK(save(path, (float)n, 10) && saved(path, NULL) == (float)n);
+            CHECK(save(path, 1, 10) && saved(path, NULL) == 1);
+            CHECK(unlink(path) == 0 && dir_entries(in_dir("r"), "tmp") == 0);
+            FINE();
+        }
+    }
+    memset(name, 'n', 257);                     /* what a kill left of a long name goes, too */
+    memcpy(name, "r/", 2);
+    name[257] = 0;
+    sprintf(tmp, "%.102s.1.0.tmp", name);
+    put_text(tmp, "left by a kill");
+    sprintf(tmp, "%.101s.1.0.tmp", name);
+    put_text(tmp, "of another target");
+    path = in_dir(name);
+    CHECK(save(path, 1, 10) && dir_entries(in_dir("r"), ".tmp") == 1);
+    CHECK(unlink(path) == 0 && unlink(in_dir(tmp)) == 0);
+    FINE();
+    if (geteuid() != 0) { skip("owner and group (not root)"); return; }
+    path = in_dir("r/owned");
+    CHECK(save(path, 1, 10) && chown(path, 1234, 1235) == 0 && chmod(path, 04640) == 0);
+    CHECK(save(path, 2, 10) && stat(path, &st) == 0 && st.st_uid == 1234 && st.st_gid == 1235);
+    CHECK((st.st_mode & 07777) == 0640);
+    CHECK(unlink(path) == 0);
+    FINE();
+#endif
+}
+
+/* Each system call of a save fails in turn, once and for good: the old file or the whole
+   new one is there, with its mode, no temporary and no descriptor is left, and a failure
+   is told with its reason. */
+#if defined(__linux__) && !defined(SEQTX_STDIO_FILES)
+static int fault_save(const char *path) {
+    int done;
+    memset(fault.count, 0, sizeof fault.count);
+    fault.on = 1;
+    done = save(path, 2, 5000);
+    fault.on = 0;
+    return done;
+}
+static void fault_case(const char *folder) {
+    struct stat st;
+    float now;
+    int done, ok, left, fds = dir_entries("/proc/self/fd", "");
+    char path[768], stale[768], said[600];
+    snprintf(path, sizeof path, "%s/file", folder);
+    snprintf(stale, sizeof stale, "%s/file.1.0.tmp", folder);
+    CHECK(save(path, 1, 5000) && chmod(path, 0640) == 0);
+    put_text("f/file.1.0.tmp", "left by a kill");
+    done = fault_save(path);
+    snprintf(said, sizeof said, "%.500s", stx_error(x));
+    ok = stx_ok(x) == done;
+    stx_clear_error(x);
+    now = saved(path, NULL);
+    unlinkat(AT_FDCWD, stale, 0);
+    left = dir_entries(folder, "tmp");
+    fds -= dir_entries("/proc/self/fd", "");
+    ok &= done ? now == 2 : now == 1 || (now == 2 && strstr(said, "in place") != NULL);
+    ok &= done || strstr(said, strerror(fault.code)) != NULL;
+    ok &= stat(path, &st) == 0 && (st.st_mode & 0777) == 0640;
+    ok &= fds == 0 && (fault.call == UNLINK || left == 0);
+    if (CHECK(ok)) return;
+    printf("  %s, call %d%s: %s: %s, file of %g, mode %o, %d temporaries, %d descriptors: %s\n",
+        call_name[fault.call], fault.at, fault.all ? " and later" : "", strerror(fault.code),
+        done ? "saved" : "not saved", (double)now, (unsigned)st.st_mode & 0777, left, -fds, said);
+    remove_tree(folder);
+    CHECK(mkdir(folder, 0777) == 0);
+}
+static void test_faults(void) {
+    static const int codes[] = {EIO, ENOSPC, EACCES, EINTR, ENOLCK, EMFILE};
+    char path[768], folder[700];
+    int most[CALLS], call, all, at;
+    size_t c;
+    snprintf(folder, sizeof folder, "%.600s", in_dir("f"));
+    snprintf(path, sizeof path, "%s/file", folder);
+    CHECK(mkdir(folder, 0777) == 0 && save(path, 1, 5000));
+    put_text("f/file.1.0.tmp", "left by a kill");
+    memset(&fault, 0, sizeof fault);
+    fault.call = -1;
+    inherited = 0;
+    CHECK(fault_save(path) && dir_entries(folder, "tmp") == 0);
+    CHECK(inherited == 0);
+    memcpy(most, fault.count, sizeof most);
+    for (call = 0; call < CALLS; call++)
+        for (all = 0; all < 2; all++)
+            for (at = 1; at <= most[call]; at++)
+                for (c = 0; c < sizeof codes / sizeof *codes; c++) {
+                    /* open and write are called again, for ever */
+                    if (all && codes[c] == EINTR && (call == OPEN || call == WRITE)) continue;
+                    fault.call = call; fault.all = all; fault.at = at; fault.code = codes[c];
+                    fault.short_write = call == WRITE && codes[c] == EMFILE;
+                    fault_case(folder);
+                }
+    FINE();
+}
+#endif
 
 /* Disk full: the old file stays, nothing is left behind. Once by a limit on file size, once on a tiny tmpfs. */
 static void test_disk_full(void) {
@@ -2005,6 +2183,10 @@ int main(int argc, char **argv) {
     test_damaged();
     test_writer_errors();
     test_replace();
+    test_names();
+#if defined(__linux__) && !defined(SEQTX_STDIO_FILES)
+    test_faults();
+#endif
     test_disk_full();
     test_kill();
     test_tools();

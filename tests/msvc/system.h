@@ -99,7 +99,15 @@ typedef struct FILE_ FILE;
 #define EOF (-1)
 FILE *fopen(const char *, const char *);
 int fclose(FILE *), fflush(FILE *), ferror(FILE *), feof(FILE *), fseek(FILE *, long, int), remove(const char *), _fileno(FILE *),
-    _commit(int), _getpid(void);
+    _commit(int), _getpid(void), _open(const char *, int, ...), _close(int);
+FILE *_fdopen(int, const char *);
+#define _O_WRONLY 1
+#define _O_CREAT 0x100
+#define _O_EXCL 0x400
+#define _O_BINARY 0x8000
+#define _O_NOINHERIT 0x80
+#define _S_IREAD 0x100
+#define _S_IWRITE 0x80
 long ftell(FILE *);
 size_t fread(void *, size_t, size_t, FILE *), fwrite(const void *, size_t, size_t, FILE *);
 int snprintf(char *, size_t, const char *, ...), vsnprintf(char *, size_t, const char *, va_list), sscanf(const char *, const char *, ...);
@@ -110,6 +118,7 @@ int *_errno(void);
 #define EIO 5
 #define ENOMEM 12
 #define EACCES 13
+#define EEXIST 17
 #define EINVAL 22
 #define ENOSPC 28
 #define ERANGE 34
