@@ -1162,10 +1162,11 @@ STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
 // >>api: sampling ------------------------------------------------------------------------------------------
 
-/* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to the top_k likeliest
-   (0: all) and then to the smallest set with mass top_p (0 or 1: all). temperature 0: the likeliest. The draw is
-   a function of (seed, counter). Returns -1 if the logits are not finite or V is 0. work: V numbers of scratch, not needed at
-   temperature 0. */
+/* One token from logits (V) (any additive constant): softmax(logits / temperature) cut to
+   the top_k likeliest (0: all) and then to the smallest set with mass top_p (0 or 1:
+   all). temperature 0: the likeliest. The draw is a function of (seed, counter). s NULL:
+   the likeliest. Returns -1 if the logits are NULL or not finite or V is 0. work: V
+   numbers of scratch, not needed at temperature 0; -1 where it is NULL and needed. */
 typedef struct stx_sampling {
     double temperature, top_p;
     size_t top_k;
@@ -2409,7 +2410,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     stx__chunk *c;
     size_t unit = a->kind == STX__HOST ? 64 : 256;
     if (x->code) return NULL;
-    if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "%s arena: a size overflows: use smaller dimensions", a->name); return NULL; }
+    if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name); return NULL; }
     want = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
     if (!want) want = unit;
     while (a->cur && a->cur->size - a->cur->used < want && a->cur->next) {
@@ -2801,11 +2802,22 @@ static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     if (p) stx__put_bytes(x, p, ids, n * sizeof *p);
     return p;
 }
+
+static int stx__token_count(stx_ctx *x, const char *op, size_t B, size_t T) {
+    if (!B || !T) {
+        stx_fail(x, STX_ERR_ARG, "%s: got %zu x %zu tokens, expected at least 1 x 1", op, B, T);
+    } else if (T > SIZE_MAX / sizeof(int32_t) / B) {
+        stx_fail(x, STX_ERR_ARG, "%s: got %zu x %zu tokens, expected at most %zu in all", op, B, T,
+                 SIZE_MAX / sizeof(int32_t));
+    }
+    return stx_ok(x);
+}
+
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, data && B && T && T <= SIZE_MAX / sizeof *data / B, STX_ERR_ARG, "stx_tokens: %zu x %zu tokens, want at least 1 x 1", B,
-              T);
+    STX__NEED(x, data, STX_ERR_ARG, "stx_tokens: the tokens are NULL, expected B x T of them");
+    if (!stx__token_count(x, "stx_tokens", B, T)) return NULL;
     t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
@@ -2821,8 +2833,7 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, B && T && T <= SIZE_MAX / sizeof *t->data / B, STX_ERR_ARG, "stx_tokens_create: %zu x %zu tokens, want at least 1 x 1", B,
-              T);
+    if (!stx__token_count(x, "stx_tokens_create", B, T)) return NULL;
     t = (stx_ids *)stx_persist(x, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
@@ -11577,7 +11588,9 @@ static double stx__schedule_lr(const stx_schedule *s, uint64_t n) {
 }
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n) {
     STX__FP_SCOPE;
-    double lr = stx__schedule_lr(s, n);
+    double lr;
+    if (!s) return 0;
+    lr = stx__schedule_lr(s, n);
     if (s->decay != 0 && n > s->decay_from) {
         uint64_t more = s->decay_every ? (n - 1 - s->decay_from) / s->decay_every : 0;
         lr *= pow(s->decay, 1 + (double)more);
@@ -11622,14 +11635,15 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
     double sum = 0, u;
     uint32_t r[4];
     stx_real floor_p = 0;
-    if (!V || V > INT32_MAX) return -1;
+    if (!logits || !V || V > INT32_MAX) return -1;
     for (i = 0; i < V; i++) {
         if (!stx__finite((double)logits[i]) && !stx__minus_infinity((double)logits[i])) return -1;      /* NaN, +inf; -inf is a word that
                                                                                                            cannot come */
         if (logits[i] > logits[best]) best = i;
     }
     if (!stx__finite((double)logits[best])) return -1;
-    if (s->temperature <= 0) return (int32_t)best;
+    if (!s || s->temperature <= 0) return (int32_t)best;
+    if (!work) return -1;
     for (i = 0; i < V; i++) {
         work[i] = (stx_real)exp(((double)logits[i] - (double)logits[best]) / s->temperature);
         sum += (double)work[i];
@@ -11878,9 +11892,12 @@ STX_DEF void stx_map_close(stx_map *m) {
 }
 /* What stx_map_open begins with: an empty map, and whether to go on */
 static int stx__map_new(stx_ctx *x, stx_map *m, const char *path) {
+    if (stx_ok(x) && (!m || !path)) {
+        stx_fail(x, STX_ERR_ARG, "stx_map_open: the %s is NULL", m ? "path" : "map");
+    }
+    if (!m) return 0;
     memset(m, 0, sizeof *m);
     m->ctx = x;
-    if (stx_ok(x) && !path) stx_fail(x, STX_ERR_ARG, "stx_map_open: the path is NULL; give a file");
     return stx_ok(x);
 }
 #ifdef STX__POSIX
@@ -13372,8 +13389,12 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
     int in, out;
-    *d = *from;
     if (!who) who = "stx_words_create";
+    if (!from || !d) {
+        stx_fail(x, STX_ERR_ARG, "%s: the desc of the words is NULL", who);
+        return 0;
+    }
+    *d = *from;
     if (!d->emb) d->emb = d->dim;
     if (d->divval == 0) d->divval = 4;
     in = d->in == STX_WORDS_ADAPTIVE;
@@ -13406,7 +13427,8 @@ static size_t stx__words_size(const stx_words_desc *d, size_t i) {
 }
 STX_DEF size_t stx_words_count(const stx_words_desc *d) {
     size_t n = 0, i;
-    int in = d->in == STX_WORDS_ADAPTIVE, out = d->out == STX_WORDS_ADAPTIVE;
+    int in = d && d->in == STX_WORDS_ADAPTIVE, out = d && d->out == STX_WORDS_ADAPTIVE;
+    if (!d) return 0;
     if (!in) n = stx_size_add(n, d->vocab, d->emb);
     if (!out) n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab, 1);
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {

@@ -1004,7 +1004,10 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
 
 STX_DEF void stx_span_stats(const stx_span *m, double *avg, double *max) {
     STX__FP_SCOPE;
+    double ignored;
     size_t l;
+    if (!avg) avg = &ignored;
+    if (!max) max = &ignored;
     *avg = *max = 0;
     if (!m) return;
     for (l = 0; l < m->desc.layers; l++) {

@@ -1611,6 +1611,10 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     STX__FP_SCOPE;
     char pattern[STX__PAR_MOST + 1];
     size_t L = 0;
+    if (!from || !d) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_resolve: the desc is NULL");
+        return 0;
+    }
     *d = *from;
     if (d->pattern && !*d->pattern) d->pattern = NULL;
     if (d->pattern) {
@@ -1892,7 +1896,9 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
 }
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
     STX__FP_SCOPE;
-    double part = a->total && n < a->total ? (double)n / (double)a->total : 1;
+    double part = 1;
+    if (!a) return part;
+    if (a->total && n < a->total) part = (double)n / (double)a->total;
     part = a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
     STX__FP_PIN(part);
     return part;

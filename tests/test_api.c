@@ -343,7 +343,10 @@ static void errors(void) {
     WANT(stx_input(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_input", "no data", "dimension");
     WANT(stx_input(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_input", "no", "first dimension");
     WANT(stx_variable(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_", "no data", "dimension");
-    WANT(stx_tokens(ex, NULL, 3, 1), STX_ERR_ARG, "stx_tokens", "3 x 1", "at least");
+    WANT(stx_tokens(ex, NULL, 3, 1), STX_ERR_ARG, "stx_tokens", "NULL", "B x T");
+    WANT(stx_tokens(ex, id, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3 tokens", "at most");
+    WANT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x", "at most");
+    WANT(stx_step_alloc(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows", "dimensions");
     WANT(stx_tokens(ex, id, 0, 4), STX_ERR_ARG, "stx_tokens", "0 x 4", "1 x 1");
     WANT(stx_tokens(ex, id, 4, 0), STX_ERR_ARG, "stx_tokens", "4 x 0", "1 x 1");
     WANT(stx_param(p, STX_NORMAL, 1, "weights", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "weights", "already");
@@ -2538,6 +2541,10 @@ static void sampling(void) {
         s.temperature = 1;
     }
     CHECK(stx_sample(&s, 0, l, 0, work) == -1, "V 0");
+    CHECK(stx_sample(&s, 0, NULL, 7, work) == -1, "no logits");
+    CHECK(stx_sample(&s, 0, l, 7, NULL) == -1, "no scratch");
+    CHECK(stx_sample(NULL, 0, l, 7, NULL) >= 0, "no desc: the likeliest");
+    CHECK(stx_schedule_lr(NULL, 3) == 0, "no schedule");
     for (k = 0; k < 4; k++) { s.temperature = k & 1; s.top_k = k >> 1; CHECK(stx_sample(&s, k, l, 1, work) == 0, "V 1"); }
     memset(&s, 0, sizeof s);                  /* a function of (seed, counter) */
     s.temperature = 1;

@@ -1376,6 +1376,23 @@ static void lm_whole(void) {
     }
 }
 
+/* Functions that take a desc or write to pointers, with none */
+static void nulls(void) {
+    stx_ctx *x = context(1);
+    stx_words_desc d;
+    double longest = -1;
+    stx_map m;
+    CHECK(!stx_words_resolve(x, NULL, NULL, &d) && strstr(stx_error(x), "NULL"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_map_open(x, NULL, "file") && strstr(stx_error(x), "NULL"), "%s", stx_error(x));
+    stx_clear_error(x);
+    CHECK(!stx_map_open(NULL, &m, "file") && !m.data, "a map without a context");
+    CHECK(stx_words_count(NULL) == 0, "parameters of no desc");
+    stx_span_stats(NULL, NULL, &longest);
+    CHECK(longest == 0, "the longest span of no model is %g", longest);
+    stx_destroy(x);
+}
+
 int main(void) {
     words_whole();
     words_scale();
@@ -1396,5 +1413,6 @@ int main(void) {
     cache_pad();
     cache_errors();
     lm_whole();
+    nulls();
     return test_end();
 }

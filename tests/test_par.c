@@ -817,6 +817,8 @@ static void searching(void) {
         CHECK(CLOSE(stx_par_tau(&a, 10), 1, 1e-15), "factor");
         a.total = 0;
         CHECK(CLOSE(stx_par_tau(&a, 0), 1, 1e-15), "no updates");
+        CHECK(stx_par_tau(NULL, 3) == 1, "no annealing");
+        CHECK(!stx_par_resolve(NULL, NULL, NULL) && !stx_par_count(NULL), "no desc");
     }
     {       /* a low temperature makes soft gates hard; what a step decides is in its key */
         stx_par_desc d = small();
