@@ -1256,7 +1256,9 @@ STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a 
    Everything opened or created here belongs to the caller and must be closed before its context is destroyed. All
    functions accept NULL for their object, and do nothing once the context is in error. */
 
-enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8 };      /* element types (stx_entry.dtype) */
+/* Element types (stx_entry.dtype). STX_OTHER: a tensor that can be listed but not read,
+   of another type or with more than STX_MAX_DIM dimensions. */
+enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8, STX_F16, STX_OTHER = -1 };
 
 typedef struct stx_file   stx_file;
 typedef struct stx_writer stx_writer;
@@ -1265,18 +1267,24 @@ typedef struct stx_entry {                      /* one tensor of an open file; l
     const char *name;
     int         dtype, ndim;                    /* STX_F32 ..; ndim = 0 is a scalar */
     size_t      dim[STX_MAX_DIM];               /* outermost first; unused ones are 0 */
+    const char *kind;                           /* dtype as the file names it */
+    size_t      dims;                           /* ndim; if more than STX_MAX_DIM, ndim and dim are 0 */
     size_t      count, bytes;                   /* elements, and count * element size */
     const void *data;                           /* in the map, little-endian, NOT aligned in files of other writers */
     const stx_file *file;
 } stx_entry;
 
-/* Bytes of one element: 4, 8, 2, 4, 8, 1; 0 for a number that is no dtype. */
+/* Bytes of one element: 4, 8, 2, 4, 8, 1, 2; 0 for STX_OTHER and a number that is no
+   dtype. */
 STX_DEF size_t stx_dtype_size(int dtype);
 
-/* Opens and validates a file: header length against the file (at most 100 MB), strict JSON, no name twice, known dtypes,
-   shape * element size = length of the data, data without overlap, holes or left-over bytes. NULL and the context's error
-   (STX_ERR_IO cannot read, STX_ERR_FORMAT is not what it should be) otherwise. While it is open the file may be replaced
-   (stx_writer does), but not be cut shorter in place: the map would lose its pages. */
+/* Opens and validates a file: header length against the file (at most 100 MB), strict
+   JSON, no name twice, shape * element size = length of the data, data without overlap,
+   holes or left-over bytes. A tensor that cannot be read (STX_OTHER) is an error only for
+   the function that is to read it. NULL and the context's error (STX_ERR_IO cannot read,
+   STX_ERR_FORMAT is not what it should be) otherwise. While it is open the file may be
+   replaced (stx_writer does), but not be cut shorter in place: the map would lose its
+   pages. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
@@ -1286,9 +1294,10 @@ STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);           
 STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);        /* NULL when there is none, no error */
 STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);              /* NULL when there is none, no error */
 
-/* Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, BF16 (f32 rounds an F64 to nearest);
-   i64 from I64, I32, U8. 1; or 0 and an error when n is not the entry's count or the dtype is of the other sort.
-   e = NULL gives 0 without an error (the caller knows which name it asked for). */
+/* Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, F16, BF16
+   (f32 rounds an F64 to nearest); i64 from I64, I32, U8. 1; or 0 and an error when n is
+   not the entry's count or the dtype is of the other sort. e = NULL gives 0 without an
+   error (the caller knows which name it asked for). */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
@@ -11789,11 +11798,18 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
 #define STX__HEADER_MAX 100000000u      /* the format's own limit on the JSON header */
 #define STX__HEADER_PAD 8u              /* so that the data begin at a multiple of 8 */
 
-static const char *const stx__dtype_name[] = { "F32", "F64", "BF16", "I32", "I64", "U8" };
-static const unsigned char stx__dtype_bytes[] = { 4, 8, 2, 4, 8, 1 };
+enum { STX__DTYPES = STX_F16 + 1 };
+
+/* Those that are read, by their numbers, then those that are only known */
+static const struct { const char *name; size_t bytes; } stx__dtype[] = {
+    {"F32", 4}, {"F64", 8}, {"BF16", 2}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"F16", 2},
+    {"BOOL", 1}, {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8},
+    {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}
+};
+enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
 
 STX_DEF size_t stx_dtype_size(int dtype) {
-    return dtype >= 0 && dtype <= STX_U8 ? stx__dtype_bytes[dtype] : 0;
+    return dtype >= 0 && dtype < STX__DTYPES ? stx__dtype[dtype].bytes : 0;
 }
 
 STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
@@ -12134,11 +12150,21 @@ static int stx__file_metadata(stx_file *f, stx__json *j) {
     return r == 0;
 }
 
+enum { STX__ELEMENT_MOST = 16 };        /* bytes of an element of a type that is not known */
+
+static int stx__file_overflow(stx_file *f, const stx_entry *e) {
+    char q[STX_QUOTE];
+    stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows",
+             f->path, stx_quote(q, e->name, strlen(e->name)));
+    return 0;
+}
+
 /* The value of a tensor's name: an object with exactly dtype, shape and data_offsets. */
 static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsigned char *base, size_t size) {
     char q[STX_QUOTE];
-    int first = 1, inner, r, k, have = 0;
-    size_t off[2] = { 0, 0 };
+    int first = 1, inner, r, k = 0, have = 0;
+    size_t off[2] = { 0, 0 }, each, given;
+    size_t count = 1, most = 1;             /* elements; the largest product on the way to them */
     if (!stx__json_take(j, '{')) return 0;
     while ((r = stx__json_next(j, &first, '}')) > 0) {
         const char *key = stx__json_string(j);
@@ -12148,28 +12174,18 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
         if (!bit || (have & bit)) return stx__json_fail(j, "(before this) dtype, shape or data_offsets, each once,");
         have |= bit;
         if (bit == 1) {
-            const char *name = stx__json_string(j);
-            if (!name) return 0;
-            for (k = STX_U8; k >= 0 && strcmp(name, stx__dtype_name[k]); ) --k;
-            if (k < 0) {
-                char q2[STX_QUOTE];
-                stx_fail(f->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\"; only F32, F64, BF16, I32, I64 and U8 are "
-                          "supported, convert it to one of these", f->path, stx_quote(q, e->name, strlen(e->name)),
-                          stx_quote(q2, name, strlen(name)));
-                return 0;
-            }
-            e->dtype = k;
+            if ((e->kind = stx__json_string(j)) == NULL) return 0;
         } else if (bit == 2) {
             if (!stx__json_take(j, '[')) return 0;
             inner = 1;
             while ((r = stx__json_next(j, &inner, ']')) > 0) {
-                if (e->ndim == STX_MAX_DIM) {
-                    stx_fail(f->x, STX_ERR_FORMAT, "%s: \"%s\" has more than %d dimensions, the most that is supported",
-                              f->path, stx_quote(q, e->name, strlen(e->name)), (int)STX_MAX_DIM);
-                    return 0;
-                }
-                if (!stx__json_size(j, &e->dim[e->ndim])) return 0;
-                e->ndim++;
+                size_t d;
+                if (!stx__json_size(j, &d)) return 0;
+                if (d && count > SIZE_MAX / d) return stx__file_overflow(f, e);
+                count *= d;
+                most = STX_MAX(most, count);
+                if (e->dims < STX_MAX_DIM) e->dim[e->dims] = d;
+                e->dims++;
             }
             if (r < 0) return 0;
         } else {
@@ -12180,28 +12196,36 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     if (r < 0) return 0;
     if (have != 7) return stx__json_fail(j, "(before this) an object with dtype, shape and data_offsets");
 
-    e->bytes = stx_dtype_size(e->dtype);
-    e->count = 1;
-    for (k = 0; k < e->ndim; k++) {
-        size_t d = e->dim[k];
-        if (d && e->bytes > SIZE_MAX / d) {
-            stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the product of the shape of \"%s\" overflows", f->path,
-                      stx_quote(q, e->name, strlen(e->name)));
-            return 0;
-        }
-        e->bytes *= d;
-        e->count *= d;
+    while (k < STX__DTYPES_KNOWN && strcmp(e->kind, stx__dtype[k].name)) k++;
+    each = k < STX__DTYPES_KNOWN ? stx__dtype[k].bytes : 0;
+    if (most > SIZE_MAX / (each ? each : STX__ELEMENT_MOST)) return stx__file_overflow(f, e);
+    e->count = count;
+    e->bytes = count * each;
+    e->ndim = (int)e->dims;
+    e->dtype = k < STX__DTYPES ? k : STX_OTHER;
+    if (e->dims > STX_MAX_DIM) {
+        e->ndim = 0;
+        e->dtype = STX_OTHER;
+        memset(e->dim, 0, sizeof e->dim);
     }
     if (off[0] > off[1] || off[1] > size) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged or cut short: the data of \"%s\" are the bytes %zu to %zu of %zu", f->path,
                   stx_quote(q, e->name, strlen(e->name)), off[0], off[1], size);
         return 0;
     }
-    if (off[1] - off[0] != e->bytes) {
-        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, its data_offsets give %zu", f->path,
-                  stx_quote(q, e->name, strlen(e->name)), e->bytes, off[1] - off[0]);
+    given = off[1] - off[0];
+    if (each && given != e->bytes) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, "
+                 "its data_offsets give %zu", f->path, stx_quote(q, e->name, strlen(e->name)), e->bytes, given);
         return 0;
     }
+    /* of another type: each element has a bit to 16 bytes */
+    if (!each && (!count != !given || count / 8 > given || given / STX__ELEMENT_MOST > count)) {
+        stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: \"%s\" has %zu elements, "
+                 "its data_offsets give %zu bytes", f->path, stx_quote(q, e->name, strlen(e->name)), count, given);
+        return 0;
+    }
+    e->bytes = given;
     e->data = base + off[0];
     return 1;
 }
@@ -12401,6 +12425,29 @@ static double stx__le_f64(const unsigned char *p) {
     return v;
 }
 
+/* Every half is a float: the exponent's bias is another, and a denormal one is normal
+   there */
+static float stx__le_f16(const unsigned char *p) {
+    uint32_t sign = (uint32_t)(p[1] >> 7) << 31, u;
+    uint32_t exponent = p[1] >> 2 & 31, fraction = (p[1] & 3u) << 8 | p[0];
+    float v;
+    if (!exponent && fraction) {
+        exponent = 1;
+        while (!(fraction & 0x400)) {
+            fraction <<= 1;
+            exponent--;
+        }
+        fraction &= 0x3FF;
+    } else if (!exponent) {
+        exponent = (uint32_t)-112;              /* 0 */
+    } else if (exponent == 31) {
+        exponent = 255 - 112;                   /* infinity, NaN */
+    }
+    u = sign | (exponent + 112) << 23 | fraction << 13;
+    memcpy(&v, &u, sizeof v);
+    return v;
+}
+
 static float stx__le_bf16(const unsigned char *p) {
     uint32_t u = (uint32_t)p[0] << 16 | (uint32_t)p[1] << 24;
     float v;
@@ -12408,11 +12455,31 @@ static float stx__le_bf16(const unsigned char *p) {
     return v;
 }
 
+/* 1, or 0 and an error: a tensor that the library does not read */
+static int stx__entry_read(const stx_entry *e) {
+    char q[STX_QUOTE], kind[STX_QUOTE];
+    if (e->dtype != STX_OTHER) return 1;
+    stx_quote(q, e->name, strlen(e->name));
+    if (e->dims > STX_MAX_DIM) {
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" has %zu dimensions, at most %d can be read: "
+                 "reshape it", e->file->path, q, e->dims, (int)STX_MAX_DIM);
+    } else {
+        stx_quote(kind, e->kind, strlen(e->kind));
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\", which cannot be read: "
+                 "convert it to F32, F64, F16, BF16, I32, I64 or U8", e->file->path, q, kind);
+    }
+    return 0;
+}
+
+static int stx__whole(int dtype) {
+    return dtype == STX_I32 || dtype == STX_I64 || dtype == STX_U8;
+}
+
 static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int integers) {
     char q[STX_QUOTE];
     int is_int;
-    if (!e || !stx_ok(e->file->x)) return 0;
-    is_int = e->dtype == STX_I32 || e->dtype == STX_I64 || e->dtype == STX_U8;
+    if (!e || !stx_ok(e->file->x) || !stx__entry_read(e)) return 0;
+    is_int = stx__whole(e->dtype);
     if (n != e->count || (n && !out)) {
         stx_fail(e->file->x, STX_ERR_ARG, "%s: \"%s\" has %zu elements, %zu were asked for", e->file->path,
                   stx_quote(q, e->name, strlen(e->name)), e->count, out ? n : 0);
@@ -12420,8 +12487,8 @@ static int stx__entry_check(const stx_entry *e, const void *out, size_t n, int i
     }
     if (is_int != integers) {
         stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" is %s, wanted is %s", e->file->path,
-                  stx_quote(q, e->name, strlen(e->name)), stx__dtype_name[e->dtype],
-                  integers ? "I32, I64 or U8" : "F32, F64 or BF16");
+                  stx_quote(q, e->name, strlen(e->name)), e->kind,
+                  integers ? "I32, I64 or U8" : "F32, F64, F16 or BF16");
         return 0;
     }
     return 1;
@@ -12435,6 +12502,7 @@ STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n) {
     p = (const unsigned char *)e->data;
     if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = stx__le_f32(p + 4 * i);
     else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = (float)stx__le_f64(p + 8 * i);
+    else if (e->dtype == STX_F16) for (i = 0; i < n; i++) out[i] = stx__le_f16(p + 2 * i);
     else for (i = 0; i < n; i++) out[i] = stx__le_bf16(p + 2 * i);
     return 1;
 }
@@ -12446,6 +12514,7 @@ STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n) {
     p = (const unsigned char *)e->data;
     if (e->dtype == STX_F32) for (i = 0; i < n; i++) out[i] = (double)stx__le_f32(p + 4 * i);
     else if (e->dtype == STX_F64) for (i = 0; i < n; i++) out[i] = stx__le_f64(p + 8 * i);
+    else if (e->dtype == STX_F16) for (i = 0; i < n; i++) out[i] = (double)stx__le_f16(p + 2 * i);
     else for (i = 0; i < n; i++) out[i] = (double)stx__le_bf16(p + 2 * i);
     return 1;
 }
@@ -12824,7 +12893,7 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
             return 0;
         }
     if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
-        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; wanted are STX_F32 .. STX_U8 and 0 to %d",
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; wanted are STX_F32 .. STX_F16 and 0 to %d",
                   q, dtype, ndim, ndim > 0 && !dim ? " (NULL)" : "", (int)STX_MAX_DIM);
         return 0;
     }
@@ -12962,7 +13031,7 @@ static int stx__writer_header(stx_writer *w, stx__text *t, stx__part *part) {
         if (i) stx__put_str(t, ",");
         stx__put_json(t, it->name);
         stx__put_str(t, ":{\"dtype\":\"");
-        stx__put_str(t, stx__dtype_name[it->dtype]);
+        stx__put_str(t, stx__dtype[it->dtype].name);
         stx__put_str(t, "\",\"shape\":[");
         for (k = 0; k < it->ndim; k++) {
             if (k) stx__put_str(t, ",");
@@ -13180,12 +13249,13 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
                      "it was made with", prefix, name[i]);
             return 0;
         }
-        same = e->ndim == t[i]->ndim && (e->dtype == STX_F32 || e->dtype == STX_F64 || e->dtype == STX_BF16);
+        if (!stx__entry_read(e)) return 0;
+        same = e->ndim == t[i]->ndim && !stx__whole(e->dtype);
         for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
         if (!same) {
-            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %d; the model wants %s: "
-                     "give the options that the file was made with", full, e->ndim, e->ndim ? e->dim[0] : 1, e->dtype, stx__shape(t[i],
-                         want));
+            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %s; "
+                     "the model wants %s: give the options that the file was made with", full, e->ndim,
+                     e->ndim ? e->dim[0] : 1, e->kind, stx__shape(t[i], want));
             return 0;
         }
         if (copy && !stx_entry_put(e, t[i]->data, e->count)) return 0;
