@@ -98,6 +98,10 @@
    stx_param_apply) run in the library's environment. The threads of a BLAS have their own. C
    compilers without __attribute__((cleanup)) (Microsoft's) set it for loops only.
 
+   Macros of other headers. Single capital letters may be defined when this header is included, by
+   compilers that have #pragma push_macro (gcc, clang, Microsoft's). They are defined again behind
+   it: undefine those whose letter names a member that your code uses (ids->B).
+
    Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in every file that implements a part of the
    library or has kernels of its own; in one compiled without it portable loops run in place of AVX2 and AVX-512. clang needs nothing.
 
@@ -125,6 +129,99 @@
    >>gemm (stx_gemm_plain: what it computes; stx__gemm_any: how, by blocks), >>attention (stx_attention_plain: what the one attention
    computes; stx__attn_fwd_unit: how, tile by tile), >>optimisers (stx_optim_step).
 */
+
+/* Macros of one capital letter that other headers leave behind (I of complex.h; L, C, R of
+   stb_vorbis) are put aside while a header of the library is read, and are back behind it. For that
+   this file includes itself, and the families' headers include it, with STX__LETTERS 1 and 2. */
+#ifdef STX__LETTERS
+  #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
+    #if STX__LETTERS == 1
+      #pragma push_macro("A")
+      #undef A
+      #pragma push_macro("B")
+      #undef B
+      #pragma push_macro("C")
+      #undef C
+      #pragma push_macro("D")
+      #undef D
+      #pragma push_macro("E")
+      #undef E
+      #pragma push_macro("F")
+      #undef F
+      #pragma push_macro("G")
+      #undef G
+      #pragma push_macro("H")
+      #undef H
+      #pragma push_macro("I")
+      #undef I
+      #pragma push_macro("J")
+      #undef J
+      #pragma push_macro("K")
+      #undef K
+      #pragma push_macro("L")
+      #undef L
+      #pragma push_macro("M")
+      #undef M
+      #pragma push_macro("N")
+      #undef N
+      #pragma push_macro("O")
+      #undef O
+      #pragma push_macro("P")
+      #undef P
+      #pragma push_macro("Q")
+      #undef Q
+      #pragma push_macro("R")
+      #undef R
+      #pragma push_macro("S")
+      #undef S
+      #pragma push_macro("T")
+      #undef T
+      #pragma push_macro("U")
+      #undef U
+      #pragma push_macro("V")
+      #undef V
+      #pragma push_macro("W")
+      #undef W
+      #pragma push_macro("X")
+      #undef X
+      #pragma push_macro("Y")
+      #undef Y
+      #pragma push_macro("Z")
+      #undef Z
+    #else
+      #pragma pop_macro("A")
+      #pragma pop_macro("B")
+      #pragma pop_macro("C")
+      #pragma pop_macro("D")
+      #pragma pop_macro("E")
+      #pragma pop_macro("F")
+      #pragma pop_macro("G")
+      #pragma pop_macro("H")
+      #pragma pop_macro("I")
+      #pragma pop_macro("J")
+      #pragma pop_macro("K")
+      #pragma pop_macro("L")
+      #pragma pop_macro("M")
+      #pragma pop_macro("N")
+      #pragma pop_macro("O")
+      #pragma pop_macro("P")
+      #pragma pop_macro("Q")
+      #pragma pop_macro("R")
+      #pragma pop_macro("S")
+      #pragma pop_macro("T")
+      #pragma pop_macro("U")
+      #pragma pop_macro("V")
+      #pragma pop_macro("W")
+      #pragma pop_macro("X")
+      #pragma pop_macro("Y")
+      #pragma pop_macro("Z")
+    #endif
+  #endif
+  #undef STX__LETTERS
+#else
+#define STX__LETTERS 1
+#include "seqtx.h"
+
 #ifndef SEQTX_H
 #define SEQTX_H
 
@@ -5244,8 +5341,8 @@ typedef struct stx__micro {
     void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
     void (*keep)(STX__KEEP_ARGS);           /* NULL: strips are packed before */
     void (*dots)(const stx_gemm_args *g, stx_real *scratch);        /* x W^T of few rows, W as it is; NULL: packed */
-    void (*round)(uint16_t *to, const stx_real *from, size_t n);            /* bf16: numbers to bfloat16, and two rows to pairs */
-    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
+    void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);      /* bf16: of numbers, */
+    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);   /* and of two rows, pairs */
     const char *name;
 } stx__micro;
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
@@ -6027,7 +6124,7 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
             uint16_t *t = (uint16_t *)(void *)units;
             size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
             for (r = 0; r < w; r++) {
-                mk->round(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
+                mk->to_bf16(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
                 memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
             }
             stx__transpose_for(mk, to + p / 2 * nr, (const stx_real *)(const void *)units, STX__TRANSPOSE_PIECE / 2, w, up / 2);
@@ -6710,7 +6807,7 @@ static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_rea
     } else {
         for (i = 0; i < m; i++) {
             uint16_t *t = (uint16_t *)(void *)to + i * kk;
-            mk->round(t, A + i * lda, k);
+            mk->to_bf16(t, A + i * lda, k);
             for (p = k; p < kk; p++) t[p] = 0;
         }
         *rs = kk;
@@ -7039,8 +7136,11 @@ static void stx__dnnl_round(const stx_share *s, const void *job) {
     stx__dnnl *d = s->x->dnnl;
     size_t n;
     for (n = s->from; n < s->to; n++) {
-        if (n < f->ar) s->x->micro->round(d->half[0] + n * f->ac, f->A + n * f->lda, f->ac);
-        else s->x->micro->round(d->half[1] + (n - f->ar) * f->bc, f->B + (n - f->ar) * f->ldb, f->bc);
+        if (n < f->ar) s->x->micro->to_bf16(d->half[0] + n * f->ac, f->A + n * f->lda, f->ac);
+        else {
+            const size_t row = n - f->ar;
+            s->x->micro->to_bf16(d->half[1] + row * f->bc, f->B + row * f->ldb, f->bc);
+        }
     }
 }
 
@@ -8869,7 +8969,7 @@ static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_re
     for (r = 0; r < n; r++)
         if (A->u == 2) {
             uint16_t *t = (uint16_t *)to + r * ld;
-            A->mk->round(t, from + r * ldf, cols);
+            A->mk->to_bf16(t, from + r * ldf, cols);
             for (c = cols; c < ld; c++) t[c] = 0;
         } else {
             memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));      /* ld is cols: nothing to fill up */
@@ -9254,7 +9354,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             }
             for (c = first; c < from; c++) s[c] = 0;
             for (c = hi; c < end; c++) s[c] = 0;
-            if (A->u == 2 && end > first) mk->round((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first,
+            if (A->u == 2 && end > first) mk->to_bf16((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first,
                                                     (size_t)(end - first));
         }
     }
@@ -9660,7 +9760,9 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *top
         memset(g + hi, 0, (t->bk - hi) * sizeof *g);
     }
     if (A->u == 1) return;
-    for (r = 0; r < rows; r++) A->mk->round((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
+    for (r = 0; r < rows; r++) {
+        A->mk->to_bf16((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
+    }
     for (r = 0; r < rows; r += 2) {        /* rows r and r+1, side by side; and as pe sees them, the second one column further */
         size_t o = r * STX__LDS, z = r / 2 * STX__LDS;
         const uint16_t *h = (const uint16_t *)t->R.h + o;
@@ -12198,7 +12300,9 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
 
     while (k < STX__DTYPES_KNOWN && strcmp(e->kind, stx__dtype[k].name)) k++;
     each = k < STX__DTYPES_KNOWN ? stx__dtype[k].bytes : 0;
-    if (most > SIZE_MAX / (each ? each : STX__ELEMENT_MOST)) return stx__file_overflow(f, e);
+    if (each ? most > SIZE_MAX / each : most > SIZE_MAX / STX__ELEMENT_MOST) {
+        return stx__file_overflow(f, e);
+    }
     e->count = count;
     e->bytes = count * each;
     e->ndim = (int)e->dims;
@@ -14433,6 +14537,10 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const i
 
 STX_STRICT_OFF
 #endif /* SEQTX_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"
+#endif /* STX__LETTERS */
 
 /*
 This software is available under two licences: choose the one that you prefer.

@@ -398,6 +398,8 @@
    Reading order: stx__span_layer (a layer), stx_span_forward (the loop over layers and
    the memory), stx__span_window (spans), stx__span_gen_step (generation).
 */
+#define STX__LETTERS 1
+#include "seqtx.h"      /* see there */
 #ifndef SEQTX_ATTN_SPAN_H
 #define SEQTX_ATTN_SPAN_H
 
@@ -1394,3 +1396,6 @@ STX_DEF stx_lm stx_span_lm(stx_span *m) {
 }
 
 #endif /* SEQTX_ATTN_SPAN_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"

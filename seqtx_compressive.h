@@ -353,6 +353,8 @@
    Reading order: stx__comp_layer (one layer, and what its segment leaves), stx_comp_segment, stx__comp_plan (who is evicted, which rows are
    missing), stx__comp_compress, stx__comp_aux, stx__comp_gate; then the kernels from >>groups on; stx__comp_gen_move.
 */
+#define STX__LETTERS 1
+#include "seqtx.h"      /* see there */
 #ifndef SEQTX_COMPRESSIVE_H
 #define SEQTX_COMPRESSIVE_H
 
@@ -2936,3 +2938,6 @@ STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
 
 STX_STRICT_OFF
 #endif /* SEQTX_COMPRESSIVE_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"

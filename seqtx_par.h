@@ -430,6 +430,8 @@
    stx__par_gate_of; then the kernels: >>gate, >>mix from stx_par_mix_plain on; stx__par_cut
    (cutoffs by divide and conquer); stx__par_gen_part.
 */
+#define STX__LETTERS 1
+#include "seqtx.h"      /* see there */
 #ifndef SEQTX_PAR_H
 #define SEQTX_PAR_H
 
@@ -2770,3 +2772,6 @@ STX_DEF stx_lm stx_par_lm(stx_par *m) {
 
 STX_STRICT_OFF
 #endif /* SEQTX_PAR_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"

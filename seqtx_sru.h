@@ -358,6 +358,8 @@
    (SRU++), stx__sru_layer and stx_sru_forward (the stack), stx_sru_segment (states),
    stx_sru_gen_feed (generation).
 */
+#define STX__LETTERS 1
+#include "seqtx.h"      /* see there */
 #ifndef SEQTX_SRU_H
 #define SEQTX_SRU_H
 
@@ -3029,3 +3031,6 @@ STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
 
 STX_STRICT_OFF
 #endif /* SEQTX_SRU_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"

@@ -82,6 +82,8 @@
 #include "seqtx.h"
 #endif
 
+#define STX__LETTERS 1
+#include "seqtx.h"      /* see there */
 #ifndef SEQTX_TEXT_H
 #define SEQTX_TEXT_H
 
@@ -1406,3 +1408,6 @@ STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t
 }
 
 #endif /* SEQTX_TEXT_IMPLEMENTATION */
+
+#define STX__LETTERS 2
+#include "seqtx.h"

@@ -93,6 +93,13 @@ forms() {           # of header $1
         done
         $whole && job pass "$h $cc: system headers that show all" "$cc -std=gnu11 -D_GNU_SOURCE $base -fsyntax-only -DFORM_IMPLEMENT $main"
         $whole && ! $first && job pass "$h $cc: without threads, double" "$cc -std=c99 $base -fsyntax-only -DSEQTX_NO_THREADS -DSEQTX_DOUBLE -DFORM_IMPLEMENT $main"
+        own=-DFORM_IMPLEMENT; $whole || own=-DSEQTX_${family}_IMPLEMENTATION
+        s="$cc -std=c99 $base -fsyntax-only"
+        for rude in tgmath.h "$root/tests/hostile.h"; do
+            after="$h $cc: after the macros of ${rude##*/}"
+            job pass "$after, declarations" "$s -include $rude $main"
+            job pass "$after, implementation" "$s -include $rude $own $main"
+        done
         job pass "$h $cc: static" "$cc -std=c99 $base -fsyntax-only -Wmissing-prototypes -DSEQTX_STATIC -DSEQTX_IMPLEMENTATION $main"
         $first || continue
         first=false
@@ -158,6 +165,8 @@ forms() {           # of header $1
             job pass "$h $cxx $std: implementation" "$s $macro $main"
             job pass "$h $cxx $std: declarations only" "$s $main"
         done
+        rude=$root/tests/hostile.h
+        job pass "$h $cxx: after the macros of hostile.h" "$s -include $rude $macro $main"
         $first || continue
         first=false
         p="$cxx -std=c++11 $base -x c++"

@@ -7,6 +7,12 @@
 #include FORM_HEADER
 #include FORM_HEADER      /* a second time does nothing */
 
+#ifdef SEQTX_TESTS_HOSTILE_H
+  #if !defined(A) || !defined(C) || !defined(I) || !defined(Z) || !defined(round)
+    #error "a macro of the including file is gone"
+  #endif
+#endif
+
 #ifdef FORM_OTHER
   #ifdef __cplusplus
 extern "C"
