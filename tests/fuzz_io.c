@@ -94,7 +94,7 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     stx_vocab_desc d;
     stx_vocab *v;
     stx_corpus *c, *a, *b;
-    size_t cut, len, i;
+    size_t cut, len, mark, i;
     int32_t *ids, *got;
     if (n < 2) return;
     memset(&d, 0, sizeof d);
@@ -107,12 +107,13 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
     cut = s[1];
     s += 2;
     n -= 2;
+    mark = d.kind != STX_TOK_BYTES && n >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
     put(s, n);
     v = stx_vocab_build(x, &d, path, 0, 0);
     MUST((v != NULL) == (stx_ok(x) != 0));
     c = stx_corpus_open(x, v, path, 0, 0);
     if (c) {
-        MUST(stx_corpus_bytes(c) == n);
+        MUST(stx_corpus_bytes(c) == n - mark);
         len = stx_vocab_encode(v, (const char *)s, n, NULL, 0);
         MUST(len == stx_corpus_size(c) || (len + 1 == stx_corpus_size(c) && stx_vocab_eos(v) >= 0));
         ids = (int32_t *)malloc((len + 1) * sizeof *ids);
@@ -122,7 +123,8 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
         for (i = 0; i < len; i++) MUST(ids[i] >= 0 && (size_t)ids[i] < stx_vocab_size(v));
         if (d.kind != STX_TOK_WORDS && d.min_count < 2 && (d.kind == STX_TOK_BYTES || !d.eos)) {       /* nothing is lost */
             char *text = (char *)malloc(n + 1);
-            MUST(text && stx_vocab_decode(v, ids, len, text, n) == n && !memcmp(text, s, n));
+            MUST(text && stx_vocab_decode(v, ids, len, text, n) == n - mark);
+            MUST(!memcmp(text, s + mark, n - mark));
             free(text);
         }
         free(ids);
@@ -133,7 +135,7 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
             if (!a) stx_clear_error(x);
             b = stx_corpus_open(x, v, path, cut, 0);
             if (!b) stx_clear_error(x);
-            MUST(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
+            MUST(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n - mark);
             if (v && stx_vocab_eos(v) < 0) MUST(stx_corpus_size(a) + stx_corpus_size(b) == stx_corpus_size(c));
             stx_corpus_close(a);
             stx_corpus_close(b);
@@ -235,7 +237,8 @@ int main(int argc, char **argv) {
         }
         if (b[0] == 0 && n > 9 && rnd(8)) fix_length(b, n, data_of(which));
         LLVMFuzzerTestOneInput(b, n);
-        if (i + 1 == (long)(sizeof seeds / sizeof *seeds) && (taken[0] != 4 || taken[1] != 3 || taken[2] != 5)) {
+        if (i + 1 == (long)(sizeof seeds / sizeof *seeds) &&
+            (taken[0] != 4 || taken[1] != 3 || taken[2] != 5)) {
             printf("a seed is refused: %ld %ld %ld\n0 passed, 1 failed\n", taken[0], taken[1], taken[2]);
             return 1;
         }
