@@ -92,15 +92,17 @@
    Several processes. With SEQTX_MPI or SEQTX_NCCL a program that is started N times trains one model: stx_group_join, a share of the batch
    each, and stx_optim_step updates by the mean of all their gradients (>>api: group).
 
-   Floating point. The library rounds to nearest, masks all exceptions and, in loops, flushes
-   denormals to zero, whatever the calling thread does; the thread's rounding mode, traps and
-   status flags are back when a function returns. Callbacks (ops of your own, stx_recompute,
-   stx_param_apply) run in the library's environment. The threads of a BLAS have their own. C
-   compilers without __attribute__((cleanup)) (Microsoft's) set it for loops only.
+   Floating point. The library rounds to nearest, masks all exceptions and, in loops,
+   flushes denormals to zero, whatever the calling thread does; the thread's rounding
+   mode, traps and status flags are back when a function returns. Callbacks (ops of your
+   own, stx_recompute, stx_param_apply) run in the library's environment. The threads of a
+   BLAS have their own. C compilers without __attribute__((cleanup)) (Microsoft's) set it
+   for loops only.
 
-   Macros of other headers. Single capital letters may be defined when this header is included, by
-   compilers that have #pragma push_macro (gcc, clang, Microsoft's). They are defined again behind
-   it: undefine those whose letter names a member that your code uses (ids->B).
+   Macros of other headers. Single capital letters may be defined when this header is
+   included, by compilers that have #pragma push_macro (gcc, clang, Microsoft's). They are
+   defined again behind it: undefine those whose letter names a member that your code uses
+   (ids->B).
 
    Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in every file that implements a part of the
    library or has kernels of its own; in one compiled without it portable loops run in place of AVX2 and AVX-512. clang needs nothing.
@@ -130,9 +132,10 @@
    computes; stx__attn_fwd_unit: how, tile by tile), >>optimisers (stx_optim_step).
 */
 
-/* Macros of one capital letter that other headers leave behind (I of complex.h; L, C, R of
-   stb_vorbis) are put aside while a header of the library is read, and are back behind it. For that
-   this file includes itself, and the families' headers include it, with STX__LETTERS 1 and 2. */
+/* Macros of one capital letter that other headers leave behind (I of complex.h; L, C, R
+   of stb_vorbis) are put aside while a header of the library is read, and restored at its
+   end. For that this file includes itself, and the families' headers include it, with
+   STX__LETTERS 1 and 2. */
 #ifdef STX__LETTERS
   #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
     #if STX__LETTERS == 1
@@ -1365,7 +1368,7 @@ typedef struct stx_entry {                      /* one tensor of an open file; l
     int         dtype, ndim;                    /* STX_F32 ..; ndim = 0 is a scalar */
     size_t      dim[STX_MAX_DIM];               /* outermost first; unused ones are 0 */
     const char *kind;                           /* dtype as the file names it */
-    size_t      dims;                           /* ndim; if more than STX_MAX_DIM, ndim and dim are 0 */
+    size_t      dims;                           /* ndim; above STX_MAX_DIM, ndim and dim are 0 */
     size_t      count, bytes;                   /* elements, and count * element size */
     const void *data;                           /* in the map, little-endian, NOT aligned in files of other writers */
     const stx_file *file;
@@ -1816,14 +1819,14 @@ static inline int stx__finite(double v) {
     return (bits >> 52 & 2047) != 2047;
 }
 
-/* The library computes in its own floating-point environment, and the caller's is back when a
-   function returns, its status flags included. Results therefore depend neither on the caller's
-   rounding mode nor on the thread, and a program that traps floating-point exceptions gets none
-   from here. Rounding is to nearest, no exception traps. Loops flush denormals to zero as well
-   (flush), since some processors take a hundred cycles for one.
-   A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh finds those
-   that do not. Compilers may move a sum past the end of the scope, where it is only returned:
-   STX__FP_PIN(v) stops it. */
+/* The library computes in its own floating-point environment, and the caller's is back
+   when a function returns, its status flags included. Results therefore depend neither on
+   the caller's rounding mode nor on the thread, and a program that traps floating-point
+   exceptions gets none from here. Rounding is to nearest, no exception traps. Loops flush
+   denormals to zero as well (flush), since some processors take a hundred cycles for one.
+   A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh
+   finds those that do not. Compilers may move a sum past the end of the scope, where it
+   is only returned: STX__FP_PIN(v) stops it. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) || (defined(_MSC_VER) && defined(_M_X64))
   #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)      /* g++ 12 optimising: warnings of its own header */
     #pragma GCC diagnostic push
@@ -2516,7 +2519,10 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     stx__chunk *c;
     size_t unit = a->kind == STX__HOST ? 64 : 256;
     if (x->code) return NULL;
-    if (n > SIZE_MAX - 4096) { stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name); return NULL; }
+    if (n > SIZE_MAX - 4096) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name);
+        return NULL;
+    }
     want = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
     if (!want) want = unit;
     while (a->cur && a->cur->size - a->cur->used < want && a->cur->next) {
@@ -5341,8 +5347,9 @@ typedef struct stx__micro {
     void (*strips)(stx_real *to, size_t stride, const stx_real *B, size_t ldb, size_t k, size_t n);    /* stx__pack_b; NULL: as above */
     void (*keep)(STX__KEEP_ARGS);           /* NULL: strips are packed before */
     void (*dots)(const stx_gemm_args *g, stx_real *scratch);        /* x W^T of few rows, W as it is; NULL: packed */
-    void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);      /* bf16: of numbers, */
-    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);   /* and of two rows, pairs */
+    /* bf16: rounds n numbers; two rows to pairs */
+    void (*to_bf16)(uint16_t *to, const stx_real *from, size_t n);
+    void (*pair)(uint32_t *to, const stx_real *r0, const stx_real *r1, size_t n);
     const char *name;
 } stx__micro;
 enum { STX__MR_MAX = 32, STX__NR_MAX = 32, STX__TRANSPOSE_PIECE = 128 };      /* the last: numbers of a row that packing takes at a time */
@@ -9354,8 +9361,10 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
             }
             for (c = first; c < from; c++) s[c] = 0;
             for (c = hi; c < end; c++) s[c] = 0;
-            if (A->u == 2 && end > first) mk->to_bf16((uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first, s + first,
-                                                    (size_t)(end - first));
+            if (A->u == 2 && end > first) {
+                uint16_t *to = (uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first;
+                mk->to_bf16(to, s + first, (size_t)(end - first));
+            }
         }
     }
     stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
@@ -11908,6 +11917,7 @@ static const struct { const char *name; size_t bytes; } stx__dtype[] = {
     {"BOOL", 1}, {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8},
     {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}
 };
+
 enum { STX__DTYPES_KNOWN = sizeof stx__dtype / sizeof *stx__dtype };
 
 STX_DEF size_t stx_dtype_size(int dtype) {
@@ -12028,7 +12038,9 @@ static int stx__open(const char *path, int flags, int mode) {
 #elif defined(__O_CLOEXEC)
     flags |= __O_CLOEXEC;
 #endif
-    do fd = open(path, flags, (mode_t)mode); while (fd < 0 && errno == EINTR);
+    do {
+        fd = open(path, flags, (mode_t)mode);
+    } while (fd < 0 && errno == EINTR);
 #if !defined(O_CLOEXEC) && !defined(__O_CLOEXEC)
     if (fd >= 0) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
 #endif
@@ -12320,13 +12332,15 @@ static int stx__file_tensor(stx_file *f, stx__json *j, stx_entry *e, const unsig
     given = off[1] - off[0];
     if (each && given != e->bytes) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: the shape of \"%s\" needs %zu bytes, "
-                 "its data_offsets give %zu", f->path, stx_quote(q, e->name, strlen(e->name)), e->bytes, given);
+                 "its data_offsets give %zu", f->path, stx_quote(q, e->name, strlen(e->name)),
+                 e->bytes, given);
         return 0;
     }
     /* of another type: each element has a bit to 16 bytes */
     if (!each && (!count != !given || count / 8 > given || given / STX__ELEMENT_MOST > count)) {
         stx_fail(f->x, STX_ERR_FORMAT, "%s is damaged: \"%s\" has %zu elements, "
-                 "its data_offsets give %zu bytes", f->path, stx_quote(q, e->name, strlen(e->name)), count, given);
+                 "its data_offsets give %zu bytes", f->path, stx_quote(q, e->name, strlen(e->name)),
+                 count, given);
         return 0;
     }
     e->bytes = given;
@@ -12565,12 +12579,13 @@ static int stx__entry_read(const stx_entry *e) {
     if (e->dtype != STX_OTHER) return 1;
     stx_quote(q, e->name, strlen(e->name));
     if (e->dims > STX_MAX_DIM) {
-        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" has %zu dimensions, at most %d can be read: "
-                 "reshape it", e->file->path, q, e->dims, (int)STX_MAX_DIM);
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: \"%s\" has %zu dimensions, "
+                 "at most %d can be read: reshape it", e->file->path, q, e->dims, (int)STX_MAX_DIM);
     } else {
         stx_quote(kind, e->kind, strlen(e->kind));
-        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\", which cannot be read: "
-                 "convert it to F32, F64, F16, BF16, I32, I64 or U8", e->file->path, q, kind);
+        stx_fail(e->file->x, STX_ERR_FORMAT, "%s: the dtype of \"%s\" is \"%s\", which cannot "
+                 "be read: convert it to F32, F64, F16, BF16, I32, I64 or U8", e->file->path, q,
+                 kind);
     }
     return 0;
 }
@@ -12800,8 +12815,8 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
         fd = stx__open(tmp, O_WRONLY | O_CREAT | O_EXCL, mode);
         if (fd < 0 && errno == EEXIST) continue;
         if (fd < 0) {
-            stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be writable",
-                     tmp, strerror(errno));
+            stx_fail(x, STX_ERR_IO, "cannot create %s: %s; the directory must exist and be "
+                     "writable", tmp, strerror(errno));
             return -1;
         }
         if (stx__lock_tmp(fd, &locked)) return fd;
@@ -12816,7 +12831,8 @@ static int stx__open_tmp(stx_ctx *x, const char *target, char *tmp, size_t size,
         stx_fail(x, STX_ERR_IO, "cannot write %s: a temporary file beside it cannot be locked: %s",
                  target, strerror(err));
     } else {
-        stx_fail(x, STX_ERR_IO, "cannot create %s: %d files with such names exist; remove them", tmp, k);
+        stx_fail(x, STX_ERR_IO, "cannot create %s: %d files with such names exist; remove them",
+                 tmp, k);
     }
     return -1;
 }
@@ -12838,7 +12854,10 @@ static int stx__replace(stx_ctx *x, const char *path, const stx__part *part, siz
     int fd, k, exists, done = 0, bad;
     if ((target = stx__follow(x, path)) == NULL) return 0;
     size = strlen(target) + 64;
-    if ((tmp = (char *)stx_block(x, size)) == NULL) { stx_block_free(x, target); return 0; }
+    if ((tmp = (char *)stx_block(x, size)) == NULL) {
+        stx_block_free(x, target);
+        return 0;
+    }
     exists = stat(target, &st) == 0;
     if (!exists && errno != ENOENT) {
         stx_fail(x, STX_ERR_IO, "cannot examine %s: %s; check the path and its permissions", path,
@@ -12887,11 +12906,18 @@ static FILE *stx__open_tmp(const char *path, char *tmp, size_t size) {
         fd = _open(tmp, _O_WRONLY | _O_CREAT | _O_EXCL | _O_BINARY | _O_NOINHERIT,
                    _S_IREAD | _S_IWRITE);
         if (fd < 0 && errno != EEXIST) break;
-        if (fd >= 0 && (f = _fdopen(fd, "wb")) == NULL) { _close(fd); break; }
+        if (fd >= 0 && (f = _fdopen(fd, "wb")) == NULL) {
+            _close(fd);
+            break;
+        }
 #else
         snprintf(tmp + stem, size - stem, ".%lx.%d.tmp", (unsigned long)(uintptr_t)tmp, k);
         f = fopen(tmp, "rb");
-        if (f) { fclose(f); f = NULL; continue; }
+        if (f) {
+            fclose(f);
+            f = NULL;
+            continue;
+        }
         f = fopen(tmp, "wbx");
         if (!f && errno != EEXIST) break;
 #endif
@@ -12997,8 +13023,9 @@ STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim,
             return 0;
         }
     if (!stx_dtype_size(dtype) || ndim < 0 || ndim > STX_MAX_DIM || (ndim && !dim)) {
-        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; wanted are STX_F32 .. STX_F16 and 0 to %d",
-                  q, dtype, ndim, ndim > 0 && !dim ? " (NULL)" : "", (int)STX_MAX_DIM);
+        stx_fail(w->x, STX_ERR_ARG, "stx_writer_add: \"%s\" has dtype %d and %d dimensions%s; "
+                 "wanted are STX_F32 .. STX_F16 and 0 to %d", q, dtype, ndim,
+                 ndim > 0 && !dim ? " (NULL)" : "", (int)STX_MAX_DIM);
         return 0;
     }
     memset(&it, 0, sizeof it);
@@ -13357,8 +13384,9 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
         same = e->ndim == t[i]->ndim && !stx__whole(e->dtype);
         for (k = 0; same && k < e->ndim; k++) same = e->dim[k] == t[i]->dim[k];
         if (!same) {
-            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, the first %zu, of dtype %s; "
-                     "the model wants %s: give the options that the file was made with", full, e->ndim,
+            stx_fail(x, STX_ERR_FORMAT, "tensor \"%s\" in the file has %d dimensions, "
+                     "the first %zu, of dtype %s; the model wants %s: "
+                     "give the options that the file was made with", full, e->ndim,
                      e->ndim ? e->dim[0] : 1, e->kind, stx__shape(t[i], want));
             return 0;
         }

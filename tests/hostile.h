@@ -1,5 +1,6 @@
-/* hostile.h - macros that other people's headers leave behind, for form.sh: it is included before the
-   library, which must compile all the same. What they stand for would not compile anywhere. */
+/* hostile.h - macros that other people's headers leave behind, for form.sh: it is
+   included before the library, which must compile all the same. What they stand for would
+   not compile anywhere. */
 #ifndef SEQTX_TESTS_HOSTILE_H
 #define SEQTX_TESTS_HOSTILE_H
 

@@ -345,8 +345,10 @@ static void errors(void) {
     WANT(stx_variable(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_", "no data", "dimension");
     WANT(stx_tokens(ex, NULL, 3, 1), STX_ERR_ARG, "stx_tokens", "NULL", "B x T");
     WANT(stx_tokens(ex, id, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3 tokens", "at most");
-    WANT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x", "at most");
-    WANT(stx_step_alloc(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows", "dimensions");
+    WANT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x",
+         "at most");
+    WANT(stx_step_alloc(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows",
+         "dimensions");
     WANT(stx_tokens(ex, id, 0, 4), STX_ERR_ARG, "stx_tokens", "0 x 4", "1 x 1");
     WANT(stx_tokens(ex, id, 4, 0), STX_ERR_ARG, "stx_tokens", "4 x 0", "1 x 1");
     WANT(stx_param(p, STX_NORMAL, 1, "weights", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "weights", "already");

@@ -1,8 +1,8 @@
-/* test_fenv.c - the library computes in its own floating-point environment. All families are
-   trained and sampled, and many functions called, by a caller that rounds in another way, flushes
-   denormals, or traps exceptions, with one thread and with two: the bits are those of the default
-   environment, no exception is trapped, and the caller's control word and status flags are as
-   they were. */
+/* test_fenv.c - the library computes in its own floating-point environment. All families
+   are trained and sampled, and many functions called, by a caller that rounds in another
+   way, flushes denormals, or traps exceptions, with one thread and with two: the bits are
+   those of the default environment, no exception is trapped, and the caller's control
+   word and status flags are as they were. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -22,6 +22,7 @@ static const mode_of modes[] = {
     {"traps", 0x1900}, {"upward, traps", 0x5900}, {"denormals flushed", 0x9fc0},
     {"flags set", 0x1fbf}
 };
+
 static uint64_t mode_get(void) { return _mm_getcsr(); }
 static void mode_put(uint64_t word) { _mm_setcsr((unsigned)word); }
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
@@ -32,12 +33,14 @@ static const mode_of modes[] = {
     {"upward, traps", (uint64_t)1 << 54 | (uint64_t)7 << 40},
     {"denormals flushed", (uint64_t)1 << 56}, {"flags set", 0x1f}
 };
+
 static uint64_t mode_get(void) {
     uint64_t control, status;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
     __asm__ volatile("mrs %0, fpsr" : "=r"(status));
     return control << 32 | (status & 0x9f);
 }
+
 static void mode_put(uint64_t word) {
     __asm__ volatile("msr fpcr, %0" : : "r"(word >> 32));
     __asm__ volatile("msr fpsr, %0" : : "r"(word & 0xffffffffu));
@@ -56,6 +59,7 @@ static const mode_of modes[] = {
     {"toward zero", FE_TOWARDZERO}
   #endif
 };
+
 static uint64_t mode_get(void) { return (uint64_t)fegetround(); }
 static void mode_put(uint64_t word) { (void)fesetround((int)word); }
 #endif
@@ -74,13 +78,16 @@ static void bits(const void *p, size_t n) {
     const unsigned char *s = (const unsigned char *)p;
     for (; n; n--) hash = (hash ^ *s++) * 1099511628211u;
 }
+
 static void number(double v) { bits(&v, sizeof v); }
+
 static void tensor(stx_ctx *x, const stx_tensor *t) {
     stx_real *v = (stx_real *)calloc(t ? t->size : 1, sizeof *v);
     stx_get(x, t, v);
     if (t) bits(v, t->size * sizeof *v);
     free(v);
 }
+
 static void params(stx_params *p) {
     size_t i;
     for (i = 0; p && i < p->count; i++) tensor(p->ctx, p->tensor[i]);
@@ -95,58 +102,97 @@ static stx_lm family(stx_ctx *x, int k, stx_par **par) {
     if (k == 0 || k == 1) {
         stx_span_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.span = 32; d.dropout = 0.1;
-        d.adapt_span = 1; d.span_loss = 0.01;
+        d.vocab = V;
+        d.layers = 2;
+        d.dim = 32;
+        d.heads = 2;
+        d.span = 32;
+        d.dropout = 0.1;
+        d.adapt_span = 1;
+        d.span_loss = 0.01;
         if (k) {
-            d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 31; d.divval = 1.7;
-            d.pers = 8; d.fairseq_init = 1; d.recompute = 1;
+            d.adapt_io = 1;
+            d.cutoffs = 2;
+            d.cutoff[0] = 9;
+            d.cutoff[1] = 31;
+            d.divval = 1.7;
+            d.pers = 8;
+            d.fairseq_init = 1;
+            d.recompute = 1;
         }
         lm = stx_span_lm(stx_span_create(x, &d));
     } else if (k == 2 || k == 3) {
         stx_comp_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2;
-        d.segment = T; d.mem = T; d.ratio = 3;
+        d.vocab = V;
+        d.layers = 2;
+        d.dim = 32;
+        d.heads = 2;
+        d.segment = T;
+        d.mem = T;
+        d.ratio = 3;
         d.attn_dropout = d.out_dropout = 0.1;
         if (k == 3) {
-            d.compress = STX_COMP_USED; d.positions = STX_COMP_LEARNED; d.gate = STX_COMP_GTRXL;
-            d.glu = 1; d.recompute = 1;
+            d.compress = STX_COMP_USED;
+            d.positions = STX_COMP_LEARNED;
+            d.gate = STX_COMP_GTRXL;
+            d.glu = 1;
+            d.recompute = 1;
         }
         lm = stx_comp_lm(stx_comp_create(x, &d));
     } else if (k == 4 || k == 5) {
         stx_par_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.dim = 32; d.heads = 2; d.blocks = 3; d.segment = T;
+        d.vocab = V;
+        d.dim = 32;
+        d.heads = 2;
+        d.blocks = 3;
+        d.segment = T;
         d.dropout = d.attn_dropout = 0.1;
         if (k == 4) {
-            d.latency = STX_PAR_LATENCY_FBNET; d.latency_weight = 0.1;
-            d.cost[0] = 1.7; d.cost[1] = 0.9;
+            d.latency = STX_PAR_LATENCY_FBNET;
+            d.latency_weight = 0.1;
+            d.cost[0] = 1.7;
+            d.cost[1] = 0.9;
             d.noise = STX_PAR_NOISE_SEQUENCE;
         } else {
-            d.pattern = "sfs"; d.words_out = STX_PAR_OUT_REF; d.init = STX_PAR_INIT_REF;
-            d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 31;
+            d.pattern = "sfs";
+            d.words_out = STX_PAR_OUT_REF;
+            d.init = STX_PAR_INIT_REF;
+            d.cutoffs = 2;
+            d.cutoff[0] = 9;
+            d.cutoff[1] = 31;
         }
         *par = stx_par_create(x, &d);
         lm = stx_par_lm(*par);
     } else {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.dropout = 0.1;
-        d.sru.highway_bias = -2; d.sru.norm = STX_SRU_NORM_BEFORE;
+        d.vocab = V;
+        d.dim = 32;
+        d.sru.layers = 2;
+        d.dropout = 0.1;
+        d.sru.highway_bias = -2;
+        d.sru.norm = STX_SRU_NORM_BEFORE;
         if (k == 7) {
-            d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.rescale = 1;
-            d.sru.alpha_init = 0.3; d.sru.recompute = 1;
+            d.sru.transform = STX_SRU_ATTENTION;
+            d.sru.proj = 16;
+            d.sru.rescale = 1;
+            d.sru.alpha_init = 0.3;
+            d.sru.recompute = 1;
         }
         lm = stx_sru_lm_of(stx_sru_lm_create(x, &d));
     }
     return lm;
 }
+
 static const int optimisers[FAMILIES] = {STX_ADAM, STX_LAMB, STX_RADAM, STX_ADAGRAD,
     STX_ADAMW, STX_SGD, STX_LAMB, STX_ADAM};
 
 static const double tau[STEPS] = {0.9, 0.7, 0.1};
 
-/* Trains, then samples; the environment is another one in each step when they are mixed */
+/* Trains, then samples; the environment is another one in each step when they are mixed
+   */
 static uint64_t run(int k, int threads, int mode, int mixed, char *said) {
     stx_desc cd;
     stx_optim_desc od;
@@ -168,14 +214,21 @@ static uint64_t run(int k, int threads, int mode, int mixed, char *said) {
     memset(&how, 0, sizeof how);
     hash = 14695981039346656037u;
     mode_set(mode);
-    cd.threads = threads; cd.seed = 3;
+    cd.threads = threads;
+    cd.seed = 3;
     x = stx_create(&cd);
     lm = family(x, k, &par);
-    od.kind = optimisers[k]; od.clip = 0.3; od.weight_decay = od.kind == STX_ADAGRAD ? 0 : 0.01;
+    od.kind = optimisers[k];
+    od.clip = 0.3;
+    od.weight_decay = od.kind == STX_ADAGRAD ? 0 : 0.01;
     o = stx_optim_create(lm.params, &od);
     if (par && par->arch) gates = stx_optim_create(par->arch, &od);
-    sd.kind = STX_LR_COSINE; sd.lr = 0.01; sd.warmup = 2; sd.total = 7;
-    sd.decay = 0.7; sd.decay_from = 1;
+    sd.kind = STX_LR_COSINE;
+    sd.lr = 0.01;
+    sd.warmup = 2;
+    sd.total = 7;
+    sd.decay = 0.7;
+    sd.decay_from = 1;
     memory = lm.state_create(lm.model, B, 0);
     for (step = 0; step < STEPS; step++) {
         stx_ids *in, *next;
@@ -202,7 +255,10 @@ static uint64_t run(int k, int threads, int mode, int mixed, char *said) {
     if (par) params(par->arch);
     gen = lm.gen_create(lm.model, B, 0);
     for (b = 0; b < B; b++) token[b] = (int32_t)b;
-    how.temperature = 0.8; how.top_p = 0.9; how.top_k = 20; how.seed = 5;
+    how.temperature = 0.8;
+    how.top_p = 0.9;
+    how.top_k = 20;
+    how.seed = 5;
     for (i = 0; i < 4; i++) {
         const stx_real *logits = lm.gen_feed(gen, token, 1);
         for (b = 0; logits && b < B; b++) {

@@ -146,8 +146,10 @@ static int inherited;               /* files opened without O_CLOEXEC */
 enum {
     OPEN, WRITE, FSYNC, RENAME, CLOSE, FCHMOD, UNLINK, STAT, FSTAT, ACCESS, READLINK, FCNTL, CALLS
 };
+
 static const char *const call_name[CALLS] = {"open", "write", "fsync", "rename", "close", "fchmod",
     "unlink", "stat", "fstat", "access", "readlink", "fcntl"};
+
 /* The at-th call of one kind fails; all: and those after it */
 static struct { int on, call, at, all, code, short_write, count[CALLS]; } fault;
 
@@ -163,6 +165,7 @@ static void event(char c) {
     size_t n = strlen(events);
     if (n < sizeof events - 1) { events[n] = c; events[n + 1] = 0; }
 }
+
 int open(const char *path, int flags, ...) {
     va_list ap;
     int mode;
@@ -173,6 +176,7 @@ int open(const char *path, int flags, ...) {
     inherited += !(flags & O_CLOEXEC);
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
+
 ssize_t write(int fd, const void *data, size_t n) {
     if (fails(WRITE)) {
         if (!fault.short_write) return -1;
@@ -192,29 +196,37 @@ int rename(const char *from, const char *to) {
     if (fail_rename) { errno = fail_rename; return -1; }
     return fails(RENAME) ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
+
 int close(int fd) {
     int failed_ = fails(CLOSE), done = (int)syscall(SYS_close, fd);
     if (failed_) errno = fault.code;
     return failed_ ? -1 : done;
 }
+
 int fchmod(int fd, mode_t mode) {
     return fails(FCHMOD) ? -1 : (int)syscall(SYS_fchmod, fd, mode);
 }
+
 int unlink(const char *path) {
     return fails(UNLINK) ? -1 : unlinkat(AT_FDCWD, path, 0);
 }
+
 int stat(const char *path, struct stat *st) {
     return fails(STAT) ? -1 : fstatat(AT_FDCWD, path, st, 0);
 }
+
 int fstat(int fd, struct stat *st) {
     return fails(FSTAT) ? -1 : fstatat(fd, "", st, AT_EMPTY_PATH);
 }
+
 int access(const char *path, int how) {
     return fails(ACCESS) ? -1 : (int)syscall(SYS_faccessat, AT_FDCWD, path, how);
 }
+
 ssize_t readlink(const char *path, char *to, size_t n) {
     return fails(READLINK) ? -1 : readlinkat(AT_FDCWD, path, to, n);
 }
+
 int fcntl(int fd, int what, ...) {
     va_list ap;
     void *p;
@@ -518,12 +530,13 @@ static void test_malformed(void) {
 /* Tensors that the library does not read are in the way of no other; halves are floats */
 static void test_dtypes(void) {
     static const char *const kinds[][2] = {
-        {"BOOL", "[8]"}, {"I8", "[2,4]"}, {"I16", "[4]"}, {"U16", "[4]"}, {"U32", "[2]"}, {"U64", "[1]"},
-        {"C64", "[]"}, {"F8_E4M3", "[8]"}, {"F4", "[16]"}, {"a new one", "[3]"}, {"F32", "[1,2,1,1,1]"},
-        {"F64", "[1,1,1,1,1,1,1]"}
+        {"BOOL", "[8]"}, {"I8", "[2,4]"}, {"I16", "[4]"}, {"U16", "[4]"}, {"U32", "[2]"},
+        {"U64", "[1]"}, {"C64", "[]"}, {"F8_E4M3", "[8]"}, {"F4", "[16]"}, {"a new one", "[3]"},
+        {"F32", "[1,2,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1]"}
     };
     static const unsigned char half[] = {
-        0, 0, 0, 0x80, 0, 0x3C, 0, 0xC0, 0x55, 0x35, 1, 0, 0xFF, 3, 0, 4, 0xFF, 0x7B, 0, 0x7C, 0, 0xFC
+        0, 0, 0, 0x80, 0, 0x3C, 0, 0xC0, 0x55, 0x35, 1, 0,
+        0xFF, 3, 0, 4, 0xFF, 0x7B, 0, 0x7C, 0, 0xFC
     };
     static const double want[] = {
         0, 0, 1, -2, 0.333251953125, 0x1p-24, 1023 * 0x1p-24, 0x1p-14, 65504, HUGE_VAL, -HUGE_VAL
@@ -541,7 +554,8 @@ static void test_dtypes(void) {
         int many = strchr(kinds[k][0], 'F') && strlen(kinds[k][1]) > 8;
         snprintf(header, sizeof header,
             "{\"other\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,8]},"
-            "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}", kinds[k][0], kinds[k][1]);
+            "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
+            kinds[k][0], kinds[k][1]);
         file = stx_file_open(x, put_header(header, strlen(header), 16));
         e = stx_file_find(file, "other");
         CHECK(stx_file_count(file) == 2 && e && e->dtype == STX_OTHER && e->bytes == 8);
@@ -551,11 +565,14 @@ static void test_dtypes(void) {
         FINE();
         CHECK(e && !stx_entry_get_f32(e, v, e->count));
         ERROR(STX_ERR_FORMAT, many ? "dimensions, at most 4" : kinds[k][0]);
-        CHECK(e && !stx_entry_get_f64(e, d, e->count)); ERROR(STX_ERR_FORMAT, "\"other\"");
-        CHECK(e && !stx_entry_get_i64(e, n, e->count)); ERROR(STX_ERR_FORMAT, "\"other\"");
+        CHECK(e && !stx_entry_get_f64(e, d, e->count));
+        ERROR(STX_ERR_FORMAT, "\"other\"");
+        CHECK(e && !stx_entry_get_i64(e, n, e->count));
+        ERROR(STX_ERR_FORMAT, "\"other\"");
         p = stx_params_create(x);
         stx_param(p, STX_ZEROS, 0, "other", 2, 4, 0, 0);
-        CHECK(!stx_params_load(p, file, "")); ERROR(STX_ERR_FORMAT, "\"other\"");
+        CHECK(!stx_params_load(p, file, ""));
+        ERROR(STX_ERR_FORMAT, "\"other\"");
         stx_file_close(file);
     }
     w = stx_writer_create(x);
@@ -842,7 +859,10 @@ static void test_names(void) {
     CHECK(save(path, 1, 10) && dir_entries(in_dir("r"), ".tmp") == 1);
     CHECK(unlink(path) == 0 && unlink(in_dir(tmp)) == 0);
     FINE();
-    if (geteuid() != 0) { skip("owner and group (not root)"); return; }
+    if (geteuid() != 0) {
+        skip("owner and group (not root)");
+        return;
+    }
     path = in_dir("r/owned");
     CHECK(save(path, 1, 10) && chown(path, 1234, 1235) == 0 && chmod(path, 04640) == 0);
     CHECK(save(path, 2, 10) && stat(path, &st) == 0 && st.st_uid == 1234 && st.st_gid == 1235);
@@ -864,6 +884,7 @@ static int fault_save(const char *path) {
     fault.on = 0;
     return done;
 }
+
 static void fault_case(const char *folder) {
     struct stat st;
     float now;
@@ -892,6 +913,7 @@ static void fault_case(const char *folder) {
     remove_tree(folder);
     CHECK(mkdir(folder, 0777) == 0);
 }
+
 static void test_faults(void) {
     static const int codes[] = {EIO, ENOSPC, EACCES, EINTR, ENOLCK, EMFILE};
     char path[768], folder[700];
@@ -913,7 +935,10 @@ static void test_faults(void) {
                 for (c = 0; c < sizeof codes / sizeof *codes; c++) {
                     /* open and write are called again, for ever */
                     if (all && codes[c] == EINTR && (call == OPEN || call == WRITE)) continue;
-                    fault.call = call; fault.all = all; fault.at = at; fault.code = codes[c];
+                    fault.call = call;
+                    fault.all = all;
+                    fault.at = at;
+                    fault.code = codes[c];
                     fault.short_write = call == WRITE && codes[c] == EMFILE;
                     fault_case(folder);
                 }

@@ -1382,7 +1382,8 @@ static void nulls(void) {
     stx_words_desc d;
     double longest = -1;
     stx_map m;
-    CHECK(!stx_words_resolve(x, NULL, NULL, &d) && strstr(stx_error(x), "NULL"), "%s", stx_error(x));
+    CHECK(!stx_words_resolve(x, NULL, NULL, &d), "a desc that is NULL");
+    CHECK(strstr(stx_error(x), "NULL"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_map_open(x, NULL, "file") && strstr(stx_error(x), "NULL"), "%s", stx_error(x));
     stx_clear_error(x);

@@ -14,7 +14,9 @@
 static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals, int emulated) {
     inner_kernel *k = list + (*n)++;
     k->name = m->name; k->isa = isa; k->bf16 = m->kr > 1; k->no_denormals = no_denormals; k->emulated = emulated;
-    k->round = m->to_bf16; k->pair = m->pair; k->micro = m;
+    k->round = m->to_bf16;
+    k->pair = m->pair;
+    k->micro = m;
 }
 size_t inner_kernels(int bf16, inner_kernel *list) {
     size_t n = 0;
