@@ -656,7 +656,7 @@ STX_DEF stx_lm stx_span_lm(stx_span *m);
 #define SEQTX_ATTN_SPAN_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h"      /* once more, for the scope of the floating-point environment */
+#include "seqtx.h"      /* again, for the scope of the floating-point environment */
 
 #include <math.h>
 #include <stdio.h>

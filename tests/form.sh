@@ -1,5 +1,5 @@
 #!/bin/sh
-# form.sh [HEADER...] [together] [tests] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20,
+# form.sh [HEADER...] [together] [tests] [style] - the form of public headers (all: ./seqtx*.h): each alone, as C99, C11, C++11, C++17 and C++20,
 # the implementation as C and as C++, declarations only, static, implementation and use in different units and languages, twice included, the
 # macro on the command line, with and without threads, float and double; what must not link does not; the quick starts of the manuals
 # compile and run; objects export stx_ names only and never exit, abort or print. together: all headers in one unit of C++. tests: every op of seqtx.h has a row in test_grad.c, every
@@ -221,9 +221,23 @@ tests() {
     done
 }
 
-[ $# -gt 0 ] || set -- seqtx*.h together tests
+# Layout and English of the files that were rewritten to the style guide: no violation of a
+# limit of tools/style.sh, and none of the terms in tools/words.txt.
+FINISHED="seqtx_attn_span.h seqtx_sru.h examples/train_attn_span.c examples/train_sru.c"
+FINISHED_TEXT="docs/speed.md docs/design.md docs/cuda.md docs/distributed.md"
+style() {
+    dir=$work
+    for f in $FINISHED; do
+        job pass "$f: layout" "sh $root/tools/style.sh --check $f"
+    done
+    for f in $FINISHED $FINISHED_TEXT; do
+        job pass "$f: private terms" "! grep -Ein -f $root/tools/words.txt $root/$f"
+    done
+}
+
+[ $# -gt 0 ] || set -- seqtx*.h together tests style
 for what in "$@"; do
-    case $what in tests | together) $what ;; *) forms "$what" ;; esac
+    case $what in tests | together | style) $what ;; *) forms "$what" ;; esac
 done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
