@@ -1,85 +1,118 @@
-/* train.h - what every trainer of seqtx shares: options, log, terminal, TensorBoard, signals, clock
+/* train.h - the parts that all trainers share: options, log, terminal, TensorBoard files,
+   signals, clock
 
-   The training loop is not here: it stands, whole, in each train_*.c. This header does not know seqtx.h and can be lifted
-   into another program; only its last section, >>lm, does, and is left out unless TR_LM is defined.
+   The training loop is not in this file: each train_*.c contains its own. This header
+   does not depend on seqtx.h and can be used in other programs. Only its last section,
+   >>lm, depends on seqtx.h. That section is compiled only if TR_LM is defined.
 
-   Use:   #include "train.h"     first of all includes (or define _POSIX_C_SOURCE 200809L yourself)
-   Link:  nothing beyond the C library. C99 and POSIX.1-2008; also clean as C++11.
-   Licence: MIT or public domain, at your choice; see LICENSE.
+   Use:      #include "train.h"     before all other includes, or define _POSIX_C_SOURCE
+                                    as 200809L yourself
+   Link:     nothing beyond the C library. C99 and POSIX.1-2008; also compiles as C++11.
+   License:  MIT or public domain, your choice; see LICENSE.
 
    MANUAL
 
-   A trainer in outline:
+   Outline of a trainer
 
        static int      nlayers, adapt_span, optim;
        static uint64_t steps;
        static double   lr;
        static const char *log_file;
 
-       static const tr_preset presets[] = {{"small", "four layers, for a quick look", "nlayers=4 lr=0.03 adapt-span"}, TR_PRESET_END};
+       static const tr_preset presets[] = {
+           {"small", "four layers, for a quick test", "nlayers=4 lr=0.03 adapt-span"},
+           TR_PRESET_END
+       };
 
        tr_opt table[] = {
            TR_GROUP("Model"),
            TR_INT("nlayers", TR_MODEL, &nlayers, 1, 1000, "number of layers"),
-           TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn each head's span"),
+           TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn a span for each head"),
            TR_GROUP("Training"),
-           TR_SIZE("steps", TR_FREE, &steps, 0, TR_INF, "optimiser steps"),
+           TR_SIZE("steps", TR_FREE, &steps, 0, TR_INF, "number of steps"),
            TR_REAL_OPEN("lr", TR_FREE, &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
            TR_CHOICE("optim", TR_FIXED, &optim, "adagrad|sgd|adam", "optimiser"),
            TR_TEXT("log", TR_LOCAL, &log_file, "write JSON lines to this file"),
            TR_END
        };
-       tr_options o = {"train_x", "Trains the model X on bytes.", table, presets, "nlayers=8 steps=1000 lr=0.07", NULL, ""};
+
+       tr_options o = {"train_x", "Trains model X on bytes.", table, presets,
+                       "nlayers=8 steps=1000 lr=0.07", NULL, ""};
        char err[TR_ERR];
-       tr_standard_streams();                                              // before any file is opened
+       tr_log log;
+       tr_term term;
+       tr_rate rate;
+
+       tr_standard_streams();                    // before any file is opened
        switch (tr_parse(&o, argc, argv, err, sizeof err)) {
-           case 0:  fprintf(stderr, "%s: %s\n", o.program, err); return 2;     // a mistake on the command line
-           case 2:  return 0;                                                 // --help was printed
-           default: break;
+       case 0: fprintf(stderr, "%s: %s\n", o.program, err); return 2;   // invalid options
+       case 2: return 0;                                                // --help
+       default: break;
        }
-       tr_log log; tr_term term; tr_rate rate;
        if (!tr_log_open(&log, log_file, TR_KEEP_ALL, err, sizeof err)) { ... }
        tr_signals(0, err, sizeof err);
-       tr_term_open(&term, stderr);                                        // standard output is for results
+       tr_term_open(&term, stderr);              // standard output is for results
        tr_rate_start(&rate, tr_seconds());
        for (step = 1; step <= steps && !tr_stop_requested(); step++) {
            ... one step ...
            tr_rate_add(&rate, tr_seconds(), 1, tokens);
-           tr_log_begin(&log, "train"); tr_log_int(&log, "step", step); tr_log_num(&log, "loss", loss);
+           tr_log_begin(&log, "train");
+           tr_log_int(&log, "step", step);
+           tr_log_num(&log, "loss", loss);
            if (!tr_log_end(&log)) tr_say(&term, "%s", log.err);
            tr_show(&term, &progress, step % log_every == 0);
        }
        tr_term_close(&term);
 
-   Command line. --name value, --name=value; a flag is --name or --no-name; a set (TR_SET)
-   is --name, --name a,b or --no-name. Underscores and dashes are equal in names. Numbers
-   must be the whole word: no blanks, no hexadecimal, no nan or inf, nothing out of range.
-   When an option stands twice the last one counts. --preset NAME is applied before all
-   other options, wherever it stands. A value that begins with two dashes must be written
-   --name=value.
+   Command line
+       An option is written --name value or --name=value. A flag is written --name or
+       --no-name. A set (TR_SET) is written --name, --name a,b or --no-name. Underscores
+       in names are equivalent to dashes. A number must be the whole word, without blanks.
+       It must be decimal, finite and within the option's range. If an option is given
+       twice, the last one counts. --preset NAME is applied before all other options,
+       wherever it appears. A value that begins with two dashes must be written as
+       --name=value.
 
-   Order of authority: command line, then preset, then (on resume, tr_options_adopt) checkpoint, then the defaults. Each
-   option's `from` says where its value came from. Defaults and presets are written like a command line without the dashes,
-   "nlayers=4 adapt-span no-fast", and are read by the same code; so are the options that a checkpoint holds.
+   Precedence
+       The command line overrides the preset, the preset overrides the checkpoint
+       (tr_options_adopt, when a run resumes), and the checkpoint overrides the defaults.
+       `from` of each option holds the source of its value. Defaults and presets are
+       written like a command line without the leading dashes, such as "nlayers=4
+       adapt-span no-fast", and are read by the same code. So are the options stored in a
+       checkpoint.
 
-   Resuming. Each option has a class, its second column, which says what a checkpoint does with it:
+   Resuming
+       Each option has a class, its second column, which says how checkpoints treat it:
 
-       TR_LOCAL  of this start and this machine (threads, device, log files): a checkpoint does not hold it
-       TR_HINT   used from the checkpoint where it is not given; another value is no difference (where the data lie)
-       TR_FREE   from the checkpoint where it is not given; a run may go on with another value, and says so
-       TR_FIXED  from the checkpoint; a run cannot go on with another value. Evaluation and generation may
-       TR_MODEL  from the checkpoint, always: its numbers mean nothing without it
+       class      stored  value if the option is not given  if it is given, and differs
+       ---------  ------  --------------------------------  ---------------------------
+       TR_LOCAL   no      default                           (nothing to compare)
+       TR_HINT    yes     from the checkpoint               accepted
+       TR_FREE    yes     from the checkpoint               accepted and reported
+       TR_FIXED   yes     from the checkpoint               error when training resumes;
+                                                            accepted otherwise
+       TR_MODEL   yes     from the checkpoint               error
 
-   A run that begins with the weights of another one (TR_INIT) takes options of TR_MODEL, and those with TR_KEPT added.
+       TR_LOCAL is for options of one start on one machine: threads, device, log files.
+       TR_HINT is for the location of the data. TR_FREE is for options that may change
+       during a run. TR_MODEL is for options without which the stored weights have no
+       meaning. A run that only starts from the weights of another run (TR_INIT) takes the
+       options of class TR_MODEL, and those with TR_KEPT added, from the checkpoint.
 
-   Files. tr_replace writes a file whole or not at all; a log is trimmed that way. tr_claim_open gives
-   a run the exclusive right to a file that it writes, by a lock on FILE.lock next to it.
+   Files
+       tr_replace either replaces a whole file or leaves it unchanged; logs are trimmed
+       that way. tr_claim_open gives a run the exclusive right to write a file, by a lock
+       on FILE.lock next to the file.
 
-   Errors. A function that can fail returns 0 and leaves one sentence in err[TR_ERR]; it says what was tried on which
-   path, and why it failed. Nothing here exits, except a second signal while the first is being obeyed. The log and the
-   event file never stop a training: they report their first failure once, undo the half line and fall silent.
+   Errors
+       A function that can fail returns 0 and writes one sentence to err[TR_ERR]. It says
+       what was attempted, on which path, and why it failed. No function exits, except
+       that a second signal ends the process while the first is being handled. A failing
+       log or event file does not stop training: the first failure is reported once, the
+       incomplete line is removed, and nothing more is written.
 
-   Sections: grep for  >>buffer  >>json  >>options  >>files  >>log  >>formats  >>terminal  >>board  >>signals  >>clock  >>sampling  >>lm */
+   Sections, marked with >> in the code: buffer, json, options, files, log, formats,
+   terminal, board, signals, clock, sampling, lm */
 
 #ifndef SEQTX_EXAMPLES_TRAIN_H
 #define SEQTX_EXAMPLES_TRAIN_H
@@ -88,10 +121,11 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
-#define _DARWIN_C_SOURCE                    /* there _POSIX_C_SOURCE alone hides ru_maxrss, _SC_PHYS_PAGES and TIOCGWINSZ */
+/* _POSIX_C_SOURCE alone hides ru_maxrss, _SC_PHYS_PAGES and TIOCGWINSZ on macOS. */
+#define _DARWIN_C_SOURCE
 #endif
 #if defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
-#define _FILE_OFFSET_BITS 64                /* off_t */
+#define _FILE_OFFSET_BITS 64        /* 64-bit off_t */
 #endif
 
 #include <errno.h>
@@ -131,9 +165,10 @@
 #include "win.h"
 #endif
 
-#define TR_ERR 1024        /* size of an error buffer: room for a long path */
+#define TR_ERR 1024        /* size of an error buffer; long enough for a path */
 
-/* Writes a message into err (which may be NULL); always returns 0, so that a function can `return tr_fail(...)`. */
+/* Writes a message to err, which may be NULL. Always returns 0, so that callers can
+   write `return tr_fail(...)`. */
 TR_DEF TR_PRINTF(3, 4) int tr_fail(char *err, size_t size, const char *fmt, ...) {
     va_list args;
     if (err == NULL || size == 0) return 0;
@@ -143,13 +178,13 @@ TR_DEF TR_PRINTF(3, 4) int tr_fail(char *err, size_t size, const char *fmt, ...)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>buffer  A growing byte string. An allocation that fails sets `oom`; the caller looks once, at the end. */
+
+// >>buffer: growing byte strings; a failed allocation sets oom --------------------------
 
 typedef struct {
-    char  *s;              /* always ended by a zero once anything was put */
-    size_t n, room;
-    int    oom;
+    char  *s;           /* zero-terminated once something was appended; NULL before */
+    size_t n, room;     /* length; allocated size */
+    int    oom;         /* an allocation failed: the content is incomplete */
 } tr_buf;
 
 TR_DEF void tr_buf_free(tr_buf *b) {
@@ -159,15 +194,21 @@ TR_DEF void tr_buf_free(tr_buf *b) {
 
 TR_DEF void tr_buf_put(tr_buf *b, const void *bytes, size_t n) {
     if (b->oom) return;
-    if (b->room - b->n < n + 1) {                         /* room >= n + 1 holds whenever room > 0 */
+    if (b->room - b->n < n + 1) {        /* room is 0 or at least n + 1 */
         size_t room = b->room ? b->room : 128;
         char *s;
         while (room - b->n < n + 1) {
-            if (room > SIZE_MAX / 2) { b->oom = 1; return; }
+            if (room > SIZE_MAX / 2) {
+                b->oom = 1;
+                return;
+            }
             room *= 2;
         }
         s = (char *)realloc(b->s, room);
-        if (s == NULL) { b->oom = 1; return; }
+        if (s == NULL) {
+            b->oom = 1;
+            return;
+        }
         b->s = s;
         b->room = room;
     }
@@ -176,34 +217,43 @@ TR_DEF void tr_buf_put(tr_buf *b, const void *bytes, size_t n) {
     b->s[b->n] = 0;
 }
 
-TR_DEF void tr_buf_puts(tr_buf *b, const char *text) { tr_buf_put(b, text, strlen(text)); }
+TR_DEF void tr_buf_puts(tr_buf *b, const char *text) {
+    tr_buf_put(b, text, strlen(text));
+}
 
 TR_DEF void tr_buf_fill(tr_buf *b, char c, size_t count) {
     while (count-- > 0) tr_buf_put(b, &c, 1);
 }
 
-/* FNV-1a, of text that comes in pieces */
+/* The FNV-1a hash of a text, computed in parts. Pass TR_HASH_BEGIN as h for the first
+   part. */
 #define TR_HASH_BEGIN ((uint64_t)14695981039346656037u)
+
 TR_DEF uint64_t tr_hash(uint64_t h, const char *s, size_t n) {
     while (n-- > 0) h = (h ^ (unsigned char)*s++) * 1099511628211u;
     return h;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>json  Just enough to write flat objects safely and to read their values back. */
 
-/* The shortest decimal text that reads back as exactly x; "null" for what JSON cannot say (nan, inf). */
+// >>json: writes flat objects and reads values back from them ---------------------------
+
+/* Writes the shortest decimal text that reads back as exactly x, or "null" if x is not
+   finite, which JSON cannot represent. */
 TR_DEF void tr_number(char out[32], double x) {
     int digits;
-    if (!isfinite(x)) { strcpy(out, "null"); return; }
+    if (!isfinite(x)) {
+        strcpy(out, "null");
+        return;
+    }
     for (digits = 6; digits <= 17; digits++) {
         snprintf(out, 32, "%.*g", digits, x);
         if (strtod(out, NULL) == x) return;
     }
 }
 
-/* Length of the well-formed UTF-8 sequence at s (RFC 3629: no overlong forms, no surrogates), 0 if there is none.
-   s is ended by a zero, which no continuation byte equals, so this never reads past the end. */
+/* Returns the length of the well-formed UTF-8 sequence at s, or 0 if there is none. As
+   in RFC 3629, overlong forms and surrogates are invalid. s must be zero-terminated:
+   no continuation byte is zero, so nothing is read beyond the end. */
 TR_DEF size_t tr_utf8(const unsigned char *s) {
     if (s[0] < 0x80) return 1;
     if (s[0] >= 0xC2 && s[0] <= 0xDF) return (s[1] & 0xC0) == 0x80 ? 2 : 0;
@@ -222,23 +272,38 @@ TR_DEF size_t tr_utf8(const unsigned char *s) {
     return 0;
 }
 
-/* Appends text as a JSON string, quotes included; NULL becomes null. A path may hold any bytes, JSON only UTF-8: bytes
-   that are not UTF-8 become the replacement character U+FFFD. */
+/* Appends text as a quoted JSON string, or null if text is NULL. A path can contain
+   any bytes, but JSON must be UTF-8: each invalid byte becomes U+FFFD. */
 TR_DEF void tr_json_string(tr_buf *b, const char *text) {
     const unsigned char *s = (const unsigned char *)text;
     char hex[8];
-    if (text == NULL) { tr_buf_puts(b, "null"); return; }
+    if (text == NULL) {
+        tr_buf_puts(b, "null");
+        return;
+    }
     tr_buf_puts(b, "\"");
     while (*s) {
         size_t n = tr_utf8(s);
-        if (n == 0)            { tr_buf_puts(b, "\\ufffd"); s++; continue; }
-        if (*s == '"')           tr_buf_puts(b, "\\\"");
-        else if (*s == '\\')     tr_buf_puts(b, "\\\\");
-        else if (*s == '\n')     tr_buf_puts(b, "\\n");
-        else if (*s == '\t')     tr_buf_puts(b, "\\t");
-        else if (*s == '\r')     tr_buf_puts(b, "\\r");
-        else if (*s < 0x20)    { snprintf(hex, sizeof hex, "\\u%04x", (unsigned)*s); tr_buf_puts(b, hex); }
-        else                     tr_buf_put(b, s, n);
+        if (n == 0) {
+            tr_buf_puts(b, "\\ufffd");
+            s++;
+            continue;
+        }
+        if (*s == '"')
+            tr_buf_puts(b, "\\\"");
+        else if (*s == '\\')
+            tr_buf_puts(b, "\\\\");
+        else if (*s == '\n')
+            tr_buf_puts(b, "\\n");
+        else if (*s == '\t')
+            tr_buf_puts(b, "\\t");
+        else if (*s == '\r')
+            tr_buf_puts(b, "\\r");
+        else if (*s < 0x20) {
+            snprintf(hex, sizeof hex, "\\u%04x", (unsigned)*s);
+            tr_buf_puts(b, hex);
+        } else
+            tr_buf_put(b, s, n);
         s += n;
     }
     tr_buf_puts(b, "\"");
@@ -249,23 +314,31 @@ TR_DEF const char *tr_json_blank(const char *p) {
     return p;
 }
 
-/* p stands on a quote; returns what follows the closing one, NULL if the string does not end. */
+/* p points to an opening quote. Returns the position after the closing quote, or NULL
+   if there is none. */
 TR_DEF const char *tr_json_past_string(const char *p) {
     for (p++; *p != '"'; p++) {
-        if (*p == '\\' && p[1] != 0) p++;
-        else if (*p == 0) return NULL;
+        if (*p == '\\' && p[1] != 0)
+            p++;
+        else if (*p == 0)
+            return NULL;
     }
     return p + 1;
 }
 
-/* Returns what follows the value at p, NULL if it does not end. Brackets are counted, not matched by kind. */
+/* Returns the position after the value at p, or NULL if the value is incomplete.
+   Brackets are counted; their kinds are not compared. */
 TR_DEF const char *tr_json_past_value(const char *p) {
     size_t depth = 0;
     if (*p == '"') return tr_json_past_string(p);
     if (*p == '{' || *p == '[') {
         do {
             if (*p == 0) return NULL;
-            if (*p == '"') { p = tr_json_past_string(p); if (p == NULL) return NULL; continue; }
+            if (*p == '"') {
+                p = tr_json_past_string(p);
+                if (p == NULL) return NULL;
+                continue;
+            }
             if (*p == '{' || *p == '[') depth++;
             if (*p == '}' || *p == ']') depth--;
             p++;
@@ -282,15 +355,20 @@ TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
     int i;
     for (*out = 0, i = 0; i < 4; i++) {
         char c = p[i];
-        if (c >= '0' && c <= '9')      *out = *out * 16 + (unsigned long)(c - '0');
-        else if (c >= 'a' && c <= 'f') *out = *out * 16 + (unsigned long)(c - 'a' + 10);
-        else if (c >= 'A' && c <= 'F') *out = *out * 16 + (unsigned long)(c - 'A' + 10);
-        else return 0;
+        if (c >= '0' && c <= '9')
+            *out = *out * 16 + (unsigned long)(c - '0');
+        else if (c >= 'a' && c <= 'f')
+            *out = *out * 16 + (unsigned long)(c - 'a' + 10);
+        else if (c >= 'A' && c <= 'F')
+            *out = *out * 16 + (unsigned long)(c - 'A' + 10);
+        else
+            return 0;
     }
     return 1;
 }
 
-/* Undoes the escapes of the JSON string whose inside is [p, end); 0 if it is malformed, holds U+0000 or does not fit. */
+/* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed,
+   contains U+0000, or does not fit in out. */
 TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t size) {
     size_t n = 0;
     while (p < end) {
@@ -305,19 +383,29 @@ TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t si
             if (*p == 'u') {
                 if (end - p < 5 || !tr_json_hex4(p + 1, &c)) return 0;
                 p += 5;
-                if (c >= 0xD800 && c <= 0xDBFF) {                     /* the first half of a surrogate pair */
-                    if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || !tr_json_hex4(p + 2, &low)) return 0;
+                if (c >= 0xD800 && c <= 0xDBFF) {        /* high surrogate */
+                    if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || !tr_json_hex4(p + 2, &low))
+                        return 0;
                     if (low < 0xDC00 || low > 0xDFFF) return 0;
                     c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
                     p += 6;
                 } else if (c == 0 || (c >= 0xDC00 && c <= 0xDFFF)) {
                     return 0;
                 }
-                if (c < 0x80)         { bytes[0] = (char)c; }
-                else if (c < 0x800)   { bytes[0] = (char)(0xC0 | (c >> 6)); len = 2; }
-                else if (c < 0x10000) { bytes[0] = (char)(0xE0 | (c >> 12)); len = 3; }
-                else                  { bytes[0] = (char)(0xF0 | (c >> 18)); len = 4; }
-                for (i = 1; i < len; i++) bytes[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
+                if (c < 0x80) {
+                    bytes[0] = (char)c;
+                } else if (c < 0x800) {
+                    bytes[0] = (char)(0xC0 | (c >> 6));
+                    len = 2;
+                } else if (c < 0x10000) {
+                    bytes[0] = (char)(0xE0 | (c >> 12));
+                    len = 3;
+                } else {
+                    bytes[0] = (char)(0xF0 | (c >> 18));
+                    len = 4;
+                }
+                for (i = 1; i < len; i++)
+                    bytes[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
             } else {
                 at = *p ? strchr(from, *p) : NULL;
                 if (at == NULL) return 0;
@@ -333,9 +421,11 @@ TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t si
     return 1;
 }
 
-/* Looks for key among the top-level members of a JSON object and copies its value: a string without quotes and escapes,
-   anything else as it is written; of two equal keys the first counts. The object is walked to its end in any case.
-   Returns 1 found, 0 absent, -1 malformed (or the value does not fit into out). */
+/* Looks up a key among the top-level members of a JSON object and copies its value to
+   out: strings without quotes and escapes, anything else as written. If a key occurs
+   twice, the first one counts. The whole object is always scanned. Returns 1 if the
+   key was found, 0 if it is absent, and -1 if the object is malformed or the value
+   does not fit. */
 TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t size) {
     const char *p = tr_json_blank(json), *name, *value, *end;
     size_t key_len = strlen(key);
@@ -370,88 +460,115 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>options  One table describes every option: it parses, checks, prints the help and writes the configuration. */
+
+// >>options: one table for parsing, checking, help and configuration --------------------
 
 enum {
     TR_T_END, TR_T_GROUP, TR_T_INT, TR_T_SIZE, TR_T_REAL, TR_T_TEXT, TR_T_FLAG, TR_T_CHOICE,
     TR_T_SET
 };
-enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };   /* in order of authority; TEXT: sized by it */
-enum { TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,                          /* what a checkpoint does with it: see above */
-       TR_LATER = 8,        /* added to a class: checkpoints from before this option was made go on with its default */
-       TR_KEPT = 16 };      /* added to a class: it decides what the weights compute; who takes these takes it, too, unless it is given */
-enum { TR_LOOK, TR_RESUME, TR_INIT };       /* tr_options_adopt: evaluation or generation; the run goes on; its weights begin another run */
-enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };                                      /* the bound itself is excluded */
-enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };                                     /* values of TR_SOME */
-enum { TR_EVERY = 1 << 30 };           /* a value of TR_SET: all names that apply */
+
+/* Sources of a value, in increasing order of precedence. TEXT: derived from the size
+   of the text. */
+enum { TR_FROM_DEFAULT, TR_FROM_TEXT, TR_FROM_CHECKPOINT, TR_FROM_PRESET, TR_FROM_ARGS };
+
+/* Classes of options: see "Resuming" in the manual. The last two are added to a class. */
+enum {
+    TR_LOCAL, TR_HINT, TR_FREE, TR_FIXED, TR_MODEL,
+    TR_LATER = 8,       /* a checkpoint written before the option existed implies the default */
+    TR_KEPT = 16        /* a run that starts from the weights also takes this option */
+};
+
+/* Why a checkpoint is opened: to evaluate or generate; to resume the run; to start
+   another run from its weights. */
+enum { TR_LOOK, TR_RESUME, TR_INIT };
+
+enum { TR_OPEN_MIN = 1, TR_OPEN_MAX = 2 };      /* the bound itself is excluded */
+enum { TR_AS_FITS = -1, TR_ALL = INT_MAX };     /* values of a TR_SOME: auto; on */
+enum { TR_EVERY = 1 << 30 };                    /* value of a TR_SET: all names that apply */
 
 typedef struct {
-    const char *name;      /* without dashes in front; of a group: its heading */
-    int         type;      /* TR_T_... */
-    void       *to;        /* int, uint64_t, double, const char *, int (flag), int (choice: index),
-                              int (set: bits) */
+    const char *name;       /* without leading dashes; the heading of a group */
+    int         type;       /* TR_T_... */
+    void       *to;         /* int, uint64_t, double, const char *; int for a flag, a choice
+                               (its index) and a set (its bits) */
     const char *help;
-    double      min, max;  /* bounds, included; both zero: none but the type's own; TR_INF: none on this side. A flag with a max is a
-                              TR_SOME */
-    int         open;      /* reals: TR_OPEN_MIN, TR_OPEN_MAX or both exclude the bound; sets: see
-                              TR_SET */
-    const char *choices;   /* choice and set: "adagrad|sgd|adam"; of other types: more names */
-    int         keep;      /* TR_LOCAL .. */
-    int         from;      /* out: TR_FROM_... */
-    char       *own;       /* out: a text's copy; see tr_options_free */
+    double      min, max;   /* inclusive bounds. Both 0: only those of the type; TR_INF:
+                               unbounded. A flag with a max is a TR_SOME */
+    int         open;       /* real: TR_OPEN_MIN, TR_OPEN_MAX or both; set: see TR_SET */
+    const char *choices;    /* choice, set: "adagrad|sgd|adam"; other types: alternative names */
+    int         keep;       /* class: TR_LOCAL .. TR_MODEL, plus TR_LATER and TR_KEPT */
+    int         from;       /* out: TR_FROM_... */
+    char       *own;        /* out: copy of a text; see tr_options_free */
 } tr_opt;
 
 #define TR_INF HUGE_VAL
-#define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))     /* a compile error when `to` has another type */
 
-#define TR_GROUP(title)                          {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
-#define TR_INT(name, keep, to, min, max, help)   {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep, 0, NULL}
-#define TR_SIZE(name, keep, to, min, max, help)  {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, keep, 0, NULL}
-#define TR_REAL(name, keep, to, min, max, help)  {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, keep, 0, NULL}
+/* Fails to compile if `to` has another type. */
+#define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))
+
+#define TR_GROUP(title) {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
+#define TR_INT(name, keep, to, min, max, help) \
+    {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep, 0, NULL}
+#define TR_SIZE(name, keep, to, min, max, help) \
+    {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, keep, 0, NULL}
+#define TR_REAL(name, keep, to, min, max, help) \
+    {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, keep, 0, NULL}
 #define TR_REAL_OPEN(name, keep, to, open, min, max, help) \
-                                                 {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep, 0, NULL}
-#define TR_TEXT(name, keep, to, help)            {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
-#define TR_FLAG(name, keep, to, help)            {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
-/* A flag that may say how many: on (TR_ALL), off, a number, or auto (TR_AS_FITS) */
-#define TR_SOME(name, keep, to, max, help)       {name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep, 0, NULL}
-#define TR_CHOICE(name, keep, to, choices, help) {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
-/* --NAME a,c: a set of some of the names "a|b|c", as an int whose bit k is the k-th
-   name. --NAME alone means every name that applies, TR_EVERY. --NAME-a adds one name,
-   --no-NAME-a removes it. `training` holds the bits that affect training only:
-   evaluation, and a run that starts from the weights, may use other ones than the
-   checkpoint. A set without names ("") cannot be switched on; its `help` says why. */
+    {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep, 0, NULL}
+#define TR_TEXT(name, keep, to, help) \
+    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+#define TR_FLAG(name, keep, to, help) \
+    {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+
+/* A flag that also accepts a number: on (TR_ALL), off, 0 to max, or auto (TR_AS_FITS). */
+#define TR_SOME(name, keep, to, max, help) \
+    {name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep, 0, NULL}
+#define TR_CHOICE(name, keep, to, choices, help) \
+    {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
+
+/* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for
+   name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one
+   name, and --no-NAME-a removes it. `training` holds the bits that affect only
+   training: evaluation, and a run that starts from the weights, need not agree with
+   the checkpoint in those. A set without names ("") cannot be switched on; its `help`
+   says why. */
 #define TR_SET(name, keep, to, names, training, help) \
     {name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep, 0, NULL}
-/* The same with other names that the option answers to, "d-model|n-embd" */
-#define TR_SIZE_ALSO(name, also, keep, to, min, max, help)       {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, \
-    NULL}
-#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep, \
-    0, NULL}
-#define TR_TEXT_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, \
-    NULL}
-/* A list with commas, known by a max of 1; given several times on the command line: the values one after the other */
-#define TR_LIST_ALSO(name, also, keep, to, help)                 {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep, 0, \
-    NULL}
-#define TR_END                                   {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
+
+/* Options with alternative names, "d-model|n-embd". */
+#define TR_SIZE_ALSO(name, also, keep, to, min, max, help) \
+    {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, NULL}
+#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) \
+    {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep, 0, NULL}
+#define TR_TEXT_ALSO(name, also, keep, to, help) \
+    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, NULL}
+
+/* A comma-separated list. If it is given several times on the command line, the values
+   are joined. Its max of 1 distinguishes it from a text. */
+#define TR_LIST_ALSO(name, also, keep, to, help) \
+    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep, 0, NULL}
+#define TR_END {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
 
 typedef struct {
-    const char *name, *about;             /* about: one line */
-    const char *set;                      /* "name=value flag no-flag": words with single blanks between; what stands later counts */
+    const char *name, *about;       /* about: one line */
+    const char *set;                /* "name=value flag no-flag", separated by blanks; the last
+                                       of several values counts */
 } tr_preset;
 
 #define TR_PRESET_END {NULL, NULL, NULL}
 
 typedef struct {
     const char      *program, *about;
-    tr_opt          *opt;                 /* ended by TR_END */
-    const tr_preset *preset;              /* ended by TR_PRESET_END; NULL: none */
-    const char      *defaults;            /* as a preset's `set`, of the options whose default is not 0, off, none or the first choice */
-    const char      *after;               /* the help's last paragraph; NULL: none */
-    char             preset_used[64];     /* out: its name, or "" */
+    tr_opt          *opt;               /* terminated by TR_END */
+    const tr_preset *preset;            /* terminated by TR_PRESET_END; NULL if there are none */
+    const char      *defaults;          /* like `set` of a preset. An option that is not listed
+                                           is 0, off, none or its first choice */
+    const char      *after;             /* last paragraph of the help; may be NULL */
+    char             preset_used[64];   /* out: name of the preset, or "" */
 } tr_options;
 
-/* Equality of the first n characters; a dash is as good as an underscore. */
+/* Compares the first n characters of two names. Dashes and underscores are equal. */
 TR_DEF int tr_same(const char *a, const char *b, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
@@ -461,10 +578,12 @@ TR_DEF int tr_same(const char *a, const char *b, size_t n) {
     return 1;
 }
 
-/* Is the word of n characters at a the name b? */
-TR_DEF int tr_same_name(const char *a, size_t n, const char *b) { return strlen(b) == n && tr_same(a, b, n); }
+/* Nonzero if the word of n characters at a is the name b. */
+TR_DEF int tr_same_name(const char *a, size_t n, const char *b) {
+    return strlen(b) == n && tr_same(a, b, n);
+}
 
-/* The bit of a name in a TR_SET; 0: there is no such name. */
+/* Returns the bit of a name in a TR_SET, or 0 if there is no such name. */
 TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
     const char *s = p->choices;
     size_t len;
@@ -476,7 +595,8 @@ TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
     return 0;
 }
 
-/* The bit that the word "literal-rows" means in a TR_SET called literal; 0: none. */
+/* Returns the bit that the word "literal-rows" selects in a TR_SET called literal, or
+   0. */
 TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
     size_t len = strlen(p->name);
     if (p->type != TR_T_SET || n < len + 2) return 0;
@@ -484,7 +604,7 @@ TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
     return tr_set_bit(p, word + len + 1, n - len - 1);
 }
 
-/* The bits of all names of a TR_SET. */
+/* Returns the bits of all names of a TR_SET. */
 TR_DEF int tr_set_names(const tr_opt *p) {
     const char *s = p->choices;
     int n = *s != 0;
@@ -515,36 +635,40 @@ TR_DEF const tr_preset *tr_find_preset(const tr_options *o, const char *name) {
     return NULL;
 }
 
-/* Was the option given on the command line (not by a preset)? */
+/* Nonzero if the option was given on the command line itself, not by a preset. */
 TR_DEF int tr_given(const tr_options *o, const char *name) {
     const tr_opt *p = tr_find_option(o, name, strlen(name));
     return p != NULL && p->from == TR_FROM_ARGS;
 }
 
-/* Levenshtein's distance: the insertions, deletions and replacements that turn a into b. One row of the table is kept.
-   Names longer than 63 characters are as far as can be: no one mistypes those. */
+/* Returns the Levenshtein distance of a and b: the least number of insertions,
+   deletions and replacements that turn a into b. Only one row of the table is stored.
+   Names of more than 63 characters count as infinitely far apart. */
 TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     size_t row[64], i, j;
     if (na > 63 || nb > 63) return SIZE_MAX;
     for (j = 0; j <= nb; j++) row[j] = j;
     for (i = 1; i <= na; i++) {
-        size_t diagonal = row[0];                          /* row[i-1][j-1] */
+        size_t diagonal = row[0];        /* row[i - 1][j - 1] */
         row[0] = i;
         for (j = 1; j <= nb; j++) {
-            size_t best = diagonal + ((a[i-1] == '_' ? '-' : a[i-1]) != (b[j-1] == '_' ? '-' : b[j-1]));
+            size_t best = diagonal
+                          + ((a[i - 1] == '_' ? '-' : a[i - 1])
+                             != (b[j - 1] == '_' ? '-' : b[j - 1]));
             diagonal = row[j];
             if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j-1] + 1 < best) best = row[j-1] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
             row[j] = best;
         }
     }
     return row[nb];
 }
 
-/* Remembers the nearest of several candidates, if it is near enough to be a slip of the finger. */
+/* The nearest of several candidates, if it is near enough for a typing error. */
 typedef struct { const char *name; size_t len, distance; } tr_nearest;
 
-TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const char *name, size_t len) {
+TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const char *name,
+                        size_t len) {
     size_t d = tr_distance(got, got_len, name, len);
     if (d <= 1 + got_len / 3 && d < len && (best->name == NULL || d < best->distance)) {
         best->name = name;
@@ -553,7 +677,7 @@ TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const
     }
 }
 
-/* The k-th of "a|b|c": its start and length, NULL past the end. */
+/* Returns the k-th name in "a|b|c" and its length, or NULL if there are fewer names. */
 TR_DEF const char *tr_choice(const char *choices, int k, size_t *len) {
     for (;; k--, choices += *len + 1) {
         *len = strcspn(choices, "|");
@@ -562,8 +686,9 @@ TR_DEF const char *tr_choice(const char *choices, int k, size_t *len) {
     }
 }
 
-/* Strict: the whole word must be a decimal number that fits. strto* alone would take blanks, "0x10", "nan", and wrap
-   "-1" to a huge unsigned. Return 1, or 0 and leave *out alone. */
+/* Parse a word that must be a decimal number in range. The strto* functions alone
+   would accept blanks, "0x10" and "nan", and would wrap "-1" to a huge unsigned
+   number. Return 1, or return 0 and leave *out unchanged. */
 TR_DEF int tr_read_int(const char *s, int *out) {
     const char *digits = s + (s[0] == '-');
     long long v;
@@ -596,7 +721,8 @@ TR_DEF int tr_read_real(const char *s, double *out) {
     return 1;
 }
 
-/* "3,5,8" into out, at most room numbers, *n of them; no blanks, nothing empty. */
+/* Parses "3,5,8" into out, which has space for `room` numbers, and stores their count
+   in *n. Blanks and empty items are errors. */
 TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t room, size_t *n) {
     char word[24];
     uint64_t v;
@@ -617,24 +743,39 @@ TR_DEF int tr_read_flag(const char *s, int *out) {
     static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
     size_t i;
     for (i = 0; i < sizeof words / sizeof *words; i++)
-        if (strcmp(s, words[i]) == 0) { *out = (int)(i & 1); return 1; }
+        if (strcmp(s, words[i]) == 0) {
+            *out = (int)(i & 1);
+            return 1;
+        }
     return 0;
 }
 
-TR_DEF int tr_counts(const tr_opt *p) { return p->type == TR_T_FLAG && p->max > 0; }
+TR_DEF int tr_counts(const tr_opt *p) {
+    return p->type == TR_T_FLAG && p->max > 0;
+}
+
 TR_DEF int tr_read_some(const char *s, double max, int *out) {
     int n;
-    if (strcmp(s, "auto") == 0) { *out = TR_AS_FITS; return 1; }
-    if (tr_read_int(s, &n)) { *out = n; return n >= 0 && n <= max; }
+    if (strcmp(s, "auto") == 0) {
+        *out = TR_AS_FITS;
+        return 1;
+    }
+    if (tr_read_int(s, &n)) {
+        *out = n;
+        return n >= 0 && n <= max;
+    }
     if (!tr_read_flag(s, &n)) return 0;
     *out = n ? TR_ALL : 0;
     return 1;
 }
 
-/* May a value follow without "="? (Then it need not.) */
-TR_DEF int tr_may_take(const tr_opt *p) { return tr_counts(p) || p->type == TR_T_SET; }
+/* Nonzero if the next word may be the option's value, but need not be. */
+TR_DEF int tr_may_take(const tr_opt *p) {
+    return tr_counts(p) || p->type == TR_T_SET;
+}
 
-/* "a,c" in a TR_SET, or on and off. 0 for an unknown name, with the nearest one in best. */
+/* Parses "a,c", on or off as the value of a TR_SET. If a name is unknown, returns 0
+   and stores the nearest name in best. */
 TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
     const char *name;
     size_t n, len;
@@ -666,7 +807,7 @@ TR_DEF int tr_in_range(const tr_opt *p, double v) {
     return 1;
 }
 
-/* In words, what the option wants: "a whole number from 1 to 1000". */
+/* Writes the values that an option accepts, such as "a whole number from 1 to 1000". */
 TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
     char lo[32], hi[32];
     const char *s;
@@ -680,7 +821,8 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
         break;
     case TR_T_SIZE:
         snprintf(lo, sizeof lo, "%" PRIu64, bounded && p->min > 0 ? (uint64_t)p->min : (uint64_t)0);
-        snprintf(hi, sizeof hi, "%" PRIu64, bounded && p->max < 18446744073709551615.0 ? (uint64_t)p->max : UINT64_MAX);
+        snprintf(hi, sizeof hi, "%" PRIu64,
+                 bounded && p->max < 18446744073709551615.0 ? (uint64_t)p->max : UINT64_MAX);
         snprintf(out, size, "a whole number from %s to %s", lo, hi);
         break;
     case TR_T_REAL:
@@ -689,18 +831,27 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
         if (!bounded || (p->min < -DBL_MAX && p->max > DBL_MAX))
             snprintf(out, size, "a number");
         else if (p->max > DBL_MAX)
-            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MIN ? "above" : "of at least", lo);
+            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MIN ? "above" : "of at least",
+                     lo);
         else if (p->min < -DBL_MAX)
-            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MAX ? "below" : "of at most", hi);
+            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MAX ? "below" : "of at most",
+                     hi);
         else
-            snprintf(out, size, "a number %s %s %s %s", p->open & TR_OPEN_MIN ? "above" : "from", lo,
-                     p->open & TR_OPEN_MAX ? "and below" : p->open & TR_OPEN_MIN ? "and at most" : "to", hi);
+            snprintf(out, size, "a number %s %s %s %s", p->open & TR_OPEN_MIN ? "above" : "from",
+                     lo,
+                     p->open & TR_OPEN_MAX   ? "and below"
+                     : p->open & TR_OPEN_MIN ? "and at most"
+                                             : "to",
+                     hi);
         break;
     case TR_T_FLAG:
-        if (tr_counts(p)) snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
-        else snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
+        if (tr_counts(p))
+            snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
+        else
+            snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
         break;
-    case TR_T_CHOICE: case TR_T_SET:
+    case TR_T_CHOICE:
+    case TR_T_SET:
         n = (size_t)snprintf(out, size, p->type == TR_T_SET ? "on, off, or some of " : "one of ");
         for (s = p->choices; *s != 0 && n + 3 < size; s++) {
             out[n++] = *s == '|' ? ',' : *s;
@@ -708,13 +859,12 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
         }
         out[n] = 0;
         break;
-    default:
-        snprintf(out, size, "a text");
-        break;
+    default: snprintf(out, size, "a text"); break;
     }
 }
 
-/* Reads a value into an option and checks its range. Of a text a copy is kept: tr_options_free. */
+/* Parses a value, checks its range and stores it in the option. A text is copied; see
+   tr_options_free. */
 TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size) {
     char wants[256];
     int ok = 0, i = 0;
@@ -744,8 +894,10 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
     case TR_T_CHOICE:
         for (i = 0; !ok && (name = tr_choice(p->choices, i, &len)) != NULL; i++) {
             ok = strlen(value) == len && tr_same(value, name, len);
-            if (ok) *(int *)p->to = i;
-            else tr_consider(&best, value, strlen(value), name, len);
+            if (ok)
+                *(int *)p->to = i;
+            else
+                tr_consider(&best, value, strlen(value), name, len);
         }
         break;
     case TR_T_SET:
@@ -754,7 +906,9 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         if (ok) *(int *)p->to = i;
         break;
     case TR_T_TEXT:
-        len = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own ? strlen(p->own) + 1 : 0;
+        len = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own
+                  ? strlen(p->own) + 1
+                  : 0;
         copy = (char *)malloc(len + strlen(value) + 1);
         if (copy == NULL) return tr_fail(err, size, "--%s: out of memory", p->name);
         if (len) snprintf(copy, len + 1, "%s,", p->own);
@@ -764,19 +918,21 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         *(const char **)p->to = copy;
         ok = 1;
         break;
-    default:
-        break;
+    default: break;
     }
-    if (ok) { p->from = from; return 1; }
+    if (ok) {
+        p->from = from;
+        return 1;
+    }
     tr_wants(p, wants, sizeof wants);
     if (best.name != NULL)
-        return tr_fail(err, size, "--%s: got '%.80s', wants %s (did you mean %.*s?)", p->name, value, wants,
-                       (int)best.len, best.name);
+        return tr_fail(err, size, "--%s: got '%.80s', wants %s (did you mean %.*s?)", p->name,
+                       value, wants, (int)best.len, best.name);
     return tr_fail(err, size, "--%s: got '%.80s', wants %s", p->name, value, wants);
 }
 
-/* Our options and their names in nanoGPT, Hugging Face's Trainer, llama.cpp and other
-   programs. A name may be in two rows: the first row whose option this program has
+/* Names of our options in nanoGPT, the Hugging Face Trainer, llama.cpp and other
+   programs. If a name is in several rows, the first row whose option this program has
    counts. */
 static const struct { const char *ours, *theirs; } tr_foreign[] TR_UNUSED = {
     {"batch-sz",           "b|batch-size|per-device-train-batch-size"},
@@ -826,7 +982,7 @@ static const struct { const char *ours, *theirs; } tr_foreign[] TR_UNUSED = {
     {"weights",            "quantize"}
 };
 
-/* Is the word of n characters one of "a|b|c"? */
+/* Nonzero if the word of n characters is one of "a|b|c". */
 TR_DEF int tr_in_list(const char *word, size_t n, const char *list) {
     size_t len;
     for (; list != NULL; list = list[len] ? list + len + 1 : NULL) {
@@ -836,8 +992,9 @@ TR_DEF int tr_in_list(const char *word, size_t n, const char *list) {
     return 0;
 }
 
-/* The option that an unknown name means: the one that other programs call so, else the
-   shortest that begins so, else one with nearly the same spelling. NULL: none. */
+/* Returns the option that an unknown name probably means: the one that has this name
+   in other programs, or else the shortest one that begins with the name, or else one
+   with nearly the same spelling. Returns NULL if there is none. */
 TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
@@ -876,27 +1033,33 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
     for (p = o->opt; no && p->type != TR_T_END; p++)
         if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
     if (best.name != NULL)
-        return tr_fail(err, size, "--%.*s: unknown option (did you mean --no-%s?); --help lists all",
+        return tr_fail(err, size,
+                       "--%.*s: unknown option (did you mean --no-%s?); --help lists all",
                        (int)(n < 80 ? n : 80), name, best.name);
-    return tr_fail(err, size, "--%.*s: unknown option; --help lists all", (int)(n < 80 ? n : 80), name);
+    return tr_fail(err, size, "--%.*s: unknown option; --help lists all", (int)(n < 80 ? n : 80),
+                   name);
 }
 
-/* Switches one name of a TR_SET on or off; value: NULL or one of on, off, .. */
-TR_DEF int tr_set_one(tr_opt *p, const char *word, int bit, const char *value, int from,
-                      char *err, size_t size) {
+/* Switches one name of a TR_SET on or off, according to value ("on", "off", ..), which
+   may be NULL. */
+TR_DEF int tr_set_one(tr_opt *p, const char *word, int bit, const char *value, int from, char *err,
+                      size_t size) {
     int on = 1, *v = (int *)p->to;
     if (value != NULL && !tr_read_flag(value, &on))
         return tr_fail(err, size, "--%.*s: got '%.80s', wants on or off", (int)strcspn(word, "="),
                        word, value);
-    if (on) *v |= bit;
-    else *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
+    if (on)
+        *v |= bit;
+    else
+        *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
     p->from = from;
     return 1;
 }
 
-/* One option: `word` is "name", "name=value" or "no-name"; `next` the word after it or NULL. Returns how many words were
-   used (1 or 2), 0 on error. */
-TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err, size_t size) {
+/* Applies one option. word is "name", "name=value" or "no-name", and next is the
+   following word, or NULL. Returns the number of words used (1 or 2), or 0 on error. */
+TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, int from, char *err,
+                     size_t size) {
     size_t n = strcspn(word, "=");
     const char *value = word[n] == '=' ? word + n + 1 : NULL;
     tr_opt *p = tr_find_option(o, word, n);
@@ -904,7 +1067,8 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     if (p == NULL && n > 3 && tr_same(word, "no-", 3)) {
         p = tr_find_option(o, word + 3, n - 3);
         if (p != NULL && p->type != TR_T_FLAG && p->type != TR_T_SET)
-            return tr_fail(err, size, "--%.*s: --%s is no flag and cannot be switched off", (int)n, word, p->name);
+            return tr_fail(err, size, "--%.*s: --%s is no flag and cannot be switched off", (int)n,
+                           word, p->name);
         if (p != NULL && value != NULL)
             return tr_fail(err, size, "--no-%s: takes no value, got '%.80s'", p->name, value);
         if (p != NULL && tr_set_member(p, word + 3, n - 3))
@@ -921,12 +1085,15 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     tr_wants(p, wants, sizeof wants);
     if (next == NULL) return tr_fail(err, size, "--%s: got nothing, wants %s", p->name, wants);
     if (next[0] == '-' && next[1] == '-')
-        return tr_fail(err, size, "--%s: got the option '%.80s', wants %s (if it is meant as the value, write --%s=%.80s)",
-                       p->name, next, wants, p->name, next);
+        return tr_fail(
+            err, size,
+            "--%s: got the option '%.80s', wants %s (if it is meant as the value, write --%s=%.80s)",
+            p->name, next, wants, p->name, next);
     return tr_set(p, next, from, err, size) ? 2 : 0;
 }
 
-/* Options from a line "name=value flag no-flag". Those that have their value from a higher authority keep it. */
+/* Applies the options in a line "name=value flag no-flag". An option whose value comes
+   from a source of higher precedence keeps that value. */
 TR_DEF int tr_apply(const tr_options *o, const char *line, int from, char *err, size_t size) {
     char word[256];
     size_t n;
@@ -946,12 +1113,13 @@ TR_DEF int tr_apply(const tr_options *o, const char *line, int from, char *err, 
 
 TR_DEF int tr_apply_preset(tr_options *o, const tr_preset *preset, char *err, size_t size) {
     char why[TR_ERR];
-    if (!tr_apply(o, preset->set, TR_FROM_PRESET, why, sizeof why)) return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+    if (!tr_apply(o, preset->set, TR_FROM_PRESET, why, sizeof why))
+        return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
     snprintf(o->preset_used, sizeof o->preset_used, "%s", preset->name);
     return 1;
 }
 
-/* Every option as it is when nothing is given. */
+/* Resets every option to its default. */
 TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
     char why[TR_ERR];
     tr_opt *p;
@@ -959,14 +1127,22 @@ TR_DEF int tr_reset(tr_options *o, char *err, size_t size) {
     for (p = o->opt; p->type != TR_T_END; p++) {
         p->from = TR_FROM_DEFAULT;
         switch (p->type) {
-        case TR_T_INT: case TR_T_FLAG: case TR_T_CHOICE: case TR_T_SET: *(int *)p->to = 0; break;
+        case TR_T_INT:
+        case TR_T_FLAG:
+        case TR_T_CHOICE:
+        case TR_T_SET: *(int *)p->to = 0; break;
         case TR_T_SIZE: *(uint64_t *)p->to = 0; break;
         case TR_T_REAL: *(double *)p->to = 0; break;
-        case TR_T_TEXT: *(const char **)p->to = NULL; free(p->own); p->own = NULL; break;
+        case TR_T_TEXT:
+            *(const char **)p->to = NULL;
+            free(p->own);
+            p->own = NULL;
+            break;
         default: break;
         }
     }
-    if (!tr_apply(o, o->defaults, TR_FROM_DEFAULT, why, sizeof why)) return tr_fail(err, size, "option table: the defaults: %.900s", why);
+    if (!tr_apply(o, o->defaults, TR_FROM_DEFAULT, why, sizeof why))
+        return tr_fail(err, size, "option table: the defaults: %.900s", why);
     return 1;
 }
 
@@ -988,9 +1164,12 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     if (p != NULL) return tr_apply_preset(o, p, err, size);
     if (o->preset == NULL || o->preset->name == NULL)
         return tr_fail(err, size, "--preset: got '%.80s', but this program has no presets", name);
-    for (p = o->preset; p->name != NULL; p++) tr_consider(&best, name, strlen(name), p->name, strlen(p->name));
+    for (p = o->preset; p->name != NULL; p++)
+        tr_consider(&best, name, strlen(name), p->name, strlen(p->name));
     if (best.name != NULL)
-        tr_fail(err, size, "--preset: got '%.80s', no such preset (did you mean %s?); there are:", name, best.name);
+        tr_fail(err, size,
+                "--preset: got '%.80s', no such preset (did you mean %s?); there are:", name,
+                best.name);
     else
         tr_fail(err, size, "--preset: got '%.80s', no such preset; there are:", name);
     for (p = o->preset; p->name != NULL && err != NULL; p++) {
@@ -1000,7 +1179,7 @@ TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t s
     return 0;
 }
 
-/* The value of a TR_SET: "true", "false" or its names with commas between. */
+/* Writes the value of a TR_SET: "true", "false" or its names, separated by commas. */
 TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
     const char *name;
     size_t len, at = 0;
@@ -1012,29 +1191,36 @@ TR_DEF void tr_set_text(const tr_opt *p, char out[64]) {
     }
 }
 
-/* The present value as text, as JSON writes it but without the quotes; text options give "" (they have their own path). */
+/* Writes the current value as in JSON, but without quotes. For a text option, writes
+   "". */
 TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     size_t len = 0;
     const char *s;
     out[0] = 0;
     switch (p->type) {
-    case TR_T_INT:    snprintf(out, 64, "%d", *(int *)p->to); break;
-    case TR_T_SIZE:   snprintf(out, 64, "%" PRIu64, *(uint64_t *)p->to); break;
-    case TR_T_REAL:   tr_number(out, *(double *)p->to); break;
-    case TR_T_FLAG:   if (tr_counts(p) && *(int *)p->to == TR_AS_FITS) strcpy(out, "auto");
-                      else if (tr_counts(p) && *(int *)p->to && *(int *)p->to != TR_ALL) snprintf(out, 64, "%d", *(int *)p->to);
-                      else strcpy(out, *(int *)p->to ? "true" : "false");
-                      break;
-    case TR_T_CHOICE: s = *(int *)p->to < 0 ? NULL : tr_choice(p->choices, *(int *)p->to, &len);
-                      if (s != NULL) snprintf(out, 64, "%.*s", (int)(len < 63 ? len : 63), s);
-                      break;
-    case TR_T_SET:    tr_set_text(p, out); break;
-    default:          break;
+    case TR_T_INT: snprintf(out, 64, "%d", *(int *)p->to); break;
+    case TR_T_SIZE: snprintf(out, 64, "%" PRIu64, *(uint64_t *)p->to); break;
+    case TR_T_REAL: tr_number(out, *(double *)p->to); break;
+    case TR_T_FLAG:
+        if (tr_counts(p) && *(int *)p->to == TR_AS_FITS)
+            strcpy(out, "auto");
+        else if (tr_counts(p) && *(int *)p->to && *(int *)p->to != TR_ALL)
+            snprintf(out, 64, "%d", *(int *)p->to);
+        else
+            strcpy(out, *(int *)p->to ? "true" : "false");
+        break;
+    case TR_T_CHOICE:
+        s = *(int *)p->to < 0 ? NULL : tr_choice(p->choices, *(int *)p->to, &len);
+        if (s != NULL) snprintf(out, 64, "%.*s", (int)(len < 63 ? len : 63), s);
+        break;
+    case TR_T_SET: tr_set_text(p, out); break;
+    default: break;
     }
 }
 
-/* Checks the table itself: no name twice, no reserved name, defaults within their bounds, every preset readable. It runs
-   at the head of tr_parse, so that a slip in a table shows at the first start and not when the preset is used. */
+/* Checks the option table itself: no name occurs twice or is reserved, defaults are in
+   range, and all presets can be parsed. tr_parse calls this first, so a mistake in a
+   table shows at the first start and not when a preset is used. */
 TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     const tr_opt *p, *q;
     const tr_preset *preset;
@@ -1044,22 +1230,37 @@ TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     for (p = o->opt; p->type != TR_T_END; p++) {
         if (p->type == TR_T_GROUP) continue;
         n = strlen(p->name);
-        if (tr_same_name(p->name, n, "help") || tr_same_name(p->name, n, "preset") || n == 0 || n > 63)
-            return tr_fail(err, size, "option table: the name '%.80s' is reserved, empty or too long", p->name);
+        if (tr_same_name(p->name, n, "help") || tr_same_name(p->name, n, "preset") || n == 0
+            || n > 63)
+            return tr_fail(err, size,
+                           "option table: the name '%.80s' is reserved, empty or too long",
+                           p->name);
         for (q = p + 1; q->type != TR_T_END; q++)
             if (q->type != TR_T_GROUP && tr_same_name(p->name, n, q->name))
                 return tr_fail(err, size, "option table: --%s stands twice", p->name);
-        if (p->type == TR_T_INT)    ok = tr_in_range(p, (double)*(int *)p->to);
-        if (p->type == TR_T_SIZE)   ok = tr_in_range(p, (double)*(uint64_t *)p->to);
-        if (p->type == TR_T_REAL)   ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
-        if (p->type == TR_T_CHOICE) { tr_value(p, text); ok = text[0] != 0; }
-        if (!ok) return tr_fail(err, size, "option table: the default of --%s is out of its range", p->name);
+        if (p->type == TR_T_INT) ok = tr_in_range(p, (double)*(int *)p->to);
+        if (p->type == TR_T_SIZE) ok = tr_in_range(p, (double)*(uint64_t *)p->to);
+        if (p->type == TR_T_REAL)
+            ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
+        if (p->type == TR_T_CHOICE) {
+            tr_value(p, text);
+            ok = text[0] != 0;
+        }
+        if (!ok)
+            return tr_fail(err, size, "option table: the default of --%s is out of its range",
+                           p->name);
     }
     for (preset = o->preset; preset != NULL && preset->name != NULL; preset++) {
         const char *line = preset->set;
-        if (strlen(preset->name) >= sizeof o->preset_used) return tr_fail(err, size, "preset %.80s: the name is too long", preset->name);
+        if (strlen(preset->name) >= sizeof o->preset_used)
+            return tr_fail(err, size, "preset %.80s: the name is too long", preset->name);
         for (; line != NULL && *(line += strspn(line, " ")) != 0; line += n) {
-            union { int i; uint64_t u; double d; const char *s; } scratch;         /* read, but do not set */
+            union {
+                int i;
+                uint64_t u;
+                double d;
+                const char *s;
+            } scratch;          /* values are parsed into this and discarded */
             char word[256];
             tr_opt one[2], end = TR_END;
             tr_options only = *o;
@@ -1067,7 +1268,8 @@ TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
             n = strcspn(line, " ");
             snprintf(word, sizeof word, "%.*s", (int)(n < 255 ? n : 255), line);
             hit = tr_find_option(o, word, strcspn(word, "="));
-            if (hit == NULL && tr_same(word, "no-", 3)) hit = tr_find_option(o, word + 3, strlen(word + 3));
+            if (hit == NULL && tr_same(word, "no-", 3))
+                hit = tr_find_option(o, word + 3, strlen(word + 3));
             one[0] = end;
             if (hit != NULL) {
                 memset(&scratch, 0, sizeof scratch);
@@ -1086,7 +1288,8 @@ TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
     return 1;
 }
 
-/* Appends `text` word by word; a line that would pass `width` goes on below, at column `at`. The cursor stands at `at`. */
+/* Appends text, wrapped at `width` columns. Continuation lines begin at column `at`,
+   where the cursor must already be. */
 TR_DEF void tr_wrap(tr_buf *b, const char *text, size_t at, size_t width) {
     size_t column = at, n;
     while (*(text += strspn(text, " ")) != 0) {
@@ -1096,7 +1299,10 @@ TR_DEF void tr_wrap(tr_buf *b, const char *text, size_t at, size_t width) {
             tr_buf_fill(b, ' ', at);
             column = at;
         }
-        if (column > at) { tr_buf_puts(b, " "); column++; }
+        if (column > at) {
+            tr_buf_puts(b, " ");
+            column++;
+        }
         tr_buf_put(b, text, n);
         column += n;
         text += n;
@@ -1104,7 +1310,8 @@ TR_DEF void tr_wrap(tr_buf *b, const char *text, size_t at, size_t width) {
     tr_buf_puts(b, "\n");
 }
 
-/* Columns of the terminal behind a file descriptor; 0 when it is none. */
+/* Returns the number of columns of the terminal at a file descriptor, or 0 if it is
+   not a terminal. */
 TR_DEF size_t tr_columns(int fd) {
     struct winsize w;
     memset(&w, 0, sizeof w);
@@ -1113,10 +1320,12 @@ TR_DEF size_t tr_columns(int fd) {
     return 80;
 }
 
-#define TR_HELP_DEFAULT 12     /* widest default that gets a place in its column; longer ones push the text down */
+/* Widest value that fits in the default column. After a longer one, the text begins on
+   the next line. */
+#define TR_HELP_DEFAULT 12
 
-TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const char *text, size_t name_col,
-                        size_t value_col, size_t width) {
+TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const char *text,
+                        size_t name_col, size_t value_col, size_t width) {
     size_t at = 2 + name_col + 2 + value_col + 2;
     tr_buf_puts(b, "  ");
     tr_buf_puts(b, name);
@@ -1131,13 +1340,14 @@ TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const ch
     tr_wrap(b, text, at, width);
 }
 
-/* Writes the help text into b. The "default" column shows present values: after --preset NAME, the preset's. */
+/* Appends the help text to b. The "default" column shows current values: those of the
+   preset after --preset NAME. */
 TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME", " [NAMES]"};
     const char *head = o->preset_used[0] ? "value" : "default";
     const tr_preset *preset;
     const tr_opt *p;
-    size_t name_col = 13, value_col = strlen(head), n;          /* 13: "--preset NAME" */
+    size_t name_col = 13, value_col = strlen(head), n;        /* 13: "--preset NAME" */
     char name[96], value[64];
     tr_buf text;
     memset(&text, 0, sizeof text);
@@ -1146,25 +1356,32 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
         n = 2 + strlen(p->name) + strlen(word[p->type]);
         if (n > name_col) name_col = n;
         tr_value(p, value);
-        n = p->type == TR_T_TEXT && *(const char **)p->to != NULL ? strlen(*(const char **)p->to) : strlen(value);
+        n = p->type == TR_T_TEXT && *(const char **)p->to != NULL ? strlen(*(const char **)p->to)
+                                                                  : strlen(value);
         if (n > value_col && n <= TR_HELP_DEFAULT) value_col = n;
     }
     tr_buf_puts(b, "usage: ");
     tr_buf_puts(b, o->program);
-    tr_buf_puts(b, o->preset != NULL ? " [--preset NAME] [--option value ...]\n\n" : " [--option value ...]\n\n");
-    if (o->about != NULL) { tr_wrap(b, o->about, 0, width); tr_buf_puts(b, "\n"); }
+    tr_buf_puts(b, o->preset != NULL ? " [--preset NAME] [--option value ...]\n\n"
+                                     : " [--option value ...]\n\n");
+    if (o->about != NULL) {
+        tr_wrap(b, o->about, 0, width);
+        tr_buf_puts(b, "\n");
+    }
     if (o->preset_used[0]) {
         tr_buf_puts(b, "Values are those of --preset ");
         tr_buf_puts(b, o->preset_used);
         tr_buf_puts(b, ".\n\n");
     }
     tr_help_row(b, "option", head, "meaning", name_col, value_col, width);
-    tr_help_row(b, "--help", "", "print this and stop; with --preset NAME, show that preset's values", name_col, value_col,
-                width);
+    tr_help_row(b, "--help", "",
+                "print this and stop; with --preset NAME, show that preset's values", name_col,
+                value_col, width);
     if (o->preset != NULL)
-        tr_help_row(b, "--preset NAME", o->preset_used[0] ? "" : "-",
-                    "start from the settings of a preset (list below); options given beside it override it", name_col,
-                    value_col, width);
+        tr_help_row(
+            b, "--preset NAME", o->preset_used[0] ? "" : "-",
+            "start from the settings of a preset (list below); options given beside it override it",
+            name_col, value_col, width);
     for (p = o->opt; p->type != TR_T_END; p++) {
         const char *shown = value, *takes;
         if (p->type == TR_T_GROUP) {
@@ -1215,50 +1432,74 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
             tr_wrap(b, preset->about != NULL ? preset->about : "", name_col + 4, width);
         }
     }
-    if (o->after != NULL) { tr_buf_puts(b, "\n"); tr_wrap(b, o->after, 0, width); }
+    if (o->after != NULL) {
+        tr_buf_puts(b, "\n");
+        tr_wrap(b, o->after, 0, width);
+    }
     if (text.oom) b->oom = 1;
     tr_buf_free(&text);
 }
 
-/* Reads the command line. Returns 1: go on; 0: an error, told in err (print it and exit with 2); 2: the help was printed
-   to standard output (exit with 0). */
+/* Parses the command line. Returns 1 if the program should continue; 0 on error, with
+   the message in err, to be printed before exiting with status 2; 2 if the help was
+   printed to standard output, to exit with status 0. */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
     int i, used, help = 0;
     const char *preset = NULL;
     tr_opt *p, *flag = NULL;
     if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
-    /* Two passes over the same words: the first only looks for --preset and --help, and must step over values. */
+    /* The first of two passes looks only for --preset and --help; it has to skip
+       values. */
     for (i = 1; i < argc; i += used) {
         const char *word = argv[i] + 2;
         size_t n;
         used = 1;
-        if (strcmp(argv[i], "-h") == 0) { help = 1; continue; }     /* the one short option, by custom */
+        if (strcmp(argv[i], "-h") == 0) {       /* the only short option, by convention */
+            help = 1;
+            continue;
+        }
         if (argv[i][0] != '-' || argv[i][1] != '-' || argv[i][2] == 0) {
             if (flag != NULL)
-                return tr_fail(err, size, "--%s: a flag takes no value, got '%.80s' (write --%s, --no-%s or --%s=off)",
-                               flag->name, argv[i], flag->name, flag->name, flag->name);
+                return tr_fail(
+                    err, size,
+                    "--%s: a flag takes no value, got '%.80s' (write --%s, --no-%s or --%s=off)",
+                    flag->name, argv[i], flag->name, flag->name, flag->name);
             if (argv[i][0] == '-') {
                 size_t len = strcspn(argv[i] + 1, "=");
                 const tr_opt *exact = tr_find_option(o, argv[i] + 1, len);
                 const char *meant = exact != NULL ? exact->name : tr_meant(o, argv[i] + 1, len);
                 if (meant != NULL)
-                    return tr_fail(err, size, "%.80s: unknown option (did you mean --%s?); "
-                                   "--help lists all", argv[i], meant);
+                    return tr_fail(err, size,
+                                   "%.80s: unknown option (did you mean --%s?); "
+                                   "--help lists all",
+                                   argv[i], meant);
             }
-            return tr_fail(err, size, "got '%.80s' where an option belongs; options begin with --, and --help lists them",
-                           argv[i]);
+            return tr_fail(
+                err, size,
+                "got '%.80s' where an option belongs; options begin with --, and --help lists them",
+                argv[i]);
         }
         flag = NULL;
         n = strcspn(word, "=");
-        if (tr_same_name(word, n, "help")) { help = 1; continue; }
+        if (tr_same_name(word, n, "help")) {
+            help = 1;
+            continue;
+        }
         if (tr_same_name(word, n, "preset")) {
-            if (word[n] == '=') preset = word + n + 1;
-            else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) { preset = argv[i + 1]; used = 2; }
-            else return tr_fail(err, size, "--preset: got nothing, wants the name of a preset; --help lists them");
+            if (word[n] == '=')
+                preset = word + n + 1;
+            else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
+                preset = argv[i + 1];
+                used = 2;
+            } else
+                return tr_fail(
+                    err, size,
+                    "--preset: got nothing, wants the name of a preset; --help lists them");
             continue;
         }
         p = tr_find_option(o, word, n);
-        if (p == NULL && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
+        if (p == NULL
+            && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
             return tr_unknown_option(o, word, n, err, size);
         if (p != NULL && p->type == TR_T_FLAG && !tr_counts(p) && word[n] != '=') flag = p;
         if (p != NULL && (p->type != TR_T_FLAG || tr_counts(p)) && !tr_set_member(p, word, n)
@@ -1278,45 +1519,59 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
     }
     for (i = 1; i < argc; i += used) {
         const char *word = argv[i] + 2;
-        if (tr_same_name(word, strcspn(word, "="), "preset")) { used = strchr(word, '=') != NULL ? 1 : 2; continue; }
+        if (tr_same_name(word, strcspn(word, "="), "preset")) {
+            used = strchr(word, '=') != NULL ? 1 : 2;
+            continue;
+        }
         used = tr_option(o, word, i + 1 < argc ? argv[i + 1] : NULL, TR_FROM_ARGS, err, size);
         if (!used) return 0;
     }
     return 1;
 }
 
-/* An option that counts only where something else is so. Who gives one elsewhere expects something of it, and is told; but who gives 0 or
-   off expects nothing. */
+/* An option that has an effect only if a condition holds. Giving it otherwise is an
+   error, unless its value is 0 or off. */
 typedef struct tr_only { const char *name; int counts; const char *with; } tr_only;
-TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char *err, size_t size) {
+
+TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char *err,
+                        size_t size) {
     char value[64];
     size_t i;
     for (i = 0; i < n; i++) {
         const tr_opt *p = tr_find_option(o, only[i].name, strlen(only[i].name));
         if (p == NULL || p->from != TR_FROM_ARGS || only[i].counts) continue;
         tr_value(p, value);
-        if (p->type != TR_T_TEXT && p->type != TR_T_CHOICE && (strcmp(value, "0") == 0 || strcmp(value, "false") == 0)) continue;
-        return tr_fail(err, size, "--%s would change nothing: it is for %s", only[i].name, only[i].with);
+        if (p->type != TR_T_TEXT && p->type != TR_T_CHOICE
+            && (strcmp(value, "0") == 0 || strcmp(value, "false") == 0))
+            continue;
+        return tr_fail(err, size, "--%s would change nothing: it is for %s", only[i].name,
+                       only[i].with);
     }
     return 1;
 }
 
-/* Is this value of the option a string in JSON? */
+/* Nonzero if this value of the option is a string in JSON. */
 TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
     if (p->type == TR_T_SET) return strcmp(value, "true") != 0 && strcmp(value, "false") != 0;
-    return p->type == TR_T_TEXT || p->type == TR_T_CHOICE || (tr_counts(p) && strcmp(value, "auto") == 0);
+    return p->type == TR_T_TEXT || p->type == TR_T_CHOICE
+           || (tr_counts(p) && strcmp(value, "auto") == 0);
 }
-/* A value as JSON. */
+
+/* Appends the option's value as JSON. */
 TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     char value[64];
     tr_value(p, value);
-    if (p->type == TR_T_TEXT)        tr_json_string(b, *(const char **)p->to);
-    else if (tr_quoted(p, value))    tr_json_string(b, value);
-    else                             tr_buf_puts(b, value);
+    if (p->type == TR_T_TEXT)
+        tr_json_string(b, *(const char **)p->to);
+    else if (tr_quoted(p, value))
+        tr_json_string(b, value);
+    else
+        tr_buf_puts(b, value);
 }
 
-/* Options as one JSON object, the preset's name included: kept = 0 all, for the log; 1 those that a checkpoint holds. The
-   caller frees it; NULL when memory is short. */
+/* Returns all options and the name of the preset as one JSON object; with kept = 1,
+   only the options that a checkpoint stores. The caller frees it. NULL if memory runs
+   out. */
 TR_DEF char *tr_options_json(const tr_options *o, int kept) {
     tr_buf b;
     const tr_opt *p;
@@ -1331,16 +1586,23 @@ TR_DEF char *tr_options_json(const tr_options *o, int kept) {
         tr_json_value(&b, p);
     }
     tr_buf_puts(&b, "}");
-    if (b.oom) { tr_buf_free(&b); return NULL; }
+    if (b.oom) {
+        tr_buf_free(&b);
+        return NULL;
+    }
     return b.s;
 }
 
-/* What tr_options_adopt has to tell. Text for people: "--lr 0.03 (0.003), --steps 900 (800)"; "" when there is nothing. */
+/* The result of tr_options_adopt, as text such as "--lr 0.03 (0.003), --steps 900
+   (800)", or "" if there is nothing to report. */
 typedef struct {
-    tr_buf changed;        /* options of class TR_FREE that were given, and are not the checkpoint's: the value (and the checkpoint's) */
-    tr_buf json;           /* the same as JSON: {"lr":[0.003,0.03],..}, the checkpoint's value first */
-    tr_buf given;          /* options that the checkpoint lacks, and that were given */
-    tr_buf missing;        /* options that it lacks, and that were not: training must not go on with mere defaults */
+    tr_buf changed;     /* TR_FREE options that were given and differ from the checkpoint:
+                           the value (and the checkpoint's) */
+    tr_buf json;        /* the same as JSON, {"lr":[0.003,0.03],..}, the checkpoint's value
+                           first */
+    tr_buf given;       /* options that the checkpoint lacks and that were given */
+    tr_buf missing;     /* options that the checkpoint lacks and that were not given: training
+                           must not resume with mere defaults */
 } tr_adopted;
 
 TR_DEF void tr_adopted_free(tr_adopted *a) {
@@ -1350,9 +1612,9 @@ TR_DEF void tr_adopted_free(tr_adopted *a) {
     tr_buf_free(&a->missing);
 }
 
-/* A TR_SET in a checkpoint that holds a flag for each of its names,
-   "literal-rows":true, ..: the list of those that are on, or "false". Returns as
-   tr_json_find: 1, 0 (there is no such flag), -1. */
+/* For a checkpoint that stores a flag for each name of a TR_SET, "literal-rows":true,
+   ..: writes the names that are on, or "false". Returns 1, 0 if there is no such flag,
+   or -1 if the checkpoint is malformed. */
 TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t size) {
     char key[160], text[16];
     const char *name;
@@ -1371,7 +1633,8 @@ TR_DEF int tr_find_flags(const tr_opt *p, const char *json, char *list, size_t s
     return some;
 }
 
-/* Is a TR_SET as in the checkpoint? `all` compares also what only training depends on. */
+/* Nonzero if a TR_SET agrees with the checkpoint. `all` includes the bits that affect
+   only training. */
 TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     tr_nearest none = {NULL, 0, 0};
     int here = *(int *)p->to, theirs;
@@ -1381,10 +1644,12 @@ TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     return ((here ^ theirs) & ~(all ? 0 : p->open)) == 0;
 }
 
-/* On resume: gives each option that is not TR_LOCAL the checkpoint's value, or keeps the one that was given, or refuses, as
-   its class says (see the manual). A preset counts as giving its options. why_opened: TR_LOOK, TR_RESUME or TR_INIT. `json` is what
-   tr_options_json wrote. */
-TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_adopted *a, char *err, size_t size) {
+/* Takes options from a checkpoint. json is the object written by tr_options_json;
+   why_opened is TR_LOOK, TR_RESUME or TR_INIT. An option that is not TR_LOCAL gets the
+   checkpoint's value, keeps the value that was given, or causes an error, depending on
+   its class: see "Resuming" in the manual. An option in the preset counts as given. */
+TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_adopted *a,
+                            char *err, size_t size) {
     char saved[4096], here[64], why[TR_ERR];
     const char *now;
     tr_opt *p;
@@ -1395,7 +1660,11 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         if (why_opened == TR_INIT && keep != TR_MODEL && !(p->keep & TR_KEPT)) continue;
         found = tr_json_find(json, p->name, saved, sizeof saved);
         if (found == 0 && p->type == TR_T_SET) found = tr_find_flags(p, json, saved, sizeof saved);
-        if (found < 0) { tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)", p->name); goto bad; }
+        if (found < 0) {
+            tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)",
+                    p->name);
+            goto bad;
+        }
         if (found == 0) {
             tr_buf *list = given ? &a->given : &a->missing;
             if (keep == TR_HINT || (p->keep & TR_LATER) || why_opened == TR_INIT) continue;
@@ -1405,7 +1674,11 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         }
         none = p->type == TR_T_TEXT && strcmp(saved, "null") == 0;
         if (!given) {
-            if (none) { *(const char **)p->to = NULL; p->from = TR_FROM_CHECKPOINT; continue; }
+            if (none) {
+                *(const char **)p->to = NULL;
+                p->from = TR_FROM_CHECKPOINT;
+                continue;
+            }
             if (tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why)) continue;
             tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
             goto bad;
@@ -1416,10 +1689,15 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         if (p->type == TR_T_SET && tr_set_agrees(p, saved, why_opened == TR_RESUME)) continue;
         if (keep == TR_HINT || (why_opened != TR_RESUME && keep != TR_MODEL)) continue;
         if (keep != TR_FREE) {
-            tr_fail(err, size, "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to %s", p->name,
-                    now != NULL ? now : "none", p->from == TR_FROM_PRESET ? "--preset " : "the command line",
-                    p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved, p->from == TR_FROM_PRESET ? "--preset" : "it",
-                    why_opened == TR_INIT ? "begin with its weights" : "continue that run, or name another checkpoint file");
+            tr_fail(
+                err, size,
+                "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to %s",
+                p->name, now != NULL ? now : "none",
+                p->from == TR_FROM_PRESET ? "--preset " : "the command line",
+                p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved,
+                p->from == TR_FROM_PRESET ? "--preset" : "it",
+                why_opened == TR_INIT ? "begin with its weights"
+                                      : "continue that run, or name another checkpoint file");
             goto bad;
         }
         tr_buf_puts(&a->changed, a->changed.n ? ", --" : "--");
@@ -1432,16 +1710,23 @@ TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_
         tr_buf_puts(&a->json, a->json.n ? "," : "{");
         tr_json_string(&a->json, p->name);
         tr_buf_puts(&a->json, ":[");
-        if (none) tr_buf_puts(&a->json, "null");
-        else if (tr_quoted(p, saved)) tr_json_string(&a->json, saved);
-        else tr_buf_puts(&a->json, saved);
+        if (none)
+            tr_buf_puts(&a->json, "null");
+        else if (tr_quoted(p, saved))
+            tr_json_string(&a->json, saved);
+        else
+            tr_buf_puts(&a->json, saved);
         tr_buf_puts(&a->json, ",");
         tr_json_value(&a->json, p);
         tr_buf_puts(&a->json, "]");
     }
     if (a->json.n) tr_buf_puts(&a->json, "}");
-    if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) { tr_fail(err, size, "out of memory"); goto bad; }
-    if (why_opened != TR_INIT && !o->preset_used[0] && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1
+    if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) {
+        tr_fail(err, size, "out of memory");
+        goto bad;
+    }
+    if (why_opened != TR_INIT && !o->preset_used[0]
+        && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1
         && strcmp(saved, "null") != 0)
         strcpy(o->preset_used, saved);
     return 1;
@@ -1450,26 +1735,30 @@ bad:
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>files  Whole writes, and directories. */
 
-/* write(2) until all is written. Our signals interrupt system calls (no SA_RESTART), hence EINTR; stdio would lose bytes
-   there. Returns 0 with errno set. */
+// >>files: replacing whole files, exclusive access, appending, directories --------------
+
+/* Calls write(2) until everything is written. It restarts after EINTR, because our
+   signal handlers interrupt system calls (no SA_RESTART); stdio would lose data then.
+   Returns 0 with errno set. */
 TR_DEF int tr_write_all(int fd, const void *bytes, size_t n) {
     const char *p = (const char *)bytes;
     while (n > 0) {
         ssize_t k = write(fd, p, n);
         if (k < 0 && errno == EINTR) continue;
         if (k < 0) return 0;
-        if (k == 0) { errno = ENOSPC; return 0; }
+        if (k == 0) {
+            errno = ENOSPC;
+            return 0;
+        }
         p += k;
         n -= (size_t)k;
     }
     return 1;
 }
 
-/* Removes an open file. POSIX: before it is closed, so that no other process locks it in
-   between. Windows removes only closed files. */
+/* Removes an open file. On POSIX, this happens before the file is closed, so that no
+   other process can lock it in between. Windows removes only closed files. */
 TR_DEF void tr_unlink_open(const char *path, int *fd) {
 #ifdef _WIN32
     if (*fd >= 0) close(*fd);
@@ -1480,9 +1769,10 @@ TR_DEF void tr_unlink_open(const char *path, int *fd) {
     unlink(path);
 }
 
-/* For the start of main. A closed standard stream would give its number to the next file,
-   and prints would go into that. It is opened so that reads and writes fail: lost output
-   stays an error. (Windows reserves the three numbers.) */
+/* Call this at the start of main. If a standard stream is closed, the next file that
+   is opened would get its number and receive the program's output. Here the stream is
+   opened such that reads and writes fail, so lost output remains an error. (Windows
+   reserves the three numbers.) */
 TR_DEF void tr_standard_streams(void) {
 #ifndef _WIN32
     int fd;
@@ -1493,7 +1783,8 @@ TR_DEF void tr_standard_streams(void) {
 #endif
 }
 
-/* "dir/." of "dir/name", "." of "name". The caller frees it; NULL: out of memory. */
+/* Returns "dir/." for "dir/name", and "." for "name". The caller frees it. NULL if
+   memory runs out. */
 TR_DEF char *tr_dir_of(const char *path) {
     const char *slash = strrchr(path, '/');
     size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
@@ -1504,7 +1795,7 @@ TR_DEF char *tr_dir_of(const char *path) {
     return dir;
 }
 
-/* The longest name that a file in the directory of `path` may have. */
+/* Returns the maximum length of a file name in the directory of path. */
 TR_DEF size_t tr_name_max(const char *path) {
     long n = -1;
 #ifndef _WIN32
@@ -1517,8 +1808,9 @@ TR_DEF size_t tr_name_max(const char *path) {
     return n > 0 ? (size_t)n : 255;
 }
 
-/* The path of a file next to another: its name, then the mark. In a name that would be
-   too long a hash replaces the end. The caller frees it; NULL: out of memory. */
+/* Returns the path of a file next to another one: its name followed by mark. If the
+   name would be too long, a hash replaces its end. The caller frees it. NULL if memory
+   runs out. */
 TR_DEF char *tr_beside(const char *path, const char *mark) {
     const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
     size_t dir = (size_t)(name - path), n = strlen(name), k = strlen(mark);
@@ -1528,14 +1820,15 @@ TR_DEF char *tr_beside(const char *path, const char *mark) {
     if (n + k > most && most > k + 16) {
         snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
         n = most - k - strlen(hash);
-        while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;   /* whole characters */
+        /* whole characters only */
+        while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;
     }
     snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
     return out;
 }
 
-/* The file behind a chain of symbolic links; it need not exist. The caller frees it; NULL
-   with errno set. (realpath is not in base POSIX.) */
+/* Returns the file at the end of a chain of symbolic links; it need not exist. The
+   caller frees it. NULL with errno set on failure. (realpath is not in base POSIX.) */
 TR_DEF char *tr_behind_links(const char *path) {
     size_t room = strlen(path) + 4097, dir;
     char *here = (char *)malloc(room), *next;
@@ -1546,15 +1839,21 @@ TR_DEF char *tr_behind_links(const char *path) {
     strcpy(here, path);
     for (hops = 0; hops < 40; hops++) {
         n = readlink(here, link, sizeof link - 1);
-        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;       /* no link */
-        if (n < 0) { free(here); return NULL; }
+        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;        /* not a link */
+        if (n < 0) {
+            free(here);
+            return NULL;
+        }
         link[n] = 0;
         next = strrchr(here, '/');
         /* a relative link starts from its own directory */
         dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;
         if (dir + (size_t)n >= room) {
             next = (char *)realloc(here, dir + sizeof link);
-            if (next == NULL) { free(here); return NULL; }
+            if (next == NULL) {
+                free(here);
+                return NULL;
+            }
             here = next;
             room = dir + sizeof link;
         }
@@ -1565,9 +1864,10 @@ TR_DEF char *tr_behind_links(const char *path) {
     return NULL;
 }
 
-/* Locks an open file until this process closes any descriptor of it, or ends. 1: locked.
-   0: another process has the lock; *pid is that process, or 0 where the system does not
-   say. -1: this file system has no locks. */
+/* Locks an open file until this process closes any descriptor of it, or ends. Returns
+   1 if the file is locked, 0 if another process holds the lock, and -1 if the file
+   system does not support locks. *pid becomes the process that holds the lock, or 0 if
+   it is unknown. */
 TR_DEF int tr_lock(int fd, long *pid) {
 #ifdef _WIN32
     *pid = 0;
@@ -1585,9 +1885,9 @@ TR_DEF int tr_lock(int fd, long *pid) {
 #endif
 }
 
-/* Opens a new file and locks it. A plain file of that name that no process has locked
-   is what a killed process left, and is removed. -1 with errno; EEXIST: the name is in
-   use. */
+/* Creates a new file and locks it. An existing regular file that no process has locked
+   was left behind by a killed process, and is removed. Returns -1 with errno set on
+   failure; EEXIST means that the name is in use. */
 TR_DEF int tr_open_new(const char *path, int mode) {
     struct stat st;
     long pid;
@@ -1595,7 +1895,7 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     for (round = 0; round < 3; round++) {
         fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
         if (fd >= 0) {
-            /* another process may have locked and removed it first */
+            /* Otherwise another process locked and removed the file first. */
             if (tr_lock(fd, &pid) != 0 && fstat(fd, &st) == 0 && st.st_nlink > 0) return fd;
             close(fd);
             continue;
@@ -1611,7 +1911,7 @@ TR_DEF int tr_open_new(const char *path, int mode) {
     return -1;
 }
 
-/* Makes a rename durable, where directories can be flushed. */
+/* Makes a rename durable, if the system can flush directories. */
 TR_DEF void tr_flush_dir_of(const char *path) {
 #ifndef _WIN32
     char *dir = tr_dir_of(path);
@@ -1626,10 +1926,10 @@ TR_DEF void tr_flush_dir_of(const char *path) {
 #endif
 }
 
-/* Creates the file or replaces its contents: after a kill, a full disk or an error the
-   file is the old one or the new one. Links are followed and the mode is kept. The new
-   contents are written to NAME.<n>.tmp next to it; what a killed process left there is
-   removed. */
+/* Creates a file or replaces its contents. After a kill, a full disk or an error, the
+   file has either its old or its new contents. Links are followed, and the mode is
+   kept. The new contents are first written to NAME.<n>.tmp in the same directory. Such
+   a file that a killed process left behind is removed. */
 TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, size_t size) {
     struct stat st;
     char mark[16], *real = tr_behind_links(path), *temp = NULL;
@@ -1645,34 +1945,43 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
         if (fd < 0 && errno != EEXIST) break;
     }
 
-    ok = fd >= 0 && (!there || fchmod(fd, st.st_mode & 0777) == 0)
-        && tr_write_all(fd, bytes, n) && fsync(fd) == 0;
+    ok = fd >= 0 && (!there || fchmod(fd, st.st_mode & 0777) == 0) && tr_write_all(fd, bytes, n)
+         && fsync(fd) == 0;
     why = temp == NULL ? ENOMEM : errno;
 #ifdef _WIN32
-    if (ok && close(fd) != 0) { ok = 0; why = errno; }      /* no rename of an open file there */
+    if (ok && close(fd) != 0) {         /* Windows cannot rename an open file */
+        ok = 0;
+        why = errno;
+    }
     if (ok) fd = -1;
 #endif
-    if (ok && rename(temp, real) != 0) { ok = 0; why = errno; }
+    if (ok && rename(temp, real) != 0) {
+        ok = 0;
+        why = errno;
+    }
     if (!ok && fd >= 0) tr_unlink_open(temp, &fd);
-    if (fd >= 0) close(fd);                                 /* last: the lock ends with it */
+    if (fd >= 0) close(fd);        /* last: closing it releases the lock */
 
-    if (ok) tr_flush_dir_of(real);
-    else tr_fail(err, size, "%s: cannot write: %s", path, strerror(why));
+    if (ok)
+        tr_flush_dir_of(real);
+    else
+        tr_fail(err, size, "%s: cannot write: %s", path, strerror(why));
     free(temp);
     free(real);
     return ok;
 }
 
-/* The exclusive right to write a file: a lock on FILE.lock next to it, because the file
-   itself is replaced at each save. The lock ends with the process. A FILE.lock that a
-   killed process left blocks no one, and the next run removes it. */
+/* The exclusive right to write a file. It is a lock on FILE.lock in the same
+   directory, because the file itself is replaced at each save. The lock ends with the
+   process. A FILE.lock that a killed process left behind does not block other runs,
+   and the next run removes it. */
 typedef struct {
-    int   fd;              /* -1: nothing is claimed */
-    char *path;            /* of the lock */
+    int   fd;       /* -1 if nothing is claimed */
+    char *path;     /* of the lock file */
 } tr_claim;
 
-/* FILE.lock next to the file behind the links. NULL with errno 0: a pipe or a device,
-   which cannot be claimed. */
+/* Returns the path of FILE.lock, after following links. Returns NULL with errno 0 if
+   the file is a pipe or a device, which cannot be claimed. */
 TR_DEF char *tr_claim_path(const char *path) {
     struct stat st;
     char *real, *lock;
@@ -1689,12 +1998,14 @@ TR_DEF char *tr_claim_path(const char *path) {
 TR_DEF int tr_claimed(const char *option, const char *path, long pid, char *err, size_t size) {
     char who[64] = "";
     if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
-    return tr_fail(err, size, "--%s %.900s: another run%s is writing it: wait for its end, or name "
-                   "another file", option, path, who);
+    return tr_fail(err, size,
+                   "--%s %.900s: another run%s is writing it: wait for its end, or name "
+                   "another file",
+                   option, path, who);
 }
 
-/* 1, or 0 and err where another process has claimed the file. Claims and writes
-   nothing. */
+/* Returns 1, or sets err and returns 0 if another process has claimed the file. Does
+   not claim or write anything. */
 TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t size) {
     char *lock = tr_claim_path(path);
     long pid = 0;
@@ -1708,7 +2019,8 @@ TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t 
     return ok ? 1 : tr_claimed(option, path, pid, err, size);
 }
 
-/* Claims the file; path NULL: none. 0: err, and no claim */
+/* Claims a file; path may be NULL. On failure, sets err, returns 0, and claims
+   nothing. */
 TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char *err,
                          size_t size) {
     struct stat st;
@@ -1727,11 +2039,11 @@ TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char
             break;
         }
         got = tr_lock(c->fd, &pid);
-        if (got < 0) return 1;              /* a file system without locks claims nothing */
+        if (got < 0) return 1;        /* without lock support nothing can be claimed */
         if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
         close(c->fd);
         c->fd = -1;
-        if (got) continue;                  /* its owner removed it before this lock: again */
+        if (got) continue;        /* its owner removed it before this lock: retry */
         tr_claimed(option, path, pid, err, size);
         break;
     }
@@ -1751,20 +2063,24 @@ TR_DEF void tr_claim_close(tr_claim *c) {
     c->fd = -1;
 }
 
-/* mkdir -p. */
+/* Creates a directory and its missing parents. */
 TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     size_t n = strlen(dir), i;
     struct stat st;
     char *path = (char *)malloc(n + 1);
     if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
     memcpy(path, dir, n + 1);
-    if (n == 0) { free(path); return tr_fail(err, size, "the name of a directory is empty"); }
+    if (n == 0) {
+        free(path);
+        return tr_fail(err, size, "the name of a directory is empty");
+    }
     for (i = 1; i <= n; i++) {
         if (path[i] != '/' && path[i] != 0) continue;
         path[i] = 0;
         if (mkdir(path, 0777) != 0) {
             int why = errno;
-            if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {          /* what is there already is no failure */
+            /* an existing directory is not an error */
+            if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
                 tr_fail(err, size, "%s: cannot create the directory %s: %s", dir, path,
                         strerror(why == EEXIST ? ENOTDIR : why));
                 free(path);
@@ -1777,11 +2093,11 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     return 1;
 }
 
-/* Writing must not fail for the first time after hours. The directory must exist and take
-   files, and the path must leave space for the names next to it. An existing file must be
-   a plain one; with streams = 1 it may be a pipe or a device. */
-TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err,
-                        size_t size) {
+/* Checks in advance that a file can be written, so that this does not fail after hours
+   of training. The directory must exist and be writable, and there must be space for
+   the names of temporary files. An existing file must be a regular file; if streams is
+   1, it can also be a pipe or a device. */
+TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err, size_t size) {
     struct stat link, target;
     char *dir;
     int why = 0;
@@ -1802,36 +2118,45 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
     return tr_fail(err, size, "--%s %s: cannot write there: it is no plain file", option, path);
 }
 
-/* "dir/run.st" with ".best" is "dir/run.best.st"; without an extension it comes last. To be freed; NULL: no memory. */
+/* Inserts mark before the extension: "dir/run.st" and ".best" give "dir/run.best.st".
+   A name without an extension gets it at the end. The caller frees the result. NULL if
+   memory runs out. */
 TR_DEF char *tr_path_with(const char *path, const char *mark) {
     size_t n = strlen(path), k = strlen(mark);
-    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path, *dot = strrchr(name, '.');
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path,
+               *dot = strrchr(name, '.');
     char *out = (char *)malloc(n + k + 1);
     if (out == NULL) return NULL;
-    if (dot == NULL || dot == name) dot = path + n;              /* a dot in front hides a file and begins no extension */
+    /* a leading dot marks a hidden file, not an extension */
+    if (dot == NULL || dot == name) dot = path + n;
     memcpy(out, path, (size_t)(dot - path));
     memcpy(out + (dot - path), mark, k);
     memcpy(out + (dot - path) + k, dot, (size_t)(path + n - dot) + 1);
     return out;
 }
 
-/* A file that only grows, in whole pieces: a piece that does not fit (disk full) is cut off again, so that what is there
-   stays readable; after that nothing more is written. */
+/* A file to which whole records are appended. A record that cannot be written
+   completely (disk full) is removed again, so that the file remains readable, and
+   nothing more is written after it. */
 typedef struct {
-    int   fd;              /* -1: closed, not wanted, or failed */
-    int   regular;         /* pieces can be undone */
+    int   fd;           /* -1 if closed, unused or failed */
+    int   regular;      /* a partial record can be removed */
     off_t end;
     char *path;
 } tr_appender;
 
-/* Returns 1, or 0 when this piece was the first to fail; later pieces are ignored. */
+/* Returns 1, or 0 if this is the first record that fails; later records are ignored. */
 TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, size_t size) {
     int why;
     if (a->fd < 0) return 1;
-    if (tr_write_all(a->fd, bytes, n)) { a->end += (off_t)n; return 1; }
+    if (tr_write_all(a->fd, bytes, n)) {
+        a->end += (off_t)n;
+        return 1;
+    }
     why = errno;
     if (a->regular && ftruncate(a->fd, a->end) != 0)
-        tr_fail(err, size, "%s: write failed (%s), and the half piece stays: %s", a->path, strerror(why), strerror(errno));
+        tr_fail(err, size, "%s: write failed (%s), and the half piece stays: %s", a->path,
+                strerror(why), strerror(errno));
     else
         tr_fail(err, size, "%s: write failed, nothing more goes there: %s", a->path, strerror(why));
     close(a->fd);
@@ -1846,7 +2171,7 @@ TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err
     if (a->fd < 0) {
         int why = errno;
         tr_fail(err, size, "%s: cannot open for writing: %s", path, strerror(why));
-        errno = why;                                                         /* tr_board_open looks for EEXIST */
+        errno = why;        /* tr_board_open checks for EEXIST */
         return 0;
     }
     a->path = (char *)malloc(strlen(path) + 1);
@@ -1866,7 +2191,8 @@ TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err
 
 TR_DEF int tr_append_close(tr_appender *a, char *err, size_t size) {
     int ok = 1;
-    if (a->fd >= 0 && close(a->fd) != 0 && errno != EINTR)                   /* NFS tells of a full disk only here */
+    /* NFS reports a full disk only when the file is closed. */
+    if (a->fd >= 0 && close(a->fd) != 0 && errno != EINTR)
         ok = tr_fail(err, size, "%s: close failed: %s", a->path, strerror(errno));
     a->fd = -1;
     free(a->path);
@@ -1874,24 +2200,30 @@ TR_DEF int tr_append_close(tr_appender *a, char *err, size_t size) {
     return ok;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>log  One JSON object a line:
 
-       tr_log_begin(&log, "train"); tr_log_int(&log, "step", 7); tr_log_num(&log, "loss", 1.5); tr_log_end(&log);
-       {"event":"train","step":7,"loss":1.5}
+// >>log: one JSON object per line -------------------------------------------------------
 
-   All calls are free on a log whose path was NULL. */
+/* Usage:
+
+       tr_log_begin(&log, "train");
+       tr_log_int(&log, "step", 7);
+       tr_log_num(&log, "loss", 1.5);
+       tr_log_end(&log);
+
+   writes {"event":"train","step":7,"loss":1.5}. If the log was opened without a path,
+   the calls do nothing. */
 
 #define TR_KEEP_ALL UINT64_MAX
 
 typedef struct {
     tr_appender out;
     tr_buf      line;
-    char        err[TR_ERR];      /* why tr_log_end returned 0 */
+    char        err[TR_ERR];    /* set when tr_log_end returns 0 */
 } tr_log;
 
-/* Is this line to go when a run continues at `step`? Yes if its "step" is later, or if its end is missing (a kill in the
-   midst of writing). Lines that are no JSON object are not ours to judge and stay. */
+/* Nonzero if this line must be removed when a run resumes after `step`: its "step" is
+   later, or the line is incomplete because the process was killed. Other lines,
+   including those that are not JSON objects, stay. */
 TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
     char text[32];
     uint64_t at;
@@ -1900,8 +2232,8 @@ TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
     return tr_read_size(text, &at) && at > step;
 }
 
-/* Rewrites the log without the lines that tr_log_drops names; without such lines the file
-   is not touched. */
+/* Rewrites the log without the lines that tr_log_drops selects. If there are none, the
+   file is not touched. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
     struct stat st;
     FILE *in;
@@ -1913,16 +2245,21 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     memset(&keep, 0, sizeof keep);
     if (stat(path, &st) != 0) {
         if (errno == ENOENT) return 1;
-        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path,
+                       strerror(errno));
     }
-    if (!S_ISREG(st.st_mode)) return 1;                                       /* a pipe or a device holds no past */
+    if (!S_ISREG(st.st_mode)) return 1;        /* a pipe or a device has no old lines */
     in = fopen(path, "rb");
-    if (in == NULL) return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+    if (in == NULL)
+        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path,
+                       strerror(errno));
     while ((n = getline(&line, &room, in)) >= 0) {
-        if (tr_log_drops(line, (size_t)n, step)) dropped++;
-        else tr_buf_put(&keep, line, (size_t)n);
+        if (tr_log_drops(line, (size_t)n, step))
+            dropped++;
+        else
+            tr_buf_put(&keep, line, (size_t)n);
     }
-    if (!feof(in))          /* or no memory */
+    if (!feof(in))        /* otherwise a read error, or out of memory */
         tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
     else if (keep.oom)
         tr_fail(err, size, "%s: out of memory", path);
@@ -1935,18 +2272,26 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     return ok;
 }
 
-/* 1 where there is a log, or nothing yet; 0 and err where there is another file */
+/* Returns 1 if the file is a log, empty or absent. Otherwise, sets err and returns 0. */
 TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
     static const char begin[] = "{\"event\":\"";
     char first[sizeof begin - 1];
     struct stat st;
-    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb") : NULL;
-    int is = !f || !memcmp(first, begin, fread(first, 1, sizeof first, f));        /* or the beginning of one */
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb")
+                                                                            : NULL;
+    /* a short file may be the start of a log */
+    int is = !f || !memcmp(first, begin, fread(first, 1, sizeof first, f));
     if (f) fclose(f);
-    return is ? 1 : tr_fail(err, size, "--log %s: there is such a file, and it is no log of a run: give another name", path);
+    return is ? 1
+              : tr_fail(
+                  err, size,
+                  "--log %s: there is such a file, and it is no log of a run: give another name",
+                  path);
 }
-/* Opens the log for appending. resume_step: the step a run continues after; lines of later steps are dropped first, for
-   they will be written again. TR_KEEP_ALL keeps every whole line. path NULL: no log. */
+
+/* Opens a log for appending. path may be NULL, for no log. resume_step is the step
+   after which the run resumes: lines of later steps are removed, because they will be
+   written again. TR_KEEP_ALL keeps every complete line. */
 TR_DEF int tr_log_open(tr_log *l, const char *path, uint64_t resume_step, char *err, size_t size) {
     memset(l, 0, sizeof *l);
     l->out.fd = -1;
@@ -1983,7 +2328,7 @@ TR_DEF void tr_log_int(tr_log *l, const char *key, uint64_t x) {
     tr_buf_puts(&l->line, text);
 }
 
-/* A value that is JSON already, such as tr_options_json's. */
+/* Adds a value that is already JSON, such as the result of tr_options_json. */
 TR_DEF void tr_log_json(tr_log *l, const char *key, const char *json) {
     if (l->out.fd < 0) return;
     tr_log_key(l, key);
@@ -1996,11 +2341,13 @@ TR_DEF void tr_log_begin(tr_log *l, const char *event) {
     tr_log_str(l, "event", event);
 }
 
-/* Writes the line in one piece. Returns 0 once, when writing begins to fail; l->err then says why. */
+/* Writes the line in one call. Returns 0 once, when writing fails for the first time;
+   l->err then says why. */
 TR_DEF int tr_log_end(tr_log *l) {
     if (l->out.fd < 0) return 1;
     tr_buf_puts(&l->line, "}\n");
-    if (l->line.oom) return tr_fail(l->err, sizeof l->err, "%s: out of memory, a line is lost", l->out.path);
+    if (l->line.oom)
+        return tr_fail(l->err, sizeof l->err, "%s: out of memory, a line is lost", l->out.path);
     return tr_append(&l->out, l->line.s, l->line.n, l->err, sizeof l->err);
 }
 
@@ -2009,31 +2356,49 @@ TR_DEF int tr_log_close(tr_log *l) {
     return tr_append_close(&l->out, l->err, sizeof l->err);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>formats  Numbers for people. Each returns `out`. */
+
+// >>formats: numbers for people. Each function returns out ------------------------------
 
 #define TR_TEXT_MAX 32
 
 /* 4.2s  42s  3m12s  2h05m  3d04h */
 TR_DEF const char *tr_duration(char out[TR_TEXT_MAX], double seconds) {
     uint64_t s;
-    if (!(seconds >= 0) || seconds > 8.64e9) { strcpy(out, "?"); return out; }
+    if (!(seconds >= 0) || seconds > 8.64e9) {
+        strcpy(out, "?");
+        return out;
+    }
     s = (uint64_t)(seconds + 0.5);
-    if (seconds < 9.95)   snprintf(out, TR_TEXT_MAX, "%.1fs", seconds);
-    else if (s < 60)      snprintf(out, TR_TEXT_MAX, "%" PRIu64 "s", s);
-    else if (s < 3600)    snprintf(out, TR_TEXT_MAX, "%" PRIu64 "m%02" PRIu64 "s", s / 60, s % 60);
-    else if (s < 86400)   snprintf(out, TR_TEXT_MAX, "%" PRIu64 "h%02" PRIu64 "m", s / 3600, s / 60 % 60);
-    else                  snprintf(out, TR_TEXT_MAX, "%" PRIu64 "d%02" PRIu64 "h", s / 86400, s / 3600 % 24);
+    if (seconds < 9.95)
+        snprintf(out, TR_TEXT_MAX, "%.1fs", seconds);
+    else if (s < 60)
+        snprintf(out, TR_TEXT_MAX, "%" PRIu64 "s", s);
+    else if (s < 3600)
+        snprintf(out, TR_TEXT_MAX, "%" PRIu64 "m%02" PRIu64 "s", s / 60, s % 60);
+    else if (s < 86400)
+        snprintf(out, TR_TEXT_MAX, "%" PRIu64 "h%02" PRIu64 "m", s / 3600, s / 60 % 60);
+    else
+        snprintf(out, TR_TEXT_MAX, "%" PRIu64 "d%02" PRIu64 "h", s / 86400, s / 3600 % 24);
     return out;
 }
 
-/* x in steps of `base` with a suffix; below one step as a whole number. 999.96k is 1.0M, not 1000.0k. */
-TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base, const char *const suffix[7]) {
+/* x scaled by powers of base, with a suffix; without a suffix, it is rounded to a
+   whole number. 999.96k becomes 1.0M, not 1000.0k. */
+TR_DEF const char *tr_scaled(char out[TR_TEXT_MAX], double x, double base,
+                             const char *const suffix[7]) {
     int k = 0;
-    if (!(x >= 0) || x > DBL_MAX) { strcpy(out, "?"); return out; }
-    while (k < 6 && x >= (k == 0 ? base - 0.5 : base - 0.05)) { x /= base; k++; }
-    if (x > 99999) snprintf(out, TR_TEXT_MAX, "%.1e%s", x, suffix[k]);
-    else           snprintf(out, TR_TEXT_MAX, k == 0 ? "%.0f%s" : "%.1f%s", x, suffix[k]);
+    if (!(x >= 0) || x > DBL_MAX) {
+        strcpy(out, "?");
+        return out;
+    }
+    while (k < 6 && x >= (k == 0 ? base - 0.5 : base - 0.05)) {
+        x /= base;
+        k++;
+    }
+    if (x > 99999)
+        snprintf(out, TR_TEXT_MAX, "%.1e%s", x, suffix[k]);
+    else
+        snprintf(out, TR_TEXT_MAX, k == 0 ? "%.0f%s" : "%.1f%s", x, suffix[k]);
     return out;
 }
 
@@ -2049,31 +2414,41 @@ TR_DEF const char *tr_count(char out[TR_TEXT_MAX], double x) {
     return tr_scaled(out, x, 1000, suffix);
 }
 
-/* With a fixed number of decimals, and one spelling of what is not finite. */
+/* x with a fixed number of decimals, and a single spelling for values that are not
+   finite. */
 TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
-    if (isnan(x))                       strcpy(out, "nan");
-    else if (!isfinite(x))              strcpy(out, x > 0 ? "inf" : "-inf");
-    else if (x > 99999 || x < -99999)   snprintf(out, TR_TEXT_MAX, "%.3e", x);
-    else                                snprintf(out, TR_TEXT_MAX, "%.*f", decimals, x);
+    if (isnan(x))
+        strcpy(out, "nan");
+    else if (!isfinite(x))
+        strcpy(out, x > 0 ? "inf" : "-inf");
+    else if (x > 99999 || x < -99999)
+        snprintf(out, TR_TEXT_MAX, "%.3e", x);
+    else
+        snprintf(out, TR_TEXT_MAX, "%.*f", decimals, x);
     return out;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>terminal  On a terminal one line that is drawn over and over; in a pipe or a file plain lines. */
 
-/* Speed, smoothed: time, steps and tokens fade with the same weight, so that their quotients are right from the first
-   step on and follow a change of pace within about TR_RATE_MEMORY seconds. */
+// >>terminal: one line that is redrawn; plain lines in pipes and files ------------------
+
+/* Smoothed training speed. Time, steps and tokens decay with the same weight, so their
+   ratios are right from the first step on, and adapt to a new pace within about
+   TR_RATE_MEMORY seconds. */
 #define TR_RATE_MEMORY 20.0
 
-typedef struct { double last, seconds, steps, tokens; } tr_rate;
+typedef struct {
+    double last, seconds, steps, tokens;
+} tr_rate;
 
 TR_DEF void tr_rate_start(tr_rate *r, double now) {
     memset(r, 0, sizeof *r);
     r->last = now;
 }
 
-/* The time since the last call was not training (an evaluation, a save): leave it out of the speed. */
-TR_DEF void tr_rate_skip(tr_rate *r, double now) { r->last = now; }
+/* Excludes the time since the last call, which was not training (evaluating, saving). */
+TR_DEF void tr_rate_skip(tr_rate *r, double now) {
+    r->last = now;
+}
 
 TR_DEF void tr_rate_add(tr_rate *r, double now, double steps, double tokens) {
     double dt = now - r->last, fade;
@@ -2085,42 +2460,48 @@ TR_DEF void tr_rate_add(tr_rate *r, double now, double steps, double tokens) {
     r->last = now;
 }
 
-TR_DEF double tr_rate_tokens(const tr_rate *r) { return r->seconds > 0 ? r->tokens / r->seconds : 0; }
+TR_DEF double tr_rate_tokens(const tr_rate *r) {
+    return r->seconds > 0 ? r->tokens / r->seconds : 0;
+}
 
-/* Seconds that `steps` more steps will take; -1 when nothing is known yet. */
+/* Returns the seconds that `steps` more steps will take, or -1 if that is not known
+   yet. */
 TR_DEF double tr_rate_left(const tr_rate *r, uint64_t steps) {
     return r->seconds > 0 && r->steps > 0 ? (double)steps * r->seconds / r->steps : -1;
 }
 
 typedef struct {
-    uint64_t    step, steps;       /* steps 0: no end known */
+    uint64_t    step, steps;    /* steps is 0 if the end is not known */
     double      loss;
-    double      metric;            /* in `unit`: "bpb" or "ppl"; unit NULL: not shown */
-    const char *unit;
-    double      best;              /* of the validation text so far, in `unit`; 0 or NaN: none yet */
+    double      metric;         /* in `unit` */
+    const char *unit;           /* "bpb" or "ppl"; NULL to omit the metric */
+    double      best;           /* best validation result in `unit`; 0 or NaN if there is none */
     double      lr;
     double      tokens_per_s;
-    double      left;              /* seconds; below 0: not shown */
-    const char *extra;             /* ASCII, put at the end; may be NULL */
+    double      left;           /* in seconds; negative to omit it */
+    const char *extra;          /* ASCII text for the end of the line; may be NULL */
 } tr_progress;
 
 /* step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s */
 TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
-    char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
+    char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX],
+        total[TR_TEXT_MAX] = "";
     if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
-    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step, total, tr_fixed(loss, p->loss, 3),
-             p->unit != NULL ? "  " : "", p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "",
-             p->unit != NULL ? " " : "", p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step,
+             total, tr_fixed(loss, p->loss, 3), p->unit != NULL ? "  " : "",
+             p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "", p->unit != NULL ? " " : "",
+             p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
              p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
              p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
 }
 
-/* What a terminal shows in `width` columns:
+/* The line for a terminal of `width` columns:
 
        step 1200/5000  [==>       ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s
 
-   The bar takes what is left, at least five cells, and fifteen before the rate is shown, too. Where it is narrow things go, in the order of
-   `first` below; what stays to the end is the loss and how much is done. */
+   The bar fills the remaining columns. It has at least 5 cells, and at least 15 if the
+   learning rate is shown too. In a narrow terminal, parts are omitted in the order of
+   `first` below. The loss and the percentage are always shown. */
 TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_t width) {
     enum { STEP, BAR, DONE, LOSS, BEST, SPEED, LEFT, RATE, EXTRA, PARTS };
     static const int first[] = {EXTRA, RATE, STEP, BAR, SPEED, BEST, LEFT};
@@ -2132,19 +2513,24 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     if (p->steps > 0) {
         snprintf(total, sizeof total, "/%" PRIu64, p->steps);
         snprintf(part[DONE], sizeof part[DONE], "%d%%", (int)(100 * share));
-        strcpy(part[BAR], "[=====]");                       /* the least; drawn below */
+        strcpy(part[BAR], "[=====]");        /* the minimum; resized below */
     }
     snprintf(part[STEP], sizeof part[STEP], "step %" PRIu64 "%s", p->step, total);
-    if (p->unit != NULL) snprintf(part[LOSS], sizeof part[LOSS], "%s %.16s", tr_fixed(text, p->metric, 3), p->unit);
-    else snprintf(part[LOSS], sizeof part[LOSS], "loss %s", tr_fixed(text, p->loss, 3));
+    if (p->unit != NULL)
+        snprintf(part[LOSS], sizeof part[LOSS], "%s %.16s", tr_fixed(text, p->metric, 3), p->unit);
+    else
+        snprintf(part[LOSS], sizeof part[LOSS], "loss %s", tr_fixed(text, p->loss, 3));
     if (p->best > 0) snprintf(part[BEST], sizeof part[BEST], "best %s", tr_fixed(text, p->best, 3));
     snprintf(part[SPEED], sizeof part[SPEED], "%s tok/s", tr_count(text, p->tokens_per_s));
-    if (p->left >= 0) snprintf(part[LEFT], sizeof part[LEFT], "left %s", tr_duration(text, p->left));
+    if (p->left >= 0)
+        snprintf(part[LEFT], sizeof part[LEFT], "left %s", tr_duration(text, p->left));
     snprintf(part[RATE], sizeof part[RATE], "lr %.1e", p->lr);
     if (p->extra != NULL) snprintf(part[EXTRA], sizeof part[EXTRA], "%s", p->extra);
     for (k = 0;; k++) {
-        for (need = 0, i = 0; i < PARTS; i++) if (part[i][0]) need += strlen(part[i]) + (need > 0 ? 2 : 0);
-        if (need + (k < 2 && part[BAR][0] ? 10 : 0) <= width || k == sizeof first / sizeof *first) break;
+        for (need = 0, i = 0; i < PARTS; i++)
+            if (part[i][0]) need += strlen(part[i]) + (need > 0 ? 2 : 0);
+        if (need + (k < 2 && part[BAR][0] ? 10 : 0) <= width || k == sizeof first / sizeof *first)
+            break;
         part[first[k]][0] = 0;
     }
     if (part[BAR][0]) {
@@ -2157,18 +2543,23 @@ TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_
     }
     out[0] = 0;
     for (i = 0; i < PARTS && at < size; i++)
-        if (part[i][0]) at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "  " : "", part[i]);
+        if (part[i][0])
+            at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "  " : "", part[i]);
     if (width < size) out[width] = 0;
 }
 
-/* Replaces blanks by line ends, so that the edge of a terminal of `width` columns cuts no
-   word; 0: no terminal, nothing changes. */
+/* Replaces blanks by newlines so that a terminal of `width` columns does not split
+   words. Does nothing if width is 0 (not a terminal). */
 TR_DEF void tr_fold(char *text, size_t width) {
     size_t column = 0;
     char *s, *blank = NULL, *after;
     for (s = text; width > 0 && *s; s++) {
-        if (*s == '\n') { column = 0; blank = NULL; continue; }
-        if (((unsigned char)*s & 0xC0) == 0x80) continue;           /* within a character */
+        if (*s == '\n') {
+            column = 0;
+            blank = NULL;
+            continue;
+        }
+        if (((unsigned char)*s & 0xC0) == 0x80) continue;        /* continuation byte */
         if (*s == ' ') blank = s;
         if (++column < width || blank == NULL || *s == ' ') continue;
         *blank = '\n';
@@ -2181,15 +2572,15 @@ TR_DEF void tr_fold(char *text, size_t width) {
 typedef struct {
     FILE  *f;
     int    tty;
-    int    shown;                  /* a progress line stands on the screen, the cursor behind it */
-    int    failed;                 /* a write failed; told once, on standard error */
-    double drawn;                  /* when */
+    int    shown;           /* a progress line is on the screen, with the cursor after it */
+    int    failed;          /* a write failed, which was reported on standard error */
+    double drawn;           /* time of the last drawing, in seconds */
     char   line[512];
 } tr_term;
 
-TR_DEF double tr_seconds(void);    /* >>clock */
+TR_DEF double tr_seconds(void);        /* >>clock */
 
-/* f NULL: nothing is shown or said. */
+/* f may be NULL, to show nothing. */
 TR_DEF void tr_term_open(tr_term *t, FILE *f) {
     const char *kind = getenv("TERM");
     memset(t, 0, sizeof *t);
@@ -2205,7 +2596,8 @@ TR_DEF void tr_term_write(tr_term *t, const char *text, size_t n) {
     fprintf(stderr, "cannot write progress: %s; going on without\n", strerror(errno));
 }
 
-/* Draws the line anew, cut to the width of the terminal: one that wraps could not be drawn over. */
+/* Redraws the line, cut to the width of the terminal: a wrapped line cannot be
+   overwritten. */
 TR_DEF void tr_term_draw(tr_term *t) {
     char text[sizeof t->line + 16];
     size_t width = tr_columns(fileno(t->f)), n = strlen(t->line);
@@ -2216,7 +2608,8 @@ TR_DEF void tr_term_draw(tr_term *t) {
     t->shown = 1;
 }
 
-/* Shows how far we are. On a terminal at most ten times a second; elsewhere one line whenever `due` (the log interval). */
+/* Shows the progress: on a terminal at most ten times per second, elsewhere as one
+   line whenever `due` is set (at the log interval). */
 TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     double now = tr_seconds();
     if (!t->tty && !due) return;
@@ -2224,7 +2617,9 @@ TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     t->drawn = now;
     if (t->tty) {
         size_t width = tr_columns(fileno(t->f));
-        tr_progress_live(t->line, sizeof t->line, p, width > 1 ? width - 1 : 79);      /* some terminals wrap at the last column */
+        tr_progress_live(t->line, sizeof t->line, p,
+                         /* Some terminals wrap after the last column. */
+                         width > 1 ? width - 1 : 79);
         tr_term_draw(t);
         return;
     }
@@ -2233,7 +2628,8 @@ TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     tr_term_write(t, t->line, strlen(t->line));
 }
 
-/* A message on a line of its own (no newline needed); the progress line makes way and comes back below. */
+/* Prints a message on a separate line; fmt needs no newline. The progress line is
+   erased and redrawn below it. */
 TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     char text[2048];
     va_list args;
@@ -2250,24 +2646,29 @@ TR_DEF TR_PRINTF(2, 3) void tr_say(tr_term *t, const char *fmt, ...) {
     if (t->shown) tr_term_draw(t);
 }
 
-/* Leaves the last progress line standing and puts the cursor below it. More may be shown afterwards. */
+/* Moves the cursor below the last progress line, which stays. More may be shown
+   afterwards. */
 TR_DEF void tr_term_close(tr_term *t) {
     if (t->shown) tr_term_write(t, "\n", 1);
     t->shown = 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>board  TensorBoard's event files. A file is a chain of records
 
-       u64 length | u32 masked crc of these 8 bytes | payload | u32 masked crc of the payload        (little-endian)
+// >>board: TensorBoard event files ------------------------------------------------------
 
-   where each payload is a protocol buffer of type Event (tensorflow/core/util/event.proto):
+/* A file is a sequence of records, with little-endian integers:
 
-       Event   { 1: double wall_time   2: int64 step   3: string file_version   5: Summary   7: SessionLog }
-       Summary { 1: repeated Value { 1: string tag   2: float simple_value } }
-       SessionLog { 1: status, 1 = START } */
+       u64 length | u32 masked CRC of these 8 bytes | payload | u32 masked CRC of payload
 
-/* CRC-32C (Castagnoli), reflected polynomial 0x82F63B78, bit by bit: a scalar is some sixty bytes. */
+   Each payload is a protocol buffer of type Event (tensorflow/core/util/event.proto):
+
+       Event       1: double wall_time   2: int64 step   3: string file_version
+                   5: Summary            7: SessionLog
+       Summary     1: repeated Value, with 1: string tag   2: float simple_value
+       SessionLog  1: status, with START = 1 */
+
+/* CRC-32C (Castagnoli), with the reflected polynomial 0x82F63B78, bit by bit: the
+   record of a scalar has only about sixty bytes. */
 TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
     uint32_t crc = 0xFFFFFFFFu;
@@ -2279,7 +2680,7 @@ TR_DEF uint32_t tr_crc32c(const void *bytes, size_t n) {
     return crc ^ 0xFFFFFFFFu;
 }
 
-/* TFRecord's mask, against checksums of data that hold checksums. */
+/* The mask of the TFRecord format, for data that contains checksums itself. */
 TR_DEF uint32_t tr_crc32c_masked(const void *bytes, size_t n) {
     uint32_t crc = tr_crc32c(bytes, n);
     return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
@@ -2293,14 +2694,15 @@ TR_DEF void tr_put_le(tr_buf *b, uint64_t x, int bytes) {
     }
 }
 
-/* Protocol buffers: seven bits a byte, low ones first, the high bit says that more follow. */
+/* A protocol-buffer varint: 7 bits per byte, lowest bits first. The high bit is set in
+   all bytes but the last. */
 TR_DEF void tr_put_varint(tr_buf *b, uint64_t x) {
     for (; x >= 0x80; x >>= 7) tr_put_le(b, (x & 0x7F) | 0x80, 1);
     tr_put_le(b, x, 1);
 }
 
 TR_DEF void tr_put_bytes(tr_buf *b, unsigned field, const void *bytes, size_t n) {
-    tr_put_varint(b, field << 3 | 2);                              /* wire type 2: length-delimited */
+    tr_put_varint(b, field << 3 | 2);        /* wire type 2: length-delimited */
     tr_put_varint(b, n);
     if (n > 0) tr_buf_put(b, bytes, n);
 }
@@ -2308,7 +2710,7 @@ TR_DEF void tr_put_bytes(tr_buf *b, unsigned field, const void *bytes, size_t n)
 typedef struct {
     tr_appender out;
     tr_buf      value, summary, event, record;
-    char        err[TR_ERR];       /* why tr_board_scalar returned 0 */
+    char        err[TR_ERR];    /* set when tr_board_scalar returns 0 */
 } tr_board;
 
 TR_DEF void tr_board_event(tr_board *b, uint64_t step) {
@@ -2319,9 +2721,9 @@ TR_DEF void tr_board_event(tr_board *b, uint64_t step) {
     wall = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
     memcpy(&bits, &wall, sizeof bits);
     b->value.n = b->summary.n = b->event.n = b->record.n = 0;
-    tr_put_varint(&b->event, 1 << 3 | 1);                          /* wire type 1: eight bytes */
+    tr_put_varint(&b->event, 1 << 3 | 1);        /* wire type 1: eight bytes */
     tr_put_le(&b->event, bits, 8);
-    tr_put_varint(&b->event, 2 << 3 | 0);                          /* wire type 0: varint */
+    tr_put_varint(&b->event, 2 << 3 | 0);        /* wire type 0: varint */
     tr_put_varint(&b->event, step > (uint64_t)INT64_MAX ? (uint64_t)INT64_MAX : step);
 }
 
@@ -2332,7 +2734,8 @@ TR_DEF int tr_board_write(tr_board *b) {
     if (!r->oom) tr_put_le(r, tr_crc32c_masked(r->s, 8), 4);
     tr_buf_put(r, b->event.s, b->event.n);
     tr_put_le(r, tr_crc32c_masked(b->event.s, b->event.n), 4);
-    if (b->value.oom || b->summary.oom || r->oom) return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
+    if (b->value.oom || b->summary.oom || r->oom)
+        return tr_fail(b->err, sizeof b->err, "%s: out of memory", b->out.path);
     return tr_append(&b->out, r->s, r->n, b->err, sizeof b->err);
 }
 
@@ -2344,9 +2747,11 @@ TR_DEF int tr_board_close(tr_board *b) {
     return tr_append_close(&b->out, b->err, sizeof b->err);
 }
 
-/* Opens a new event file in dir, which is made if need be; dir NULL: none. resume_step: the step a run continues after,
-   0 for a new one; it makes TensorBoard forget later points that an earlier file in dir may hold. */
-TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err, size_t size) {
+/* Opens a new event file in dir, which is created if necessary. dir may be NULL, for
+   no file. resume_step is the step after which a run resumes, or 0 for a new run. It
+   makes TensorBoard ignore later points in earlier files of the directory. */
+TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, char *err,
+                         size_t size) {
     char host[256], *path, *c;
     size_t room;
     int i, ok = 0;
@@ -2356,13 +2761,15 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     if (!tr_mkdirs(dir, err, size)) return 0;
     if (gethostname(host, sizeof host) != 0) strcpy(host, "host");
     host[sizeof host - 1] = 0;
-    for (c = host; *c; c++) if (*c == '/') *c = '-';
+    for (c = host; *c; c++)
+        if (*c == '/') *c = '-';
     room = strlen(dir) + sizeof host + 128;
     path = (char *)malloc(room);
     if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
-    for (i = 0; i < 1000; i++) {                                   /* two files in one second: number the second */
-        int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir, (long long)time(NULL), host,
-                         (long)getpid());
+    /* If there already is a file of the same second, add a number to the name. */
+    for (i = 0; i < 1000; i++) {
+        int n = snprintf(path, room, "%s/events.out.tfevents.%010lld.%s.%ld", dir,
+                         (long long)time(NULL), host, (long)getpid());
         if (i > 0) snprintf(path + n, room - (size_t)n, ".%d", i);
         ok = tr_append_open(&b->out, path, O_EXCL, err, size);
         if (ok || errno != EEXIST) break;
@@ -2374,7 +2781,7 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     ok = tr_board_write(b);
     if (ok && resume_step > 0) {
         tr_board_event(b, resume_step < UINT64_MAX ? resume_step + 1 : resume_step);
-        tr_put_bytes(&b->event, 7, "\010\001", 2);                 /* SessionLog { status: START } */
+        tr_put_bytes(&b->event, 7, "\010\001", 2);        /* SessionLog { status: START } */
         ok = tr_board_write(b);
     }
     if (!ok) {
@@ -2384,56 +2791,68 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     return ok;
 }
 
-/* One point of the curve `tag` ("train/loss"). It is in the file when this returns. Returns 0 once, when writing begins
-   to fail; b->err then says why. */
+/* Adds one point to the curve tag ("train/loss"). It is in the file when the function
+   returns. Returns 0 once, when writing fails for the first time; b->err then says
+   why. */
 TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x) {
-    float f = x > FLT_MAX ? (float)HUGE_VAL : x < -FLT_MAX ? -(float)HUGE_VAL : (float)x;     /* nan passes through */
+    float f = x > FLT_MAX ? (float)HUGE_VAL         /* NaN stays NaN */
+                          : x < -FLT_MAX ? -(float)HUGE_VAL : (float)x;
     uint32_t bits;
     if (b->out.fd < 0) return 1;
     memcpy(&bits, &f, sizeof bits);
     tr_board_event(b, step);
     tr_put_bytes(&b->value, 1, tag, strlen(tag));
-    tr_put_varint(&b->value, 2 << 3 | 5);                          /* wire type 5: four bytes */
+    tr_put_varint(&b->value, 2 << 3 | 5);        /* wire type 5: four bytes */
     tr_put_le(&b->value, bits, 4);
     if (!b->value.oom) tr_put_bytes(&b->summary, 1, b->value.s, b->value.n);
     if (!b->summary.oom) tr_put_bytes(&b->event, 5, b->summary.s, b->summary.n);
     return tr_board_write(b);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>signals  The first SIGINT, SIGTERM or SIGHUP asks the loop to finish its step, save and leave; the next one ends the process at
-   once, with code 128 + its number. Where a stop would lose the run (tr_signals with ask = 1), a SIGINT first only warns,
-   and counts when a second one follows within TR_ASK_SECONDS. */
+
+// >>signals: an orderly stop ------------------------------------------------------------
+
+/* After the first SIGINT, SIGTERM or SIGHUP, the training loop finishes its step,
+   saves and exits. A second signal ends the process immediately, with status 128 + its
+   number. If stopping would lose the run (tr_signals with ask = 1), the first SIGINT
+   only warns, and a second one within TR_ASK_SECONDS counts. */
 
 #define TR_ASK_SECONDS 5
 
 static volatile sig_atomic_t tr_stop_signal TR_UNUSED = 0;
-static volatile sig_atomic_t tr_ask TR_UNUSED = 0;              /* warn before a SIGINT counts */
-static struct timespec tr_asked TR_UNUSED;                      /* when it did, {0,0}: it did not; only the handler uses it */
+static volatile sig_atomic_t tr_ask TR_UNUSED = 0;        /* warn before a SIGINT counts */
+static struct timespec tr_asked TR_UNUSED;                /* time of the warning; 0 if none */
 
 TR_DEF void tr_on_signal(int sig) {
-    static const char warn[] = "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n";
+    static const char warn[] =
+        "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n";
     struct timespec now;
     int why = errno;
     if (tr_stop_signal != 0) {
-        if (sig == SIGHUP) return;              /* a terminal that closes sends several */
+        if (sig == SIGHUP) return;        /* a terminal that closes sends several */
         _exit(128 + sig);
     }
     if (sig == SIGINT && tr_ask && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
-        double since = (double)(now.tv_sec - tr_asked.tv_sec) + 1e-9 * (double)(now.tv_nsec - tr_asked.tv_nsec);
+        double since = (double)(now.tv_sec - tr_asked.tv_sec)
+                       + 1e-9 * (double)(now.tv_nsec - tr_asked.tv_nsec);
         int first = (tr_asked.tv_sec == 0 && tr_asked.tv_nsec == 0) || since > TR_ASK_SECONDS;
         tr_asked = now;
-        if (first && write(2, warn, sizeof warn - 1) > 0) { errno = why; return; }
+        if (first && write(2, warn, sizeof warn - 1) > 0) {
+            errno = why;
+            return;
+        }
     }
     tr_stop_signal = sig;
     errno = why;
 }
 
-/* Without SA_RESTART, so that a blocking read or wait returns with EINTR and the loop gets to see the request. The signals
-   wait for each other. */
+/* Installs the handlers. They are installed without SA_RESTART: a blocking read or
+   wait returns with EINTR, and the loop notices the request. Each handler blocks the
+   other signals. */
 TR_DEF int tr_signals(int ask, char *err, size_t size) {
 #ifdef SIGUSR1
-    static const int which[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};       /* the last: what mpirun hands on, and srun --signal sends */
+    /* mpirun forwards SIGUSR1, and srun --signal can send it */
+    static const int which[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 #else
     static const int which[] = {SIGINT, SIGTERM, SIGHUP};
 #endif
@@ -2446,28 +2865,36 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
     for (i = 0; i < count; i++) sigaddset(&act.sa_mask, which[i]);
     tr_ask = ask;
     for (i = 0; i < count; i++) {
-        if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN) continue;      /* nohup */
-        if (sigaction(which[i], &act, NULL) != 0) return tr_fail(err, size, "sigaction: %s", strerror(errno));
+        if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN)
+            continue;        /* started by nohup */
+        if (sigaction(which[i], &act, NULL) != 0)
+            return tr_fail(err, size, "sigaction: %s", strerror(errno));
     }
     return 1;
 }
 
-/* The signal that asked us to stop, 0 if none did. */
-TR_DEF int tr_stop_requested(void) { return (int)tr_stop_signal; }
-/* It was obeyed: what was to stop has stopped, and the program goes on. */
-TR_DEF void tr_stop_done(void) { tr_stop_signal = 0; }
+/* Returns the signal that requested a stop, or 0. */
+TR_DEF int tr_stop_requested(void) {
+    return (int)tr_stop_signal;
+}
 
-/* Memory mapped files that must keep their length. Behind the new end of a file that is
-   cut short a read gives zeros or raises SIGBUS. */
+/* Clears the request, for a program that continues after what had to stop. */
+TR_DEF void tr_stop_done(void) {
+    tr_stop_signal = 0;
+}
+
+/* Memory-mapped files, which must keep their length. If one is truncated, reads after
+   its new end return zeros or raise SIGBUS. */
 enum { TR_WATCHED = 3 };
+
 static struct {
     const char *program, *path[TR_WATCHED];
     struct stat at[TR_WATCHED];
-    int         n;
+    int n;
 } tr_watched TR_UNUSED;
 
-/* The first watched file that is shorter than it was; NULL: none. A new file of the same
-   name does no harm: the old one stays mapped. */
+/* Returns the first watched file that has become shorter, or NULL. A new file of the
+   same name is harmless, because the old one stays mapped. */
 TR_DEF const char *tr_cut_short(void) {
     struct stat st;
     int i;
@@ -2481,23 +2908,25 @@ TR_DEF const char *tr_cut_short(void) {
 }
 
 #ifdef SIGBUS
-/* Calls only what a handler may call. A SIGBUS for another reason ends the process as
-   usual. */
+/* Calls only async-signal-safe functions. A SIGBUS for another reason ends the process
+   as usual. */
 TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
         "\n", tr_watched.program, ": the text ", path,
-        " was changed while it was read: it is cut short; the last checkpoint is good\n"
-    };
+        " was changed while it was read: it is cut short; the last checkpoint is good\n"};
     size_t i;
-    if (path == NULL) { signal(sig, SIG_DFL); return; }
+    if (path == NULL) {
+        signal(sig, SIG_DFL);
+        return;
+    }
     for (i = 0; i < sizeof said / sizeof *said; i++)
         if (write(2, said[i], strlen(said[i])) < 0) break;
     _exit(1);
 }
 #endif
 
-/* Watches the file; keeps `path`. 0: err */
+/* Watches a file. path is kept, not copied. Sets err and returns 0 on failure. */
 TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t size) {
 #ifdef SIGBUS
     if (tr_watched.n == TR_WATCHED || stat(path, &tr_watched.at[tr_watched.n]) != 0)
@@ -2506,37 +2935,45 @@ TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t siz
     tr_watched.path[tr_watched.n++] = path;
     signal(SIGBUS, tr_on_bus);
 #else
-    (void)program; (void)path; (void)err; (void)size;       /* Windows keeps mapped files whole */
+    (void)program;
+    (void)path;
+    (void)err;
+    (void)size;        /* Windows refuses to truncate a mapped file */
 #endif
     return 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>clock */
 
-/* Seconds on a clock that never jumps; only differences mean something. */
+// >>clock -------------------------------------------------------------------------------
+
+/* Seconds on a monotonic clock. Only differences are meaningful. */
 TR_DEF double tr_seconds(void) {
     struct timespec t;
     if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The most memory this process has held, in bytes; 0 if the system does not say. */
+/* Returns the peak memory use of this process in bytes, or 0 if it is unknown. */
 TR_DEF uint64_t tr_peak_rss(void) {
     struct rusage u;
     if (getrusage(RUSAGE_SELF, &u) != 0 || u.ru_maxrss < 0) return 0;
 #ifdef __APPLE__
-    return (uint64_t)u.ru_maxrss;               /* bytes there, kibibytes elsewhere */
+    return (uint64_t)u.ru_maxrss;        /* bytes on macOS, KiB elsewhere */
 #else
     return (uint64_t)u.ru_maxrss * 1024;
 #endif
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>sampling  What a text that is being drawn remembers, and where it ends. */
 
-/* How often each token stands among the last `window` ones (0: among all). */
-typedef struct { uint32_t *count; int32_t *ring; size_t vocab, window, n; } tr_recent;
+// >>sampling: the repetition penalty and the end of a generated text --------------------
+
+/* Counts each token among the last `window` tokens, or among all tokens if window is
+   0. */
+typedef struct {
+    uint32_t *count;                /* [vocab + 1] */
+    int32_t  *ring;                 /* [window + 1], the last `window` tokens */
+    size_t    vocab, window, n;     /* n: tokens so far */
+} tr_recent;
 
 TR_DEF int tr_recent_open(tr_recent *r, size_t vocab, size_t window) {
     memset(r, 0, sizeof *r);
@@ -2546,15 +2983,18 @@ TR_DEF int tr_recent_open(tr_recent *r, size_t vocab, size_t window) {
     r->ring = (int32_t *)malloc((window + 1) * sizeof *r->ring);
     return r->count != NULL && r->ring != NULL;
 }
+
 TR_DEF void tr_recent_close(tr_recent *r) {
     free(r->count);
     free(r->ring);
     memset(r, 0, sizeof *r);
 }
+
 TR_DEF void tr_recent_clear(tr_recent *r) {
     memset(r->count, 0, r->vocab * sizeof *r->count);
     r->n = 0;
 }
+
 TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
     if (r->window > 0) {
         size_t at = r->n % r->window;
@@ -2564,14 +3004,22 @@ TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
     r->count[token]++;
     r->n++;
 }
-/* The repetition penalty of CTRL (1909.05858, section 4.1): x, logits, of each token that stands among the recent ones, however often, is
-   divided by the penalty where it is positive and multiplied by it where it is negative. That asks for a zero, but logits are known only
-   up to a common number, and log-probabilities are all negative: here their mean is 0. (Training leaves the mean of logits where it began,
-   near 0, so those of a plain output hardly change by that.) */
+
+/* The repetition penalty of CTRL (arXiv:1909.05858, section 4.1). For each token with
+   a count above 0, however large, the logit x is divided by the penalty if it is
+   positive and multiplied by it if it is negative. This depends on the origin of the
+   logits, which are defined only up to a constant, and log-probabilities are all
+   negative. Therefore the mean is subtracted first. (Training leaves the mean of the
+   logits near its initial value of 0, so this hardly changes the logits of a plain
+   output head.) */
 TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
     double mean = 0;
     size_t i, n = 0;
-    for (i = 0; i < r->vocab; i++) if (isfinite(x[i])) { mean += x[i]; n++; }
+    for (i = 0; i < r->vocab; i++)
+        if (isfinite(x[i])) {
+            mean += x[i];
+            n++;
+        }
     if (n > 0) mean /= (double)n;
     for (i = 0; i < r->vocab; i++) {
         x[i] -= mean;
@@ -2579,19 +3027,24 @@ TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
     }
 }
 
-/* --stop as it is typed: \n, \t and \\ are a line end, a tab and a backslash. In place. */
+/* Decodes \n, \t and \\ in the value of --stop, in place. */
 TR_DEF void tr_unescape(char *s) {
     char *out = s;
     for (; *s; s++) {
-        if (*s == '\\' && (s[1] == 'n' || s[1] == 't' || s[1] == '\\')) { s++; *out++ = *s == 'n' ? '\n' : *s == 't' ? '\t' : '\\'; }
-        else *out++ = *s;
+        if (*s == '\\' && (s[1] == 'n' || s[1] == 't' || s[1] == '\\')) {
+            s++;
+            *out++ = *s == 'n' ? '\n' : *s == 't' ? '\t' : '\\';
+        } else
+            *out++ = *s;
     }
     *out = 0;
 }
-/* Does `stop` stand in the text, ending behind its first `seen` bytes? */
+
+/* Nonzero if text contains `stop` with its end after the first `seen` bytes. */
 TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
     size_t k = strlen(stop), at = seen + 1 > k ? seen + 1 - k : 0;
-    for (; k > 0 && at + k <= text->n; at++) if (memcmp(text->s + at, stop, k) == 0) return 1;
+    for (; k > 0 && at + k <= text->n; at++)
+        if (memcmp(text->s + at, stop, k) == 0) return 1;
     return 0;
 }
 
