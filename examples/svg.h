@@ -1,27 +1,32 @@
-/* svg.h - what build/plot and train_par --picture draw with: numbers, axes with round ticks, stacked shares, files by rename
+/* svg.h - draws the pictures of build/plot and of train_par --picture: numbers, elements,
+   axes with round tick values, stacked areas
 
-   Use:   #include "svg.h"     behind train.h, whose buffer and errors it takes
-   Link:  -lm. C99 and POSIX.1-2008.
-   Licence: MIT or public domain, at your choice; see LICENSE.
+   Use:      #include "svg.h"     after train.h, whose buffers and errors it uses
+   Link:     -lm. C99 and POSIX.1-2008.
+   License:  MIT or public domain, your choice; see LICENSE.
 
-   A picture is made in a tr_buf and written when it is whole. Numbers are read and written without the C library's conversions, which take
-   a comma for the point in some locales.
+   A picture is built in a tr_buf and written when it is complete. Numbers are not
+   converted by the C library, because in some locales it uses a comma as the decimal
+   point.
 
-   Sections: grep for  >>numbers  >>elements  >>axes  >>shares */
+   Sections, marked with >> in the code: numbers, elements, axes, shares */
 
 #ifndef SEQTX_EXAMPLES_SVG_H
 #define SEQTX_EXAMPLES_SVG_H
 
-// >>numbers ----------------------------------------------------------------------------------------------------------
 
-/* x with at most so many digits behind the point, 9 or fewer, and no zeros at the end */
+// >>numbers -----------------------------------------------------------------------------
+
+/* Writes x with at most `decimals` (up to 9) digits after the decimal point, without
+   trailing zeros. */
 TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     uint64_t scale = 1, v;
     int n, k;
     if (decimals > 9) decimals = 9;
     for (k = 0; k < decimals; k++) scale *= 10;
     if (isnan(x)) x = 0;
-    v = fabs(x) * (double)scale < 1e18 ? (uint64_t)(fabs(x) * (double)scale + 0.5) : (uint64_t)1000000000000000000u;
+    v = fabs(x) * (double)scale < 1e18 ? (uint64_t)(fabs(x) * (double)scale + 0.5)
+                                       : (uint64_t)1000000000000000000u;
     n = snprintf(out, 32, "%s%" PRIu64, x < 0 && v ? "-" : "", v / scale);
     if (v % scale) {
         n += snprintf(out + n, 32 - (size_t)n, ".%0*" PRIu64, decimals, v % scale);
@@ -30,29 +35,46 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     }
     return out;
 }
-/* The JSON number at p; null is a NaN, and so is what no double holds. Returns what follows it, NULL where there is no number. */
+
+/* Reads the JSON number at p. null, and a number that does not fit in a double, become
+   NaN. Returns the position after the number, or NULL if there is no number. */
 TR_DEF const char *svg_read(const char *p, double *x) {
     double m = 0;
     int e = 0, digits = 0, exponent = 0, minus = *p == '-', down;
     *x = (double)NAN;
     if (strncmp(p, "null", 4) == 0) return p + 4;
     p += minus;
-    for (; *p >= '0' && *p <= '9'; p++, digits++) { if (m < 1e17) m = 10 * m + (*p - '0'); else e++; }
-    if (*p == '.') for (p++; *p >= '0' && *p <= '9'; p++, digits++) if (m < 1e17) { m = 10 * m + (*p - '0'); e--; }
+    for (; *p >= '0' && *p <= '9'; p++, digits++) {
+        if (m < 1e17)
+            m = 10 * m + (*p - '0');
+        else
+            e++;
+    }
+    if (*p == '.')
+        for (p++; *p >= '0' && *p <= '9'; p++, digits++)
+            if (m < 1e17) {
+                m = 10 * m + (*p - '0');
+                e--;
+            }
     if (!digits) return NULL;
     if (*p == 'e' || *p == 'E') {
         p++;
         down = *p == '-';
         p += down || *p == '+';
         if (*p < '0' || *p > '9') return NULL;
-        for (; *p >= '0' && *p <= '9'; p++) if (exponent < 10000) exponent = 10 * exponent + (*p - '0');
+        for (; *p >= '0' && *p <= '9'; p++)
+            if (exponent < 10000) exponent = 10 * exponent + (*p - '0');
         e += down ? -exponent : exponent;
     }
-    m = e < -300 ? m / pow(10, 300) / pow(10, -e - 300) : e < 0 ? m / pow(10, -e) : m * pow(10, e);     /* 85/10 is 8.5, 85*0.1 is not */
+    m = e < -300 ? m / pow(10, 300) / pow(10, -e - 300)
+        : e < 0  ? m / pow(10, -e)
+                 : m * pow(10, e);        /* 85 / 10 is 8.5; 85 * 0.1 is not */
     if (isfinite(m)) *x = minus ? -m : m;
     return p;
 }
-/* The numbers of "[..]" into out, at most room; how many there are, SIZE_MAX where it is no list of numbers */
+
+/* Reads the numbers of "[..]" into out, which has space for `room` of them. Returns
+   how many there are, or SIZE_MAX if p is not a list of numbers. */
 TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
     size_t n = 0;
     double x;
@@ -62,53 +84,78 @@ TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
         if (!p) return SIZE_MAX;
         if (n < room) out[n] = x;
         p = tr_json_blank(p);
-        if (*p == ',') p = tr_json_blank(p + 1);
-        else if (*p != ']') return SIZE_MAX;
+        if (*p == ',')
+            p = tr_json_blank(p + 1);
+        else if (*p != ']')
+            return SIZE_MAX;
     }
     return n;
 }
 
-// >>elements ---------------------------------------------------------------------------------------------------------
 
-/* Appends fmt, in which %n is a double with two digits behind the point, %p with one (the many points of a line), %s text as it is, %t text
-   whose < > & " are escaped. */
+// >>elements ----------------------------------------------------------------------------
+
+/* Appends fmt. In it, %n is a double with two decimals, %p a double with one (for the
+   many points of a line), %s text that is copied unchanged, and %t text in which < > &
+   " are escaped. */
 TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     char number[32];
     const unsigned char *s;
     va_list args;
     va_start(args, fmt);
     for (; *fmt; fmt++) {
-        if (*fmt != '%') { tr_buf_put(b, fmt, 1); continue; }
-        fmt++;
-        if (*fmt == 'n' || *fmt == 'p') tr_buf_puts(b, svg_number(number, va_arg(args, double), *fmt == 'n' ? 2 : 1));
-        else if (*fmt == 's') tr_buf_puts(b, va_arg(args, const char *));
-        else for (s = va_arg(args, const unsigned char *); *s; ) {
-            size_t n = tr_utf8(s);
-            if (n == 0 || *s < 0x20 || *s == 0x7F) { tr_buf_puts(b, "\357\277\275"); n = 1; }      /* U+FFFD: XML has no controls */
-            else if (*s == '<') tr_buf_puts(b, "&lt;");
-            else if (*s == '>') tr_buf_puts(b, "&gt;");
-            else if (*s == '&') tr_buf_puts(b, "&amp;");
-            else if (*s == '"') tr_buf_puts(b, "&quot;");
-            else tr_buf_put(b, s, n);
-            s += n;
+        if (*fmt != '%') {
+            tr_buf_put(b, fmt, 1);
+            continue;
         }
+        fmt++;
+        if (*fmt == 'n' || *fmt == 'p')
+            tr_buf_puts(b, svg_number(number, va_arg(args, double), *fmt == 'n' ? 2 : 1));
+        else if (*fmt == 's')
+            tr_buf_puts(b, va_arg(args, const char *));
+        else
+            for (s = va_arg(args, const unsigned char *); *s;) {
+                size_t n = tr_utf8(s);
+                if (n == 0 || *s < 0x20 || *s == 0x7F) {
+                    tr_buf_puts(b, "\357\277\275");
+                    n = 1;
+                }        /* U+FFFD: XML does not allow control characters */
+                else if (*s == '<')
+                    tr_buf_puts(b, "&lt;");
+                else if (*s == '>')
+                    tr_buf_puts(b, "&gt;");
+                else if (*s == '&')
+                    tr_buf_puts(b, "&amp;");
+                else if (*s == '"')
+                    tr_buf_puts(b, "&quot;");
+                else
+                    tr_buf_put(b, s, n);
+                s += n;
+            }
     }
     va_end(args);
 }
-/* look: more attributes, each with a blank before it, or "" */
+
+/* Appends a text element. `look` holds more attributes, each after a blank, or is "". */
 TR_DEF void svg_text(tr_buf *b, double x, double y, const char *look, const char *text) {
     svg_add(b, "<text x=\"%n\" y=\"%n\"%s>%t</text>\n", x, y, look, text);
 }
-/* Writes a picture whose elements are in `body`: by tr_replace, or directly to a terminal
-   or a pipe. "-": standard output. 0: err. */
-TR_DEF int svg_save(const char *path, const char *title, double width, double height, const tr_buf *body, char *err, size_t size) {
+
+/* Writes a picture whose elements are in `body`. A regular file is replaced (tr_replace);
+   terminals, pipes and standard output ("-") are written directly. Sets err and returns 0
+   on failure. */
+TR_DEF int svg_save(const char *path, const char *title, double width, double height,
+                    const tr_buf *body, char *err, size_t size) {
     tr_buf b;
     struct stat st;
     int fd, ok;
     memset(&b, 0, sizeof b);
-    svg_add(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
+    svg_add(
+        &b,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
         "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n"
-        "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n", width, height, width, height, title, width, height);
+        "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n",
+        width, height, width, height, title, width, height);
     if (body->n) tr_buf_put(&b, body->s, body->n);
     tr_buf_puts(&b, "</svg>\n");
     if (b.oom || body->oom) {
@@ -127,19 +174,29 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
     return ok;
 }
 
-// >>axes -------------------------------------------------------------------------------------------------------------
 
-/* Values lo .. hi are drawn at from .. to; with `log` by their logarithms, lo > 0. */
-typedef struct svg_axis { double lo, hi, from, to; int log; } svg_axis;
+// >>axes --------------------------------------------------------------------------------
 
-/* Where a value is drawn. What is far outside is drawn less far outside: it is cut off anyway, and keeps its direction. */
+/* Values from lo to hi are drawn at coordinates `from` to `to`; with log, by their
+   logarithms, which requires lo > 0. */
+typedef struct svg_axis {
+    double lo, hi, from, to;
+    int log;
+} svg_axis;
+
+/* Returns the coordinate of a value. Values far outside the axis are moved nearer:
+   they are clipped anyway, and the direction of their line changes little. */
 TR_DEF double svg_at(const svg_axis *a, double v) {
-    double t = a->log ? v > 0 ? log(v / a->lo) / log(a->hi / a->lo) : -1 : (v - a->lo) / (a->hi - a->lo);
+    double t = a->log ? v > 0 ? log(v / a->lo) / log(a->hi / a->lo) : -1
+                      : (v - a->lo) / (a->hi - a->lo);
     t = t < -1 ? -1 : t > 2 ? 2 : t;
     return a->from + t * (a->to - a->from);
 }
+
 enum { SVG_TICKS = 16 };
-/* Round numbers within the axis, about `want`; *step: the distance of two, where they have one. */
+
+/* Finds about `want` round values on the axis. *step becomes their distance, or the
+   smallest value on a logarithmic axis. */
 TR_DEF size_t svg_ticks(const svg_axis *a, double want, double tick[SVG_TICKS], double *step) {
     static const double some[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
     size_t n = 0, k, i;
@@ -154,16 +211,28 @@ TR_DEF size_t svg_ticks(const svg_axis *a, double want, double tick[SVG_TICKS], 
                 n++;
             }
         if (n > SVG_TICKS) n = SVG_TICKS;
-        if ((double)n >= want - 1) { *step = tick[0]; return n; }
+        if ((double)n >= want - 1) {
+            *step = tick[0];
+            return n;
+        }
     }
     raw = (a->hi - a->lo) / (want < SVG_TICKS - 1 ? want : SVG_TICKS - 1);
     base = pow(10, floor(log10(raw)));
-    *step = base * (raw <= 1.0001 * base ? 1 : raw <= 2.0001 * base ? 2 : raw <= 5.0001 * base ? 5 : 10);
-    for (n = 0, raw = ceil(a->lo / *step - 1e-9); n < SVG_TICKS && raw * *step <= a->hi + slack; raw++) tick[n++] = raw * *step;
+    *step = base
+            * (raw <= 1.0001 * base   ? 1
+               : raw <= 2.0001 * base ? 2
+               : raw <= 5.0001 * base ? 5
+                                      : 10);
+    for (n = 0, raw = ceil(a->lo / *step - 1e-9); n < SVG_TICKS && raw * *step <= a->hi + slack;
+         raw++)
+        tick[n++] = raw * *step;
     return n;
 }
-/* A tick's number: as many digits as ticks of this distance need; 20k, 1.5M, 2e-4 */
-TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step, double largest) {
+
+/* Writes the value of a tick with as many digits as ticks at this distance require,
+   such as 20k, 1.5M or 2e-4. */
+TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, double step,
+                                 double largest) {
     static const char *const suffix[] = {"", "k", "M", "G", "T"};
     int at = (int)floor(log10(a->log ? v / 10 : step) + 1e-6), k = 0;
     if (v == 0) return strcpy(out, "0");
@@ -175,17 +244,24 @@ TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, doub
         snprintf(out + n, 32 - (size_t)n, "e%d", e);
         return out;
     }
-    while (largest >= 1e4 && k < 4) { largest /= 1000; v /= 1000; at -= 3; k++; }
+    while (largest >= 1e4 && k < 4) {
+        largest /= 1000;
+        v /= 1000;
+        at -= 3;
+        k++;
+    }
     svg_number(out, v, at < 0 ? -at : 0);
     if (k) strcat(out, suffix[k]);
     return out;
 }
-/* The tick numbers below a panel whose lower edge is y */
+
+/* Appends the values of the ticks below a panel whose lower edge is at y. */
 TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
     double tick[SVG_TICKS], step;
     size_t n = svg_ticks(x, want, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
-    int narrow = x->to - x->from < 200;          /* then others are near at its sides */
+    /* Panels next to a narrow one are close: align the outer values inwards. */
+    int narrow = x->to - x->from < 200;
     char text[32];
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
     for (i = 0; i < n; i++) {
@@ -196,8 +272,11 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
     }
     svg_add(b, "</g>\n");
 }
-/* An empty panel: lines at the ticks, their numbers, a title above and a word below at the right */
-TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const char *title, const char *below) {
+
+/* Appends an empty panel: grid lines at the ticks, their values, a title above, and a
+   caption below on the right. */
+TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const char *title,
+                      const char *below) {
     double tick[SVG_TICKS], step, w = x->to - x->from, h = y->from - y->to;
     size_t n, i;
     char text[32];
@@ -209,20 +288,26 @@ TR_DEF void svg_frame(tr_buf *b, const svg_axis *x, const svg_axis *y, const cha
     for (i = 0; i < n; i++) svg_add(b, "M%n %nH%n", x->from, svg_at(y, tick[i]), x->to);
     svg_add(b, "\"/>\n<g text-anchor=\"end\" fill=\"#555\">\n");
     for (i = 0; i < n; i++)
-        svg_text(b, x->from - 5, svg_at(y, tick[i]) + 4, "", svg_tick_text(text, y, tick[i], step, tick[n - 1]));
+        svg_text(b, x->from - 5, svg_at(y, tick[i]) + 4, "",
+                 svg_tick_text(text, y, tick[i], step, tick[n - 1]));
     svg_text(b, x->to, y->from + 26, "", below);
     svg_add(b, "</g>\n");
     svg_below(b, x, y->from, w > 300 ? 7 : 4);
-    svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"none\" stroke=\"#bbb\"/>\n", x->from, y->to, w, h);
+    svg_add(b,
+            "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"none\" stroke=\"#bbb\"/>\n",
+            x->from, y->to, w, h);
 }
 
-// >>shares -----------------------------------------------------------------------------------------------------------
 
-/* Attention, feed-forward, identity: colours that the colour-blind tell apart, too */
+// >>shares ------------------------------------------------------------------------------
+
+/* Attention, feed-forward, identity: distinguishable for colour-blind people. */
 static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};
 
-/* One area from the lower edge to the sum of the first k probabilities of block l. Steps closer than a pixel are left out. */
-TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, size_t k, const svg_axis *x, const svg_axis *y) {
+/* Appends the area from the lower edge to the sum of the first k probabilities of
+   block l. Steps closer than one pixel are skipped. */
+TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, size_t k,
+                     const svg_axis *x, const svg_axis *y) {
     size_t i, j;
     double last = -1e9, here = 0, sum;
     svg_add(b, "<polygon fill=\"%s\" points=\"%p,%p", svg_share[k - 1], svg_at(x, at[0]), y->from);
@@ -236,24 +321,36 @@ TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, 
     }
     svg_add(b, " %p,%p\"/>\n", here, y->from);
 }
-/* The probabilities of attention, feed-forward and identity of L blocks by step, a panel each, from left to right. at: n rows of a step and
-   three numbers a block. steps: lo, hi and log of their axis. Returns the height that it took. */
-TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const svg_axis *steps, double x0, double y0, double width) {
+
+/* Appends one panel per block, from left to right, with the probabilities of
+   attention, feed-forward and identity by step. Each of the n rows at `at` is a step
+   followed by three probabilities for each of the L blocks. `steps` gives lo, hi and
+   log of the step axis. Returns the height of the panels. */
+TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const svg_axis *steps,
+                         double x0, double y0, double width) {
     size_t l, columns = L < 8 ? L < 4 ? 4 : L : 8, rows = (L + columns - 1) / columns;
     double gap = 12, w = (width - gap * (double)(columns - 1)) / (double)columns, h = 64;
     char text[32];
-    svg_add(b, "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: ", x0,
-        y0 + 12);
-    svg_add(b, "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan>"
-        "</text>\n", svg_share[0]);
+    svg_add(
+        b,
+        "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: ",
+        x0, y0 + 12);
+    svg_add(
+        b,
+        "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan>"
+        "</text>\n",
+        svg_share[0]);
     for (l = 0; l < L && n; l++) {
         svg_axis x = *steps, y = {0, 1, 0, 0, 0};
-        x.from = x0 + (double)(l % columns) * (w + gap); x.to = x.from + w;
-        y.from = y0 + 36 + (double)(l / columns) * (h + 20) + h; y.to = y.from - h;
+        x.from = x0 + (double)(l % columns) * (w + gap);
+        x.to = x.from + w;
+        y.from = y0 + 36 + (double)(l / columns) * (h + 20) + h;
+        y.to = y.from - h;
         snprintf(text, sizeof text, "block %u", (unsigned)(l + 1));
         svg_text(b, x.from, y.to - 4, "", text);
-        svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"%s\"/>\n", svg_at(&x, at[0]), y.to,
-            svg_at(&x, at[(n - 1) * (1 + 3 * L)]) - svg_at(&x, at[0]), h, svg_share[2]);
+        svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"%s\"/>\n",
+                svg_at(&x, at[0]), y.to, svg_at(&x, at[(n - 1) * (1 + 3 * L)]) - svg_at(&x, at[0]),
+                h, svg_share[2]);
         svg_area(b, at, n, L, l, 2, &x, &y);
         svg_area(b, at, n, L, l, 1, &x, &y);
         if (l + columns >= L) svg_below(b, &x, y.from, 3);

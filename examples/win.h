@@ -1,9 +1,15 @@
-/* win.h - what train.h uses of POSIX, made of what Windows has, for MinGW (gcc or clang): files, the console, Ctrl-C, clocks, memory.
-   Included by train.h and nothing else. Names of POSIX become macros for functions of ours, so that train.h reads as it does elsewhere.
+/* win.h - implements the POSIX functions that train.h uses on Windows, for MinGW (gcc or
+   clang): files, console, Ctrl-C, clocks, memory
 
-   Other than POSIX: files and standard streams are binary (a line ends in \n alone); paths are those of the C library (the system's code
-   page), with / between directories; there are no symbolic links, and no modes of files. Ctrl-C and Ctrl-Break are SIGINT and SIGTERM; a
-   console that closes, a logout and a shutdown are SIGHUP, after which the system gives a program five seconds. */
+   Only train.h includes this file. It defines POSIX names as macros for functions of this
+   file, so that train.h is the same on all systems.
+
+   Differences from POSIX
+       Files and standard streams are binary: a line ends with \n alone. Paths are
+       those of the C library, in the system's code page, with / between directories.
+       There are no symbolic links and no file modes. Ctrl-C is SIGINT and Ctrl-Break
+       is SIGTERM. Closing the console, logging out and shutting down are SIGHUP; after
+       that, the system ends the process within five seconds. */
 #ifndef SEQTX_EXAMPLES_WIN_H
 #define SEQTX_EXAMPLES_WIN_H
 
@@ -14,10 +20,10 @@
 #define NOMINMAX
 #endif
 #ifndef NOGDI
-#define NOGDI               /* it takes names like PATTERN */
+#define NOGDI                   /* defines names such as PATTERN */
 #endif
 #include <windows.h>
-#define PSAPI_VERSION 2             /* GetProcessMemoryInfo is in kernel32 */
+#define PSAPI_VERSION 2         /* GetProcessMemoryInfo is in kernel32 */
 #include <psapi.h>
 #include <direct.h>
 #include <io.h>
@@ -26,7 +32,8 @@
 
 #define TR_WIN static __attribute__((unused))
 
-/* ---- at the start of a program ---- */
+
+// >>start of a program ------------------------------------------------------------------
 
 static __attribute__((constructor)) void tr_win_start(void) {
     HANDLE console = GetStdHandle(STD_ERROR_HANDLE);
@@ -34,26 +41,33 @@ static __attribute__((constructor)) void tr_win_start(void) {
     int i;
     _fmode = _O_BINARY;
     for (i = 0; i < 3; i++) (void)_setmode(i, _O_BINARY);
-    if (GetConsoleMode(console, &mode)) (void)SetConsoleMode(console, mode | 4);      /* 4: escape sequences, by Windows 10 and later */
+    /* 4: ENABLE_VIRTUAL_TERMINAL_PROCESSING, escape sequences (since Windows 10) */
+    if (GetConsoleMode(console, &mode)) (void)SetConsoleMode(console, mode | 4);
 }
 
-/* ---- files ---- */
+
+// >>files -------------------------------------------------------------------------------
 
 #ifndef O_CLOEXEC
 #define O_CLOEXEC _O_NOINHERIT
 #endif
-#define O_NOFOLLOW 0
-#define O_NONBLOCK 0
-#define S_ISLNK(mode) ((void)(mode), 0)
+#define O_NOFOLLOW        0
+#define O_NONBLOCK        0
+#define S_ISLNK(mode)     ((void)(mode), 0)
 #undef X_OK
-#define X_OK 0              /* directories can be searched; programs are not asked about */
-#define fsync _commit
+#define X_OK              0         /* only used for directories, which can be searched */
+#define fsync             _commit
 #define mkdir(path, mode) _mkdir(path)
-#define fchmod(fd, mode) ((void)(fd), (void)(mode), 0)
+#define fchmod(fd, mode)  ((void)(fd), (void)(mode), 0)
 
-struct tr_win_stat { unsigned st_mode; int64_t st_size; uint64_t st_dev, st_ino, st_nlink; };
+struct tr_win_stat {
+    unsigned st_mode;
+    int64_t  st_size;
+    uint64_t st_dev, st_ino, st_nlink;
+};
 
-/* 0, or -1 with errno. A file and its other names have one st_ino, which the C library here does not tell. */
+/* Returns 0, or -1 with errno set. All names of a file share one st_ino, which this C
+   library's stat does not provide. */
 TR_WIN int tr_win_look(HANDLE file, struct tr_win_stat *st) {
     BY_HANDLE_FILE_INFORMATION f;
     DWORD kind = GetFileType(file);
@@ -72,10 +86,12 @@ TR_WIN int tr_win_look(HANDLE file, struct tr_win_stat *st) {
     errno = EIO;
     return -1;
 }
+
 TR_WIN int tr_win_stat(const char *path, struct tr_win_stat *st) {
-    /* FLAG_BACKUP_SEMANTICS: a directory may be opened too. 0: to look at it, not to read */
-    HANDLE file = CreateFileA(path, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
-                              FILE_FLAG_BACKUP_SEMANTICS, NULL);
+    /* Access 0 permits only querying attributes. FILE_FLAG_BACKUP_SEMANTICS permits
+       opening directories. */
+    HANDLE file = CreateFileA(path, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE,
+                              NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
     int result;
     if (file == INVALID_HANDLE_VALUE) {
         DWORD why = GetLastError();
@@ -86,15 +102,20 @@ TR_WIN int tr_win_stat(const char *path, struct tr_win_stat *st) {
     CloseHandle(file);
     return result;
 }
-TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) { return tr_win_look((HANDLE)_get_osfhandle(fd), st); }
-#undef stat              /* with 64 bits of size they are macros already */
+
+TR_WIN int tr_win_fstat(int fd, struct tr_win_stat *st) {
+    return tr_win_look((HANDLE)_get_osfhandle(fd), st);
+}
+
+/* With a 64-bit off_t these already are macros. */
+#undef stat
 #undef fstat
-#define stat tr_win_stat
+#define stat  tr_win_stat
 #define lstat tr_win_stat
 #define fstat tr_win_fstat
 
-/* As tr_lock of train.h. It locks a byte far behind the end: locked bytes cannot be
-   read. */
+/* Like tr_lock in train.h. Locks a byte far beyond the end of the file, because locked
+   bytes cannot be read. */
 TR_WIN int tr_win_lock(int fd) {
     const DWORD how = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
     OVERLAPPED at;
@@ -104,24 +125,31 @@ TR_WIN int tr_win_lock(int fd) {
     return GetLastError() == ERROR_LOCK_VIOLATION || GetLastError() == ERROR_IO_PENDING ? 0 : -1;
 }
 
-/* No links: the path itself, if there is such a file */
+/* There are no links. Fails as readlink does for an existing file that is not a link,
+   or for a missing file. */
 TR_WIN ssize_t tr_win_readlink(const char *path, char *to, size_t room) {
     struct tr_win_stat st;
-    (void)to; (void)room;
+    (void)to;
+    (void)room;
     if (tr_win_stat(path, &st) == 0) errno = EINVAL;
     return -1;
 }
+
 #define readlink tr_win_readlink
 
-/* The library's own refuses to replace a file. */
+/* The C library's rename does not replace existing files. */
 TR_WIN int tr_win_rename(const char *from, const char *to) {
     if (MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH)) return 0;
     errno = EACCES;
     return -1;
 }
+
 #define rename tr_win_rename
 
-TR_WIN int tr_win_truncate(int fd, int64_t size) { return _chsize_s(fd, size) ? -1 : 0; }
+TR_WIN int tr_win_truncate(int fd, int64_t size) {
+    return _chsize_s(fd, size) ? -1 : 0;
+}
+
 #define ftruncate tr_win_truncate
 
 TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
@@ -131,7 +159,10 @@ TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
         if (n + 2 > *room) {
             size_t more = *room < 64 ? 128 : 2 * *room;
             char *grown = (char *)realloc(*line, more);
-            if (grown == NULL) { errno = ENOMEM; return -1; }
+            if (grown == NULL) {
+                errno = ENOMEM;
+                return -1;
+            }
             *line = grown;
             *room = more;
         }
@@ -142,12 +173,18 @@ TR_WIN ssize_t tr_win_getline(char **line, size_t *room, FILE *in) {
     (*line)[n] = 0;
     return (ssize_t)n;
 }
+
 #define getline tr_win_getline
 
-/* ---- the console ---- */
+
+// >>console -----------------------------------------------------------------------------
 
 #define TIOCGWINSZ 1
-struct winsize { size_t ws_col; };
+
+struct winsize {
+    size_t ws_col;
+};
+
 TR_WIN int tr_win_size(int fd, int what, struct winsize *w) {
     CONSOLE_SCREEN_BUFFER_INFO info;
     (void)what;
@@ -155,50 +192,67 @@ TR_WIN int tr_win_size(int fd, int what, struct winsize *w) {
     w->ws_col = (size_t)(info.srWindow.Right - info.srWindow.Left + 1);
     return 0;
 }
+
 #define ioctl tr_win_size
 
-/* For the C library NUL is a terminal */
+/* The C library's isatty also returns nonzero for NUL. */
 TR_WIN int tr_win_isatty(int fd) {
     DWORD mode;
     return GetConsoleMode((HANDLE)_get_osfhandle(fd), &mode) != 0;
 }
+
 #define isatty tr_win_isatty
 
-/* ---- signals ---- */
+
+// >>signals -----------------------------------------------------------------------------
 
 #ifndef SIGHUP
 #define SIGHUP 1
 #endif
-struct tr_win_sigaction { void (*sa_handler)(int); int sa_mask; };
+
+struct tr_win_sigaction {
+    void (*sa_handler)(int);
+    int    sa_mask;
+};
+
 static void (*tr_win_handler)(int) TR_UNUSED;
-/* On a thread of the system's, beside the program */
+
+/* Runs on a thread of the system, concurrently with the program. */
 TR_WIN BOOL WINAPI tr_win_event(DWORD event) {
     int sig = event == CTRL_C_EVENT ? SIGINT : event == CTRL_BREAK_EVENT ? SIGTERM : SIGHUP;
     if (tr_win_handler == NULL) return FALSE;
     tr_win_handler(sig);
-    if (sig == SIGHUP) Sleep(INFINITE);         /* the process ends when this returns, or five seconds later */
+    if (sig == SIGHUP) Sleep(INFINITE);     /* returning would end the process immediately */
     return TRUE;
 }
-TR_WIN int tr_win_sigaction(int sig, const struct tr_win_sigaction *now, struct tr_win_sigaction *was) {
+
+TR_WIN int tr_win_sigaction(int sig, const struct tr_win_sigaction *now,
+                            struct tr_win_sigaction *was) {
     (void)sig;
     if (was != NULL) was->sa_handler = NULL;
     if (now == NULL) return 0;
-    if (tr_win_handler == NULL && !SetConsoleCtrlHandler(tr_win_event, TRUE)) { errno = EINVAL; return -1; }
+    if (tr_win_handler == NULL && !SetConsoleCtrlHandler(tr_win_event, TRUE)) {
+        errno = EINVAL;
+        return -1;
+    }
     tr_win_handler = now->sa_handler;
     return 0;
 }
-#define sigaction tr_win_sigaction
-#define sigemptyset(set) ((void)(*(set) = 0))
+
+#define sigaction           tr_win_sigaction
+#define sigemptyset(set)    ((void)(*(set) = 0))
 #define sigaddset(set, sig) ((void)(set), (void)(sig))
 
-/* ---- clocks, the machine ---- */
 
-#define CLOCK_REALTIME 0
+// >>clocks and memory -------------------------------------------------------------------
+
+#define CLOCK_REALTIME  0
 #define CLOCK_MONOTONIC 1
+
 TR_WIN int tr_win_clock(int which, struct timespec *t) {
     LARGE_INTEGER count, per_second;
     FILETIME now;
-    uint64_t ticks;                         /* of 100 ns; the system's begin in 1601 */
+    uint64_t ticks;     /* of 100 ns; FILETIME counts from 1601 */
     if (which == CLOCK_REALTIME) {
         GetSystemTimeAsFileTime(&now);
         ticks = ((uint64_t)now.dwHighDateTime << 32 | now.dwLowDateTime) - 116444736000000000u;
@@ -206,16 +260,22 @@ TR_WIN int tr_win_clock(int which, struct timespec *t) {
         QueryPerformanceCounter(&count);
         QueryPerformanceFrequency(&per_second);
         ticks = (uint64_t)(count.QuadPart / per_second.QuadPart) * 10000000u
-              + (uint64_t)(count.QuadPart % per_second.QuadPart) * 10000000u / (uint64_t)per_second.QuadPart;
+                + (uint64_t)(count.QuadPart % per_second.QuadPart) * 10000000u
+                      / (uint64_t)per_second.QuadPart;
     }
     t->tv_sec = (time_t)(ticks / 10000000u);
     t->tv_nsec = (long)(ticks % 10000000u * 100u);
     return 0;
 }
+
 #define clock_gettime tr_win_clock
 
 #define RUSAGE_SELF 0
-struct rusage { int64_t ru_maxrss; };       /* KiB */
+
+struct rusage {
+    int64_t ru_maxrss;      /* in KiB */
+};
+
 TR_WIN int tr_win_usage(int who, struct rusage *u) {
     PROCESS_MEMORY_COUNTERS m;
     (void)who;
@@ -223,22 +283,26 @@ TR_WIN int tr_win_usage(int who, struct rusage *u) {
     u->ru_maxrss = (int64_t)(m.PeakWorkingSetSize / 1024);
     return 0;
 }
+
 #define getrusage tr_win_usage
 
 #define _SC_PHYS_PAGES 0
-#define _SC_PAGESIZE 1
+#define _SC_PAGESIZE   1
+
 TR_WIN int64_t tr_win_sysconf(int what) {
     MEMORYSTATUSEX m;
     m.dwLength = sizeof m;
     if (what == _SC_PAGESIZE) return 4096;
     return GlobalMemoryStatusEx(&m) ? (int64_t)(m.ullTotalPhys / 4096) : -1;
 }
+
 #define sysconf tr_win_sysconf
 
 TR_WIN int tr_win_hostname(char *name, size_t size) {
     DWORD n = (DWORD)size;
     return GetComputerNameA(name, &n) ? 0 : -1;
 }
+
 #define gethostname tr_win_hostname
 
 #endif /* SEQTX_EXAMPLES_WIN_H */
