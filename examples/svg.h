@@ -18,15 +18,14 @@
 // >>numbers -----------------------------------------------------------------------------
 
 /* Writes x with at most `decimals` (up to 9) digits after the decimal point, without
-   trailing zeros. */
+   trailing zeros, and returns out. */
 TR_DEF const char *svg_number(char out[32], double x, int decimals) {
-    uint64_t scale = 1, v;
+    uint64_t scale = 1, v = 1000000000000000000u;
     int n, k;
     if (decimals > 9) decimals = 9;
     for (k = 0; k < decimals; k++) scale *= 10;
     if (isnan(x)) x = 0;
-    v = fabs(x) * (double)scale < 1e18 ? (uint64_t)(fabs(x) * (double)scale + 0.5)
-                                       : (uint64_t)1000000000000000000u;
+    if (fabs(x) * (double)scale < 1e18) v = (uint64_t)(fabs(x) * (double)scale + 0.5);
     n = snprintf(out, 32, "%s%" PRIu64, x < 0 && v ? "-" : "", v / scale);
     if (v % scale) {
         n += snprintf(out + n, 32 - (size_t)n, ".%0*" PRIu64, decimals, v % scale);
@@ -36,27 +35,44 @@ TR_DEF const char *svg_number(char out[32], double x, int decimals) {
     return out;
 }
 
+/* Appends the decimal digits at p to *m. Digits beyond the precision of a double are
+   dropped. Returns the position after them. */
+TR_DEF const char *svg_digits(const char *p, double *m, int *kept, int *dropped) {
+    for (*kept = *dropped = 0; *p >= '0' && *p <= '9'; p++) {
+        if (*m < 1e17) {
+            *m = 10 * *m + (*p - '0');
+            ++*kept;
+        } else {
+            ++*dropped;
+        }
+    }
+    return p;
+}
+
+/* Returns m 10^e. Divides for negative e: 85 / 10 is 8.5, but 85 * 0.1 is not. */
+TR_DEF double svg_times_power(double m, int e) {
+    if (e >= 0) return m * pow(10, e);
+    if (e >= -300) return m / pow(10, -e);
+    return m / pow(10, 300) / pow(10, -e - 300);
+}
+
 /* Reads the JSON number at p. null, and a number that does not fit in a double, become
    NaN. Returns the position after the number, or NULL if there is no number. */
 TR_DEF const char *svg_read(const char *p, double *x) {
     double m = 0;
-    int e = 0, digits = 0, exponent = 0, minus = *p == '-', down;
+    int e, kept, dropped, digits, exponent = 0, minus = *p == '-', down;
     *x = (double)NAN;
     if (strncmp(p, "null", 4) == 0) return p + 4;
-    p += minus;
-    for (; *p >= '0' && *p <= '9'; p++, digits++) {
-        if (m < 1e17)
-            m = 10 * m + (*p - '0');
-        else
-            e++;
+    p = svg_digits(p + minus, &m, &kept, &dropped);
+    digits = kept + dropped;
+    e = dropped;
+    if (*p == '.') {
+        p = svg_digits(p + 1, &m, &kept, &dropped);
+        digits += kept + dropped;
+        e -= kept;
     }
-    if (*p == '.')
-        for (p++; *p >= '0' && *p <= '9'; p++, digits++)
-            if (m < 1e17) {
-                m = 10 * m + (*p - '0');
-                e--;
-            }
     if (!digits) return NULL;
+
     if (*p == 'e' || *p == 'E') {
         p++;
         down = *p == '-';
@@ -66,9 +82,7 @@ TR_DEF const char *svg_read(const char *p, double *x) {
             if (exponent < 10000) exponent = 10 * exponent + (*p - '0');
         e += down ? -exponent : exponent;
     }
-    m = e < -300 ? m / pow(10, 300) / pow(10, -e - 300)
-        : e < 0  ? m / pow(10, -e)
-                 : m * pow(10, e);        /* 85 / 10 is 8.5; 85 * 0.1 is not */
+    m = svg_times_power(m, e);
     if (isfinite(m)) *x = minus ? -m : m;
     return p;
 }
@@ -84,10 +98,8 @@ TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
         if (!p) return SIZE_MAX;
         if (n < room) out[n] = x;
         p = tr_json_blank(p);
-        if (*p == ',')
-            p = tr_json_blank(p + 1);
-        else if (*p != ']')
-            return SIZE_MAX;
+        if (*p != ',' && *p != ']') return SIZE_MAX;
+        if (*p == ',') p = tr_json_blank(p + 1);
     }
     return n;
 }
@@ -95,12 +107,32 @@ TR_DEF size_t svg_numbers(const char *p, double *out, size_t room) {
 
 // >>elements ----------------------------------------------------------------------------
 
+/* Appends text as the content of an XML element. Invalid UTF-8 and control characters,
+   which XML does not allow, become U+FFFD. */
+TR_DEF void svg_escaped(tr_buf *b, const char *text) {
+    static const char special[] = "<>&\"";
+    static const char *const entity[] = {"&lt;", "&gt;", "&amp;", "&quot;"};
+    const unsigned char *s = (const unsigned char *)text;
+    const char *at;
+    while (*s) {
+        size_t n = tr_utf8(s);
+        at = strchr(special, *s);
+        if (n == 0 || *s < 0x20 || *s == 0x7F) {
+            tr_buf_puts(b, "\357\277\275");
+            n = 1;
+        } else if (at != NULL) {
+            tr_buf_puts(b, entity[at - special]);
+        } else {
+            tr_buf_put(b, s, n);
+        }
+        s += n;
+    }
+}
+
 /* Appends fmt. In it, %n is a double with two decimals, %p a double with one (for the
-   many points of a line), %s text that is copied unchanged, and %t text in which < > &
-   " are escaped. */
+   many points of a line), %s text that is copied unchanged, and %t text to be escaped. */
 TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
     char number[32];
-    const unsigned char *s;
     va_list args;
     va_start(args, fmt);
     for (; *fmt; fmt++) {
@@ -108,30 +140,12 @@ TR_DEF void svg_add(tr_buf *b, const char *fmt, ...) {
             tr_buf_put(b, fmt, 1);
             continue;
         }
-        fmt++;
-        if (*fmt == 'n' || *fmt == 'p')
-            tr_buf_puts(b, svg_number(number, va_arg(args, double), *fmt == 'n' ? 2 : 1));
-        else if (*fmt == 's')
-            tr_buf_puts(b, va_arg(args, const char *));
-        else
-            for (s = va_arg(args, const unsigned char *); *s;) {
-                size_t n = tr_utf8(s);
-                if (n == 0 || *s < 0x20 || *s == 0x7F) {
-                    tr_buf_puts(b, "\357\277\275");
-                    n = 1;
-                }        /* U+FFFD: XML does not allow control characters */
-                else if (*s == '<')
-                    tr_buf_puts(b, "&lt;");
-                else if (*s == '>')
-                    tr_buf_puts(b, "&gt;");
-                else if (*s == '&')
-                    tr_buf_puts(b, "&amp;");
-                else if (*s == '"')
-                    tr_buf_puts(b, "&quot;");
-                else
-                    tr_buf_put(b, s, n);
-                s += n;
-            }
+        switch (*++fmt) {
+        case 'n': tr_buf_puts(b, svg_number(number, va_arg(args, double), 2)); break;
+        case 'p': tr_buf_puts(b, svg_number(number, va_arg(args, double), 1)); break;
+        case 's': tr_buf_puts(b, va_arg(args, const char *)); break;
+        default: svg_escaped(b, va_arg(args, const char *)); break;
+        }
     }
     va_end(args);
 }
@@ -150,25 +164,28 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
     struct stat st;
     int fd, ok;
     memset(&b, 0, sizeof b);
-    svg_add(
-        &b,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
-        "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"11\" fill=\"#333\">\n<title>%t</title>\n"
-        "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n",
-        width, height, width, height, title, width, height);
+    svg_add(&b,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" "
+            "width=\"%n\" height=\"%n\" viewBox=\"0 0 %n %n\" "
+            "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" "
+            "font-size=\"11\" fill=\"#333\">\n"
+            "<title>%t</title>\n"
+            "<rect width=\"%n\" height=\"%n\" fill=\"#fff\"/>\n",
+            width, height, width, height, title, width, height);
     if (body->n) tr_buf_put(&b, body->s, body->n);
     tr_buf_puts(&b, "</svg>\n");
     if (b.oom || body->oom) {
         tr_buf_free(&b);
         return tr_fail(err, size, "%s: out of memory", path);
     }
+
     if (strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode))) {
         ok = tr_replace(path, b.s, b.n, err, size);
     } else {
         fd = strcmp(path, "-") ? open(path, O_WRONLY | O_CLOEXEC) : dup(1);
         ok = fd >= 0 && tr_write_all(fd, b.s, b.n);
         ok = fd >= 0 && close(fd) == 0 && ok;
-        if (!ok) tr_fail(err, size, "%s: %s", path, strerror(errno));
+        if (!ok) tr_fail(err, size, "%s: cannot write: %s", path, strerror(errno));
     }
     tr_buf_free(&b);
     return ok;
@@ -181,51 +198,61 @@ TR_DEF int svg_save(const char *path, const char *title, double width, double he
    logarithms, which requires lo > 0. */
 typedef struct svg_axis {
     double lo, hi, from, to;
-    int log;
+    int    log;
 } svg_axis;
 
 /* Returns the coordinate of a value. Values far outside the axis are moved nearer:
    they are clipped anyway, and the direction of their line changes little. */
 TR_DEF double svg_at(const svg_axis *a, double v) {
-    double t = a->log ? v > 0 ? log(v / a->lo) / log(a->hi / a->lo) : -1
-                      : (v - a->lo) / (a->hi - a->lo);
-    t = t < -1 ? -1 : t > 2 ? 2 : t;
+    double t = -1;
+    if (!a->log) t = (v - a->lo) / (a->hi - a->lo);
+    else if (v > 0) t = log(v / a->lo) / log(a->hi / a->lo);
+    if (t < -1) t = -1;
+    if (t > 2) t = 2;
     return a->from + t * (a->to - a->from);
 }
 
 enum { SVG_TICKS = 16 };
 
+/* Finds the values m 10^k on a logarithmic axis, for the m in a zero-terminated list.
+   Returns their number, at most SVG_TICKS. */
+TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick[SVG_TICKS]) {
+    double slack = 1e-9 * (a->hi - a->lo);
+    int decade = (int)floor(log10(a->lo));
+    size_t n = 0, i;
+    for (; pow(10, decade) <= a->hi; decade++) {
+        for (i = 0; i < 8 && list[i] > 0; i++) {
+            double v = list[i] * pow(10, decade);
+            if (v < a->lo - slack || v > a->hi + slack) continue;
+            if (n < SVG_TICKS) tick[n] = v;
+            n++;
+        }
+    }
+    return n < SVG_TICKS ? n : SVG_TICKS;
+}
+
 /* Finds about `want` round values on the axis. *step becomes their distance, or the
    smallest value on a logarithmic axis. */
 TR_DEF size_t svg_ticks(const svg_axis *a, double want, double tick[SVG_TICKS], double *step) {
-    static const double some[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
-    size_t n = 0, k, i;
-    double slack = 1e-9 * (a->hi - a->lo), base, raw;
-    for (k = 0; a->log && k < 3; k++) {
-        int decade = (int)floor(log10(a->lo));
-        for (n = 0; pow(10, decade) <= a->hi; decade++)
-            for (i = 0; i < 8 && some[k][i] > 0; i++) {
-                double v = some[k][i] * pow(10, decade);
-                if (v < a->lo - slack || v > a->hi + slack) continue;
-                if (n < SVG_TICKS) tick[n] = v;
-                n++;
-            }
-        if (n > SVG_TICKS) n = SVG_TICKS;
-        if ((double)n >= want - 1) {
-            *step = tick[0];
-            return n;
-        }
+    static const double list[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
+    static const double factor[4] = {1, 2, 5, 10}, limit[3] = {1.0001, 2.0001, 5.0001};
+    double slack = 1e-9 * (a->hi - a->lo), base, raw, k;
+    size_t n, i;
+    for (i = 0; a->log && i < 3; i++) {
+        n = svg_log_ticks(a, list[i], tick);
+        if ((double)n < want - 1) continue;
+        *step = tick[0];
+        return n;
     }
+
+    /* the smallest of 1, 2, 5 and 10 times a power of ten that gives few enough values */
     raw = (a->hi - a->lo) / (want < SVG_TICKS - 1 ? want : SVG_TICKS - 1);
     base = pow(10, floor(log10(raw)));
-    *step = base
-            * (raw <= 1.0001 * base   ? 1
-               : raw <= 2.0001 * base ? 2
-               : raw <= 5.0001 * base ? 5
-                                      : 10);
-    for (n = 0, raw = ceil(a->lo / *step - 1e-9); n < SVG_TICKS && raw * *step <= a->hi + slack;
-         raw++)
-        tick[n++] = raw * *step;
+    for (i = 0; i < 3 && !(raw <= limit[i] * base);) i++;
+    *step = base * factor[i];
+
+    k = ceil(a->lo / *step - 1e-9);
+    for (n = 0; n < SVG_TICKS && k * *step <= a->hi + slack; k++) tick[n++] = k * *step;
     return n;
 }
 
@@ -266,7 +293,9 @@ TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
     svg_add(b, "<g text-anchor=\"middle\" fill=\"#555\">\n");
     for (i = 0; i < n; i++) {
         double at = svg_at(x, tick[i]);
-        int side = !narrow ? 0 : at < x->from + 5 ? 1 : at > x->to - 12 ? 2 : 0;
+        int side = 0;
+        if (narrow && at < x->from + 5) side = 1;
+        else if (narrow && at > x->to - 12) side = 2;
         svg_tick_text(text, x, tick[i], step, tick[n - 1]);
         svg_text(b, at, y + 13, look[side], text);
     }
@@ -306,13 +335,14 @@ static const char *const svg_share[3] = {"#0072B2", "#E69F00", "#D9D9D9"};
 
 /* Appends the area from the lower edge to the sum of the first k probabilities of
    block l. Steps closer than one pixel are skipped. */
-TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, size_t k,
+TR_DEF void svg_area(tr_buf *b, const double *data, size_t n, size_t L, size_t l, size_t k,
                      const svg_axis *x, const svg_axis *y) {
     size_t i, j;
     double last = -1e9, here = 0, sum;
-    svg_add(b, "<polygon fill=\"%s\" points=\"%p,%p", svg_share[k - 1], svg_at(x, at[0]), y->from);
+    svg_add(b, "<polygon fill=\"%s\" points=\"%p,%p", svg_share[k - 1], svg_at(x, data[0]),
+            y->from);
     for (i = 0; i < n; i++) {
-        const double *row = at + i * (1 + 3 * L);
+        const double *row = data + i * (1 + 3 * L);
         here = svg_at(x, row[0]);
         if (here - last < 1 && i + 1 < n) continue;
         last = here;
@@ -323,23 +353,25 @@ TR_DEF void svg_area(tr_buf *b, const double *at, size_t n, size_t L, size_t l, 
 }
 
 /* Appends one panel per block, from left to right, with the probabilities of
-   attention, feed-forward and identity by step. Each of the n rows at `at` is a step
+   attention, feed-forward and identity by step. Each of the n rows of data is a step
    followed by three probabilities for each of the L blocks. `steps` gives lo, hi and
    log of the step axis. Returns the height of the panels. */
-TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const svg_axis *steps,
-                         double x0, double y0, double width) {
-    size_t l, columns = L < 8 ? L < 4 ? 4 : L : 8, rows = (L + columns - 1) / columns;
-    double gap = 12, w = (width - gap * (double)(columns - 1)) / (double)columns, h = 64;
+TR_DEF double svg_shares(tr_buf *b, const double *data, size_t n, size_t L,
+                         const svg_axis *steps, double x0, double y0, double width) {
+    const double gap = 12, h = 64;
+    size_t l, columns = L < 8 ? L : 8, rows;
+    double w, first, last;
     char text[32];
-    svg_add(
-        b,
-        "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">probabilities of each block</tspan> by step: ",
-        x0, y0 + 12);
-    svg_add(
-        b,
-        "<tspan fill=\"%s\">attention</tspan>, <tspan fill=\"#B27A00\">feed-forward</tspan>, <tspan fill=\"#777\">identity</tspan>"
-        "</text>\n",
-        svg_share[0]);
+    if (columns < 4) columns = 4;
+    rows = (L + columns - 1) / columns;
+    w = (width - gap * (double)(columns - 1)) / (double)columns;
+    svg_add(b,
+            "<text x=\"%n\" y=\"%n\" font-size=\"12\">"
+            "<tspan font-weight=\"bold\">probabilities of each block</tspan> by step: "
+            "<tspan fill=\"%s\">attention</tspan>, "
+            "<tspan fill=\"#B27A00\">feed-forward</tspan>, "
+            "<tspan fill=\"#777\">identity</tspan></text>\n",
+            x0, y0 + 12, svg_share[0]);
     for (l = 0; l < L && n; l++) {
         svg_axis x = *steps, y = {0, 1, 0, 0, 0};
         x.from = x0 + (double)(l % columns) * (w + gap);
@@ -348,13 +380,15 @@ TR_DEF double svg_shares(tr_buf *b, const double *at, size_t n, size_t L, const 
         y.to = y.from - h;
         snprintf(text, sizeof text, "block %u", (unsigned)(l + 1));
         svg_text(b, x.from, y.to - 4, "", text);
+        first = svg_at(&x, data[0]);
+        last = svg_at(&x, data[(n - 1) * (1 + 3 * L)]);
         svg_add(b, "<rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\" fill=\"%s\"/>\n",
-                svg_at(&x, at[0]), y.to, svg_at(&x, at[(n - 1) * (1 + 3 * L)]) - svg_at(&x, at[0]),
-                h, svg_share[2]);
-        svg_area(b, at, n, L, l, 2, &x, &y);
-        svg_area(b, at, n, L, l, 1, &x, &y);
+                first, y.to, last - first, h, svg_share[2]);
+        svg_area(b, data, n, L, l, 2, &x, &y);
+        svg_area(b, data, n, L, l, 1, &x, &y);
         if (l + columns >= L) svg_below(b, &x, y.from, 3);
     }
     return 36 + (double)rows * (h + 20) + 4;
 }
-#endif
+
+#endif /* SEQTX_EXAMPLES_SVG_H */

@@ -219,7 +219,9 @@ static void (*tr_win_handler)(int) TR_UNUSED;
 
 /* Runs on a thread of the system, concurrently with the program. */
 TR_WIN BOOL WINAPI tr_win_event(DWORD event) {
-    int sig = event == CTRL_C_EVENT ? SIGINT : event == CTRL_BREAK_EVENT ? SIGTERM : SIGHUP;
+    int sig = SIGHUP;
+    if (event == CTRL_C_EVENT) sig = SIGINT;
+    if (event == CTRL_BREAK_EVENT) sig = SIGTERM;
     if (tr_win_handler == NULL) return FALSE;
     tr_win_handler(sig);
     if (sig == SIGHUP) Sleep(INFINITE);     /* returning would end the process immediately */
