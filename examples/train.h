@@ -192,26 +192,26 @@ TR_DEF void tr_buf_free(tr_buf *b) {
     memset(b, 0, sizeof *b);
 }
 
-TR_DEF void tr_buf_put(tr_buf *b, const void *bytes, size_t n) {
-    if (b->oom) return;
-    if (b->room - b->n < n + 1) {        /* room is 0 or at least n + 1 */
-        size_t room = b->room ? b->room : 128;
-        char *s;
-        while (room - b->n < n + 1) {
-            if (room > SIZE_MAX / 2) {
-                b->oom = 1;
-                return;
-            }
-            room *= 2;
-        }
-        s = (char *)realloc(b->s, room);
-        if (s == NULL) {
-            b->oom = 1;
-            return;
-        }
-        b->s = s;
-        b->room = room;
+/* Makes space for n more bytes and a zero. */
+TR_DEF int tr_buf_reserve(tr_buf *b, size_t n) {
+    size_t room = b->room ? b->room : 128;
+    char *s;
+    while (room - b->n < n + 1) {       /* n < room, or both are 0 */
+        if (room > SIZE_MAX / 2) b->oom = 1;
+        if (b->oom) return 0;
+        room *= 2;
     }
+    if (room == b->room) return 1;
+    s = (char *)realloc(b->s, room);
+    b->oom = s == NULL;
+    if (b->oom) return 0;
+    b->s = s;
+    b->room = room;
+    return 1;
+}
+
+TR_DEF void tr_buf_put(tr_buf *b, const void *bytes, size_t n) {
+    if (b->oom || !tr_buf_reserve(b, n)) return;
     memcpy(b->s + b->n, bytes, n);
     b->n += n;
     b->s[b->n] = 0;
@@ -223,6 +223,21 @@ TR_DEF void tr_buf_puts(tr_buf *b, const char *text) {
 
 TR_DEF void tr_buf_fill(tr_buf *b, char c, size_t count) {
     while (count-- > 0) tr_buf_put(b, &c, 1);
+}
+
+/* Appends as printf does. */
+TR_DEF TR_PRINTF(2, 3) void tr_buf_printf(tr_buf *b, const char *fmt, ...) {
+    va_list args;
+    int n;
+    va_start(args, fmt);
+    n = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    if (n < 0) b->oom = 1;
+    if (b->oom || !tr_buf_reserve(b, (size_t)n)) return;
+    va_start(args, fmt);
+    vsnprintf(b->s + b->n, (size_t)n + 1, fmt, args);
+    va_end(args);
+    b->n += (size_t)n;
 }
 
 /* The FNV-1a hash of a text, computed in parts. Pass TR_HASH_BEGIN as h for the first
@@ -275,8 +290,9 @@ TR_DEF size_t tr_utf8(const unsigned char *s) {
 /* Appends text as a quoted JSON string, or null if text is NULL. A path can contain
    any bytes, but JSON must be UTF-8: each invalid byte becomes U+FFFD. */
 TR_DEF void tr_json_string(tr_buf *b, const char *text) {
+    static const char special[] = "\"\\\n\t\r", letter[] = "\"\\ntr";
     const unsigned char *s = (const unsigned char *)text;
-    char hex[8];
+    const char *at;
     if (text == NULL) {
         tr_buf_puts(b, "null");
         return;
@@ -284,26 +300,17 @@ TR_DEF void tr_json_string(tr_buf *b, const char *text) {
     tr_buf_puts(b, "\"");
     while (*s) {
         size_t n = tr_utf8(s);
+        at = strchr(special, *s);
         if (n == 0) {
             tr_buf_puts(b, "\\ufffd");
-            s++;
-            continue;
-        }
-        if (*s == '"')
-            tr_buf_puts(b, "\\\"");
-        else if (*s == '\\')
-            tr_buf_puts(b, "\\\\");
-        else if (*s == '\n')
-            tr_buf_puts(b, "\\n");
-        else if (*s == '\t')
-            tr_buf_puts(b, "\\t");
-        else if (*s == '\r')
-            tr_buf_puts(b, "\\r");
-        else if (*s < 0x20) {
-            snprintf(hex, sizeof hex, "\\u%04x", (unsigned)*s);
-            tr_buf_puts(b, hex);
-        } else
+            n = 1;
+        } else if (at != NULL) {
+            tr_buf_printf(b, "\\%c", letter[at - special]);
+        } else if (*s < 0x20) {
+            tr_buf_printf(b, "\\u%04x", (unsigned)*s);
+        } else {
             tr_buf_put(b, s, n);
+        }
         s += n;
     }
     tr_buf_puts(b, "\"");
@@ -318,10 +325,8 @@ TR_DEF const char *tr_json_blank(const char *p) {
    if there is none. */
 TR_DEF const char *tr_json_past_string(const char *p) {
     for (p++; *p != '"'; p++) {
-        if (*p == '\\' && p[1] != 0)
-            p++;
-        else if (*p == 0)
-            return NULL;
+        if (*p == '\\' && p[1] != 0) p++;
+        if (*p == 0) return NULL;
     }
     return p + 1;
 }
@@ -329,92 +334,93 @@ TR_DEF const char *tr_json_past_string(const char *p) {
 /* Returns the position after the value at p, or NULL if the value is incomplete.
    Brackets are counted; their kinds are not compared. */
 TR_DEF const char *tr_json_past_value(const char *p) {
-    size_t depth = 0;
+    size_t depth = 0, n;
     if (*p == '"') return tr_json_past_string(p);
-    if (*p == '{' || *p == '[') {
-        do {
-            if (*p == 0) return NULL;
-            if (*p == '"') {
-                p = tr_json_past_string(p);
-                if (p == NULL) return NULL;
-                continue;
-            }
-            if (*p == '{' || *p == '[') depth++;
-            if (*p == '}' || *p == ']') depth--;
-            p++;
-        } while (depth > 0);
-        return p;
-    }
-    {
-        size_t n = strcspn(p, ",]}{[:\" \t\r\n");
+    if (*p != '{' && *p != '[') {
+        n = strcspn(p, ",]}{[:\" \t\r\n");
         return n > 0 ? p + n : NULL;
     }
+    do {
+        if (*p == 0) return NULL;
+        if (*p == '"') {
+            p = tr_json_past_string(p);
+            if (p == NULL) return NULL;
+            continue;
+        }
+        if (*p == '{' || *p == '[') depth++;
+        if (*p == '}' || *p == ']') depth--;
+        p++;
+    } while (depth > 0);
+    return p;
 }
 
 TR_DEF int tr_json_hex4(const char *p, unsigned long *out) {
+    static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     int i;
     for (*out = 0, i = 0; i < 4; i++) {
-        char c = p[i];
-        if (c >= '0' && c <= '9')
-            *out = *out * 16 + (unsigned long)(c - '0');
-        else if (c >= 'a' && c <= 'f')
-            *out = *out * 16 + (unsigned long)(c - 'a' + 10);
-        else if (c >= 'A' && c <= 'F')
-            *out = *out * 16 + (unsigned long)(c - 'A' + 10);
-        else
-            return 0;
+        const char *at = p[i] ? strchr(digits, p[i]) : NULL;
+        if (at == NULL) return 0;
+        *out = *out * 16 + (unsigned long)((at - digits) % 16);
     }
     return 1;
 }
 
-/* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed,
-   contains U+0000, or does not fit in out. */
+/* Encodes the code point c as UTF-8 and returns its length. */
+TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
+    size_t len = 1, i;
+    if (c < 0x80) {
+        out[0] = (char)c;
+    } else if (c < 0x800) {
+        out[0] = (char)(0xC0 | (c >> 6));
+        len = 2;
+    } else if (c < 0x10000) {
+        out[0] = (char)(0xE0 | (c >> 12));
+        len = 3;
+    } else {
+        out[0] = (char)(0xF0 | (c >> 18));
+        len = 4;
+    }
+    for (i = 1; i < len; i++) out[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
+    return len;
+}
+
+/* Decodes the escape sequence at p, which begins after the backslash. Stores the bytes in out
+   and their number in *len. Returns the position after it, or NULL if it is malformed. */
+TR_DEF const char *tr_json_escape(const char *p, const char *end, char out[4], size_t *len) {
+    const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *at;
+    unsigned long c, low;
+    if (*p != 'u') {
+        at = *p ? strchr(from, *p) : NULL;
+        if (at == NULL) return NULL;
+        out[0] = to[at - from];
+        *len = 1;
+        return p + 1;
+    }
+    if (end - p < 5 || !tr_json_hex4(p + 1, &c)) return NULL;
+    p += 5;
+    if (c == 0 || (c >= 0xDC00 && c <= 0xDFFF)) return NULL;
+    if (c >= 0xD800 && c <= 0xDBFF) {           /* high surrogate */
+        if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || !tr_json_hex4(p + 2, &low)) return NULL;
+        if (low < 0xDC00 || low > 0xDFFF) return NULL;
+        c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+        p += 6;
+    }
+    *len = tr_utf8_encode(c, out);
+    return p;
+}
+
+/* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed, contains
+   U+0000, or does not fit in out. */
 TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t size) {
-    size_t n = 0;
+    size_t n = 0, len;
+    char bytes[4];
     while (p < end) {
-        char bytes[4];
-        size_t len = 1, i;
-        if (*p != '\\') {
-            bytes[0] = *p++;
-        } else {
-            const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *at;
-            unsigned long c, low;
-            p++;
-            if (*p == 'u') {
-                if (end - p < 5 || !tr_json_hex4(p + 1, &c)) return 0;
-                p += 5;
-                if (c >= 0xD800 && c <= 0xDBFF) {        /* high surrogate */
-                    if (end - p < 6 || p[0] != '\\' || p[1] != 'u' || !tr_json_hex4(p + 2, &low))
-                        return 0;
-                    if (low < 0xDC00 || low > 0xDFFF) return 0;
-                    c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
-                    p += 6;
-                } else if (c == 0 || (c >= 0xDC00 && c <= 0xDFFF)) {
-                    return 0;
-                }
-                if (c < 0x80) {
-                    bytes[0] = (char)c;
-                } else if (c < 0x800) {
-                    bytes[0] = (char)(0xC0 | (c >> 6));
-                    len = 2;
-                } else if (c < 0x10000) {
-                    bytes[0] = (char)(0xE0 | (c >> 12));
-                    len = 3;
-                } else {
-                    bytes[0] = (char)(0xF0 | (c >> 18));
-                    len = 4;
-                }
-                for (i = 1; i < len; i++)
-                    bytes[i] = (char)(0x80 | ((c >> (6 * (len - 1 - i))) & 0x3F));
-            } else {
-                at = *p ? strchr(from, *p) : NULL;
-                if (at == NULL) return 0;
-                bytes[0] = to[at - from];
-                p++;
-            }
-        }
-        if (n + len >= size) return 0;
-        for (i = 0; i < len; i++) out[n++] = bytes[i];
+        len = 1;
+        bytes[0] = *p++;
+        if (bytes[0] == '\\') p = tr_json_escape(p, end, bytes, &len);
+        if (p == NULL || n + len >= size) return 0;
+        memcpy(out + n, bytes, len);
+        n += len;
     }
     if (n >= size) return 0;
     out[n] = 0;
@@ -433,6 +439,7 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
     if (*p++ != '{') return -1;
     p = tr_json_blank(p);
     if (*p == '}') return *tr_json_blank(p + 1) == 0 ? 0 : -1;
+
     for (;;) {
         p = tr_json_blank(p);
         if (*p != '"') return -1;
@@ -454,6 +461,7 @@ TR_DEF int tr_json_find(const char *json, const char *key, char *out, size_t siz
                 out[p - value] = 0;
             }
         }
+
         p = tr_json_blank(p);
         if (*p == '}') return *tr_json_blank(p + 1) == 0 ? found : -1;
         if (*p++ != ',') return -1;
@@ -507,25 +515,44 @@ typedef struct {
 /* Fails to compile if `to` has another type. */
 #define TR_TO(type, to) ((void *)(1 ? (to) : (type *)NULL))
 
-#define TR_GROUP(title) {title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
+/* A row of the table. The macros below supply what a type does not use. */
+#define TR_ROW(name, type, to, help, min, max, open, choices, keep) \
+    {name, type, to, help, min, max, open, choices, keep, 0, NULL}
+
+#define TR_GROUP(title) TR_ROW(title, TR_T_GROUP, NULL, NULL, 0, 0, 0, NULL, 0)
+#define TR_END TR_ROW(NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0)
+
+/* Options with alternative names, `also`: "d-model|n-embd". */
+#define TR_SIZE_ALSO(name, also, keep, to, min, max, help) \
+    TR_ROW(name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep)
+#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) \
+    TR_ROW(name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep)
+#define TR_TEXT_ALSO(name, also, keep, to, help) \
+    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep)
+
+/* A comma-separated list. If it is given several times on the command line, the values
+   are joined. Its max of 1 distinguishes it from a text. */
+#define TR_LIST_ALSO(name, also, keep, to, help) \
+    TR_ROW(name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep)
+
 #define TR_INT(name, keep, to, min, max, help) \
-    {name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep, 0, NULL}
+    TR_ROW(name, TR_T_INT, TR_TO(int, to), help, min, max, 0, NULL, keep)
 #define TR_SIZE(name, keep, to, min, max, help) \
-    {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, NULL, keep, 0, NULL}
+    TR_SIZE_ALSO(name, NULL, keep, to, min, max, help)
 #define TR_REAL(name, keep, to, min, max, help) \
-    {name, TR_T_REAL, TR_TO(double, to), help, min, max, 0, NULL, keep, 0, NULL}
+    TR_REAL_ALSO(name, NULL, keep, to, 0, min, max, help)
 #define TR_REAL_OPEN(name, keep, to, open, min, max, help) \
-    {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, NULL, keep, 0, NULL}
+    TR_REAL_ALSO(name, NULL, keep, to, open, min, max, help)
 #define TR_TEXT(name, keep, to, help) \
-    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+    TR_TEXT_ALSO(name, NULL, keep, to, help)
+#define TR_CHOICE(name, keep, to, choices, help) \
+    TR_ROW(name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep)
 #define TR_FLAG(name, keep, to, help) \
-    {name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep, 0, NULL}
+    TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, 0, 0, NULL, keep)
 
 /* A flag that also accepts a number: on (TR_ALL), off, 0 to max, or auto (TR_AS_FITS). */
 #define TR_SOME(name, keep, to, max, help) \
-    {name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep, 0, NULL}
-#define TR_CHOICE(name, keep, to, choices, help) \
-    {name, TR_T_CHOICE, TR_TO(int, to), help, 0, 0, 0, choices, keep, 0, NULL}
+    TR_ROW(name, TR_T_FLAG, TR_TO(int, to), help, 0, max, 0, NULL, keep)
 
 /* --NAME a,c selects some of the names "a|b|c", as an int in which bit k stands for
    name k. --NAME alone selects every name that applies, TR_EVERY. --NAME-a adds one
@@ -534,21 +561,7 @@ typedef struct {
    the checkpoint in those. A set without names ("") cannot be switched on; its `help`
    says why. */
 #define TR_SET(name, keep, to, names, training, help) \
-    {name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep, 0, NULL}
-
-/* Options with alternative names, "d-model|n-embd". */
-#define TR_SIZE_ALSO(name, also, keep, to, min, max, help) \
-    {name, TR_T_SIZE, TR_TO(uint64_t, to), help, min, max, 0, also, keep, 0, NULL}
-#define TR_REAL_ALSO(name, also, keep, to, open, min, max, help) \
-    {name, TR_T_REAL, TR_TO(double, to), help, min, max, open, also, keep, 0, NULL}
-#define TR_TEXT_ALSO(name, also, keep, to, help) \
-    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 0, 0, also, keep, 0, NULL}
-
-/* A comma-separated list. If it is given several times on the command line, the values
-   are joined. Its max of 1 distinguishes it from a text. */
-#define TR_LIST_ALSO(name, also, keep, to, help) \
-    {name, TR_T_TEXT, TR_TO(const char *, to), help, 0, 1, 0, also, keep, 0, NULL}
-#define TR_END {NULL, TR_T_END, NULL, NULL, 0, 0, 0, NULL, 0, 0, NULL}
+    TR_ROW(name, TR_T_SET, TR_TO(int, to), help, 0, 0, training, names, keep)
 
 typedef struct {
     const char *name, *about;       /* about: one line */
@@ -568,11 +581,16 @@ typedef struct {
     char             preset_used[64];   /* out: name of the preset, or "" */
 } tr_options;
 
-/* Compares the first n characters of two names. Dashes and underscores are equal. */
+/* Maps an underscore to a dash: they are equal in names. */
+TR_DEF char tr_dash(char c) {
+    return c == '_' ? '-' : c;
+}
+
+/* Nonzero if the first n characters of two names are equal. */
 TR_DEF int tr_same(const char *a, const char *b, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) {
-        if ((a[i] == '_' ? '-' : a[i]) != (b[i] == '_' ? '-' : b[i])) return 0;
+        if (tr_dash(a[i]) != tr_dash(b[i])) return 0;
         if (a[i] == 0) return 1;
     }
     return 1;
@@ -583,16 +601,29 @@ TR_DEF int tr_same_name(const char *a, size_t n, const char *b) {
     return strlen(b) == n && tr_same(a, b, n);
 }
 
-/* Returns the bit of a name in a TR_SET, or 0 if there is no such name. */
-TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
-    const char *s = p->choices;
+/* Returns the k-th name in "a|b|c" and its length, or NULL if there are fewer names. */
+TR_DEF const char *tr_choice(const char *choices, int k, size_t *len) {
+    for (;; k--, choices += *len + 1) {
+        *len = strcspn(choices, "|");
+        if (k == 0) return *len > 0 ? choices : NULL;
+        if (choices[*len] == 0) return NULL;
+    }
+}
+
+/* Returns the index of a word of n characters in "a|b|c", or -1. choices may be NULL. */
+TR_DEF int tr_choice_index(const char *choices, const char *word, size_t n) {
+    const char *name;
     size_t len;
     int k;
-    for (k = 0; s != NULL && *s != 0; k++, s = s[len] ? s + len + 1 : NULL) {
-        len = strcspn(s, "|");
-        if (len == n && tr_same(name, s, n)) return 1 << k;
-    }
-    return 0;
+    for (k = 0; choices != NULL && (name = tr_choice(choices, k, &len)) != NULL; k++)
+        if (len == n && tr_same(word, name, n)) return k;
+    return -1;
+}
+
+/* Returns the bit of a name in a TR_SET, or 0 if there is no such name. */
+TR_DEF int tr_set_bit(const tr_opt *p, const char *name, size_t n) {
+    int k = tr_choice_index(p->choices, name, n);
+    return k < 0 ? 0 : 1 << k;
 }
 
 /* Returns the bit that the word "literal-rows" selects in a TR_SET called literal, or
@@ -606,26 +637,34 @@ TR_DEF int tr_set_member(const tr_opt *p, const char *word, size_t n) {
 
 /* Returns the bits of all names of a TR_SET. */
 TR_DEF int tr_set_names(const tr_opt *p) {
-    const char *s = p->choices;
-    int n = *s != 0;
-    for (; *s != 0; s++) n += *s == '|';
+    size_t len;
+    int n = 0;
+    while (tr_choice(p->choices, n, &len) != NULL) n++;
     return (1 << n) - 1;
 }
 
+/* Finds an option by its name, an alternative name, or a name of a set, "literal-rows".
+   Returns NULL if there is none. */
 TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
         if (p->type != TR_T_GROUP && tr_same_name(name, n, p->name)) return p;
     for (p = o->opt; p->type != TR_T_END; p++) {
-        const char *s = p->type != TR_T_CHOICE && p->type != TR_T_SET ? p->choices : NULL;
-        size_t len;
+        int also = p->type != TR_T_CHOICE && p->type != TR_T_SET;
+        if (also && tr_choice_index(p->choices, name, n) >= 0) return p;
         if (tr_set_member(p, name, n)) return p;
-        for (; s != NULL; s = s[len] ? s + len + 1 : NULL) {
-            len = strcspn(s, "|");
-            if (len == n && tr_same(name, s, n)) return p;
-        }
     }
     return NULL;
+}
+
+/* Like tr_find_option, but also accepts "no-NAME", for which *no becomes 1. */
+TR_DEF tr_opt *tr_find_word(const tr_options *o, const char *word, size_t n, int *no) {
+    tr_opt *p = tr_find_option(o, word, n);
+    *no = 0;
+    if (p != NULL || n < 4 || !tr_same(word, "no-", 3)) return p;
+    p = tr_find_option(o, word + 3, n - 3);
+    *no = p != NULL;
+    return p;
 }
 
 TR_DEF const tr_preset *tr_find_preset(const tr_options *o, const char *name) {
@@ -652,9 +691,7 @@ TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
         size_t diagonal = row[0];        /* row[i - 1][j - 1] */
         row[0] = i;
         for (j = 1; j <= nb; j++) {
-            size_t best = diagonal
-                          + ((a[i - 1] == '_' ? '-' : a[i - 1])
-                             != (b[j - 1] == '_' ? '-' : b[j - 1]));
+            size_t best = diagonal + (tr_dash(a[i - 1]) != tr_dash(b[j - 1]));
             diagonal = row[j];
             if (row[j] + 1 < best) best = row[j] + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
@@ -665,7 +702,10 @@ TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
 }
 
 /* The nearest of several candidates, if it is near enough for a typing error. */
-typedef struct { const char *name; size_t len, distance; } tr_nearest;
+typedef struct {
+    const char *name;
+    size_t      len, distance;
+} tr_nearest;
 
 TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const char *name,
                         size_t len) {
@@ -677,13 +717,13 @@ TR_DEF void tr_consider(tr_nearest *best, const char *got, size_t got_len, const
     }
 }
 
-/* Returns the k-th name in "a|b|c" and its length, or NULL if there are fewer names. */
-TR_DEF const char *tr_choice(const char *choices, int k, size_t *len) {
-    for (;; k--, choices += *len + 1) {
-        *len = strcspn(choices, "|");
-        if (k == 0) return *len > 0 ? choices : NULL;
-        if (choices[*len] == 0) return NULL;
-    }
+/* Considers all names in "a|b|c". */
+TR_DEF void tr_consider_choices(tr_nearest *best, const char *got, size_t n, const char *choices) {
+    const char *name;
+    size_t len;
+    int k;
+    for (k = 0; (name = tr_choice(choices, k, &len)) != NULL; k++)
+        tr_consider(best, got, n, name, len);
 }
 
 /* Parse a word that must be a decimal number in range. The strto* functions alone
@@ -742,14 +782,15 @@ TR_DEF int tr_read_sizes(const char *s, size_t *out, size_t room, size_t *n) {
 TR_DEF int tr_read_flag(const char *s, int *out) {
     static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
     size_t i;
-    for (i = 0; i < sizeof words / sizeof *words; i++)
-        if (strcmp(s, words[i]) == 0) {
-            *out = (int)(i & 1);
-            return 1;
-        }
+    for (i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strcmp(s, words[i]) != 0) continue;
+        *out = (int)(i & 1);
+        return 1;
+    }
     return 0;
 }
 
+/* Nonzero if the option is a TR_SOME. */
 TR_DEF int tr_counts(const tr_opt *p) {
     return p->type == TR_T_FLAG && p->max > 0;
 }
@@ -777,9 +818,8 @@ TR_DEF int tr_may_take(const tr_opt *p) {
 /* Parses "a,c", on or off as the value of a TR_SET. If a name is unknown, returns 0
    and stores the nearest name in best. */
 TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *best) {
-    const char *name;
-    size_t n, len;
-    int v, bits = 0, bit, k;
+    size_t n;
+    int v, bits = 0, bit;
     if (tr_read_flag(s, &v)) {
         *out = v ? TR_EVERY : 0;
         return 1;
@@ -788,8 +828,7 @@ TR_DEF int tr_read_set(const tr_opt *p, const char *s, int *out, tr_nearest *bes
         n = strcspn(s, ",");
         bit = tr_set_bit(p, s, n);
         if (!bit) {
-            for (k = 0; (name = tr_choice(p->choices, k, &len)) != NULL; k++)
-                tr_consider(best, s, n, name, len);
+            tr_consider_choices(best, s, n, p->choices);
             return 0;
         }
         bits |= bit;
@@ -807,43 +846,40 @@ TR_DEF int tr_in_range(const tr_opt *p, double v) {
     return 1;
 }
 
-/* Writes the values that an option accepts, such as "a whole number from 1 to 1000". */
-TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
+/* Writes "a number" and the range of a TR_T_REAL. */
+TR_DEF void tr_expected_real(const tr_opt *p, char *out, size_t size) {
+    int bounded = !(p->min == 0 && p->max == 0);
+    int has_min = bounded && p->min >= -DBL_MAX, has_max = bounded && p->max <= DBL_MAX;
+    const char *at_least = p->open & TR_OPEN_MIN ? "above" : "of at least";
+    const char *at_most = p->open & TR_OPEN_MAX ? "below" : "of at most";
     char lo[32], hi[32];
+    tr_number(lo, p->min);
+    tr_number(hi, p->max);
+    if (!has_min && !has_max) snprintf(out, size, "a number");
+    else if (!has_max) snprintf(out, size, "a number %s %s", at_least, lo);
+    else if (!has_min) snprintf(out, size, "a number %s %s", at_most, hi);
+    else if (!p->open) snprintf(out, size, "a number from %s to %s", lo, hi);
+    else snprintf(out, size, "a number %s %s and %s %s", at_least, lo, at_most, hi);
+}
+
+/* Writes what an option accepts, such as "a whole number from 1 to 1000". */
+TR_DEF void tr_expected(const tr_opt *p, char *out, size_t size) {
+    int bounded = !(p->min == 0 && p->max == 0), lo = INT_MIN, hi = INT_MAX;
+    uint64_t least = 0, most = UINT64_MAX;
     const char *s;
     size_t n;
-    int bounded = !(p->min == 0 && p->max == 0);
     switch (p->type) {
     case TR_T_INT:
-        snprintf(lo, sizeof lo, "%d", bounded && p->min > INT_MIN ? (int)p->min : INT_MIN);
-        snprintf(hi, sizeof hi, "%d", bounded && p->max < INT_MAX ? (int)p->max : INT_MAX);
-        snprintf(out, size, "a whole number from %s to %s", lo, hi);
+        if (bounded && p->min > INT_MIN) lo = (int)p->min;
+        if (bounded && p->max < INT_MAX) hi = (int)p->max;
+        snprintf(out, size, "a whole number from %d to %d", lo, hi);
         break;
     case TR_T_SIZE:
-        snprintf(lo, sizeof lo, "%" PRIu64, bounded && p->min > 0 ? (uint64_t)p->min : (uint64_t)0);
-        snprintf(hi, sizeof hi, "%" PRIu64,
-                 bounded && p->max < 18446744073709551615.0 ? (uint64_t)p->max : UINT64_MAX);
-        snprintf(out, size, "a whole number from %s to %s", lo, hi);
+        if (bounded && p->min > 0) least = (uint64_t)p->min;
+        if (bounded && p->max < 18446744073709551615.0) most = (uint64_t)p->max;
+        snprintf(out, size, "a whole number from %" PRIu64 " to %" PRIu64, least, most);
         break;
-    case TR_T_REAL:
-        tr_number(lo, p->min);
-        tr_number(hi, p->max);
-        if (!bounded || (p->min < -DBL_MAX && p->max > DBL_MAX))
-            snprintf(out, size, "a number");
-        else if (p->max > DBL_MAX)
-            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MIN ? "above" : "of at least",
-                     lo);
-        else if (p->min < -DBL_MAX)
-            snprintf(out, size, "a number %s %s", p->open & TR_OPEN_MAX ? "below" : "of at most",
-                     hi);
-        else
-            snprintf(out, size, "a number %s %s %s %s", p->open & TR_OPEN_MIN ? "above" : "from",
-                     lo,
-                     p->open & TR_OPEN_MAX   ? "and below"
-                     : p->open & TR_OPEN_MIN ? "and at most"
-                                             : "to",
-                     hi);
-        break;
+    case TR_T_REAL: tr_expected_real(p, out, size); break;
     case TR_T_FLAG:
         if (tr_counts(p))
             snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
@@ -863,16 +899,36 @@ TR_DEF void tr_wants(const tr_opt *p, char *out, size_t size) {
     }
 }
 
+/* Reports a value that an option does not accept. `best` is the nearest name, if any. */
+TR_DEF int tr_refuse(const tr_opt *p, const char *value, const tr_nearest *best, char *err,
+                     size_t size) {
+    char expected[256], hint[96] = "";
+    tr_expected(p, expected, sizeof expected);
+    if (best->name != NULL)
+        snprintf(hint, sizeof hint, " (did you mean %.*s?)", (int)best->len, best->name);
+    return tr_fail(err, size, "--%s: expected %s, got '%.80s'%s", p->name, expected, value, hint);
+}
+
+/* Stores a copy of a text. A list that was already given is extended. */
+TR_DEF int tr_set_copy(tr_opt *p, const char *value, int from) {
+    int extend = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own;
+    size_t len = extend ? strlen(p->own) + 1 : 0;
+    char *copy = (char *)malloc(len + strlen(value) + 1);
+    if (copy == NULL) return 0;
+    if (extend) snprintf(copy, len + 1, "%s,", p->own);
+    strcpy(copy + len, value);
+    free(p->own);
+    p->own = copy;
+    *(const char **)p->to = copy;
+    return 1;
+}
+
 /* Parses a value, checks its range and stores it in the option. A text is copied; see
    tr_options_free. */
 TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size) {
-    char wants[256];
     int ok = 0, i = 0;
     uint64_t u = 0;
     double d = 0;
-    size_t len;
-    const char *name;
-    char *copy;
     tr_nearest best = {NULL, 0, 0};
     switch (p->type) {
     case TR_T_INT:
@@ -892,13 +948,10 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         if (ok) *(int *)p->to = i;
         break;
     case TR_T_CHOICE:
-        for (i = 0; !ok && (name = tr_choice(p->choices, i, &len)) != NULL; i++) {
-            ok = strlen(value) == len && tr_same(value, name, len);
-            if (ok)
-                *(int *)p->to = i;
-            else
-                tr_consider(&best, value, strlen(value), name, len);
-        }
+        i = tr_choice_index(p->choices, value, strlen(value));
+        ok = i >= 0;
+        if (ok) *(int *)p->to = i;
+        else tr_consider_choices(&best, value, strlen(value), p->choices);
         break;
     case TR_T_SET:
         ok = tr_read_set(p, value, &i, &best);
@@ -906,35 +959,22 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         if (ok) *(int *)p->to = i;
         break;
     case TR_T_TEXT:
-        len = p->max > 0 && from == TR_FROM_ARGS && p->from == from && p->own && *p->own
-                  ? strlen(p->own) + 1
-                  : 0;
-        copy = (char *)malloc(len + strlen(value) + 1);
-        if (copy == NULL) return tr_fail(err, size, "--%s: out of memory", p->name);
-        if (len) snprintf(copy, len + 1, "%s,", p->own);
-        strcpy(copy + len, value);
-        free(p->own);
-        p->own = copy;
-        *(const char **)p->to = copy;
-        ok = 1;
+        ok = tr_set_copy(p, value, from);
+        if (!ok) return tr_fail(err, size, "--%s: out of memory", p->name);
         break;
     default: break;
     }
-    if (ok) {
-        p->from = from;
-        return 1;
-    }
-    tr_wants(p, wants, sizeof wants);
-    if (best.name != NULL)
-        return tr_fail(err, size, "--%s: got '%.80s', wants %s (did you mean %.*s?)", p->name,
-                       value, wants, (int)best.len, best.name);
-    return tr_fail(err, size, "--%s: got '%.80s', wants %s", p->name, value, wants);
+    if (!ok) return tr_refuse(p, value, &best, err, size);
+    p->from = from;
+    return 1;
 }
 
 /* Names of our options in nanoGPT, the Hugging Face Trainer, llama.cpp and other
    programs. If a name is in several rows, the first row whose option this program has
    counts. */
-static const struct { const char *ours, *theirs; } tr_foreign[] TR_UNUSED = {
+static const struct {
+    const char *ours, *theirs;
+} tr_foreign[] TR_UNUSED = {
     {"batch-sz",           "b|batch-size|per-device-train-batch-size"},
     {"block-sz",           "block-size|bptt|c|context-length|context-size|ctx-size|max-seq-len|"
                            "max-seq-length|n-ctx|seq-len|seq-length|tgt-len"},
@@ -982,16 +1022,6 @@ static const struct { const char *ours, *theirs; } tr_foreign[] TR_UNUSED = {
     {"weights",            "quantize"}
 };
 
-/* Nonzero if the word of n characters is one of "a|b|c". */
-TR_DEF int tr_in_list(const char *word, size_t n, const char *list) {
-    size_t len;
-    for (; list != NULL; list = list[len] ? list + len + 1 : NULL) {
-        len = strcspn(list, "|");
-        if (len == n && tr_same(word, list, n)) return 1;
-    }
-    return 0;
-}
-
 /* Returns the option that an unknown name probably means: the one that has this name
    in other programs, or else the shortest one that begins with the name, or else one
    with nearly the same spelling. Returns NULL if there is none. */
@@ -1000,7 +1030,7 @@ TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
     const tr_opt *p;
     size_t i, len;
     for (i = 0; i < sizeof tr_foreign / sizeof *tr_foreign; i++) {
-        if (!tr_in_list(name, n, tr_foreign[i].theirs)) continue;
+        if (tr_choice_index(tr_foreign[i].theirs, name, n) < 0) continue;
         p = tr_find_option(o, tr_foreign[i].ours, strlen(tr_foreign[i].ours));
         if (p != NULL) return p->name;
     }
@@ -1024,20 +1054,19 @@ TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
 TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err,
                              size_t size) {
     tr_nearest best = {NULL, 0, 0};
-    const char *meant = tr_meant(o, name, n);
+    const char *meant = tr_meant(o, name, n), *no = "";
     const tr_opt *p;
-    int no = n > 3 && tr_same(name, "no-", 3);
-    if (meant != NULL)
-        return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s?); --help lists all",
-                       (int)(n < 80 ? n : 80), name, meant);
-    for (p = o->opt; no && p->type != TR_T_END; p++)
-        if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
-    if (best.name != NULL)
-        return tr_fail(err, size,
-                       "--%.*s: unknown option (did you mean --no-%s?); --help lists all",
-                       (int)(n < 80 ? n : 80), name, best.name);
-    return tr_fail(err, size, "--%.*s: unknown option; --help lists all", (int)(n < 80 ? n : 80),
-                   name);
+    int len = (int)(n < 80 ? n : 80);
+    if (meant == NULL && n > 3 && tr_same(name, "no-", 3)) {
+        for (p = o->opt; p->type != TR_T_END; p++)
+            if (p->type == TR_T_FLAG) tr_consider(&best, name + 3, n - 3, p->name, strlen(p->name));
+        meant = best.name;
+        no = "no-";
+    }
+    if (meant == NULL)
+        return tr_fail(err, size, "--%.*s: unknown option; --help lists all", len, name);
+    return tr_fail(err, size, "--%.*s: unknown option (did you mean --%s%s?); --help lists all",
+                   len, name, no, meant);
 }
 
 /* Switches one name of a TR_SET on or off, according to value ("on", "off", ..), which
@@ -1046,14 +1075,30 @@ TR_DEF int tr_set_one(tr_opt *p, const char *word, int bit, const char *value, i
                       size_t size) {
     int on = 1, *v = (int *)p->to;
     if (value != NULL && !tr_read_flag(value, &on))
-        return tr_fail(err, size, "--%.*s: got '%.80s', wants on or off", (int)strcspn(word, "="),
-                       word, value);
-    if (on)
-        *v |= bit;
-    else
-        *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
+        return tr_fail(err, size, "--%.*s: expected on or off, got '%.80s'",
+                       (int)strcspn(word, "="), word, value);
+    if (on) *v |= bit;
+    else *v = (*v & TR_EVERY ? tr_set_names(p) : *v) & ~bit;
     p->from = from;
     return 1;
+}
+
+/* Applies "no-NAME"; value is NULL unless one was given. */
+TR_DEF int tr_option_off(tr_opt *p, const char *word, size_t n, const char *value, int from,
+                         char *err, size_t size) {
+    int bit = tr_set_member(p, word + 3, n - 3);
+    if (p->type != TR_T_FLAG && p->type != TR_T_SET)
+        return tr_fail(err, size, "--%.*s: --%s is not a flag and cannot be switched off", (int)n,
+                       word, p->name);
+    if (value != NULL)
+        return tr_fail(err, size, "--no-%s: expected no value, got '%.80s'", p->name, value);
+    return bit ? tr_set_one(p, word, bit, "off", from, err, size)
+               : tr_set(p, "off", from, err, size);
+}
+
+/* Nonzero if word begins with two dashes. */
+TR_DEF int tr_is_option(const char *word) {
+    return word[0] == '-' && word[1] == '-';
 }
 
 /* Applies one option. word is "name", "name=value" or "no-name", and next is the
@@ -1062,52 +1107,55 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
                      size_t size) {
     size_t n = strcspn(word, "=");
     const char *value = word[n] == '=' ? word + n + 1 : NULL;
-    tr_opt *p = tr_find_option(o, word, n);
-    char wants[256];
-    if (p == NULL && n > 3 && tr_same(word, "no-", 3)) {
-        p = tr_find_option(o, word + 3, n - 3);
-        if (p != NULL && p->type != TR_T_FLAG && p->type != TR_T_SET)
-            return tr_fail(err, size, "--%.*s: --%s is no flag and cannot be switched off", (int)n,
-                           word, p->name);
-        if (p != NULL && value != NULL)
-            return tr_fail(err, size, "--no-%s: takes no value, got '%.80s'", p->name, value);
-        if (p != NULL && tr_set_member(p, word + 3, n - 3))
-            return tr_set_one(p, word, tr_set_member(p, word + 3, n - 3), "off", from, err, size);
-        if (p != NULL) return tr_set(p, "off", from, err, size);
-    }
+    char expected[256];
+    int no, bit, flag;
+    tr_opt *p = tr_find_word(o, word, n, &no);
     if (p == NULL) return tr_unknown_option(o, word, n, err, size);
-    if (tr_set_member(p, word, n))
-        return tr_set_one(p, word, tr_set_member(p, word, n), value, from, err, size);
+    if (no) return tr_option_off(p, word, n, value, from, err, size);
+
+    bit = tr_set_member(p, word, n);
+    if (bit) return tr_set_one(p, word, bit, value, from, err, size);
     if (value != NULL) return tr_set(p, value, from, err, size);
-    if (tr_may_take(p) && next != NULL && strncmp(next, "--", 2) != 0)
-        return tr_set(p, next, from, err, size) ? 2 : 0;
-    if (p->type == TR_T_FLAG || p->type == TR_T_SET) return tr_set(p, "on", from, err, size);
-    tr_wants(p, wants, sizeof wants);
-    if (next == NULL) return tr_fail(err, size, "--%s: got nothing, wants %s", p->name, wants);
-    if (next[0] == '-' && next[1] == '-')
-        return tr_fail(
-            err, size,
-            "--%s: got the option '%.80s', wants %s (if it is meant as the value, write --%s=%.80s)",
-            p->name, next, wants, p->name, next);
-    return tr_set(p, next, from, err, size) ? 2 : 0;
+
+    flag = p->type == TR_T_FLAG || p->type == TR_T_SET;
+    if (flag && (!tr_may_take(p) || next == NULL || tr_is_option(next)))
+        return tr_set(p, "on", from, err, size);
+    if (next != NULL && !tr_is_option(next)) return tr_set(p, next, from, err, size) ? 2 : 0;
+
+    tr_expected(p, expected, sizeof expected);
+    if (next == NULL)
+        return tr_fail(err, size, "--%s: expected %s, got nothing", p->name, expected);
+    return tr_fail(err, size,
+                   "--%s: expected %s, got the option '%.80s' (if that is the value, write "
+                   "--%s=%.80s)", p->name, expected, next, p->name, next);
+}
+
+/* Copies the next word of a line "name=value flag no-flag" and moves the line past it.
+   Returns 0 at the end, and -1 with *line unchanged if the word is too long. */
+TR_DEF int tr_next_word(const char **line, char *word, size_t size) {
+    const char *at = *line != NULL ? *line + strspn(*line, " ") : "";
+    size_t n = strcspn(at, " ");
+    if (n == 0) return 0;
+    if (n >= size) return -1;
+    memcpy(word, at, n);
+    word[n] = 0;
+    *line = at + n;
+    return 1;
 }
 
 /* Applies the options in a line "name=value flag no-flag". An option whose value comes
    from a source of higher precedence keeps that value. */
 TR_DEF int tr_apply(const tr_options *o, const char *line, int from, char *err, size_t size) {
     char word[256];
-    size_t n;
-    for (; line != NULL && *(line += strspn(line, " ")) != 0; line += n) {
-        const tr_opt *p;
-        n = strcspn(line, " ");
-        if (n >= sizeof word) return tr_fail(err, size, "'%.60s..' is too long", line);
-        memcpy(word, line, n);
-        word[n] = 0;
-        p = tr_find_option(o, word, strcspn(word, "="));
-        if (p == NULL && tr_same(word, "no-", 3)) p = tr_find_option(o, word + 3, strlen(word + 3));
+    int more, no;
+    while ((more = tr_next_word(&line, word, sizeof word)) > 0) {
+        const tr_opt *p = tr_find_word(o, word, strcspn(word, "="), &no);
         if (p != NULL && p->from > from) continue;
         if (!tr_option(o, word, NULL, from, err, size)) return 0;
     }
+    if (more < 0)
+        return tr_fail(err, size, "expected words of at most %zu characters, got '%.60s..'",
+                       sizeof word - 1, line + strspn(line, " "));
     return 1;
 }
 
@@ -1157,25 +1205,27 @@ TR_DEF void tr_options_free(tr_options *o) {
     }
 }
 
+/* Applies the preset with this name; the error lists all presets. */
 TR_DEF int tr_select_preset(tr_options *o, const char *name, char *err, size_t size) {
     const tr_preset *p = tr_find_preset(o, name);
     tr_nearest best = {NULL, 0, 0};
-    size_t used;
+    tr_buf names;
     if (p != NULL) return tr_apply_preset(o, p, err, size);
     if (o->preset == NULL || o->preset->name == NULL)
         return tr_fail(err, size, "--preset: got '%.80s', but this program has no presets", name);
-    for (p = o->preset; p->name != NULL; p++)
+
+    memset(&names, 0, sizeof names);
+    for (p = o->preset; p->name != NULL; p++) {
         tr_consider(&best, name, strlen(name), p->name, strlen(p->name));
-    if (best.name != NULL)
-        tr_fail(err, size,
-                "--preset: got '%.80s', no such preset (did you mean %s?); there are:", name,
-                best.name);
-    else
-        tr_fail(err, size, "--preset: got '%.80s', no such preset; there are:", name);
-    for (p = o->preset; p->name != NULL && err != NULL; p++) {
-        used = strlen(err);
-        tr_fail(err + used, size - used, "%s %s", p == o->preset ? "" : ",", p->name);
+        tr_buf_printf(&names, "%s%s", names.n ? ", " : "", p->name);
     }
+    if (best.name != NULL)
+        tr_fail(err, size, "--preset: expected one of %s, got '%.80s' (did you mean %s?)",
+                names.oom ? "" : names.s, name, best.name);
+    else
+        tr_fail(err, size, "--preset: expected one of %s, got '%.80s'", names.oom ? "" : names.s,
+                name);
+    tr_buf_free(&names);
     return 0;
 }
 
@@ -1218,72 +1268,73 @@ TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     }
 }
 
+/* Checks one row of the option table: its name and its default. */
+TR_DEF int tr_check_row(const tr_opt *p, char *err, size_t size) {
+    const size_t n = strlen(p->name);
+    const tr_opt *q;
+    char text[64];
+    int ok = 1;
+    if (tr_same_name(p->name, n, "help") || tr_same_name(p->name, n, "preset") || n == 0 || n > 63)
+        return tr_fail(err, size, "option table: the name '%.80s' is reserved, empty or too long",
+                       p->name);
+    for (q = p + 1; q->type != TR_T_END; q++)
+        if (q->type != TR_T_GROUP && tr_same_name(p->name, n, q->name))
+            return tr_fail(err, size, "option table: --%s is declared twice", p->name);
+
+    tr_value(p, text);
+    if (p->type == TR_T_INT) ok = tr_in_range(p, (double)*(int *)p->to);
+    if (p->type == TR_T_SIZE) ok = tr_in_range(p, (double)*(uint64_t *)p->to);
+    if (p->type == TR_T_REAL) ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
+    if (p->type == TR_T_CHOICE) ok = text[0] != 0;
+    return ok ? 1 : tr_fail(err, size, "option table: the default of --%s is out of range", p->name);
+}
+
+/* Parses one option of a preset without setting it. */
+TR_DEF int tr_try_option(const tr_options *o, const char *word, char *err, size_t size) {
+    union {
+        int i;
+        uint64_t u;
+        double d;
+        const char *s;
+    } scratch;
+    tr_opt row[2] = {TR_END, TR_END};
+    tr_options only = *o;
+    int no, ok;
+    const size_t n = strcspn(word, "=");
+    const tr_opt *p = tr_find_word(o, word, n, &no);
+    if (p == NULL) return tr_unknown_option(o, word, n, err, size);
+    memset(&scratch, 0, sizeof scratch);
+    row[0] = *p;
+    row[0].to = &scratch;
+    row[0].own = NULL;
+    row[0].from = TR_FROM_DEFAULT;
+    only.opt = row;
+    ok = tr_option(&only, word, NULL, TR_FROM_PRESET, err, size) != 0;
+    free(row[0].own);
+    return ok;
+}
+
 /* Checks the option table itself: no name occurs twice or is reserved, defaults are in
    range, and all presets can be parsed. tr_parse calls this first, so a mistake in a
    table shows at the first start and not when a preset is used. */
 TR_DEF int tr_check_table(const tr_options *o, char *err, size_t size) {
-    const tr_opt *p, *q;
+    const tr_opt *p;
     const tr_preset *preset;
-    size_t n;
-    char text[64], why[TR_ERR];
-    int ok = 1;
-    for (p = o->opt; p->type != TR_T_END; p++) {
-        if (p->type == TR_T_GROUP) continue;
-        n = strlen(p->name);
-        if (tr_same_name(p->name, n, "help") || tr_same_name(p->name, n, "preset") || n == 0
-            || n > 63)
-            return tr_fail(err, size,
-                           "option table: the name '%.80s' is reserved, empty or too long",
-                           p->name);
-        for (q = p + 1; q->type != TR_T_END; q++)
-            if (q->type != TR_T_GROUP && tr_same_name(p->name, n, q->name))
-                return tr_fail(err, size, "option table: --%s stands twice", p->name);
-        if (p->type == TR_T_INT) ok = tr_in_range(p, (double)*(int *)p->to);
-        if (p->type == TR_T_SIZE) ok = tr_in_range(p, (double)*(uint64_t *)p->to);
-        if (p->type == TR_T_REAL)
-            ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
-        if (p->type == TR_T_CHOICE) {
-            tr_value(p, text);
-            ok = text[0] != 0;
-        }
-        if (!ok)
-            return tr_fail(err, size, "option table: the default of --%s is out of its range",
-                           p->name);
-    }
+    char word[256], why[TR_ERR];
+    for (p = o->opt; p->type != TR_T_END; p++)
+        if (p->type != TR_T_GROUP && !tr_check_row(p, err, size)) return 0;
+
     for (preset = o->preset; preset != NULL && preset->name != NULL; preset++) {
         const char *line = preset->set;
+        int more;
         if (strlen(preset->name) >= sizeof o->preset_used)
             return tr_fail(err, size, "preset %.80s: the name is too long", preset->name);
-        for (; line != NULL && *(line += strspn(line, " ")) != 0; line += n) {
-            union {
-                int i;
-                uint64_t u;
-                double d;
-                const char *s;
-            } scratch;          /* values are parsed into this and discarded */
-            char word[256];
-            tr_opt one[2], end = TR_END;
-            tr_options only = *o;
-            tr_opt *hit;
-            n = strcspn(line, " ");
-            snprintf(word, sizeof word, "%.*s", (int)(n < 255 ? n : 255), line);
-            hit = tr_find_option(o, word, strcspn(word, "="));
-            if (hit == NULL && tr_same(word, "no-", 3))
-                hit = tr_find_option(o, word + 3, strlen(word + 3));
-            one[0] = end;
-            if (hit != NULL) {
-                memset(&scratch, 0, sizeof scratch);
-                one[0] = *hit;
-                one[0].to = &scratch;
-                one[0].own = NULL;
-                one[0].from = TR_FROM_DEFAULT;
-                one[1] = end;
-                only.opt = one;
-            }
-            ok = tr_apply(&only, word, TR_FROM_PRESET, why, sizeof why);
-            if (hit != NULL) free(one[0].own);
-            if (!ok) return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
-        }
+        while ((more = tr_next_word(&line, word, sizeof word)) > 0)
+            if (!tr_try_option(o, word, why, sizeof why))
+                return tr_fail(err, size, "preset %s: %.900s", preset->name, why);
+        if (more < 0)
+            return tr_fail(err, size, "preset %s: expected words of at most %zu characters",
+                           preset->name, sizeof word - 1);
     }
     return 1;
 }
@@ -1324,114 +1375,113 @@ TR_DEF size_t tr_columns(int fd) {
    the next line. */
 #define TR_HELP_DEFAULT 12
 
-TR_DEF void tr_help_row(tr_buf *b, const char *name, const char *value, const char *text,
-                        size_t name_col, size_t value_col, size_t width) {
-    size_t at = 2 + name_col + 2 + value_col + 2;
-    tr_buf_puts(b, "  ");
-    tr_buf_puts(b, name);
-    tr_buf_fill(b, ' ', name_col - strlen(name) + 2);
-    tr_buf_puts(b, value);
-    if (strlen(value) > value_col) {
+/* Widths of the columns of the help, and of the whole text. */
+typedef struct {
+    size_t name, value, width;
+} tr_help_layout;
+
+TR_DEF void tr_help_row(tr_buf *b, const tr_help_layout *c, const char *name, const char *value,
+                        const char *text) {
+    size_t at = 2 + c->name + 2 + c->value + 2;
+    tr_buf_printf(b, "  %-*s  %s", (int)c->name, name, value);
+    if (strlen(value) > c->value) {
         tr_buf_puts(b, "\n");
         tr_buf_fill(b, ' ', at);
     } else {
-        tr_buf_fill(b, ' ', value_col - strlen(value) + 2);
+        tr_buf_fill(b, ' ', c->value - strlen(value) + 2);
     }
-    tr_wrap(b, text, at, width);
+    tr_wrap(b, text, at, c->width);
+}
+
+/* Writes "--name" and the kind of value that an option takes. */
+TR_DEF void tr_help_name(const tr_opt *p, char name[96]) {
+    static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME", " [NAMES]"};
+    const char *takes = tr_counts(p) ? " [N]" : word[p->type];
+    if (p->type == TR_T_SET && *p->choices == 0) takes = "";
+    snprintf(name, 96, "--%s%s", p->name, takes);
+}
+
+/* Returns the current value for the default column; `value` is storage for it. */
+TR_DEF const char *tr_help_value(const tr_opt *p, char value[64]) {
+    const char *text = p->type == TR_T_TEXT ? *(const char **)p->to : NULL;
+    if (p->type == TR_T_TEXT) return text != NULL && *text ? text : "-";
+    tr_value(p, value);
+    if (p->type != TR_T_FLAG && p->type != TR_T_SET) return value;
+    if (strcmp(value, "true") == 0) return "on";
+    return strcmp(value, "false") == 0 ? "off" : value;
+}
+
+/* Writes the meaning of an option. */
+TR_DEF void tr_help_text(const tr_opt *p, tr_buf *text) {
+    text->n = 0;
+    tr_buf_puts(text, p->help != NULL ? p->help : "");
+    if (p->type == TR_T_CHOICE) tr_buf_printf(text, " (%s)", p->choices);
+    if (p->type == TR_T_SET && *p->choices != 0)
+        tr_buf_printf(text, " (%s, separated by commas; without names: all that apply)",
+                      p->choices);
+    if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && *(int *)p->to)
+        tr_buf_printf(text, " (switch off: --no-%s)", p->name);
+}
+
+TR_DEF void tr_help_presets(const tr_preset *preset, tr_buf *b, size_t width) {
+    const tr_preset *p;
+    size_t column = 0;
+    for (p = preset; p->name != NULL; p++)
+        if (strlen(p->name) > column) column = strlen(p->name);
+    tr_buf_puts(b, "\nPresets\n");
+    for (p = preset; p->name != NULL; p++) {
+        tr_buf_printf(b, "  %-*s  ", (int)column, p->name);
+        tr_wrap(b, p->about != NULL ? p->about : "", column + 4, width);
+    }
 }
 
 /* Appends the help text to b. The "default" column shows current values: those of the
    preset after --preset NAME. */
 TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
-    static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME", " [NAMES]"};
     const char *head = o->preset_used[0] ? "value" : "default";
-    const tr_preset *preset;
     const tr_opt *p;
-    size_t name_col = 13, value_col = strlen(head), n;        /* 13: "--preset NAME" */
+    tr_help_layout c;
     char name[96], value[64];
+    size_t n;
     tr_buf text;
     memset(&text, 0, sizeof text);
+    c.name = strlen("--preset NAME");
+    c.value = strlen(head);
+    c.width = width;
     for (p = o->opt; p->type != TR_T_END; p++) {
         if (p->type == TR_T_GROUP) continue;
-        n = 2 + strlen(p->name) + strlen(word[p->type]);
-        if (n > name_col) name_col = n;
-        tr_value(p, value);
-        n = p->type == TR_T_TEXT && *(const char **)p->to != NULL ? strlen(*(const char **)p->to)
-                                                                  : strlen(value);
-        if (n > value_col && n <= TR_HELP_DEFAULT) value_col = n;
+        tr_help_name(p, name);
+        if (strlen(name) > c.name) c.name = strlen(name);
+        n = strlen(tr_help_value(p, value));
+        if (n > c.value && n <= TR_HELP_DEFAULT) c.value = n;
     }
-    tr_buf_puts(b, "usage: ");
-    tr_buf_puts(b, o->program);
-    tr_buf_puts(b, o->preset != NULL ? " [--preset NAME] [--option value ...]\n\n"
-                                     : " [--option value ...]\n\n");
+
+    tr_buf_printf(b, "usage: %s%s [--option value ...]\n\n", o->program,
+                  o->preset != NULL ? " [--preset NAME]" : "");
     if (o->about != NULL) {
         tr_wrap(b, o->about, 0, width);
         tr_buf_puts(b, "\n");
     }
-    if (o->preset_used[0]) {
-        tr_buf_puts(b, "Values are those of --preset ");
-        tr_buf_puts(b, o->preset_used);
-        tr_buf_puts(b, ".\n\n");
-    }
-    tr_help_row(b, "option", head, "meaning", name_col, value_col, width);
-    tr_help_row(b, "--help", "",
-                "print this and stop; with --preset NAME, show that preset's values", name_col,
-                value_col, width);
+    if (o->preset_used[0])
+        tr_buf_printf(b, "Values are those of --preset %s.\n\n", o->preset_used);
+    tr_help_row(b, &c, "option", head, "meaning");
+    tr_help_row(b, &c, "--help", "",
+                "print this help and exit; with --preset NAME, show that preset's values");
     if (o->preset != NULL)
-        tr_help_row(
-            b, "--preset NAME", o->preset_used[0] ? "" : "-",
-            "start from the settings of a preset (list below); options given beside it override it",
-            name_col, value_col, width);
+        tr_help_row(b, &c, "--preset NAME", o->preset_used[0] ? "" : "-",
+                    "start from the settings of a preset (list below); other options override it");
+
     for (p = o->opt; p->type != TR_T_END; p++) {
-        const char *shown = value, *takes;
         if (p->type == TR_T_GROUP) {
-            tr_buf_puts(b, "\n");
-            tr_buf_puts(b, p->name);
-            tr_buf_puts(b, "\n");
+            tr_buf_printf(b, "\n%s\n", p->name);
             continue;
         }
-        takes = tr_counts(p) ? " [N]" : word[p->type];
-        if (p->type == TR_T_SET && *p->choices == 0) takes = "";
-        snprintf(name, sizeof name, "--%s%s", p->name, takes);
-        tr_value(p, value);
-        if ((p->type == TR_T_FLAG || p->type == TR_T_SET)
-            && (strcmp(value, "true") == 0 || strcmp(value, "false") == 0))
-            strcpy(value, *(int *)p->to ? "on" : "off");
-        if (p->type == TR_T_TEXT) {
-            shown = *(const char **)p->to;
-            if (shown == NULL || *shown == 0) shown = "-";
-        }
-        text.n = 0;
-        tr_buf_puts(&text, p->help != NULL ? p->help : "");
-        if (p->type == TR_T_CHOICE) {
-            tr_buf_puts(&text, " (");
-            tr_buf_puts(&text, p->choices);
-            tr_buf_puts(&text, ")");
-        }
-        if (p->type == TR_T_SET && *p->choices != 0) {
-            tr_buf_puts(&text, " (");
-            tr_buf_puts(&text, p->choices);
-            tr_buf_puts(&text, ", with commas between; without names: all that apply)");
-        }
-        if ((p->type == TR_T_FLAG || p->type == TR_T_SET) && *(int *)p->to) {
-            tr_buf_puts(&text, " (switch off: --no-");
-            tr_buf_puts(&text, p->name);
-            tr_buf_puts(&text, ")");
-        }
-        tr_help_row(b, name, shown, text.s != NULL ? text.s : "", name_col, value_col, width);
+        tr_help_name(p, name);
+        tr_help_text(p, &text);
+        tr_help_row(b, &c, name, tr_help_value(p, value), text.s != NULL ? text.s : "");
     }
-    if (o->preset != NULL && o->preset->name != NULL) {
-        name_col = 0;
-        for (preset = o->preset; preset->name != NULL; preset++)
-            if (strlen(preset->name) > name_col) name_col = strlen(preset->name);
-        tr_buf_puts(b, "\nPresets\n");
-        for (preset = o->preset; preset->name != NULL; preset++) {
-            tr_buf_puts(b, "  ");
-            tr_buf_puts(b, preset->name);
-            tr_buf_fill(b, ' ', name_col - strlen(preset->name) + 2);
-            tr_wrap(b, preset->about != NULL ? preset->about : "", name_col + 4, width);
-        }
-    }
+
+    if (o->preset != NULL && o->preset->name != NULL) tr_help_presets(o->preset, b, width);
     if (o->after != NULL) {
         tr_buf_puts(b, "\n");
         tr_wrap(b, o->after, 0, width);
@@ -1440,83 +1490,94 @@ TR_DEF void tr_help(const tr_options *o, tr_buf *b, size_t width) {
     tr_buf_free(&text);
 }
 
-/* Parses the command line. Returns 1 if the program should continue; 0 on error, with
-   the message in err, to be printed before exiting with status 2; 2 if the help was
-   printed to standard output, to exit with status 0. */
-TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
-    int i, used, help = 0;
-    const char *preset = NULL;
-    tr_opt *p, *flag = NULL;
-    if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
-    /* The first of two passes looks only for --preset and --help; it has to skip
-       values. */
+/* Prints the help to standard output. Returns 2, or 0 on error. */
+TR_DEF int tr_print_help(const tr_options *o, char *err, size_t size) {
+    size_t width = tr_columns(1);
+    tr_buf b;
+    int ok;
+    if (width < 60) width = 100;
+    if (width > 120) width = 120;
+    memset(&b, 0, sizeof b);
+    tr_help(o, &b, width);
+    ok = !b.oom && fwrite(b.s, 1, b.n, stdout) == b.n && fflush(stdout) == 0;
+    tr_buf_free(&b);
+    return ok ? 2 : tr_fail(err, size, "cannot print the help: %s", strerror(errno));
+}
+
+/* Reports a word that does not begin with two dashes. `flag` is the flag before it, or
+   NULL. */
+TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *flag, char *err,
+                         size_t size) {
+    if (flag != NULL)
+        return tr_fail(err, size,
+                       "--%s: expected no value, because it is a flag, got '%.80s' (write --%s, "
+                       "--no-%s or --%s=off)", flag->name, word, flag->name, flag->name, flag->name);
+    if (word[0] == '-') {
+        size_t n = strcspn(word + 1, "=");
+        const tr_opt *p = tr_find_option(o, word + 1, n);
+        const char *meant = p != NULL ? p->name : tr_meant(o, word + 1, n);
+        if (meant != NULL)
+            return tr_fail(err, size,
+                           "%.80s: unknown option (did you mean --%s?); --help lists all", word,
+                           meant);
+    }
+    return tr_fail(err, size,
+                   "expected an option, got '%.80s': options begin with --, and --help lists them",
+                   word);
+}
+
+/* The first pass over the command line: finds --preset and --help, and reports words that
+   are neither options nor values. */
+TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **preset, int *help,
+                   char *err, size_t size) {
+    const tr_opt *p, *flag = NULL;
+    int i, used, no;
     for (i = 1; i < argc; i += used) {
-        const char *word = argv[i] + 2;
+        const char *next = i + 1 < argc && !tr_is_option(argv[i + 1]) ? argv[i + 1] : NULL;
+        const char *word, *value;
         size_t n;
         used = 1;
         if (strcmp(argv[i], "-h") == 0) {       /* the only short option, by convention */
-            help = 1;
+            *help = 1;
             continue;
         }
-        if (argv[i][0] != '-' || argv[i][1] != '-' || argv[i][2] == 0) {
-            if (flag != NULL)
-                return tr_fail(
-                    err, size,
-                    "--%s: a flag takes no value, got '%.80s' (write --%s, --no-%s or --%s=off)",
-                    flag->name, argv[i], flag->name, flag->name, flag->name);
-            if (argv[i][0] == '-') {
-                size_t len = strcspn(argv[i] + 1, "=");
-                const tr_opt *exact = tr_find_option(o, argv[i] + 1, len);
-                const char *meant = exact != NULL ? exact->name : tr_meant(o, argv[i] + 1, len);
-                if (meant != NULL)
-                    return tr_fail(err, size,
-                                   "%.80s: unknown option (did you mean --%s?); "
-                                   "--help lists all",
-                                   argv[i], meant);
-            }
-            return tr_fail(
-                err, size,
-                "got '%.80s' where an option belongs; options begin with --, and --help lists them",
-                argv[i]);
-        }
-        flag = NULL;
+        if (!tr_is_option(argv[i]) || argv[i][2] == 0)
+            return tr_not_option(o, argv[i], flag, err, size);
+
+        word = argv[i] + 2;
         n = strcspn(word, "=");
+        value = word[n] == '=' ? word + n + 1 : NULL;
+        flag = NULL;
         if (tr_same_name(word, n, "help")) {
-            help = 1;
-            continue;
+            *help = 1;
+        } else if (tr_same_name(word, n, "preset")) {
+            *preset = value != NULL ? value : next;
+            if (*preset == NULL)
+                return tr_fail(err, size, "--preset: expected the name of a preset, got nothing; "
+                               "--help lists them");
+            if (value == NULL) used = 2;
+        } else {
+            p = tr_find_word(o, word, n, &no);
+            if (p == NULL) return tr_unknown_option(o, word, n, err, size);
+            if (no || value != NULL) continue;
+            if (p->type == TR_T_FLAG && !tr_counts(p)) flag = p;
+            else if (next != NULL && !tr_set_member(p, word, n)) used = 2;
         }
-        if (tr_same_name(word, n, "preset")) {
-            if (word[n] == '=')
-                preset = word + n + 1;
-            else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
-                preset = argv[i + 1];
-                used = 2;
-            } else
-                return tr_fail(
-                    err, size,
-                    "--preset: got nothing, wants the name of a preset; --help lists them");
-            continue;
-        }
-        p = tr_find_option(o, word, n);
-        if (p == NULL
-            && !(n > 3 && tr_same(word, "no-", 3) && tr_find_option(o, word + 3, n - 3) != NULL))
-            return tr_unknown_option(o, word, n, err, size);
-        if (p != NULL && p->type == TR_T_FLAG && !tr_counts(p) && word[n] != '=') flag = p;
-        if (p != NULL && (p->type != TR_T_FLAG || tr_counts(p)) && !tr_set_member(p, word, n)
-            && word[n] != '=' && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
-            used = 2;
     }
+    return 1;
+}
+
+/* Parses the command line. Returns 1 if the program should continue; 0 on error, with the
+   message in err, to be printed before exiting with status 2; 2 if the help was printed
+   to standard output, to exit with status 0. */
+TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
+    const char *preset = NULL;
+    int i, used, help = 0;
+    if (!tr_reset(o, err, size) || !tr_check_table(o, err, size)) return 0;
+    if (!tr_scan(o, argc, argv, &preset, &help, err, size)) return 0;
     if (preset != NULL && !tr_select_preset(o, preset, err, size)) return 0;
-    if (help) {
-        tr_buf b;
-        size_t width = tr_columns(1);
-        int ok;
-        memset(&b, 0, sizeof b);
-        tr_help(o, &b, width < 60 ? 100 : width > 120 ? 120 : width);
-        ok = !b.oom && fwrite(b.s, 1, b.n, stdout) == b.n && fflush(stdout) == 0;
-        tr_buf_free(&b);
-        return ok ? 2 : tr_fail(err, size, "cannot print the help: %s", strerror(errno));
-    }
+    if (help) return tr_print_help(o, err, size);
+
     for (i = 1; i < argc; i += used) {
         const char *word = argv[i] + 2;
         if (tr_same_name(word, strcspn(word, "="), "preset")) {
@@ -1531,7 +1592,11 @@ TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size
 
 /* An option that has an effect only if a condition holds. Giving it otherwise is an
    error, unless its value is 0 or off. */
-typedef struct tr_only { const char *name; int counts; const char *with; } tr_only;
+typedef struct tr_only {
+    const char *name;
+    int         counts;     /* the condition holds */
+    const char *with;       /* the condition in words, for the error */
+} tr_only;
 
 TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char *err,
                         size_t size) {
@@ -1539,18 +1604,18 @@ TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char
     size_t i;
     for (i = 0; i < n; i++) {
         const tr_opt *p = tr_find_option(o, only[i].name, strlen(only[i].name));
+        int off;
         if (p == NULL || p->from != TR_FROM_ARGS || only[i].counts) continue;
         tr_value(p, value);
-        if (p->type != TR_T_TEXT && p->type != TR_T_CHOICE
-            && (strcmp(value, "0") == 0 || strcmp(value, "false") == 0))
-            continue;
+        off = strcmp(value, "0") == 0 || strcmp(value, "false") == 0;
+        if (off && p->type != TR_T_TEXT && p->type != TR_T_CHOICE) continue;
         return tr_fail(err, size, "--%s would change nothing: it is for %s", only[i].name,
                        only[i].with);
     }
     return 1;
 }
 
-/* Nonzero if this value of the option is a string in JSON. */
+/* Nonzero if this value, as written by tr_value, is a string in JSON. */
 TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
     if (p->type == TR_T_SET) return strcmp(value, "true") != 0 && strcmp(value, "false") != 0;
     return p->type == TR_T_TEXT || p->type == TR_T_CHOICE
@@ -1561,12 +1626,9 @@ TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
 TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     char value[64];
     tr_value(p, value);
-    if (p->type == TR_T_TEXT)
-        tr_json_string(b, *(const char **)p->to);
-    else if (tr_quoted(p, value))
-        tr_json_string(b, value);
-    else
-        tr_buf_puts(b, value);
+    if (p->type == TR_T_TEXT) tr_json_string(b, *(const char **)p->to);
+    else if (tr_quoted(p, value)) tr_json_string(b, value);
+    else tr_buf_puts(b, value);
 }
 
 /* Returns all options and the name of the preset as one JSON object; with kept = 1,
@@ -1644,95 +1706,104 @@ TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     return ((here ^ theirs) & ~(all ? 0 : p->open)) == 0;
 }
 
+/* Reports a value that differs from the checkpoint's and cannot be used. NULL stands for
+   no text. */
+TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, const char *saved,
+                       int why_opened, char *err, size_t size) {
+    int preset = p->from == TR_FROM_PRESET;
+    return tr_fail(err, size,
+                   "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out "
+                   "to %s", p->name, now != NULL ? now : "none",
+                   preset ? "--preset " : "the command line", preset ? o->preset_used : "",
+                   saved != NULL ? saved : "none", preset ? "--preset" : "it",
+                   why_opened == TR_INIT ? "begin with its weights"
+                                         : "continue that run, or name another checkpoint file");
+}
+
+/* Records that a TR_FREE option differs from the checkpoint. NULL stands for no text. */
+TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_adopted *a) {
+    tr_buf_printf(&a->changed, "%s--%s %s (%s)", a->changed.n ? ", " : "", p->name,
+                  now != NULL ? now : "none", saved != NULL ? saved : "none");
+    tr_buf_puts(&a->json, a->json.n ? "," : "{");
+    tr_json_string(&a->json, p->name);
+    tr_buf_puts(&a->json, ":[");
+    if (saved == NULL || tr_quoted(p, saved)) tr_json_string(&a->json, saved);
+    else tr_buf_puts(&a->json, saved);
+    tr_buf_puts(&a->json, ",");
+    tr_json_value(&a->json, p);
+    tr_buf_puts(&a->json, "]");
+}
+
+/* tr_options_adopt for one option. Returns 0 on error. */
+TR_DEF int tr_adopt(const tr_options *o, tr_opt *p, const char *json, int why_opened,
+                    tr_adopted *a, char *err, size_t size) {
+    const int keep = p->keep & ~(TR_LATER | TR_KEPT), given = p->from >= TR_FROM_PRESET;
+    char text[4096], value[64], why[TR_ERR];
+    const char *saved = text, *now = value;
+    int found;
+    if (p->type == TR_T_GROUP || keep == TR_LOCAL) return 1;
+    if (why_opened == TR_INIT && keep != TR_MODEL && !(p->keep & TR_KEPT)) return 1;
+
+    found = tr_json_find(json, p->name, text, sizeof text);
+    if (found == 0 && p->type == TR_T_SET) found = tr_find_flags(p, json, text, sizeof text);
+    if (found < 0)
+        return tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)",
+                       p->name);
+    if (found == 0) {
+        tr_buf *list = given ? &a->given : &a->missing;
+        if (keep != TR_HINT && !(p->keep & TR_LATER) && why_opened != TR_INIT)
+            tr_buf_printf(list, "%s--%s", list->n ? ", " : "", p->name);
+        return 1;
+    }
+
+    if (p->type == TR_T_TEXT && strcmp(text, "null") == 0) saved = NULL;
+    if (!given && saved == NULL) {
+        *(const char **)p->to = NULL;
+        p->from = TR_FROM_CHECKPOINT;
+        return 1;
+    }
+    if (!given) {
+        if (tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why)) return 1;
+        return tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
+    }
+
+    /* accept a value that was given if it agrees or may differ */
+    tr_value(p, value);
+    if (p->type == TR_T_TEXT) now = *(const char **)p->to;
+    if (now == NULL && saved == NULL) return 1;
+    if (now != NULL && saved != NULL && strcmp(now, saved) == 0) return 1;
+    if (p->type == TR_T_SET && tr_set_agrees(p, saved, why_opened == TR_RESUME)) return 1;
+    if (keep == TR_HINT || (why_opened != TR_RESUME && keep != TR_MODEL)) return 1;
+    if (keep != TR_FREE) return tr_conflict(o, p, now, saved, why_opened, err, size);
+    tr_changed(p, now, saved, a);
+    return 1;
+}
+
 /* Takes options from a checkpoint. json is the object written by tr_options_json;
    why_opened is TR_LOOK, TR_RESUME or TR_INIT. An option that is not TR_LOCAL gets the
    checkpoint's value, keeps the value that was given, or causes an error, depending on
    its class: see "Resuming" in the manual. An option in the preset counts as given. */
 TR_DEF int tr_options_adopt(tr_options *o, const char *json, int why_opened, tr_adopted *a,
                             char *err, size_t size) {
-    char saved[4096], here[64], why[TR_ERR];
-    const char *now;
+    char preset[sizeof o->preset_used];
     tr_opt *p;
+    int ok = 1;
     memset(a, 0, sizeof *a);
-    for (p = o->opt; p->type != TR_T_END; p++) {
-        int keep = p->keep & ~(TR_LATER | TR_KEPT), found, given = p->from >= TR_FROM_PRESET, none;
-        if (p->type == TR_T_GROUP || keep == TR_LOCAL) continue;
-        if (why_opened == TR_INIT && keep != TR_MODEL && !(p->keep & TR_KEPT)) continue;
-        found = tr_json_find(json, p->name, saved, sizeof saved);
-        if (found == 0 && p->type == TR_T_SET) found = tr_find_flags(p, json, saved, sizeof saved);
-        if (found < 0) {
-            tr_fail(err, size, "the checkpoint's configuration is malformed (looking for --%s)",
-                    p->name);
-            goto bad;
-        }
-        if (found == 0) {
-            tr_buf *list = given ? &a->given : &a->missing;
-            if (keep == TR_HINT || (p->keep & TR_LATER) || why_opened == TR_INIT) continue;
-            tr_buf_puts(list, list->n ? ", --" : "--");
-            tr_buf_puts(list, p->name);
-            continue;
-        }
-        none = p->type == TR_T_TEXT && strcmp(saved, "null") == 0;
-        if (!given) {
-            if (none) {
-                *(const char **)p->to = NULL;
-                p->from = TR_FROM_CHECKPOINT;
-                continue;
-            }
-            if (tr_set(p, saved, TR_FROM_CHECKPOINT, why, sizeof why)) continue;
-            tr_fail(err, size, "the checkpoint's configuration: %.900s", why);
-            goto bad;
-        }
-        tr_value(p, here);
-        now = p->type == TR_T_TEXT ? *(const char **)p->to : here;
-        if (now == NULL ? none : !none && strcmp(now, saved) == 0) continue;
-        if (p->type == TR_T_SET && tr_set_agrees(p, saved, why_opened == TR_RESUME)) continue;
-        if (keep == TR_HINT || (why_opened != TR_RESUME && keep != TR_MODEL)) continue;
-        if (keep != TR_FREE) {
-            tr_fail(
-                err, size,
-                "--%s is %.200s here (from %s%.80s) but %.200s in the checkpoint: leave %s out to %s",
-                p->name, now != NULL ? now : "none",
-                p->from == TR_FROM_PRESET ? "--preset " : "the command line",
-                p->from == TR_FROM_PRESET ? o->preset_used : "", none ? "none" : saved,
-                p->from == TR_FROM_PRESET ? "--preset" : "it",
-                why_opened == TR_INIT ? "begin with its weights"
-                                      : "continue that run, or name another checkpoint file");
-            goto bad;
-        }
-        tr_buf_puts(&a->changed, a->changed.n ? ", --" : "--");
-        tr_buf_puts(&a->changed, p->name);
-        tr_buf_puts(&a->changed, " ");
-        tr_buf_puts(&a->changed, now != NULL ? now : "none");
-        tr_buf_puts(&a->changed, " (");
-        tr_buf_puts(&a->changed, none ? "none" : saved);
-        tr_buf_puts(&a->changed, ")");
-        tr_buf_puts(&a->json, a->json.n ? "," : "{");
-        tr_json_string(&a->json, p->name);
-        tr_buf_puts(&a->json, ":[");
-        if (none)
-            tr_buf_puts(&a->json, "null");
-        else if (tr_quoted(p, saved))
-            tr_json_string(&a->json, saved);
-        else
-            tr_buf_puts(&a->json, saved);
-        tr_buf_puts(&a->json, ",");
-        tr_json_value(&a->json, p);
-        tr_buf_puts(&a->json, "]");
-    }
+    for (p = o->opt; ok && p->type != TR_T_END; p++)
+        ok = tr_adopt(o, p, json, why_opened, a, err, size);
     if (a->json.n) tr_buf_puts(&a->json, "}");
-    if (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom) {
-        tr_fail(err, size, "out of memory");
-        goto bad;
+    if (ok && (a->changed.oom || a->json.oom || a->given.oom || a->missing.oom))
+        ok = tr_fail(err, size, "out of memory");
+    if (!ok) {
+        tr_adopted_free(a);
+        return 0;
     }
+
     if (why_opened != TR_INIT && !o->preset_used[0]
-        && tr_json_find(json, "preset", saved, sizeof o->preset_used) == 1
-        && strcmp(saved, "null") != 0)
-        strcpy(o->preset_used, saved);
+        && tr_json_find(json, "preset", preset, sizeof preset) == 1
+        && strcmp(preset, "null") != 0)
+        strcpy(o->preset_used, preset);
     return 1;
-bad:
-    tr_adopted_free(a);
-    return 0;
 }
 
 

@@ -179,7 +179,7 @@ static void test_options(void) {
     SAME(prompt, "");
     SAME(data, "");
 
-    CHECK(fails_with("--nlayers=0", "--nlayers: got '0', wants a whole number from 1 to 100"));
+    CHECK(fails_with("--nlayers=0", "--nlayers: expected a whole number from 1 to 100, got '0'"));
     CHECK(fails_with("--nlayers|101", "from 1 to 100"));
     CHECK(fails_with("--nlayers|-1", "got '-1'"));
     CHECK(fails_with("--nlayers|8x", "got '8x'"));
@@ -190,12 +190,12 @@ static void test_options(void) {
     CHECK(fails_with("--nlayers=8.0", "got '8.0'"));
     CHECK(fails_with("--nlayers=-", "got '-'"));
     CHECK(fails_with("--nheads=2147483648", "from -2147483648 to 2147483647"));
-    CHECK(fails_with("--nheads=99999999999999999999999", "wants a whole number"));
+    CHECK(fails_with("--nheads=99999999999999999999999", "expected a whole number"));
     CHECK(fails_with("--steps=18446744073709551616", "from 1 to 18446744073709551615"));
-    CHECK(fails_with("--steps=-1", "--steps: got '-1'"));
-    CHECK(fails_with("--steps=0", "--steps: got '0'"));
-    CHECK(fails_with("--steps=1e3", "--steps: got '1e3'"));
-    CHECK(fails_with("--lr=0", "--lr: got '0', wants a number above 0"));
+    CHECK(fails_with("--steps=-1", "--steps: expected a whole number from 1 to 18446744073709551615, got '-1'"));
+    CHECK(fails_with("--steps=0", "--steps: expected a whole number from 1 to 18446744073709551615, got '0'"));
+    CHECK(fails_with("--steps=1e3", "--steps: expected a whole number from 1 to 18446744073709551615, got '1e3'"));
+    CHECK(fails_with("--lr=0", "--lr: expected a number above 0, got '0'"));
     CHECK(fails_with("--lr=nan", "got 'nan'"));
     CHECK(fails_with("--lr=inf", "got 'inf'"));
     CHECK(fails_with("--lr=1e999", "got '1e999'"));
@@ -204,17 +204,17 @@ static void test_options(void) {
     CHECK(fails_with("--lr=1.5f", "got '1.5f'"));
     CHECK(fails_with("--lr=e", "got 'e'"));
     CHECK(fails_with("--lr=1-2", "got '1-2'"));
-    CHECK(fails_with("--bias=-inf", "wants a number"));
-    CHECK(fails_with("--dropout=1", "wants a number from 0 and below 1"));
-    CHECK(fails_with("--dropout=-0.1", "wants a number from 0 and below 1"));
-    CHECK(fails_with("--optim=adan", "wants one of adagrad, sgd, adam, inv_sqrt (did you mean adam?)"));
-    CHECK(fails_with("--optim=", "wants one of"));
-    CHECK(fails_with("--optim=adagrad|sgd", "got 'sgd' where an option belongs"));
-    CHECK(fails_with("--optim=ada", "wants one of"));
-    CHECK(fails_with("--fast=2", "--fast: got '2', wants on or off"));
-    CHECK(fails_with("--fast|1", "--fast: a flag takes no value, got '1'"));
-    CHECK(fails_with("--no-fast=1", "--no-fast: takes no value"));
-    CHECK(fails_with("--no-lr", "--lr is no flag"));
+    CHECK(fails_with("--bias=-inf", "--bias: expected a number, got '-inf'"));
+    CHECK(fails_with("--dropout=1", "expected a number of at least 0 and below 1"));
+    CHECK(fails_with("--dropout=-0.1", "expected a number of at least 0 and below 1"));
+    CHECK(fails_with("--optim=adan", "expected one of adagrad, sgd, adam, inv_sqrt, got 'adan' (did you mean adam?)"));
+    CHECK(fails_with("--optim=", "expected one of"));
+    CHECK(fails_with("--optim=adagrad|sgd", "expected an option, got 'sgd'"));
+    CHECK(fails_with("--optim=ada", "expected one of"));
+    CHECK(fails_with("--fast=2", "--fast: expected on or off (also 1, 0, true, false, yes, no), got '2'"));
+    CHECK(fails_with("--fast|1", "--fast: expected no value, because it is a flag, got '1'"));
+    CHECK(fails_with("--no-fast=1", "--no-fast: expected no value, got '1'"));
+    CHECK(fails_with("--no-lr", "--lr is not a flag"));
     CHECK(fails_with("--nhead|8", "--nhead: unknown option (did you mean --nheads?)"));
     CHECK(fails_with("--adaptspan", "did you mean --adapt-span?"));
     CHECK(fails_with("--n-layers=3", "did you mean --nlayers?"));
@@ -228,17 +228,17 @@ static void test_options(void) {
     CHECK(fails_with("--n_layer|3", "did you mean --nlayers?"));
     CHECK(fails_with("-p|x", "-p: unknown option (did you mean --prompt?); --help lists all"));
     CHECK(fails_with("-lr|1", "-lr: unknown option (did you mean --lr?)"));
-    CHECK(fails_with("-z", "got '-z' where an option belongs"));
+    CHECK(fails_with("-z", "expected an option, got '-z'"));
     CHECK(fails_with("--xyzzy", "--xyzzy: unknown option; --help lists all"));
     CHECK(strstr(err, "did you mean") == NULL);
     CHECK(fails_with("--Nlayers=3", "did you mean --nlayers?"));
     CHECK(fails_with("--=3", "unknown option"));
     CHECK(fails_with("--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "unknown"));
-    CHECK(fails_with("--lr", "--lr: got nothing, wants a number above 0"));
-    CHECK(fails_with("--lr|--steps|3", "--lr: got the option '--steps'"));
-    CHECK(fails_with("file.txt", "got 'file.txt' where an option belongs"));
-    CHECK(fails_with("--", "got '--' where"));
-    CHECK(fails_with("-n|3", "got '-n' where"));
+    CHECK(fails_with("--lr", "--lr: expected a number above 0, got nothing"));
+    CHECK(fails_with("--lr|--steps|3", "--lr: expected a number above 0, got the option '--steps'"));
+    CHECK(fails_with("file.txt", "expected an option, got 'file.txt'"));
+    CHECK(fails_with("--", "expected an option, got '--'"));
+    CHECK(fails_with("-n|3", "expected an option, got '-n'"));
     CHECK(tr_fail(NULL, 0, "nothing %d", 1) == 0);
 
     CHECK(tr_distance("kitten", 6, "sitting", 7) == 3 && tr_distance("", 0, "abc", 3) == 3);
@@ -286,7 +286,7 @@ static void test_some(void) {
     }
     argv[1] = (char *)(uintptr_t)"--again=41";
     CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 0);
-    SAME(err, "--again: got '41', wants on, off, auto or a whole number up to 40");
+    SAME(err, "--again: expected on, off, auto or a whole number up to 40, got '41'");
 }
 
 static void test_presets(void) {
@@ -297,10 +297,10 @@ static void test_presets(void) {
     CHECK(tr_given(&options, "nlayers") && !tr_given(&options, "lr"));
     CHECK(parse("--preset|enwik8_small|--preset|enwik8_large") == 1 && nlayers == 24 && lr == 0.07);
     CHECK(parse("--prompt|preset|--data|x") == 1 && !options.preset_used[0]);
-    CHECK(fails_with("--preset|enwik8_smal", "did you mean enwik8_small?); there are: enwik8_small, enwik8_large"));
-    CHECK(fails_with("--preset|zzz", "--preset: got 'zzz', no such preset; there are: enwik8_small, enwik8_large"));
-    CHECK(fails_with("--preset", "--preset: got nothing"));
-    CHECK(fails_with("--preset|--lr=1", "--preset: got nothing"));
+    CHECK(fails_with("--preset|enwik8_smal", "expected one of enwik8_small, enwik8_large, got 'enwik8_smal' (did you mean enwik8_small?)"));
+    CHECK(fails_with("--preset|zzz", "--preset: expected one of enwik8_small, enwik8_large, got 'zzz'"));
+    CHECK(fails_with("--preset", "--preset: expected the name of a preset, got nothing"));
+    CHECK(fails_with("--preset|--lr=1", "--preset: expected the name of a preset, got nothing"));
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
     {
         tr_preset one[2] = {{"broken", "b", "lr=1 nlayer=4"}, TR_PRESET_END};
@@ -312,10 +312,10 @@ static void test_presets(void) {
         SAME(err, "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
         one[0].set = "nlayers=0";
         CHECK(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
-        HOLDS(err, "preset broken: --nlayers: got '0'");
+        HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got '0'");
         one[0].set = "nlayers";
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
-        HOLDS(err, "preset broken: --nlayers: got nothing");
+        HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got nothing");
         one[0].set = "data=text no-fast";                    /* a text is read, too, but not set */
         CHECK(tr_check_table(&o, err, sizeof err) == 1 && data == NULL && fast == 1);
         one[0].name = "a-name-that-is-longer-than-the-room-that-there-is-for-the-name-of-a-preset";
@@ -335,7 +335,7 @@ static void test_presets(void) {
         tr_opt range[] = {TR_INT("a", TR_LOCAL, &nlayers, 50, 60, ""), TR_END};
         tr_options o = {"p", "", twice, NULL, NULL, NULL, ""};
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
-        HOLDS(err, "stands twice");
+        HOLDS(err, "declared twice");
         o.opt = reserved;
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "reserved");
@@ -438,7 +438,7 @@ static void test_configuration(void) {
     SAME(adopted("--preset=enwik8_large", json, 1), "refused");
     HOLDS(err, "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave --preset out");
     SAME(adopted("", "{\"nlayers\":0}", 1), "refused");
-    HOLDS(err, "the checkpoint's configuration: --nlayers: got '0'");
+    HOLDS(err, "the checkpoint's configuration: --nlayers: expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
     /* from before options were kept: said which were given, and which not; an option of a later version is its default */
@@ -488,15 +488,15 @@ static void test_set(void) {
     CHECK(parse("--nothing=off|--no-nothing") == 1 && nothing == 0);
 
     CHECK(parse("--literal|rows,pat") == 0);
-    SAME(err, "--literal: got 'rows,pat', wants on, off, or some of rows, pad, free_ze "
-         "(did you mean pad?)");
+    SAME(err, "--literal: expected on, off, or some of rows, pad, free_ze, got 'rows,pat' "
+              "(did you mean pad?)");
     CHECK(parse("--literal=") == 0);
     HOLDS(err, "some of rows, pad, free_ze");
     CHECK(parse("--literal=rows,") == 0);
     CHECK(parse("--literal-pad|rows") == 0);
-    HOLDS(err, "got 'rows' where an option belongs");
+    HOLDS(err, "expected an option, got 'rows'");
     CHECK(parse("--literal-pad=rows") == 0);
-    HOLDS(err, "--literal-pad: got 'rows', wants on or off");
+    HOLDS(err, "--literal-pad: expected on or off, got 'rows'");
     CHECK(parse("--literal-other") == 0);
     HOLDS(err, "--literal-other: unknown option");
     CHECK(parse("--nothing") == 0);
@@ -526,7 +526,7 @@ static void test_set(void) {
     CHECK(literal == 7);
     SAME(adopted("--literal", "{\"literal\":false}", TR_INIT), "refused");
     SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
-    HOLDS(err, "the checkpoint's configuration: --literal: got 'pat'");
+    HOLDS(err, "the checkpoint's configuration: --literal: expected on, off, or some of rows, pad, free_ze, got 'pat'");
 
     SAME(adopted("", flags, TR_INIT), "|||");
     CHECK(literal == 5);
@@ -546,7 +546,7 @@ static void test_set(void) {
     CHECK(parse("--literal=pad") == 1);
     tr_help(&options, &b, 200);
     HOLDS(b.s, "--literal [NAMES]  pad ");
-    HOLDS(b.s, "own forms (rows|pad|free_ze, with commas between; without names: all that apply) "
+    HOLDS(b.s, "own forms (rows|pad|free_ze, separated by commas; without names: all that apply) "
           "(switch off: --no-literal)");
     HOLDS(b.s, "--nothing          off ");
     tr_buf_free(&b);

@@ -1311,7 +1311,7 @@ for more in "repetition-window 3 --generate 3" "gpu 1" tf32 tune no-graph join-l
 done
 refused '--weights would change nothing: it is for generation and evaluation' $t $tiny $new --weights int8
 refused '--weights would change nothing: the model has no matrix of 32 x 32' --checkpoint good.st --no-train --generate 3 --weights bf16
-refused "--weights: got 'q4'" --checkpoint good.st --no-train --generate 3 --weights q4
+refused "--weights: expected one of .*, got 'q4'" --checkpoint good.st --no-train --generate 3 --weights q4
 refused '--save-every would change nothing' $t $tiny --steps 3 --save-every 2
 useless >options
 while read -r option; do

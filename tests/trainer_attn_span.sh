@@ -152,7 +152,7 @@ family_bad() {
     refused '--literal eps requires --adapt-span without --no-renorm; --literal without names selects' $t $tiny $new --no-renorm --adapt-span --literal eps
     refused '--literal eps requires --adapt-span' $t $tiny $new --no-adapt-span --literal eps,memory
     refused '--lr-min: expected at most --lr 0.01, got 0.1' $t $tiny $new --schedule cosine --lr 0.01 --lr-min 0.1
-    refused "--literal: got 'rows', wants on, off, or some of eps, memory" $t $tiny $new --literal rows
+    refused "--literal: expected on, off, or some of eps, memory, got 'rows'" $t $tiny $new --literal rows
     refused 'C.st' $t --full-eval-mode --checkpoint C.st $old
     refused 'max-memory' $t $tiny $new --hid-sz 536870912 --inner-hid-sz 1073741824
     refused 'max-memory' $t $tiny $new --attn-span 1073741824 --hid-sz 536870912

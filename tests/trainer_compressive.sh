@@ -267,7 +267,7 @@ family_bad() {
     refused '--literal target needs --aux attention' $t $tiny $new --compress mean --literal-target
     refused '--literal mask needs another --compress than used' $t $tiny $new --compress used --literal mask
     refused '--literal freeze needs --aux attention' $t $tiny $new --aux none --literal freeze
-    refused "--literal: got 'row', wants on, off, or some of rows, pad, target, mask, freeze .did you mean rows" $t $tiny $new --literal row
+    refused "--literal: expected on, off, or some of rows, pad, target, mask, freeze, got 'row' .did you mean rows" $t $tiny $new --literal row
     refused '--random-segments 1000: .*too short .*: [0-9]* or more are needed' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8

@@ -185,7 +185,7 @@ family_bad() {
     refused 'noam.*lr-warmup' $t $tiny $new --schedule noam --lr-warmup 0
     refused '--literal norm requires --cell sru++ with --norm before; --literal without names selects' $t $tiny $new --literal norm
     refused '--literal norm requires --cell sru++' $t $tiny $new --cell sru --norm before --literal=norm
-    refused "--literal: got 'rows', wants on, off, or some of norm" $t $tiny $new --literal rows
+    refused "--literal: expected on, off, or some of norm, got 'rows'" $t $tiny $new --literal rows
     good "a model that can have no literal form" . $t $tiny --literal --steps 1 --checkpoint none.st
     good "a model that does not read token by token" . $t $tiny --literal --norm before --steps 1 --checkpoint literal.st
     refused '--score-by: with --literal norm' --checkpoint literal.st --score t.txt --score-by lines
