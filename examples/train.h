@@ -107,12 +107,13 @@
    Errors
        A function that can fail returns 0 and writes one sentence to err[TR_ERR]. It says
        what was attempted, on which path, and why it failed. No function exits, except
-       that a second signal ends the process while the first is being handled. A failing
-       log or event file does not stop training: the first failure is reported once, the
-       incomplete line is removed, and nothing more is written.
+       that a second signal ends the process while the first is being handled, and that
+       truncating a watched text ends it (tr_watch). A failing log or event file does not
+       stop training: the first failure is reported once, the incomplete line is removed,
+       and nothing more is written.
 
    Sections, marked with >> in the code: buffer, json, options, files, log, formats,
-   terminal, board, signals, clock, sampling, lm */
+   clock, terminal, board, signals, sampling, lm */
 
 #ifndef SEQTX_EXAMPLES_TRAIN_H
 #define SEQTX_EXAMPLES_TRAIN_H
@@ -384,8 +385,9 @@ TR_DEF size_t tr_utf8_encode(unsigned long c, char out[4]) {
     return len;
 }
 
-/* Decodes the escape sequence at p, which begins after the backslash. Stores the bytes in out
-   and their number in *len. Returns the position after it, or NULL if it is malformed. */
+/* Decodes the escape sequence at p, which begins after the backslash. Stores the bytes
+   in out and their number in *len. Returns the position after it, or NULL if it is
+   malformed. */
 TR_DEF const char *tr_json_escape(const char *p, const char *end, char out[4], size_t *len) {
     const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *at;
     unsigned long c, low;
@@ -409,8 +411,8 @@ TR_DEF const char *tr_json_escape(const char *p, const char *end, char out[4], s
     return p;
 }
 
-/* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed, contains
-   U+0000, or does not fit in out. */
+/* Decodes the content [p, end) of a JSON string. Returns 0 if it is malformed,
+   contains U+0000, or does not fit in out. */
 TR_DEF int tr_json_unescape(const char *p, const char *end, char *out, size_t size) {
     size_t n = 0, len;
     char bytes[4];
@@ -643,8 +645,8 @@ TR_DEF int tr_set_names(const tr_opt *p) {
     return (1 << n) - 1;
 }
 
-/* Finds an option by its name, an alternative name, or a name of a set, "literal-rows".
-   Returns NULL if there is none. */
+/* Finds an option by its name, an alternative name, or a name of a set,
+   "literal-rows". Returns NULL if there is none. */
 TR_DEF tr_opt *tr_find_option(const tr_options *o, const char *name, size_t n) {
     tr_opt *p;
     for (p = o->opt; p->type != TR_T_END; p++)
@@ -688,7 +690,7 @@ TR_DEF size_t tr_distance(const char *a, size_t na, const char *b, size_t nb) {
     if (na > 63 || nb > 63) return SIZE_MAX;
     for (j = 0; j <= nb; j++) row[j] = j;
     for (i = 1; i <= na; i++) {
-        size_t diagonal = row[0];        /* row[i - 1][j - 1] */
+        size_t diagonal = row[0];       /* row[i - 1][j - 1] */
         row[0] = i;
         for (j = 1; j <= nb; j++) {
             size_t best = diagonal + (tr_dash(a[i - 1]) != tr_dash(b[j - 1]));
@@ -1286,7 +1288,8 @@ TR_DEF int tr_check_row(const tr_opt *p, char *err, size_t size) {
     if (p->type == TR_T_SIZE) ok = tr_in_range(p, (double)*(uint64_t *)p->to);
     if (p->type == TR_T_REAL) ok = isfinite(*(double *)p->to) && tr_in_range(p, *(double *)p->to);
     if (p->type == TR_T_CHOICE) ok = text[0] != 0;
-    return ok ? 1 : tr_fail(err, size, "option table: the default of --%s is out of range", p->name);
+    if (ok) return 1;
+    return tr_fail(err, size, "option table: the default of --%s is out of range", p->name);
 }
 
 /* Parses one option of a preset without setting it. */
@@ -1511,7 +1514,8 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
     if (flag != NULL)
         return tr_fail(err, size,
                        "--%s: expected no value, because it is a flag, got '%.80s' (write --%s, "
-                       "--no-%s or --%s=off)", flag->name, word, flag->name, flag->name, flag->name);
+                       "--no-%s or --%s=off)",
+                       flag->name, word, flag->name, flag->name, flag->name);
     if (word[0] == '-') {
         size_t n = strcspn(word + 1, "=");
         const tr_opt *p = tr_find_option(o, word + 1, n);
@@ -1526,8 +1530,8 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
                    word);
 }
 
-/* The first pass over the command line: finds --preset and --help, and reports words that
-   are neither options nor values. */
+/* The first pass over the command line: finds --preset and --help, and reports words
+   that are neither options nor values. */
 TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **preset, int *help,
                    char *err, size_t size) {
     const tr_opt *p, *flag = NULL;
@@ -1567,9 +1571,9 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **pres
     return 1;
 }
 
-/* Parses the command line. Returns 1 if the program should continue; 0 on error, with the
-   message in err, to be printed before exiting with status 2; 2 if the help was printed
-   to standard output, to exit with status 0. */
+/* Parses the command line. Returns 1 if the program should continue; 0 on error, with
+   the message in err, to be printed before exiting with status 2; 2 if the help was
+   printed to standard output, to exit with status 0. */
 TR_DEF int tr_parse(tr_options *o, int argc, char **argv, char *err, size_t size) {
     const char *preset = NULL;
     int i, used, help = 0;
@@ -1706,8 +1710,8 @@ TR_DEF int tr_set_agrees(const tr_opt *p, const char *saved, int all) {
     return ((here ^ theirs) & ~(all ? 0 : p->open)) == 0;
 }
 
-/* Reports a value that differs from the checkpoint's and cannot be used. NULL stands for
-   no text. */
+/* Reports a value that differs from the checkpoint's and cannot be used. NULL stands
+   for no text. */
 TR_DEF int tr_conflict(const tr_options *o, const tr_opt *p, const char *now, const char *saved,
                        int why_opened, char *err, size_t size) {
     int preset = p->from == TR_FROM_PRESET;
@@ -1854,11 +1858,16 @@ TR_DEF void tr_standard_streams(void) {
 #endif
 }
 
+/* Returns the last component of path. */
+TR_DEF const char *tr_name_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
 /* Returns "dir/." for "dir/name", and "." for "name". The caller frees it. NULL if
    memory runs out. */
 TR_DEF char *tr_dir_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash != NULL ? (size_t)(slash - path) + 1 : 0;
+    size_t n = (size_t)(tr_name_of(path) - path);
     char *dir = (char *)malloc(n + 2);
     if (dir == NULL) return NULL;
     memcpy(dir, path, n);
@@ -1883,7 +1892,7 @@ TR_DEF size_t tr_name_max(const char *path) {
    name would be too long, a hash replaces its end. The caller frees it. NULL if memory
    runs out. */
 TR_DEF char *tr_beside(const char *path, const char *mark) {
-    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+    const char *name = tr_name_of(path);
     size_t dir = (size_t)(name - path), n = strlen(name), k = strlen(mark);
     size_t most = tr_name_max(path), room = dir + n + k + 16;
     char hash[16] = "", *out = (char *)malloc(room);
@@ -1891,7 +1900,7 @@ TR_DEF char *tr_beside(const char *path, const char *mark) {
     if (n + k > most && most > k + 16) {
         snprintf(hash, sizeof hash, "~%08" PRIx32, (uint32_t)tr_hash(TR_HASH_BEGIN, name, n));
         n = most - k - strlen(hash);
-        /* whole characters only */
+        /* cut between characters */
         while (n > 0 && ((unsigned char)name[n] & 0xC0) == 0x80) n--;
     }
     snprintf(out, room, "%.*s%s%s", (int)(dir + n), path, hash, mark);
@@ -1910,15 +1919,15 @@ TR_DEF char *tr_behind_links(const char *path) {
     strcpy(here, path);
     for (hops = 0; hops < 40; hops++) {
         n = readlink(here, link, sizeof link - 1);
-        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;        /* not a link */
+        if (n < 0 && (errno == EINVAL || errno == ENOENT)) return here;     /* not a link */
         if (n < 0) {
             free(here);
             return NULL;
         }
-        link[n] = 0;
-        next = strrchr(here, '/');
+
         /* a relative link starts from its own directory */
-        dir = next != NULL && link[0] != '/' ? (size_t)(next - here) + 1 : 0;
+        link[n] = 0;
+        dir = link[0] != '/' ? (size_t)(tr_name_of(here) - here) : 0;
         if (dir + (size_t)n >= room) {
             next = (char *)realloc(here, dir + sizeof link);
             if (next == NULL) {
@@ -2031,7 +2040,7 @@ TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, 
         why = errno;
     }
     if (!ok && fd >= 0) tr_unlink_open(temp, &fd);
-    if (fd >= 0) close(fd);        /* last: closing it releases the lock */
+    if (fd >= 0) close(fd);     /* last: closing it releases the lock */
 
     if (ok)
         tr_flush_dir_of(real);
@@ -2070,9 +2079,8 @@ TR_DEF int tr_claimed(const char *option, const char *path, long pid, char *err,
     char who[64] = "";
     if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
     return tr_fail(err, size,
-                   "--%s %.900s: another run%s is writing it: wait for its end, or name "
-                   "another file",
-                   option, path, who);
+                   "--%s %.900s: another run%s is writing it: wait until it ends, or name "
+                   "another file", option, path, who);
 }
 
 /* Returns 1, or sets err and returns 0 if another process has claimed the file. Does
@@ -2102,6 +2110,7 @@ TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char
     if (c->path == NULL && (path == NULL || errno == 0)) return 1;
     if (c->path == NULL)
         return tr_fail(err, size, "--%s %.900s: %s", option, path, strerror(errno));
+
     for (round = 0; round < 100; round++) {
         c->fd = open(c->path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
         if (c->fd < 0) {
@@ -2110,14 +2119,15 @@ TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char
             break;
         }
         got = tr_lock(c->fd, &pid);
-        if (got < 0) return 1;        /* without lock support nothing can be claimed */
+        if (got < 0) return 1;      /* without lock support nothing can be claimed */
         if (got && fstat(c->fd, &st) == 0 && st.st_nlink > 0) return 1;
         close(c->fd);
         c->fd = -1;
-        if (got) continue;        /* its owner removed it before this lock: retry */
+        if (got) continue;      /* its owner removed it before this lock: retry */
         tr_claimed(option, path, pid, err, size);
         break;
     }
+
     if (round == 100) tr_fail(err, size, "--%s: cannot create the lock %.900s", option, c->path);
     free(c->path);
     c->path = NULL;
@@ -2139,24 +2149,24 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
     size_t n = strlen(dir), i;
     struct stat st;
     char *path = (char *)malloc(n + 1);
+    int why;
     if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
     memcpy(path, dir, n + 1);
     if (n == 0) {
         free(path);
-        return tr_fail(err, size, "the name of a directory is empty");
+        return tr_fail(err, size, "expected the name of a directory, got ''");
     }
+
     for (i = 1; i <= n; i++) {
         if (path[i] != '/' && path[i] != 0) continue;
         path[i] = 0;
-        if (mkdir(path, 0777) != 0) {
-            int why = errno;
-            /* an existing directory is not an error */
-            if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
-                tr_fail(err, size, "%s: cannot create the directory %s: %s", dir, path,
-                        strerror(why == EEXIST ? ENOTDIR : why));
-                free(path);
-                return 0;
-            }
+        why = mkdir(path, 0777) != 0 ? errno : 0;
+        /* an existing directory is not an error */
+        if (why && (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))) {
+            tr_fail(err, size, "%s: cannot create the directory %s: %s", dir, path,
+                    strerror(why == EEXIST ? ENOTDIR : why));
+            free(path);
+            return 0;
         }
         path[i] = dir[i];
     }
@@ -2169,24 +2179,31 @@ TR_DEF int tr_mkdirs(const char *dir, char *err, size_t size) {
    the names of temporary files. An existing file must be a regular file; if streams is
    1, it can also be a pipe or a device. */
 TR_DEF int tr_can_write(const char *option, const char *path, int streams, char *err, size_t size) {
+    const size_t longest = 4096 - 64;           /* leaves space for the names of locks etc. */
     struct stat link, target;
     char *dir;
     int why = 0;
-    if (!*path) return tr_fail(err, size, "--%s: got '', wants the name of a file", option);
-    if (strlen(path) + 64 > 4096) return tr_fail(err, size, "--%s: the path is too long", option);
+    if (!*path) return tr_fail(err, size, "--%s: expected the name of a file, got ''", option);
+    if (strlen(path) > longest)
+        return tr_fail(err, size, "--%s: expected a path of at most %zu characters, got %zu",
+                       option, longest, strlen(path));
     if (lstat(path, &link) == 0 && S_ISLNK(link.st_mode) && stat(path, &target) != 0)
-        return tr_fail(err, size, "--%s %s: a symbolic link that leads nowhere", option, path);
+        return tr_fail(err, size, "--%s %s: a symbolic link to a file that does not exist",
+                       option, path);
+
     dir = tr_dir_of(path);
     if (dir == NULL) return tr_fail(err, size, "--%s %s: out of memory", option, path);
     if (access(dir, W_OK | X_OK) != 0 || (access(path, W_OK) != 0 && errno != ENOENT)) why = errno;
     free(dir);
     if (why)
         return tr_fail(err, size, "--%s %s: cannot write there: %s", option, path, strerror(why));
+
     if (stat(path, &target) != 0 || S_ISREG(target.st_mode)) return 1;
     if (S_ISDIR(target.st_mode))
         return tr_fail(err, size, "--%s %s: cannot write there: it is a directory", option, path);
     if (streams) return 1;
-    return tr_fail(err, size, "--%s %s: cannot write there: it is no plain file", option, path);
+    return tr_fail(err, size, "--%s %s: cannot write there: it is not a regular file", option,
+                   path);
 }
 
 /* Inserts mark before the extension: "dir/run.st" and ".best" give "dir/run.best.st".
@@ -2194,8 +2211,7 @@ TR_DEF int tr_can_write(const char *option, const char *path, int streams, char 
    memory runs out. */
 TR_DEF char *tr_path_with(const char *path, const char *mark) {
     size_t n = strlen(path), k = strlen(mark);
-    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path,
-               *dot = strrchr(name, '.');
+    const char *name = tr_name_of(path), *dot = strrchr(name, '.');
     char *out = (char *)malloc(n + k + 1);
     if (out == NULL) return NULL;
     /* a leading dot marks a hidden file, not an extension */
@@ -2226,10 +2242,11 @@ TR_DEF int tr_append(tr_appender *a, const void *bytes, size_t n, char *err, siz
     }
     why = errno;
     if (a->regular && ftruncate(a->fd, a->end) != 0)
-        tr_fail(err, size, "%s: write failed (%s), and the half piece stays: %s", a->path,
-                strerror(why), strerror(errno));
+        tr_fail(err, size, "%s: write failed (%s), and the partial record cannot be removed: %s",
+                a->path, strerror(why), strerror(errno));
     else
-        tr_fail(err, size, "%s: write failed, nothing more goes there: %s", a->path, strerror(why));
+        tr_fail(err, size, "%s: write failed; nothing more will be written to it: %s", a->path,
+                strerror(why));
     close(a->fd);
     a->fd = -1;
     return 0;
@@ -2245,6 +2262,7 @@ TR_DEF int tr_append_open(tr_appender *a, const char *path, int flags, char *err
         errno = why;        /* tr_board_open checks for EEXIST */
         return 0;
     }
+
     a->path = (char *)malloc(strlen(path) + 1);
     if (a->path == NULL || fstat(a->fd, &st) != 0) {
         tr_fail(err, size, "%s: cannot open for writing: %s", path, strerror(errno));
@@ -2303,6 +2321,10 @@ TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
     return tr_read_size(text, &at) && at > step;
 }
 
+TR_DEF int tr_log_unreadable(const char *path, char *err, size_t size) {
+    return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
+}
+
 /* Rewrites the log without the lines that tr_log_drops selects. If there are none, the
    file is not touched. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
@@ -2314,29 +2336,20 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     tr_buf keep;
     int ok = 0;
     memset(&keep, 0, sizeof keep);
-    if (stat(path, &st) != 0) {
-        if (errno == ENOENT) return 1;
-        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path,
-                       strerror(errno));
-    }
-    if (!S_ISREG(st.st_mode)) return 1;        /* a pipe or a device has no old lines */
+    if (stat(path, &st) != 0) return errno == ENOENT ? 1 : tr_log_unreadable(path, err, size);
+    if (!S_ISREG(st.st_mode)) return 1;         /* a pipe or a device has no old lines */
     in = fopen(path, "rb");
-    if (in == NULL)
-        return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path,
-                       strerror(errno));
+    if (in == NULL) return tr_log_unreadable(path, err, size);
+
     while ((n = getline(&line, &room, in)) >= 0) {
-        if (tr_log_drops(line, (size_t)n, step))
-            dropped++;
-        else
-            tr_buf_put(&keep, line, (size_t)n);
+        if (tr_log_drops(line, (size_t)n, step)) dropped++;
+        else tr_buf_put(&keep, line, (size_t)n);
     }
-    if (!feof(in))        /* otherwise a read error, or out of memory */
-        tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
-    else if (keep.oom)
-        tr_fail(err, size, "%s: out of memory", path);
-    else
-        ok = 1;
+    if (!feof(in)) tr_log_unreadable(path, err, size);      /* a read error, or out of memory */
+    else if (keep.oom) tr_fail(err, size, "%s: out of memory", path);
+    else ok = 1;
     fclose(in);
+
     if (ok && dropped > 0) ok = tr_replace(path, keep.s != NULL ? keep.s : "", keep.n, err, size);
     free(line);
     tr_buf_free(&keep);
@@ -2348,16 +2361,16 @@ TR_DEF int tr_log_here(const char *path, char *err, size_t size) {
     static const char begin[] = "{\"event\":\"";
     char first[sizeof begin - 1];
     struct stat st;
-    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 ? fopen(path, "rb")
-                                                                            : NULL;
+    FILE *f = NULL;
+    int is;
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0) f = fopen(path, "rb");
+    if (f == NULL) return 1;
     /* a short file may be the start of a log */
-    int is = !f || !memcmp(first, begin, fread(first, 1, sizeof first, f));
-    if (f) fclose(f);
+    is = memcmp(first, begin, fread(first, 1, sizeof first, f)) == 0;
+    fclose(f);
     return is ? 1
-              : tr_fail(
-                  err, size,
-                  "--log %s: there is such a file, and it is no log of a run: give another name",
-                  path);
+              : tr_fail(err, size, "--log %s: expected a new file or the log of a run, got another "
+                        "file: choose another name", path);
 }
 
 /* Opens a log for appending. path may be NULL, for no log. resume_step is the step
@@ -2418,7 +2431,7 @@ TR_DEF int tr_log_end(tr_log *l) {
     if (l->out.fd < 0) return 1;
     tr_buf_puts(&l->line, "}\n");
     if (l->line.oom)
-        return tr_fail(l->err, sizeof l->err, "%s: out of memory, a line is lost", l->out.path);
+        return tr_fail(l->err, sizeof l->err, "%s: out of memory; a line was lost", l->out.path);
     return tr_append(&l->out, l->line.s, l->line.n, l->err, sizeof l->err);
 }
 
@@ -2500,6 +2513,27 @@ TR_DEF const char *tr_fixed(char out[TR_TEXT_MAX], double x, int decimals) {
 }
 
 
+// >>clock -------------------------------------------------------------------------------
+
+/* Seconds on a monotonic clock. Only differences are meaningful. */
+TR_DEF double tr_seconds(void) {
+    struct timespec t;
+    if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Returns the peak memory use of this process in bytes, or 0 if it is unknown. */
+TR_DEF uint64_t tr_peak_rss(void) {
+    struct rusage u;
+    if (getrusage(RUSAGE_SELF, &u) != 0 || u.ru_maxrss < 0) return 0;
+#ifdef __APPLE__
+    return (uint64_t)u.ru_maxrss;       /* bytes on macOS, KiB elsewhere */
+#else
+    return (uint64_t)u.ru_maxrss * 1024;
+#endif
+}
+
+
 // >>terminal: one line that is redrawn; plain lines in pipes and files ------------------
 
 /* Smoothed training speed. Time, steps and tokens decay with the same weight, so their
@@ -2555,65 +2589,95 @@ typedef struct {
 
 /* step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s */
 TR_DEF void tr_progress_line(char *out, size_t size, const tr_progress *p) {
-    char loss[TR_TEXT_MAX], metric[TR_TEXT_MAX], speed[TR_TEXT_MAX], left[TR_TEXT_MAX],
-        total[TR_TEXT_MAX] = "";
+    char loss[TR_TEXT_MAX], speed[TR_TEXT_MAX], text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
+    char metric[64] = "", left[64] = "";
     if (p->steps > 0) snprintf(total, sizeof total, "/%" PRIu64, p->steps);
-    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s%s%s%s  lr %.1e  %s tok/s%s%s%s%s", p->step,
-             total, tr_fixed(loss, p->loss, 3), p->unit != NULL ? "  " : "",
-             p->unit != NULL ? tr_fixed(metric, p->metric, 3) : "", p->unit != NULL ? " " : "",
-             p->unit != NULL ? p->unit : "", p->lr, tr_count(speed, p->tokens_per_s),
-             p->left >= 0 ? "  left " : "", p->left >= 0 ? tr_duration(left, p->left) : "",
+    if (p->unit != NULL)
+        snprintf(metric, sizeof metric, "  %s %.16s", tr_fixed(text, p->metric, 3), p->unit);
+    if (p->left >= 0) snprintf(left, sizeof left, "  left %s", tr_duration(text, p->left));
+    snprintf(out, size, "step %" PRIu64 "%s  loss %s%s  lr %.1e  %s tok/s%s%s%s", p->step, total,
+             tr_fixed(loss, p->loss, 3), metric, p->lr, tr_count(speed, p->tokens_per_s), left,
              p->extra != NULL ? "  " : "", p->extra != NULL ? p->extra : "");
+}
+
+/* Parts of the line for a terminal, from left to right. An empty part is not shown. */
+enum {
+    TR_PART_STEP, TR_PART_BAR, TR_PART_DONE, TR_PART_LOSS, TR_PART_BEST, TR_PART_SPEED,
+    TR_PART_LEFT, TR_PART_RATE, TR_PART_EXTRA, TR_PARTS
+};
+
+typedef char tr_part[96];
+
+/* Writes all parts. The bar has its minimum of 5 cells, still without the share done. */
+TR_DEF void tr_progress_parts(const tr_progress *p, double share, tr_part part[TR_PARTS]) {
+    const size_t size = sizeof part[0];
+    char text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
+    memset(part, 0, TR_PARTS * size);
+    if (p->steps > 0) {
+        snprintf(total, sizeof total, "/%" PRIu64, p->steps);
+        snprintf(part[TR_PART_DONE], size, "%d%%", (int)(100 * share));
+        strcpy(part[TR_PART_BAR], "[=====]");
+    }
+    snprintf(part[TR_PART_STEP], size, "step %" PRIu64 "%s", p->step, total);
+    if (p->unit != NULL)
+        snprintf(part[TR_PART_LOSS], size, "%s %.16s", tr_fixed(text, p->metric, 3), p->unit);
+    else
+        snprintf(part[TR_PART_LOSS], size, "loss %s", tr_fixed(text, p->loss, 3));
+    if (p->best > 0) snprintf(part[TR_PART_BEST], size, "best %s", tr_fixed(text, p->best, 3));
+    snprintf(part[TR_PART_SPEED], size, "%s tok/s", tr_count(text, p->tokens_per_s));
+    if (p->left >= 0) snprintf(part[TR_PART_LEFT], size, "left %s", tr_duration(text, p->left));
+    snprintf(part[TR_PART_RATE], size, "lr %.1e", p->lr);
+    if (p->extra != NULL) snprintf(part[TR_PART_EXTRA], size, "%s", p->extra);
+}
+
+/* Returns the columns that the parts take, with two blanks between them. */
+TR_DEF size_t tr_progress_width(tr_part part[TR_PARTS]) {
+    size_t need = 0, i;
+    for (i = 0; i < TR_PARTS; i++)
+        if (part[i][0]) need += strlen(part[i]) + (need > 0 ? 2 : 0);
+    return need;
+}
+
+/* Draws a bar of the given number of cells. */
+TR_DEF void tr_progress_bar(tr_part bar, double share, size_t cells) {
+    size_t full = (size_t)(share * (double)cells), i;
+    bar[0] = '[';
+    for (i = 0; i < cells; i++) bar[1 + i] = i < full ? '=' : ' ';
+    if (full < cells) bar[1 + full] = '>';
+    strcpy(bar + 1 + cells, "]");
 }
 
 /* The line for a terminal of `width` columns:
 
        step 1200/5000  [==>       ]  24%  1.780 bpb  best 1.812  12.3k tok/s  left 3m12s
 
-   The bar fills the remaining columns. It has at least 5 cells, and at least 15 if the
-   learning rate is shown too. In a narrow terminal, parts are omitted in the order of
-   `first` below. The loss and the percentage are always shown. */
+   The bar fills the remaining columns, up to 30 cells. It has at least 5 cells, and at
+   least 15 if the learning rate is shown too. In a narrow terminal, parts are omitted
+   in the order of `first` below. The loss and the percentage are always shown. */
 TR_DEF void tr_progress_live(char *out, size_t size, const tr_progress *p, size_t width) {
-    enum { STEP, BAR, DONE, LOSS, BEST, SPEED, LEFT, RATE, EXTRA, PARTS };
-    static const int first[] = {EXTRA, RATE, STEP, BAR, SPEED, BEST, LEFT};
-    char part[PARTS][96], text[TR_TEXT_MAX], total[TR_TEXT_MAX] = "";
-    size_t need, i, k, cells = 0, at = 0;
+    static const int first[] = {
+        TR_PART_EXTRA, TR_PART_RATE, TR_PART_STEP, TR_PART_BAR, TR_PART_SPEED, TR_PART_BEST,
+        TR_PART_LEFT
+    };
+    const size_t omitted = sizeof first / sizeof *first;
+    tr_part part[TR_PARTS];
+    size_t need, i, k, cells, at = 0;
     double share = p->steps > 0 ? (double)p->step / (double)p->steps : 0;
-    memset(part, 0, sizeof part);
     if (share > 1) share = 1;
-    if (p->steps > 0) {
-        snprintf(total, sizeof total, "/%" PRIu64, p->steps);
-        snprintf(part[DONE], sizeof part[DONE], "%d%%", (int)(100 * share));
-        strcpy(part[BAR], "[=====]");        /* the minimum; resized below */
-    }
-    snprintf(part[STEP], sizeof part[STEP], "step %" PRIu64 "%s", p->step, total);
-    if (p->unit != NULL)
-        snprintf(part[LOSS], sizeof part[LOSS], "%s %.16s", tr_fixed(text, p->metric, 3), p->unit);
-    else
-        snprintf(part[LOSS], sizeof part[LOSS], "loss %s", tr_fixed(text, p->loss, 3));
-    if (p->best > 0) snprintf(part[BEST], sizeof part[BEST], "best %s", tr_fixed(text, p->best, 3));
-    snprintf(part[SPEED], sizeof part[SPEED], "%s tok/s", tr_count(text, p->tokens_per_s));
-    if (p->left >= 0)
-        snprintf(part[LEFT], sizeof part[LEFT], "left %s", tr_duration(text, p->left));
-    snprintf(part[RATE], sizeof part[RATE], "lr %.1e", p->lr);
-    if (p->extra != NULL) snprintf(part[EXTRA], sizeof part[EXTRA], "%s", p->extra);
+    tr_progress_parts(p, share, part);
     for (k = 0;; k++) {
-        for (need = 0, i = 0; i < PARTS; i++)
-            if (part[i][0]) need += strlen(part[i]) + (need > 0 ? 2 : 0);
-        if (need + (k < 2 && part[BAR][0] ? 10 : 0) <= width || k == sizeof first / sizeof *first)
-            break;
+        size_t more = k < 2 && part[TR_PART_BAR][0] ? 10 : 0;
+        need = tr_progress_width(part);
+        if (need + more <= width || k == omitted) break;
         part[first[k]][0] = 0;
     }
-    if (part[BAR][0]) {
-        size_t full;
+    if (part[TR_PART_BAR][0]) {
         cells = width - need + 5;
-        if (cells > 30) cells = 30;
-        full = (size_t)(share * (double)cells);
-        for (i = 0; i < cells; i++) part[BAR][1 + i] = i < full ? '=' : i == full ? '>' : ' ';
-        strcpy(part[BAR] + 1 + cells, "]");
+        tr_progress_bar(part[TR_PART_BAR], share, cells < 30 ? cells : 30);
     }
+
     out[0] = 0;
-    for (i = 0; i < PARTS && at < size; i++)
+    for (i = 0; i < TR_PARTS && at < size; i++)
         if (part[i][0])
             at += (size_t)snprintf(out + at, size - at, "%s%s", at > 0 ? "  " : "", part[i]);
     if (width < size) out[width] = 0;
@@ -2630,7 +2694,7 @@ TR_DEF void tr_fold(char *text, size_t width) {
             blank = NULL;
             continue;
         }
-        if (((unsigned char)*s & 0xC0) == 0x80) continue;        /* continuation byte */
+        if (((unsigned char)*s & 0xC0) == 0x80) continue;       /* continuation byte */
         if (*s == ' ') blank = s;
         if (++column < width || blank == NULL || *s == ' ') continue;
         *blank = '\n';
@@ -2649,8 +2713,6 @@ typedef struct {
     char   line[512];
 } tr_term;
 
-TR_DEF double tr_seconds(void);        /* >>clock */
-
 /* f may be NULL, to show nothing. */
 TR_DEF void tr_term_open(tr_term *t, FILE *f) {
     const char *kind = getenv("TERM");
@@ -2664,7 +2726,7 @@ TR_DEF void tr_term_write(tr_term *t, const char *text, size_t n) {
     if (t->failed || t->f == NULL) return;
     if (fflush(t->f) == 0 && tr_write_all(fileno(t->f), text, n)) return;
     t->failed = 1;
-    fprintf(stderr, "cannot write progress: %s; going on without\n", strerror(errno));
+    fprintf(stderr, "cannot write progress: %s; continuing without it\n", strerror(errno));
 }
 
 /* Redraws the line, cut to the width of the terminal: a wrapped line cannot be
@@ -2773,7 +2835,7 @@ TR_DEF void tr_put_varint(tr_buf *b, uint64_t x) {
 }
 
 TR_DEF void tr_put_bytes(tr_buf *b, unsigned field, const void *bytes, size_t n) {
-    tr_put_varint(b, field << 3 | 2);        /* wire type 2: length-delimited */
+    tr_put_varint(b, field << 3 | 2);       /* wire type 2: length-delimited */
     tr_put_varint(b, n);
     if (n > 0) tr_buf_put(b, bytes, n);
 }
@@ -2792,9 +2854,9 @@ TR_DEF void tr_board_event(tr_board *b, uint64_t step) {
     wall = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
     memcpy(&bits, &wall, sizeof bits);
     b->value.n = b->summary.n = b->event.n = b->record.n = 0;
-    tr_put_varint(&b->event, 1 << 3 | 1);        /* wire type 1: eight bytes */
+    tr_put_varint(&b->event, 1 << 3 | 1);       /* wire type 1: eight bytes */
     tr_put_le(&b->event, bits, 8);
-    tr_put_varint(&b->event, 2 << 3 | 0);        /* wire type 0: varint */
+    tr_put_varint(&b->event, 2 << 3 | 0);       /* wire type 0: varint */
     tr_put_varint(&b->event, step > (uint64_t)INT64_MAX ? (uint64_t)INT64_MAX : step);
 }
 
@@ -2834,6 +2896,7 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     host[sizeof host - 1] = 0;
     for (c = host; *c; c++)
         if (*c == '/') *c = '-';
+
     room = strlen(dir) + sizeof host + 128;
     path = (char *)malloc(room);
     if (path == NULL) return tr_fail(err, size, "%s: out of memory", dir);
@@ -2847,12 +2910,13 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
     }
     free(path);
     if (!ok) return 0;
+
     tr_board_event(b, 0);
     tr_put_bytes(&b->event, 3, "brain.Event:2", 13);
     ok = tr_board_write(b);
     if (ok && resume_step > 0) {
         tr_board_event(b, resume_step < UINT64_MAX ? resume_step + 1 : resume_step);
-        tr_put_bytes(&b->event, 7, "\010\001", 2);        /* SessionLog { status: START } */
+        tr_put_bytes(&b->event, 7, "\010\001", 2);      /* SessionLog { status: START } */
         ok = tr_board_write(b);
     }
     if (!ok) {
@@ -2866,14 +2930,15 @@ TR_DEF int tr_board_open(tr_board *b, const char *dir, uint64_t resume_step, cha
    returns. Returns 0 once, when writing fails for the first time; b->err then says
    why. */
 TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x) {
-    float f = x > FLT_MAX ? (float)HUGE_VAL         /* NaN stays NaN */
-                          : x < -FLT_MAX ? -(float)HUGE_VAL : (float)x;
+    float f = (float)HUGE_VAL;
     uint32_t bits;
     if (b->out.fd < 0) return 1;
+    if (x < -FLT_MAX) f = -f;
+    else if (!(x > FLT_MAX)) f = (float)x;      /* NaN stays NaN */
     memcpy(&bits, &f, sizeof bits);
     tr_board_event(b, step);
     tr_put_bytes(&b->value, 1, tag, strlen(tag));
-    tr_put_varint(&b->value, 2 << 3 | 5);        /* wire type 5: four bytes */
+    tr_put_varint(&b->value, 2 << 3 | 5);       /* wire type 5: four bytes */
     tr_put_le(&b->value, bits, 4);
     if (!b->value.oom) tr_put_bytes(&b->summary, 1, b->value.s, b->value.n);
     if (!b->summary.oom) tr_put_bytes(&b->event, 5, b->summary.s, b->summary.n);
@@ -2891,7 +2956,7 @@ TR_DEF int tr_board_scalar(tr_board *b, const char *tag, uint64_t step, double x
 #define TR_ASK_SECONDS 5
 
 static volatile sig_atomic_t tr_stop_signal TR_UNUSED = 0;
-static volatile sig_atomic_t tr_ask TR_UNUSED = 0;        /* warn before a SIGINT counts */
+static volatile sig_atomic_t tr_ask TR_UNUSED = 0;      /* warn before a SIGINT counts */
 static struct timespec tr_asked TR_UNUSED;                /* time of the warning; 0 if none */
 
 TR_DEF void tr_on_signal(int sig) {
@@ -2900,7 +2965,7 @@ TR_DEF void tr_on_signal(int sig) {
     struct timespec now;
     int why = errno;
     if (tr_stop_signal != 0) {
-        if (sig == SIGHUP) return;        /* a terminal that closes sends several */
+        if (sig == SIGHUP) return;      /* a terminal that closes sends several */
         _exit(128 + sig);
     }
     if (sig == SIGINT && tr_ask && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
@@ -2937,7 +3002,7 @@ TR_DEF int tr_signals(int ask, char *err, size_t size) {
     tr_ask = ask;
     for (i = 0; i < count; i++) {
         if (which[i] == SIGHUP && sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler == SIG_IGN)
-            continue;        /* started by nohup */
+            continue;       /* started by nohup */
         if (sigaction(which[i], &act, NULL) != 0)
             return tr_fail(err, size, "sigaction: %s", strerror(errno));
     }
@@ -2960,8 +3025,8 @@ enum { TR_WATCHED = 3 };
 
 static struct {
     const char *program, *path[TR_WATCHED];
-    struct stat at[TR_WATCHED];
-    int n;
+    struct stat at[TR_WATCHED];     /* when watching began */
+    int         n;
 } tr_watched TR_UNUSED;
 
 /* Returns the first watched file that has become shorter, or NULL. A new file of the
@@ -2985,7 +3050,8 @@ TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
         "\n", tr_watched.program, ": the text ", path,
-        " was changed while it was read: it is cut short; the last checkpoint is good\n"};
+        " was truncated while it was being read; the last checkpoint is valid\n"
+    };
     size_t i;
     if (path == NULL) {
         signal(sig, SIG_DFL);
@@ -3006,33 +3072,12 @@ TR_DEF int tr_watch(const char *program, const char *path, char *err, size_t siz
     tr_watched.path[tr_watched.n++] = path;
     signal(SIGBUS, tr_on_bus);
 #else
-    (void)program;
+    (void)program;          /* Windows refuses to truncate a mapped file */
     (void)path;
     (void)err;
-    (void)size;        /* Windows refuses to truncate a mapped file */
+    (void)size;
 #endif
     return 1;
-}
-
-
-// >>clock -------------------------------------------------------------------------------
-
-/* Seconds on a monotonic clock. Only differences are meaningful. */
-TR_DEF double tr_seconds(void) {
-    struct timespec t;
-    if (clock_gettime(CLOCK_MONOTONIC, &t) != 0) return 0;
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Returns the peak memory use of this process in bytes, or 0 if it is unknown. */
-TR_DEF uint64_t tr_peak_rss(void) {
-    struct rusage u;
-    if (getrusage(RUSAGE_SELF, &u) != 0 || u.ru_maxrss < 0) return 0;
-#ifdef __APPLE__
-    return (uint64_t)u.ru_maxrss;        /* bytes on macOS, KiB elsewhere */
-#else
-    return (uint64_t)u.ru_maxrss * 1024;
-#endif
 }
 
 
@@ -3086,11 +3131,11 @@ TR_DEF void tr_recent_add(tr_recent *r, int32_t token) {
 TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
     double mean = 0;
     size_t i, n = 0;
-    for (i = 0; i < r->vocab; i++)
-        if (isfinite(x[i])) {
-            mean += x[i];
-            n++;
-        }
+    for (i = 0; i < r->vocab; i++) {
+        if (!isfinite(x[i])) continue;
+        mean += x[i];
+        n++;
+    }
     if (n > 0) mean /= (double)n;
     for (i = 0; i < r->vocab; i++) {
         x[i] -= mean;
@@ -3100,13 +3145,13 @@ TR_DEF void tr_penalise(double *x, const tr_recent *r, double penalty) {
 
 /* Decodes \n, \t and \\ in the value of --stop, in place. */
 TR_DEF void tr_unescape(char *s) {
+    static const char letter[] = "nt\\", meaning[] = "\n\t\\";
+    const char *at;
     char *out = s;
     for (; *s; s++) {
-        if (*s == '\\' && (s[1] == 'n' || s[1] == 't' || s[1] == '\\')) {
-            s++;
-            *out++ = *s == 'n' ? '\n' : *s == 't' ? '\t' : '\\';
-        } else
-            *out++ = *s;
+        at = *s == '\\' && s[1] ? strchr(letter, s[1]) : NULL;
+        if (at != NULL) s++;
+        *out++ = at != NULL ? meaning[at - letter] : *s;
     }
     *out = 0;
 }

@@ -255,7 +255,7 @@ for size in 0 100; do
     if [ $size -eq 0 ]; then : >cut/text; else head -c $size t.txt >cut/short; cat cut/short >cut/text; fi
     collect
     check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was changed while it was read" bg.err
+    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was truncated while it was being read" bg.err
     check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
 done
 
@@ -662,7 +662,7 @@ cp t.txt two/valid.txt
 refused 'same file' --data two $tiny $new --eval-every 1 --best two/valid.txt
 rm two/valid.txt
 printf '{ "mine": [1, 2, 3] }' >mine.txt; cp mine.txt kept.txt
-refused 'mine.txt: .*no log of a run' $t $tiny --steps 3 --log mine.txt
+refused 'mine.txt: expected a new file or the log of a run' $t $tiny --steps 3 --log mine.txt
 check "a file that is no log stays as it is" cmp mine.txt kept.txt
 family_bad
 cd ..
