@@ -126,7 +126,7 @@
 #define _DARWIN_C_SOURCE
 #endif
 #if defined(_WIN32) && !defined(_FILE_OFFSET_BITS)
-#define _FILE_OFFSET_BITS 64        /* 64-bit off_t */
+#define _FILE_OFFSET_BITS 64    /* 64-bit off_t */
 #endif
 
 #include <errno.h>
@@ -166,7 +166,7 @@
 #include "win.h"
 #endif
 
-#define TR_ERR 1024        /* size of an error buffer; long enough for a path */
+#define TR_ERR 1024     /* size of an error buffer; long enough for a path */
 
 /* Writes a message to err, which may be NULL. Always returns 0, so that callers can
    write `return tr_fail(...)`. */
@@ -193,11 +193,11 @@ TR_DEF void tr_buf_free(tr_buf *b) {
     memset(b, 0, sizeof *b);
 }
 
-/* Makes space for n more bytes and a zero. */
+/* Makes space for n more bytes and a zero. Returns 0 if memory runs out. */
 TR_DEF int tr_buf_reserve(tr_buf *b, size_t n) {
     size_t room = b->room ? b->room : 128;
     char *s;
-    while (room - b->n < n + 1) {       /* n < room, or both are 0 */
+    while (room - b->n < n + 1) {       /* b->n is always less than room */
         if (room > SIZE_MAX / 2) b->oom = 1;
         if (b->oom) return 0;
         room *= 2;
@@ -2750,9 +2750,8 @@ TR_DEF void tr_show(tr_term *t, const tr_progress *p, int due) {
     t->drawn = now;
     if (t->tty) {
         size_t width = tr_columns(fileno(t->f));
-        tr_progress_live(t->line, sizeof t->line, p,
-                         /* Some terminals wrap after the last column. */
-                         width > 1 ? width - 1 : 79);
+        width = width > 1 ? width - 1 : 79;     /* some terminals wrap after the last column */
+        tr_progress_live(t->line, sizeof t->line, p, width);
         tr_term_draw(t);
         return;
     }
