@@ -3049,7 +3049,7 @@ TR_DEF void tr_on_bus(int sig) {
     const char *path = tr_cut_short();
     const char *const said[] = {
         "\n", tr_watched.program, ": the text ", path,
-        " was truncated while it was being read; the last checkpoint is valid\n"
+        " was truncated while it was read; the last checkpoint is intact\n"
     };
     size_t i;
     if (path == NULL) {

@@ -867,7 +867,7 @@ static void test_cut_short(void) {
     for (n = 0; (k = read(out[0], said + n, sizeof said - 1 - (size_t)n)) > 0; n += k) {}
     said[n] = 0;
     close(out[0]);
-    snprintf(want, sizeof want, "\nprog: the text %s was truncated while it was being read", path);
+    snprintf(want, sizeof want, "\nprog: the text %s was truncated while it was read", path);
     HOLDS(said, want);
     tr_watched.n = 0;
     signal(SIGBUS, SIG_DFL);

@@ -255,7 +255,7 @@ for size in 0 100; do
     if [ $size -eq 0 ]; then : >cut/text; else head -c $size t.txt >cut/short; cat cut/short >cut/text; fi
     collect
     check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was truncated while it was being read" bg.err
+    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was [a-z]* while it was read" bg.err
     check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
 done
 
@@ -634,7 +634,7 @@ refused 'dropout' $t $tiny $new --dropout 1
 refused 'dropout' $t $tiny $new --dropout -0.1
 refused 'optim' $t $tiny $new --optim adamm
 refused 'tokens' $t $tiny $new --tokens letters
-refused '--precision.*f16.*f32.*bf16' $t $tiny $new --precision f16
+refused '--precision: expected one of f32, bf16, got .f16.' $t $tiny $new --precision f16
 refused 'precision' $t $tiny $new --precision=
 refused 'precision' $t $tiny $new --precision
 refused 'recompute' $t $tiny $new --recompute=maybe
@@ -1318,7 +1318,7 @@ while read -r option; do
     name=${option%% *}
     refused "$name would change nothing: it is for" $t $tiny $new $option
 done <options
-refused '--repetition-penalty: got .0.5.' --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
+refused '--repetition-penalty: expected .*, got .0.5.' --no-train --generate 3 --checkpoint good.st --repetition-penalty 0.5
 cd ..
 if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
     # Ctrl-C stops an answer; where a line is waited for it ends
