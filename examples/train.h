@@ -793,11 +793,11 @@ TR_DEF int tr_read_flag(const char *s, int *out) {
 }
 
 /* Nonzero if the option is a TR_SOME. */
-TR_DEF int tr_counts(const tr_opt *p) {
+TR_DEF int tr_accepts_number(const tr_opt *p) {
     return p->type == TR_T_FLAG && p->max > 0;
 }
 
-TR_DEF int tr_read_some(const char *s, double max, int *out) {
+TR_DEF int tr_read_flag_or_number(const char *s, double max, int *out) {
     int n;
     if (strcmp(s, "auto") == 0) {
         *out = TR_AS_FITS;
@@ -813,8 +813,8 @@ TR_DEF int tr_read_some(const char *s, double max, int *out) {
 }
 
 /* Nonzero if the next word may be the option's value, but need not be. */
-TR_DEF int tr_may_take(const tr_opt *p) {
-    return tr_counts(p) || p->type == TR_T_SET;
+TR_DEF int tr_value_is_optional(const tr_opt *p) {
+    return tr_accepts_number(p) || p->type == TR_T_SET;
 }
 
 /* Parses "a,c", on or off as the value of a TR_SET. If a name is unknown, returns 0
@@ -883,7 +883,7 @@ TR_DEF void tr_expected(const tr_opt *p, char *out, size_t size) {
         break;
     case TR_T_REAL: tr_expected_real(p, out, size); break;
     case TR_T_FLAG:
-        if (tr_counts(p))
+        if (tr_accepts_number(p))
             snprintf(out, size, "on, off, auto or a whole number up to %d", (int)p->max);
         else
             snprintf(out, size, "on or off (also 1, 0, true, false, yes, no)");
@@ -946,7 +946,8 @@ TR_DEF int tr_set(tr_opt *p, const char *value, int from, char *err, size_t size
         if (ok) *(double *)p->to = d;
         break;
     case TR_T_FLAG:
-        ok = tr_counts(p) ? tr_read_some(value, p->max, &i) : tr_read_flag(value, &i);
+        ok = tr_accepts_number(p) ? tr_read_flag_or_number(value, p->max, &i)
+                                  : tr_read_flag(value, &i);
         if (ok) *(int *)p->to = i;
         break;
     case TR_T_CHOICE:
@@ -1027,7 +1028,7 @@ static const struct {
 /* Returns the option that an unknown name probably means: the one that has this name
    in other programs, or else the shortest one that begins with the name, or else one
    with nearly the same spelling. Returns NULL if there is none. */
-TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
+TR_DEF const char *tr_guess_option(const tr_options *o, const char *name, size_t n) {
     tr_nearest best = {NULL, 0, 0};
     const tr_opt *p;
     size_t i, len;
@@ -1056,7 +1057,7 @@ TR_DEF const char *tr_meant(const tr_options *o, const char *name, size_t n) {
 TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, char *err,
                              size_t size) {
     tr_nearest best = {NULL, 0, 0};
-    const char *meant = tr_meant(o, name, n), *no = "";
+    const char *meant = tr_guess_option(o, name, n), *no = "";
     const tr_opt *p;
     int len = (int)(n < 80 ? n : 80);
     if (meant == NULL && n > 3 && tr_same(name, "no-", 3)) {
@@ -1073,8 +1074,8 @@ TR_DEF int tr_unknown_option(const tr_options *o, const char *name, size_t n, ch
 
 /* Switches one name of a TR_SET on or off, according to value ("on", "off", ..), which
    may be NULL. */
-TR_DEF int tr_set_one(tr_opt *p, const char *word, int bit, const char *value, int from, char *err,
-                      size_t size) {
+TR_DEF int tr_switch_name(tr_opt *p, const char *word, int bit, const char *value, int from,
+                          char *err, size_t size) {
     int on = 1, *v = (int *)p->to;
     if (value != NULL && !tr_read_flag(value, &on))
         return tr_fail(err, size, "--%.*s: expected on or off, got '%.80s'",
@@ -1094,7 +1095,7 @@ TR_DEF int tr_option_off(tr_opt *p, const char *word, size_t n, const char *valu
                        word, p->name);
     if (value != NULL)
         return tr_fail(err, size, "--no-%s: expected no value, got '%.80s'", p->name, value);
-    return bit ? tr_set_one(p, word, bit, "off", from, err, size)
+    return bit ? tr_switch_name(p, word, bit, "off", from, err, size)
                : tr_set(p, "off", from, err, size);
 }
 
@@ -1116,11 +1117,11 @@ TR_DEF int tr_option(const tr_options *o, const char *word, const char *next, in
     if (no) return tr_option_off(p, word, n, value, from, err, size);
 
     bit = tr_set_member(p, word, n);
-    if (bit) return tr_set_one(p, word, bit, value, from, err, size);
+    if (bit) return tr_switch_name(p, word, bit, value, from, err, size);
     if (value != NULL) return tr_set(p, value, from, err, size);
 
     flag = p->type == TR_T_FLAG || p->type == TR_T_SET;
-    if (flag && (!tr_may_take(p) || next == NULL || tr_is_option(next)))
+    if (flag && (!tr_value_is_optional(p) || next == NULL || tr_is_option(next)))
         return tr_set(p, "on", from, err, size);
     if (next != NULL && !tr_is_option(next)) return tr_set(p, next, from, err, size) ? 2 : 0;
 
@@ -1254,9 +1255,9 @@ TR_DEF void tr_value(const tr_opt *p, char out[64]) {
     case TR_T_SIZE: snprintf(out, 64, "%" PRIu64, *(uint64_t *)p->to); break;
     case TR_T_REAL: tr_number(out, *(double *)p->to); break;
     case TR_T_FLAG:
-        if (tr_counts(p) && *(int *)p->to == TR_AS_FITS)
+        if (tr_accepts_number(p) && *(int *)p->to == TR_AS_FITS)
             strcpy(out, "auto");
-        else if (tr_counts(p) && *(int *)p->to && *(int *)p->to != TR_ALL)
+        else if (tr_accepts_number(p) && *(int *)p->to && *(int *)p->to != TR_ALL)
             snprintf(out, 64, "%d", *(int *)p->to);
         else
             strcpy(out, *(int *)p->to ? "true" : "false");
@@ -1399,7 +1400,7 @@ TR_DEF void tr_help_row(tr_buf *b, const tr_help_layout *c, const char *name, co
 /* Writes "--name" and the kind of value that an option takes. */
 TR_DEF void tr_help_name(const tr_opt *p, char name[96]) {
     static const char *const word[] = {"", "", " N", " N", " X", " TEXT", "", " NAME", " [NAMES]"};
-    const char *takes = tr_counts(p) ? " [N]" : word[p->type];
+    const char *takes = tr_accepts_number(p) ? " [N]" : word[p->type];
     if (p->type == TR_T_SET && *p->choices == 0) takes = "";
     snprintf(name, 96, "--%s%s", p->name, takes);
 }
@@ -1519,7 +1520,7 @@ TR_DEF int tr_not_option(const tr_options *o, const char *word, const tr_opt *fl
     if (word[0] == '-') {
         size_t n = strcspn(word + 1, "=");
         const tr_opt *p = tr_find_option(o, word + 1, n);
-        const char *meant = p != NULL ? p->name : tr_meant(o, word + 1, n);
+        const char *meant = p != NULL ? p->name : tr_guess_option(o, word + 1, n);
         if (meant != NULL)
             return tr_fail(err, size,
                            "%.80s: unknown option (did you mean --%s?); --help lists all", word,
@@ -1564,7 +1565,7 @@ TR_DEF int tr_scan(const tr_options *o, int argc, char **argv, const char **pres
             p = tr_find_word(o, word, n, &no);
             if (p == NULL) return tr_unknown_option(o, word, n, err, size);
             if (no || value != NULL) continue;
-            if (p->type == TR_T_FLAG && !tr_counts(p)) flag = p;
+            if (p->type == TR_T_FLAG && !tr_accepts_number(p)) flag = p;
             else if (next != NULL && !tr_set_member(p, word, n)) used = 2;
         }
     }
@@ -1620,10 +1621,10 @@ TR_DEF int tr_all_count(const tr_options *o, const tr_only *only, size_t n, char
 }
 
 /* Nonzero if this value, as written by tr_value, is a string in JSON. */
-TR_DEF int tr_quoted(const tr_opt *p, const char *value) {
+TR_DEF int tr_is_json_string(const tr_opt *p, const char *value) {
     if (p->type == TR_T_SET) return strcmp(value, "true") != 0 && strcmp(value, "false") != 0;
     return p->type == TR_T_TEXT || p->type == TR_T_CHOICE
-           || (tr_counts(p) && strcmp(value, "auto") == 0);
+           || (tr_accepts_number(p) && strcmp(value, "auto") == 0);
 }
 
 /* Appends the option's value as JSON. */
@@ -1631,7 +1632,7 @@ TR_DEF void tr_json_value(tr_buf *b, const tr_opt *p) {
     char value[64];
     tr_value(p, value);
     if (p->type == TR_T_TEXT) tr_json_string(b, *(const char **)p->to);
-    else if (tr_quoted(p, value)) tr_json_string(b, value);
+    else if (tr_is_json_string(p, value)) tr_json_string(b, value);
     else tr_buf_puts(b, value);
 }
 
@@ -1731,7 +1732,7 @@ TR_DEF void tr_changed(const tr_opt *p, const char *now, const char *saved, tr_a
     tr_buf_puts(&a->json, a->json.n ? "," : "{");
     tr_json_string(&a->json, p->name);
     tr_buf_puts(&a->json, ":[");
-    if (saved == NULL || tr_quoted(p, saved)) tr_json_string(&a->json, saved);
+    if (saved == NULL || tr_is_json_string(p, saved)) tr_json_string(&a->json, saved);
     else tr_buf_puts(&a->json, saved);
     tr_buf_puts(&a->json, ",");
     tr_json_value(&a->json, p);
@@ -1891,7 +1892,7 @@ TR_DEF size_t tr_name_max(const char *path) {
 /* Returns the path of a file next to another one: its name followed by mark. If the
    name would be too long, a hash replaces its end. The caller frees it. NULL if memory
    runs out. */
-TR_DEF char *tr_beside(const char *path, const char *mark) {
+TR_DEF char *tr_path_next_to(const char *path, const char *mark) {
     const char *name = tr_name_of(path);
     size_t dir = (size_t)(name - path), n = strlen(name), k = strlen(mark);
     size_t most = tr_name_max(path), room = dir + n + k + 16;
@@ -1909,7 +1910,7 @@ TR_DEF char *tr_beside(const char *path, const char *mark) {
 
 /* Returns the file at the end of a chain of symbolic links; it need not exist. The
    caller frees it. NULL with errno set on failure. (realpath is not in base POSIX.) */
-TR_DEF char *tr_behind_links(const char *path) {
+TR_DEF char *tr_resolve_links(const char *path) {
     size_t room = strlen(path) + 4097, dir;
     char *here = (char *)malloc(room), *next;
     char link[4096];
@@ -2012,14 +2013,14 @@ TR_DEF void tr_flush_dir_of(const char *path) {
    a file that a killed process left behind is removed. */
 TR_DEF int tr_replace(const char *path, const void *bytes, size_t n, char *err, size_t size) {
     struct stat st;
-    char mark[16], *real = tr_behind_links(path), *temp = NULL;
+    char mark[16], *real = tr_resolve_links(path), *temp = NULL;
     int fd = -1, k, there, ok, why;
     if (real == NULL) return tr_fail(err, size, "%s: %s", path, strerror(errno));
     there = stat(real, &st) == 0;
     for (k = 0; k < 100 && fd < 0; k++) {
         free(temp);
         snprintf(mark, sizeof mark, ".%d.tmp", k);
-        temp = tr_beside(real, mark);
+        temp = tr_path_next_to(real, mark);
         if (temp == NULL) break;
         fd = tr_open_new(temp, there ? 0600 : 0666);
         if (fd < 0 && errno != EEXIST) break;
@@ -2067,15 +2068,16 @@ TR_DEF char *tr_claim_path(const char *path) {
     char *real, *lock;
     errno = 0;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return NULL;
-    real = tr_behind_links(path);
+    real = tr_resolve_links(path);
     if (real == NULL) return NULL;
-    lock = tr_beside(real, ".lock");
+    lock = tr_path_next_to(real, ".lock");
     free(real);
     errno = lock == NULL ? ENOMEM : 0;
     return lock;
 }
 
-TR_DEF int tr_claimed(const char *option, const char *path, long pid, char *err, size_t size) {
+TR_DEF int tr_refuse_claimed(const char *option, const char *path, long pid, char *err,
+                             size_t size) {
     char who[64] = "";
     if (pid > 0) snprintf(who, sizeof who, " (process %ld)", pid);
     return tr_fail(err, size,
@@ -2095,7 +2097,7 @@ TR_DEF int tr_unclaimed(const char *option, const char *path, char *err, size_t 
         close(fd);
     }
     free(lock);
-    return ok ? 1 : tr_claimed(option, path, pid, err, size);
+    return ok ? 1 : tr_refuse_claimed(option, path, pid, err, size);
 }
 
 /* Claims a file; path may be NULL. On failure, sets err, returns 0, and claims
@@ -2124,7 +2126,7 @@ TR_DEF int tr_claim_open(tr_claim *c, const char *option, const char *path, char
         close(c->fd);
         c->fd = -1;
         if (got) continue;      /* its owner removed it before this lock: retry */
-        tr_claimed(option, path, pid, err, size);
+        tr_refuse_claimed(option, path, pid, err, size);
         break;
     }
 
@@ -2313,7 +2315,7 @@ typedef struct {
 /* Nonzero if this line must be removed when a run resumes after `step`: its "step" is
    later, or the line is incomplete because the process was killed. Other lines,
    including those that are not JSON objects, stay. */
-TR_DEF int tr_log_drops(const char *line, size_t n, uint64_t step) {
+TR_DEF int tr_log_is_stale(const char *line, size_t n, uint64_t step) {
     char text[32];
     uint64_t at;
     if (n == 0 || line[n - 1] != '\n') return 1;
@@ -2325,7 +2327,7 @@ TR_DEF int tr_log_unreadable(const char *path, char *err, size_t size) {
     return tr_fail(err, size, "%s: cannot read the log to continue it: %s", path, strerror(errno));
 }
 
-/* Rewrites the log without the lines that tr_log_drops selects. If there are none, the
+/* Rewrites the log without the lines that tr_log_is_stale selects. If there are none, the
    file is not touched. */
 TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) {
     struct stat st;
@@ -2342,7 +2344,7 @@ TR_DEF int tr_log_trim(const char *path, uint64_t step, char *err, size_t size) 
     if (in == NULL) return tr_log_unreadable(path, err, size);
 
     while ((n = getline(&line, &room, in)) >= 0) {
-        if (tr_log_drops(line, (size_t)n, step)) dropped++;
+        if (tr_log_is_stale(line, (size_t)n, step)) dropped++;
         else tr_buf_put(&keep, line, (size_t)n);
     }
     if (!feof(in)) tr_log_unreadable(path, err, size);      /* a read error, or out of memory */
