@@ -231,22 +231,22 @@ TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick
     return n < SVG_TICKS ? n : SVG_TICKS;
 }
 
-/* Finds about `want` round values on the axis. *step becomes their distance, or the
+/* Finds about `target` round values on the axis. *step becomes their distance, or the
    smallest value on a logarithmic axis. */
-TR_DEF size_t svg_ticks(const svg_axis *a, double want, double tick[SVG_TICKS], double *step) {
+TR_DEF size_t svg_ticks(const svg_axis *a, double target, double tick[SVG_TICKS], double *step) {
     static const double list[3][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 6, 8}};
     static const double factor[4] = {1, 2, 5, 10}, limit[3] = {1.0001, 2.0001, 5.0001};
     double slack = 1e-9 * (a->hi - a->lo), base, raw, k;
     size_t n, i;
     for (i = 0; a->log && i < 3; i++) {
         n = svg_log_ticks(a, list[i], tick);
-        if ((double)n < want - 1) continue;
+        if ((double)n < target - 1) continue;
         *step = tick[0];
         return n;
     }
 
     /* the smallest of 1, 2, 5 and 10 times a power of ten that gives few enough values */
-    raw = (a->hi - a->lo) / (want < SVG_TICKS - 1 ? want : SVG_TICKS - 1);
+    raw = (a->hi - a->lo) / (target < SVG_TICKS - 1 ? target : SVG_TICKS - 1);
     base = pow(10, floor(log10(raw)));
     for (i = 0; i < 3 && !(raw <= limit[i] * base);) i++;
     *step = base * factor[i];
@@ -283,9 +283,9 @@ TR_DEF const char *svg_tick_text(char out[32], const svg_axis *a, double v, doub
 }
 
 /* Appends the values of the ticks below a panel whose lower edge is at y. */
-TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double want) {
+TR_DEF void svg_below(tr_buf *b, const svg_axis *x, double y, double target) {
     double tick[SVG_TICKS], step;
-    size_t n = svg_ticks(x, want, tick, &step), i;
+    size_t n = svg_ticks(x, target, tick, &step), i;
     static const char *const look[3] = {"", " text-anchor=\"start\"", " text-anchor=\"end\""};
     /* Panels next to a narrow one are close: align the outer values inwards. */
     int narrow = x->to - x->from < 200;
