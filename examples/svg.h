@@ -214,8 +214,8 @@ TR_DEF double svg_at(const svg_axis *a, double v) {
 
 enum { SVG_TICKS = 16 };
 
-/* Finds the values m 10^k on a logarithmic axis, for the m in a zero-terminated list.
-   Returns their number, at most SVG_TICKS. */
+/* Finds the values m 10^k on a logarithmic axis, for the m in list (up to 8, ended
+   by 0 if fewer). Returns their number, at most SVG_TICKS. */
 TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick[SVG_TICKS]) {
     double slack = 1e-9 * (a->hi - a->lo);
     int decade = (int)floor(log10(a->lo));
