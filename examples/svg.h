@@ -228,7 +228,8 @@ TR_DEF size_t svg_log_ticks(const svg_axis *a, const double list[8], double tick
             n++;
         }
     }
-    return n < SVG_TICKS ? n : SVG_TICKS;
+    if (n > SVG_TICKS) n = SVG_TICKS;
+    return n;
 }
 
 /* Finds about `target` round values on the axis. *step becomes their distance, or the
