@@ -56,7 +56,6 @@ while read -r file k section; do
         diff "$work/want" "$work/have" | head -n 6
     fi
 done <<END
-seqtx_compressive.h 1 Compressive Transformer
 seqtx_par.h 1 Transformer-XL
 seqtx_par.h 2 PAR
 END
