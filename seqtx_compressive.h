@@ -605,11 +605,11 @@ typedef struct stx_comp_layer {
     stx_tensor *decoder;                    /* Dec (taps D,D), row t D + channel:
                                                STX_COMP_AUX_AUTOENCODE only */
     stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;     /* (D) (D) (F,D) (F) (D,F) (D);
-                                                               w1, b1 with glu (2F,D) (2F) */
+                                                               glu: w1 (2F,D), b1 (2F) */
     stx_comp_gate attn_gate, ff_gate;
-    int    frozen;      /* STX_COMP_LITERAL_FREEZE: 1: wkv no longer learns. Set by the first
-                           training segment with an aux loss here, not stored in checkpoints:
-                           a resumed run sets it. Set it to 0 to unfreeze wkv */
+    int    frozen;      /* STX_COMP_LITERAL_FREEZE: 1: wkv no longer learns. Set by the
+                           first training segment with an aux loss here. Not stored in
+                           checkpoints: a resumed run sets it. 0 unfreezes wkv */
 } stx_comp_layer;
 
 typedef struct stx_comp {
@@ -629,13 +629,12 @@ typedef struct stx_comp {
     size_t          taps, ahead;            /* rows per compressed row, r + overlap; rows
                                                that are read before a group */
     size_t          A;                      /* layers with C > 0 */
-    stx_tensor    **aux, **ratio;           /* of each layer, (1) each: aux loss and relative
+    stx_tensor    **aux, **ratio;           /* [layers], (1) each: aux loss and relative
                                                error of the last forward, valid in this
                                                step. NULL if nothing was evicted, or in
-                                               evaluation. In a process group, the ratio is
-                                               that of this rank; the aux loss is scaled so
-                                               that its mean over the ranks is the loss of
-                                               the whole batch */
+                                               evaluation. In a process group, the ratio
+                                               is that of this rank; the mean of the aux
+                                               losses of all ranks is that of the batch */
 } stx_comp;
 
 /* Creates a model with initialised parameters in x. It is freed with x. Returns NULL
@@ -707,8 +706,8 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
 /* Saves the memory in a checkpoint under names that begin with prefix, which has at most
    64 characters, and loads it into a state with the same B. The entries are those of
    stx_rows_save under "<prefix>mem.", "<prefix>comp.", "<prefix>usage." and
-   "<prefix>source.", and the metadata "<prefix>seen.<b>". Both return 1, or 0 and an error;
-   a failed load leaves s empty. */
+   "<prefix>source.", and the metadata "<prefix>seen.<b>". Both return 1, or 0 and an
+   error; a failed load leaves s empty. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
@@ -890,17 +889,17 @@ STX_KERNEL(stx_comp_pick, (stx_ctx *x, stx_real *y, const stx_real *rows, const 
 STX_KERNEL(stx_comp_usage, (stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
                             size_t first, size_t n))
 
-/* loss (1) = sum (a - t)^2 / divisor and ratio (1) = sum (a - t)^2 / sum t^2 (0 if
-   that sum is 0), over the rows of a, t (N,C) that skip (N) does not mark. skip is on
-   the device, or NULL. work (N,2), on the device, receives the two sums of each row.
-   Backward: da = 2 dloss (a - t) / divisor, 0 in marked rows. Adds to da with
-   accumulate. */
+/* loss (1) = sum (a - target)^2 / divisor and ratio (1) = sum (a - target)^2 / sum
+   target^2 (0 if that sum is 0), over the rows of a, target (N,D) that skip (N) does
+   not mark. skip is on the device, or NULL. work (N,2), on the device, receives the
+   two sums of each row. Backward: da = 2 dloss (a - target) / divisor, 0 in marked
+   rows. Adds to da with accumulate. */
 STX_KERNEL(stx_comp_error_fwd, (stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
-                                const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor))
+                                const stx_real *a, const stx_real *target, const int32_t *skip,
+                                size_t N, size_t D, double divisor))
 STX_KERNEL(stx_comp_error_bwd, (stx_ctx *x, stx_real *da, const stx_real *dloss,
-                                const stx_real *a, const stx_real *t, const int32_t *skip,
-                                size_t N, size_t C, double divisor, int accumulate))
+                                const stx_real *a, const stx_real *target, const int32_t *skip,
+                                size_t N, size_t D, double divisor, int accumulate))
 
 /* The elementwise part of a gate. p0 .. p3 (fields p) are the results of its matmuls; sig
    is the sigmoid.
@@ -954,188 +953,189 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
 #define SEQTX_COMPRESSIVE_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h" /* once more, for the inner loops' macros */
+#include "seqtx.h"      /* again, for the macros of inner loops */
 
 #include <stdio.h>
 STX_STRICT_ON
 
+
 // >>groups
 
-static size_t stx__comp_groups_of(size_t rows, size_t step) {
+/* Number of groups that `rows` rows form; the last one can be shorter. */
+static size_t stx__comp_group_count(size_t rows, size_t step) {
     return rows / step + (rows % step != 0);
 }
 
-/* The row that tap t of a group of stream b meets; -1 if it is missing. first and pad are read where they are: on a GPU's host side they
-   have to be the host's */
-static ptrdiff_t stx__comp_row(const stx_comp_groups *g, size_t b, size_t group, size_t t) {
-    ptrdiff_t first = g->first ? g->first[b] : 0, row = g->at + (ptrdiff_t)(group * g->step + t);
-    if (g->first)
-        row += first
-               + ((ptrdiff_t)stx__comp_groups_of(g->rows - (size_t)first, g->step)
-                  - (ptrdiff_t)g->groups)
-                     * (ptrdiff_t)g->step;
-    if (row < first || row >= (ptrdiff_t)g->rows || (g->pad && g->pad[b * g->rows + (size_t)row]))
-        return -1;
-    return row;
+/* The row of tap t of a group of stream b, or -1 if it is missing. Reads g->first and
+   g->pad, which must be in host memory. */
+static ptrdiff_t stx__comp_tap_row(const stx_comp_groups *g, size_t b, size_t group, size_t t) {
+    const ptrdiff_t first = g->first ? g->first[b] : 0;
+    ptrdiff_t row = g->at + (ptrdiff_t)(group * g->step + t);
+    if (g->first) {
+        size_t own = stx__comp_group_count(g->rows - (size_t)first, g->step);
+        row += first + ((ptrdiff_t)own - (ptrdiff_t)g->groups) * (ptrdiff_t)g->step;
+    }
+    if (row < first || row >= (ptrdiff_t)g->rows) return -1;
+    return g->pad && g->pad[b * g->rows + (size_t)row] ? -1 : row;
 }
 
-/* Row `row` of stream b */
-static const stx_real *stx__comp_at(const stx_comp_groups *g, const stx_real *rows, size_t b,
-                                    size_t row) {
+static const stx_real *stx__comp_row_ptr(const stx_comp_groups *g, const stx_real *rows, size_t b,
+                                         size_t row) {
     return rows + b * (g->stride ? g->stride : g->rows * g->D) + row * g->D;
 }
 
-typedef struct stx__comp_grouping {
+/* Arguments of the loops below. */
+typedef struct stx__comp_group_job {
     const stx_comp_groups *g;
-    stx_real *y;
-    const stx_real *rows, *usage;
-    size_t ldu;
-    int flag;
-} stx__comp_grouping;
+    stx_real       *to;
+    const stx_real *from;
+    int             accumulate;     /* unfold */
+    int             max;            /* pool */
+    const stx_real *usage;          /* pick */
+    size_t          ldu;
+} stx__comp_group_job;
+
+static stx__comp_group_job stx__comp_group_job_of(const stx_comp_groups *g, stx_real *to,
+                                                  const stx_real *from) {
+    stx__comp_group_job j;
+    memset(&j, 0, sizeof j);
+    j.g = g;
+    j.to = to;
+    j.from = from;
+    return j;
+}
 
 static void stx__comp_unfold_part(const stx_share *s, const void *job) {
-    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx__comp_group_job *j = (const stx__comp_group_job *)job;
     const stx_comp_groups *g = j->g;
-    size_t n, c, D = g->D;
+    const size_t D = g->D;
+    size_t n, c;
     for (n = s->from; n < s->to; n++) {
         size_t b = n / (g->groups * g->taps);
-        ptrdiff_t row = stx__comp_row(g, b, n / g->taps % g->groups, n % g->taps);
-        stx_real *y = j->y + n * D;
-        const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
+        ptrdiff_t row = stx__comp_tap_row(g, b, n / g->taps % g->groups, n % g->taps);
+        stx_real *y = j->to + n * D;
+        const stx_real *from;
         if (row < 0) {
-            if (!j->flag) memset(y, 0, D * sizeof *y);
-        } else if (!j->flag)
-            memcpy(y, r, D * sizeof *y);
+            if (!j->accumulate) memset(y, 0, D * sizeof *y);
+            continue;
+        }
+        from = stx__comp_row_ptr(g, j->from, b, (size_t)row);
+        if (j->accumulate)
+            for (c = 0; c < D; c++) y[c] += from[c];
         else
-            for (c = 0; c < D; c++) y[c] += r[c];
+            memcpy(y, from, D * sizeof *y);
     }
 }
 
 STX_DEF void stx_comp_unfold(stx_ctx *x, stx_real *y, const stx_real *rows,
                              const stx_comp_groups *g, int accumulate) {
-    stx__comp_grouping j;
-    j.g = g;
-    j.y = y;
-    j.rows = rows;
-    j.flag = accumulate;
-    j.usage = NULL;
-    j.ldu = 0;
-    stx_parallel(x, g->B * g->groups * g->taps, g->B * g->groups * g->taps * g->D,
-                 stx__comp_unfold_part, &j);
+    stx__comp_group_job j = stx__comp_group_job_of(g, y, rows);
+    const size_t n = g->B * g->groups * g->taps;
+    j.accumulate = accumulate;
+    stx_parallel(x, n, n * g->D, stx__comp_unfold_part, &j);
 }
 
 static void stx__comp_fold_part(const stx_share *s, const void *job) {
-    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx__comp_group_job *j = (const stx__comp_group_job *)job;
     const stx_comp_groups *g = j->g;
-    size_t n, i, c, D = g->D;
+    const size_t D = g->D;
+    size_t n, i, c;
     for (n = s->from; n < s->to; n++) {
         size_t b = n / g->rows, row = n % g->rows;
-        stx_real *r = j->y + n * D;
-        memset(r, 0, D * sizeof *r);
+        stx_real *sum = j->to + n * D;
+        memset(sum, 0, D * sizeof *sum);
         for (i = 0; i < g->groups * g->taps; i++) {
-            const stx_real *y = j->rows + (b * g->groups * g->taps + i) * D;
-            if (stx__comp_row(g, b, i / g->taps, i % g->taps) == (ptrdiff_t)row)
-                for (c = 0; c < D; c++) r[c] += y[c];
+            const stx_real *y = j->from + (b * g->groups * g->taps + i) * D;
+            if (stx__comp_tap_row(g, b, i / g->taps, i % g->taps) == (ptrdiff_t)row)
+                for (c = 0; c < D; c++) sum[c] += y[c];
         }
     }
 }
 
 STX_DEF void stx_comp_fold(stx_ctx *x, stx_real *rows, const stx_real *y,
                            const stx_comp_groups *g) {
-    stx__comp_grouping j;
-    j.g = g;
-    j.y = rows;
-    j.rows = y;
-    j.flag = 0;
-    j.usage = NULL;
-    j.ldu = 0;
+    stx__comp_group_job j = stx__comp_group_job_of(g, rows, y);
     stx_parallel(x, g->B * g->rows, g->B * g->groups * g->taps * g->D, stx__comp_fold_part, &j);
 }
 
 static void stx__comp_pool_part(const stx_share *s, const void *job) {
-    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx__comp_group_job *j = (const stx__comp_group_job *)job;
     const stx_comp_groups *g = j->g;
-    size_t n, t, c, D = g->D;
+    const size_t D = g->D;
+    size_t n, t, c;
     for (n = s->from; n < s->to; n++) {
-        size_t b = n / g->groups, met = 0;
-        stx_real *y = j->y + n * D;
+        size_t b = n / g->groups, found = 0;
+        stx_real *y = j->to + n * D;
         memset(y, 0, D * sizeof *y);
         for (t = 0; t < g->taps; t++) {
-            ptrdiff_t row = stx__comp_row(g, b, n % g->groups, t);
-            const stx_real *r = stx__comp_at(g, j->rows, b, (size_t)(row < 0 ? 0 : row));
+            ptrdiff_t row = stx__comp_tap_row(g, b, n % g->groups, t);
+            const stx_real *r;
             if (row < 0) continue;
-            if (!met++)
+            r = stx__comp_row_ptr(g, j->from, b, (size_t)row);
+            if (!found++)
                 memcpy(y, r, D * sizeof *y);
-            else if (j->flag)
+            else if (j->max)        /* NaN propagates */
                 for (c = 0; c < D; c++) y[c] = r[c] > y[c] || r[c] != r[c] ? r[c] : y[c];
             else
                 for (c = 0; c < D; c++) y[c] += r[c];
         }
-        if (!j->flag && met > 1)
-            for (c = 0; c < D; c++) y[c] /= (stx_real)met;
+        if (!j->max && found > 1)
+            for (c = 0; c < D; c++) y[c] /= (stx_real)found;
     }
 }
 
 STX_DEF void stx_comp_pool(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
                            int max) {
-    stx__comp_grouping j;
-    j.g = g;
-    j.y = y;
-    j.rows = rows;
-    j.flag = max;
-    j.usage = NULL;
-    j.ldu = 0;
+    stx__comp_group_job j = stx__comp_group_job_of(g, y, rows);
+    j.max = max;
     stx_parallel(x, g->B * g->groups, g->B * g->groups * g->taps * g->D, stx__comp_pool_part, &j);
 }
 
-/* Does row i of a stream come before row k? */
-static int stx__comp_before(const int32_t *pad, const stx_real *usage, size_t i, size_t k) {
-    int lost = pad && pad[i];
-    stx_real u, v;
-    if (lost != (pad && pad[k])) return !lost;
-    if (lost) return i < k;
-    u = usage[2 * i + 1] > 0 ? usage[2 * i] / usage[2 * i + 1] : 0;
-    v = usage[2 * k + 1] > 0 ? usage[2 * k] / usage[2 * k + 1] : 0;
-    return u > v || (!(v > u) && i > k);
+/* 1 if row i of a stream ranks before row k. */
+static int stx__comp_more_used(const int32_t *pad, const stx_real *usage, size_t i, size_t k) {
+    const int missing = pad && pad[i];
+    stx_real use_i, use_k;
+    if (missing != (pad && pad[k])) return !missing;
+    if (missing) return i < k;
+    use_i = usage[2 * i + 1] > 0 ? usage[2 * i] / usage[2 * i + 1] : 0;
+    use_k = usage[2 * k + 1] > 0 ? usage[2 * k] / usage[2 * k + 1] : 0;
+    return use_i > use_k || (!(use_k > use_i) && i > k);
 }
 
 static void stx__comp_pick_part(const stx_share *s, const void *job) {
-    const stx__comp_grouping *j = (const stx__comp_grouping *)job;
+    const stx__comp_group_job *j = (const stx__comp_group_job *)job;
     const stx_comp_groups *g = j->g;
-    size_t b, i, k, D = g->D;
+    const size_t D = g->D;
+    size_t b, i, k;
     for (b = s->from; b < s->to; b++) {
-        size_t first = g->first ? (size_t)g->first[b] : 0,
-               keep = g->first ? stx__comp_groups_of(g->rows - first, g->step) : g->groups;
-        size_t place = g->groups - keep;
+        const size_t first = g->first ? (size_t)g->first[b] : 0;
+        const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
         const int32_t *pad = g->pad ? g->pad + b * g->rows : NULL;
-        stx_real *y = j->y + b * g->groups * D;
+        size_t slot = g->groups - keep;
+        stx_real *y = j->to + b * g->groups * D;
         memset(y, 0, g->groups * D * sizeof *y);
-        for (i = first; i < g->rows && place < g->groups; i++) {
-            size_t better = 0;
+        for (i = first; i < g->rows && slot < g->groups; i++) {
+            size_t rank = 0;
             for (k = first; k < g->rows; k++)
-                better += k != i && stx__comp_before(pad, j->usage + b * j->ldu, k, i);
-            if (better >= keep) continue;
+                rank += k != i && stx__comp_more_used(pad, j->usage + b * j->ldu, k, i);
+            if (rank >= keep) continue;
             if (!pad || !pad[i])
-                memcpy(y + place * D, stx__comp_at(g, j->rows, b, i), D * sizeof *y);
-            place++;
+                memcpy(y + slot * D, stx__comp_row_ptr(g, j->from, b, i), D * sizeof *y);
+            slot++;
         }
     }
 }
 
 STX_DEF void stx_comp_pick(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
                            size_t ldu, const stx_comp_groups *g) {
-    stx__comp_grouping j;
-    j.g = g;
-    j.y = y;
-    j.rows = rows;
-    j.flag = 0;
+    stx__comp_group_job j = stx__comp_group_job_of(g, y, rows);
     j.usage = usage;
     j.ldu = ldu;
     stx_parallel(x, g->B, g->B * g->rows * g->rows * 4, stx__comp_pick_part, &j);
 }
 
-static stx_comp_groups stx__comp_grouped(size_t B, size_t rows, size_t groups, size_t taps,
-                                         size_t step, size_t D) {
+static stx_comp_groups stx__comp_groups_of(size_t B, size_t rows, size_t groups, size_t taps,
+                                           size_t step, size_t D) {
     stx_comp_groups g;
     memset(&g, 0, sizeof g);
     g.B = B;
@@ -1147,22 +1147,25 @@ static stx_comp_groups stx__comp_grouped(size_t B, size_t rows, size_t groups, s
     return g;
 }
 
-/* The way back of both ops below: zeroing some rows is its own transpose, and that of fold is unfold */
+/* Backward of the two ops below: zeroing rows is its own transpose, and the transpose
+   of fold is unfold. */
 static void stx__comp_unfold_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx_comp_groups *g = (const stx_comp_groups *)save;
     int fresh;
     stx_real *d = stx_grad(x, in[0], &fresh);
-    if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, (const stx_comp_groups *)save, !fresh));
+    if (d) STX_RUN(x, stx_comp_unfold, (x, d, y->grad, g, !fresh));
 }
 
-/* a (B,T,D) with zeros where pad (B,T) is not 0: one group of all rows. pad NULL: a */
-static stx_tensor *stx__comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
+/* a (B,T,D) with zeros where pad (B,T) is nonzero, computed as one group of all rows.
+   a itself if pad is NULL. */
+static stx_tensor *stx__comp_zero_rows(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
     stx_comp_groups *g;
     stx_tensor *y;
     if (!stx_ok(x) || !a || !pad) return a;
     y = stx_new(x, a->dim[0], a->dim[1], a->dim[2], 0);
     g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
     if (!y || !g) return NULL;
-    *g = stx__comp_grouped(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
+    *g = stx__comp_groups_of(a->dim[0], a->dim[1], 1, a->dim[1], a->dim[1], a->dim[2]);
     g->pad = pad->device;
     STX_RUN(x, stx_comp_unfold, (x, y->data, a->data, g, 0));
     stx_record(x, y, &a, 1, stx__comp_unfold_back, g);
@@ -1170,7 +1173,7 @@ static stx_tensor *stx__comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad)
 }
 
 /* y (B,groups,taps D) -> rows (B,rows,D) */
-static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
+static stx_tensor *stx__comp_fold_op(stx_ctx *x, stx_tensor *y, const stx_comp_groups *groups) {
     stx_comp_groups *g = (stx_comp_groups *)stx_step_alloc(x, sizeof *g);
     stx_tensor *rows = stx_new(x, groups->B, groups->rows, groups->D, 0);
     if (!stx_ok(x) || !y) return NULL;
@@ -1180,34 +1183,43 @@ static stx_tensor *stx__comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_gr
     return rows;
 }
 
+
 // >>usage
 
-/* The definition: what a key got, from the softmax of each query. */
-STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first, size_t n,
-                                  double *work) {
+/* The definition: what a key received, from the softmax weights of each query. */
+STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size_t first,
+                                  size_t n, double *work) {
     STX__FP_SCOPE;
-    size_t b, h, i, j, keys = stx_attention_keys(a);
-    for (b = 0; b < a->B; b++)
-        for (j = 0; j < n; j++)
-            for (sum[b * n + j] = 0, h = 0; h < a->H; h++)
+    const size_t keys = stx_attention_keys(a);
+    size_t b, h, i, j;
+    for (b = 0; b < a->B; b++) {
+        for (j = 0; j < n; j++) {
+            double *got = sum + b * n + j;
+            *got = 0;
+            for (h = 0; h < a->H; h++) {
                 for (i = 0; i < a->T; i++) {
                     if (a->pad && a->pad[b * a->stpad + a->S - a->T + i]) continue;
                     stx_attention_weights(a, b, h, i, work, work + keys);
-                    sum[b * n + j] += work[keys - a->N - a->S + first + j] / (double)a->H;
+                    *got += work[keys - a->N - a->S + first + j] / (double)a->H;
                 }
+            }
+        }
+    }
 }
 
-/* s[j] = (q + u).k_j + (q + vb).pe_j for n keys, each in 16 sums; rows of k are ldk apart, those of pe (NULL: none) ldp */
-STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT s, const stx_attention_args *a,
-                                    const stx_real *q, const stx_real *k, const stx_real *pe,
-                                    size_t h, size_t n) {
-    const stx_real *u = a->u ? a->u + h * a->D : NULL, *vb = a->vb ? a->vb + h * a->D : NULL;
-    const size_t D = a->D, ldp = a->pe_heads > 1 ? a->H * D : D;
+/* score[j] = (q + u).k_j + (q + vb).pe_j for n keys, each summed in 16 lanes. Rows of
+   k have a stride of a->ldk elements; pe can be NULL. */
+STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT score,
+                                    const stx_attention_args *a, const stx_real *q,
+                                    const stx_real *k, const stx_real *pe, size_t h, size_t n) {
+    const size_t hd = a->D, ldp = a->pe_heads > 1 ? a->H * hd : hd;
+    const stx_real *u = a->u ? a->u + h * hd : NULL;
+    const stx_real *vb = a->vb ? a->vb + h * hd : NULL;
     size_t j, d, i;
     for (j = 0; j < n; j++) {
         const stx_real *kj = k + j * a->ldk, *pj = pe ? pe + j * ldp : NULL;
         stx_real sum[16] = {0};
-        for (d = 0; d + 16 <= D; d += 16) {
+        for (d = 0; d + 16 <= hd; d += 16) {
             for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], kj[d + i], sum[i]);
             if (u)
                 for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, u[d + i], kj[d + i], sum[i]);
@@ -1216,57 +1228,68 @@ STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT s, const stx
             if (vb)
                 for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, vb[d + i], pj[d + i], sum[i]);
         }
-        for (; d < D; d++)
-            sum[d % 16] += (q[d] + (u ? u[d] : 0)) * kj[d]
-                           + (pj ? (q[d] + (vb ? vb[d] : 0)) * pj[d] : 0);
+        for (; d < hd; d++) {
+            stx_real qu = q[d] + (u ? u[d] : 0), qv = q[d] + (vb ? vb[d] : 0);
+            sum[d % 16] += qu * kj[d] + (pj ? qv * pj[d] : 0);
+        }
         for (i = 0; i < 8; i++) sum[i] += sum[i + 8];
         for (i = 0; i < 4; i++) sum[i] += sum[i + 4];
-        s[j] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+        score[j] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
     }
 }
-STX_EACH_ISA(stx__comp_scores_any,
-             (stx_real * STX_RESTRICT s, const stx_attention_args *a, const stx_real *q,
-              const stx_real *k, const stx_real *pe, size_t h, size_t n),
-             s, a, q, k, pe, h, n)
 
-typedef struct stx__comp_usage {
+STX_EACH_ISA(stx__comp_scores_any,
+             (stx_real *STX_RESTRICT score, const stx_attention_args *a, const stx_real *q,
+              const stx_real *k, const stx_real *pe, size_t h, size_t n),
+             score, a, q, k, pe, h, n)
+
+enum { STX__COMP_KEYS = 16 };       /* keys of a work unit */
+
+typedef struct stx__comp_usage_job {
     const stx_attention_args *a;
     stx_real *usage;
-    size_t ldu, first, n;
-} stx__comp_usage;
+    size_t    ldu, first, n;
+} stx__comp_usage_job;
 
-/* A unit: 16 keys of a stream. Each weight is made again from its logit and the row's statistics. */
-static void stx__comp_usage_part(const stx_share *s, const void *job) {
-    const stx__comp_usage *u = (const stx__comp_usage *)job;
+/* Adds the weights of keys j0 .. j1 - 1 for query i of head h to sum. Each weight is
+   recomputed from its score and the statistics of the softmax row. */
+static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size_t b, size_t h,
+                                  size_t i, size_t j0, size_t j1, double *sum) {
     const stx_attention_args *a = u->a;
-    size_t unit, tiles = (u->n + 15) / 16;
+    const size_t row = (b * a->H + h) * a->T + i;
+    const size_t distance = a->S - a->T + i - u->first - j0;       /* of key j0 */
+    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D;
+    const stx_real *k, *pe = NULL;
+    stx_real score[STX__COMP_KEYS];
+    size_t j = j0, p;
+    if (a->pad && a->pad[b * a->stpad + a->S - a->T + i]) return;
+
+    if (distance > a->span) j += distance - a->span;        /* no positions beyond the span */
+    k = a->k + b * a->stk + (u->first + j) * a->ldk + h * a->D;
+    p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
+    if (a->pe) pe = a->pe_heads > 1 ? a->pe + (p * a->H + h) * a->D : a->pe + p * a->D;
+    if (j < j1) STX_CALL(x, stx__comp_scores_any, (score + (j - j0), a, q, k, pe, h, j1 - j));
+
+    for (; j < j1; j++) {
+        stx_real s = score[j - j0] * a->scale - a->top[row];
+        if (a->pad && a->pad[b * a->stpad + u->first + j]) continue;
+        sum[j - j0] += (double)(stx_fast_exp(0, s) * a->inv[row]);
+    }
+}
+
+static void stx__comp_usage_part(const stx_share *s, const void *job) {
+    const stx__comp_usage_job *u = (const stx__comp_usage_job *)job;
+    const stx_attention_args *a = u->a;
+    const size_t tiles = (u->n + STX__COMP_KEYS - 1) / STX__COMP_KEYS;
+    size_t unit, h, i, j;
     for (unit = s->from; unit < s->to; unit++) {
-        size_t b = unit / tiles, j0 = unit % tiles * 16, j1 = STX_MIN(j0 + 16, u->n), h, i, j, p,
-               queries = 0;
-        stx_real logit[16];
-        double sum[16] = {0};
+        const size_t b = unit / tiles, j0 = unit % tiles * STX__COMP_KEYS;
+        const size_t j1 = STX_MIN(j0 + STX__COMP_KEYS, u->n);
+        double sum[STX__COMP_KEYS] = {0};
+        size_t queries = 0;
+        for (i = 0; i < a->T; i++) queries += !a->pad || !a->pad[b * a->stpad + a->S - a->T + i];
         for (h = 0; h < a->H; h++)
-            for (i = 0; i < a->T; i++) {
-                size_t row = (b * a->H + h) * a->T + i, here = a->S - a->T + i;
-                const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D, *k, *pe;
-                if (a->pad && a->pad[b * a->stpad + here]) continue;
-                queries += h == 0;
-                /* row p of pe is that of key j0: both rise by one from key to key. No positions lie beyond the span */
-                p = a->P - 1 + (size_t)a->delta_min - (here - u->first - j0);
-                j = here - u->first - j0 > a->span ? here - u->first - a->span : j0;
-                k = a->k + b * a->stk + (u->first + j) * a->ldk + h * a->D;
-                pe = !a->pe            ? NULL
-                     : a->pe_heads > 1 ? a->pe + ((p + j - j0) * a->H + h) * a->D
-                                       : a->pe + (p + j - j0) * a->D;
-                if (j < j1)
-                    STX_CALL(s->x, stx__comp_scores_any,
-                             (logit + (j - j0), a, q, k, pe, h, j1 - j));
-                for (; j < j1; j++)
-                    if (!a->pad || !a->pad[b * a->stpad + u->first + j])
-                        sum[j - j0] += (double)(stx_fast_exp(0,
-                                                             logit[j - j0] * a->scale - a->top[row])
-                                                * a->inv[row]);
-            }
+            for (i = 0; i < a->T; i++) stx__comp_usage_query(s->x, u, b, h, i, j0, j1, sum);
         for (j = j0; j < j1; j++) {
             stx_real *out = u->usage + b * u->ldu + 2 * j;
             out[0] += (stx_real)(sum[j - j0] / (double)a->H);
@@ -1277,189 +1300,229 @@ static void stx__comp_usage_part(const stx_share *s, const void *job) {
 
 STX_DEF void stx_comp_usage(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
                             size_t first, size_t n) {
-    stx__comp_usage u;
+    stx__comp_usage_job u;
+    const size_t tiles = (n + STX__COMP_KEYS - 1) / STX__COMP_KEYS;
     u.a = a;
     u.usage = usage;
     u.ldu = ldu;
     u.first = first;
     u.n = n;
-    stx_parallel(x, a->B * ((n + 15) / 16), a->B * n * a->T * a->H * a->D * 2, stx__comp_usage_part,
-                 &u);
+    stx_parallel(x, a->B * tiles, a->B * n * a->T * a->H * a->D * 2, stx__comp_usage_part, &u);
 }
+
 
 // >>error
 
-typedef struct stx__comp_error {
-    stx_real *da;
-    const stx_real *a, *t;
-    const int32_t *skip;
-    double *work;
-    size_t N, C;
-    double divisor, scale;
-    int accumulate;
-} stx__comp_error;
+typedef struct stx__comp_error_job {
+    stx_real       *da;
+    const stx_real *a, *target;     /* (N,D) */
+    const int32_t  *skip;           /* (N), or NULL */
+    double         *work;           /* (N,2) */
+    size_t          D;
+    stx_real        scale;
+    int             accumulate;
+} stx__comp_error_job;
 
 static void stx__comp_error_part(const stx_share *s, const void *job) {
-    const stx__comp_error *e = (const stx__comp_error *)job;
+    const stx__comp_error_job *e = (const stx__comp_error_job *)job;
     size_t n, c;
     for (n = s->from; n < s->to; n++) {
-        const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
-        double off = 0, all = 0;
-        for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) {
-            double d = (double)a[c] - (double)t[c];
-            off += d * d;
-            all += (double)t[c] * (double)t[c];
+        const stx_real *a = e->a + n * e->D, *target = e->target + n * e->D;
+        double error = 0, square = 0;
+        for (c = 0; c < e->D && !(e->skip && e->skip[n]); c++) {
+            double diff = (double)a[c] - (double)target[c];
+            error += diff * diff;
+            square += (double)target[c] * (double)target[c];
         }
-        e->work[2 * n] = off;
-        e->work[2 * n + 1] = all;
+        e->work[2 * n] = error;
+        e->work[2 * n + 1] = square;
     }
 }
 
+/* loss = sum (a - target)^2 / divisor */
 STX_DEF void stx_comp_error_fwd(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
-                                const stx_real *a, const stx_real *t, const int32_t *skip, size_t N,
-                                size_t C, double divisor) {
+                                const stx_real *a, const stx_real *target, const int32_t *skip,
+                                size_t N, size_t D, double divisor) {
     STX__FP_SCOPE;
-    stx__comp_error e;
-    double off = 0, all = 0;
+    stx__comp_error_job e;
+    double error = 0, square = 0;
     size_t n;
     memset(&e, 0, sizeof e);
     e.a = a;
-    e.t = t;
+    e.target = target;
     e.skip = skip;
     e.work = work;
-    e.N = N;
-    e.C = C;
-    stx_parallel(x, N, 4 * N * C, stx__comp_error_part, &e);
+    e.D = D;
+    stx_parallel(x, N, 4 * N * D, stx__comp_error_part, &e);
     for (n = 0; n < N; n++) {
-        off += work[2 * n];
-        all += work[2 * n + 1];
+        error += work[2 * n];
+        square += work[2 * n + 1];
     }
-    *loss = (stx_real)(off / divisor);
-    *ratio = (stx_real)(all > 0 ? off / all : 0);
+    *loss = (stx_real)(error / divisor);
+    *ratio = (stx_real)(square > 0 ? error / square : 0);
 }
 
-/* loss = sum (a - t)^2 / divisor:  da = or += dloss 2 (a - t) / divisor */
 static void stx__comp_error_back_part(const stx_share *s, const void *job) {
-    const stx__comp_error *e = (const stx__comp_error *)job;
-    const stx_real scale = (stx_real)e->scale;
+    const stx__comp_error_job *e = (const stx__comp_error_job *)job;
+    const stx_real scale = e->scale;
     size_t n, c;
     for (n = s->from; n < s->to; n++) {
-        stx_real *da = e->da + n * e->C;
-        const stx_real *a = e->a + n * e->C, *t = e->t + n * e->C;
-        if (!e->accumulate) memset(da, 0, e->C * sizeof *da);
-        for (c = 0; c < e->C && !(e->skip && e->skip[n]); c++) da[c] += scale * (a[c] - t[c]);
+        stx_real *da = e->da + n * e->D;
+        const stx_real *a = e->a + n * e->D, *target = e->target + n * e->D;
+        if (!e->accumulate) memset(da, 0, e->D * sizeof *da);
+        for (c = 0; c < e->D && !(e->skip && e->skip[n]); c++)
+            da[c] += scale * (a[c] - target[c]);
     }
 }
 
-STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a,
-                                const stx_real *t, const int32_t *skip, size_t N, size_t C,
-                                double divisor, int accumulate) {
+/* loss = sum (a - target)^2 / divisor:   da = dloss 2 (a - target) / divisor */
+STX_DEF void stx_comp_error_bwd(stx_ctx *x, stx_real *da, const stx_real *dloss,
+                                const stx_real *a, const stx_real *target, const int32_t *skip,
+                                size_t N, size_t D, double divisor, int accumulate) {
     STX__FP_SCOPE;
-    stx__comp_error e;
+    stx__comp_error_job e;
     memset(&e, 0, sizeof e);
     e.da = da;
     e.a = a;
-    e.t = t;
+    e.target = target;
     e.skip = skip;
-    e.N = N;
-    e.C = C;
+    e.D = D;
+    e.scale = (stx_real)(2 * (double)dloss[0] / divisor);
     e.accumulate = accumulate;
-    e.scale = 2 * (double)dloss[0] / divisor;
-    stx_parallel(x, N, 3 * N * C, stx__comp_error_back_part, &e);
+    stx_parallel(x, N, 3 * N * D, stx__comp_error_back_part, &e);
 }
 
 typedef struct stx__comp_error_save {
     const int32_t *skip;
-    double divisor;
+    double         divisor;
 } stx__comp_error_save;
 
 static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx__comp_error_save *s = (const stx__comp_error_save *)save;
-    size_t C = in[0]->dim[in[0]->ndim - 1];
+    const stx_tensor *a = in[0], *target = in[1];
+    const size_t D = a->dim[a->ndim - 1];
     int fresh;
-    stx_real *d = stx_grad(x, in[0], &fresh);
-    if (d)
-        STX_RUN(x, stx_comp_error_bwd,
-                (x, d, y->grad, in[0]->data, in[1]->data, s->skip, in[0]->size / C, C, s->divisor,
-                 !fresh));
+    stx_real *da = stx_grad(x, in[0], &fresh);
+    if (da)
+        STX_RUN(x, stx_comp_error_bwd, (x, da, y->grad, a->data, target->data, s->skip,
+                                        a->size / D, D, s->divisor, !fresh));
 }
 
-/* Mean of (a - t)^2 over the rows of a (..,C) that skip leaves, `count` numbers -> (1); t is a constant. ratio: see stx_comp_error_fwd */
-static stx_tensor *stx__comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip,
-                                      double count, stx_tensor **ratio) {
+/* The mean of (a - target)^2 over the rows of a (..,D) that skip does not mark, which
+   have `count` elements -> (1). target is a constant. ratio is that of
+   stx_comp_error_fwd. */
+static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
+                                      const stx_ids *skip, double count, stx_tensor **ratio) {
     stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *in[2];
     stx__comp_error_save *s = (stx__comp_error_save *)stx_step_alloc(x, sizeof *s);
     double *work;
-    size_t C;
+    size_t N, D;
     *ratio = stx_new_full(x, 1, 0, 0, 0);
-    if (!stx_ok(x) || !a || !t) return NULL;
-    C = a->dim[a->ndim - 1];
-    work = (double *)stx_step_bytes(x, stx_bytes_of(a->size / C, 2, sizeof *work));
+    if (!stx_ok(x) || !a || !target) return NULL;
+    D = a->dim[a->ndim - 1];
+    N = a->size / D;
+    work = (double *)stx_step_bytes(x, stx_bytes_of(N, 2, sizeof *work));
     if (!work) return NULL;
     s->skip = skip ? skip->device : NULL;
     s->divisor = count;
-    STX_RUN(x, stx_comp_error_fwd,
-            (x, y->data, (*ratio)->data, work, a->data, t->data, s->skip, a->size / C, C, count));
+    STX_RUN(x, stx_comp_error_fwd, (x, y->data, (*ratio)->data, work, a->data, target->data,
+                                    s->skip, N, D, count));
     in[0] = a;
-    in[1] = t;
+    in[1] = target;
     stx_record(x, y, in, 2, stx__comp_error_back, s);
     return y;
 }
 
+
 // >>gates
 
+/* Gates are computed in blocks of columns. Results go to arrays on the stack first:
+   they cannot overlap the gate's arrays, so the loops can be vectorised. */
 enum { STX__COMP_BLOCK = 64 };
 
-/* Columns [c, c + n) of row r: all loops run over arrays of the stack, which cannot be the gate's own, so that they become vector code. */
+/* A block of a gate's arrays: columns from c on of row r. The blocks of gru's and the
+   halves of glu's p are D columns apart. */
+typedef struct stx__comp_gate_block {
+    const stx_real *x, *y, *p[4];       /* NULL if the kind has none */
+    size_t at, p_at;                    /* offset of the block in x, y and out, and in p */
+} stx__comp_gate_block;
+
+/* Gradients of a block. */
+typedef struct stx__comp_gate_grads {
+    stx_real dx[STX__COMP_BLOCK], dy[STX__COMP_BLOCK];
+    stx_real dp0[STX__COMP_BLOCK], dp1[STX__COMP_BLOCK], dp2[STX__COMP_BLOCK];
+} stx__comp_gate_grads;
+
+STX_INNER stx__comp_gate_block stx__comp_gate_block_of(const stx_comp_gate_args *a, size_t r,
+                                                       size_t c) {
+    stx__comp_gate_block b;
+    size_t width = a->D, k;
+    if (a->kind == STX_COMP_GRU) width = 3 * a->D;
+    if (a->kind == STX_COMP_GLU) width = 2 * a->D;
+    b.at = r * a->D + c;
+    b.p_at = r * width + c;
+    b.x = a->x ? a->x + b.at : NULL;
+    b.y = a->y ? a->y + b.at : NULL;
+    for (k = 0; k < 4; k++) b.p[k] = a->p[k] ? a->p[k] + b.p_at : NULL;
+    return b;
+}
+
+/* reset = sig(p0_reset + p1_reset)         z = sig(p0_z + p1_z)
+   cand = tanh(p0_cand + reset p1_cand)     out = (1 - z) cand + z x */
+STX_INNER void stx__comp_gru_any(int fma, const stx__comp_gate_block *b, size_t D, size_t n,
+                                 stx_real *out) {
+    const stx_real *p0 = b->p[0], *p1 = b->p[1];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real reset = stx_fast_sigmoid(fma, p0[i] + p1[i]);
+        stx_real z = stx_fast_sigmoid(fma, p0[D + i] + p1[D + i]);
+        stx_real cand = stx_fast_tanh(fma, STX_FMA(fma, reset, p1[2 * D + i], p0[2 * D + i]));
+        out[i] = STX_FMA(fma, z, b->x[i] - cand, cand);
+    }
+}
+
 STX_INNER void stx__comp_gate_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c,
                                   size_t n) {
-    const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *p[4];
-    stx_real o[STX__COMP_BLOCK], density;
+    const stx__comp_gate_block b = stx__comp_gate_block_of(a, r, c);
+    const stx_real *x = b.x, *y = b.y, *p0 = b.p[0], *p1 = b.p[1], *p2 = b.p[2], *p3 = b.p[3];
+    stx_real out[STX__COMP_BLOCK], density;
     size_t i;
-    for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
     switch (a->kind) {
-    case STX_COMP_GRU: {
-        const stx_real *gi = a->p[0] + wide, *gh = a->p[1] + wide;
-        for (i = 0; i < n; i++) {
-            stx_real rr = stx_fast_sigmoid(fma, gi[i] + gh[i]),
-                     z = stx_fast_sigmoid(fma, gi[D + i] + gh[D + i]);
-            stx_real m = stx_fast_tanh(fma, STX_FMA(fma, rr, gh[2 * D + i], gi[2 * D + i]));
-            o[i] = STX_FMA(fma, z, x[i] - m, m);
-        }
+    case STX_COMP_GRU:
+        stx__comp_gru_any(fma, &b, a->D, n, out);
         break;
-    }
     case STX_COMP_INPUT:
-        for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), x[i], y[i]);
+        for (i = 0; i < n; i++)
+            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i], y[i]);
         break;
     case STX_COMP_OUTPUT:
-        for (i = 0; i < n; i++) o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), y[i], x[i]);
+        for (i = 0; i < n; i++)
+            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), y[i], x[i]);
         break;
     case STX_COMP_HIGHWAY:
         for (i = 0; i < n; i++)
-            o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), x[i] - y[i], y[i]);
+            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), x[i] - y[i], y[i]);
         break;
     case STX_COMP_SIGTANH:
         for (i = 0; i < n; i++)
-            o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i]), stx_fast_tanh(fma, p[1][i]), x[i]);
+            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i]), stx_fast_tanh(fma, p1[i]), x[i]);
         break;
     case STX_COMP_GTRXL:
         for (i = 0; i < n; i++)
-            o[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p[0][i] + p[1][i]),
-                           stx_fast_tanh(fma, p[2][i] + p[3][i]) - x[i], x[i]);
+            out[i] = STX_FMA(fma, stx_fast_sigmoid(fma, p0[i] + p1[i]),
+                             stx_fast_tanh(fma, p2[i] + p3[i]) - x[i], x[i]);
         break;
     case STX_COMP_RESET:
-        for (i = 0; i < n; i++) o[i] = stx_fast_sigmoid(fma, p[0][i] + p[1][i]) * x[i];
+        for (i = 0; i < n; i++) out[i] = stx_fast_sigmoid(fma, p0[i] + p1[i]) * x[i];
         break;
-    case STX_COMP_GLU: {
-        const stx_real *u = a->p[0] + r * 2 * D + c;
-        for (i = 0; i < n; i++) o[i] = u[i] * stx_fast_phi(fma, u[i], &density) * u[D + i];
+    case STX_COMP_GLU:
+        for (i = 0; i < n; i++)
+            out[i] = p0[i] * stx_fast_phi(fma, p0[i], &density) * p0[a->D + i];
         break;
+    default:    /* STX_COMP_MOGRIFY */
+        for (i = 0; i < n; i++) out[i] = 2 * stx_fast_sigmoid(fma, p0[i]) * x[i];
     }
-    default:
-        for (i = 0; i < n; i++) o[i] = 2 * stx_fast_sigmoid(fma, p[0][i]) * x[i];
-    }
-    memcpy(a->out + at, o, n * sizeof *o);
+    memcpy(a->out + b.at, out, n * sizeof *out);
 }
 
 STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int accumulate) {
@@ -1471,111 +1534,162 @@ STX_INNER void stx__comp_gate_put(stx_real *to, const stx_real *v, size_t n, int
         memcpy(to, v, n * sizeof *v);
 }
 
-/* With g = dout, s' = s (1 - s), and out as in stx_comp_gate_any. gru:
-       dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
-STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c,
-                                       size_t n) {
-    const size_t D = a->D, at = r * D + c, wide = r * 3 * D + c;
-    const stx_real *x = a->x ? a->x + at : NULL, *y = a->y ? a->y + at : NULL, *g = a->dout + at,
-                   *p[4];
-    stx_real dx[STX__COMP_BLOCK], dy[STX__COMP_BLOCK], d0[STX__COMP_BLOCK], d1[STX__COMP_BLOCK],
-        d2[STX__COMP_BLOCK];
-    size_t i;
-    for (i = 0; i < 4; i++) p[i] = a->p[i] ? a->p[i] + at : NULL;
-    switch (a->kind) {
-    case STX_COMP_GRU: {
-        const stx_real *gi = a->p[0] + wide, *gh = a->p[1] + wide;
-        for (i = 0; i < n; i++) {
-            stx_real rr = stx_fast_sigmoid(fma, gi[i] + gh[i]),
-                     z = stx_fast_sigmoid(fma, gi[D + i] + gh[D + i]);
-            stx_real m = stx_fast_tanh(fma, STX_FMA(fma, rr, gh[2 * D + i], gi[2 * D + i]));
-            dx[i] = g[i] * z;
-            d2[i] = g[i] * (1 - z) * STX_FMA(fma, -m, m, 1);
-            d1[i] = g[i] * (x[i] - m) * z * (1 - z);
-            d0[i] = d2[i] * gh[2 * D + i] * rr * (1 - rr);
-            dy[i] = d2[i] * rr;
-        }
-        for (i = 0; i < 2; i++) {
-            stx_real *to = a->dp[i] + wide;
-            stx__comp_gate_put(to, d0, n, a->accumulate);
-            stx__comp_gate_put(to + D, d1, n, a->accumulate);
-            stx__comp_gate_put(to + 2 * D, i ? dy : d2, n, a->accumulate);
-        }
-        stx__comp_gate_put(a->dx + at, dx, n, a->accumulate);
-        return;
+/* out = (1 - z) cand + z x, see stx__comp_gru_any:
+       dcand = g (1 - z) (1 - cand^2)     dz = g (x - cand) z (1 - z)
+       dreset = dcand p1_cand reset (1 - reset)
+       dp0 = (dreset, dz, dcand)          dp1 = (dreset, dz, reset dcand)      dx = g z */
+STX_INNER void stx__comp_gru_back_any(int fma, const stx_comp_gate_args *a,
+                                      const stx__comp_gate_block *b, size_t n) {
+    const size_t D = a->D;
+    const stx_real *x = b->x, *g = a->dout + b->at, *p0 = b->p[0], *p1 = b->p[1];
+    stx_real dx[STX__COMP_BLOCK], dreset[STX__COMP_BLOCK], dz[STX__COMP_BLOCK];
+    stx_real dcand[STX__COMP_BLOCK], dcand1[STX__COMP_BLOCK];
+    size_t i, k;
+    for (i = 0; i < n; i++) {
+        stx_real reset = stx_fast_sigmoid(fma, p0[i] + p1[i]);
+        stx_real z = stx_fast_sigmoid(fma, p0[D + i] + p1[D + i]);
+        stx_real cand = stx_fast_tanh(fma, STX_FMA(fma, reset, p1[2 * D + i], p0[2 * D + i]));
+        dx[i] = g[i] * z;
+        dcand[i] = g[i] * (1 - z) * STX_FMA(fma, -cand, cand, 1);
+        dz[i] = g[i] * (x[i] - cand) * z * (1 - z);
+        dreset[i] = dcand[i] * p1[2 * D + i] * reset * (1 - reset);
+        dcand1[i] = dcand[i] * reset;
     }
+    for (k = 0; k < 2; k++) {
+        stx_real *dp = a->dp[k] + b->p_at;
+        stx__comp_gate_put(dp, dreset, n, a->accumulate);
+        stx__comp_gate_put(dp + D, dz, n, a->accumulate);
+        stx__comp_gate_put(dp + 2 * D, k ? dcand1 : dcand, n, a->accumulate);
+    }
+    stx__comp_gate_put(a->dx + b->at, dx, n, a->accumulate);
+}
+
+/* out = p0_1 phi(p0_1) p0_2, where phi is the normal distribution function and the halves
+   of p0 are D columns apart:
+       dp0_1 = g p0_2 (phi + p0_1 density)      dp0_2 = g p0_1 phi */
+STX_INNER void stx__comp_glu_back_any(int fma, const stx_comp_gate_args *a,
+                                      const stx__comp_gate_block *b, size_t n) {
+    const stx_real *g = a->dout + b->at, *p0 = b->p[0];
+    stx_real d1[STX__COMP_BLOCK], d2[STX__COMP_BLOCK];
+    size_t i;
+    for (i = 0; i < n; i++) {
+        stx_real density, phi = stx_fast_phi(fma, p0[i], &density);
+        d1[i] = g[i] * p0[a->D + i] * STX_FMA(fma, p0[i], density, phi);
+        d2[i] = g[i] * p0[i] * phi;
+    }
+    stx__comp_gate_put(a->dp[0] + b->p_at, d1, n, a->accumulate);
+    stx__comp_gate_put(a->dp[0] + b->p_at + a->D, d2, n, a->accumulate);
+}
+
+/* Kinds with one input p0; s = sig(p0), s' = s (1 - s):
+       input     out = s x + y            dx = g s      dy = g          dp0 = g x s'
+       output    out = x + s y            dx = g        dy = g s        dp0 = g y s'
+       highway   out = s x + (1 - s) y    dx = g s      dy = g (1 - s)  dp0 = g (x - y) s'
+       mogrify   out = 2 s x              dx = 2 g s                    dp0 = 2 g x s' */
+STX_INNER void stx__comp_gate1_back_any(int fma, int kind, const stx__comp_gate_block *b,
+                                        const stx_real *g, size_t n, stx__comp_gate_grads *d) {
+    const stx_real *x = b->x, *y = b->y, *p0 = b->p[0];
+    size_t i;
+    switch (kind) {
     case STX_COMP_INPUT:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
-            dx[i] = g[i] * s;
-            dy[i] = g[i];
-            d0[i] = g[i] * x[i] * s * (1 - s);
+            stx_real s = stx_fast_sigmoid(fma, p0[i]);
+            d->dx[i] = g[i] * s;
+            d->dy[i] = g[i];
+            d->dp0[i] = g[i] * x[i] * s * (1 - s);
         }
         break;
     case STX_COMP_OUTPUT:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
-            dx[i] = g[i];
-            dy[i] = g[i] * s;
-            d0[i] = g[i] * y[i] * s * (1 - s);
+            stx_real s = stx_fast_sigmoid(fma, p0[i]);
+            d->dx[i] = g[i];
+            d->dy[i] = g[i] * s;
+            d->dp0[i] = g[i] * y[i] * s * (1 - s);
         }
         break;
     case STX_COMP_HIGHWAY:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
-            dx[i] = g[i] * s;
-            dy[i] = g[i] * (1 - s);
-            d0[i] = g[i] * (x[i] - y[i]) * s * (1 - s);
+            stx_real s = stx_fast_sigmoid(fma, p0[i]);
+            d->dx[i] = g[i] * s;
+            d->dy[i] = g[i] * (1 - s);
+            d->dp0[i] = g[i] * (x[i] - y[i]) * s * (1 - s);
         }
         break;
+    default:    /* STX_COMP_MOGRIFY */
+        for (i = 0; i < n; i++) {
+            stx_real s = stx_fast_sigmoid(fma, p0[i]);
+            d->dx[i] = 2 * g[i] * s;
+            d->dp0[i] = 2 * g[i] * x[i] * s * (1 - s);
+        }
+    }
+}
+
+/* Kinds with several inputs:
+       sigtanh   z = sig(p0), cand = tanh(p1), out = x + z cand
+                 dx = g            dp0 = g cand z (1 - z)      dp1 = g z (1 - cand^2)
+       gtrxl     z = sig(p0 + p1), cand = tanh(p2 + p3), out = (1 - z) x + z cand
+                 dx = g (1 - z)    dp0 = dp1 = g (cand - x) z (1 - z)
+                                   dp2 = dp3 = g z (1 - cand^2)
+       reset     z = sig(p0 + p1), out = z x
+                 dx = g z          dp0 = dp1 = g x z (1 - z) */
+STX_INNER void stx__comp_gate2_back_any(int fma, int kind, const stx__comp_gate_block *b,
+                                        const stx_real *g, size_t n, stx__comp_gate_grads *d) {
+    const stx_real *x = b->x, *p0 = b->p[0], *p1 = b->p[1], *p2 = b->p[2], *p3 = b->p[3];
+    size_t i;
+    switch (kind) {
     case STX_COMP_SIGTANH:
         for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i]), m = stx_fast_tanh(fma, p[1][i]);
-            dx[i] = g[i];
-            d0[i] = g[i] * m * s * (1 - s);
-            d1[i] = g[i] * s * STX_FMA(fma, -m, m, 1);
+            stx_real z = stx_fast_sigmoid(fma, p0[i]), cand = stx_fast_tanh(fma, p1[i]);
+            d->dx[i] = g[i];
+            d->dp0[i] = g[i] * cand * z * (1 - z);
+            d->dp1[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
         }
         break;
     case STX_COMP_GTRXL:
         for (i = 0; i < n; i++) {
-            stx_real z = stx_fast_sigmoid(fma, p[0][i] + p[1][i]),
-                     m = stx_fast_tanh(fma, p[2][i] + p[3][i]);
-            dx[i] = g[i] * (1 - z);
-            d0[i] = d1[i] = g[i] * (m - x[i]) * z * (1 - z);
-            d2[i] = g[i] * z * STX_FMA(fma, -m, m, 1);
-        }
-        stx__comp_gate_put(a->dp[2] + at, d2, n, a->accumulate);
-        stx__comp_gate_put(a->dp[3] + at, d2, n, a->accumulate);
-        break;
-    case STX_COMP_RESET:
-        for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i] + p[1][i]);
-            dx[i] = g[i] * s;
-            d0[i] = d1[i] = g[i] * x[i] * s * (1 - s);
+            stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
+            stx_real cand = stx_fast_tanh(fma, p2[i] + p3[i]);
+            d->dx[i] = g[i] * (1 - z);
+            d->dp0[i] = d->dp1[i] = g[i] * (cand - x[i]) * z * (1 - z);
+            d->dp2[i] = g[i] * z * STX_FMA(fma, -cand, cand, 1);
         }
         break;
-    case STX_COMP_GLU: {
-        const stx_real *u = a->p[0] + r * 2 * D + c;
+    default:    /* STX_COMP_RESET */
         for (i = 0; i < n; i++) {
-            stx_real density, phi = stx_fast_phi(fma, u[i], &density);
-            d0[i] = g[i] * u[D + i] * STX_FMA(fma, u[i], density, phi);
-            d1[i] = g[i] * u[i] * phi;
+            stx_real z = stx_fast_sigmoid(fma, p0[i] + p1[i]);
+            d->dx[i] = g[i] * z;
+            d->dp0[i] = d->dp1[i] = g[i] * x[i] * z * (1 - z);
         }
-        stx__comp_gate_put(a->dp[0] + r * 2 * D + c, d0, n, a->accumulate);
-        stx__comp_gate_put(a->dp[0] + r * 2 * D + D + c, d1, n, a->accumulate);
+    }
+}
+
+STX_INNER void stx__comp_gate_back_any(int fma, const stx_comp_gate_args *a, size_t r, size_t c,
+                                       size_t n) {
+    const stx__comp_gate_block b = stx__comp_gate_block_of(a, r, c);
+    const stx_real *g = a->dout + b.at;
+    const int add = a->accumulate;
+    stx__comp_gate_grads d;
+    switch (a->kind) {
+    case STX_COMP_GRU:
+        stx__comp_gru_back_any(fma, a, &b, n);
         return;
-    }
+    case STX_COMP_GLU:
+        stx__comp_glu_back_any(fma, a, &b, n);
+        return;
+    case STX_COMP_SIGTANH:
+    case STX_COMP_GTRXL:
+    case STX_COMP_RESET:
+        stx__comp_gate2_back_any(fma, a->kind, &b, g, n, &d);
+        break;
     default:
-        for (i = 0; i < n; i++) {
-            stx_real s = stx_fast_sigmoid(fma, p[0][i]);
-            dx[i] = 2 * g[i] * s;
-            d0[i] = 2 * g[i] * x[i] * s * (1 - s);
-        }
+        stx__comp_gate1_back_any(fma, a->kind, &b, g, n, &d);
     }
-    stx__comp_gate_put(a->dx + at, dx, n, a->accumulate);
-    stx__comp_gate_put(a->dp[0] + at, d0, n, a->accumulate);
-    if (y) stx__comp_gate_put(a->dy + at, dy, n, a->accumulate);
-    if (p[1]) stx__comp_gate_put(a->dp[1] + at, d1, n, a->accumulate);
+    stx__comp_gate_put(a->dx + b.at, d.dx, n, add);
+    stx__comp_gate_put(a->dp[0] + b.p_at, d.dp0, n, add);
+    if (b.y) stx__comp_gate_put(a->dy + b.at, d.dy, n, add);
+    if (b.p[1]) stx__comp_gate_put(a->dp[1] + b.p_at, d.dp1, n, add);
+    if (b.p[2]) stx__comp_gate_put(a->dp[2] + b.p_at, d.dp2, n, add);
+    if (b.p[3]) stx__comp_gate_put(a->dp[3] + b.p_at, d.dp2, n, add);
 }
 
 STX_INNER void stx__comp_gate_row_any(int fma, const stx_comp_gate_args *a, size_t r, int back) {
@@ -1588,18 +1702,19 @@ STX_INNER void stx__comp_gate_row_any(int fma, const stx_comp_gate_args *a, size
             stx__comp_gate_any(fma, a, r, c, n);
     }
 }
+
 STX_EACH_ISA(stx__comp_gate_row_any, (const stx_comp_gate_args *a, size_t r, int back), a, r, back)
 
 static void stx__comp_gate_part(const stx_share *s, const void *job) {
+    const stx_comp_gate_args *a = (const stx_comp_gate_args *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++)
-        STX_CALL(s->x, stx__comp_gate_row_any, ((const stx_comp_gate_args *)job, r, 0));
+    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 0));
 }
 
 static void stx__comp_gate_back_part(const stx_share *s, const void *job) {
+    const stx_comp_gate_args *a = (const stx_comp_gate_args *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++)
-        STX_CALL(s->x, stx__comp_gate_row_any, ((const stx_comp_gate_args *)job, r, 1));
+    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 1));
 }
 
 STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
@@ -1608,53 +1723,68 @@ STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
 
 STX_DEF void stx_comp_gate_bwd(stx_ctx *x, const stx_comp_gate_args *a) {
     stx_linear_bwd_args b;
-    int i;
+    int k;
     stx_parallel(x, a->N, a->N * a->D * 40, stx__comp_gate_back_part, a);
+
     memset(&b, 0, sizeof b);
     b.N = a->N;
     b.O = a->D * (a->kind == STX_COMP_GLU ? 2 : 3);
-    for (i = 0; i < 2; i++) {
-        b.da = a->dp[i];
-        b.db = a->db[i];
+    for (k = 0; k < 2; k++) {
+        b.da = a->dp[k];
+        b.db = a->db[k];
         if (b.db) stx_linear_bwd(x, &b);
     }
 }
 
+/* Inputs of a gate's op: x, y, p0 .. p3, and the biases in p0 and p1 whose gradients
+   are computed here (both or none). Those that the kind does not have are NULL. */
+enum {
+    STX__COMP_IN_X    = 0,
+    STX__COMP_IN_Y    = 1,
+    STX__COMP_IN_P    = 2,
+    STX__COMP_IN_BIAS = 6,
+    STX__COMP_INPUTS  = 8
+};
+
 static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *in, void *save) {
     stx_comp_gate_args *a = (stx_comp_gate_args *)save;
-    stx_real *d[6] = {NULL};
-    int fresh[6] = {0}, i;
+    stx_real *d[STX__COMP_IN_BIAS] = {NULL};
+    int fresh[STX__COMP_IN_BIAS] = {0}, i;
+
+    /* the gradients of all inputs are set, or all are added to */
     a->accumulate = 0;
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < STX__COMP_IN_BIAS; i++) {
         if (!in[i]) continue;
         d[i] = stx_grad(x, in[i], &fresh[i]);
-        if (!d[i]) {
+        if (!d[i]) {            /* not required: computed into scratch memory */
             d[i] = stx_step_numbers(x, in[i]->size);
             fresh[i] = 1;
-        } /* nobody wants it */
+        }
         if (!fresh[i]) a->accumulate = 1;
     }
     if (!stx_ok(x)) return;
-    for (i = 0; i < 6 && a->accumulate; i++)
+    for (i = 0; i < STX__COMP_IN_BIAS && a->accumulate; i++)
         if (d[i] && fresh[i]) STX_RUN(x, stx_fill, (x, d[i], in[i]->size, 0));
+
     a->dout = out->grad;
-    a->dx = d[0];
-    a->dy = d[1];
-    for (i = 0; i < 4; i++) a->dp[i] = d[2 + i];
+    a->dx = d[STX__COMP_IN_X];
+    a->dy = d[STX__COMP_IN_Y];
+    for (i = 0; i < 4; i++) a->dp[i] = d[STX__COMP_IN_P + i];
     a->late = 1;
     for (i = 0; i < 2; i++) {
-        a->db[i] = in[6 + i] ? stx_grad(x, in[6 + i], NULL) : NULL;
-        if (a->db[i]) a->late = a->late && (in[6 + i]->is_param || in[6 + i]->of);
+        const stx_tensor *bias = in[STX__COMP_IN_BIAS + i];
+        a->db[i] = bias ? stx_grad(x, in[STX__COMP_IN_BIAS + i], NULL) : NULL;
+        if (a->db[i]) a->late = a->late && (bias->is_param || bias->of);
     }
     if (!stx_ok(x)) return;
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
 }
 
-/* in: x, y, p0 .. p3, and the biases in p0 and p1 that get their gradients here (both, or none), those that the kind has none of NULL ->
-   (B,T,D) */
+/* The elementwise part of a gate -> (B,T,D). in: see STX__COMP_IN_X above. */
 static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in) {
+    const stx_tensor *shape = in[kind == STX_COMP_GLU ? STX__COMP_IN_P : STX__COMP_IN_X];
     stx_comp_gate_args *a;
-    stx_tensor *out, *shape = in[kind == STX_COMP_GLU ? 2 : 0];
+    stx_tensor *out;
     size_t D;
     int i;
     if (!stx_ok(x) || !shape) return NULL;
@@ -1662,210 +1792,280 @@ static stx_tensor *stx__comp_gate_op(stx_ctx *x, int kind, stx_tensor *const *in
     a = (stx_comp_gate_args *)stx_step_alloc(x, sizeof *a);
     out = stx_new(x, shape->dim[0], shape->dim[1], D, 0);
     if (!a || !out) return NULL;
+
     memset(a, 0, sizeof *a);
     a->kind = kind;
     a->D = D;
     a->N = shape->dim[0] * shape->dim[1];
-    a->x = in[0] ? in[0]->data : NULL;
-    a->y = in[1] ? in[1]->data : NULL;
-    for (i = 0; i < 4; i++) a->p[i] = in[2 + i] ? in[2 + i]->data : NULL;
+    a->x = in[STX__COMP_IN_X] ? in[STX__COMP_IN_X]->data : NULL;
+    a->y = in[STX__COMP_IN_Y] ? in[STX__COMP_IN_Y]->data : NULL;
+    for (i = 0; i < 4; i++) {
+        const stx_tensor *p = in[STX__COMP_IN_P + i];
+        a->p[i] = p ? p->data : NULL;
+    }
     a->out = out->data;
     STX_RUN(x, stx_comp_gate_fwd, (x, a));
-    stx_record(x, out, in, 8, stx__comp_gate_back, a);
+    stx_record(x, out, in, STX__COMP_INPUTS, stx__comp_gate_back, a);
     return out;
 }
 
-// >>model: creation
+
+// >>creation
 
 static int stx__comp_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_comp_create", field, got, expected);
 }
 
-static int stx__comp_upto(stx_ctx *x, const char *what, size_t got, size_t lo, int bits) {
-    if (got >= lo && got <= (size_t)1 << bits) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s: expected %zu to 2^%d, got %zu", what, lo, bits,
-             got);
+static int stx__comp_in_range(stx_ctx *x, const char *field, size_t got, size_t least, int bits) {
+    if (got >= least && got <= (size_t)1 << bits) return 1;
+    stx_fail(x, STX_ERR_ARG, "stx_comp_create: %s: expected %zu to 2^%d, got %zu", field, least,
+             bits, got);
     return 0;
 }
 
-/* An option that only some models have */
-static int stx__comp_only(stx_ctx *x, const char *what, double got, int where, const char *want) {
-    return got == 0 || where || stx__comp_bad(x, what, got, want);
+/* A field that must be 0 unless the model allows it. */
+static int stx__comp_allowed(stx_ctx *x, const char *field, double got, int allowed,
+                             const char *expected) {
+    return got == 0 || allowed || stx__comp_bad(x, field, got, expected);
 }
 
-static int stx__comp_dropout(stx_ctx *x, const char *what, double p) {
-    return (p >= 0 && p < 1) || stx__comp_bad(x, what, p, "0 <= p < 1");
+static int stx__comp_dropout(stx_ctx *x, const char *field, double p) {
+    return (p >= 0 && p < 1) || stx__comp_bad(x, field, p, "0 <= p < 1");
 }
 
-/* M and C of layer l of a desc whose numbers are resolved; 0 when it is no memory layer */
+/* M and C of layer l of a desc in which sizes are resolved. Returns 1 if it is a
+   memory layer. */
 static int stx__comp_sizes(const stx_comp_desc *d, size_t l, size_t *M, size_t *C) {
-    size_t i, in = !d->no_memory && !d->memory_layers;
-    for (i = 0; d->memory_layers && i < d->memory_count; i++) in |= d->memory_layers[i] == l + 1;
-    *M = !in ? 0 : d->mems ? d->mems[l] : d->mem == STX_COMP_NO_ROWS ? 0 : d->mem;
-    *C = !in || d->compress == STX_COMP_DROP ? 0
-         : d->cmems                          ? d->cmems[l]
-         : d->cmem == STX_COMP_NO_ROWS       ? 0
-                                             : d->cmem;
-    return in != 0;
+    int memory = !d->no_memory && !d->memory_layers;
+    size_t i;
+    for (i = 0; d->memory_layers && i < d->memory_count; i++)
+        memory |= d->memory_layers[i] == l + 1;
+    *M = *C = 0;
+    if (!memory) return 0;
+
+    if (d->mems)
+        *M = d->mems[l];
+    else if (d->mem != STX_COMP_NO_ROWS)
+        *M = d->mem;
+    if (d->compress == STX_COMP_DROP) return 1;
+    if (d->cmems)
+        *C = d->cmems[l];
+    else if (d->cmem != STX_COMP_NO_ROWS)
+        *C = d->cmem;
+    return 1;
 }
 
-static int stx__comp_learns(const stx_comp_desc *d) {
+/* 1 if the compression has weights. */
+static int stx__comp_has_conv(const stx_comp_desc *d) {
     return d->compress == STX_COMP_CONV || d->compress == STX_COMP_DILATED;
 }
 
-static int stx__comp_biased(int gate) {
+static int stx__comp_gate_has_bias(int gate) {
     return gate != STX_COMP_RESIDUAL && gate != STX_COMP_INPUT;
 }
 
-/* The sum of the dilations: how many rows a dilated convolution sees before its group */
-static size_t stx__comp_ahead(const stx_comp_desc *d) {
+static size_t stx__comp_taps(const stx_comp_desc *d) {
+    return d->ratio + (d->compress == STX_COMP_CONV ? d->overlap : 0);
+}
+
+/* Number of rows that a convolution sees before its group. */
+static size_t stx__comp_rows_before(const stx_comp_desc *d) {
     size_t i, n = 0;
     for (i = 0; i < d->dilations; i++) n += d->dilation[i];
     return d->compress == STX_COMP_DILATED ? n : d->overlap;
 }
 
-static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
-    const size_t most = (size_t)1 << 31;
-    size_t l, i, M, C, first = SIZE_MAX, M0 = 0, C0 = 0;
-    if (!stx__comp_only(x, "no_memory with memory_layers", d->no_memory, !d->memory_layers,
-                        "one of the two"))
+static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
+    if (!stx__comp_in_range(x, "layers", d->layers, 1, 12)) return 0;
+    if (!stx__comp_in_range(x, "dim", d->dim, 1, 29)) return 0;
+    if (!stx__comp_in_range(x, "emb", d->emb, 1, 29)) return 0;
+    if (!stx__comp_in_range(x, "segment", d->segment, 1, 31)) return 0;
+    if (!d->inner) d->inner = 4 * d->dim;
+    if (!stx__comp_in_range(x, "inner", d->inner, 1, 31)) return 0;
+
+    if (d->heads > 256 || d->dim % d->heads) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_create: heads: expected at most 256 that divide dim %zu, got %zu",
+                 d->dim, d->heads);
         return 0;
+    }
+    if (d->heads % d->kv_heads)
+        return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
+    if (d->recurrence < 0 || d->recurrence > STX_COMP_ROTATE)
+        return stx__comp_bad(x, "recurrence", d->recurrence,
+                             "STX_COMP_SAME, STX_COMP_ERNIE or STX_COMP_ROTATE");
+    if (d->positions != STX_COMP_LEARNED && d->positions != STX_COMP_XL)
+        return stx__comp_bad(x, "positions", d->positions, "STX_COMP_LEARNED or STX_COMP_XL");
+    if (d->positions == STX_COMP_XL && d->dim % 2)
+        return stx__comp_bad(x, "dim", (double)d->dim, "an even number with STX_COMP_XL");
+    return 1;
+}
+
+/* Checks memory_layers: each from 1 to layers, and none twice. */
+static int stx__comp_check_layers(stx_ctx *x, const stx_comp_desc *d) {
+    size_t i, k;
+    if (d->no_memory && d->memory_layers)
+        return stx__comp_bad(x, "no_memory", d->no_memory, "0 with memory_layers");
     if (!d->memory_layers != !d->memory_count)
         return stx__comp_bad(x, "memory_count", (double)d->memory_count,
-                             "how many memory_layers there are (none: no_memory)");
-    for (l = 0; l < d->memory_count; l++) {
-        if (!d->memory_layers[l] || d->memory_layers[l] > d->layers) {
+                             "the number of memory_layers (for no layer, set no_memory)");
+    for (i = 0; i < d->memory_count; i++) {
+        const size_t layer = d->memory_layers[i];
+        if (!layer || layer > d->layers) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_comp_create: memory_layers has %zu, want 1 to %zu (layers)",
-                     d->memory_layers[l], d->layers);
+                     "stx_comp_create: memory_layers: expected layers from 1 to %zu, got %zu",
+                     d->layers, layer);
             return 0;
         }
-        for (i = 0; i < l; i++)
-            if (d->memory_layers[i] == d->memory_layers[l])
-                return stx__comp_bad(x, "twice in memory_layers", (double)d->memory_layers[l],
-                                     "each layer once");
-    }
-    if (d->mem > most && d->mem != STX_COMP_NO_ROWS)
-        return stx__comp_bad(x, "mem", (double)d->mem, "at most 2^31, or STX_COMP_NO_ROWS");
-    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS)
-        return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
-    for (l = 0; l < d->layers; l++) {
-        if (!stx__comp_sizes(d, l, &M, &C)) continue;
-        if (!stx__comp_upto(x, "a number of mems", M, 0, 31)
-            || !stx__comp_upto(x, "a number of cmems", C, 0, 31))
+        for (k = 0; k < i; k++) {
+            if (d->memory_layers[k] != layer) continue;
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_comp_create: memory_layers: expected each layer once, got %zu twice",
+                     layer);
             return 0;
-        if (first == SIZE_MAX) {
-            first = l;
-            M0 = M;
-            C0 = C;
         }
-        if (d->recurrence == STX_COMP_ROTATE && (M != M0 || C != C0))
-            return stx__comp_bad(x, "recurrence with memories of several sizes", d->recurrence,
-                                 "equal mems and cmems for STX_COMP_ROTATE");
     }
     return 1;
 }
 
-static int stx__comp_check_compress(stx_ctx *x, stx_comp_desc *d) {
+static int stx__comp_check_memory(stx_ctx *x, const stx_comp_desc *d) {
+    const size_t most = (size_t)1 << 31;
+    size_t l, M, C, first = SIZE_MAX, first_M = 0, first_C = 0;
+    if (!stx__comp_check_layers(x, d)) return 0;
+    if (d->mem > most && d->mem != STX_COMP_NO_ROWS)
+        return stx__comp_bad(x, "mem", (double)d->mem, "at most 2^31, or STX_COMP_NO_ROWS");
+    if (d->cmem > most && d->cmem != STX_COMP_NO_ROWS)
+        return stx__comp_bad(x, "cmem", (double)d->cmem, "at most 2^31, or STX_COMP_NO_ROWS");
+
+    for (l = 0; l < d->layers; l++) {
+        if (!stx__comp_sizes(d, l, &M, &C)) continue;
+        if (!stx__comp_in_range(x, "mems", M, 0, 31)) return 0;
+        if (!stx__comp_in_range(x, "cmems", C, 0, 31)) return 0;
+        if (first == SIZE_MAX) {
+            first = l;
+            first_M = M;
+            first_C = C;
+        }
+        if (d->recurrence == STX_COMP_ROTATE && (M != first_M || C != first_C)) {
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_comp_create: mems, cmems: expected equal sizes for all memory layers "
+                     "with STX_COMP_ROTATE, got %zu and %zu rows in layer %zu, %zu and %zu in "
+                     "layer %zu",
+                     first_M, first_C, first + 1, M, C, l + 1);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int stx__comp_check_compress(stx_ctx *x, const stx_comp_desc *d) {
+    const int conv = d->compress == STX_COMP_CONV, dilated = d->compress == STX_COMP_DILATED;
     size_t i;
-    const int conv = d->compress == STX_COMP_CONV, dilated = d->compress == STX_COMP_DILATED,
-              learns = conv || dilated;
     if (d->compress < 0 || d->compress > STX_COMP_DROP)
-        return stx__comp_bad(x, "compress", d->compress, "one of STX_COMP_CONV .. _DROP");
+        return stx__comp_bad(x, "compress", d->compress, "STX_COMP_CONV to STX_COMP_DROP");
     if (d->aux < 0 || d->aux > STX_COMP_AUX_NONE)
-        return stx__comp_bad(x, "aux", d->aux, "one of STX_COMP_AUX_AUTO .. _NONE");
-    if (!stx__comp_upto(x, "ratio", d->ratio, 1, 20)
-        || !stx__comp_upto(x, "overlap", d->overlap, 0, 20)
-        || !stx__comp_upto(x, "dilations", d->dilations, 0, 3)
-        || !stx__comp_upto(x, "bptt", d->bptt, 0, 10)
-        || !stx__comp_only(x, "overlap", (double)d->overlap, conv, "0 but for STX_COMP_CONV")
-        || !stx__comp_only(x, "conv_no_bias", d->conv_no_bias, conv, "0 but for STX_COMP_CONV")
-        || !stx__comp_only(x, "dilations", (double)d->dilations, dilated,
-                           "0 but for STX_COMP_DILATED")
-        || !stx__comp_only(x, "bptt", (double)d->bptt, d->aux == STX_COMP_AUX_BPTT,
-                           "0 but for STX_COMP_AUX_BPTT"))
-        return 0;
+        return stx__comp_bad(x, "aux", d->aux, "STX_COMP_AUX_AUTO to STX_COMP_AUX_NONE");
+    if (!stx__comp_in_range(x, "ratio", d->ratio, 1, 20)) return 0;
+    if (!stx__comp_in_range(x, "overlap", d->overlap, 0, 20)) return 0;
+    if (!stx__comp_in_range(x, "dilations", d->dilations, 0, 3)) return 0;
+    if (!stx__comp_in_range(x, "bptt", d->bptt, 0, 10)) return 0;
+    if (!stx__comp_allowed(x, "overlap", (double)d->overlap, conv,
+                           "0 unless compress is STX_COMP_CONV")) return 0;
+    if (!stx__comp_allowed(x, "conv_no_bias", d->conv_no_bias, conv,
+                           "0 unless compress is STX_COMP_CONV")) return 0;
+    if (!stx__comp_allowed(x, "dilations", (double)d->dilations, dilated,
+                           "0 unless compress is STX_COMP_DILATED")) return 0;
+    if (!stx__comp_allowed(x, "bptt", (double)d->bptt, d->aux == STX_COMP_AUX_BPTT,
+                           "0 unless aux is STX_COMP_AUX_BPTT")) return 0;
     for (i = 0; i < d->dilations; i++)
-        if (!stx__comp_upto(x, "a dilation", d->dilation[i], 1, 20)) return 0;
-    if (dilated && !d->dilations) {
+        if (!stx__comp_in_range(x, "dilation", d->dilation[i], 1, 20)) return 0;
+    return 1;
+}
+
+static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
+    const int conv = stx__comp_has_conv(d);
+    if (d->compress == STX_COMP_DILATED && !d->dilations) {
         d->dilations = 3;
         d->dilation[0] = 1;
         d->dilation[1] = 2;
         d->dilation[2] = 4;
     }
-    if (d->aux == STX_COMP_AUX_AUTO) d->aux = learns ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
-    if (d->aux != STX_COMP_AUX_NONE && !learns)
+    if (d->aux == STX_COMP_AUX_AUTO) d->aux = conv ? STX_COMP_AUX_ATTENTION : STX_COMP_AUX_NONE;
+    if (d->aux != STX_COMP_AUX_NONE && !conv)
         return stx__comp_bad(x, "aux", d->aux,
-                             "STX_COMP_AUX_NONE: this compression has nothing to learn");
+                             "STX_COMP_AUX_NONE, because this compression has no parameters");
     if (!(d->aux_weight >= 0 && d->aux_weight < 1e30))
-        return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 (which means 1) or more");
+        return stx__comp_bad(x, "aux_weight", d->aux_weight, "0 or more (0 means 1)");
     if (d->aux_weight == 0) d->aux_weight = 1;
     if (d->aux == STX_COMP_AUX_BPTT && d->recurrence == STX_COMP_ROTATE)
-        return stx__comp_bad(x, "aux with STX_COMP_ROTATE", d->aux,
-                             "another than STX_COMP_AUX_BPTT: rows leave the layer that made them");
+        return stx__comp_bad(x, "aux", d->aux,
+                             "a loss other than STX_COMP_AUX_BPTT with STX_COMP_ROTATE, "
+                             "which moves rows away from the layer that compressed them");
     if (d->aux == STX_COMP_AUX_BPTT && !d->bptt) d->bptt = 1;
-    i = d->aux == STX_COMP_AUX_ATTENTION;
-    return stx__comp_only(x, "aux_dropout", d->aux_dropout, (int)i,
-                          "0 but for STX_COMP_AUX_ATTENTION");
+    return stx__comp_allowed(x, "aux_dropout", d->aux_dropout, d->aux == STX_COMP_AUX_ATTENTION,
+                             "0 unless aux is STX_COMP_AUX_ATTENTION");
 }
 
-/* Replaces STX_COMP_LITERAL by the flags that the model can have. 0 and an error for a
-   flag that it cannot have. */
+/* Replaces STX_COMP_LITERAL by the flags that apply to the model. Returns 0 and an
+   error if a single flag does not apply. */
 static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
     static const struct {
         unsigned flag;
-        const char *name, *needs;
-    } form[5] = {{STX_COMP_LITERAL_ROWS, "_ROWS", "STX_COMP_LEARNED"},
-                 {STX_COMP_LITERAL_PAD, "_PAD", "STX_COMP_CONV"},
-                 {STX_COMP_LITERAL_TARGET, "_TARGET", "STX_COMP_AUX_ATTENTION"},
-                 {STX_COMP_LITERAL_MASK, "_MASK", "another compression than STX_COMP_USED"},
-                 {STX_COMP_LITERAL_FREEZE, "_FREEZE", "STX_COMP_AUX_ATTENTION"}};
-
-    unsigned can = 0, all = STX_COMP_LITERAL;
+        const char *name, *condition;
+    } form[5] = {
+        {STX_COMP_LITERAL_ROWS,   "_ROWS",   "STX_COMP_LEARNED"},
+        {STX_COMP_LITERAL_PAD,    "_PAD",    "STX_COMP_CONV"},
+        {STX_COMP_LITERAL_TARGET, "_TARGET", "STX_COMP_AUX_ATTENTION"},
+        {STX_COMP_LITERAL_MASK,   "_MASK",   "a compression other than STX_COMP_USED"},
+        {STX_COMP_LITERAL_FREEZE, "_FREEZE", "STX_COMP_AUX_ATTENTION"}
+    };
+    unsigned apply = 0, all = STX_COMP_LITERAL;
     size_t i;
+    if (d->positions == STX_COMP_LEARNED) apply |= STX_COMP_LITERAL_ROWS;
+    if (d->compress == STX_COMP_CONV) apply |= STX_COMP_LITERAL_PAD;
+    if (d->compress != STX_COMP_USED) apply |= STX_COMP_LITERAL_MASK;
+    if (d->aux == STX_COMP_AUX_ATTENTION)
+        apply |= STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE;
 
-    if (d->positions == STX_COMP_LEARNED) can |= STX_COMP_LITERAL_ROWS;
-    if (d->compress == STX_COMP_CONV) can |= STX_COMP_LITERAL_PAD;
-    if (d->compress != STX_COMP_USED) can |= STX_COMP_LITERAL_MASK;
-    if (d->aux == STX_COMP_AUX_ATTENTION) can |= STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE;
     for (i = 0; i < 5; i++) {
         all |= form[i].flag;
-        if (!(d->literal & form[i].flag & ~can)) continue;
+        if (!(d->literal & form[i].flag & ~apply)) continue;
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_create: literal has STX_COMP_LITERAL%s, which needs %s; "
-                 "STX_COMP_LITERAL takes the forms that the model can have",
-                 form[i].name, form[i].needs);
+                 "stx_comp_create: literal: STX_COMP_LITERAL%s requires %s; "
+                 "STX_COMP_LITERAL selects the flags that apply",
+                 form[i].name, form[i].condition);
         return 0;
     }
-    if (d->literal & ~all) {
+    if (d->literal & ~all)
         return stx__comp_bad(x, "literal", (double)d->literal,
-                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS .. _FREEZE");
-    }
-    if (d->literal & STX_COMP_LITERAL) d->literal = can;
+                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS, .. _FREEZE");
+    if (d->literal & STX_COMP_LITERAL) d->literal = apply;
     return 1;
 }
 
 static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
-    int biased;
+    const int mogrify = d->gate == STX_COMP_GRU && d->dim >= 4;
+    int bias;
     if (d->gate < 0 || d->gate >= STX_COMP_GATES)
-        return stx__comp_bad(x, "gate", d->gate, "one of STX_COMP_RESIDUAL .. _GTRXL");
-    biased = stx__comp_biased(d->gate);
+        return stx__comp_bad(x, "gate", d->gate, "STX_COMP_RESIDUAL to STX_COMP_GTRXL");
+    bias = stx__comp_gate_has_bias(d->gate);
     if (!(d->gate_bias > -1e30 && d->gate_bias < 1e30))
-        return stx__comp_bad(x, "gate_bias", d->gate_bias, "a number");
-    if (!stx__comp_only(x, "gate_bias", d->gate_bias, biased, "0 for a gate without a bias")
-        || !stx__comp_only(x, "no_gate_bias", d->no_gate_bias, biased,
-                           "0 for a gate without a bias")
-        || !stx__comp_only(x, "gate_bias with no_gate_bias", d->gate_bias, !d->no_gate_bias,
-                           "one of the two")
-        || !stx__comp_only(x, "mogrify", d->mogrify, d->gate == STX_COMP_GRU && d->dim >= 4,
-                           "0 but for STX_COMP_GRU and dim >= 4"))
-        return 0;
-    if (d->gate_bias == 0 && !d->no_gate_bias && biased && d->gate != STX_COMP_GRU)
+        return stx__comp_bad(x, "gate_bias", d->gate_bias, "a finite number");
+    if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, bias,
+                           "0 for a gate without bias")) return 0;
+    if (!stx__comp_allowed(x, "no_gate_bias", d->no_gate_bias, bias,
+                           "0 for a gate without bias")) return 0;
+    if (!stx__comp_allowed(x, "gate_bias", d->gate_bias, !d->no_gate_bias,
+                           "0 with no_gate_bias")) return 0;
+    if (!stx__comp_allowed(x, "mogrify", d->mogrify, mogrify,
+                           "0 unless gate is STX_COMP_GRU and dim is 4 or more")) return 0;
+    if (d->gate_bias == 0 && !d->no_gate_bias && bias && d->gate != STX_COMP_GRU)
         d->gate_bias = d->gate == STX_COMP_GTRXL ? 2 : 1;
     return 1;
 }
 
-/* Initialisers of embedding and output: PyTorch's, n(0,1) and U(1/sqrt(columns)) */
+/* Initialisers of embedding and output head, as in PyTorch: N(0,1) for the embedding,
+   U(-1/sqrt(columns), 1/sqrt(columns)) for the rest. */
 static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -1879,7 +2079,8 @@ static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
     w->bias = w->out_table;
 }
 
-/* Fills in the defaults and checks; 0 and an error (if x) when the desc makes no sense. The lists stay the caller's. */
+/* Copies the desc, fills in defaults and checks it. Returns 0 and, if x is not NULL,
+   sets an error if it is invalid. The lists remain the caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
                              stx_words_desc *words) {
     STX__FP_SCOPE;
@@ -1891,83 +2092,79 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     if (!d->kv_heads) d->kv_heads = d->heads;
     if (!d->segment) d->segment = 512;
     if (!d->ratio) d->ratio = 4;
-    if (!stx__comp_upto(x, "layers", d->layers, 1, 12) || !stx__comp_upto(x, "dim", d->dim, 1, 29)
-        || !stx__comp_upto(x, "emb", d->emb, 1, 29)
-        || !stx__comp_upto(x, "segment", d->segment, 1, 31))
-        return 0;
-    if (!d->inner) d->inner = 4 * d->dim;
-    if (!stx__comp_upto(x, "inner", d->inner, 1, 31)) return 0;
-    if (d->heads > 256 || d->dim % d->heads) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_comp_create: %zu heads do not divide dim %zu: choose heads (at most 256) that do",
-            d->heads, d->dim);
-        return 0;
-    }
-    if (d->heads % d->kv_heads)
-        return stx__comp_bad(x, "kv_heads", (double)d->kv_heads, "a divisor of heads");
-    if (d->recurrence < 0 || d->recurrence > STX_COMP_ROTATE)
-        return stx__comp_bad(x, "recurrence", d->recurrence, "STX_COMP_SAME, _ERNIE or _ROTATE");
-    if (d->positions != STX_COMP_LEARNED && d->positions != STX_COMP_XL)
-        return stx__comp_bad(x, "positions", d->positions, "STX_COMP_LEARNED or STX_COMP_XL");
-    if (d->positions == STX_COMP_XL && d->dim % 2)
-        return stx__comp_bad(x, "dim", (double)d->dim, "an even one for STX_COMP_XL");
+    if (!stx__comp_check_sizes(x, d)) return 0;
+
     if (!d->mem) d->mem = d->segment;
-    if (!d->cmem)
-        d->cmem = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio ? STX_COMP_NO_ROWS
-                                                                  : d->mem / d->ratio;
-    if (!stx__comp_check_compress(x, d) || !stx__comp_check_memory(x, d)
-        || !stx__comp_check_gate(x, d) || !stx__comp_check_literal(x, d)
-        || !stx__comp_dropout(x, "attn_dropout", d->attn_dropout)
-        || !stx__comp_dropout(x, "out_dropout", d->out_dropout)
-        || !stx__comp_dropout(x, "ff_dropout", d->ff_dropout)
-        || !stx__comp_dropout(x, "aux_dropout", d->aux_dropout)
-        || !stx__comp_only(x, "tied", d->tied, d->vocab > 0, "0 without vocab")
-        || (!d->vocab
-            && !stx__comp_only(x, "emb", (double)d->emb, d->emb == d->dim, "0 without vocab")))
-        return 0;
+    if (!d->cmem) {
+        const int none = d->mem == STX_COMP_NO_ROWS || d->mem < d->ratio;
+        d->cmem = none ? STX_COMP_NO_ROWS : d->mem / d->ratio;
+    }
+    if (!stx__comp_check_compress(x, d)) return 0;
+    if (!stx__comp_resolve_compress(x, d)) return 0;
+    if (!stx__comp_check_memory(x, d)) return 0;
+    if (!stx__comp_check_gate(x, d)) return 0;
+    if (!stx__comp_check_literal(x, d)) return 0;
+    if (!stx__comp_dropout(x, "attn_dropout", d->attn_dropout)) return 0;
+    if (!stx__comp_dropout(x, "out_dropout", d->out_dropout)) return 0;
+    if (!stx__comp_dropout(x, "ff_dropout", d->ff_dropout)) return 0;
+    if (!stx__comp_dropout(x, "aux_dropout", d->aux_dropout)) return 0;
+    if (!d->vocab && d->tied) return stx__comp_bad(x, "tied", d->tied, "0 without vocab");
+    if (!d->vocab && d->emb != d->dim)
+        return stx__comp_bad(x, "emb", (double)d->emb, "0 or dim without vocab");
+
     d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
     stx__comp_words(d, words);
     return stx_words_resolve(x, "stx_comp_create", words, words);
 }
 
-/* Parameters of one gate: how many matrices, biases, and numbers */
+/* Number of parameter elements of a gate. */
 static size_t stx__comp_gate_size(const stx_comp_desc *d) {
     static const unsigned char matrices[STX_COMP_GATES] = {0, 6, 1, 1, 1, 2, 6};
-    size_t D = d->dim, k = D / 4, n = stx_size_add(0, matrices[d->gate] * D, D);
+    const size_t D = d->dim, rank = D / 4;
+    size_t n = stx_size_add(0, matrices[d->gate] * D, D);
     if (d->gate == STX_COMP_GRU)
         n = stx_size_add(n, 6, D);
-    else if (stx__comp_biased(d->gate))
+    else if (stx__comp_gate_has_bias(d->gate))
         n = stx_size_add(n, 1, D);
-    return d->mogrify ? stx_size_add(n, 4 * k, D) : n;
+    return d->mogrify ? stx_size_add(n, 4 * rank, D) : n;
+}
+
+/* Number of parameter elements of the compression of a layer. */
+static size_t stx__comp_compress_size(const stx_comp_desc *d) {
+    const size_t D = d->dim, taps = stx__comp_taps(d);
+    size_t n = stx_size_add(0, stx_size_add(taps, 2 * d->dilations, 1), D * D);
+    if (d->compress == STX_COMP_CONV && !d->conv_no_bias) n = stx_size_add(n, 1, D);
+    if (d->aux == STX_COMP_AUX_AUTOENCODE) n = stx_size_add(n, taps, D * D);
+    return n;
 }
 
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
     stx_comp_desc d;
     stx_words_desc words;
-    size_t n = 0, l, D, M, C, reach = 0, Mmax = 0, layer;
+    size_t n = 0, l, D, kv, F, layer, M, C, most_M = 0, most_C = 0;
     if (!desc || !stx__comp_resolve(NULL, desc, &d, &words)) return 0;
     D = d.dim;
+    kv = D / d.heads * d.kv_heads;
+    F = d.inner;
+
     if (d.vocab) n = stx_words_count(&words);
     if (d.emb != D) n = stx_size_add(stx_size_add(n, 2 * d.emb, D), 1, D + d.emb);
     if (d.final_norm) n = stx_size_add(n, 2, D);
-    layer = stx_size_add(6 * D + d.inner * (d.glu ? 2 : 1), D,
-                         2 * D + 2 * (D / d.heads * d.kv_heads) + d.inner * (d.glu ? 3 : 2));
+
+    layer = stx_size_add(6 * D + F * (d.glu ? 2 : 1), D, 2 * D + 2 * kv + F * (d.glu ? 3 : 2));
     layer = stx_size_add(layer, 2, stx__comp_gate_size(&d));
     if (d.positions == STX_COMP_XL) layer = stx_size_add(layer, D + 2, D);
     n = stx_size_add(n, d.layers, layer);
+
     for (l = 0; l < d.layers; l++) {
-        size_t taps = d.ratio + (d.compress == STX_COMP_CONV ? d.overlap : 0);
         stx__comp_sizes(&d, l, &M, &C);
-        Mmax = STX_MAX(Mmax, M);
-        reach = STX_MAX(reach, C);
-        if (!C || !stx__comp_learns(&d)) continue;
-        n = stx_size_add(n, stx_size_add(taps, 2 * d.dilations, 1), D * D);
-        if (d.compress == STX_COMP_CONV && !d.conv_no_bias) n = stx_size_add(n, 1, D);
-        if (d.aux == STX_COMP_AUX_AUTOENCODE) n = stx_size_add(n, taps, D * D);
+        most_M = STX_MAX(most_M, M);
+        most_C = STX_MAX(most_C, C);
+        if (C && stx__comp_has_conv(&d)) n = stx_size_add(n, 1, stx__comp_compress_size(&d));
     }
-    return d.positions == STX_COMP_XL ? n : stx_size_add(n, d.segment + Mmax + reach, D);
+    if (d.positions == STX_COMP_XL) return n;
+    return stx_size_add(n, d.segment + most_M + most_C, D);
 }
 
 static stx_tensor *stx__comp_param(stx_comp *m, size_t l, const char *name, int init, double a,
@@ -1977,60 +2174,68 @@ static stx_tensor *stx__comp_param(stx_comp *m, size_t l, const char *name, int 
     return stx_param(m->params, init, a, full, d0, d1, 0, 0);
 }
 
+/* Adds gate_bias to the z block of gru's first bias, after its initialisation. */
+static void stx__comp_gru_bias(stx_comp *m, stx_tensor *bias) {
+    const size_t D = m->desc.dim;
+    stx_real *v;
+    size_t i;
+    if (m->desc.gate_bias == 0 || !stx_ok(m->ctx)) return;
+    v = (stx_real *)stx_block(m->ctx, stx_bytes_of(bias->size, 1, sizeof *v));
+    if (v) {
+        stx_get(m->ctx, bias, v);
+        for (i = D; i < 2 * D; i++) v[i] = (stx_real)((double)v[i] + m->desc.gate_bias);
+        stx_set(m->ctx, bias, v);
+    }
+    stx_block_free(m->ctx, v);
+}
+
+/* Parameters of a gate; where is "attn" or "ff". */
 static void stx__comp_gate_params(stx_comp *m, size_t l, const char *where, stx_comp_gate *g) {
-    static const char *const name[STX_COMP_GATES][6] = {
-        {NULL},     {"weight_ih", "weight_hh"},          {"w"}, {"w"}, {"w"},
-        {"w", "u"}, {"wr", "ur", "wz", "uz", "wg", "ug"}};
+    static const char *const weight[STX_COMP_GATES][6] = {
+        {NULL}, {"weight_ih", "weight_hh"}, {"w"}, {"w"}, {"w"}, {"w", "u"},
+        {"wr", "ur", "wz", "uz", "wg", "ug"}
+    };
+    static const char *const mogrify[4] = {"q0", "q1", "r0", "r1"};
     const stx_comp_desc *d = &m->desc;
-    const size_t D = d->dim, k = D / 4;
-    const double s = 1 / sqrt((double)D);
+    const size_t D = d->dim, rank = D / 4;
+    const double bound = 1 / sqrt((double)D);
     const int gru = d->gate == STX_COMP_GRU;
     char full[64];
     size_t i;
-    for (i = 0; i < 6 && name[d->gate][i]; i++) {
-        snprintf(full, sizeof full, "%s.gate.%s", where, name[d->gate][i]);
-        g->w[i] = stx__comp_param(m, l, full, STX_UNIFORM, s, gru ? 3 * D : D, D);
+    for (i = 0; i < 6 && weight[d->gate][i]; i++) {
+        snprintf(full, sizeof full, "%s.gate.%s", where, weight[d->gate][i]);
+        g->w[i] = stx__comp_param(m, l, full, STX_UNIFORM, bound, gru ? 3 * D : D, D);
     }
     for (i = 0; i < 2 && gru; i++) {
         snprintf(full, sizeof full, "%s.gate.%s", where, i ? "bias_hh" : "bias_ih");
-        g->b[i] = stx__comp_param(m, l, full, STX_UNIFORM, s, 3 * D, 0);
+        g->b[i] = stx__comp_param(m, l, full, STX_UNIFORM, bound, 3 * D, 0);
     }
-    if (gru && d->gate_bias != 0 && stx_ok(m->ctx)) {
-        stx_tensor *z = g->b[0];
-        stx_real *v = (stx_real *)stx_block(m->ctx, stx_bytes_of(z->size, 1, sizeof *v));
-        if (v) {
-            stx_get(m->ctx, z, v);
-            for (i = D; i < 2 * D; i++) v[i] = (stx_real)((double)v[i] + d->gate_bias);
-            stx_set(m->ctx, z, v);
-        }
-        stx_block_free(m->ctx, v);
-    }
-    if (!gru && stx__comp_biased(d->gate)) {
+    if (gru) stx__comp_gru_bias(m, g->b[0]);
+    if (!gru && stx__comp_gate_has_bias(d->gate)) {
         snprintf(full, sizeof full, "%s.gate.b", where);
         g->b[0] = stx__comp_param(m, l, full, STX_CONSTANT, d->gate_bias, D, 0);
     }
-    for (i = 0; i < 4 && d->mogrify; i++) {
-        snprintf(full, sizeof full, "%s.gate.mogrify.%s", where,
-                 i == 0   ? "q0"
-                 : i == 1 ? "q1"
-                 : i == 2 ? "r0"
-                          : "r1");
-        g->mogrify[i] = stx__comp_param(m, l, full, STX_UNIFORM, i % 2 ? 1 / sqrt((double)k) : s,
-                                        i % 2 ? D : k, i % 2 ? k : D);
+    for (i = 0; i < 4 && d->mogrify; i++) {     /* (rank,D) and (D,rank), alternating */
+        const int up = i % 2;
+        snprintf(full, sizeof full, "%s.gate.mogrify.%s", where, mogrify[i]);
+        g->mogrify[i] = stx__comp_param(m, l, full, STX_UNIFORM,
+                                        up ? 1 / sqrt((double)rank) : bound,
+                                        up ? D : rank, up ? rank : D);
     }
 }
 
-/* The farthest distance of memories of these sizes, and the row for it: S + max M + max C */
+/* S + max M + max C, one more than the largest distance. M and C of each layer, or NULL
+   for the model's. */
 static size_t stx__comp_reach(const stx_comp *m, const size_t *M, const size_t *C) {
-    size_t l, most = 0, cmost = 0;
+    size_t l, most_M = 0, most_C = 0;
     for (l = 0; l < m->desc.layers; l++) {
-        most = STX_MAX(most, M ? M[l] : m->layer[l].M);
-        cmost = STX_MAX(cmost, C ? C[l] : m->layer[l].C);
+        most_M = STX_MAX(most_M, M ? M[l] : m->layer[l].M);
+        most_C = STX_MAX(most_C, C ? C[l] : m->layer[l].C);
     }
-    return m->desc.segment + most + cmost;
+    return m->desc.segment + most_M + most_C;
 }
 
-/* The sines and cosines of distances 0 .. n - 1, the farthest first */
+/* Sines and cosines of distances n - 1 .. 0 -> (n,D), a constant. */
 static stx_tensor *stx__comp_sines(stx_comp *m, size_t n) {
     stx_ctx *x = m->ctx;
     const size_t D = m->desc.dim, half = D / 2;
@@ -2038,113 +2243,134 @@ static stx_tensor *stx__comp_sines(stx_comp *m, size_t n) {
     stx_tensor *t;
     size_t i, k;
     if (!v) return NULL;
-    for (i = 0; i < n; i++)
+    for (i = 0; i < n; i++) {
         for (k = 0; k < half; k++) {
-            double a = (double)(n - 1 - i) * pow(10000, -2 * (double)k / (double)D);
-            v[i * D + k] = (stx_real)sin(a);
-            v[i * D + half + k] = (stx_real)cos(a);
+            double angle = (double)(n - 1 - i) * pow(10000, -2 * (double)k / (double)D);
+            v[i * D + k] = (stx_real)sin(angle);
+            v[i * D + half + k] = (stx_real)cos(angle);
         }
+    }
     t = stx_constant_create(x, v, n, D, 0, 0);
     stx_block_free(x, v);
     return t;
 }
 
-static void stx__comp_layer_params(stx_comp *m, size_t l) {
+static int stx__comp_attn_params(stx_comp *m, size_t l) {
     const stx_comp_desc *d = &m->desc;
-    stx_comp_layer *y = &m->layer[l];
-    const size_t D = d->dim, kv = D / d->heads * d->kv_heads, F = d->inner;
-    const double s = 1 / sqrt((double)D), sc = 1 / sqrt((double)D * (double)m->taps),
-                 sf = 1 / sqrt((double)F);
-    size_t i;
-    char full[64];
-    y->attn_gain = stx__comp_param(m, l, "attn.norm.weight", STX_CONSTANT, 1, D, 0);
-    y->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
-    if (!stx_params_beside(m->params, D * D + 2 * kv * D))
-        return; /* queries, keys and values are one product */
-    y->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, s, D, D);
-    y->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, s, 2 * kv, D);
-    y->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, s, D, D);
-    y->bo = stx__comp_param(m, l, "attn.out.bias", STX_UNIFORM, s, D, 0);
+    const size_t D = d->dim, H = d->heads, hd = D / H, kv = hd * d->kv_heads;
+    const double bound = 1 / sqrt((double)D);
+    stx_comp_layer *p = &m->layer[l];
+    p->attn_gain = stx__comp_param(m, l, "attn.norm.weight", STX_CONSTANT, 1, D, 0);
+    p->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
+
+    /* Wq and Wkv are adjacent in memory so that one GEMM computes q, k and v */
+    if (!stx_params_beside(m->params, D * D + 2 * kv * D)) return 0;
+    p->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, bound, D, D);
+    p->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, bound, 2 * kv, D);
+    p->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, bound, D, D);
+    p->bo = stx__comp_param(m, l, "attn.out.bias", STX_UNIFORM, bound, D, 0);
     if (d->positions == STX_COMP_XL) {
-        y->wr = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, s, D, D);
-        y->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, d->heads, D / d->heads);
-        y->v = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, d->heads, D / d->heads);
+        p->wr = stx__comp_param(m, l, "attn.pos.weight", STX_UNIFORM, bound, D, D);
+        p->u = stx__comp_param(m, l, "attn.u", STX_ZEROS, 0, H, hd);
+        p->v = stx__comp_param(m, l, "attn.v", STX_ZEROS, 0, H, hd);
     }
-    stx__comp_gate_params(m, l, "attn", &y->attn_gate);
-    if (y->C && stx__comp_learns(d)) {
-        for (i = 0; i < d->dilations; i++) {
-            snprintf(full, sizeof full, "compress.dilated.%zu.weight", i);
-            y->dilated[i] = stx__comp_param(m, l, full, STX_UNIFORM, 1 / sqrt(2 * (double)D), D,
-                                            2 * D);
-        }
-        y->conv = stx__comp_param(m, l, "compress.weight", STX_UNIFORM, sc, D, m->taps * D);
-        if (d->compress == STX_COMP_CONV && !d->conv_no_bias)
-            y->conv_bias = stx__comp_param(m, l, "compress.bias", STX_UNIFORM, sc, D, 0);
-        if (d->aux == STX_COMP_AUX_AUTOENCODE)
-            y->decoder = stx__comp_param(m, l, "compress.decoder.weight", STX_UNIFORM, sc,
-                                         m->taps * D, D);
-    }
-    y->ff_gain = stx__comp_param(m, l, "ff.norm.weight", STX_CONSTANT, 1, D, 0);
-    y->ff_shift = stx__comp_param(m, l, "ff.norm.bias", STX_ZEROS, 0, D, 0);
-    y->w1 = stx__comp_param(m, l, "ff.fc1.weight", STX_UNIFORM, s, d->glu ? 2 * F : F, D);
-    y->b1 = stx__comp_param(m, l, "ff.fc1.bias", STX_UNIFORM, s, d->glu ? 2 * F : F, 0);
-    y->w2 = stx__comp_param(m, l, "ff.fc2.weight", STX_UNIFORM, sf, D, F);
-    y->b2 = stx__comp_param(m, l, "ff.fc2.bias", STX_UNIFORM, sf, D, 0);
-    stx__comp_gate_params(m, l, "ff", &y->ff_gate);
+    stx__comp_gate_params(m, l, "attn", &p->attn_gate);
+    return 1;
 }
 
-/* Initialisers: those of PyTorch's modules, U(1/sqrt(fan in)) for weights and biases, n(0,1) for the embedding; u, v and the table of
-   positions begin with zeros. */
+static void stx__comp_compress_params(stx_comp *m, size_t l) {
+    const stx_comp_desc *d = &m->desc;
+    const size_t D = d->dim;
+    const double bound = 1 / sqrt((double)D * (double)m->taps);
+    const double bound2 = 1 / sqrt(2 * (double)D);
+    stx_comp_layer *p = &m->layer[l];
+    char name[64];
+    size_t i;
+    if (!p->C || !stx__comp_has_conv(d)) return;
+    for (i = 0; i < d->dilations; i++) {
+        snprintf(name, sizeof name, "compress.dilated.%zu.weight", i);
+        p->dilated[i] = stx__comp_param(m, l, name, STX_UNIFORM, bound2, D, 2 * D);
+    }
+    p->conv = stx__comp_param(m, l, "compress.weight", STX_UNIFORM, bound, D, m->taps * D);
+    if (d->compress == STX_COMP_CONV && !d->conv_no_bias)
+        p->conv_bias = stx__comp_param(m, l, "compress.bias", STX_UNIFORM, bound, D, 0);
+    if (d->aux == STX_COMP_AUX_AUTOENCODE)
+        p->decoder = stx__comp_param(m, l, "compress.decoder.weight", STX_UNIFORM, bound,
+                                     m->taps * D, D);
+}
+
+static void stx__comp_ff_params(stx_comp *m, size_t l) {
+    const size_t D = m->desc.dim, F = m->desc.inner, F1 = m->desc.glu ? 2 * F : F;
+    const double bound_D = 1 / sqrt((double)D), bound_F = 1 / sqrt((double)F);
+    stx_comp_layer *p = &m->layer[l];
+    p->ff_gain = stx__comp_param(m, l, "ff.norm.weight", STX_CONSTANT, 1, D, 0);
+    p->ff_shift = stx__comp_param(m, l, "ff.norm.bias", STX_ZEROS, 0, D, 0);
+    p->w1 = stx__comp_param(m, l, "ff.fc1.weight", STX_UNIFORM, bound_D, F1, D);
+    p->b1 = stx__comp_param(m, l, "ff.fc1.bias", STX_UNIFORM, bound_D, F1, 0);
+    p->w2 = stx__comp_param(m, l, "ff.fc2.weight", STX_UNIFORM, bound_F, D, F);
+    p->b2 = stx__comp_param(m, l, "ff.fc2.bias", STX_UNIFORM, bound_F, D, 0);
+    stx__comp_gate_params(m, l, "ff", &p->ff_gate);
+}
+
+/* Parameters outside the layers. */
+static void stx__comp_model_params(stx_comp *m, const stx_words_desc *words) {
+    const stx_comp_desc *d = &m->desc;
+    const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
+    const double bound_E = 1 / sqrt((double)E), bound_D = 1 / sqrt((double)D);
+    stx_params *p = m->params;
+    if (d->positions == STX_COMP_LEARNED)
+        m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
+    else
+        m->sines = stx__comp_sines(m, reach);
+    if (d->vocab) m->words = stx_words_create(p, words);
+    if (E != D) {
+        m->in_w = stx_param(p, STX_UNIFORM, bound_E, "in_proj.weight", D, E, 0, 0);
+        m->in_b = stx_param(p, STX_UNIFORM, bound_E, "in_proj.bias", D, 0, 0, 0);
+        m->out_w = stx_param(p, STX_UNIFORM, bound_D, "out_proj.weight", E, D, 0, 0);
+        m->out_b = stx_param(p, STX_UNIFORM, bound_D, "out_proj.bias", E, 0, 0, 0);
+    }
+    if (d->final_norm) {
+        m->final_gain = stx_param(p, STX_CONSTANT, 1, "final_norm.weight", D, 0, 0, 0);
+        m->final_shift = stx_param(p, STX_ZEROS, 0, "final_norm.bias", D, 0, 0, 0);
+    }
+}
+
+/* Weights and biases are initialised as PyTorch's modules do, U(-1/sqrt(columns),
+   1/sqrt(columns)), and the embedding N(0,1). u, vb and key_pe start at 0. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
     STX__FP_SCOPE;
     stx_comp *m;
     stx_comp_desc *d;
     stx_words_desc words;
-    size_t l, D, E;
+    size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_create: no desc; at least one of all zeros is needed");
+        stx_fail(x, STX_ERR_ARG, "stx_comp_create: expected a desc (all zeros is valid), got NULL");
         return NULL;
     }
     m = (stx_comp *)stx_persist(x, sizeof *m);
     if (!m || !stx__comp_resolve(x, desc, &m->desc, &words)) return NULL;
     d = &m->desc;
-    D = d->dim;
-    E = d->emb;
     m->ctx = x;
     m->params = stx_params_create(x);
     m->layer = (stx_comp_layer *)stx_persist(x, stx_bytes_of(d->layers, sizeof *m->layer, 1));
     m->aux = (stx_tensor **)stx_persist(x, stx_bytes_of(d->layers, 2 * sizeof *m->aux, 1));
     if (!m->params || !m->layer || !m->aux) return NULL;
     m->ratio = m->aux + d->layers;
-    m->taps = d->ratio + (d->compress == STX_COMP_CONV ? d->overlap : 0);
-    m->ahead = stx__comp_ahead(d);
+    m->taps = stx__comp_taps(d);
+    m->ahead = stx__comp_rows_before(d);
     for (l = 0; l < d->layers; l++) {
         m->layer[l].memory = stx__comp_sizes(d, l, &m->layer[l].M, &m->layer[l].C);
         m->A += m->layer[l].C > 0;
     }
     d->memory_layers = d->mems = d->cmems = NULL;
-    if (d->positions == STX_COMP_LEARNED)
-        m->key_pe = stx_param(m->params, STX_ZEROS, 0, "key_pe", stx__comp_reach(m, NULL, NULL), D,
-                              0, 0);
-    else
-        m->sines = stx__comp_sines(m, stx__comp_reach(m, NULL, NULL));
-    if (d->vocab) m->words = stx_words_create(m->params, &words);
-    if (E != D) {
-        m->in_w = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)E), "in_proj.weight", D, E, 0,
-                            0);
-        m->in_b = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)E), "in_proj.bias", D, 0, 0,
-                            0);
-        m->out_w = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)D), "out_proj.weight", E, D,
-                             0, 0);
-        m->out_b = stx_param(m->params, STX_UNIFORM, 1 / sqrt((double)D), "out_proj.bias", E, 0, 0,
-                             0);
+
+    stx__comp_model_params(m, &words);
+    for (l = 0; l < d->layers && stx_ok(x); l++) {
+        if (!stx__comp_attn_params(m, l)) return NULL;
+        stx__comp_compress_params(m, l);
+        stx__comp_ff_params(m, l);
     }
-    if (d->final_norm) {
-        m->final_gain = stx_param(m->params, STX_CONSTANT, 1, "final_norm.weight", D, 0, 0, 0);
-        m->final_shift = stx_param(m->params, STX_ZEROS, 0, "final_norm.bias", D, 0, 0, 0);
-    }
-    for (l = 0; l < d->layers && stx_ok(x); l++) stx__comp_layer_params(m, l);
     return stx_ok(x) ? m : NULL;
 }
 
@@ -2152,10 +2378,11 @@ STX_DEF stx_params *stx_comp_params(stx_comp *m) {
     return m ? m->params : NULL;
 }
 
+
 // >>memory: state
 
-static stx_rows *stx__comp_rows(const stx_comp_state *s, const size_t *widths, int usage,
-                                size_t most) {
+static stx_rows *stx__comp_rows_create(const stx_comp_state *s, const size_t *widths, int usage,
+                                       size_t most) {
     stx_rows_desc d;
     memset(&d, 0, sizeof d);
     d.layers = s->model->desc.layers;
@@ -2166,7 +2393,9 @@ static stx_rows *stx__comp_rows(const stx_comp_state *s, const size_t *widths, i
     return stx_rows_create(s->model->ctx, &d);
 }
 
-/* The rows of a state, for what is done to each of them */
+enum { STX__COMP_PARTS = 4 };
+
+/* The rows of a state and their names in checkpoints. Returns how many there are. */
 static int stx__comp_parts(const stx_comp_state *s, stx_rows **part, const char **name) {
     int n = 0;
     part[n] = s->mem;
@@ -2184,79 +2413,111 @@ static int stx__comp_parts(const stx_comp_state *s, stx_rows **part, const char 
     return n;
 }
 
-STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
-                                                    const size_t *cmems) {
-    STX__FP_SCOPE;
-    stx_ctx *x = m ? m->ctx : NULL;
-    stx_comp_state *s;
-    size_t l, L, *width, M = 0, C = 0, reach, k, first = SIZE_MAX;
-    if (!stx_ok(x)) return NULL;
-    L = m->desc.layers;
-    if (!B) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: no streams, want B >= 1");
-        return NULL;
-    }
-    s = (stx_comp_state *)stx_block(x, sizeof *s);
-    if (!s) return NULL;
-    s->model = m;
-    s->B = B;
-    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));
-    s->seen = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->seen, 1));
-    if (!s->M || !s->seen) {
-        stx_comp_state_free(s);
-        return NULL;
-    }
-    s->C = s->M + L;
-    width = s->C + L;
-    for (l = 0; l < L; l++) {
+/* Sets and checks the capacities of a new state. */
+static int stx__comp_state_sizes(stx_comp_state *s, const size_t *mems, const size_t *cmems) {
+    const stx_comp *m = s->model;
+    const size_t most = (size_t)1 << 31;
+    size_t l, first = SIZE_MAX;
+    for (l = 0; l < m->desc.layers; l++) {
         const stx_comp_layer *p = &m->layer[l];
-        s->M[l] = !p->memory ? 0 : mems ? mems[l] : p->M;
-        s->C[l] = !p->C ? 0 : cmems ? cmems[l] : p->C;
-        if (s->M[l] > (size_t)1 << 31 || s->C[l] > (size_t)1 << 31
-            || (p->memory && !p->C && cmems && cmems[l])) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_comp_state_create: layer %zu with %zu rows and %zu compressed rows, want at most 2^31, and "
-                "none of these in a layer that was made without",
-                l, s->M[l], cmems ? cmems[l] : s->C[l]);
-            stx_comp_state_free(s);
-            return NULL;
+        if (p->memory) s->M[l] = mems ? mems[l] : p->M;
+        if (p->C) s->C[l] = cmems ? cmems[l] : p->C;
+        if (s->M[l] > most || s->C[l] > most) {
+            stx_fail(m->ctx, STX_ERR_ARG,
+                     "stx_comp_state_create: layer %zu: expected at most 2^31 rows of memory "
+                     "and of compressed memory, got %zu and %zu", l, s->M[l], s->C[l]);
+            return 0;
         }
-        if (p->memory && first == SIZE_MAX) first = l;
-        if (p->memory && m->desc.recurrence == STX_COMP_ROTATE
-            && (s->M[l] != s->M[first] || s->C[l] != s->C[first])) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_comp_state_create: memories of several sizes, want equal ones with STX_COMP_ROTATE");
-            stx_comp_state_free(s);
-            return NULL;
+        if (p->memory && !p->C && cmems && cmems[l]) {
+            stx_fail(m->ctx, STX_ERR_ARG,
+                     "stx_comp_state_create: layer %zu: expected no compressed rows, "
+                     "because the model has no compressed memory there, got %zu", l, cmems[l]);
+            return 0;
         }
-        M = STX_MAX(M, s->M[l]);
-        C = STX_MAX(C, s->C[l]);
+        if (!p->memory || m->desc.recurrence != STX_COMP_ROTATE) continue;
+        if (first == SIZE_MAX) first = l;
+        if (s->M[l] != s->M[first] || s->C[l] != s->C[first]) {
+            stx_fail(m->ctx, STX_ERR_ARG,
+                     "stx_comp_state_create: expected equal sizes for all memory layers "
+                     "with STX_COMP_ROTATE, got %zu and %zu rows in layer %zu, %zu and %zu in "
+                     "layer %zu",
+                     s->M[first], s->C[first], first, s->M[l], s->C[l], l);
+            return 0;
+        }
     }
-    reach = m->desc.segment + M + C;
+    return 1;
+}
+
+/* Extends the sines to the distances of a new state, if necessary. */
+static int stx__comp_state_positions(const stx_comp_state *s) {
+    stx_comp *m = s->model;
+    const size_t reach = stx__comp_reach(m, s->M, s->C);
     if ((m->desc.literal & STX_COMP_LITERAL_ROWS) && reach > m->key_pe->dim[0]) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_state_create: %zu and %zu rows with "
-                 "STX_COMP_LITERAL_ROWS: want no more than the model's",
-                 M, C);
-        stx_comp_state_free(s);
-        return NULL;
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_comp_state_create: expected no larger memories than the model's with "
+                 "STX_COMP_LITERAL_ROWS, got %zu rows in all, the model has %zu",
+                 reach - m->desc.segment, m->key_pe->dim[0] - m->desc.segment);
+        return 0;
     }
     if (m->sines && reach > m->sines->dim[0]) {
         stx_tensor *longer = stx__comp_sines(m, reach);
         if (longer) m->sines = longer;
     }
-    s->most = M + m->desc.segment * (m->desc.bptt + 1);
-    for (l = 0; l < L; l++) width[l] = m->layer[l].memory ? m->desc.dim : 0;
-    s->mem = stx__comp_rows(s, width, 0, M + !M);
-    for (l = 0; l < L; l++) width[l] = s->C[l] ? m->desc.dim : 0;
-    s->comp = stx__comp_rows(s, width, 0, C + !C);
-    k = (m->ahead + m->taps) * (m->desc.segment / m->desc.ratio + 1)
-        + m->ahead; /* at most so many rows of source a segment */
-    if (m->desc.aux == STX_COMP_AUX_BPTT) s->source = stx__comp_rows(s, width, 0, k * m->desc.bptt);
-    for (l = 0; l < L; l++) width[l] = s->C[l] ? 2 : 0;
-    if (m->desc.compress == STX_COMP_USED) s->usage = stx__comp_rows(s, width, 1, M + !M);
+    return stx_ok(m->ctx);
+}
+
+static size_t stx__comp_largest(const size_t *v, size_t n) {
+    size_t i, most = 0;
+    for (i = 0; i < n; i++) most = STX_MAX(most, v[i]);
+    return most;
+}
+
+/* Creates the rows of a new state. width is scratch memory for L elements. */
+static void stx__comp_state_rows(stx_comp_state *s, size_t *width) {
+    const stx_comp *m = s->model;
+    const stx_comp_desc *d = &m->desc;
+    const size_t M = stx__comp_largest(s->M, d->layers), C = stx__comp_largest(s->C, d->layers);
+    size_t l;
+    for (l = 0; l < d->layers; l++) width[l] = m->layer[l].memory ? d->dim : 0;
+    s->mem = stx__comp_rows_create(s, width, 0, STX_MAX(M, (size_t)1));
+
+    for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? d->dim : 0;
+    s->comp = stx__comp_rows_create(s, width, 0, STX_MAX(C, (size_t)1));
+    if (d->aux == STX_COMP_AUX_BPTT) {      /* a bound on the source rows of a segment */
+        const size_t each = (m->ahead + m->taps) * (d->segment / d->ratio + 1) + m->ahead;
+        s->source = stx__comp_rows_create(s, width, 0, each * d->bptt);
+    }
+
+    for (l = 0; l < d->layers; l++) width[l] = s->C[l] ? 2 : 0;
+    if (d->compress == STX_COMP_USED)
+        s->usage = stx__comp_rows_create(s, width, 1, STX_MAX(M, (size_t)1));
+}
+
+STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
+                                                    const size_t *cmems) {
+    STX__FP_SCOPE;
+    stx_ctx *x = m ? m->ctx : NULL;
+    stx_comp_state *s;
+    size_t L;
+    if (!stx_ok(x)) return NULL;
+    if (!B) {
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_create: expected B >= 1 streams, got 0");
+        return NULL;
+    }
+    L = m->desc.layers;
+    s = (stx_comp_state *)stx_block(x, sizeof *s);
+    if (!s) return NULL;
+    s->model = m;
+    s->B = B;
+    s->M = (size_t *)stx_block(x, stx_bytes_of(3 * L, sizeof *s->M, 1));     /* M, C, widths */
+    s->seen = (size_t *)stx_block(x, stx_bytes_of(B, sizeof *s->seen, 1));
+    if (s->M && s->seen) {
+        s->C = s->M + L;
+        if (stx__comp_state_sizes(s, mems, cmems) && stx__comp_state_positions(s)) {
+            s->most = stx__comp_largest(s->M, L) + m->desc.segment * (m->desc.bptt + 1);
+            stx__comp_state_rows(s, s->C + L);
+        }
+    }
     if (stx_ok(x)) return s;
     stx_comp_state_free(s);
     return NULL;
@@ -2278,66 +2539,97 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s) {
 }
 
 STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
-    stx_rows *part[4];
-    const char *name[4];
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
-    for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset(part[i]);
+    n = stx__comp_parts(s, part, name);
+    for (i = 0; i < n; i++) stx_rows_reset(part[i]);
     memset(s->seen, 0, s->B * sizeof *s->seen);
 }
 
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
-    const unsigned aged = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK;
-    stx_rows *part[4];
-    const char *name[4];
+    const unsigned one_age = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK;
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
-    if (s->model->desc.literal & aged) {
+    if (s->model->desc.literal & one_age) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_comp_state_reset_stream: STX_COMP_LITERAL_ROWS, "
-                 "_PAD and _MASK know one age for all streams; use stx_comp_state_reset");
+                 "stx_comp_state_reset_stream: not possible with STX_COMP_LITERAL_ROWS, _PAD or "
+                 "_MASK, which need streams of one age; use stx_comp_state_reset for all streams");
         return;
     }
-    for (i = 0, n = stx__comp_parts(s, part, name); i < n; i++) stx_rows_reset_stream(part[i], b);
+    n = stx__comp_parts(s, part, name);
+    for (i = 0; i < n; i++) stx_rows_reset_stream(part[i], b);
     if (stx_ok(s->model->ctx)) s->seen[b] = 0;
 }
 
-static size_t stx__comp_seen(const stx_comp_state *s) {
-    size_t b, n = 0;
-    for (b = 0; b < s->B; b++) n = STX_MAX(n, s->seen[b]);
-    return n;
+/* Rows that the oldest stream has pushed. */
+static size_t stx__comp_most_seen(const stx_comp_state *s) {
+    return stx__comp_largest(s->seen, s->B);
+}
+
+/* Checks that from can be copied to `to`. */
+static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *from) {
+    const size_t sizes = 2 * to->model->desc.layers * sizeof *to->M;       /* M and C */
+    const char *got = NULL;
+    if (!from)
+        got = "NULL";
+    else if (from->model != to->model)
+        got = "one of another model";
+    else if (memcmp(from->M, to->M, sizes) != 0)
+        got = "one with other sizes";
+    if (!got) return 1;
+    stx_fail(to->model->ctx, STX_ERR_ARG,
+             "stx_comp_state_copy: from: expected a state of the same model and sizes, got %s",
+             got);
+    return 0;
 }
 
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c,
                                 size_t n) {
     stx_ctx *x = to ? to->model->ctx : NULL;
-    stx_rows *part[4], *other[4];
-    const char *name[4];
+    stx_rows *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
     size_t l;
-    int i, parts, apart;
-    if (!stx_ok(x)) return 0;
-    if (!from || from->model != to->model
-        || memcmp(from->M, to->M, 2 * to->model->desc.layers * sizeof *to->M)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_comp_state_copy: from is NULL, of another model, or has memories of other sizes");
-        return 0;
-    }
-    apart = n < to->B && stx__comp_seen(from) != stx__comp_seen(to);
+    int i, parts, differ;
+    if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
+
+    /* sources that were cut into other groups than those of the remaining streams */
+    differ = n < to->B && stx__comp_most_seen(from) != stx__comp_most_seen(to);
     for (l = 0; to->source && n < to->B && l < to->model->desc.layers; l++)
-        apart |= from->source->layer[l].real != to->source->layer[l].real;
+        differ |= from->source->layer[l].real != to->source->layer[l].real;
+
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++)
         if (!stx_rows_copy(part[i], b, other[i], c, n)) return 0;
     memmove(to->seen + b, from->seen + c, n * sizeof *to->seen);
-    if (apart) stx_rows_reset(to->source); /* of segments that were cut in other groups */
+    if (differ) stx_rows_reset(to->source);
     return 1;
 }
 
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp) {
-    return s && l < s->model->desc.layers && (!mem || stx_rows_get(s->mem, l, mem))
-           && (!comp || stx_rows_get(s->comp, l, comp));
+    if (!s || l >= s->model->desc.layers) return 0;
+    if (mem && !stx_rows_get(s->mem, l, mem)) return 0;
+    return !comp || stx_rows_get(s->comp, l, comp);
+}
+
+static int stx__comp_state_settable(const stx_comp_state *s, size_t l, const stx_real *mem,
+                                    size_t n, const stx_real *comp, size_t c) {
+    stx_ctx *x = s->model->ctx;
+    if (l >= s->model->desc.layers)
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: expected layer 0 to %zu, got layer %zu",
+                 s->model->desc.layers - 1, l);
+    else if (n > s->M[l] || c > s->C[l])
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_state_set: layer %zu: expected at most %zu rows and %zu compressed "
+                 "rows, got %zu and %zu", l, s->M[l], s->C[l], n, c);
+    else if ((n && !mem) || (c && !comp))
+        stx_fail(x, STX_ERR_ARG, "stx_comp_state_set: layer %zu: expected %s, got NULL", l,
+                 n && !mem ? "rows in mem" : "compressed rows in comp");
+    return stx_ok(x);
 }
 
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
@@ -2346,39 +2638,32 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
     stx_real *zeros;
     size_t b;
     int good;
-    if (!stx_ok(x)) return 0;
-    if (l >= s->model->desc.layers || n > s->M[l] || c > s->C[l] || (n && !mem) || (c && !comp)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_comp_state_set: layer %zu with %zu rows and %zu compressed rows%s: want a layer that there is, at "
-            "most %zu and %zu rows, and numbers to read",
-            l, n, c, (n && !mem) || (c && !comp) ? " from NULL" : "",
-            l < s->model->desc.layers ? s->M[l] : 0, l < s->model->desc.layers ? s->C[l] : 0);
-        return 0;
-    }
+    if (!stx_ok(x) || !stx__comp_state_settable(s, l, mem, n, comp, c)) return 0;
     if (!stx_rows_set(s->mem, l, n, mem, n) || !stx_rows_set(s->comp, l, c, comp, c)) return 0;
     for (b = 0; b < s->B; b++) s->seen[b] = STX_MAX(s->seen[b], n);
     stx_rows_reset(s->source);
     if (!s->usage || !s->C[l]) return 1;
-    zeros = (stx_real *)stx_block(x, stx_bytes_of(s->B * (n + !n), 2, sizeof *zeros));
+    zeros = (stx_real *)stx_block(x, stx_bytes_of(s->B * STX_MAX(n, (size_t)1), 2, sizeof *zeros));
     good = zeros && stx_rows_set(s->usage, l, n, zeros, n);
     stx_block_free(x, zeros);
     return good;
 }
 
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix) {
-    stx_rows *part[4];
-    const char *name[4];
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
     char full[128];
     size_t b;
     int i, n, good = 1;
     if (!s || !prefix || !stx_ok(s->model->ctx)) return 0;
     if (strlen(prefix) > 64) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_comp_state_save: a prefix of %zu letters, want at most 64", strlen(prefix));
+                 "stx_comp_state_save: prefix: expected at most 64 characters, got %zu",
+                 strlen(prefix));
         return 0;
     }
-    for (i = 0, n = stx__comp_parts(s, part, name); good && i < n; i++) {
+    n = stx__comp_parts(s, part, name);
+    for (i = 0; good && i < n; i++) {
         snprintf(full, sizeof full, "%s%s", prefix, name[i]);
         good = stx_rows_save(w, part[i], full);
     }
@@ -2389,253 +2674,336 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     return good;
 }
 
-STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix) {
-    stx_ctx *x = s ? s->model->ctx : NULL;
-    stx_rows *part[4];
-    const char *name[4];
+/* Checks the rows of layer l that were loaded from a file. */
+static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, size_t l) {
+    stx_ctx *x = s->model->ctx;
+    const size_t n = s->mem->layer[l].real, c = s->comp->layer[l].real;
+    if (n > s->M[l] || c > s->C[l]) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "memory \"%s\": layer %zu: expected at most %zu rows and %zu compressed rows, got "
+                 "%zu and %zu; use the sizes with which the file was made",
+                 prefix, l, s->M[l], s->C[l], n, c);
+        return 0;
+    }
+    if (s->usage && s->C[l] && s->usage->layer[l].real != n) {
+        stx_fail(x, STX_ERR_FORMAT,
+                 "memory \"%s\": layer %zu: expected usage of %zu rows, got %zu: "
+                 "the file is damaged", prefix, l, n, s->usage->layer[l].real);
+        return 0;
+    }
+    return 1;
+}
+
+static int stx__comp_load_seen(stx_comp_state *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s->model->ctx;
     char full[128];
     uint64_t seen = 0;
-    size_t b, l;
+    size_t b;
+    for (b = 0; b < s->B; b++) {
+        snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
+        if (!stx_file_meta_u64(x, f, full, &seen)) return 0;
+        if (seen > s->most) {
+            stx_fail(x, STX_ERR_FORMAT,
+                     "metadata \"%s\": expected at most %zu, got %llu: the file is damaged, or the "
+                     "model has other sizes", full, s->most, (unsigned long long)seen);
+            return 0;
+        }
+        s->seen[b] = (size_t)seen;
+    }
+    return 1;
+}
+
+STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix) {
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
+    char full[128];
+    size_t l;
     int i, n, good = 1;
     if (!stx_ok(x) || !f || !prefix) return 0;
     stx_comp_state_reset(s);
-    for (i = 0, n = stx__comp_parts(s, part, name); good && i < n; i++) {
+    n = stx__comp_parts(s, part, name);
+    for (i = 0; good && i < n; i++) {
         snprintf(full, sizeof full, "%.64s%s", prefix, name[i]);
         good = stx_rows_load(part[i], f, full);
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
-        if (s->mem->layer[l].real > s->M[l] || s->comp->layer[l].real > s->C[l]) {
-            stx_fail(
-                x, STX_ERR_FORMAT,
-                "memory \"%s\" of layer %zu has %zu and %zu rows, want at most mem %zu and cmem %zu: give the "
-                "sizes that the file was made with",
-                prefix, l, s->mem->layer[l].real, s->comp->layer[l].real, s->M[l], s->C[l]);
-            good = 0;
-        } else if (s->usage && s->C[l] && s->usage->layer[l].real != s->mem->layer[l].real) {
-            stx_fail(
-                x, STX_ERR_FORMAT,
-                "memory \"%s\" of layer %zu has usage of %zu rows for %zu: the file is damaged",
-                prefix, l, s->usage->layer[l].real, s->mem->layer[l].real);
-            good = 0;
+        good = stx__comp_loaded_fits(s, prefix, l);
+    if (good && stx__comp_load_seen(s, f, prefix)) return 1;
+
+    /* empty the state; stx_comp_state_reset does nothing after an error */
+    for (i = 0; i < n; i++) {
+        for (l = 0; l < s->model->desc.layers; l++) {
+            part[i]->layer[l].real = part[i]->layer[l].rows = 0;
+            part[i]->layer[l].masked = 0;
         }
-    for (b = 0; good && b < s->B; b++) {
-        snprintf(full, sizeof full, "%.64sseen.%zu", prefix, b);
-        good = stx_file_meta_u64(x, f, full, &seen);
-        if (good && seen > s->most) {
-            stx_fail(
-                x, STX_ERR_FORMAT,
-                "metadata \"%s\" is %llu, more than the %zu that there can be: the file is damaged, or of a "
-                "model of other sizes",
-                full, (unsigned long long)seen, s->most);
-            good = 0;
-        }
-        s->seen[b] = (size_t)seen;
     }
-    if (!good) { /* nothing is remembered: the context is in error, so not by stx_comp_state_reset */
-        for (i = 0; i < n; i++)
-            for (l = 0; l < s->model->desc.layers; l++) {
-                part[i]->layer[l].real = part[i]->layer[l].rows = 0;
-                part[i]->layer[l].masked = 0;
-            }
-        memset(s->seen, 0, s->B * sizeof *s->seen);
-    }
-    return good;
+    memset(s->seen, 0, s->B * sizeof *s->seen);
+    return 0;
 }
+
 
 // >>memory: what a segment does to it
 
-/* All that the host knows of a layer in a segment. Masks are NULL where nothing is missing. */
+/* What the host knows about a layer in one segment. Masks are nonzero where something
+   is missing, and NULL if nothing is. */
 typedef struct stx__comp_job {
     stx_comp *m;
-    size_t l, B, T, n, c; /* rows of memory and of compressed memory that are attended to */
-    size_t M, C, e,
-        G; /* e rows fall out of the memory (0: none, or the segment is not full) and become G */
-    size_t tot; /* STX_COMP_LITERAL_ROWS: S + n + c of the largest */
-    int push;   /* the segment is full, and memory moves on */
-    int frozen; /* the layer's, when this segment came */
-    size_t made,
-        *groups_of; /* STX_COMP_AUX_BPTT: so many evictions before, each of so many groups, are made again, oldest first */
-    const stx_ids *mask, *pad, *unpad,
-        *ahead; /* (B,c+n+T) keys that are missing; (B,T) padding, and its opposite; all of the segment */
-    const stx_ids *old_pad, *comp_pad,
-        *skip; /* (B,e), (B,G): missing rows; rows that do not count in the aux loss */
-    stx_comp_groups groups;
-    double count; /* numbers in the aux loss */
-    int aux; /* is there one? Where nothing counts there is none; in a group all ranks have it, or none */
-    int past, source, usage; /* which of the layer's inputs these are; 0: none */
+    size_t l, B, T;
+    size_t n, c;            /* rows of memory and compressed memory that are attended to */
+    size_t M, C;            /* their capacities */
+    size_t e, G;            /* rows evicted by this segment, 0 unless it is full; groups */
+    size_t table_rows;      /* STX_COMP_LITERAL_ROWS: S + n + c of the fullest memory */
+    int    push;            /* 1: the segment is full, and the memory moves */
+    int    frozen;          /* 1: Wkv is a constant in this segment */
+
+    /* STX_COMP_AUX_BPTT: number of evictions that are compressed again, oldest first,
+       and their groups */
+    size_t recent, *recent_groups;
+
+    const stx_ids *key_pad;         /* (B,c+n+T): keys */
+    const stx_ids *pad;             /* (B,T): tokens of the segment */
+    const stx_ids *old_pad;         /* (B,e): evicted rows */
+    const stx_ids *new_pad;         /* (B,G): new compressed rows */
+    const stx_ids *not_pad;         /* STX_COMP_LITERAL_MASK: (B,T), the opposite of pad */
+    const stx_ids *segment_pad;     /* ... (B,c+n+T), all keys of the segment */
+
+    stx_comp_groups groups;         /* how the evicted rows are cut */
+    int    aux;             /* 1: there is an aux loss. In a process group, all ranks have one
+                               or none has */
+    double aux_elements;    /* number of elements that it compares */
+    const stx_ids *aux_skip;        /* rows that it does not compare */
+
+    int in_past, in_source, in_usage;       /* indices of the layer's inputs; 0: none */
 } stx__comp_job;
 
+/* e: how many of n + S rows exceed the capacity M. */
 static size_t stx__comp_evicted(size_t n, size_t S, size_t M) {
     return n + S > M ? n + S - M : 0;
 }
 
-/* How many groups e rows make. STX_COMP_LITERAL_PAD: e mod r rows of padding are in
-   front of them, and only whole groups count. */
-static size_t stx__comp_made(const stx_comp_desc *d, size_t e) {
+/* G: number of compressed rows that e rows become. With STX_COMP_LITERAL_PAD, e mod r
+   rows of padding precede them, and only full groups count. */
+static size_t stx__comp_new_rows(const stx_comp_desc *d, size_t e) {
     if (d->literal & STX_COMP_LITERAL_PAD) return (e + e % d->ratio) / d->ratio;
-    return stx__comp_groups_of(e, d->ratio);
+    return stx__comp_group_count(e, d->ratio);
 }
 
-/* Rows of source that G groups are made of */
-static size_t stx__comp_source(const stx_comp *m, size_t G) {
+/* Number of rows that convolutions read for G groups. */
+static size_t stx__comp_source_rows(const stx_comp *m, size_t G) {
     return m->desc.compress == STX_COMP_DILATED ? m->ahead + G * m->desc.ratio : G * m->taps;
 }
 
-/* Is there a number other than 0? Then ids of it, else NULL */
-static const stx_ids *stx__comp_ids(stx_ctx *x, const int32_t *v, size_t B, size_t n) {
+/* v (B,n) as ids, or NULL if all elements are 0. */
+static const stx_ids *stx__comp_mask(stx_ctx *x, const int32_t *v, size_t B, size_t n) {
     size_t i;
     for (i = 0; v && i < B * n; i++)
         if (v[i]) return stx_tokens(x, v, B, n);
     return NULL;
 }
 
-/* Which of the new compressed rows are missing */
-static const stx_ids *stx__comp_lost(stx_ctx *x, const stx__comp_job *j, const stx_ids *first) {
-    const size_t B = j->B, e = j->e, G = j->G;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, G, sizeof *v));
+/* Columns [at, at + n) of a mask (B,..) as a mask (B,n). */
+static const stx_ids *stx__comp_mask_part(stx_ctx *x, const stx_ids *mask, size_t at, size_t n) {
+    const size_t B = mask->B;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *v));
+    size_t b;
+    for (b = 0; v && b < B; b++) memcpy(v + b * n, mask->data + b * mask->T + at, n * sizeof *v);
+    return stx__comp_mask(x, v, B, n);
+}
+
+/* STX_COMP_USED: which of the G rows that stx_comp_pick returns for stream b are
+   missing. Rows that exist rank before all others; the result is in order of time. */
+static void stx__comp_missing_picked(const stx_comp_groups *g, size_t b, int32_t *missing) {
+    const size_t first = g->first ? (size_t)g->first[b] : 0;
+    const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
+    const int32_t *pad = g->pad ? g->pad + b * g->rows : NULL;
+    size_t i, slot = g->groups - keep, exist = 0, lack;
+    for (i = first; i < g->rows; i++) exist += !pad || !pad[i];
+    lack = exist < keep ? keep - exist : 0;
+    for (i = 0; i < g->groups; i++) missing[i] = i < slot;
+    for (i = first; i < g->rows && lack; i++) {
+        const int is_missing = pad && pad[i];
+        missing[slot++] = is_missing;
+        lack -= (size_t)is_missing;
+    }
+}
+
+/* Which of the new compressed rows are missing -> (B,G) or NULL. first (B) is the
+   first evicted row of each stream, or NULL. */
+static const stx_ids *stx__comp_missing(stx_ctx *x, const stx__comp_job *j, const stx_ids *first) {
+    const size_t G = j->G;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, G, sizeof *v));
     stx_comp_groups g = j->groups;
     size_t b, i, t;
     if (!v || (!j->old_pad && !first)) return NULL;
-    g.first = first ? first->data : NULL;
+    g.first = first ? first->data : NULL;           /* host memory */
     g.pad = j->old_pad ? j->old_pad->data : NULL;
-    for (b = 0; b < B; b++) {
-        size_t z = first ? (size_t)first->data[b] : 0,
-               keep = first ? stx__comp_groups_of(e - z, g.step) : G, there = 0, lost, place;
-        if (j->m->desc.compress != STX_COMP_USED) {
-            for (i = 0; i < G; i++) {
-                v[b * G + i] = 1;
-                for (t = 0; t < g.taps; t++)
-                    if (stx__comp_row(&g, b, i, t) >= 0) v[b * G + i] = 0;
-            }
+    for (b = 0; b < j->B; b++) {
+        if (j->m->desc.compress == STX_COMP_USED) {
+            stx__comp_missing_picked(&g, b, v + b * G);
             continue;
         }
-        for (i = z; i < e; i++)
-            there +=
-                !g.pad
-                || !g.pad[b * e + i]; /* all that are there come first, the order is that of time */
-        lost = there < keep ? keep - there : 0;
-        for (i = 0; i < G; i++) v[b * G + i] = i < G - keep;
-        for (place = G - keep, i = z; i < e && lost; i++) {
-            int is_lost = g.pad && g.pad[b * e + i];
-            v[b * G + place++] = is_lost;
-            lost -= (size_t)is_lost;
+        for (i = 0; i < G; i++) {
+            v[b * G + i] = 1;
+            for (t = 0; t < g.taps; t++)
+                if (stx__comp_tap_row(&g, b, i, t) >= 0) v[b * G + i] = 0;
         }
     }
-    return stx__comp_ids(x, v, B, G);
+    return stx__comp_mask(x, v, j->B, G);
 }
 
-/* What the aux loss counts: rows that are no padding, of streams that have both an evicted row and a compressed one */
-static void stx__comp_counted(stx_ctx *x, stx__comp_job *j) {
+/* Queries that the attention loss compares: those that are not padding, of streams
+   that have both an evicted and a new compressed row. */
+static int stx__comp_count_queries(stx_ctx *x, stx__comp_job *j, size_t *counted) {
+    const unsigned literal = j->m->desc.literal;
+    const int whole = (literal & STX_COMP_LITERAL_TARGET) != 0;
+    const size_t B = j->B, T = j->T, target = whole ? j->n : j->e, from = whole ? j->c : 0;
+    const stx_ids *old_pad = whole ? j->key_pad : j->old_pad;
+    const stx_ids *query_pad = literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
+    int32_t *skip = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *skip));
+    size_t b, i;
+    if (!skip || !target) return 0;
+    for (b = 0; b < B; b++) {
+        int has_old = 0, has_new = 0;
+        for (i = 0; i < target; i++)
+            has_old |= !old_pad || !old_pad->data[b * old_pad->T + from + i];
+        for (i = 0; i < j->G; i++)
+            has_new |= !j->new_pad || !j->new_pad->data[b * j->G + i];
+        for (i = 0; i < T; i++) {
+            const int padding = query_pad && query_pad->data[b * T + i];
+            skip[b * T + i] = !has_old || !has_new || padding;
+            *counted += !skip[b * T + i];
+        }
+    }
+    j->aux_skip = stx__comp_mask(x, skip, B, T);
+    return 1;
+}
+
+/* What the aux loss compares, and whether there is one. */
+static void stx__comp_count_aux(stx_ctx *x, stx__comp_job *j) {
     STX__FP_SCOPE;
     const stx_comp_desc *d = &j->m->desc;
-    const size_t B = j->B, T = j->T;
-    int32_t *v;
-    const int all = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    size_t b, i, counted = 0, target = all ? j->n : j->e, from = all ? j->c : 0;
-    const stx_ids *pad = all ? j->mask : j->old_pad;
-    const int group = stx_ranks(x) > 1;
-    j->count = 0;
+    size_t i, counted = 0;
     if (d->aux == STX_COMP_AUX_AUTOENCODE) {
-        for (i = 0; i < B * j->e; i++) counted += !j->old_pad || !j->old_pad->data[i];
-        j->skip = j->old_pad;
-        j->count = (double)counted * (double)d->dim;
-        j->aux = group || counted > 0;
+        for (i = 0; i < j->B * j->e; i++) counted += !j->old_pad || !j->old_pad->data[i];
+        j->aux_skip = j->old_pad;
+    } else if (!stx__comp_count_queries(x, j, &counted)) {
         return;
     }
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, T, sizeof *v));
-    if (!v || !target) return;
-    for (b = 0; b < B; b++) {
-        int old = 0, comp = 0;
-        for (i = 0; i < target; i++) old |= !pad || !pad->data[b * pad->T + from + i];
-        for (i = 0; i < j->G; i++) comp |= !j->comp_pad || !j->comp_pad->data[b * j->G + i];
-        for (i = 0; i < T; i++) {
-            v[b * T + i] = !old || !comp
-                           || (j->pad && !(d->literal & STX_COMP_LITERAL_MASK)
-                               && j->pad->data[b * T + i]);
-            counted += !v[b * T + i];
-        }
-    }
-    j->skip = stx__comp_ids(x, v, B, T);
-    j->count = (double)counted * (double)d->dim;
-    j->aux = group || counted > 0;
+    j->aux_elements = (double)counted * (double)d->dim;
+    j->aux = stx_ranks(x) > 1 || counted > 0;
 }
 
-/* STX_COMP_LITERAL_MASK: padding is no key for real queries, which see all of the
-   memory. Padded queries see the memory alone. */
+/* STX_COMP_LITERAL_MASK: padding is not a key of real queries, which see all of the
+   memory. Padded queries see only the memory. */
 static int stx__comp_literal_masks(stx_ctx *x, stx__comp_job *j) {
-    const size_t B = j->B, T = j->T, K = j->c + j->n + T;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, K, sizeof *v));
+    const size_t B = j->B, T = j->T, keys = j->c + j->n + T;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(3 * B, keys, sizeof *v));
+    int32_t *key_pad, *segment_pad, *not_pad;
     size_t b, i;
     if (!v) return 0;
-    memset(v, 0, 3 * B * K * sizeof *v);
-    for (b = 0; b < B; b++)
+    memset(v, 0, 3 * B * keys * sizeof *v);
+    key_pad = v;
+    segment_pad = v + B * keys;
+    not_pad = v + 2 * B * keys;
+    for (b = 0; b < B; b++) {
         for (i = 0; i < T; i++) {
-            v[b * K + K - T + i] = j->pad->data[b * T + i];
-            v[(B + b) * K + K - T + i] = 1;
-            v[2 * B * K + b * T + i] = !j->pad->data[b * T + i];
+            const size_t key = b * keys + keys - T + i;
+            const int32_t pad = j->pad->data[b * T + i];
+            key_pad[key] = pad;
+            segment_pad[key] = 1;
+            not_pad[b * T + i] = !pad;
         }
-    j->mask = stx_tokens(x, v, B, K);
-    j->ahead = stx_tokens(x, v + B * K, B, K);
-    j->unpad = stx_tokens(x, v + 2 * B * K, B, T);
+    }
+    j->key_pad = stx_tokens(x, key_pad, B, keys);
+    j->segment_pad = stx_tokens(x, segment_pad, B, keys);
+    j->not_pad = stx_tokens(x, not_pad, B, T);
     return stx_ok(x);
 }
 
-/* STX_COMP_AUX_BPTT: the evictions of the segments before, as far as what they were made of is there; their sizes follow from how many rows
-   the streams have seen */
-static int stx__comp_past(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s, size_t from) {
+/* STX_COMP_AUX_BPTT: the evictions of previous segments, as far as their source rows
+   are kept in slot `from`. Their sizes follow from the number of rows that the streams
+   have pushed. */
+static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s,
+                               size_t from) {
     const stx_comp_desc *d = &j->m->desc;
-    size_t seen = stx__comp_seen(s), rows = s->source->layer[from].real, S = d->segment, *G, k;
-    G = j->groups_of = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *G, 1));
-    if (!G) return 0;
+    const size_t S = d->segment, seen = stx__comp_most_seen(s);
+    size_t left = s->source->layer[from].real, k;
+    size_t *groups = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
+    j->recent_groups = groups;
+    if (!groups) return 0;
     for (k = 1; k <= d->bptt && seen >= k * S; k++) {
-        size_t g = stx__comp_made(d, stx__comp_evicted(STX_MIN(seen - k * S, j->M), S, j->M));
-        if (!g || stx__comp_source(j->m, g) > rows) break;
-        rows -= stx__comp_source(j->m, g);
-        memmove(G + 1, G, j->made++ * sizeof *G); /* the oldest first */
-        G[0] = g;
+        const size_t n = STX_MIN(seen - k * S, j->M);       /* rows in the memory at that time */
+        const size_t G = stx__comp_new_rows(d, stx__comp_evicted(n, S, j->M));
+        const size_t rows = stx__comp_source_rows(j->m, G);
+        if (!G || rows > left) break;
+        left -= rows;
+        memmove(groups + 1, groups, j->recent++ * sizeof *groups);
+        groups[0] = G;
     }
     return 1;
 }
 
-/* Cuts the e rows that fall out in groups */
-static int stx__comp_cut_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
+/* The first evicted row of each stream that was not pushed before the stream's
+   beginning -> (B,1), or NULL if that is row 0 of all. */
+static const stx_ids *stx__comp_first_rows(stx_ctx *x, const stx__comp_job *j,
+                                           const stx_comp_state *s) {
     const stx_comp_desc *d = &j->m->desc;
-    const stx_ids *first = NULL;
-    const size_t B = j->B, e = j->e;
-    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, e, sizeof *v));
+    int32_t *v;
     size_t b;
-    if (!v) return 0;
-    j->G = stx__comp_made(d, e);
-    j->groups = stx__comp_grouped(B, e, j->G, j->m->taps, d->ratio, d->dim);
-    j->groups.at = -(ptrdiff_t)((d->compress == STX_COMP_CONV ? j->m->ahead : 0)
-                                + (d->literal & STX_COMP_LITERAL_PAD ? e % d->ratio : 0));
+    if (!s || (d->literal & STX_COMP_LITERAL_PAD)) return NULL;
+    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, 1, sizeof *v));
+    for (b = 0; v && b < j->B; b++) {
+        const size_t own = stx__comp_evicted(STX_MIN(s->seen[b], j->n), d->segment, j->M);
+        v[b] = (int32_t)(j->e - STX_MIN(own, j->e));
+    }
+    return stx__comp_mask(x, v, j->B, 1);
+}
+
+/* Cuts the e evicted rows into groups. */
+static int stx__comp_plan_groups(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s) {
+    const stx_comp_desc *d = &j->m->desc;
+    const stx_ids *first;
+    size_t before = d->compress == STX_COMP_CONV ? j->m->ahead : 0;
+    if (d->literal & STX_COMP_LITERAL_PAD) before += j->e % d->ratio;
+    j->G = stx__comp_new_rows(d, j->e);
+    j->groups = stx__comp_groups_of(j->B, j->e, j->G, j->m->taps, d->ratio, d->dim);
+    j->groups.at = -(ptrdiff_t)before;
     if (!j->G) {
         j->e = 0;
-        return 1;
+        return stx_ok(x);
     }
-    /* rows from before a stream's beginning */
-    for (b = 0; s && !(d->literal & STX_COMP_LITERAL_PAD) && b < B; b++) {
-        size_t own = STX_MIN(s->seen[b], j->n) + d->segment;
-        v[b] = (int32_t)(e - (own > j->M ? STX_MIN(own - j->M, e) : 0));
-    }
-    if (s && !(d->literal & STX_COMP_LITERAL_PAD)) first = stx__comp_ids(x, v, B, 1);
-    if (j->mask && !(d->literal & STX_COMP_LITERAL_MASK)) {
-        for (b = 0; b < B; b++)
-            memcpy(v + b * e, j->mask->data + b * j->mask->T + j->c, e * sizeof *v);
-        j->old_pad = stx__comp_ids(x, v, B, e);
-    }
+    first = stx__comp_first_rows(x, j, s);
+    if (j->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
+        j->old_pad = stx__comp_mask_part(x, j->key_pad, j->c, j->e);
     j->groups.first = first ? first->device : NULL;
     j->groups.pad = j->old_pad ? j->old_pad->device : NULL;
-    j->comp_pad = stx__comp_lost(x, j, first);
+    j->new_pad = stx__comp_missing(x, j, first);
     return stx_ok(x);
 }
 
-/* Fills in a job for layer l, whose memory stands in slot `from` of s (NULL: there is none). push: the segment is full. 0 in error */
+/* Masks of the keys: padding of slot `from` of s and of the segment. */
+static int stx__comp_plan_masks(stx_ctx *x, stx__comp_job *j, const stx_comp_state *s,
+                                size_t from) {
+    const stx_ids *pad = j->pad;
+    if (j->m->desc.literal & STX_COMP_LITERAL_MASK) return !pad || stx__comp_literal_masks(x, j);
+    if (j->n + j->c) {
+        pad = stx_rows_mask(s->mem, from, j->n, pad, j->T);
+        pad = stx_rows_mask(s->comp, from, j->c, pad, j->n + j->T);
+    }
+    j->key_pad = pad;
+    return 1;
+}
+
+/* Fills in the job of layer l, whose memory is in slot `from` of s (NULL if there is
+   no memory). push: the segment is full. Returns 0 and an error if memory is short. */
 static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t from, size_t B,
                           size_t T, const stx_ids *pad, int push, stx__comp_job *j) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
+    const int training = stx_training(x);
+    const int compares = d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE;
     memset(j, 0, sizeof *j);
     j->m = m;
     j->l = l;
@@ -2647,37 +3015,34 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     j->c = s && p->memory ? s->comp->layer[from].real : 0;
     j->M = s ? s->M[l] : p->M;
     j->C = s ? s->C[l] : p->C;
-    if (d->literal & STX_COMP_LITERAL_MASK) {
-        if (pad && !stx__comp_literal_masks(x, j)) return 0;
-    } else
-        j->mask = !(j->n + j->c)
-                      ? pad
-                      : stx_rows_mask(s->comp, from, j->c,
-                                      stx_rows_mask(s->mem, from, j->n, pad, T), j->n + T);
-    if (j->c && d->aux == STX_COMP_AUX_BPTT && stx_training(x) && !stx__comp_past(x, j, s, from))
-        return 0;
+    if (!stx__comp_plan_masks(x, j, s, from)) return 0;
+    if (j->c && training && d->aux == STX_COMP_AUX_BPTT)
+        if (!stx__comp_plan_bptt(x, j, s, from)) return 0;
+
     j->e = push && j->C ? stx__comp_evicted(j->n, d->segment, j->M) : 0;
-    if (j->e && !stx__comp_cut_groups(x, j, s)) return 0;
-    if (j->e && stx_training(x)
-        && (d->aux == STX_COMP_AUX_ATTENTION || d->aux == STX_COMP_AUX_AUTOENCODE))
-        stx__comp_counted(x, j);
+    if (!j->e) return stx_ok(x);
+    if (!stx__comp_plan_groups(x, j, s)) return 0;
+    if (j->e && training && compares) stx__comp_count_aux(x, j);
     return stx_ok(x);
 }
 
-/* a, then b; either may be NULL */
-static stx_tensor *stx__comp_join(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
-    return a && b ? stx_concat(x, a, b) : a ? a : b;
+/* The rows of a, then those of b; each can be NULL. */
+static stx_tensor *stx__comp_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b) {
+    if (a && b) return stx_concat(x, a, b);
+    return a ? a : b;
 }
 
-/* Rows [t0,t1) of a; NULL when there are none */
-static stx_tensor *stx__comp_cut(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1) {
-    return t0 == t1 || !a ? NULL : t0 == 0 && t1 == a->dim[1] ? a : stx_slice(x, a, t0, t1);
+/* Rows [begin, end) of a, or NULL if there are none. */
+static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size_t end) {
+    if (begin == end || !a) return NULL;
+    return begin == 0 && end == a->dim[1] ? a : stx_slice(x, a, begin, end);
 }
 
-/* The e rows that fall out, oldest first: of memory, whose n rows are `held`, and then of the segment's, rows (B,T,D). They stay where they
-   are unless they are of both. NULL: in error */
-static stx_past stx__comp_old(stx_ctx *x, const stx__comp_job *j, stx_past held,
-                              const stx_tensor *rows) {
+/* The e evicted rows, oldest first: of the memory, whose n rows are `held`, and of the
+   segment, rows (B,T,D). They are copied only if they come from both. data is NULL
+   after an error. */
+static stx_past stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_past held,
+                                   const stx_tensor *rows) {
     const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
     stx_tensor *t;
     held.rows = j->e;
@@ -2689,22 +3054,22 @@ static stx_past stx__comp_old(stx_ctx *x, const stx__comp_job *j, stx_past held,
     }
     t = stx_new(x, j->B, j->e, D, 0);
     if (t)
-        STX_RUN(x, stx_concat2d,
-                (x, t->data, held.data, held.stride, n * D, rows->data, j->T * D, own * D, j->B));
+        STX_RUN(x, stx_concat2d, (x, t->data, held.data, held.stride, n * D, rows->data, j->T * D,
+                                  own * D, j->B));
     held.data = t ? t->data : NULL;
     held.stride = j->e * D;
     return held;
 }
 
-/* What the convolutions read: the taps of each group (B,G taps,D); dilated: the rows of all groups and those before (B,ahead + G r,D) */
-static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, const stx_past *old) {
+/* What the convolutions read: the taps of each group (B,G taps,D), or, if dilated, the
+   rows of all groups and those before them (B,ahead + G r,D). */
+static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j, const stx_past *old) {
     const stx_comp *m = j->m;
     stx_comp_groups g = j->groups;
-    stx_tensor *y = stx_new(x, j->B, stx__comp_source(m, j->G), g.D, 0);
+    stx_tensor *y = stx_new(x, j->B, stx__comp_source_rows(m, j->G), g.D, 0);
     if (!y) return NULL;
     g.stride = old->stride;
-    if (m->desc.compress
-        == STX_COMP_DILATED) { /* as one group, which is as long as all are together */
+    if (m->desc.compress == STX_COMP_DILATED) {     /* one group, as long as all together */
         g.at = -(ptrdiff_t)(m->ahead + (g.first ? (j->G - 1) * g.step : 0));
         g.groups = 1;
         g.taps = y->dim[1];
@@ -2713,21 +3078,28 @@ static stx_tensor *stx__comp_unfolded(stx_ctx *x, const stx__comp_job *j, const 
     return y;
 }
 
-/* Strided convolution: a product over the taps of a group side by side. Dilated ones before it: u[i] = K0 z[i] + K1 z[i + R] */
-static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *z,
+/* The convolutions of G groups, source (B,..,D) -> (B,G,D): the dilated ones,
+   f[i] = relu(K0 f[i] + K1 f[i + dilation]), and the strided one, a matmul over the
+   taps of a group, which are adjacent. */
+static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, stx_tensor *source,
                                       size_t G) {
+    const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
-    size_t i;
-    for (i = 0; z && m->desc.compress == STX_COMP_DILATED && i < m->desc.dilations; i++) {
-        size_t R = m->desc.dilation[i], N = z->dim[1];
-        z = stx_linear(x, stx_concat_channels(x, stx_slice(x, z, 0, N - R), stx_slice(x, z, R, N)),
-                       p->dilated[i], NULL, STX_ACT_RELU);
+    stx_tensor *f = source;
+    size_t k;
+    for (k = 0; f && d->compress == STX_COMP_DILATED && k < d->dilations; k++) {
+        const size_t rows = f->dim[1];
+        stx_tensor *shifted = stx_slice(x, f, d->dilation[k], rows);
+        stx_tensor *pair = stx_slice(x, f, 0, rows - d->dilation[k]);
+        pair = stx_concat_channels(x, pair, shifted);
+        f = stx_linear(x, pair, p->dilated[k], NULL, STX_ACT_RELU);
     }
-    z = z ? stx_reshape(x, z, z->dim[0], G, m->taps * m->desc.dim, 0) : NULL;
-    return stx_linear(x, z, p->conv, p->conv_bias, STX_ACT_NONE);
+    if (f) f = stx_reshape(x, f, f->dim[0], G, m->taps * d->dim, 0);
+    return stx_linear(x, f, p->conv, p->conv_bias, STX_ACT_NONE);
 }
 
-/* The new compressed rows (B,G,D) of the rows old (B,e,D); source: what the convolutions read. usage: of the memory's rows */
+/* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives what
+   the convolutions read, or NULL; usage (B,..,2) is that of the memory. */
 static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_past *old,
                                       const stx_tensor *usage, stx_tensor **source) {
     const stx_comp_desc *d = &j->m->desc;
@@ -2736,96 +3108,106 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const 
     *source = NULL;
     if (!old->data) return NULL;
     g.stride = old->stride;
-    if (stx__comp_learns(d)) {
-        *source = stx__comp_unfolded(x, j, old);
+    if (stx__comp_has_conv(d)) {
+        *source = stx__comp_conv_input(x, j, old);
         y = stx__comp_convolve(x, j->m, j->l, *source, j->G);
-    } else {
-        y = stx_new(x, j->B, j->G, d->dim, 0);
-        if (!y) return NULL;
-        if (d->compress == STX_COMP_USED)
-            STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
-        else
-            STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &g, d->compress == STX_COMP_MAX));
+        return stx__comp_zero_rows(x, y, j->new_pad);
     }
-    return stx__comp_zero(x, y, j->comp_pad);
+    y = stx_new(x, j->B, j->G, d->dim, 0);
+    if (!y) return NULL;
+    if (d->compress == STX_COMP_USED)
+        STX_RUN(x, stx_comp_pick, (x, y->data, old->data, usage->data, usage->dim[1] * 2, &g));
+    else
+        STX_RUN(x, stx_comp_pool, (x, y->data, old->data, &g, d->compress == STX_COMP_MAX));
+    return stx__comp_zero_rows(x, y, j->new_pad);
 }
 
-/* Usage (B,n+T,2) of the memory's rows after this attention, and zeros for those of the segment */
-static stx_tensor *stx__comp_used(stx_ctx *x, const stx__comp_job *j, const stx_tensor *usage,
-                                  const stx_attention_args *a) {
+/* Usage (B,n+T,2) after attention a (NULL if it is already included): of the memory,
+   continued from `usage` (NULL if the memory is empty), and zeros for the segment. */
+static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_job *j, const stx_tensor *usage,
+                                        const stx_attention_args *a) {
     stx_tensor *y = stx_new_full(x, j->B, j->n + j->T, 2, 0);
     const size_t ldu = 2 * (j->n + j->T);
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, y->size, 0));
-    if (usage) STX_RUN(x, stx_copy2d, (x, y->data, ldu, usage->data, 2 * j->n, j->B, 2 * j->n, 0));
-    if (usage && a) STX_RUN(x, stx_comp_usage, (x, y->data, ldu, a, j->c, j->n));
+    if (!usage) return y;
+    STX_RUN(x, stx_copy2d, (x, y->data, ldu, usage->data, 2 * j->n, j->B, 2 * j->n, 0));
+    if (a) STX_RUN(x, stx_comp_usage, (x, y->data, ldu, a, j->c, j->n));
     return y;
 }
 
-/* Pushes a full segment's rows into slot l, and what was made of those that fall out */
+/* Pushes the rows of a full segment into slot l, and what the evicted rows became
+   (NULL if nothing was evicted). */
 static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor *rows,
                           stx_tensor *comp, stx_tensor *source, stx_tensor *usage) {
     const stx_comp *m = j->m;
     const size_t l = j->l;
-    size_t i, keep;
     const stx_ids *pad = m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
+    size_t i, keep;
     if (!m->layer[l].memory) return 1;
     if (!stx_rows_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
     if (usage && j->C && !stx_rows_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
     if (!comp) return 1;
-    if (!stx_rows_push(s->comp, s->comp, l, j->C, comp, j->comp_pad)) return 0;
+    if (!stx_rows_push(s->comp, s->comp, l, j->C, comp, j->new_pad)) return 0;
     if (!s->source) return 1;
+
+    /* keep the sources of the last bptt evictions, including this one */
     keep = source->dim[1];
-    for (i = j->made; i > 0 && i + m->desc.bptt > j->made + 1; i--)
-        keep += stx__comp_source(m, j->groups_of[i - 1]);
+    for (i = j->recent; i > 0 && i + m->desc.bptt > j->recent + 1; i--)
+        keep += stx__comp_source_rows(m, j->recent_groups[i - 1]);
     return stx_rows_push(s->source, s->source, l, keep, source, NULL);
 }
 
-static void stx__comp_count_rows(stx_comp_state *s) {
+static void stx__comp_count_segment(stx_comp_state *s) {
     size_t b;
-    for (b = 0; b < s->B; b++) s->seen[b] = STX_MIN(s->seen[b] + s->model->desc.segment, s->most);
+    for (b = 0; b < s->B; b++)
+        s->seen[b] = STX_MIN(s->seen[b] + s->model->desc.segment, s->most);
 }
 
-/* The memory layer that comes after l, cyclically */
-static size_t stx__comp_next(const stx_comp *m, size_t l) {
-    do l = (l + 1) % m->desc.layers;
-    while (!m->layer[l].memory);
+/* The next memory layer above l, cyclically. */
+static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
+    do {
+        l = (l + 1) % m->desc.layers;
+    } while (!m->layer[l].memory);
     return l;
 }
 
-/* STX_COMP_ROTATE: each memory goes to the memory layer below */
+/* STX_COMP_ROTATE: moves each memory to the next lower memory layer. */
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
-    stx_rows *part[4];
-    const char *name[4];
-    int i, n = stx__comp_parts(s, part, name);
-    size_t l, first;
-    for (first = 0; first < m->desc.layers && !m->layer[first].memory; first++) {
-    }
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
+    const int n = stx__comp_parts(s, part, name);
+    size_t l, above, first = 0;
+    int i;
+    while (first < m->desc.layers && !m->layer[first].memory) first++;
     if (first == m->desc.layers) return;
     for (i = 0; i < n; i++) {
-        stx_rows_layer kept = part[i]->layer[first];
-        for (l = first; stx__comp_next(m, l) != first; l = stx__comp_next(m, l))
-            part[i]->layer[l] = part[i]->layer[stx__comp_next(m, l)];
-        part[i]->layer[l] = kept;
+        stx_rows_layer *row = part[i]->layer, lowest = row[first];
+        for (l = first; (above = stx__comp_layer_above(m, l)) != first; l = above)
+            row[l] = row[above];
+        row[l] = lowest;
     }
 }
 
+
 // >>layer
 
-/* Keys or values (..,2 kv_heads hd) for all heads, each copied for the queries that share it */
+/* Copies keys and values (..,2 kv_heads hd) for all heads (..,2 D): each head of kv is
+   shared by H / kv_heads queries. */
 typedef struct stx__comp_heads {
-    size_t rows, hd, H, K;
+    size_t rows, hd, H, kv_heads;
 } stx__comp_heads;
 
 static void stx__comp_heads_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     const stx__comp_heads *s = (const stx__comp_heads *)save;
     stx_real *d = stx_grad(x, in[0], NULL);
     size_t h;
-    for (h = 0; d && h < 2 * s->H; h++)
-        STX_RUN(x, stx_copy2d,
-                (x, stx_at(x, d, h * s->K / s->H * s->hd), 2 * s->K * s->hd,
-                 stx_at(x, y->grad, h * s->hd), 2 * s->H * s->hd, s->rows, s->hd, 1));
+    for (h = 0; d && h < 2 * s->H; h++) {
+        stx_real *to = stx_at(x, d, h * s->kv_heads / s->H * s->hd);
+        STX_RUN(x, stx_copy2d, (x, to, 2 * s->kv_heads * s->hd, stx_at(x, y->grad, h * s->hd),
+                                2 * s->H * s->hd, s->rows, s->hd, 1));
+    }
 }
 
 static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv) {
@@ -2839,156 +3221,185 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     s->rows = kv->dim[0] * kv->dim[1];
     s->hd = d->dim / d->heads;
     s->H = d->heads;
-    s->K = d->kv_heads;
-    for (h = 0; h < 2 * s->H; h++)
-        STX_RUN(x, stx_copy2d,
-                (x, stx_at(x, y->data, h * s->hd), 2 * s->H * s->hd,
-                 stx_at(x, kv->data, h * s->K / s->H * s->hd), 2 * s->K * s->hd, s->rows, s->hd,
-                 0));
+    s->kv_heads = d->kv_heads;
+    for (h = 0; h < 2 * s->H; h++) {
+        const stx_real *from = stx_at(x, kv->data, h * s->kv_heads / s->H * s->hd);
+        STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
+                                2 * s->kv_heads * s->hd, s->rows, s->hd, 0));
+    }
     stx_record(x, y, &kv, 1, stx__comp_heads_back, s);
     return y;
 }
 
-/* x and a sublayer's output y meet; gain, shift: of the layer norm after, norm_after only */
-static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *h,
+/* Five alternating updates, y = 2 sig(q1 q0 x) y and x = 2 sig(r1 r0 y) x. */
+static void stx__comp_mogrify(const stx_comp *m, const stx_comp_gate *g, stx_tensor **xs,
+                              stx_tensor **y) {
+    stx_ctx *x = m->ctx;
+    int i;
+    for (i = 0; i < 5; i++) {
+        stx_tensor *const *w = g->mogrify + (i % 2 ? 2 : 0);
+        stx_tensor **changed = i % 2 ? xs : y;
+        stx_tensor *in[STX__COMP_INPUTS] = {NULL}, *t = i % 2 ? *y : *xs;
+        t = stx_linear(x, t, w[0], NULL, STX_ACT_NONE);
+        in[STX__COMP_IN_P] = stx_linear(x, t, w[1], NULL, STX_ACT_NONE);
+        in[STX__COMP_IN_X] = *changed;
+        *changed = stx__comp_gate_op(x, STX_COMP_MOGRIFY, in);
+    }
+}
+
+/* A gate of stream xs and sublayer output y, without residual and layer norm; see the
+   manual. */
+static stx_tensor *stx__comp_gate_matmuls(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
+                                          stx_tensor *y) {
+    stx_ctx *x = m->ctx;
+    const int kind = m->desc.gate;
+    stx_tensor *in[STX__COMP_INPUTS] = {NULL}, **p = in + STX__COMP_IN_P, *bias = NULL, *reset;
+    if (kind == STX_COMP_HIGHWAY)
+        bias = g->b[0];
+    else if (kind != STX_COMP_GRU && stx__comp_gate_has_bias(kind))
+        bias = stx_scale(x, g->b[0], -1);       /* subtracted */
+
+    in[STX__COMP_IN_X] = xs;
+    switch (kind) {
+    case STX_COMP_GRU:      /* the gate's kernel computes the gradients of the biases */
+        p[0] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]), STX_ACT_NONE);
+        p[1] = stx_linear(x, xs, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
+        in[STX__COMP_IN_BIAS] = g->b[0];
+        in[STX__COMP_IN_BIAS + 1] = g->b[1];
+        break;
+    case STX_COMP_SIGTANH:
+        p[0] = stx_linear(x, y, g->w[0], bias, STX_ACT_NONE);
+        p[1] = stx_linear(x, y, g->w[1], NULL, STX_ACT_NONE);
+        break;
+    case STX_COMP_GTRXL:
+        p[0] = stx_linear(x, y, g->w[0], NULL, STX_ACT_NONE);
+        p[1] = stx_linear(x, xs, g->w[1], NULL, STX_ACT_NONE);
+        reset = stx__comp_gate_op(x, STX_COMP_RESET, in);
+        p[0] = stx_linear(x, y, g->w[2], NULL, STX_ACT_NONE);
+        p[1] = stx_linear(x, xs, g->w[3], bias, STX_ACT_NONE);
+        p[2] = stx_linear(x, y, g->w[4], NULL, STX_ACT_NONE);
+        p[3] = stx_linear(x, reset, g->w[5], NULL, STX_ACT_NONE);
+        break;
+    default:                /* input, output and highway */
+        in[STX__COMP_IN_Y] = y;
+        p[0] = stx_linear(x, xs, g->w[0], bias, STX_ACT_NONE);
+    }
+    return stx__comp_gate_op(x, kind, in);
+}
+
+/* x = gate(x, y), with norm_after x = LN(gate(x, y)). xs is the stream x. */
+static stx_tensor *stx__comp_gate(const stx_comp *m, const stx_comp_gate *g, stx_tensor *xs,
                                   stx_tensor *y, stx_tensor *gain, stx_tensor *shift) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
-    stx_tensor *in[8] = {NULL}, *t, *b = d->gate == STX_COMP_HIGHWAY ? g->b[0] : NULL;
-    int i;
-    if (!stx_ok(x) || !h || !y) return NULL;
-    if (d->gate == STX_COMP_RESIDUAL)
-        return d->norm_after ? stx_residual_norm(x, h, y, 0, gain, shift, 1e-5) : stx_add(x, h, y);
-    for (i = 0; i < 5 && d->mogrify; i++) { /* y by x, x by y, .. */
-        t = i % 2 ? y : h;
-        t = stx_linear(x, stx_linear(x, t, g->mogrify[i % 2 ? 2 : 0], NULL, STX_ACT_NONE),
-                       g->mogrify[i % 2 ? 3 : 1], NULL, STX_ACT_NONE);
-        in[0] = i % 2 ? h : y;
-        in[2] = t;
-        t = stx__comp_gate_op(x, STX_COMP_MOGRIFY, in);
-        if (i % 2)
-            h = t;
-        else
-            y = t;
+    stx_tensor *out;
+    if (!stx_ok(x) || !xs || !y) return NULL;
+    if (d->gate == STX_COMP_RESIDUAL) {
+        if (d->norm_after) return stx_residual_norm(x, xs, y, 0, gain, shift, 1e-5);
+        return stx_add(x, xs, y);
     }
-    if (d->gate != STX_COMP_GRU && stx__comp_biased(d->gate) && !b)
-        b = stx_scale(x, g->b[0], -1); /* W x - b */
-    in[0] = h;
-    in[1] = d->gate == STX_COMP_INPUT || d->gate == STX_COMP_OUTPUT || d->gate == STX_COMP_HIGHWAY
-                ? y
-                : NULL;
-    switch (d->gate) {
-    case STX_COMP_GRU:
-        in[2] = stx_linear(x, y, g->w[0], stx_detach(x, g->b[0]),
-                           STX_ACT_NONE); /* the gate's kernel sums their gradients up */
-        in[3] = stx_linear(x, h, g->w[1], stx_detach(x, g->b[1]), STX_ACT_NONE);
-        in[6] = g->b[0];
-        in[7] = g->b[1];
-        break;
-    case STX_COMP_SIGTANH:
-        in[2] = stx_linear(x, y, g->w[0], b, STX_ACT_NONE);
-        in[3] = stx_linear(x, y, g->w[1], NULL, STX_ACT_NONE);
-        break;
-    case STX_COMP_GTRXL:
-        in[2] = stx_linear(x, y, g->w[0], NULL, STX_ACT_NONE);
-        in[3] = stx_linear(x, h, g->w[1], NULL, STX_ACT_NONE);
-        t = stx__comp_gate_op(x, STX_COMP_RESET, in);
-        in[2] = stx_linear(x, y, g->w[2], NULL, STX_ACT_NONE);
-        in[3] = stx_linear(x, h, g->w[3], b, STX_ACT_NONE);
-        in[4] = stx_linear(x, y, g->w[4], NULL, STX_ACT_NONE);
-        in[5] = stx_linear(x, t, g->w[5], NULL, STX_ACT_NONE);
-        break;
-    default: in[2] = stx_linear(x, h, g->w[0], b, STX_ACT_NONE);
-    }
-    t = stx__comp_gate_op(x, d->gate, in);
-    return d->norm_after ? stx_layernorm(x, t, gain, shift, 1e-5) : t;
+    if (d->mogrify) stx__comp_mogrify(m, g, &xs, &y);
+    out = stx__comp_gate_matmuls(m, g, xs, y);
+    return d->norm_after ? stx_layernorm(x, out, gain, shift, 1e-5) : out;
 }
 
-/* What follows the attention's output o: its gate, the feed-forward and that one's gate. xs: the stream */
+/* The rest of a layer after the attention's output o. xs is the stream x:
+       x' = gate(x, Wo o + bo)
+       x  = gate(x', W2 gelu(W1 LN(x') + b1) + b2) */
 static stx_tensor *stx__comp_after(const stx_comp *m, size_t l, stx_tensor *xs, stx_tensor *o) {
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
     const stx_comp_layer *p = &m->layer[l];
     const int act = d->gate_relu ? STX_ACT_RELU : STX_ACT_NONE;
-    stx_tensor *a, *f, *in[8] = {NULL};
+    stx_tensor *f;
     o = stx_dropout(x, stx_linear(x, o, p->wo, p->bo, act), d->out_dropout);
-    a = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
-    f = d->norm_after ? a : stx_layernorm(x, a, p->ff_gain, p->ff_shift, 1e-5);
-    if (!d->glu)
-        f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
-    else {
-        in[2] = stx_linear(x, f, p->w1, stx_detach(x, p->b1), STX_ACT_NONE);
-        in[6] = p->b1;
+    xs = stx__comp_gate(m, &p->attn_gate, xs, o, p->attn_gain, p->attn_shift);
+
+    f = d->norm_after ? xs : stx_layernorm(x, xs, p->ff_gain, p->ff_shift, 1e-5);
+    if (d->glu) {
+        stx_tensor *in[STX__COMP_INPUTS] = {NULL};
+        in[STX__COMP_IN_P] = stx_linear(x, f, p->w1, stx_detach(x, p->b1), STX_ACT_NONE);
+        in[STX__COMP_IN_BIAS] = p->b1;
         f = stx__comp_gate_op(x, STX_COMP_GLU, in);
+    } else {
+        f = stx_linear(x, f, p->w1, p->b1, STX_ACT_GELU);
     }
     f = stx_linear(x, stx_dropout(x, f, d->ff_dropout), p->w2, p->b2, act);
-    return stx__comp_gate(m, &p->ff_gate, a, f, p->ff_gain, p->ff_shift);
+    return stx__comp_gate(m, &p->ff_gate, xs, f, p->ff_gain, p->ff_shift);
 }
 
-/* What the attention sees: Wkv, a constant once STX_COMP_LITERAL_FREEZE has struck */
+/* Wkv for the attention; a constant if STX_COMP_LITERAL_FREEZE has frozen it. */
 static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
     return frozen ? stx_detach(m->ctx, m->layer[l].wkv) : m->layer[l].wkv;
 }
 
-/* All that slot l of s remembers, one constant (B,c+n,D), compressed rows first; NULL when there is nothing. One copy of both, for one
-   product forward and one backward. They are not read where they stand (stx_linear_past): that makes two products each way, and on a GPU
-   the weights' gradient wants the rows of all streams, and what comes back to them, put together first: six nodes a layer more, by count */
-static stx_tensor *stx__comp_remembered(const stx_comp_state *s, size_t l) {
+/* [comp ; mem] of slot l of s -> (B,c+n,D), a constant; NULL if both are empty. One
+   copy of both, for one matmul forward and one backward. Reading them in place
+   (stx_linear_past) would need two matmuls each way, and on a GPU six more nodes per
+   layer to gather rows and gradients for the gradient of Wkv. */
+static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_rows_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
     stx_tensor *t;
-    if (!c->real || !n->real)
-        return c->real ? stx_rows_read(s->comp, l, c->real) : stx_rows_read(s->mem, l, n->real);
+    if (!n->real && c->real) return stx_rows_read(s->comp, l, c->real);
+    if (!c->real) return stx_rows_read(s->mem, l, n->real);
     t = stx_new(x, s->B, c->real + n->real, c->width, 0);
     if (t)
-        STX_RUN(x, stx_concat2d,
-                (x, t->data, c->data, c->stride, c->real * c->width, n->data, n->stride,
-                 n->real * n->width, s->B));
+        STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->real * c->width, n->data,
+                                  n->stride, n->real * n->width, s->B));
     return t;
 }
 
-/* Memory rows as the layer reads them: STX_COMP_ERNIE before its own layer norm. still: its gain and shift are constants */
-static stx_tensor *stx__comp_read(const stx_comp *m, size_t l, stx_tensor *rows, int still) {
-    const stx_comp_layer *p = &m->layer[l];
+/* Memory rows as the layer reads them: with STX_COMP_ERNIE they are outputs, which are
+   normalised first. constant: its gain and shift are constants. */
+static stx_tensor *stx__comp_norm_memory(const stx_comp *m, size_t l, stx_tensor *rows,
+                                         int constant) {
     stx_ctx *x = m->ctx;
+    stx_tensor *gain = m->layer[l].attn_gain, *shift = m->layer[l].attn_shift;
     if (m->desc.recurrence != STX_COMP_ERNIE || m->desc.norm_after || !rows) return rows;
-    return still ? stx_layernorm(x, rows, stx_detach(x, p->attn_gain), stx_detach(x, p->attn_shift),
-                                 1e-5)
-                 : stx_layernorm(x, rows, p->attn_gain, p->attn_shift, 1e-5);
+    if (constant) {
+        gain = stx_detach(x, gain);
+        shift = stx_detach(x, shift);
+    }
+    return stx_layernorm(x, rows, gain, shift, 1e-5);
 }
 
-/* A learned table that ends with distance 0 and has rows for n of them: beyond its own farthest row that one again */
-static stx_tensor *stx__comp_table(const stx_comp *m, size_t n) {
+/* The learned table for n distances, the last row of which is distance 0. Distances
+   beyond the table use its first row. */
+static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
     stx_ctx *x = m->ctx;
-    size_t P = m->key_pe->dim[0], i;
-    int32_t *idx;
-    if (n <= P) return m->key_pe;
-    idx = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *idx, 1));
-    for (i = 0; idx && i < n; i++) idx[i] = (int32_t)(i < n - P ? 0 : i - (n - P));
-    return idx ? stx_gather(x, m->key_pe, idx, n) : NULL;
+    const size_t rows = m->key_pe->dim[0];
+    int32_t *index;
+    size_t i;
+    if (n <= rows) return m->key_pe;
+    index = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *index, 1));
+    for (i = 0; index && i < n; i++) index[i] = (int32_t)(i < n - rows ? 0 : i - (n - rows));
+    return index ? stx_gather(x, m->key_pe, index, n) : NULL;
 }
 
-/* S + n + c of the fullest memory: what STX_COMP_LITERAL_ROWS counts from */
-static size_t stx__comp_filled(const stx_comp *m, const stx_comp_state *s) {
+/* S + n + c of the fullest memory, from which STX_COMP_LITERAL_ROWS counts distances. */
+static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
         n = STX_MAX(n, s->mem->layer[l].real + s->comp->layer[l].real);
     return m->desc.segment + n;
 }
 
-/* Positions of K keys */
-static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_job *j, size_t K) {
+/* Positions of the distances keys - 1 .. 0; tables can have more rows before them. */
+static stx_tensor *stx__comp_positions(stx_ctx *x, const stx__comp_job *j, size_t keys) {
     const stx_comp *m = j->m;
-    size_t R;
-    if (m->desc.literal & STX_COMP_LITERAL_ROWS) return stx_view_rows(x, m->key_pe, 0, j->tot);
-    if (!m->sines) return stx__comp_table(m, K);
-    R = m->sines->dim[0];
-    return stx_linear(x, stx_view_rows(x, m->sines, R - K, R), m->layer[j->l].wr, NULL,
-                      STX_ACT_NONE);
+    stx_tensor *sines;
+    size_t rows;
+    if (m->desc.literal & STX_COMP_LITERAL_ROWS)
+        return stx_view_rows(x, m->key_pe, 0, j->table_rows);
+    if (!m->sines) return stx__comp_extended_table(m, keys);
+    rows = m->sines->dim[0];
+    sines = stx_view_rows(x, m->sines, rows - keys, rows);
+    return stx_linear(x, sines, m->layer[j->l].wr, NULL, STX_ACT_NONE);
 }
 
-static void stx__comp_attention(const stx_comp *m, size_t l, stx_attention_in *a,
-                                stx_attention_desc *d) {
+static void stx__comp_attention_desc(const stx_comp *m, size_t l, stx_attention_in *a,
+                                     stx_attention_desc *d) {
     memset(a, 0, sizeof *a);
     memset(d, 0, sizeof *d);
     d->heads = m->desc.heads;
@@ -2997,83 +3408,95 @@ static void stx__comp_attention(const stx_comp *m, size_t l, stx_attention_in *a
     a->vb = m->layer[l].v;
 }
 
-/* Queries, keys and values of the K rows that are seen, as stx_attention_in has them: q (B,T,D) and kv (B,K,2D), or qkv (B,T,3D) and kv of
-   the rows before, past (B,K-T,2D) */
+/* Queries, keys and values, as in stx_attention_in: either q (B,T,D) and kv
+   (B,keys,2D), or qkv (B,T,3D) of the segment and past (B,keys-T,2D) of the memory. */
 typedef struct stx__comp_qkv {
     stx_tensor *q, *kv, *qkv, *past;
-    size_t K;
+    size_t      keys;
 } stx__comp_qkv;
 
+/* src is the memory (B,c+n,D), or NULL; h (B,T,D) is the normalised segment. */
 static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_tensor *src,
                                        stx_tensor *h) {
     const stx_comp_desc *d = &j->m->desc;
+    const int one_matmul = d->kv_heads == d->heads && d->compress != STX_COMP_USED
+                           && !j->segment_pad;
     stx_tensor *w[2], *wkv = stx__comp_wkv(j->m, j->l, j->frozen);
     stx__comp_qkv y;
     memset(&y, 0, sizeof y);
     w[0] = j->m->layer[j->l].wq;
     w[1] = wkv;
-    y.K = h->dim[1] + (src ? src->dim[1] : 0);
-    if (d->kv_heads == d->heads && d->compress != STX_COMP_USED && !j->ahead) {
+    y.keys = h->dim[1] + (src ? src->dim[1] : 0);
+    if (one_matmul) {
         y.qkv = stx_linear_many(x, h, w, NULL, 2);
-        y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE); /* NULL of NULL */
+        y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE);       /* NULL if src is */
         return y;
     }
     y.q = stx_linear(x, h, w[0], NULL, STX_ACT_NONE);
-    if (src && src->needs_grad)
+    if (src && src->needs_grad) {
         y.kv = stx_linear(x, stx_concat(x, src, h), wkv, NULL, STX_ACT_NONE);
-    else
-        y.kv = stx_linear_memory(x, stx__comp_join(x, src, stx_detach(x, h)), h, wkv, NULL);
+    } else {
+        stx_tensor *rows = stx__comp_concat(x, src, stx_detach(x, h));
+        y.kv = stx_linear_memory(x, rows, h, wkv, NULL);
+    }
     y.kv = stx__comp_all_heads(x, d, y.kv);
     return y;
 }
 
-/* Rows [t0,t1) of keys and values side by side, as constants */
-static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t t0, size_t t1) {
-    size_t m = s->past ? s->past->dim[1] : 0;
+/* Keys and values of rows [begin, end), adjacent, as constants. */
+static stx_tensor *stx__comp_kv_rows(stx_ctx *x, const stx__comp_qkv *s, size_t begin,
+                                     size_t end) {
+    const size_t past = s->past ? s->past->dim[1] : 0;
     stx_tensor *y = NULL, *t;
-    if (!s->qkv) return stx__comp_cut(x, stx_detach(x, s->kv), t0, t1);
-    if (t0 < m) y = stx__comp_cut(x, stx_detach(x, s->past), t0, STX_MIN(t1, m));
-    if (t1 <= m) return y;
-    t = stx_slice_channels(x, stx_detach(x, s->qkv), s->qkv->dim[2] / 3, s->qkv->dim[2]);
-    return stx__comp_join(x, y, stx__comp_cut(x, t, STX_MAX(t0, m) - m, t1 - m));
+    if (!s->qkv) return stx__comp_slice(x, stx_detach(x, s->kv), begin, end);
+    if (begin < past)
+        y = stx__comp_slice(x, stx_detach(x, s->past), begin, STX_MIN(end, past));
+    if (end <= past) return y;
+    t = stx_detach(x, s->qkv);
+    t = stx_slice_channels(x, t, t->dim[2] / 3, t->dim[2]);
+    t = stx__comp_slice(x, t, STX_MAX(begin, past) - past, end - past);
+    return stx__comp_concat(x, y, t);
 }
 
-/* softmax(..) v of the queries; 0 at padding. made: what the kernel was given */
+/* softmax(s) v (B,T,D), 0 for padded queries. made receives the kernel's arguments. */
 static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
                                     stx_attention_args **made) {
     stx_attention_in a;
     stx_attention_desc d;
-    stx_tensor *y, *q = s->q;
+    stx_tensor *y;
     *made = NULL;
     if (!stx_ok(x)) return NULL;
-    stx__comp_attention(j->m, j->l, &a, &d);
-    a.q = q;
+    stx__comp_attention_desc(j->m, j->l, &a, &d);
+    a.q = s->q;
     a.kv = s->kv;
     a.qkv = s->qkv;
     a.past[0] = s->past;
-    a.pe = stx__comp_positions(x, j, s->K);
+    a.pe = stx__comp_positions(x, j, s->keys);
     if (!a.pe) return NULL;
-    a.pad = j->mask;
+    a.pad = j->key_pad;
     a.made = made;
-    y = stx__comp_zero(x, stx_attention(x, &a, &d), j->pad);
-    if (!j->ahead) return y;
-    /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys equally */
-    a.pad = j->ahead;
+    y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), j->pad);
+    if (!j->segment_pad) return y;
+
+    /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys
+       equally */
+    a.pad = j->segment_pad;
     a.made = NULL;
     if (!(j->n + j->c)) {
         a.pe = a.u = a.vb = NULL;
         a.pad = NULL;
         d.not_causal = 1;
-        a.q = stx_new(x, q->dim[0], q->dim[1], q->dim[2], 0);
+        a.q = stx_new(x, s->q->dim[0], s->q->dim[1], s->q->dim[2], 0);
         if (a.q) STX_RUN(x, stx_fill, (x, a.q->data, a.q->size, 0));
     }
-    return stx_add(x, y, stx__comp_zero(x, stx_attention(x, &a, &d), j->unpad));
+    return stx_add(x, y, stx__comp_zero_rows(x, stx_attention(x, &a, &d), j->not_pad));
 }
 
-/* Attention of the queries of s, constants, over rows of keys and values without order: both of the aux loss. rows 0: all of kv, else, of
-   a constant kv, so many from `first` on */
-static stx_tensor *stx__comp_look(const stx_comp *m, const stx__comp_qkv *s, stx_tensor *kv,
-                                  size_t first, size_t rows, const stx_ids *pad, double dropout) {
+/* att(rows) of the aux loss: attention of the queries of s, as constants, without
+   positions and mask, to `rows` rows of kv from `first` on; rows = 0 means all. */
+static stx_tensor *stx__comp_attend_rows(const stx_comp *m, const stx__comp_qkv *s, stx_tensor *kv,
+                                         size_t first, size_t rows, const stx_ids *pad,
+                                         double dropout) {
     stx_attention_in a;
     stx_attention_desc d;
     memset(&a, 0, sizeof a);
@@ -3090,103 +3513,138 @@ static stx_tensor *stx__comp_look(const stx_comp *m, const stx__comp_qkv *s, stx
     return stx_attention(m->ctx, &a, &d);
 }
 
-/* The aux loss (1) of the new compressed rows. s: of this call's attention. rows: what the segment leaves; old: what falls out */
+/* Keys and values of rows (B,..,D) by constant Wkv, for all heads. */
+static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor *rows) {
+    stx_tensor *wkv = stx_detach(m->ctx, m->layer[l].wkv);
+    rows = stx_linear(m->ctx, stx__comp_norm_memory(m, l, rows, 1), wkv, NULL, STX_ACT_NONE);
+    return stx__comp_all_heads(m->ctx, &m->desc, rows);
+}
+
+/* aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g */
+static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j, const stx_past *old,
+                                            stx_tensor *comp, stx_tensor **ratio) {
+    const size_t D = j->m->desc.dim;
+    stx_comp_groups g = j->groups;
+    stx_tensor *target = stx_new(x, j->B, j->e, D, 0), *rec;
+    g.pad = NULL;
+    if (target)
+        STX_RUN(x, stx_copy2d, (x, target->data, j->e * D, old->data, old->stride, j->B, j->e * D,
+                                0));
+    rec = stx_linear(x, comp, j->m->layer[j->l].decoder, NULL, STX_ACT_NONE);
+    rec = stx__comp_fold_op(x, rec, &g);
+    return stx__comp_error_op(x, rec, target, j->aux_skip, STX_MAX(j->aux_elements, 1), ratio);
+}
+
+/* att(old) of the aux loss: of the e evicted rows, or with STX_COMP_LITERAL_TARGET of
+   all n rows of the memory. rows (B,T,D) are those that the segment adds to the
+   memory. */
+static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
+                                        stx_tensor *rows) {
+    const stx_comp *m = j->m;
+    const stx_comp_desc *d = &m->desc;
+    const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
+    /* rows whose keys this attention has computed: ERNIE's outputs are not among them */
+    const size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T);
+    const size_t count = whole ? j->n : STX_MIN(j->e, held);
+    const stx_ids *pad = j->old_pad;
+    stx_tensor *all = s->qkv ? s->past : s->kv, *kv;
+    if (whole && j->key_pad && !(d->literal & STX_COMP_LITERAL_MASK))
+        pad = stx__comp_mask_part(x, j->key_pad, j->c, count);
+
+    if (all && j->c + count <= all->dim[1] && (whole || count == j->e))     /* read in place */
+        return stx__comp_attend_rows(m, s, stx_detach(x, all), count ? j->c : 0, count, pad, 0);
+    kv = stx__comp_kv_rows(x, s, j->c, j->c + count);
+    if (!whole && count < j->e) {
+        stx_tensor *rest = stx__comp_slice(x, rows, 0, j->e - count);
+        kv = stx__comp_concat(x, kv, stx__comp_constant_kv(m, j->l, rest));
+    }
+    return stx__comp_attend_rows(m, s, kv, 0, 0, pad, 0);
+}
+
+/* The aux loss (1) of the new compressed rows comp (B,G,D). s: of this layer's
+   attention. rows (B,T,D): what the segment adds to the memory. old: the evicted rows. */
 static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
                                  stx_tensor *rows, const stx_past *old, stx_tensor *comp,
                                  stx_tensor **ratio) {
     STX__FP_SCOPE;
-    const stx_comp *m = j->m;
-    const stx_comp_desc *d = &m->desc;
-    const stx_comp_layer *p = &m->layer[j->l];
-    stx_tensor *wkv = stx_detach(x, p->wkv), *target, *k, *all = s->qkv ? s->past : s->kv;
-    const int whole = (d->literal & STX_COMP_LITERAL_TARGET) != 0;
-    size_t held = j->n + (d->recurrence == STX_COMP_ERNIE ? 0 : j->T);
-    size_t in = whole ? j->n : STX_MIN(j->e, held), some = 0;
-    const stx_ids *pad = j->old_pad;
-    if (d->aux == STX_COMP_AUX_AUTOENCODE) {
-        stx_comp_groups g = j->groups;
-        g.pad = NULL;
-        target = stx_new(x, j->B, j->e, d->dim, 0);
-        if (target)
-            STX_RUN(x, stx_copy2d,
-                    (x, target->data, j->e * d->dim, old->data, old->stride, j->B, j->e * d->dim,
-                     0));
-        return stx__comp_distance(
-            x, stx__comp_folded(x, stx_linear(x, comp, p->decoder, NULL, STX_ACT_NONE), &g), target,
-            j->skip, STX_MAX(j->count, 1), ratio);
-    }
-    if (whole && j->mask && !(d->literal & STX_COMP_LITERAL_MASK)) {
-        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(j->B, in, sizeof *v));
-        size_t b;
-        for (b = 0; v && b < j->B; b++)
-            memcpy(v + b * in, j->mask->data + b * j->mask->T + j->c, in * sizeof *v);
-        pad = stx__comp_ids(x, v, j->B, in);
-    }
-    if (all && j->c + in <= all->dim[1] && (whole || in == j->e)) { /* where they stand */
-        target = stx_detach(x, all);
-        some = in;
-    } else
-        target = stx__comp_kv_rows(x, s, j->c, j->c + in);
-    if (!whole && in < j->e) { /* outputs of this segment, which were not keys in it */
-        k = stx__comp_read(m, j->l, stx__comp_cut(x, rows, 0, j->e - in), 1);
-        target = stx__comp_join(x, target,
-                                stx__comp_all_heads(x, d,
-                                                    stx_linear(x, k, wkv, NULL, STX_ACT_NONE)));
-    }
-    k = stx__comp_all_heads(x, d,
-                            stx_linear(x, stx__comp_read(m, j->l, comp, 1), wkv, NULL,
-                                       STX_ACT_NONE));
-    return stx__comp_distance(x, stx__comp_look(m, s, k, 0, 0, j->comp_pad, d->aux_dropout),
-                              stx_detach(x, stx__comp_look(m, s, target, some ? j->c : 0, some, pad,
-                                                           0)),
-                              j->skip, STX_MAX(j->count, 1), ratio);
+    const stx_comp_desc *d = &j->m->desc;
+    stx_tensor *target, *got;
+    if (d->aux == STX_COMP_AUX_AUTOENCODE)
+        return stx__comp_aux_autoencode(x, j, old, comp, ratio);
+    target = stx_detach(x, stx__comp_aux_target(x, j, s, rows));
+    got = stx__comp_constant_kv(j->m, j->l, comp);
+    got = stx__comp_attend_rows(j->m, s, got, 0, 0, j->new_pad, d->aux_dropout);
+    return stx__comp_error_op(x, got, target, j->aux_skip, STX_MAX(j->aux_elements, 1), ratio);
 }
 
-/* One layer: in[0] = x (B,T,D), in[1] = h, what its attention reads (B,T,D), then past (B,c+n,D), source and usage where there are any.
-   out: aux, or usage; ratio, or source; the new compressed rows. What is stored is read from the results alone: this may run twice. */
-static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
-    const stx__comp_job *j = (const stx__comp_job *)user;
-    stx_comp *m = j->m;
-    const stx_comp_desc *d = &m->desc;
-    stx_tensor *h = in[1], *past = j->past ? in[j->past] : NULL, *y, *rows, *src, *again = NULL;
-    stx_past old;
-    stx__comp_qkv s;
-    stx_attention_args *made;
-    size_t i, at = 0, mine;
-    /* source may hold more, older ones: of streams that were reset or have left the batch since */
-    for (i = 0; i < j->made; i++) at += stx__comp_source(m, j->groups_of[i]);
-    at = j->made && in[j->source] ? in[j->source]->dim[1] - at : 0;
-    for (i = 0; i < j->made;
-         i++) { /* the newest compressed rows once more, with the weights of now */
-        size_t n = stx__comp_source(m, j->groups_of[i]);
-        again = stx__comp_join(x, again,
-                               stx__comp_convolve(x, m, j->l,
-                                                  stx__comp_cut(x, in[j->source], at, at + n),
-                                                  j->groups_of[i]));
+/* STX_COMP_AUX_BPTT: past (B,c+n,D) with its newest compressed rows recomputed with
+   the current weights from source. source can have more, older rows, of streams that
+   were reset or have left the batch since. */
+static stx_tensor *stx__comp_recompress(stx_ctx *x, const stx__comp_job *j, stx_tensor *past,
+                                        stx_tensor *source) {
+    stx_tensor *again = NULL, *y;
+    size_t i, rows = 0, at, count;
+    if (!j->recent) return past;
+    for (i = 0; i < j->recent; i++) rows += stx__comp_source_rows(j->m, j->recent_groups[i]);
+    at = source ? source->dim[1] - rows : 0;
+    for (i = 0; i < j->recent; i++) {
+        const size_t n = stx__comp_source_rows(j->m, j->recent_groups[i]);
+        y = stx__comp_slice(x, source, at, at + n);
+        y = stx__comp_convolve(x, j->m, j->l, y, j->recent_groups[i]);
+        again = stx__comp_concat(x, again, y);
         at += n;
     }
-    if (again) {
-        mine = STX_MIN(again->dim[1], j->c);
-        again = stx__comp_cut(x, again, again->dim[1] - mine, again->dim[1]);
-        src = stx__comp_join(x, stx__comp_cut(x, past, 0, j->c - mine), again);
-        src = stx__comp_join(x, src, stx__comp_cut(x, past, j->c, j->c + j->n));
-    } else
-        src = past;
-    s = stx__comp_project(x, j, stx__comp_read(m, j->l, src, 0), h);
-    y = stx__comp_after(m, j->l, in[0], stx__comp_attend(x, j, &s, &made));
-    if (!y || (!j->e && !(j->push && j->C && d->compress == STX_COMP_USED))) return y;
-    if (d->compress == STX_COMP_USED) {
-        out[0] = stx__comp_used(x, j, j->usage ? in[j->usage] : NULL, made);
-        if (!j->e || !out[0]) return y;
+    if (!again) return past;
+    count = STX_MIN(again->dim[1], j->c);
+    again = stx__comp_slice(x, again, again->dim[1] - count, again->dim[1]);
+    y = stx__comp_concat(x, stx__comp_slice(x, past, 0, j->c - count), again);
+    return stx__comp_concat(x, y, stx__comp_slice(x, past, j->c, j->c + j->n));
+}
+
+/* The rows that a segment adds to the memory: the layer's input h, or with
+   STX_COMP_ERNIE its output y, as constants, 0 where they are padding. */
+static stx_tensor *stx__comp_added_rows(const stx__comp_job *j, stx_tensor *h, stx_tensor *y) {
+    const stx_comp_desc *d = &j->m->desc;
+    stx_ctx *x = j->m->ctx;
+    stx_tensor *rows = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h);
+    return stx__comp_zero_rows(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : j->pad);
+}
+
+/* An input of stx__comp_layer that not every job has. */
+static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
+    return index ? in[index] : NULL;
+}
+
+/* One layer, in the form that stx_recompute calls. It does not change the state, because
+   it can run twice.
+       in     x (B,T,D), h (B,T,D), and where they exist past (B,c+n,D), source and usage
+       out    the aux loss, or usage; its ratio, or source; the new rows (B,G,D) */
+static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
+    const stx__comp_job *j = (const stx__comp_job *)user;
+    const stx_comp_desc *d = &j->m->desc;
+    const int used = d->compress == STX_COMP_USED;
+    stx_tensor *h = in[1], *past = stx__comp_input(in, j->in_past), *y, *rows, *src;
+    stx_attention_args *made;
+    stx__comp_qkv s;
+    stx_past old;
+    src = stx__comp_recompress(x, j, past, stx__comp_input(in, j->in_source));
+    s = stx__comp_project(x, j, stx__comp_norm_memory(j->m, j->l, src, 0), h);
+    y = stx__comp_attend(x, j, &s, &made);
+    y = stx__comp_after(j->m, j->l, in[0], y);
+    if (!y) return NULL;
+
+    if (used && j->push && j->C) {
+        out[0] = stx__comp_next_usage(x, j, stx__comp_input(in, j->in_usage), made);
+        if (!out[0]) return y;
     }
-    rows = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : h);
-    rows = stx__comp_zero(x, rows, d->literal & STX_COMP_LITERAL_MASK ? NULL : j->pad);
+    if (!j->e) return y;
+    rows = stx__comp_added_rows(j, h, y);
     memset(&old, 0, sizeof old);
     if (past) {
         old.data = stx_at(x, past->data, j->c * d->dim);
         old.stride = (j->c + j->n) * d->dim;
     }
-    old = stx__comp_old(x, j, old, rows);
+    old = stx__comp_old_rows(x, j, old, rows);
     out[2] = stx__comp_compress(x, j, &old, out[0], &src);
     if (d->aux == STX_COMP_AUX_BPTT)
         out[1] = src;
@@ -3195,111 +3653,129 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     return y;
 }
 
+
 // >>forward
+
+static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const stx_ids *pad,
+                                  const stx_comp_state *in, const stx_comp_state *out) {
+    stx_ctx *x = m->ctx;
+    const size_t S = m->desc.segment, D = m->desc.dim, B = h->dim[0];
+    const stx_comp_state *state = in && in->B != B ? in : out;
+    if (h->ndim != 3)
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_segment: h: expected (B,T,%zu), got %d dimensions", D,
+                 (int)h->ndim);
+    else if (!h->dim[1] || h->dim[1] > S || h->dim[2] != D)
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_segment: h: expected (B,T,%zu) with T from 1 to segment (%zu), got "
+                 "(%zu,%zu,%zu)", D, S, B, h->dim[1], h->dim[2]);
+    else if (pad && (pad->B != B || pad->T != h->dim[1]))
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_segment: pad: expected (%zu,%zu) like h, got (%zu,%zu)", B, h->dim[1],
+                 pad->B, pad->T);
+    else if ((in && in->model != m) || (out && out->model != m))
+        stx_fail(x, STX_ERR_ARG, "stx_comp_segment: the memory belongs to another model");
+    else if (state && state->B != B)
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_segment: expected a memory of B = %zu streams like h, got %zu", B,
+                 state->B);
+    return stx_ok(x);
+}
+
+/* Runs layer l on x (B,T,D) with the memory in slot `from` of `in`, and writes slot l
+   of out. Returns the x of the next layer. */
+static stx_tensor *stx__comp_run_layer(stx__comp_job *j, stx_tensor *xs, const stx_comp_state *in,
+                                       size_t from, stx_comp_state *out) {
+    stx_comp *m = j->m;
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const size_t l = j->l;
+    stx_comp_layer *p = &m->layer[l];
+    stx_tensor *lay[5], *made[3] = {NULL, NULL, NULL}, *y;
+    int count = 2;
+    lay[0] = xs;
+    lay[1] = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
+    if (j->n + j->c) lay[j->in_past = count++] = stx__comp_memory_rows(in, from);
+    if (j->recent) lay[j->in_source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
+    if (j->n && j->C && in->usage)
+        lay[j->in_usage = count++] = stx_rows_read(in->usage, from, j->n);
+    if (!stx_ok(x)) return NULL;
+
+    if ((d->literal & STX_COMP_LITERAL_FREEZE) && j->aux) p->frozen = 1;
+    j->frozen = p->frozen;
+    if (d->layers - l <= d->recompute_layers)
+        y = stx_recompute(x, stx__comp_layer, j, lay, count, made, 3);
+    else
+        y = stx__comp_layer(x, j, lay, made);
+    if (!y) return NULL;
+
+    if (j->aux) {
+        const int group = stx_ranks(x) > 1;
+        m->aux[l] = made[0];
+        if (group) m->aux[l] = stx_scale_by(x, made[0], stx_group_part(x, j->aux_elements));
+        m->ratio[l] = made[1];
+    }
+    if (j->push && p->memory) {
+        stx_tensor *rows = stx__comp_added_rows(j, lay[1], y);
+        stx_tensor *usage = d->compress == STX_COMP_USED ? made[0] : NULL;
+        if (!stx__comp_push(out, j, rows, made[2], made[1], usage)) return NULL;
+    }
+    return y;
+}
 
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_comp_desc *d;
-    size_t l, B, T, tot;
-    int push, turned = 0;
-    if (!stx_ok(x) || !h) return NULL;
+    size_t l, B, T, rows;
+    int push, rotated;
+    if (!stx_ok(x) || !h || !stx__comp_segment_fits(m, h, pad, in, out)) return NULL;
     d = &m->desc;
     B = h->dim[0];
-    T = h->ndim == 3 ? h->dim[1] : 0;
-    if (!T || T > d->segment || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_comp_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu), T at most segment (%zu)%s",
-            B, T, h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim, d->segment,
-            pad ? ", and padding (B,T)" : "");
-        return NULL;
-    }
-    if ((in && in->model != m) || (out && out->model != m)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_comp_segment: a memory of another model: want one by stx_comp_state_create of this one");
-        return NULL;
-    }
-    if ((in && in->B != B) || (out && out->B != B)) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_comp_segment: %zu rows with a memory of %zu streams: want a state with B = %zu", B,
-            in && in->B != B ? in->B : out->B, B);
-        return NULL;
-    }
-    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);
+    T = h->dim[1];
     push = T == d->segment && out;
-    if (out && out != in) {
-        if (!in)
-            stx_comp_state_reset(out);
-        else if (!stx_comp_state_copy(out, 0, in, 0, B))
-            return NULL;
-        if (in) in = out;
+    memset(m->aux, 0, 2 * d->layers * sizeof *m->aux);      /* and ratio */
+
+    if (out && !in) stx_comp_state_reset(out);
+    if (out && in && out != in) {
+        if (!stx_comp_state_copy(out, 0, in, 0, B)) return NULL;
+        in = out;
     }
-    if (in && d->recurrence == STX_COMP_ROTATE) {
-        if (out)
-            stx__comp_rotate(out);
-        else
-            turned = 1;
-    }
-    tot = stx__comp_filled(m, in);
+    /* in is only read: its slots are rotated as they are read, unless it is also
+       written */
+    rotated = in && !out && d->recurrence == STX_COMP_ROTATE;
+    if (in && out && d->recurrence == STX_COMP_ROTATE) stx__comp_rotate(out);
+
+    rows = stx__comp_rows_in_use(m, in);
     for (l = 0; l < d->layers && h; l++) {
-        const stx_comp_layer *p = &m->layer[l];
+        const size_t from = rotated && m->layer[l].memory ? stx__comp_layer_above(m, l) : l;
         stx__comp_job *j = (stx__comp_job *)stx_step_alloc(x, sizeof *j);
-        stx_tensor *lay[5], *made[3] = {NULL, NULL, NULL}, *y, *t;
-        size_t from = turned && p->memory ? stx__comp_next(m, l) : l;
-        int count = 2;
         if (!j || !stx__comp_plan(m, l, in ? in : out, from, B, T, pad, push, j)) return NULL;
-        j->tot = tot;
-        lay[0] = h;
-        lay[1] = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
-        if (j->n + j->c) lay[j->past = count++] = stx__comp_remembered(in, from);
-        if (j->made) lay[j->source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
-        if (j->n && j->C && in->usage)
-            lay[j->usage = count++] = stx_rows_read(in->usage, from, j->n);
-        if (!stx_ok(x)) return NULL;
-        if ((d->literal & STX_COMP_LITERAL_FREEZE) && j->aux) m->layer[l].frozen = 1;
-        j->frozen = m->layer[l].frozen;
-        y = d->layers - l <= d->recompute_layers
-                ? stx_recompute(x, stx__comp_layer, j, lay, count, made, 3)
-                : stx__comp_layer(x, j, lay, made);
-        if (!y) return NULL;
-        if (j->aux) {
-            m->aux[l] = stx_ranks(x) > 1 ? stx_scale_by(x, made[0], stx_group_part(x, j->count))
-                                         : made[0];
-            m->ratio[l] = made[1];
-        }
-        if (push && p->memory) {
-            t = stx_detach(x, d->recurrence == STX_COMP_ERNIE ? y : lay[1]);
-            t = stx__comp_zero(x, t, d->literal & STX_COMP_LITERAL_MASK ? NULL : pad);
-            if (!stx__comp_push(out, j, t, made[2], made[1],
-                                d->compress == STX_COMP_USED ? made[0] : NULL))
-                return NULL;
-        }
-        h = y;
+        j->table_rows = rows;
+        h = stx__comp_run_layer(j, h, in, from, out);
     }
-    if (push) stx__comp_count_rows(out);
+    if (!h) return NULL;
+    if (push) stx__comp_count_segment(out);
     return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
 }
 
-/* 1 and no error when the model has words */
-static int stx__comp_worded(const stx_comp *m, const char *op) {
+/* 1 if the model has vocab; else 0 and an error. */
+static int stx__comp_has_words(const stx_comp *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->words)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: the model has no words: make it with vocab, or use stx_comp_segment", op);
+                 "%s: expected a model with vocab, got one for vectors: create it with vocab, or "
+                 "use stx_comp_segment", op);
     return m->words != NULL;
 }
 
-/* What the words' output reads, E wide */
-static stx_tensor *stx__comp_out(const stx_comp *m, stx_tensor *h) {
+/* Hidden states (B,T,D) -> (B,T,E), the input of the output head. */
+static stx_tensor *stx__comp_project_out(const stx_comp *m, stx_tensor *h) {
     return m->out_w ? stx_linear(m->ctx, h, m->out_w, m->out_b, STX_ACT_NONE) : h;
 }
 
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
     stx_tensor *h;
-    if (!stx__comp_worded(m, "stx_comp_embed")) return NULL;
+    if (!stx__comp_has_words(m, "stx_comp_embed")) return NULL;
     h = stx_words_embed(m->words, ids);
     return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
 }
@@ -3310,17 +3786,16 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
 }
 
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
-    return stx__comp_worded(m, "stx_comp_logits") ? stx_words_logits(m->words, stx__comp_out(m, h))
-                                                  : NULL;
+    if (!stx__comp_has_words(m, "stx_comp_logits")) return NULL;
+    return stx_words_logits(m->words, stx__comp_project_out(m, h));
 }
 
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
-    return stx__comp_worded(m, "stx_comp_log_probs")
-               ? stx_words_log_probs(m->words, stx__comp_out(m, h))
-               : NULL;
+    if (!stx__comp_has_words(m, "stx_comp_log_probs")) return NULL;
+    return stx_words_log_probs(m->words, stx__comp_project_out(m, h));
 }
 
-/* What targets are there that do not count: 0 none, 1 some that are -1, 2 others too */
+/* Which targets do not count: 0 none, 1 some that are -1, 2 other negative ones too. */
 static int stx__comp_ignored(const stx_ids *targets) {
     size_t i;
     int kind = 0;
@@ -3329,35 +3804,44 @@ static int stx__comp_ignored(const stx_ids *targets) {
     return kind;
 }
 
+/* targets with -1 where they are negative or padding. */
+static const stx_ids *stx__comp_mark_ignored(stx_ctx *x, const stx_ids *targets,
+                                             const stx_ids *pad) {
+    const size_t n = targets->B * targets->T;
+    int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *v, 1));
+    size_t i;
+    for (i = 0; v && i < n; i++) {
+        const int ignored = targets->data[i] < 0 || (pad && pad->data[i]);
+        v[i] = ignored ? -1 : targets->data[i];
+    }
+    return v ? stx_tokens(x, v, targets->B, targets->T) : NULL;
+}
+
 STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targets,
                                  const stx_ids *pad) {
     stx_token_loss how;
     stx_ctx *x;
-    int kind;
-    if (!stx__comp_worded(m, "stx_comp_nll") || !h || !targets) return NULL;
+    int ignored, group;
+    if (!stx__comp_has_words(m, "stx_comp_nll") || !h || !targets) return NULL;
     x = m->ctx;
     if (m->desc.literal & STX_COMP_LITERAL_MASK) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_comp_nll: padding (%zu,%zu), want that of the targets, (%zu,%zu)", pad->B,
-                 pad->T, targets->B, targets->T);
+                 "stx_comp_nll: pad: expected (%zu,%zu) like the targets, got (%zu,%zu)",
+                 targets->B, targets->T, pad->B, pad->T);
         return NULL;
     }
-    h = stx__comp_out(m, h);
-    kind = stx__comp_ignored(targets);
-    if (!kind && !pad && (stx_ranks(x) < 2 || !stx_training(x)))
-        return stx_words_loss(m->words, h, targets, NULL);
-    /* (in a group the other ranks may have such targets: all make the mean of those that count) */
+    h = stx__comp_project_out(m, h);
+
+    /* in a process group, other ranks can have targets that do not count: all ranks
+       then compute the mean of those that do */
+    ignored = stx__comp_ignored(targets);
+    group = stx_ranks(x) > 1 && stx_training(x);
+    if (!ignored && !pad && !group) return stx_words_loss(m->words, h, targets, NULL);
+    if (pad || ignored == 2) targets = stx__comp_mark_ignored(x, targets, pad);
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
     how.ignored = -1;
-    if (pad || kind == 2) {
-        size_t i, n = targets->B * targets->T;
-        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *v, 1));
-        for (i = 0; v && i < n; i++)
-            v[i] = targets->data[i] < 0 || (pad && pad->data[i]) ? -1 : targets->data[i];
-        targets = v ? stx_tokens(x, v, targets->B, targets->T) : NULL;
-    }
     return stx_words_loss(m->words, h, targets, &how);
 }
 
@@ -3367,14 +3851,12 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
     return stx_comp_nll(m, stx_comp_forward(m, ids, pad, in, out), targets, pad);
 }
 
-/* y + w / A times the sum of the aux losses of the last forward */
+/* y + aux_weight / A sum_l aux_l of the last forward */
 static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
     STX__FP_SCOPE;
+    const size_t bytes = stx_bytes_of(m->desc.layers, sizeof(stx_tensor *), 1);
+    stx_tensor **aux = (stx_tensor **)stx_step_alloc(m->ctx, bytes);
     size_t l, n = 0;
-    stx_tensor **aux;
-
-    aux = (stx_tensor **)stx_step_alloc(m->ctx, stx_bytes_of(m->desc.layers, sizeof *aux, 1));
-
     for (l = 0; aux && l < m->desc.layers; l++)
         if (m->aux[l]) aux[n++] = m->aux[l];
     return n ? stx_add_means(m->ctx, y, aux, n, m->desc.aux_weight / (double)m->A) : y;
@@ -3382,7 +3864,6 @@ static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
 
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m) {
     stx_tensor *zero;
-
     if (!m) return NULL;
     zero = stx_new_full(m->ctx, 1, 0, 0, 0);
     if (!zero) return NULL;
@@ -3396,37 +3877,56 @@ STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
 
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt) {
-    uint64_t h = stx_step_key(m, ids, targets, salt);
-    stx_rows *part[4];
-    const char *name[4];
-    size_t b;
+    uint64_t key = stx_step_key(m, ids, targets, salt);
+    stx_rows *part[STX__COMP_PARTS];
+    const char *name[STX__COMP_PARTS];
+    size_t b, l;
     int i, n;
-    if (!m || !stx_ok(m->ctx)) return h;
-    h = stx_words_key(m->words, stx_key_add(h, m->desc.recompute_layers), ids, targets, NULL);
-    h = stx_key_add(h, (uint64_t)stx__comp_ignored(targets));
-    for (i = 0, n = s ? stx__comp_parts(s, part, name) : 0; i < n; i++)
-        h = stx_rows_key(part[i], h);
-    for (b = 0; s && b < s->B; b++) h = stx_key_add(h, s->seen[b]);
-    for (b = 0; (m->desc.literal & STX_COMP_LITERAL_FREEZE) && b < m->desc.layers; b++)
-        h = stx_key_add(h, (uint64_t)m->layer[b].frozen);
-    return h;
+    if (!m || !stx_ok(m->ctx)) return key;
+    key = stx_key_add(key, m->desc.recompute_layers);
+    key = stx_words_key(m->words, key, ids, targets, NULL);
+    key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
+    n = s ? stx__comp_parts(s, part, name) : 0;
+    for (i = 0; i < n; i++) key = stx_rows_key(part[i], key);
+    for (b = 0; s && b < s->B; b++) key = stx_key_add(key, s->seen[b]);
+    if (m->desc.literal & STX_COMP_LITERAL_FREEZE)
+        for (l = 0; l < m->desc.layers; l++) key = stx_key_add(key, (uint64_t)m->layer[l].frozen);
+    return key;
 }
 
+
 // >>generation
+
+/* Allocates the buffers of a new gen. */
+static void stx__comp_gen_buffers(stx_comp_gen *g) {
+    const stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const size_t B = g->B, S = m->desc.segment, D = m->desc.dim;
+    const int literal_rows = (m->desc.literal & STX_COMP_LITERAL_ROWS) != 0;
+    const int extended = !m->sines && !literal_rows && g->reach > m->key_pe->dim[0];
+    size_t l;
+    for (l = 0; l < m->desc.layers; l++) {
+        const size_t M = g->state->M[l], C = g->state->C[l];
+        stx_cache_window(g->cache, l, C + M + S, D, 1);
+        if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
+        if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
+        if (m->sines || (extended && !l))
+            g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
+    }
+}
 
 STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                 const size_t *cmems) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_comp_gen *g;
-    size_t l, L, S, D;
+    size_t L, S;
     if (!stx_ok(x)) return NULL;
     if (!B) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_gen_create: no streams, want B >= 1");
+        stx_fail(x, STX_ERR_ARG, "stx_comp_gen_create: expected B >= 1 streams, got 0");
         return NULL;
     }
     L = m->desc.layers;
     S = m->desc.segment;
-    D = m->desc.dim;
     g = (stx_comp_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
     g->model = m;
@@ -3436,21 +3936,11 @@ STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const siz
     g->cache = stx_cache_create(x, L, B, m->words ? m->desc.vocab : 1);
     g->rows = (stx_real **)stx_block(x, stx_bytes_of(3 * L, sizeof *g->rows, 1));
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, S, sizeof *g->pad));
-    if (!stx_ok(x)) {
-        stx_comp_gen_free(g);
-        return NULL;
-    }
-    g->usage = g->rows + L;
-    g->pe = g->usage + L;
-    g->reach = stx__comp_reach(m, g->state->M, g->state->C);
-    for (l = 0; l < L; l++) {
-        size_t M = g->state->M[l], C = g->state->C[l];
-        stx_cache_window(g->cache, l, C + M + S, D, 1);
-        if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
-        if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
-        if (m->sines
-            || (!l && !(m->desc.literal & STX_COMP_LITERAL_ROWS) && g->reach > m->key_pe->dim[0]))
-            g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
+    if (stx_ok(x)) {
+        g->usage = g->rows + L;
+        g->pe = g->usage + L;
+        g->reach = stx__comp_reach(m, g->state->M, g->state->C);
+        stx__comp_gen_buffers(g);
     }
     if (stx_ok(x)) return g;
     stx_comp_gen_free(g);
@@ -3463,10 +3953,10 @@ STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B) {
 
 STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
-    size_t l;
+    size_t i;
     if (!g) return;
-    for (l = 0; g->rows && l < 3 * g->model->desc.layers; l++)
-        stx_block_numbers_free(x, g->rows[l]);
+    for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* rows, usage, pe */
+        stx_block_numbers_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
     stx_cache_free(g->cache);
@@ -3474,7 +3964,8 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     stx_block_free(x, g);
 }
 
-/* A segment begins, after whatever the state holds */
+/* Starts a segment after the memory of the state. stale: the cache no longer belongs
+   to it. */
 static void stx__comp_gen_begin(stx_comp_gen *g, int stale) {
     g->at = 0;
     g->masked = 0;
@@ -3506,7 +3997,7 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
     if (!g || !stx_ok(g->model->ctx)) return 0;
     if (from && from->model == g->model && from->B != g->B) {
         stx_fail(g->model->ctx, STX_ERR_SHAPE,
-                 "stx_comp_gen_set: a memory of %zu streams, want %zu", from->B, g->B);
+                 "stx_comp_gen_set: expected a memory of B = %zu streams, got %zu", g->B, from->B);
         return 0;
     }
     if (!stx_comp_state_copy(g->state, 0, from, 0, g->B)) return 0;
@@ -3514,51 +4005,83 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
     return 1;
 }
 
-/* n rows of `from` (B,.,width), from row r0 of each stream on, become rows [r1, r1 + n) of `to`; rows: how many each of the two has */
-static void stx__comp_rows_to(stx_ctx *x, stx_real *to, size_t rows1, size_t r1,
-                              const stx_real *from, size_t rows0, size_t r0, size_t n, size_t B,
-                              size_t width) {
-    to = stx_at(x, to, r1 * width);
-    from = stx_at(x, from, r0 * width);
-    if (n) STX_RUN(x, stx_copy2d, (x, to, rows1 * width, from, rows0 * width, B, n * width, 0));
+/* Row `at` of a buffer with `rows` rows per stream. */
+typedef struct stx__comp_place {
+    stx_real *data;
+    size_t    rows, at;
+} stx__comp_place;
+
+static stx__comp_place stx__comp_rows_at(stx_real *data, size_t rows, size_t at) {
+    stx__comp_place p;
+    p.data = data;
+    p.rows = rows;
+    p.at = at;
+    return p;
 }
 
+/* Copies n rows of each of B streams, `width` elements wide. */
+static void stx__comp_copy_rows(stx_ctx *x, stx__comp_place to, stx__comp_place from, size_t n,
+                                size_t B, size_t width) {
+    if (n)
+        STX_RUN(x, stx_copy2d, (x, stx_at(x, to.data, to.at * width), to.rows * width,
+                                stx_at(x, from.data, from.at * width), from.rows * width, B,
+                                n * width, 0));
+}
+
+/* Keys and values of rows (B,..,D), for all heads. */
 static stx_tensor *stx__comp_gen_kv(stx_comp_gen *g, size_t l, stx_tensor *rows) {
     stx_comp *m = g->model;
-    return stx__comp_all_heads(m->ctx, &m->desc,
-                               stx_linear(m->ctx, rows, m->layer[l].wkv, NULL, STX_ACT_NONE));
+    rows = stx_linear(m->ctx, rows, m->layer[l].wkv, NULL, STX_ACT_NONE);
+    return stx__comp_all_heads(m->ctx, &m->desc, rows);
 }
 
-/* Keys and values of all that the state holds, positions, and usage as it stands there */
+/* Positions of layer l -> (reach,D). */
+static int stx__comp_gen_fill_positions(stx_comp_gen *g, size_t l) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const size_t D = m->desc.dim;
+    stx_tensor *t;
+    if (!g->pe[l]) return 1;
+    if (m->sines) {
+        const size_t rows = m->sines->dim[0];
+        t = stx_view_rows(x, m->sines, rows - g->reach, rows);
+        t = stx_linear(x, t, m->layer[l].wr, NULL, STX_ACT_NONE);
+    } else {
+        t = stx__comp_extended_table(m, g->reach);
+    }
+    if (!t) return 0;
+    STX_RUN(x, stx_copy2d, (x, g->pe[l], D, t->data, D, g->reach, D, 0));
+    return 1;
+}
+
+/* Computes the cache from the state: keys and values of its rows, usage, and
+   positions. */
 static int stx__comp_gen_fill(stx_comp_gen *g) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
     const size_t D = m->desc.dim, B = g->B;
     size_t l;
     for (l = 0; l < m->desc.layers; l++) {
-        stx_cache_layer *y = &g->cache->layer[l];
-        size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
-        stx_tensor *t = stx__comp_remembered(g->state, l), *kv;
-        y->len = 0;
+        stx_cache_layer *cache = &g->cache->layer[l];
+        const size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
+        const size_t M = g->state->M[l];
+        stx_tensor *t = stx__comp_memory_rows(g->state, l);
+        cache->len = 0;
         if (t) {
-            kv = stx__comp_gen_kv(g, l, stx__comp_read(m, l, t, 1));
-            if (!kv) return 0;
-            stx__comp_rows_to(x, y->k, y->capacity, 0, kv->data, n + c, 0, n + c, B, 2 * D);
-            y->len = n + c;
+            t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
+            if (!t) return 0;
+            stx__comp_copy_rows(x, stx__comp_rows_at(cache->k, cache->capacity, 0),
+                                stx__comp_rows_at(t->data, n + c, 0), n + c, B, 2 * D);
+            cache->len = n + c;
         }
         if (g->usage[l]) {
             t = stx_rows_read(g->state->usage, l, n);
-            STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * g->state->M[l], 0));
-            if (t) stx__comp_rows_to(x, g->usage[l], g->state->M[l], 0, t->data, n, 0, n, B, 2);
+            STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * M, 0));
+            if (t)
+                stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], M, 0),
+                                    stx__comp_rows_at(t->data, n, 0), n, B, 2);
         }
-        if (!g->pe[l]) continue;
-        t = m->sines ? stx_linear(x,
-                                  stx_view_rows(x, m->sines, m->sines->dim[0] - g->reach,
-                                                m->sines->dim[0]),
-                                  m->layer[l].wr, NULL, STX_ACT_NONE)
-                     : stx__comp_table(m, g->reach);
-        if (!t) return 0;
-        STX_RUN(x, stx_copy2d, (x, g->pe[l], D, t->data, D, g->reach, D, 0));
+        if (!stx__comp_gen_fill_positions(g, l)) return 0;
     }
     g->stale = 0;
     return stx_ok(x);
@@ -3569,7 +4092,7 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
     const stx_real *pe = m->sines ? g->pe[l] : g->pe[0];
     stx_tensor *t;
     if (m->desc.literal & STX_COMP_LITERAL_ROWS)
-        return stx_view_rows(m->ctx, m->key_pe, 0, stx__comp_filled(m, g->state));
+        return stx_view_rows(m->ctx, m->key_pe, 0, stx__comp_rows_in_use(m, g->state));
     if (!pe) return m->key_pe;
     t = stx_new(m->ctx, 1, m->desc.dim, 0, 0);
     if (!t) return NULL;
@@ -3579,91 +4102,153 @@ static stx_tensor *stx__comp_gen_positions(stx_comp_gen *g, size_t l) {
     return t;
 }
 
-/* A full segment: memory moves on, and with it the keys and values that are known already */
+/* Moves the cache of layer l to the next segment: keys and values of what remains in
+   comp and mem, and of the new rows. n, c: how many rows both had; rows (B,S,D): what
+   the segment added; comp (B,G,D): the new compressed rows, or NULL. */
+static int stx__comp_gen_move_cache(stx_comp_gen *g, const stx__comp_job *j, stx_tensor *rows,
+                                    stx_tensor *comp) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const size_t l = j->l, n = j->n, c = j->c, S = m->desc.segment, W = 2 * m->desc.dim, B = g->B;
+    const size_t own = STX_MIN(j->M, S), kept = STX_MIN(n, j->M - own);
+    const size_t new_c = STX_MIN(j->G, j->C), kept_c = STX_MIN(c, j->C - new_c);
+    const size_t n1 = kept + own, c1 = kept_c + new_c, len = n1 + c1;
+    const int ernie = m->desc.recurrence == STX_COMP_ERNIE;
+    stx_cache_layer *cache = &g->cache->layer[l];
+    const size_t cap = cache->capacity;
+    stx_tensor *kv, *t;
+    cache->len = 0;
+    if (!len) return 1;
+    kv = stx_new(x, B, len, W, 0);
+    if (!kv) return 0;
+    stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, 0),
+                        stx__comp_rows_at(cache->k, cap, c - kept_c), kept_c, B, W);
+    if (new_c) {
+        t = stx__comp_slice(x, comp, j->G - new_c, j->G);
+        t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
+        if (!t) return 0;
+        stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, kept_c),
+                            stx__comp_rows_at(t->data, new_c, 0), new_c, B, W);
+    }
+    if (ernie && own) {         /* outputs of this segment, which had no keys in it */
+        t = stx__comp_slice(x, rows, S - own, S);
+        t = stx__comp_gen_kv(g, l, stx__comp_norm_memory(m, l, t, 1));
+        if (!t) return 0;
+        stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, c1 + kept),
+                            stx__comp_rows_at(t->data, own, 0), own, B, W);
+        stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, c1),
+                            stx__comp_rows_at(cache->k, cap, c + n - kept), kept, B, W);
+    } else {
+        stx__comp_copy_rows(x, stx__comp_rows_at(kv->data, len, c1),
+                            stx__comp_rows_at(cache->k, cap, c + n + S - n1), n1, B, W);
+    }
+    stx__comp_copy_rows(x, stx__comp_rows_at(cache->k, cap, 0),
+                        stx__comp_rows_at(kv->data, len, 0), len, B, W);
+    cache->len = len;
+    return 1;
+}
+
+/* Moves the memory of layer l after a full segment. */
+static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pad) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const size_t S = m->desc.segment, D = m->desc.dim, B = g->B;
+    stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL;
+    stx__comp_job j;
+    stx_past old;
+    if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
+    rows = stx_new(x, B, S, D, 0);
+    if (!rows) return 0;
+    stx__comp_copy_rows(x, stx__comp_rows_at(rows->data, S, 0),
+                        stx__comp_rows_at(g->rows[l], S, 0), S, B, D);
+    rows = stx__comp_zero_rows(x, rows, pad);
+    if (g->state->usage && j.C) {
+        stx_tensor *t = j.n ? stx_new_full(x, B, j.n, 2, 0) : NULL;
+        if (t)
+            stx__comp_copy_rows(x, stx__comp_rows_at(t->data, j.n, 0),
+                                stx__comp_rows_at(g->usage[l], j.M, 0), j.n, B, 2);
+        usage = stx__comp_next_usage(x, &j, t, NULL);
+    }
+    if (j.e) {
+        old.data = g->state->mem->layer[l].data;
+        old.stride = g->state->mem->layer[l].stride;
+        old = stx__comp_old_rows(x, &j, old, rows);
+        comp = stx__comp_compress(x, &j, &old, usage, &source);
+        if (!comp) return 0;
+    }
+    if (!stx__comp_push(g->state, &j, rows, comp, source, usage)) return 0;
+    if (g->usage[l]) {
+        const size_t n1 = STX_MIN(j.n + S, j.M);
+        STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * j.M, 0));
+        stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], j.M, 0),
+                            stx__comp_rows_at(usage->data, j.n + S, j.n + S - n1), n1, B, 2);
+    }
+    if (m->desc.recurrence == STX_COMP_ROTATE) return 1;        /* recomputed after rotation */
+    return stx__comp_gen_move_cache(g, &j, rows, comp);
+}
+
+/* A segment is full: moves the memory and the cache. */
 static int stx__comp_gen_move(stx_comp_gen *g) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
-    const stx_comp_desc *d = &m->desc;
-    const size_t S = d->segment, D = d->dim, B = g->B;
-    const stx_ids *pad = g->masked ? stx_tokens(x, g->pad, B, S) : NULL;
+    const stx_ids *pad = g->masked ? stx_tokens(x, g->pad, g->B, m->desc.segment) : NULL;
     size_t l;
-    for (l = 0; l < d->layers; l++) {
-        stx_cache_layer *y = &g->cache->layer[l];
-        stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL, *kv, *t;
-        stx__comp_job j;
-        stx_past old;
-        size_t n1, c1, own, kept, ckept, cnew;
-        if (!m->layer[l].memory) {
-            y->len = 0;
-            continue;
-        }
-        if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
-        rows = stx_new(x, B, S, D, 0);
-        if (!rows) return 0;
-        stx__comp_rows_to(x, rows->data, S, 0, g->rows[l], S, 0, S, B, D);
-        rows = stx__comp_zero(x, rows, pad);
-        if (g->state->usage && j.C) {
-            t = j.n ? stx_new_full(x, B, j.n, 2, 0) : NULL;
-            if (t) stx__comp_rows_to(x, t->data, j.n, 0, g->usage[l], j.M, 0, j.n, B, 2);
-            usage = stx__comp_used(x, &j, t, NULL);
-        }
-        if (j.e) {
-            old.data = g->state->mem->layer[l].data;
-            old.stride = g->state->mem->layer[l].stride;
-            old = stx__comp_old(x, &j, old, rows);
-            comp = stx__comp_compress(x, &j, &old, usage, &source);
-            if (!comp) return 0;
-        }
-        own = STX_MIN(j.M, S);
-        kept = STX_MIN(j.n, j.M - own);
-        n1 = kept + own;
-        cnew = STX_MIN(j.G, j.C);
-        ckept = STX_MIN(j.c, j.C - cnew);
-        c1 = ckept + cnew;
-        if (!stx__comp_push(g->state, &j, rows, comp, source, usage)) return 0;
-        if (g->usage[l]) {
-            STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * j.M, 0));
-            stx__comp_rows_to(x, g->usage[l], j.M, 0, usage->data, j.n + S, j.n + S - n1, n1, B, 2);
-        }
-        if (d->recurrence == STX_COMP_ROTATE) continue;
-        if (n1 + c1 == 0) {
-            y->len = 0;
-            continue;
-        }
-        kv = stx_new(x, B, c1 + n1, 2 * D, 0);
-        if (!kv) return 0;
-        stx__comp_rows_to(x, kv->data, c1 + n1, 0, y->k, y->capacity, j.c - ckept, ckept, B, 2 * D);
-        if (cnew) {
-            t = stx__comp_gen_kv(g, l,
-                                 stx__comp_read(m, l, stx__comp_cut(x, comp, j.G - cnew, j.G), 1));
-            if (!t) return 0;
-            stx__comp_rows_to(x, kv->data, c1 + n1, ckept, t->data, cnew, 0, cnew, B, 2 * D);
-        }
-        if (d->recurrence == STX_COMP_ERNIE
-            && own) { /* what is remembered was no key of this segment */
-            t = stx__comp_gen_kv(g, l, stx__comp_read(m, l, stx__comp_cut(x, rows, S - own, S), 1));
-            if (!t) return 0;
-            stx__comp_rows_to(x, kv->data, c1 + n1, c1 + kept, t->data, own, 0, own, B, 2 * D);
-            stx__comp_rows_to(x, kv->data, c1 + n1, c1, y->k, y->capacity, j.c + j.n - kept, kept,
-                              B, 2 * D);
-        } else
-            stx__comp_rows_to(x, kv->data, c1 + n1, c1, y->k, y->capacity, j.c + j.n + S - n1, n1,
-                              B, 2 * D);
-        stx__comp_rows_to(x, y->k, y->capacity, 0, kv->data, c1 + n1, 0, c1 + n1, B, 2 * D);
-        y->len = c1 + n1;
+    for (l = 0; l < m->desc.layers; l++) {
+        if (!m->layer[l].memory)
+            g->cache->layer[l].len = 0;
+        else if (!stx__comp_gen_move_layer(g, l, pad))
+            return 0;
     }
-    stx__comp_count_rows(g->state);
+    stx__comp_count_segment(g->state);
     if (!stx_ok(x)) return 0;
     stx__comp_gen_begin(g, 0);
     return 1;
 }
 
-/* t steps (B,t,D) that stay in the segment */
+/* One layer of h (B,t,D). pad (B,len): missing tokens of this segment. */
+static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs,
+                                       const stx_ids *pad) {
+    stx_comp *m = g->model;
+    stx_ctx *x = m->ctx;
+    const stx_comp_desc *d = &m->desc;
+    const stx_comp_layer *p = &m->layer[l];
+    const stx_comp_state *s = g->state;
+    const size_t T = xs->dim[1], len = g->at + T;
+    const size_t n = p->memory ? s->mem->layer[l].real : 0;
+    const size_t c = p->memory ? s->comp->layer[l].real : 0;
+    stx_tensor *h = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
+    stx_attention_args *made = NULL;
+    stx_attention_in a;
+    stx_attention_desc ad;
+    stx__comp_attention_desc(m, l, &a, &ad);
+    a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+    a.kv = stx__comp_gen_kv(g, l, h);
+    a.pe = stx__comp_gen_positions(g, l);
+    a.pad = pad;
+    if (n + c) {
+        a.pad = stx_rows_mask(s->mem, l, n, a.pad, len);
+        a.pad = stx_rows_mask(s->comp, l, c, a.pad, n + len);
+    }
+    a.made = &made;
+    xs = stx__comp_after(m, l, xs, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
+    if (!xs) return NULL;
+
+    if (g->usage[l] && n)
+        STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * s->M[l], made, c, n));
+    if (p->memory) {
+        const stx_tensor *rows = d->recurrence == STX_COMP_ERNIE ? xs : h;
+        stx__comp_copy_rows(x, stx__comp_rows_at(g->rows[l], d->segment, g->at),
+                            stx__comp_rows_at(rows->data, T, 0), T, g->B, d->dim);
+    }
+    return xs;
+}
+
+/* h (B,T,D) -> last hidden states (B,T,D), T at most what remains of the segment. */
 static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
     stx_comp *m = g->model;
     stx_ctx *x = m->ctx;
     const stx_comp_desc *d = &m->desc;
-    const size_t S = d->segment, D = d->dim, B = g->B, t = h->dim[1], len = g->at + t;
+    const size_t S = d->segment, B = g->B, len = g->at + h->dim[1];
     const stx_ids *pad = NULL;
     size_t l, b;
     if (!g->at && d->recurrence == STX_COMP_ROTATE) {
@@ -3677,30 +4262,8 @@ static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
         for (b = 0; b < B; b++) memcpy(v + b * len, g->pad + b * S, len * sizeof *v);
         pad = stx_tokens(x, v, B, len);
     }
-    for (l = 0; l < d->layers && h; l++) {
-        const stx_comp_layer *p = &m->layer[l];
-        size_t n = p->memory ? g->state->mem->layer[l].real : 0,
-               c = p->memory ? g->state->comp->layer[l].real : 0;
-        stx_tensor *r = d->norm_after ? h : stx_layernorm(x, h, p->attn_gain, p->attn_shift, 1e-5);
-        stx_attention_args *made = NULL;
-        stx_attention_in a;
-        stx_attention_desc ad;
-        stx__comp_attention(m, l, &a, &ad);
-        a.q = stx_linear(x, r, p->wq, NULL, STX_ACT_NONE);
-        a.kv = stx__comp_gen_kv(g, l, r);
-        a.pe = stx__comp_gen_positions(g, l);
-        a.pad = !n && !c ? pad
-                         : stx_rows_mask(g->state->comp, l, c,
-                                         stx_rows_mask(g->state->mem, l, n, pad, len), n + len);
-        a.made = &made;
-        h = stx__comp_after(m, l, h, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
-        if (!h) return NULL;
-        if (g->usage[l] && n)
-            STX_RUN(x, stx_comp_usage, (x, g->usage[l], 2 * g->state->M[l], made, c, n));
-        if (p->memory)
-            stx__comp_rows_to(x, g->rows[l], S, g->at,
-                              (d->recurrence == STX_COMP_ERNIE ? h : r)->data, t, 0, t, B, D);
-    }
+    for (l = 0; l < d->layers && h; l++) h = stx__comp_gen_layer(g, l, h, pad);
+    if (!h) return NULL;
     g->at = len;
     if (len == S && !stx__comp_gen_move(g)) return NULL;
     return d->final_norm ? stx_layernorm(x, h, m->final_gain, m->final_shift, 1e-5) : h;
@@ -3709,36 +4272,42 @@ static stx_tensor *stx__comp_gen_part(stx_comp_gen *g, stx_tensor *h) {
 STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     stx_tensor *y = NULL;
-    size_t at, t, T;
+    size_t at, n, T, D;
     if (!stx_ok(x) || !h) return NULL;
     T = h->ndim == 3 ? h->dim[1] : 0;
-    if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_comp_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)",
-            h->dim[0], T, stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+    D = h->ndim == 3 ? h->dim[2] : 0;
+    if (stx_training(x)) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_comp_gen_step: expected a step that began with stx_begin(x, STX_EVAL), got a "
+                 "training step");
         return NULL;
     }
-    for (at = 0; at < T; at += t) {
-        t = STX_MIN(STX_MIN(T - at, g->cache->chunk), g->model->desc.segment - g->at);
-        y = stx__comp_join(x, y, stx__comp_gen_part(g, stx__comp_cut(x, h, at, at + t)));
+    if (!T || h->dim[0] != g->B || D != g->model->desc.dim) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_comp_gen_step: h: expected (%zu,T,%zu), got (%zu,%zu,%zu)",
+                 g->B, g->model->desc.dim, h->dim[0], T, D);
+        return NULL;
+    }
+    for (at = 0; at < T; at += n) {
+        n = STX_MIN(STX_MIN(T - at, g->cache->chunk), g->model->desc.segment - g->at);
+        y = stx__comp_concat(x, y, stx__comp_gen_part(g, stx__comp_slice(x, h, at, at + n)));
         if (!stx_ok(x)) return NULL;
     }
     return y;
 }
 
-static stx_tensor *stx__comp_gen_feed(void *user, const stx_ids *ids) {
+static stx_tensor *stx__comp_gen_hidden(void *user, const stx_ids *ids) {
     stx_comp_gen *g = (stx_comp_gen *)user;
     stx_tensor *h = stx_comp_gen_step(g, stx_comp_embed(g->model, ids));
-    return h ? stx__comp_out(g->model, h) : NULL;
+    return h ? stx__comp_project_out(g->model, h) : NULL;
 }
 
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
-    if (!g || !stx__comp_worded(g->model, "stx_comp_gen_feed")) return NULL;
-    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_feed, g);
+    if (!g || !stx__comp_has_words(g->model, "stx_comp_gen_feed")) return NULL;
+    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_hidden, g);
 }
 
-// >>model: for programs of any family
+
+// >>model: the table of functions for programs that accept any family
 
 static stx_tensor *stx__comp_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                      const void *in, void *out) {
@@ -3768,19 +4337,21 @@ static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__comp_lm_no_window(stx_comp *m, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_comp_lm: a window of %zu, want 0: the memory's sizes are M and C", window);
+                 "stx_comp_lm: expected window 0, got %zu: the sizes of a memory are M and C",
+                 window);
     return !window;
 }
 
 static void *stx__comp_lm_state_create(void *m, size_t B, size_t window) {
-    return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_state_create((stx_comp *)m, B)
-                                                         : NULL;
+    if (!stx__comp_lm_no_window((stx_comp *)m, window)) return NULL;
+    return stx_comp_state_create((stx_comp *)m, B);
 }
 
 static void *stx__comp_lm_gen_create(void *m, size_t B, size_t window) {
-    return stx__comp_lm_no_window((stx_comp *)m, window) ? stx_comp_gen_create((stx_comp *)m, B)
-                                                         : NULL;
+    if (!stx__comp_lm_no_window((stx_comp *)m, window)) return NULL;
+    return stx_comp_gen_create((stx_comp *)m, B);
 }
+
 STX_LM_STATES(comp)
 
 STX_DEF stx_lm stx_comp_lm(stx_comp *m) {

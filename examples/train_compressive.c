@@ -324,20 +324,37 @@ static void *gen_create(void *m, size_t B, size_t window) {
     return stx_comp_gen_create_sized((stx_comp *)m, B, window ? eval_mems : NULL, window ? eval_cmems : NULL);
 }
 static int why(tr_lm *t) {
-    static const tr_word words[] = {{"layers", "nlayers"}, {"dim", "hid-sz"}, {"emb", "emb-sz"}, {"inner", "inner-hid-sz"},
-        {"segment", "block-sz"}, {"STX_COMP_CONV", "--compress conv"}, {"STX_COMP_DILATED", "--compress dilated"},
-        {"STX_COMP_USED", "--compress used"}, {"STX_COMP_AUX_NONE", "--aux none"}, {"STX_COMP_AUX_BPTT", "--aux bptt"},
-        {"STX_COMP_AUX_ATTENTION", "--aux attention"}, {"STX_COMP_ROTATE", "--recurrence rotate"},
-        {"STX_COMP_LEARNED", "--positions learned"}, {"STX_COMP_XL", "--positions xl"}, {"STX_COMP_GRU", "--gate gru"},
-        {"dim >= 4", "--hid-sz 4 or more"}, {"a divisor of heads", "a divisor of --nheads"},
-        {"equal mems and cmems", "equal --mems and --cmems"}, {"want dim", "want --hid-sz"},
-        {" has STX_COMP_LITERAL_ROWS, which", " rows"},
-        {" has STX_COMP_LITERAL_PAD, which", " pad"},
-        {" has STX_COMP_LITERAL_TARGET, which", " target"},
-        {" has STX_COMP_LITERAL_MASK, which", " mask"},
-        {" has STX_COMP_LITERAL_FREEZE, which", " freeze"},
-        {"another compression than STX_COMP_USED", "another --compress than used"},
-        {"STX_COMP_LITERAL takes", "--literal without names takes"}, {NULL, NULL}};
+    static const tr_word words[] = {
+        {"layers", "nlayers"},
+        {"dim", "hid-sz"},
+        {"emb", "emb-sz"},
+        {"inner", "inner-hid-sz"},
+        {"segment", "block-sz"},
+        {"mems, cmems", "--mems, --cmems"},
+        {"divide dim", "divide --hid-sz"},
+        {"a divisor of heads", "a divisor of --nheads"},
+        {"compress is STX_COMP_CONV", "--compress is conv"},
+        {"compress is STX_COMP_DILATED", "--compress is dilated"},
+        {"aux is STX_COMP_AUX_BPTT", "--aux is bptt"},
+        {"aux is STX_COMP_AUX_ATTENTION", "--aux is attention"},
+        {"expected STX_COMP_AUX_NONE", "expected none"},
+        {"other than STX_COMP_AUX_BPTT", "other than bptt"},
+        {"gate is STX_COMP_GRU and dim is 4 or more", "--gate is gru and --hid-sz is 4 or more"},
+        {"with no_gate_bias", "with --no-gate-bias"},
+        {"STX_COMP_ROTATE", "--recurrence rotate"},
+        {"STX_COMP_XL", "--positions xl"},
+        {": STX_COMP_LITERAL_ROWS", " rows"},
+        {": STX_COMP_LITERAL_PAD", " pad"},
+        {": STX_COMP_LITERAL_TARGET", " target"},
+        {": STX_COMP_LITERAL_MASK", " mask"},
+        {": STX_COMP_LITERAL_FREEZE", " freeze"},
+        {"requires STX_COMP_LEARNED", "requires --positions learned"},
+        {"requires STX_COMP_CONV", "requires --compress conv"},
+        {"requires STX_COMP_AUX_ATTENTION", "requires --aux attention"},
+        {"a compression other than STX_COMP_USED", "a --compress other than used"},
+        {"STX_COMP_LITERAL selects", "--literal without names selects"},
+        {NULL, NULL}
+    };
     return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
 /* --mems or --cmems: a number for each layer */

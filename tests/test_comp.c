@@ -813,22 +813,22 @@ static void bad_descs(void) {
     d = o; d.layers = 5000; refused("layers: expected .. got 5000", &d);
     d = o; d.dim = (size_t)1 << 30; refused("dim: expected", &d);
     d = o; d.emb = (size_t)1 << 30; refused("emb: expected", &d);
-    d = o; d.heads = 5; refused("5 heads do not divide dim 16", &d);
+    d = o; d.heads = 5; refused("heads: expected at most 256 that divide dim 16, got 5", &d);
     d = o; d.kv_heads = 3; refused("kv_heads: expected .. got 3", &d);
     d = o; d.kv_heads = 8; refused("kv_heads: expected .. got 8", &d);
     d = o; d.inner = much; refused("inner: expected", &d);
     d = o; d.segment = much; refused("segment: expected", &d);
-    d = o; d.memory_layers = twice; d.memory_count = 3; refused("twice in memory_layers: expected .. got 1", &d);
-    d = o; d.memory_layers = beyond; d.memory_count = 2; refused("memory_layers has 4", &d);
-    d = o; d.memory_layers = zeroth; d.memory_count = 1; refused("memory_layers has 0", &d);
+    d = o; d.memory_layers = twice; d.memory_count = 3; refused("memory_layers: expected each layer once, got 1 twice", &d);
+    d = o; d.memory_layers = beyond; d.memory_count = 2; refused("memory_layers: expected layers from 1 to 3, got 4", &d);
+    d = o; d.memory_layers = zeroth; d.memory_count = 1; refused("memory_layers: expected layers from 1 to 3, got 0", &d);
     d = o; d.memory_layers = zeroth; refused("memory_count: expected .. got 0", &d);
     d = o; d.memory_count = 2; refused("memory_count: expected .. got 2", &d);
-    d = o; d.memory_layers = some_layers; d.memory_count = 2; d.no_memory = 1; refused("no_memory with memory_layers", &d);
+    d = o; d.memory_layers = some_layers; d.memory_count = 2; d.no_memory = 1; refused("no_memory: expected 0 with memory_layers, got 1", &d);
     d = o; d.mem = much; refused("mem: expected", &d);
     d = o; d.cmem = much; refused("cmem: expected", &d);
-    d = o; d.mems = huge; refused("a number of mems", &d);
-    d = o; d.cmems = huge; refused("a number of cmems", &d);
-    d = o; d.mems = unlike; d.recurrence = STX_COMP_ROTATE; refused("recurrence with memories of several sizes", &d);
+    d = o; d.mems = huge; refused(": mems: expected 0 to 2^31, got", &d);
+    d = o; d.cmems = huge; refused(": cmems: expected 0 to 2^31, got", &d);
+    d = o; d.mems = unlike; d.recurrence = STX_COMP_ROTATE; refused("mems, cmems: expected equal sizes .. in layer 2", &d);
     d = o; d.ratio = much; refused("ratio: expected", &d);
     d = o; d.compress = 6; refused("compress: expected .. got 6", &d);
     d = o; d.compress = -1; refused("compress: expected .. got -1", &d);
@@ -837,7 +837,7 @@ static void bad_descs(void) {
     d = o; d.conv_no_bias = 1; d.compress = STX_COMP_DILATED; refused("conv_no_bias: expected .. got 1", &d);
     d = o; d.dilations = 9; d.compress = STX_COMP_DILATED; refused("dilations: expected .. got 9", &d);
     d = o; d.dilations = 1; d.dilation[0] = 1; refused("dilations: expected .. got 1", &d);
-    d = o; d.dilations = 1; d.compress = STX_COMP_DILATED; refused("a dilation: expected .. got 0", &d);
+    d = o; d.dilations = 1; d.compress = STX_COMP_DILATED; refused("dilation: expected .. got 0", &d);
     d = o; d.aux = 5; refused("aux: expected .. got 5", &d);
     d = o; d.aux = STX_COMP_AUX_ATTENTION; d.compress = STX_COMP_MEAN; refused("aux: expected .. got 1", &d);
     d = o; d.aux_weight = -1; refused("aux_weight: expected .. got -1", &d);
@@ -850,7 +850,7 @@ static void bad_descs(void) {
     d = o; d.gate_bias = 1; refused("gate_bias: expected .. got 1", &d);
     d = o; d.no_gate_bias = 1; refused("no_gate_bias: expected .. got 1", &d);
     d = o; d.gate = STX_COMP_GTRXL; d.gate_bias = NAN; refused("gate_bias: expected", &d);
-    d = o; d.gate = STX_COMP_GTRXL; d.gate_bias = d.no_gate_bias = 1; refused("gate_bias with no_gate_bias", &d);
+    d = o; d.gate = STX_COMP_GTRXL; d.gate_bias = d.no_gate_bias = 1; refused("gate_bias: expected 0 with no_gate_bias, got 1", &d);
     d = o; d.mogrify = 1; refused("mogrify: expected .. got 1", &d);
     d = o; d.recurrence = 3; refused("recurrence: expected .. got 3", &d);
     d = o; d.attn_dropout = 1; refused("attn_dropout: expected .. got 1", &d);
@@ -862,7 +862,7 @@ static void bad_descs(void) {
     d = o; d.vocab = much; refused("vocab", &d);
     {
         stx_ctx *x = context(1, 1);
-        CHECK(!stx_comp_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
+        CHECK(!stx_comp_create(x, NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
         stx_destroy(x);
     }
     CHECK(!stx_comp_create(NULL, &o) && !stx_comp_count(NULL) && !stx_comp_params(NULL), "NULLs");
@@ -970,7 +970,7 @@ static void literal(void) {
               m ? m->desc.literal : 0, model[i].can, stx_error(x));
         for (k = 0; k < 5; k++) {
             d.literal = 1u << k;
-            snprintf(want, sizeof want, "literal has STX_COMP_LITERAL%s, which needs", name[k]);
+            snprintf(want, sizeof want, "literal: STX_COMP_LITERAL%s requires", name[k]);
             if (!(model[i].can >> k & 1)) {
                 refused(want, &d);
                 d.literal |= STX_COMP_LITERAL;
@@ -1001,27 +1001,27 @@ static void errors(void) {
     memset(v, 0, sizeof v);
     stx_begin(x, STX_EVAL);
     CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S + 1), NULL, s, s), "too long");
-    fails(x, "at most segment (6)");
+    fails(x, "T from 1 to segment (6)");
     CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), NULL, s, s), "one row"); fails(x, "B = 1");
     CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S), NULL, s, strange), "another model");
     fails(x, "another model");
     CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 15, 0), NULL, NULL, NULL), "too narrow"); fails(x, "stx_comp_segment");
-    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL), "padding"); fails(x, "padding");
+    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL), "padding"); fails(x, "pad: expected (1,6)");
     h = stx_comp_forward(m, block(x, t, 2, 40, 0, 3), NULL, NULL, NULL);
     CHECK(h && !stx_comp_nll(m, h, block(x, t, 2, 40, 0, 3), block(x, t, 2, 40, 0, 2)), "padding of targets"); fails(x, "stx_comp_nll");
     CHECK(!stx_comp_forward(m, stx_tokens(x, out, 2, 3), NULL, s, s), "99"); fails(x, "99");
-    CHECK(!stx_comp_state_create(m, 0), "no streams"); fails(x, "no streams");
-    CHECK(!stx_comp_gen_create(m, 0), "no streams"); fails(x, "no streams");
+    CHECK(!stx_comp_state_create(m, 0), "no streams"); fails(x, "expected B >= 1 streams");
+    CHECK(!stx_comp_gen_create(m, 0), "no streams"); fails(x, "expected B >= 1 streams");
     CHECK(!stx_comp_state_create_sized(m, 1, over, NULL), "too large"); fails(x, "layer 0");
     stx_comp_state_reset_stream(s, 2); fails(x, "stream 2");
     CHECK(!stx_comp_state_copy(s, 0, strange, 0, 2), "another model"); fails(x, "another model");
     CHECK(!stx_comp_state_copy(s, 1, s, 0, 2), "too many"); fails(x, "stx_rows_copy");
     big = stx_comp_state_create_sized(m, 2, more, NULL);
-    CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "other sizes"); fails(x, "other sizes");
-    CHECK(!stx_comp_state_set(s, 3, v, 1, NULL, 0), "layer"); fails(x, "layer 3");
-    CHECK(!stx_comp_state_set(s, 0, v, 7, NULL, 0), "too many"); fails(x, "7 rows");
-    CHECK(!stx_comp_state_set(s, 0, NULL, 1, NULL, 0), "NULL"); fails(x, "from NULL");
-    CHECK(!stx_comp_state_set(s, 0, v, 1, v, 5), "too many"); fails(x, "5 compressed rows");
+    CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "other sizes"); fails(x, "got one with other sizes");
+    CHECK(!stx_comp_state_set(s, 3, v, 1, NULL, 0), "layer"); fails(x, "expected layer 0 to 2, got layer 3");
+    CHECK(!stx_comp_state_set(s, 0, v, 7, NULL, 0), "too many"); fails(x, "got 7 and 0");
+    CHECK(!stx_comp_state_set(s, 0, NULL, 1, NULL, 0), "NULL"); fails(x, "got NULL");
+    CHECK(!stx_comp_state_set(s, 0, v, 1, v, 5), "too many"); fails(x, "got 1 and 5");
     none.recurrence = STX_COMP_ROTATE;
     bare = stx_comp_create(x, &none);
     CHECK(bare && !stx_comp_state_create_sized(bare, 1, unlike, NULL), "sizes"); fails(x, "STX_COMP_ROTATE");
@@ -1031,14 +1031,14 @@ static void errors(void) {
     fails(x, "STX_COMP_LITERAL_ROWS");
     none = small(); none.cmem = STX_COMP_NO_ROWS;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_state_create_sized(bare, 1, NULL, more), "no compression"); fails(x, "made without");
+    CHECK(bare && !stx_comp_state_create_sized(bare, 1, NULL, more), "no compression"); fails(x, "no compressed memory there");
     none = small(); none.vocab = 0;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_embed(bare, block(x, t, 1, 40, 0, 3)), "no words"); fails(x, "no words");
-    CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "no words"); fails(x, "no words");
+    CHECK(bare && !stx_comp_embed(bare, block(x, t, 1, 40, 0, 3)), "no words"); fails(x, "expected a model with vocab");
+    CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "no words"); fails(x, "expected a model with vocab");
     CHECK(stx_comp_segment(bare, stx_input(x, v, 1, 6, 16, 0), NULL, NULL, NULL) && !stx_comp_lm(bare).model, "vectors in and out");
     g = stx_comp_gen_create(bare, 1);
-    CHECK(g && !stx_comp_gen_feed(g, t, 1), "no words"); fails(x, "no words");
+    CHECK(g && !stx_comp_gen_feed(g, t, 1), "no words"); fails(x, "expected a model with vocab");
     h = stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0));
     CHECK(h && h->dim[1] == 6, "%s", stx_error(x));
     CHECK(!stx_comp_gen_step(g, stx_input(x, v, 2, 3, 16, 0)), "rows"); fails(x, "stx_comp_gen_step");
@@ -1046,7 +1046,7 @@ static void errors(void) {
     CHECK(!stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0)), "training"); fails(x, "STX_EVAL");
     CHECK(!stx_comp_gen_set(g, s), "of another model"); fails(x, "another model");
     one = stx_comp_gen_create(m, 1);
-    CHECK(one && !stx_comp_gen_set(one, s), "more streams"); fails(x, "2 streams, want 1");
+    CHECK(one && !stx_comp_gen_set(one, s), "more streams"); fails(x, "B = 1 streams, got 2");
     CHECK(!stx_comp_segment(NULL, NULL, NULL, NULL, NULL) && !stx_comp_nll(m, NULL, NULL, NULL) && !stx_comp_total(NULL, NULL) &&
           !stx_comp_state_get(NULL, 0, NULL, NULL) && !stx_comp_state_set(NULL, 0, NULL, 0, NULL, 0) && !stx_comp_gen_feed(NULL, t, 1) &&
           !stx_comp_state_save(NULL, NULL, "") && !stx_comp_state_load(NULL, NULL, "") && !stx_comp_gen_set(NULL, s), "NULLs");

@@ -234,7 +234,7 @@ END2
 }
 family_bad() {
     refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
-    refused '--kv-heads' $t $tiny $new --nheads 4 --kv-heads 3
+    refused '--kv-heads: expected a divisor of --nheads, got 3' $t $tiny $new --nheads 4 --kv-heads 3
     refused '--memory-layers 3: there is no layer 3' $t $tiny $new --memory-layers 3
     refused '--memory-layers 0: there is no layer 0' $t $tiny $new --memory-layers 0
     refused '--memory-layers 2,1,2: layer 2 stands twice' $t $tiny $new --memory-layers 2,1,2
@@ -253,20 +253,20 @@ family_bad() {
     refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
     refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
     refused '--dilations' $t $tiny $new --dilations 1,2
-    refused '--aux: expected --aux none: this compression has nothing to learn, got attention' $t $tiny $new --compress max --aux attention
+    refused '--aux: expected none, because this compression has no parameters, got attention' $t $tiny $new --compress max --aux attention
     refused '--bptt would change nothing: it is for --aux bptt' $t $tiny $new --bptt 2
     refused '--compress.*did you mean used' $t $tiny $new --compress use
     refused '--gate' $t $tiny $new --gate lstm
     refused '--gate-bias' $t $tiny $new --gate-bias 1
     refused '--mogrify would change nothing: it is for --gate gru' $t $tiny $new --mogrify
-    refused '--recurrence with memories of several sizes: expected equal --mems and --cmems for --recurrence rotate, got rotate' $t $tiny $new --recurrence rotate --mems 8,16
-    refused '--hid-sz' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
-    refused '--literal rows needs --positions learned; --literal without names takes' $t $tiny $new --positions xl --literal rows
-    refused '--literal rows needs --positions learned' $t $tiny $new --positions xl --literal-rows
-    refused '--literal pad needs --compress conv' $t $tiny $new --compress mean --literal pad
-    refused '--literal target needs --aux attention' $t $tiny $new --compress mean --literal-target
-    refused '--literal mask needs another --compress than used' $t $tiny $new --compress used --literal mask
-    refused '--literal freeze needs --aux attention' $t $tiny $new --aux none --literal freeze
+    refused '--mems, --cmems: expected equal sizes for all memory layers with --recurrence rotate, got 8 and 8 rows in layer 1, 16 and 8 in layer 2' $t $tiny $new --recurrence rotate --mems 8,16
+    refused '--hid-sz: expected an even number with --positions xl, got 15' $t $tiny $new --positions xl --hid-sz 15 --nheads 1
+    refused '--literal rows requires --positions learned; --literal without names selects' $t $tiny $new --positions xl --literal rows
+    refused '--literal rows requires --positions learned' $t $tiny $new --positions xl --literal-rows
+    refused '--literal pad requires --compress conv' $t $tiny $new --compress mean --literal pad
+    refused '--literal target requires --aux attention' $t $tiny $new --compress mean --literal-target
+    refused '--literal mask requires a --compress other than used' $t $tiny $new --compress used --literal mask
+    refused '--literal freeze requires --aux attention' $t $tiny $new --aux none --literal freeze
     refused "--literal: expected on, off, or some of rows, pad, target, mask, freeze, got 'row' .did you mean rows" $t $tiny $new --literal row
     refused '--random-segments 1000: .*too short .*: [0-9]* or more are needed' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2

@@ -1,14 +1,28 @@
-/* The implementation of seqtx_compressive.h, and what tests look at inside it (tests/inner.h). */
+/* The implementation of seqtx_compressive.h, and the internal functions that tests call
+   (tests/inner.h). */
 #ifndef SEQTX_COMPRESSIVE_IMPLEMENTATION
   #define SEQTX_COMPRESSIVE_IMPLEMENTATION
 #endif
 #include "../../seqtx_compressive.h"
 #include "../inner.h"
 
-stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in) { return stx__comp_gate_op(x, kind, in); }
-stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *t, const stx_ids *skip, double count, stx_tensor **ratio) {
-    return stx__comp_distance(x, a, t, skip, count, ratio);
+stx_tensor *inner_comp_gate(stx_ctx *x, int kind, stx_tensor *const *in) {
+    return stx__comp_gate_op(x, kind, in);
 }
-stx_tensor *inner_comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *g) { return stx__comp_folded(x, y, g); }
-stx_tensor *inner_comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad) { return stx__comp_zero(x, a, pad); }
-stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv) { return stx__comp_all_heads(x, d, kv); }
+
+stx_tensor *inner_comp_distance(stx_ctx *x, stx_tensor *a, stx_tensor *target, const stx_ids *skip,
+                                double count, stx_tensor **ratio) {
+    return stx__comp_error_op(x, a, target, skip, count, ratio);
+}
+
+stx_tensor *inner_comp_folded(stx_ctx *x, stx_tensor *y, const stx_comp_groups *g) {
+    return stx__comp_fold_op(x, y, g);
+}
+
+stx_tensor *inner_comp_zero(stx_ctx *x, stx_tensor *a, const stx_ids *pad) {
+    return stx__comp_zero_rows(x, a, pad);
+}
+
+stx_tensor *inner_comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_tensor *kv) {
+    return stx__comp_all_heads(x, d, kv);
+}
