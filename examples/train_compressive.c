@@ -154,17 +154,22 @@ static tr_options options = {"train_compressive", "Trains a Compressive Transfor
 // >>run: everything that one run works with ---------------------------------------------------------------------------
 
 typedef struct run {
-    tr_lm t;                        /* train.h's: context, data, optimiser, log, .. */
+    tr_lm t; /* train.h's: context, data, optimiser, log, .. */
     stx_comp_desc desc;
     stx_comp *model;
-    size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];     /* the lists of the desc */
-    size_t reported[MAX_LAYERS], n;     /* layers whose compression has a loss, from 0 on; how many */
-    double figure[2][MAX_LAYERS];       /* of each: that loss, and sum (t - c)^2 / sum t^2; of the step that was asked for last */
+    size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS]; /* the lists of the desc */
+    size_t reported[MAX_LAYERS], n; /* layers whose compression has a loss, from 0 on; how many */
+    double figure
+        [2]
+        [MAX_LAYERS]; /* of each: that loss, and sum (t - c)^2 / sum t^2; of the step that was asked for last */
 } run;
 
 // >>training
 
-enum { NOTE_LOSS, NOTE_AUX };       /* the mean loss of a step, nats per token; from NOTE_AUX on two of each reported layer */
+enum {
+    NOTE_LOSS,
+    NOTE_AUX
+}; /* the mean loss of a step, nats per token; from NOTE_AUX on two of each reported layer */
 
 /* One step: forward and backward of a segment, and where it is time an update. What changes from step to step comes from t.in, t.out and
    the optimiser's rate, so that a GPU can repeat it without this function (stx_step_run). */
@@ -173,28 +178,34 @@ static void step(void *user) {
     stx_ctx *x = r->t.x;
     size_t part, parts = opt.batch_split, i;
     double each = 1.0 / (double)parts;
-    for (part = 0; part < parts; part++) {      /* gradients add up over the parts of the batch, and over steps without an update */
+    for (
+        part = 0; part < parts;
+        part++) { /* gradients add up over the parts of the batch, and over steps without an update */
         stx_comp_state *memory = (stx_comp_state *)r->t.state[part];
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
         loss = stx_comp_loss(r->model, r->t.in[part], r->t.out[part], NULL, memory, memory);
         stx_note(x, NOTE_LOSS, loss, each, part > 0);
-        for (i = 0; i < r->n; i++) {            /* 0 where nothing left the memory */
-            stx_tensor *aux = r->model->aux[r->reported[i]], *ratio = r->model->ratio[r->reported[i]];
+        for (i = 0; i < r->n; i++) { /* 0 where nothing left the memory */
+            stx_tensor *aux = r->model->aux[r->reported[i]],
+                       *ratio = r->model->ratio[r->reported[i]];
             stx_note(x, NOTE_AUX + 2 * (int)i, aux ? aux : loss, aux ? each : 0, part > 0);
-            stx_note(x, NOTE_AUX + 2 * (int)i + 1, ratio ? ratio : loss, ratio ? each : 0, part > 0);
+            stx_note(x, NOTE_AUX + 2 * (int)i + 1, ratio ? ratio : loss, ratio ? each : 0,
+                     part > 0);
         }
         if (r->t.update && part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, stx_comp_total(r->model, loss), each * r->t.share));
     }
     if (r->t.update) stx_optim_step(r->t.optim, r->t.lr);
 }
+
 /* The figures of the last step, all ranks': the mean of the losses, and the ratio of the sums. A rank's sum t^2 is its loss / its ratio. */
 static void figures(run *r) {
     double v[2 * MAX_LAYERS];
     size_t i;
     for (i = 0; i < r->n; i++) {
-        double loss = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i), ratio = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i + 1);
+        double loss = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i),
+               ratio = stx_noted(r->t.x, NOTE_AUX + 2 * (int)i + 1);
         r->figure[0][i] = v[2 * i] = loss;
         r->figure[1][i] = ratio;
         v[2 * i + 1] = ratio > 0 ? loss / ratio : 0;
@@ -205,6 +216,7 @@ static void figures(run *r) {
         r->figure[1][i] = v[2 * i + 1] > 0 ? v[2 * i] / v[2 * i + 1] : 0;
     }
 }
+
 /* Each layer's compression loss and what share of the rows' square it loses, of the last step: a list each, and curves. */
 static void log_compression(run *r) {
     static const char *const name[2] = {"aux", "ratio"}, *const curve[2] = {"loss", "ratio"};
@@ -228,15 +240,19 @@ static void log_compression(run *r) {
         tr_buf_free(&list);
     }
 }
+
 /* A resumed run with --literal freeze: marks the layers that are frozen already, which
    the checkpoint does not say */
 static void freeze(run *r) {
-    size_t l, S = opt.block_sz, blocks = opt.lm.random_segments ? (size_t)opt.lm.random_segments : stx_batches_stream(r->t.batches) / S;
+    size_t l, S = opt.block_sz,
+              blocks = opt.lm.random_segments ? (size_t)opt.lm.random_segments
+                                              : stx_batches_stream(r->t.batches) / S;
     for (l = 0; (r->model->desc.literal & STX_COMP_LITERAL_FREEZE) && l < opt.nlayers; l++) {
         stx_comp_layer *y = &r->model->layer[l];
         y->frozen = y->C && r->t.step > y->M / S && blocks > y->M / S;
     }
 }
+
 static void train(tr_lm *t) {
     run *r = (run *)t;
     freeze(r);
@@ -259,6 +275,7 @@ static void train(tr_lm *t) {
     }
     if (stx_ok(t->x)) figures(r);
 }
+
 static void print_compression(const tr_lm *t, FILE *out) {
     const run *r = (const run *)t;
     size_t i;
@@ -273,8 +290,11 @@ static void print_compression(const tr_lm *t, FILE *out) {
    end at one block, two, four, .. */
 static void print_positions(const tr_lm *t, FILE *out) {
     enum { BUCKETS = 64 };
+
     double sum[BUCKETS] = {0}, count[BUCKETS] = {0};
-    size_t B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), T = t->eval_block, n, k, at, i;
+    size_t B = (size_t)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz
+                                             : opt.batch_sz / opt.batch_split),
+           T = t->eval_block, n, k, at, i;
     size_t document = (size_t)(opt.eval_positions / opt.block_sz);
     int32_t *in, *next;
     stx_batches_desc d;
@@ -283,19 +303,26 @@ static void print_positions(const tr_lm *t, FILE *out) {
     if (!document || !t->text[1]) return;
     tr_lm_fit(t->text[1], &B, &T);
     memset(&d, 0, sizeof d);
-    d.B = B; d.T = T;
+    d.B = B;
+    d.T = T;
     in = (int32_t *)malloc(2 * B * T * sizeof *in);
-    if (!in) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T); return; }
+    if (!in) {
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
+        return;
+    }
     next = in + B * T;
     state = t->lm.state_create(t->lm.model, B, t->eval_window);
     b = stx_batches_create(t->x, t->text[1], &d);
     if (b) stx_batches_rewind(b, STX_EVAL_ALL);
-    for (k = 0; b && stx_batches_next_eval(b, in, next, &n) != STX_BATCH_END && !tr_stop_requested(); k++) {
+    for (k = 0;
+         b && stx_batches_next_eval(b, in, next, &n) != STX_BATCH_END && !tr_stop_requested();
+         k++) {
         if (k % document == 0) t->lm.state_reset(state);
         for (at = k % document, i = 0; at; at /= 2) i++;
         stx_begin(t->x, STX_EVAL);
-        sum[i] += (double)(B * n) * stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n), stx_tokens(t->x, next, B, n), state,
-            state));
+        sum[i] += (double)(B * n)
+                  * stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, in, B, n),
+                                              stx_tokens(t->x, next, B, n), state, state));
         count[i] += (double)(B * n);
     }
     stx_batches_free(b);
@@ -304,9 +331,11 @@ static void print_positions(const tr_lm *t, FILE *out) {
     if (!stx_ok(t->x) || tr_stop_requested()) return;
     fprintf(out, "loss by tokens since an empty memory:");
     for (i = 0; i < BUCKETS && count[i] > 0; i++)
-        fprintf(out, "%s %zu-%zu %.4f", i ? "," : "", i ? T << (i - 1) : 0, T << i, sum[i] / count[i]);
+        fprintf(out, "%s %zu-%zu %.4f", i ? "," : "", i ? T << (i - 1) : 0, T << i,
+                sum[i] / count[i]);
     fprintf(out, "\n");
 }
+
 static void learned(const tr_lm *t, FILE *out) {
     print_compression(t, out);
     print_positions(t, out);
@@ -316,60 +345,71 @@ static void learned(const tr_lm *t, FILE *out) {
 
 /* The sizes of evaluation's memories, which may be others than the model's */
 static size_t eval_mems[MAX_LAYERS], eval_cmems[MAX_LAYERS];
+
 /* As stx_lm wants them; window is 1 for evaluation and generation with such memories (see plan) */
 static void *state_create(void *m, size_t B, size_t window) {
-    return stx_comp_state_create_sized((stx_comp *)m, B, window ? eval_mems : NULL, window ? eval_cmems : NULL);
+    return stx_comp_state_create_sized((stx_comp *)m, B, window ? eval_mems : NULL,
+                                       window ? eval_cmems : NULL);
 }
+
 static void *gen_create(void *m, size_t B, size_t window) {
-    return stx_comp_gen_create_sized((stx_comp *)m, B, window ? eval_mems : NULL, window ? eval_cmems : NULL);
+    return stx_comp_gen_create_sized((stx_comp *)m, B, window ? eval_mems : NULL,
+                                     window ? eval_cmems : NULL);
 }
+
 static int why(tr_lm *t) {
-    static const tr_word words[] = {
-        {"layers", "nlayers"},
-        {"dim", "hid-sz"},
-        {"emb", "emb-sz"},
-        {"inner", "inner-hid-sz"},
-        {"segment", "block-sz"},
-        {"mems, cmems", "--mems, --cmems"},
-        {"divide dim", "divide --hid-sz"},
-        {"a divisor of heads", "a divisor of --nheads"},
-        {"compress is STX_COMP_CONV", "--compress is conv"},
-        {"compress is STX_COMP_DILATED", "--compress is dilated"},
-        {"aux is STX_COMP_AUX_BPTT", "--aux is bptt"},
-        {"aux is STX_COMP_AUX_ATTENTION", "--aux is attention"},
-        {"expected STX_COMP_AUX_NONE", "expected none"},
-        {"other than STX_COMP_AUX_BPTT", "other than bptt"},
-        {"gate is STX_COMP_GRU and dim is 4 or more", "--gate is gru and --hid-sz is 4 or more"},
-        {"with no_gate_bias", "with --no-gate-bias"},
-        {"STX_COMP_ROTATE", "--recurrence rotate"},
-        {"STX_COMP_XL", "--positions xl"},
-        {": STX_COMP_LITERAL_ROWS", " rows"},
-        {": STX_COMP_LITERAL_PAD", " pad"},
-        {": STX_COMP_LITERAL_TARGET", " target"},
-        {": STX_COMP_LITERAL_MASK", " mask"},
-        {": STX_COMP_LITERAL_FREEZE", " freeze"},
-        {"requires STX_COMP_LEARNED", "requires --positions learned"},
-        {"requires STX_COMP_CONV", "requires --compress conv"},
-        {"requires STX_COMP_AUX_ATTENTION", "requires --aux attention"},
-        {"a compression other than STX_COMP_USED", "a --compress other than used"},
-        {"STX_COMP_LITERAL selects", "--literal without names selects"},
-        {NULL, NULL}
-    };
+    static const tr_word words[] = {{"layers", "nlayers"},
+                                    {"dim", "hid-sz"},
+                                    {"emb", "emb-sz"},
+                                    {"inner", "inner-hid-sz"},
+                                    {"segment", "block-sz"},
+                                    {"mems, cmems", "--mems, --cmems"},
+                                    {"divide dim", "divide --hid-sz"},
+                                    {"a divisor of heads", "a divisor of --nheads"},
+                                    {"compress is STX_COMP_CONV", "--compress is conv"},
+                                    {"compress is STX_COMP_DILATED", "--compress is dilated"},
+                                    {"aux is STX_COMP_AUX_BPTT", "--aux is bptt"},
+                                    {"aux is STX_COMP_AUX_ATTENTION", "--aux is attention"},
+                                    {"expected STX_COMP_AUX_NONE", "expected none"},
+                                    {"other than STX_COMP_AUX_BPTT", "other than bptt"},
+                                    {"gate is STX_COMP_GRU and dim is 4 or more",
+                                     "--gate is gru and --hid-sz is 4 or more"},
+                                    {"with no_gate_bias", "with --no-gate-bias"},
+                                    {"STX_COMP_ROTATE", "--recurrence rotate"},
+                                    {"STX_COMP_XL", "--positions xl"},
+                                    {": STX_COMP_LITERAL_ROWS", " rows"},
+                                    {": STX_COMP_LITERAL_PAD", " pad"},
+                                    {": STX_COMP_LITERAL_TARGET", " target"},
+                                    {": STX_COMP_LITERAL_MASK", " mask"},
+                                    {": STX_COMP_LITERAL_FREEZE", " freeze"},
+                                    {"requires STX_COMP_LEARNED", "requires --positions learned"},
+                                    {"requires STX_COMP_CONV", "requires --compress conv"},
+                                    {"requires STX_COMP_AUX_ATTENTION", "requires --aux attention"},
+                                    {"a compression other than STX_COMP_USED",
+                                     "a --compress other than used"},
+                                    {"STX_COMP_LITERAL selects", "--literal without names selects"},
+                                    {NULL, NULL}};
     return tr_lm_why_in(t, "stx_comp_create: ", words);
 }
+
 /* --mems or --cmems: a number for each layer */
-static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out, const size_t **list) {
+static int per_layer(tr_lm *t, const char *name, const char *text, size_t *out,
+                     const size_t **list) {
     size_t n, l;
     *list = NULL;
     if (!text || !*text) return 1;
     if (!tr_read_sizes(text, out, opt.nlayers, &n) || n != opt.nlayers)
-        return tr_fail(t->err, TR_ERR, "--%s %.200s: want %llu numbers, one for each layer, with commas between", name, text,
-            (unsigned long long)opt.nlayers);
+        return tr_fail(t->err, TR_ERR,
+                       "--%s %.200s: want %llu numbers, one for each layer, with commas between",
+                       name, text, (unsigned long long)opt.nlayers);
     for (l = 0; l < n; l++)
-        if (out[l] > MAX_ROWS) return tr_fail(t->err, TR_ERR, "--%s %.200s: %zu rows, want at most %d", name, text, out[l], (int)MAX_ROWS);
+        if (out[l] > MAX_ROWS)
+            return tr_fail(t->err, TR_ERR, "--%s %.200s: %zu rows, want at most %d", name, text,
+                           out[l], (int)MAX_ROWS);
     *list = out;
     return 1;
 }
+
 static int memory_layers(run *r) {
     const char *text = opt.memory_layers;
     stx_comp_desc *d = &r->desc;
@@ -378,18 +418,25 @@ static int memory_layers(run *r) {
     d->no_memory = !*text || !strcmp(text, "none");
     if (d->no_memory) return 1;
     if (!tr_read_sizes(text, r->layers, MAX_LAYERS, &d->memory_count))
-        return tr_fail(r->t.err, TR_ERR, "--memory-layers %.200s: want all, none, or numbers of layers with commas between", text);
+        return tr_fail(
+            r->t.err, TR_ERR,
+            "--memory-layers %.200s: want all, none, or numbers of layers with commas between",
+            text);
     for (i = 0; i < d->memory_count; i++) {
         if (!r->layers[i] || r->layers[i] > opt.nlayers)
-            return tr_fail(r->t.err, TR_ERR, "--memory-layers %.200s: there is no layer %zu, only 1 to %llu (--nlayers)", text,
+            return tr_fail(
+                r->t.err, TR_ERR,
+                "--memory-layers %.200s: there is no layer %zu, only 1 to %llu (--nlayers)", text,
                 r->layers[i], (unsigned long long)opt.nlayers);
         for (k = 0; k < i; k++)
             if (r->layers[k] == r->layers[i])
-                return tr_fail(r->t.err, TR_ERR, "--memory-layers %.200s: layer %zu stands twice", text, r->layers[i]);
+                return tr_fail(r->t.err, TR_ERR, "--memory-layers %.200s: layer %zu stands twice",
+                               text, r->layers[i]);
     }
     d->memory_layers = r->layers;
     return 1;
 }
+
 static int dilations(run *r) {
     stx_comp_desc *d = &r->desc;
     size_t i;
@@ -397,36 +444,70 @@ static int dilations(run *r) {
     if (!opt.dilations || !*opt.dilations) return 1;
     ok = tr_read_sizes(opt.dilations, d->dilation, STX_COMP_MAX_DILATIONS, &d->dilations);
     for (i = 0; i < d->dilations; i++) ok = ok && d->dilation[i] && d->dilation[i] <= 1u << 20;
-    return ok ? 1 : tr_fail(r->t.err, TR_ERR, "--dilations %.200s: want up to %d numbers from 1 to 2^20 with commas between", opt.dilations,
-        (int)STX_COMP_MAX_DILATIONS);
+    return ok ? 1
+              : tr_fail(
+                  r->t.err, TR_ERR,
+                  "--dilations %.200s: want up to %d numbers from 1 to 2^20 with commas between",
+                  opt.dilations, (int)STX_COMP_MAX_DILATIONS);
 }
-static double dropout(double own) { return own < 0 ? 0 : own == 0 ? opt.dropout : own; }
+
+static double dropout(double own) {
+    return own < 0 ? 0 : own == 0 ? opt.dropout : own;
+}
+
 /* The model that the options describe, for a vocabulary. */
 static int describe(run *r, size_t vocab) {
     stx_comp_desc *d = &r->desc;
     memset(d, 0, sizeof *d);
-    d->vocab = vocab; d->layers = opt.nlayers; d->dim = opt.hid_sz; d->emb = opt.emb_sz; d->inner = opt.inner_hid_sz;
-    d->heads = opt.nheads; d->kv_heads = opt.kv_heads; d->segment = opt.block_sz;
+    d->vocab = vocab;
+    d->layers = opt.nlayers;
+    d->dim = opt.hid_sz;
+    d->emb = opt.emb_sz;
+    d->inner = opt.inner_hid_sz;
+    d->heads = opt.nheads;
+    d->kv_heads = opt.kv_heads;
+    d->segment = opt.block_sz;
     d->mem = opt.mem ? (size_t)opt.mem : STX_COMP_NO_ROWS;
     d->cmem = opt.cmem ? (size_t)opt.cmem : STX_COMP_NO_ROWS;
-    d->ratio = opt.ratio; d->compress = opt.compress; d->overlap = opt.overlap; d->conv_no_bias = opt.conv_no_bias;
-    d->aux = opt.aux; d->aux_weight = opt.aux_weight; d->aux_dropout = opt.aux_dropout; d->bptt = opt.bptt;
-    d->positions = opt.positions; d->norm_after = opt.norm_after; d->final_norm = opt.final_norm; d->glu = opt.glu; d->tied = opt.tied;
-    d->gate = opt.gate; d->gate_relu = opt.gate_relu; d->gate_bias = opt.gate_bias; d->no_gate_bias = opt.no_gate_bias;
-    d->mogrify = opt.mogrify; d->recurrence = opt.recurrence;
-    d->attn_dropout = dropout(opt.attn_dropout); d->out_dropout = dropout(opt.out_dropout); d->ff_dropout = dropout(opt.ff_dropout);
+    d->ratio = opt.ratio;
+    d->compress = opt.compress;
+    d->overlap = opt.overlap;
+    d->conv_no_bias = opt.conv_no_bias;
+    d->aux = opt.aux;
+    d->aux_weight = opt.aux_weight;
+    d->aux_dropout = opt.aux_dropout;
+    d->bptt = opt.bptt;
+    d->positions = opt.positions;
+    d->norm_after = opt.norm_after;
+    d->final_norm = opt.final_norm;
+    d->glu = opt.glu;
+    d->tied = opt.tied;
+    d->gate = opt.gate;
+    d->gate_relu = opt.gate_relu;
+    d->gate_bias = opt.gate_bias;
+    d->no_gate_bias = opt.no_gate_bias;
+    d->mogrify = opt.mogrify;
+    d->recurrence = opt.recurrence;
+    d->attn_dropout = dropout(opt.attn_dropout);
+    d->out_dropout = dropout(opt.out_dropout);
+    d->ff_dropout = dropout(opt.ff_dropout);
     d->literal = (unsigned)opt.literal;
     return memory_layers(r) && dilations(r) && per_layer(&r->t, "mems", opt.mems, r->mems, &d->mems)
-        && per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems);
+           && per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems);
 }
+
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
     if (!describe(r, vocab)) return 0;
     n = stx_comp_count(&r->desc);
-    if (!n) { stx_comp_create(t->x, &r->desc); why(t); }      /* which says why not */
+    if (!n) {
+        stx_comp_create(t->x, &r->desc);
+        why(t);
+    } /* which says why not */
     return n;
 }
+
 static void shape(const tr_lm *t, char *line, size_t room, double *states) {
     const stx_comp_desc *d = &((const run *)t)->desc;
     size_t l, i, rows = 0, n = 0;
@@ -438,45 +519,66 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
         rows += d->mems ? d->mems[l] : (size_t)opt.mem;
         if (opt.compress != STX_COMP_DROP) rows += d->cmems ? d->cmems[l] : (size_t)opt.cmem;
     }
-    snprintf(line, room, "%llu layers, %llu heads, segment %llu; %zu layers with a memory, of %zu rows together",
-        (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads, (unsigned long long)opt.block_sz, n, rows);
+    snprintf(
+        line, room,
+        "%llu layers, %llu heads, segment %llu; %zu layers with a memory, of %zu rows together",
+        (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads,
+        (unsigned long long)opt.block_sz, n, rows);
     *states = (double)opt.batch_sz * (double)opt.hid_sz * (double)rows;
 }
+
 /* Evaluation's memories: every memory layer's, every compressed memory's */
 static int eval_sizes(run *r) {
     const stx_comp *m = r->model;
     size_t l, mems = 0, cmems = 0, most = 0, cmost = 0;
-    double B = (double)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz : opt.batch_sz / opt.batch_split), need = 0;
+    double B = (double)(opt.lm.eval_batch_sz ? opt.lm.eval_batch_sz
+                                             : opt.batch_sz / opt.batch_split),
+           need = 0;
     double limit = (double)stx_ctx_desc(r->t.x)->max_bytes;
     for (l = 0; l < opt.nlayers; l++) {
         const stx_comp_layer *y = &m->layer[l];
         eval_mems[l] = !y->memory || opt.eval_mem < 0 ? y->M : (size_t)opt.eval_mem;
         eval_cmems[l] = !y->C || opt.eval_cmem < 0 ? y->C : (size_t)opt.eval_cmem;
-        mems += y->memory; cmems += y->C > 0;
-        need += B * (double)opt.hid_sz * ((double)eval_mems[l] + (double)eval_cmems[l]) * sizeof(stx_real);
+        mems += y->memory;
+        cmems += y->C > 0;
+        need += B * (double)opt.hid_sz * ((double)eval_mems[l] + (double)eval_cmems[l])
+                * sizeof(stx_real);
         if (eval_mems[l] > most) most = eval_mems[l];
         if (eval_cmems[l] > cmost) cmost = eval_cmems[l];
     }
-    if (opt.eval_mem > 0 && !mems) return tr_fail(r->t.err, TR_ERR, "--eval-mem %d: no layer of this model has a memory", opt.eval_mem);
+    if (opt.eval_mem > 0 && !mems)
+        return tr_fail(r->t.err, TR_ERR, "--eval-mem %d: no layer of this model has a memory",
+                       opt.eval_mem);
     if (opt.eval_cmem > 0 && !cmems)
-        return tr_fail(r->t.err, TR_ERR, "--eval-cmem %d: this model has no compressed memory", opt.eval_cmem);
-    if (tr_given(&options, "aux") && r->desc.aux != STX_COMP_AUX_AUTO && r->desc.aux != STX_COMP_AUX_NONE && !cmems)
-        return tr_fail(r->t.err, TR_ERR, "--aux: no layer has a compressed memory for it to train (--memory-layers, --mem, --cmem)");
+        return tr_fail(r->t.err, TR_ERR, "--eval-cmem %d: this model has no compressed memory",
+                       opt.eval_cmem);
+    if (tr_given(&options, "aux") && r->desc.aux != STX_COMP_AUX_AUTO
+        && r->desc.aux != STX_COMP_AUX_NONE && !cmems)
+        return tr_fail(
+            r->t.err, TR_ERR,
+            "--aux: no layer has a compressed memory for it to train (--memory-layers, --mem, --cmem)");
     if ((m->desc.literal & STX_COMP_LITERAL_ROWS)
         && opt.block_sz + most + cmost > m->key_pe->dim[0])
-        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: %zu and %zu rows are more than "
-            "the model's, which --literal rows does not allow", most, cmost);
+        return tr_fail(r->t.err, TR_ERR,
+                       "--eval-mem, --eval-cmem: %zu and %zu rows are more than "
+                       "the model's, which --literal rows does not allow",
+                       most, cmost);
     if (limit > 0 && need > limit)
-        return tr_fail(r->t.err, TR_ERR, "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of "
-            "--max-memory: use smaller ones, or a smaller --eval-batch-sz", most, cmost, need / (1 << 30), limit / (1 << 30));
+        return tr_fail(
+            r->t.err, TR_ERR,
+            "--eval-mem, --eval-cmem: memories of %zu and %zu rows take %.3g GiB of the %.3g GiB of "
+            "--max-memory: use smaller ones, or a smaller --eval-batch-sz",
+            most, cmost, need / (1 << 30), limit / (1 << 30));
     return 1;
 }
+
 static int make(tr_lm *t) {
     static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_SGD, STX_ADAGRAD};
     run *r = (run *)t;
     stx_optim_desc od;
     size_t l;
-    if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_comp_count(&r->desc))) return 0;
+    if (!describe(r, stx_vocab_size(t->vocab)) || !tr_lm_fits(t, (double)stx_comp_count(&r->desc)))
+        return 0;
     r->model = stx_comp_create(t->x, &r->desc);
     if (!r->model) return why(t);
     t->lm = stx_comp_lm(r->model);
@@ -484,14 +586,19 @@ static int make(tr_lm *t) {
     t->lm.gen_create = gen_create;
     if (!eval_sizes(r)) return 0;
     for (l = 0; l < opt.nlayers && r->n < (STX_NOTES - NOTE_AUX) / 2; l++)
-        if (r->model->layer[l].C && (r->model->desc.aux == STX_COMP_AUX_ATTENTION || r->model->desc.aux == STX_COMP_AUX_AUTOENCODE))
+        if (r->model->layer[l].C
+            && (r->model->desc.aux == STX_COMP_AUX_ATTENTION
+                || r->model->desc.aux == STX_COMP_AUX_AUTOENCODE))
             r->reported[r->n++] = l;
     if (!t->training) return stx_ok(t->x) ? 1 : why(t);
     memset(&od, 0, sizeof od);
     od.kind = kinds[opt.optim];
-    od.momentum = opt.momentum; od.weight_decay = opt.weight_decay; od.clip = opt.grad_clip;
+    od.momentum = opt.momentum;
+    od.weight_decay = opt.weight_decay;
+    od.clip = opt.grad_clip;
     return tr_lm_make(t, &od, 1);
 }
+
 static int check(tr_lm *t) {
     const int gated = opt.gate != STX_COMP_RESIDUAL, biased = gated && opt.gate != STX_COMP_INPUT;
     const tr_only only[] = {
@@ -503,41 +610,64 @@ static int check(tr_lm *t) {
         {"conv-no-bias", opt.compress == STX_COMP_CONV, "--compress conv"},
         {"dilations", opt.compress == STX_COMP_DILATED, "--compress dilated"},
         {"bptt", opt.aux == STX_COMP_AUX_BPTT, "--aux bptt"},
-        {"aux-dropout", opt.aux == STX_COMP_AUX_ATTENTION || opt.aux == STX_COMP_AUX_AUTO, "--aux attention"},
-        {"aux-weight", opt.aux != STX_COMP_AUX_NONE && opt.aux != STX_COMP_AUX_BPTT, "--aux attention and autoencode"},
+        {"aux-dropout", opt.aux == STX_COMP_AUX_ATTENTION || opt.aux == STX_COMP_AUX_AUTO,
+         "--aux attention"},
+        {"aux-weight", opt.aux != STX_COMP_AUX_NONE && opt.aux != STX_COMP_AUX_BPTT,
+         "--aux attention and autoencode"},
         {"lr-start", opt.lr_warmup, "an --lr-warmup"},
         {"lr-min", opt.schedule == 1, "--schedule cosine"},
-        {"momentum", opt.optim == 2, "--optim sgd"}
-    };
+        {"momentum", opt.optim == 2, "--optim sgd"}};
     if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (opt.hid_sz % opt.nheads)
-        return tr_fail(t->err, TR_ERR, "--nheads %llu does not divide --hid-sz %llu: choose heads that do",
-            (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
+        return tr_fail(t->err, TR_ERR,
+                       "--nheads %llu does not divide --hid-sz %llu: choose heads that do",
+                       (unsigned long long)opt.nheads, (unsigned long long)opt.hid_sz);
     if (opt.eval_positions % opt.block_sz)
-        return tr_fail(t->err, TR_ERR, "--eval-positions %llu: not a multiple of --block-sz %llu", (unsigned long long)opt.eval_positions,
-            (unsigned long long)opt.block_sz);
-    if (opt.compress == STX_COMP_DROP && ((tr_given(&options, "cmem") && opt.cmem) || (tr_given(&options, "cmems") && opt.cmems)))
-        return tr_fail(t->err, TR_ERR, "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose "
+        return tr_fail(t->err, TR_ERR, "--eval-positions %llu: not a multiple of --block-sz %llu",
+                       (unsigned long long)opt.eval_positions, (unsigned long long)opt.block_sz);
+    if (opt.compress == STX_COMP_DROP
+        && ((tr_given(&options, "cmem") && opt.cmem) || (tr_given(&options, "cmems") && opt.cmems)))
+        return tr_fail(
+            t->err, TR_ERR,
+            "--cmem, --cmems: with --compress none there is no compressed memory: leave them out, or choose "
             "another --compress");
     return describe((run *)t, 1);
 }
+
 static void plan(tr_lm *t) {
     static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
     t->steps = opt.lm.steps ? opt.lm.steps : 1000;
     t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
-    t->eval_every = opt.lm.eval_every; t->save_every = opt.lm.save_every; t->eval_blocks = opt.lm.eval_blocks;
+    t->eval_every = opt.lm.eval_every;
+    t->save_every = opt.lm.save_every;
+    t->eval_blocks = opt.lm.eval_blocks;
     t->eval_block = opt.block_sz;
     t->eval_window = opt.eval_mem >= 0 || opt.eval_cmem >= 0;
     t->schedule.kind = kinds[opt.schedule];
-    t->schedule.lr = opt.lr; t->schedule.lr_start = opt.lr_start; t->schedule.lr_min = opt.lr_min; t->schedule.warmup = opt.lr_warmup;
+    t->schedule.lr = opt.lr;
+    t->schedule.lr_start = opt.lr_start;
+    t->schedule.lr_min = opt.lr_min;
+    t->schedule.warmup = opt.lr_warmup;
     t->schedule.total = t->steps;
 }
+
 static const int no_adapt_io = 0;
-static const tr_lm_kind kind = {
-    "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
-    {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
-    check, plan, count, shape, make, train, learned, sizeof(run)
-};
+static const tr_lm_kind kind = {"seqtx.compressive.1",
+                                "memory",
+                                &no_adapt_io,
+                                NULL,
+                                STX_ORDER_FIRST,
+                                0,
+                                {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
+                                check,
+                                plan,
+                                count,
+                                shape,
+                                make,
+                                train,
+                                learned,
+                                sizeof(run)};
+
 int main(int argc, char **argv) {
     static run r;
     return tr_lm_main(&r.t, &kind, &options, &opt.lm, NULL, argc, argv);
