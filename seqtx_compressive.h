@@ -286,8 +286,8 @@
          in evaluation                                    3072    1500         -
        ratio (r)        4              4        4         3       4            2
        memory_layers    all            6, 7, 8  6 .. 12   all     all          all
-       compress         conv           conv     conv      conv    conv         conv
-       aux              attention      as zero  as zero   as zero as zero      as zero
+       compress         conv           all as zero
+       aux              attention      all as zero
        positions        learned        learned  learned   xl      xl           xl
        norm_after       before         0        0         1       1            1
        gate             x + y          gru      gru       0       0            0
@@ -524,7 +524,7 @@ typedef struct stx_comp_desc {
     size_t layers;          /* L; 0: 8 */
     size_t heads;           /* H, at most 256, divides D; 0: 8 */
     size_t kv_heads;        /* heads of keys and values, each shared by H / kv_heads
-                               queries; 0: H */
+                               query heads; 0: H */
     size_t inner;           /* F; 0: 4 D */
     size_t segment;         /* S; 0: 512 */
 
@@ -688,11 +688,11 @@ STX_DEF void stx_comp_state_reset(stx_comp_state *s);
    one number of rows for all streams. */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 
-/* Copies the memory of streams c .. c + n - 1 of from to streams b .. b + n - 1 of to,
-   to regroup batches. Both states have the same model and the same capacities. Returns
-   1, or 0 and an error. */
+/* Copies the memory of streams from_b .. from_b + streams - 1 of from to streams b ..
+   b + streams - 1 of to, to regroup batches. Both states have the same model and the same
+   capacities. Returns 1, or 0 and an error. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
-                                size_t c, size_t n);
+                                size_t from_b, size_t streams);
 
 /* Copies the memory of layer l to and from host memory. get writes its n =
    mem->layer[l].real rows (B,n,D) and its c = comp->layer[l].real compressed rows
@@ -2587,8 +2587,8 @@ static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *
     return 0;
 }
 
-STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from, size_t c,
-                                size_t n) {
+STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
+                                size_t from_b, size_t streams) {
     stx_ctx *x = to ? to->model->ctx : NULL;
     stx_rows *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
@@ -2597,15 +2597,15 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     if (!stx_ok(x) || !stx__comp_state_like(to, from)) return 0;
 
     /* sources that were cut into other groups than those of the remaining streams */
-    differ = n < to->B && stx__comp_most_seen(from) != stx__comp_most_seen(to);
-    for (l = 0; to->source && n < to->B && l < to->model->desc.layers; l++)
+    differ = streams < to->B && stx__comp_most_seen(from) != stx__comp_most_seen(to);
+    for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
         differ |= from->source->layer[l].real != to->source->layer[l].real;
 
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++)
-        if (!stx_rows_copy(part[i], b, other[i], c, n)) return 0;
-    memmove(to->seen + b, from->seen + c, n * sizeof *to->seen);
+        if (!stx_rows_copy(part[i], b, other[i], from_b, streams)) return 0;
+    memmove(to->seen + b, from->seen + from_b, streams * sizeof *to->seen);
     if (differ) stx_rows_reset(to->source);
     return 1;
 }

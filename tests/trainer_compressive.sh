@@ -235,23 +235,23 @@ END2
 family_bad() {
     refused '--nheads.*--hid-sz' $t $tiny $new --nheads 3
     refused '--kv-heads: expected a divisor of --nheads, got 3' $t $tiny $new --nheads 4 --kv-heads 3
-    refused '--memory-layers 3: there is no layer 3' $t $tiny $new --memory-layers 3
-    refused '--memory-layers 0: there is no layer 0' $t $tiny $new --memory-layers 0
-    refused '--memory-layers 2,1,2: layer 2 stands twice' $t $tiny $new --memory-layers 2,1,2
-    refused '--memory-layers some: want all' $t $tiny $new --memory-layers some
-    refused '--memory-layers 1,,2: want all' $t $tiny $new --memory-layers 1,,2
+    refused '--memory-layers 3: expected layers from 1 to 2 .--nlayers., got 3' $t $tiny $new --memory-layers 3
+    refused '--memory-layers 0: expected layers from 1 to 2 .--nlayers., got 0' $t $tiny $new --memory-layers 0
+    refused '--memory-layers 2,1,2: expected each layer once, got 2 twice' $t $tiny $new --memory-layers 2,1,2
+    refused '--memory-layers some: expected all' $t $tiny $new --memory-layers some
+    refused '--memory-layers 1,,2: expected all' $t $tiny $new --memory-layers 1,,2
     for name in mem cmem; do
         refused "--$name:" $t $tiny $new --$name -1
         refused "--$name:" $t $tiny $new --$name 1073741825
-        refused "--${name}s 4: want 2 numbers" $t $tiny $new --${name}s 4
-        refused "--${name}s 4,4,4: want 2 numbers" $t $tiny $new --${name}s 4,4,4
-        refused "--${name}s 4,x: want 2 numbers" $t $tiny $new --${name}s 4,x
+        refused "--${name}s 4: expected 2 numbers" $t $tiny $new --${name}s 4
+        refused "--${name}s 4,4,4: expected 2 numbers" $t $tiny $new --${name}s 4,4,4
+        refused "--${name}s 4,x: expected 2 numbers" $t $tiny $new --${name}s 4,x
         refused "--${name}s 4,1073741825: .*at most" $t $tiny $new --${name}s 4,1073741825
     done
     refused '--ratio' $t $tiny $new --ratio 1048577
     refused '--overlap would change nothing: it is for --compress conv' $t $tiny $new --overlap 2 --compress mean
-    refused '--dilations 1,0: want' $t $tiny $new --compress dilated --dilations 1,0
-    refused '--dilations 1,2,3,4,5,6,7,8,9: want' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
+    refused '--dilations 1,0: expected up to 8 numbers' $t $tiny $new --compress dilated --dilations 1,0
+    refused '--dilations 1,2,3,4,5,6,7,8,9: expected up to 8 numbers' $t $tiny $new --compress dilated --dilations 1,2,3,4,5,6,7,8,9
     refused '--dilations' $t $tiny $new --dilations 1,2
     refused '--aux: expected none, because this compression has no parameters, got attention' $t $tiny $new --compress max --aux attention
     refused '--bptt would change nothing: it is for --aux bptt' $t $tiny $new --bptt 2
@@ -273,11 +273,11 @@ family_bad() {
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
     refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --cmem 0 --eval-cmem 8
     refused '--eval-mem, --eval-cmem: .*1000000000.*--max-memory' $t $tiny $new --positions xl --eval-cmem 1000000000
-    refused '--cmem, --cmems: with --compress none' $t $tiny $new --compress none
+    refused '--cmem, --cmems: --compress none has no compressed memory' $t $tiny $new --compress none
     refused '--aux: no layer has a compressed memory' $t $tiny $new --cmem 0 --aux attention
     refused '--update-after 5: .*--update-every' $t $tiny $new --update-after 5
     refused '--eval-cmem: .*--literal rows' $t $tiny $new --literal rows --eval-cmem 100
-    refused '--eval-positions 7: .*--block-sz' $t $tiny $new --eval-positions 7
+    refused '--eval-positions: expected a multiple of --block-sz 16, got 7' $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
     tr -d 'a-z0-9' <t.txt >blank.txt
     refused 'word-ppl: a text without words' --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
