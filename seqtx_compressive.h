@@ -5,9 +5,10 @@
        #define SEQTX_IMPLEMENTATION           #include "seqtx_compressive.h"
        #include "seqtx_compressive.h"
 
-   Needs seqtx.h in the same directory. Compile with -O2 and link -lm (and -pthread on
-   systems older than glibc 2.34). If another file already implements seqtx.h, define
-   SEQTX_COMPRESSIVE_IMPLEMENTATION instead: it compiles only the part in this header.
+   Needs seqtx.h in the same directory. Compile with -O2 and link with -lm (and with
+   -pthread if glibc is older than 2.34). If another file already implements seqtx.h,
+   define SEQTX_COMPRESSIVE_IMPLEMENTATION instead, which compiles only the implementation
+   in this header.
 
    Contents: a Transformer that reads text segment by segment. A memory layer keeps the
    rows of the last segments. Rows that the memory evicts are not discarded but
@@ -19,11 +20,12 @@
 
    Papers
        Compressive Transformers for Long-Range
-           Sequence Modelling                        Rae et al., 2019          1911.05507
+           Sequence Modelling                     Rae et al. 2019         arXiv:1911.05507
        Stabilizing Transformers for Reinforcement
-           Learning (the gates)                      Parisotto et al., 2019    1910.06764
-       Do Transformers Need Deep Long-Range Memory?  Rae and Razavi, 2020      2007.03356
-       ERNIE-Doc (recurrence)                        Ding et al., 2020         2012.15688
+           Learning (the gates)                   Parisotto et al. 2019   arXiv:1910.06764
+       Do Transformers Need Deep Long-Range
+           Memory?                                Rae and Razavi 2020     arXiv:2007.03356
+       ERNIE-Doc (recurrence)                     Ding et al. 2020        arXiv:2012.15688
 
    Letters used in this file
        B  streams (rows of a batch)       S  tokens per segment
@@ -204,7 +206,7 @@
        dnew = 2 (0.5493 - 0.8240) = -0.5493 = dbias
        dW = -0.5493 (0, ln 3) = (0, -0.6035)
 
-   Quick start (a test compiles and runs it): learns "abcabc.." and prints it.
+   Quick start. The program learns "abcabc.." and prints it. A test compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -377,12 +379,12 @@
        separate projection and bias for positions of compressed rows; clamped positions;
        mogrifiers with biases.
 
-   Checkpoints of the port can be converted in both directions; docs/convert.md lists the
+   Checkpoints of the port can be converted to and from seqtx; docs/convert.md lists the
    names of the tensors.
 
-   Arguments of the port's constructor and the fields of stx_comp_desc
+   Arguments of the port's constructor and the corresponding fields of stx_comp_desc
 
-       argument                     field                             their default
+       argument                     field                             its default
        ---------------------------  --------------------------------  -------------------
        num_tokens                   vocab                             (required)
        dim                          dim                               (required)
@@ -403,7 +405,7 @@
        attn_layer_dropout           out_dropout                       0
        reconstruction_attn_dropout  aux_dropout                       0
        reconstruction_loss_weight   aux_weight                        1
-       mask (of the call)           pad, with the opposite sense      all true
+       mask (of the call)           pad, inverted                     all true
 
    Easy to get wrong
        - The memory stores h, normalised once, not keys: keys are projected with the
@@ -423,21 +425,23 @@
          (stx_comp_state_create_sized), only STX_COMP_XL has positions for the additional
          distances.
 
-   GPU. Set desc.device (see seqtx.h); nothing else changes. To replay steps as a CUDA
-   graph, once the memories are full, write the step as a function
-   (examples/train_compressive.c is a complete example):
+   GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
+   changes. To replay steps as a CUDA graph, which is possible once the memories are full,
+   write the step as a function. A complete example is examples/train_compressive.c:
 
        stx_tokens_set(x, in, ..);    stx_tokens_set(x, next, ..);
        stx_optim_rate(optim, lr);
        stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user);
 
-   step() calls stx_begin .. stx_optim_step. The kernels of this header are part of
-   seqtx_cuda.cu if both files are in the same directory.
+   step() makes every call from stx_begin to stx_optim_step. The kernels of this header
+   are part of seqtx_cuda.cu if both files are in the same directory.
+
+   Compile-time options are those of seqtx.h.
 
    Reading order: stx__comp_layer (a layer, and what its segment leaves), stx_comp_segment
    (the loop over layers and the memory), stx__comp_plan (what is evicted, what is
    missing), stx__comp_compress, stx__comp_aux, stx__comp_gate, the kernels from >>groups
-   on, and stx__comp_gen_move (generation). Compile-time options are those of seqtx.h.
+   on, and stx__comp_gen_move (generation).
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* see there */
@@ -451,7 +455,7 @@ extern "C" {
 #endif
 
 
-// >>api: configuration ------------------------------------------------------------------
+// >>api: configuration
 
 /* stx_comp_desc.compress: what becomes of evicted rows */
 enum {
@@ -506,7 +510,7 @@ enum { STX_COMP_MAX_DILATIONS = 8 };
 
 #define STX_COMP_NO_ROWS SIZE_MAX   /* stx_comp_desc.mem and cmem, where 0 means a default */
 
-/* Flags of stx_comp_desc.literal: accidental behaviour of the port; see Fidelity. */
+/* Flags of stx_comp_desc.literal. Each restores accidental behaviour; see Fidelity. */
 enum {
     STX_COMP_LITERAL_ROWS   = 1,        /* requires STX_COMP_LEARNED */
     STX_COMP_LITERAL_PAD    = 2,        /* requires STX_COMP_CONV */
@@ -516,6 +520,7 @@ enum {
     STX_COMP_LITERAL        = 1 << 30   /* all that apply to the model */
 };
 
+/* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_comp_desc {
     /* sizes */
     size_t vocab;           /* V; 0: no embedding and output head, vectors in and out */
@@ -572,9 +577,11 @@ typedef struct stx_comp_desc {
     double aux_dropout;     /* of attention weights over new rows in the aux loss */
 
     unsigned literal;       /* STX_COMP_LITERAL or flags; a flag that does not apply is an
-                               error. In the resolved desc: the flags in force */
-    int    recompute;       /* 1: recompute all layers in backward, to save memory */
-    size_t recompute_layers;        /* recompute the last n layers only */
+                               error. In the model's desc: the flags in force */
+    int    recompute;       /* 1: recompute all layers in the backward pass, to save
+                               memory */
+    size_t recompute_layers;    /* number of last layers to recompute; ignored with
+                                   recompute */
 } stx_comp_desc;
 
 /* Weights of a gate, by kind; see the manual. Those that a kind does not have are NULL.
@@ -593,6 +600,7 @@ typedef struct stx_comp_gate {
     stx_tensor *mogrify[4];     /* q0 (k,D), q1 (D,k), r0 (k,D), r1 (D,k); k = floor(D / 4) */
 } stx_comp_gate;
 
+/* Parameters of a layer. */
 typedef struct stx_comp_layer {
     int    memory;                          /* 1: a memory layer */
     size_t M, C;                            /* 0 in other layers */
@@ -612,9 +620,11 @@ typedef struct stx_comp_layer {
                            checkpoints: a resumed run sets it. 0 unfreezes wkv */
 } stx_comp_layer;
 
+/* A model. The context owns it and its parameters. */
 typedef struct stx_comp {
     stx_ctx        *ctx;
-    stx_comp_desc   desc;                   /* resolved; its pointers are NULL */
+    stx_comp_desc   desc;                   /* with the defaults filled in; its pointers are
+                                               NULL */
     stx_params     *params;
     stx_words      *words;                  /* embedding and output head, E wide; NULL
                                                without vocab */
@@ -637,22 +647,25 @@ typedef struct stx_comp {
                                                losses of all ranks is that of the batch */
 } stx_comp;
 
-/* Creates a model with initialised parameters in x. It is freed with x. Returns NULL
-   and sets the context's error if the desc is invalid. */
-STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *d);
+/* Creates a model with initialised parameters in context x, which owns it. The desc and
+   its lists are copied. Returns NULL and sets an error if the desc is NULL or invalid, or
+   if memory runs out. */
+STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc);
 
+/* The model's parameters, owned by the model; NULL if m is NULL. */
 STX_DEF stx_params *stx_comp_params(stx_comp *m);
 
-/* Number of parameter elements of such a model, tied ones counted once, without
-   creating it. Returns 0 if the desc is invalid, SIZE_MAX if the number does not fit. */
-STX_DEF size_t stx_comp_count(const stx_comp_desc *d);
+/* Number of parameter elements of a model with this desc. Tied parameters count once.
+   Nothing is created. Returns 0, without setting an error, if the desc is invalid, and
+   SIZE_MAX if the number does not fit in size_t. */
+STX_DEF size_t stx_comp_count(const stx_comp_desc *desc);
 
 
-// >>api: memory -------------------------------------------------------------------------
+// >>api: memory
 
-/* The memories of all layers for B streams. A forward reads one state and writes one,
-   which may be the same. Use separate states for training and evaluation. A new state
-   is empty. */
+/* The memories of all layers for B streams. A forward pass reads one state and writes
+   another, or the same one. Use separate states for training and evaluation. A new
+   state is empty. */
 typedef struct stx_comp_state {
     stx_comp *model;
     size_t    B;
@@ -669,11 +682,14 @@ typedef struct stx_comp_state {
     size_t    most;
 } stx_comp_state;
 
+/* Creates an empty state for B >= 1 streams. Returns NULL and sets an error if B is 0 or
+   memory runs out. It is freed by stx_comp_state_free, or with the context. */
 STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B);
 
-/* Creates a state with other capacities than the model's. mems and cmems have L elements
-   each, or are NULL for the model's. Distances beyond a learned table use its last row;
-   STX_COMP_XL has no limit. */
+/* The same with other capacities than the model's. mems and cmems have L elements each,
+   or are NULL for the model's; they must be 0 where the model has no memory of that kind.
+   Distances beyond a learned table use the row of its largest distance; STX_COMP_XL has
+   no limit. */
 STX_DEF stx_comp_state *stx_comp_state_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                     const size_t *cmems);
 
@@ -682,15 +698,15 @@ STX_DEF void stx_comp_state_free(stx_comp_state *s);
 /* Empties the memory. Does nothing after an error. */
 STX_DEF void stx_comp_state_reset(stx_comp_state *s);
 
-/* Empties the memory of stream b, for example because another text begins there. Its
-   next segments equal those of an empty state, up to rounding. An error with
+/* Empties the memory of stream b, for example because a new text begins in it. Its next
+   segments equal those of an empty state, up to rounding. An error if b >= B, and with
    STX_COMP_LITERAL_ROWS, _PAD and _MASK, which derive positions, padding and keys from
    one number of rows for all streams. */
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b);
 
 /* Copies the memory of streams from_b .. from_b + streams - 1 of from to streams b ..
    b + streams - 1 of to, to regroup batches. Both states have the same model and the same
-   capacities. Returns 1, or 0 and an error. */
+   capacities. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
                                 size_t from_b, size_t streams);
 
@@ -698,21 +714,22 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
    mem->layer[l].real rows (B,n,D) and its c = comp->layer[l].real compressed rows
    (B,c,D), oldest first; either pointer may be NULL. set replaces both, n <= M[l] and
    c <= C[l], and resets the usage. With STX_COMP_ROTATE, the rows are those that the
-   last call moved to layer l. Both return 1, or 0 and an error. */
+   last call moved to layer l. Both return 1, or 0 after an error. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
 
-/* Saves the memory in a checkpoint under names that begin with prefix, which has at most
-   64 characters, and loads it into a state with the same B. The entries are those of
-   stx_rows_save under "<prefix>mem.", "<prefix>comp.", "<prefix>usage." and
-   "<prefix>source.", and the metadata "<prefix>seen.<b>". Both return 1, or 0 and an
-   error; a failed load leaves s empty. */
+/* stx_comp_state_save saves the memory to a checkpoint, under names that begin with
+   prefix, which has at most 64 characters. stx_comp_state_load loads it into a state with
+   the same B. The entries are those of stx_rows_save under "<prefix>mem.",
+   "<prefix>comp.", "<prefix>usage." and "<prefix>source.", and the metadata
+   "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves s
+   empty. After an earlier error, and for NULL, they return 0 and do nothing. */
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix);
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix);
 
 
-// >>api: forward ------------------------------------------------------------------------
+// >>api: forward
 
 /* Vectors h (B,T,D), T <= S -> last hidden states (B,T,D).
 
@@ -720,14 +737,16 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
    (except with STX_COMP_LITERAL_MASK); NULL if there is none. The port's mask has the
    opposite sense.
 
-   in is the memory to read (NULL if empty), out the one to write; they may be the same.
-   With out = NULL nothing is compressed, and there is no aux loss.
+   in is the memory to read (NULL if empty), out the memory to write (NULL to write none);
+   they may be the same. Without out, nothing is compressed, and there is no aux loss.
 
    If T = S, the segment enters the memory. If T < S, as at the end of a text, its rows
    are discarded and the memory is unchanged, except that STX_COMP_ROTATE moves the
    memories at the start of every call. For token by token, use stx_comp_gen.
 
-   Gradients reach h but not the memory. With out, do not call it inside stx_recompute. */
+   Gradients reach h but not the memory. With out, do not call it inside stx_recompute.
+   Returns NULL and sets an error if the shapes do not match or a memory belongs to
+   another model. */
 STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *pad,
                                      const stx_comp_state *in, stx_comp_state *out);
 
@@ -739,7 +758,7 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
                                      const stx_comp_state *in, stx_comp_state *out);
 
 /* Hidden states (B,T,D) -> logits (B,T,V), differentiable; and log p (B,T,V), not
-   differentiable. */
+   differentiable. NULL after an error. */
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h);
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h);
 
@@ -754,28 +773,29 @@ STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids
                                   const stx_ids *pad, const stx_comp_state *in,
                                   stx_comp_state *out);
 
-/* The weighted aux loss of the last forward, aux_weight / A sum_l aux_l -> (1), with
+/* The weighted aux loss of the last forward pass, aux_weight / A sum_l aux_l -> (1), with
    gradients into the compression only. 0 if nothing was compressed, and in evaluation. */
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m);
 
-/* Adds the weighted aux loss of the last forward to nll (1). Returns nll itself if
-   there is none. This is the tensor to call stx_backward on. */
+/* Adds the weighted aux loss of the last forward pass to nll (1). Returns nll itself if
+   there is none. Call stx_backward on the result. */
 STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll);
 
-/* The key of stx_step_run: a hash of everything the host decides in a step with these
-   tokens and this memory; each may be NULL. salt is hashed too. For a step with
-   several parts or memories, pass the key of one as the salt of the next. Padding is
-   not part of the key: do not replay steps with padding. */
+/* The key for stx_step_run: a hash of everything that the host decides in a step with
+   these tokens and this memory; each may be NULL. salt is hashed too: for a step with
+   several parts or memories, pass the key of one as the salt of the next. Padding is not
+   part of the key, so do not replay steps with padding. */
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt);
 
 
-// >>api: generation ---------------------------------------------------------------------
+// >>api: generation
 
-/* Evaluates step by step with cached keys and values. Equal to whole segments,
-   whatever the number of tokens per call. The memory moves when a segment is full,
-   counted from the start; STX_COMP_ROTATE also rotates once per segment. There is no
-   padding; see the manual. Create a new one or reset it after the parameters change. */
+/* Evaluates step by step with cached keys and values. The results equal those of whole
+   segments, up to rounding, whatever the number of tokens per call. The memory moves when
+   a segment is full, counted from the start; STX_COMP_ROTATE also rotates once per
+   segment. There is no padding; see the manual. After the parameters change, reset the
+   generator or create a new one. */
 typedef struct stx_comp_gen {
     stx_comp       *model;
     size_t          B;
@@ -795,9 +815,11 @@ typedef struct stx_comp_gen {
     size_t          reach;      /* rows of positions: S + max M + max C */
 } stx_comp_gen;
 
+/* Creates a generator for B >= 1 streams. Returns NULL and sets an error if B is 0 or
+   memory runs out. It is freed by stx_comp_gen_free, or with the context. */
 STX_DEF stx_comp_gen *stx_comp_gen_create(stx_comp *m, size_t B);
 
-/* With other capacities than the model's; see stx_comp_state_create_sized. */
+/* The same with other capacities than the model's; see stx_comp_state_create_sized. */
 STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const size_t *mems,
                                                 const size_t *cmems);
 
@@ -817,19 +839,19 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from);
    stx_begin(x, STX_EVAL). */
 STX_DEF stx_tensor *stx_comp_gen_step(stx_comp_gen *g, stx_tensor *h);
 
-/* Feeds n >= 1 tokens per stream, ids (B,n), and returns the logits (B,V) of the token
-   after the last one. The result is in host memory, for stx_sample, and valid until
-   the next call. Calls stx_begin(x, STX_EVAL), so do not call it between a forward and
-   its backward. */
+/* Feeds n >= 1 tokens per stream, ids (B,n), and returns the logits (B,V) of the next
+   token, or NULL after an error. The result is in host memory, ready for stx_sample, and
+   valid until the next call. Calls stx_begin(x, STX_EVAL), so do not call it between a
+   forward pass and its backward pass. */
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n);
 
-/* The model as a table of functions, for programs that accept any family. Its window
-   arguments must be 0: use stx_comp_state_create_sized for other memories in
-   evaluation. For NULL, and for a model without vocab, all fields are NULL. */
+/* The model as a table of functions, for programs that accept any model family. The
+   window arguments must be 0: use stx_comp_state_create_sized for other capacities in
+   evaluation. If m is NULL or has no vocab, all fields are NULL. */
 STX_DEF stx_lm stx_comp_lm(stx_comp *m);
 
 
-// >>api: kernels ------------------------------------------------------------------------
+// >>api: kernels
 
 /* Cuts the rows (B,rows,D) of each stream into `groups` groups of `taps` rows, `step`
    rows apart. Tap t of group g of stream b is row base_b + g step + t, with
@@ -945,7 +967,7 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
 }
 #endif
 
-/* Stop here if you only want the API. */
+/* Stop reading here if you only want the API. */
 #endif /* SEQTX_COMPRESSIVE_H */
 
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_COMPRESSIVE_IMPLEMENTATION)) \
@@ -1885,7 +1907,7 @@ static int stx__comp_check_sizes(stx_ctx *x, stx_comp_desc *d) {
 
     if (d->heads > 256 || d->dim % d->heads) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_comp_create: heads: expected at most 256 that divide dim %zu, got %zu",
+                 "stx_comp_create: heads: expected a divisor of dim %zu of at most 256, got %zu",
                  d->dim, d->heads);
         return 0;
     }
@@ -2006,8 +2028,8 @@ static int stx__comp_resolve_compress(stx_ctx *x, stx_comp_desc *d) {
                              "0 unless aux is STX_COMP_AUX_ATTENTION");
 }
 
-/* Replaces STX_COMP_LITERAL by the flags that apply to the model. Returns 0 and an
-   error if a single flag does not apply. */
+/* Replaces STX_COMP_LITERAL with the flags that apply to the model. Returns 0 and sets
+   an error if a flag that was set individually does not apply or is unknown. */
 static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
     static const struct {
         unsigned flag;
@@ -2038,7 +2060,7 @@ static int stx__comp_check_literal(stx_ctx *x, stx_comp_desc *d) {
     }
     if (d->literal & ~all)
         return stx__comp_bad(x, "literal", (double)d->literal,
-                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS, .. _FREEZE");
+                             "STX_COMP_LITERAL, or flags STX_COMP_LITERAL_ROWS to _FREEZE");
     if (d->literal & STX_COMP_LITERAL) d->literal = apply;
     return 1;
 }
@@ -2064,8 +2086,9 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
     return 1;
 }
 
-/* Initialisers of embedding and output head, as in PyTorch: N(0,1) for the embedding,
-   U(-1/sqrt(columns), 1/sqrt(columns)) for the rest. */
+/* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
+   with deviation 1 for the embedding, uniform in [-1/sqrt(columns), 1/sqrt(columns)] for
+   the rest. */
 static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
@@ -2079,8 +2102,9 @@ static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
     w->bias = w->out_table;
 }
 
-/* Copies the desc, fills in defaults and checks it. Returns 0 and, if x is not NULL,
-   sets an error if it is invalid. The lists remain the caller's. */
+/* Copies the desc, fills in the defaults, checks it and derives words from it. If it is
+   invalid, returns 0 and, unless x is NULL, sets an error. The lists remain the
+   caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
                              stx_words_desc *words) {
     STX__FP_SCOPE;
@@ -2335,8 +2359,8 @@ static void stx__comp_model_params(stx_comp *m, const stx_words_desc *words) {
     }
 }
 
-/* Weights and biases are initialised as PyTorch's modules do, U(-1/sqrt(columns),
-   1/sqrt(columns)), and the embedding N(0,1). u, vb and key_pe start at 0. */
+/* Weights and biases are initialised as in PyTorch's modules, uniform in
+   [-1/sqrt(columns), 1/sqrt(columns)]. u, vb and key_pe start at 0. */
 STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
     STX__FP_SCOPE;
     stx_comp *m;
@@ -3615,8 +3639,8 @@ static stx_tensor *stx__comp_input(stx_tensor **in, int index) {
     return index ? in[index] : NULL;
 }
 
-/* One layer, in the form that stx_recompute calls. It does not change the state, because
-   it can run twice.
+/* One layer, as a function that stx_recompute can call. It does not change the state,
+   because it can run twice.
        in     x (B,T,D), h (B,T,D), and where they exist past (B,c+n,D), source and usage
        out    the aux loss, or usage; its ratio, or source; the new rows (B,G,D) */
 static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
@@ -3670,13 +3694,14 @@ static int stx__comp_segment_fits(const stx_comp *m, const stx_tensor *h, const 
                  "(%zu,%zu,%zu)", D, S, B, h->dim[1], h->dim[2]);
     else if (pad && (pad->B != B || pad->T != h->dim[1]))
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_comp_segment: pad: expected (%zu,%zu) like h, got (%zu,%zu)", B, h->dim[1],
+                 "stx_comp_segment: pad: expected (%zu,%zu), as in h, got (%zu,%zu)", B, h->dim[1],
                  pad->B, pad->T);
     else if ((in && in->model != m) || (out && out->model != m))
-        stx_fail(x, STX_ERR_ARG, "stx_comp_segment: the memory belongs to another model");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_segment: expected a memory of this model, got one of another model");
     else if (state && state->B != B)
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_comp_segment: expected a memory of B = %zu streams like h, got %zu", B,
+                 "stx_comp_segment: expected a memory with B = %zu streams, as in h, got %zu", B,
                  state->B);
     return stx_ok(x);
 }
@@ -3827,7 +3852,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     if (m->desc.literal & STX_COMP_LITERAL_MASK) pad = NULL;
     if (pad && (pad->B != targets->B || pad->T != targets->T)) {
         stx_fail(x, STX_ERR_SHAPE,
-                 "stx_comp_nll: pad: expected (%zu,%zu) like the targets, got (%zu,%zu)",
+                 "stx_comp_nll: pad: expected (%zu,%zu), as in the targets, got (%zu,%zu)",
                  targets->B, targets->T, pad->B, pad->T);
         return NULL;
     }
@@ -3997,7 +4022,8 @@ STX_DEF int stx_comp_gen_set(stx_comp_gen *g, const stx_comp_state *from) {
     if (!g || !stx_ok(g->model->ctx)) return 0;
     if (from && from->model == g->model && from->B != g->B) {
         stx_fail(g->model->ctx, STX_ERR_SHAPE,
-                 "stx_comp_gen_set: expected a memory of B = %zu streams, got %zu", g->B, from->B);
+                 "stx_comp_gen_set: expected a memory with B = %zu streams, got %zu", g->B,
+                 from->B);
         return 0;
     }
     if (!stx_comp_state_copy(g->state, 0, from, 0, g->B)) return 0;
@@ -4307,7 +4333,7 @@ STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, s
 }
 
 
-// >>model: the table of functions for programs that accept any family
+// >>model: the table of functions for programs that accept any model family
 
 static stx_tensor *stx__comp_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                      const void *in, void *out) {

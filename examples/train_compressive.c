@@ -1,11 +1,12 @@
-/* train_compressive.c - trains, evaluates and samples the Compressive Transformer
+/* train_compressive.c - trains, evaluates and samples from the Compressive Transformer
 
        cc -O3 -pthread train_compressive.c -lm -o train_compressive
        ./train_compressive --data FILE --steps 2000 --checkpoint run.safetensors
        ./train_compressive --help
 
-   The training loop is in step() and train() below. Options, text, checkpoints, the
-   log and the terminal are shared by all trainers and come from train.h. */
+   The training loop is in step() and train() below. Option parsing, text input,
+   checkpoints, logging and terminal output come from train.h, which all trainers
+   share. */
 #define TR_LM
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
@@ -17,9 +18,13 @@
 
 enum { MAX_LAYERS = 4096, MAX_ROWS = 1 << 30 };
 
-/* --literal without names selects the same forms as the library's flag for all of
-   them. */
+/* --literal without names selects the same flags as STX_COMP_LITERAL. */
 typedef char literal_is_every[(int)STX_COMP_LITERAL == (int)TR_EVERY ? 1 : -1];
+
+enum { OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD, OPTIM_ADAGRAD };
+enum { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_INV_SQRT };
+static const int optim_kinds[] = {STX_ADAM, STX_ADAMW, STX_SGD, STX_ADAGRAD};
+static const int schedule_kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
 
 static struct {
     /* model */
@@ -51,21 +56,21 @@ static struct {
     int         eval_mem, eval_cmem;
     uint64_t    eval_positions;
 
-    tr_lm_opt   lm;         /* options of every trainer */
+    tr_lm_opt   lm;         /* options shared by all trainers */
 } opt;
 
-/* The second column says how a checkpoint treats the option: see "Resuming" in
-   train.h. */
+/* The second column says how checkpoints treat the option: see "Resuming" in train.h. */
 static tr_opt table[] = {
     TR_GROUP("Model"),
-    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, MAX_LAYERS, "layers"),
+    TR_SIZE("nlayers", TR_MODEL, &opt.nlayers, 1, MAX_LAYERS, "number of layers"),
     TR_SIZE("hid-sz", TR_MODEL, &opt.hid_sz, 1, 1u << 29, "model dimension d"),
     TR_SIZE("emb-sz", TR_MODEL, &opt.emb_sz, 0, 1u << 29, "width of the embedding; 0: --hid-sz"),
     TR_SIZE("inner-hid-sz", TR_MODEL, &opt.inner_hid_sz, 0, MAX_ROWS,
         "size of the feed-forward network; 0: 4 d"),
-    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256, "attention heads; must divide --hid-sz"),
+    TR_SIZE("nheads", TR_MODEL, &opt.nheads, 1, 256,
+        "number of attention heads; must divide --hid-sz"),
     TR_SIZE("kv-heads", TR_MODEL, &opt.kv_heads, 0, 256,
-        "heads of keys and values, shared by several queries; must divide --nheads; 0: --nheads"),
+        "number of heads of keys and values; must divide --nheads, which share them; 0: --nheads"),
     TR_SIZE("block-sz", TR_MODEL, &opt.block_sz, 1, MAX_ROWS,
         "segment: tokens per stream and step, after which the memory moves"),
     TR_CHOICE("positions", TR_MODEL, &opt.positions, "learned|xl",
@@ -84,13 +89,14 @@ static tr_opt table[] = {
     TR_FLAG("no-gate-bias", TR_FIXED, &opt.no_gate_bias, "the bias of the gate starts at 0"),
     TR_FLAG("mogrify", TR_MODEL, &opt.mogrify, "gru: mogrifier before the gate"),
     TR_REAL_OPEN("dropout", TR_FREE, &opt.dropout, TR_OPEN_MAX, 0, 1,
-        "of attention weights, attention outputs and inside the feed-forward network"),
+        "dropout probability of attention weights, of attention outputs and inside the "
+        "feed-forward network"),
     TR_REAL("attn-dropout", TR_FREE, &opt.attn_dropout, -1, 0.99,
-        "of attention weights; 0: --dropout, -1: none"),
+        "dropout probability of attention weights; 0: --dropout, -1: none"),
     TR_REAL("out-dropout", TR_FREE, &opt.out_dropout, -1, 0.99,
-        "of attention outputs; 0: --dropout, -1: none"),
+        "dropout probability of attention outputs; 0: --dropout, -1: none"),
     TR_REAL("ff-dropout", TR_FREE, &opt.ff_dropout, -1, 0.99,
-        "inside the feed-forward network; 0: --dropout, -1: none"),
+        "dropout probability inside the feed-forward network; 0: --dropout, -1: none"),
 
     TR_GROUP("Memory"),
     TR_TEXT("memory-layers", TR_MODEL, &opt.memory_layers,
@@ -118,13 +124,13 @@ static tr_opt table[] = {
         "language loss of later segments"),
     TR_REAL("aux-weight", TR_FREE, &opt.aux_weight, 0, 1e6, "weight of that loss; 0: 1"),
     TR_REAL_OPEN("aux-dropout", TR_FREE, &opt.aux_dropout, TR_OPEN_MAX, 0, 1,
-        "of the attention weights of that loss"),
+        "dropout probability of the attention weights of that loss"),
     TR_SIZE("bptt", TR_FIXED, &opt.bptt, 0, 1024, "bptt: number of later segments; 0: 1"),
 
     TR_GROUP("The reference's own forms"),
     TR_SET("literal", TR_MODEL, &opt.literal, "rows|pad|target|mask|freeze",
         STX_COMP_LITERAL_TARGET | STX_COMP_LITERAL_FREEZE,
-        "accidental behaviour of the reference, reproduced. rows: the table row of a distance "
+        "reproduce accidental behaviour of the reference. rows: the table row of a distance "
         "depends on how full the memory is. pad: if --ratio does not divide the rows, padding "
         "precedes them and the newest rows are lost. target: the attention loss compares with "
         "the whole memory. mask: padding enters the memory (there is none in training). freeze: "
@@ -134,24 +140,28 @@ static tr_opt table[] = {
     TR_CHOICE("optim", TR_FIXED, &opt.optim, "adam|adamw|sgd|adagrad", "optimiser"),
     TR_REAL("lr", TR_FREE, &opt.lr, 0, 1e6, "learning rate"),
     TR_CHOICE("schedule", TR_FREE, &opt.schedule, "constant|cosine|inv-sqrt",
-        "learning rate after the warm-up"),
-    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF, "steps of linear warm-up"),
-    TR_REAL("lr-start", TR_FREE, &opt.lr_start, 0, 1e6, "learning rate where the warm-up starts"),
-    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6, "learning rate at the end of the cosine"),
-    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "of sgd"),
+        "learning-rate schedule after the warm-up"),
+    TR_SIZE("lr-warmup", TR_FREE, &opt.lr_warmup, 0, TR_INF,
+        "length of the linear warm-up, in steps"),
+    TR_REAL("lr-start", TR_FREE, &opt.lr_start, 0, 1e6,
+        "learning rate at the start of the warm-up"),
+    TR_REAL("lr-min", TR_FREE, &opt.lr_min, 0, 1e6,
+        "learning rate at the end of the cosine schedule"),
+    TR_REAL("momentum", TR_FIXED, &opt.momentum, 0, 1, "momentum of sgd"),
     TR_REAL("weight-decay", TR_FREE, &opt.weight_decay, 0, 1e6,
-        "of sgd, adam (added to the gradient) and adamw (decoupled)"),
+        "weight decay of sgd and adam (added to the gradient) and of adamw (decoupled)"),
     TR_REAL("grad-clip", TR_FREE, &opt.grad_clip, 0, 1e9,
-        "largest gradient norm, per tensor with adagrad, else of all tensors; 0: none"),
-    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "parallel streams of text"),
+        "gradient clipping norm, per tensor with adagrad, otherwise over all tensors; 0: no "
+        "clipping"),
+    TR_SIZE("batch-sz", TR_FIXED, &opt.batch_sz, 1, 1u << 30, "number of parallel text streams"),
     TR_SIZE("batch-split", TR_FIXED, &opt.batch_split, 1, 1u << 30,
         "process the batch in this many parts, to save memory"),
     TR_LM_PACE(opt.lm),
     TR_SIZE("steps", TR_FREE, &opt.lm.steps, 0, TR_INF,
         "total number of steps, each of one segment per stream; 0: 1000"),
     TR_SIZE("seed", TR_FIXED, &opt.lm.seed, 0, TR_INF,
-        "of initial values, dropout and positions in the text, and of sampling if given (else "
-        "sampling differs every time)"),
+        "seed of initial values, dropout and positions in the text. If given, also the seed of "
+        "sampling; otherwise sampling differs every time"),
     TR_LM_DATA(opt.lm),
     TR_LM_SAVING(opt.lm, "only at the end", "the whole text"),
     TR_INT("eval-mem", TR_FREE | TR_KEPT, &opt.eval_mem, -1, MAX_ROWS,
@@ -195,7 +205,8 @@ static tr_opt table[] = {
     PAPER "tokens=words lr-warmup=16000 steps=516000 block-sz=512 mem=512 cmem=512 tied "
 
 static const tr_preset presets[] = {
-    {"demo", "a small byte model that learns in two minutes on two cores (make demo-compressive)",
+    {"demo", "a small byte-level model that trains in two minutes on two cores (make "
+        "demo-compressive)",
         DEMO "memory-layers=2,3 steps=3600 eval-every=900 save-every=900 eval-blocks=10 "
         "log-every=100"},
     {"reference", "the reference's enwik8 example: 8 layers, memory in the last three, GRU gates",
@@ -236,7 +247,7 @@ typedef struct compression {
 } compression;
 
 typedef struct run {
-    tr_lm         t;        /* context, text, optimiser, log, ..: see train.h */
+    tr_lm         t;        /* context, text, optimiser, log and more: see train.h */
     stx_comp_desc desc;
     stx_comp     *model;
 
@@ -281,8 +292,8 @@ static void note_part(run *r, stx_tensor *loss, double share, int add) {
 
 /* One step: forward and backward of a segment, and an update when it is due. Everything
    that changes between steps is read from t.in, t.out and the optimiser's learning rate,
-   so that a GPU can replay the step (stx_step_run). Gradients add up over the parts of
-   the batch, and over steps without an update. */
+   so that a GPU can replay the step (stx_step_run). Gradients are accumulated over the
+   parts of the batch, and over steps without an update. */
 static void step(void *user) {
     run *r = (run *)user;
     stx_ctx *x = r->t.x;
@@ -493,7 +504,7 @@ static void *gen_create(void *m, size_t B, size_t window) {
     return stx_comp_gen_create_sized((stx_comp *)m, B, this_run.eval_mems, this_run.eval_cmems);
 }
 
-/* Reports the library's error under the names of the options. */
+/* Reports the library's error, with field names replaced by option names. */
 static int why(tr_lm *t) {
     static const tr_word words[] = {
         {"layers", "nlayers"},
@@ -502,7 +513,7 @@ static int why(tr_lm *t) {
         {"inner", "inner-hid-sz"},
         {"segment", "block-sz"},
         {"mems, cmems", "--mems, --cmems"},
-        {"divide dim", "divide --hid-sz"},
+        {"a divisor of dim", "a divisor of --hid-sz"},
         {"a divisor of heads", "a divisor of --nheads"},
         {"compress is STX_COMP_CONV", "--compress is conv"},
         {"compress is STX_COMP_DILATED", "--compress is dilated"},
@@ -593,7 +604,7 @@ static double dropout(double own) {
     return own == 0 ? opt.dropout : own;
 }
 
-/* The desc of the model that the options describe. */
+/* Fills in r->desc from the options. Returns 0 and sets an error if a list is invalid. */
 static int describe(run *r, size_t vocab) {
     stx_comp_desc *d = &r->desc;
     memset(d, 0, sizeof *d);
@@ -635,7 +646,7 @@ static int describe(run *r, size_t vocab) {
     return per_layer(&r->t, "cmems", opt.cmems, r->cmems, &d->cmems);
 }
 
-/* Number of parameters, or 0 and an error. */
+/* Returns the number of parameters, or sets an error and returns 0. */
 static size_t count(tr_lm *t, size_t vocab) {
     run *r = (run *)t;
     size_t n;
@@ -648,8 +659,9 @@ static size_t count(tr_lm *t, size_t vocab) {
     return n;
 }
 
-/* One line about the model, and the number of elements in its memories. */
-static void shape(const tr_lm *t, char *line, size_t room, double *states) {
+/* Writes a one-line description of the model to line, and the number of elements in its
+   memories to *states. */
+static void shape(const tr_lm *t, char *line, size_t size, double *states) {
     const stx_comp_desc *d = &((const run *)t)->desc;
     size_t l, i, rows = 0, n = 0;
     for (l = 0; l < opt.nlayers; l++) {
@@ -661,7 +673,7 @@ static void shape(const tr_lm *t, char *line, size_t room, double *states) {
         if (opt.compress == STX_COMP_DROP) continue;
         rows += d->cmems ? d->cmems[l] : (size_t)opt.cmem;
     }
-    snprintf(line, room,
+    snprintf(line, size,
              "%llu layers, %llu heads, segment %llu; "
              "%zu layers with a memory, of %zu rows together",
              (unsigned long long)opt.nlayers, (unsigned long long)opt.nheads,
@@ -725,7 +737,6 @@ static int report_layers(run *r) {
 
 /* Creates the model and, for training, the optimiser. */
 static int make(tr_lm *t) {
-    static const int kinds[] = {STX_ADAM, STX_ADAMW, STX_SGD, STX_ADAGRAD};
     run *r = (run *)t;
     stx_optim_desc od;
     if (!describe(r, stx_vocab_size(t->vocab))) return 0;
@@ -738,14 +749,14 @@ static int make(tr_lm *t) {
     if (!eval_sizes(r) || !report_layers(r)) return 0;
     if (!t->training) return stx_ok(t->x) ? 1 : why(t);
     memset(&od, 0, sizeof od);
-    od.kind = kinds[opt.optim];
+    od.kind = optim_kinds[opt.optim];
     od.momentum = opt.momentum;
     od.weight_decay = opt.weight_decay;
     od.clip = opt.grad_clip;
     return tr_lm_make(t, &od, 1);
 }
 
-/* Checks options against each other, before any text is read. */
+/* Checks the options against each other before any text is read. */
 static int check(tr_lm *t) {
     static const char with_bias[] =
         "a --gate with a bias: gru, output, highway, sigtanh or gtrxl";
@@ -767,8 +778,8 @@ static int check(tr_lm *t) {
         {"aux-dropout", attention, "--aux attention"},
         {"aux-weight", weighted, "--aux attention and autoencode"},
         {"lr-start", opt.lr_warmup, "an --lr-warmup"},
-        {"lr-min", opt.schedule == 1, "--schedule cosine"},
-        {"momentum", opt.optim == 2, "--optim sgd"}
+        {"lr-min", opt.schedule == SCHEDULE_COSINE, "--schedule cosine"},
+        {"momentum", opt.optim == OPTIM_SGD, "--optim sgd"}
     };
     if (!tr_all_count(&options, only, sizeof only / sizeof *only, t->err, TR_ERR)) return 0;
     if (opt.hid_sz % opt.nheads)
@@ -785,10 +796,9 @@ static int check(tr_lm *t) {
     return describe((run *)t, 1);
 }
 
-/* The length of the run, when it logs, evaluates and saves, and the learning rate
-   schedule. */
+/* Sets the length of the run, the steps at which it logs, evaluates and saves, and the
+   learning-rate schedule. */
 static void plan(tr_lm *t) {
-    static const int kinds[] = {STX_LR_CONSTANT, STX_LR_COSINE, STX_LR_INV_SQRT};
     t->steps = opt.lm.steps ? opt.lm.steps : 1000;
     t->log_every = opt.lm.log_every ? opt.lm.log_every : 10;
     t->eval_every = opt.lm.eval_every;
@@ -796,7 +806,7 @@ static void plan(tr_lm *t) {
     t->eval_blocks = opt.lm.eval_blocks;
     t->eval_block = opt.block_sz;
     t->eval_window = opt.eval_mem >= 0 || opt.eval_cmem >= 0;      /* see state_create */
-    t->schedule.kind = kinds[opt.schedule];
+    t->schedule.kind = schedule_kinds[opt.schedule];
     t->schedule.lr = opt.lr;
     t->schedule.lr_start = opt.lr_start;
     t->schedule.lr_min = opt.lr_min;
@@ -808,7 +818,7 @@ static const int no_adapt_io = 0;
 
 static const tr_lm_kind kind = {
     "seqtx.compressive.1", "memory", &no_adapt_io, NULL, STX_ORDER_FIRST, 0,
-    /* options by the size of the text, from small to large */
+    /* options that depend on the size of the text, from small texts to large ones */
     {"nlayers=2 hid-sz=64 dropout=0.2", "dropout=0.1", ""},
     check, plan, count, shape, make, train, print_results, sizeof(run)
 };

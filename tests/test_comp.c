@@ -813,7 +813,7 @@ static void bad_descs(void) {
     d = o; d.layers = 5000; refused("layers: expected .. got 5000", &d);
     d = o; d.dim = (size_t)1 << 30; refused("dim: expected", &d);
     d = o; d.emb = (size_t)1 << 30; refused("emb: expected", &d);
-    d = o; d.heads = 5; refused("heads: expected at most 256 that divide dim 16, got 5", &d);
+    d = o; d.heads = 5; refused("heads: expected a divisor of dim 16 of at most 256, got 5", &d);
     d = o; d.kv_heads = 3; refused("kv_heads: expected .. got 3", &d);
     d = o; d.kv_heads = 8; refused("kv_heads: expected .. got 8", &d);
     d = o; d.inner = much; refused("inner: expected", &d);
