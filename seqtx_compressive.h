@@ -714,7 +714,9 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
    mem->layer[l].real rows (B,n,D) and its c = comp->layer[l].real compressed rows
    (B,c,D), oldest first; either pointer may be NULL. set replaces both, n <= M[l] and
    c <= C[l], and resets the usage. With STX_COMP_ROTATE, the rows are those that the
-   last call moved to layer l. Both return 1, or 0 after an error. */
+   last call moved to layer l. get is an error while streams lack rows, after a reset or
+   padding: as plain values, those rows would exist. Both return 1, or 0 after an
+   error. */
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp);
 STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem, size_t n,
                                const stx_real *comp, size_t c);
@@ -2635,7 +2637,15 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
 }
 
 STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem, stx_real *comp) {
-    if (!s || l >= s->model->desc.layers) return 0;
+    stx_ctx *x = s ? s->model->ctx : NULL;
+    if (!stx_ok(x) || l >= s->model->desc.layers) return 0;
+    if ((mem && s->mem->layer[l].masked) || (comp && s->comp->layer[l].masked)) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_comp_state_get: expected every stream to have all rows of layer %zu, but "
+                 "some lack rows (a reset stream, padding): use stx_comp_state_save or "
+                 "stx_comp_state_copy", l);
+        return 0;
+    }
     if (mem && !stx_rows_get(s->mem, l, mem)) return 0;
     return !comp || stx_rows_get(s->comp, l, comp);
 }
@@ -3908,6 +3918,12 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     size_t b, l;
     int i, n;
     if (!m || !stx_ok(m->ctx)) return key;
+    if (s && s->model != m) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_comp_key: expected a memory of this model, got one of another model");
+        return key;
+    }
+
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_words_key(m->words, key, ids, targets, NULL);
     key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
