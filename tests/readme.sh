@@ -58,7 +58,7 @@ range() {
         END { for (k in ours) { r = ours[k] / best[k]; if (!n++ || r < least) least = r; if (r > most) most = r }; printf "%.2f to %.2f", least, most }'
 }
 headline() {
-    echo '| training | speed, if that of PyTorch is 1: range over all sizes | on two cores of | commit |'
+    echo '| training | speedup over PyTorch, all sizes and precisions | two cores of | commit |'
     echo '|---|---|---|---|'
     echo "| Sequential Transformer | $(make_part results_attn_span | range) | Zen 5 | 01d3511 |"
     echo "| SRU and SRU++ | $(make_part results_sru | range) | Zen 5 | d29ef75 |"
@@ -85,7 +85,7 @@ make_part() {
             on && $4 + 0 == 8 { for (i = 2; i <= NF; i++) gsub(/^ +| +$/, " ", $i)
                 print "| " model " ", $2, $3, $5, $6, $7, $8, $10, $11, $13, $14, "" }' bench/results/ranks-model.md ;;
     results_claim)
-        echo '| network | attention | parameters | perplexity of a piece, valid | test | step | evaluation | token |'
+        echo '| network | attention | parameters | perplexity per piece, valid | test | step | evaluation | token |'
         echo '|---|--:|--:|--:|--:|--:|--:|--:|'
         awk -F'|' -v OFS='|' '/^\| (found|xl|par) / { gsub(/^ +| +$/, "", $2); gsub(/^ +| +$/, "", $3); gsub(/\+-/, "±")
             printf "| %s, `%s` |%s|%s|%s|%s|%s|%s|%s|\n", $2, $3, $4, $5, $7, $8, $12, $13, $15 }' bench/results/par-2026-11-23-intel-xeon-processor-2c.md ;;
@@ -99,7 +99,7 @@ make_part() {
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;
     results_weights)
-        echo '| ms a token | f32 | bf16 | int8 |'
+        echo '| ms per token | f32 | bf16 | int8 |'
         echo '|---|--:|--:|--:|'
         awk -F'|' '/^## Tokens/ { on = 1 } on && $4 ~ /f32|bf16|int8/ { gsub(/^ +| +$/, "", $2); gsub(/ /, "", $5)
             if ($2) printf "| %s, %.0fM parameters", $2, $3; printf " | %s", $5; if ($4 ~ /int8/) print " |" }' bench/results/2026-11-24-amd-epyc-zen4-2c-weights.md ;;
