@@ -935,7 +935,7 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     const stx_span_desc *d = &m->desc;
     const stx_real *z;
     stx_head_groups several;
-    size_t need[256], saved = 0, head;
+    size_t need[256] = {0}, saved = 0, head;
     memset(g, 0, sizeof *g);
     g->count = 1;
     g->rows[0] = rows;
