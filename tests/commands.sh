@@ -31,7 +31,7 @@ sed -n '/^```c$/,/^```$/p' README.md | grep -v '^```' > "$work/prog.c"
 has_target() { # GOAL
     case $1 in
     build/*) return 0 ;;
-    *) sed -n '/^\.PHONY: /,/[^\\]$/p' Makefile | tr ' \\' '\n\n' | grep -qx -e "$1" ;;
+    *) sed -n '/^\.PHONY: /,/[^\\]$/p' Makefile | tr ' \t\\' '\n\n\n' | grep -qx -e "$1" ;;
     esac
 }
 targets() { # COMMAND of make
