@@ -1,8 +1,10 @@
 #!/bin/sh
-# readme.sh - README.md says what is so: its C program compiles as it stands and learns; what stands in it, in docs/results.md,
-# docs/trainers.md and docs/distributed.md between "<!-- made: NAME -->" and "<!-- end -->" is what this script makes of the files that it names: lines of code,
-# presets, results of benchmarks. And each program of examples/ compiles by the command in its head.
-#   readme.sh --write    makes these parts anew
+# readme.sh - tests what README.md and other pages claim. The C program of README.md compiles
+# and learns. The parts of README.md, docs/results.md, docs/trainers.md and
+# docs/distributed.md between "<!-- made: NAME -->" and "<!-- end -->" equal what this script
+# generates from other files: line counts, presets, benchmark results. Each program in
+# examples/ compiles by the command in its head. All linked files exist.
+#   readme.sh --write    regenerates these parts
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 mkdir -p "$build"
