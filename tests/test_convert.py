@@ -329,6 +329,10 @@ def comp_model(seed, cfg, old="", pre="net."):
         key = compressive_oracle.published_name(name)
         # there is no norm before the logits: small weights there keep them, and their rounding, small
         scale = 0.3 if len(shape) == 1 or name == "key_pe" else 0.05 if name == "out_emb.weight" else None
+        # with larger mogrifiers, rounding the weights to float32 alone would move
+        # log-probabilities by 1.6e-5
+        if ".mogrify." in key:
+            scale = 0.6 / math.sqrt(shape[-1])
         m.put(key, *shape, scale=scale, shift=1.0 if key.endswith("norm.weight") else 0.0)
     for l in range(cfg.layers):
         conv = f"attn_layers.{l}.fn.fn.compress_mem_fn.conv."
