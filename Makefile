@@ -460,7 +460,6 @@ $(call RUN,portability,,sh tests/portability.sh)
 $(call RUN,embed,,sh tests/embed.sh)
 $(call RUN,package,,sh tests/package.sh)
 $(call RUN,commands,examples,sh tests/commands.sh)
-$(call RUN,names,,sh tests/names.sh)
 WITH_LIBS = env LDLIBS="$(abspath $(SPM)) $(LIBS)"
 $(call RUN,cookbook,$(BUILD)/train_attn_span $(BUILD)/plot $(call LIB,f32) $(call LIB,f64),\
 	$(WITH_LIBS) sh tests/cookbook.sh)
