@@ -430,27 +430,27 @@ extern "C" {
 
 // >>api: configuration ------------------------------------------------------------------
 
-/* Values of the int fields of stx_par_desc */
-enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };      /* positions */
-enum { STX_PAR_SINES_BLOCK = 0, STX_PAR_SINES_REF };                    /* sines */
-enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };      /* pos_mode */
-enum { STX_PAR_LOGITS = 0, STX_PAR_PI };                                /* arch */
-enum { STX_PAR_SOFT = 0, STX_PAR_ST };                                  /* gate */
-enum {                                                                  /* gate_eval */
-    STX_PAR_EVAL_ARGMAX = 0, STX_PAR_EVAL_SOFT, STX_PAR_EVAL_NOISE
-};
-enum {                                                                  /* noise */
-    STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS
-};
-enum {                                                                  /* words_out */
-    STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF
-};
-enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };  /* tie_projs */
-enum {                                                                  /* latency */
+/* Values of stx_par_desc.positions */
+enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
+
+/* sines, pos_mode, arch, gate, gate_eval, noise, words_out, tie_projs, in this order */
+enum { STX_PAR_SINES_BLOCK = 0, STX_PAR_SINES_REF };
+enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };
+enum { STX_PAR_LOGITS = 0, STX_PAR_PI };
+enum { STX_PAR_SOFT = 0, STX_PAR_ST };
+enum { STX_PAR_EVAL_ARGMAX = 0, STX_PAR_EVAL_SOFT, STX_PAR_EVAL_NOISE };
+enum { STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS };
+enum { STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF };
+enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };
+
+/* latency */
+enum {
     STX_PAR_LATENCY_NONE = 0, STX_PAR_LATENCY_ADD, STX_PAR_LATENCY_HINGE, STX_PAR_LATENCY_FBNET
 };
-enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };                /* latency_w */
-enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };                         /* init */
+
+/* latency_w and init, in this order */
+enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
+enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* stx_par_desc.mem of a model without memory, because 0 selects a default */
 #define STX_PAR_NO_ROWS SIZE_MAX
@@ -462,19 +462,21 @@ typedef struct stx_par_desc {
     size_t head_dim;        /* dh; 0: D / H. q, k and value have width H dh */
     size_t inner;           /* F; 0: 4 D */
     size_t blocks;          /* L; 0: the length of the pattern, or 32 without a pattern */
-    const char *pattern;    /* the blocks, such as "(sfff)6f8"; see Patterns in the manual. Copied.
-                               NULL or "": a supernet, in which every block is a mixture */
+    const char *pattern;    /* the blocks, such as "(sfff)6f8"; see Patterns in the
+                               manual. Copied. NULL or "": a supernet, in which every
+                               block is a mixture */
     size_t segment;         /* tokens per call for which tables are made; 0: 128. Calls may be
                                shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
-    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table (M + segment,
-                               H dh) by distance. _LEARNED_BIAS: and a bias (M + segment,H) by
-                               distance and head instead of v.r_t */
+    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table (M +
+                               segment, H dh) by distance. _LEARNED_BIAS: and a bias (M +
+                               segment,H) by distance and head instead of v.r_t */
     int    sines;           /* STX_PAR_SINES_BLOCK: sines, then cosines. _REF: interleaved, the
                                slowest first */
-    int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t. _FIXED:
-                               M + segment - 1 - t. _REF: S - 1 - t, with the S keys of the call.
-                               The latter two require STX_PAR_SINES_REF */
+    int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t.
+                               _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
+                               keys of the call. The latter two require STX_PAR_SINES_REF
+                               */
     size_t clamp_len;       /* larger distances count as this one; 0: none. Requires
                                STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
@@ -504,8 +506,9 @@ typedef struct stx_par_desc {
     double tau;             /* initial temperature; 0: 1. Later changes: stx_par_set_tau */
     int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
                                (V,D) */
-    int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's. _PLAIN: a matrix (V,D) and
-                               a bias. _TIED: the matrix is the embedding. _REF: see the manual */
+    int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's. _PLAIN: a matrix
+                               (V,D) and a bias. _TIED: the matrix is the embedding. _REF:
+                               see the manual */
     double emb_scale;       /* of the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the first cluster; 0: D */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* ends of the clusters, rising, and their
@@ -517,8 +520,9 @@ typedef struct stx_par_desc {
     int    tie_words;       /* 1: adaptive input and output share tables */
     int    tie_projs;       /* adaptive input and output share all projections, or with
                                STX_PAR_TIE_BUT_FIRST those of the tails */
-    int    one_proj;        /* 1: with div_val 1, all clusters of the input share one projection
-                               (D,E), and so do those of the output with tied projections */
+    int    one_proj;        /* 1: with div_val 1, all clusters of the input share one
+                               projection (D,E), and so do those of the output with tied
+                               projections */
     int    pads;            /* 1: targets equal to pad_id have no loss */
     int32_t pad_id;
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
@@ -549,7 +553,8 @@ typedef struct stx_par_block {
     stx_tensor *u, *v;                      /* (H,dh), separate or shared; no v with rel_bias */
     stx_tensor *rel, *rel_bias;             /* learned positions (M + segment,H dh) and their bias
                                                (M + segment,H); row t is distance t */
-    stx_tensor *ff_gain, *ff_shift, *w1, *b1, *w2, *b2;          /* (F,D) (F) (D,F) (D) */
+    stx_tensor *ff_gain, *ff_shift;         /* (D): LN_f */
+    stx_tensor *w1, *b1, *w2, *b2;          /* (F,D) (F) (D,F) (D) */
     stx_tensor *gate;                       /* al (3), in stx_par.arch; mixtures only */
 } stx_par_block;
 
@@ -558,8 +563,8 @@ typedef struct stx_par_block {
 typedef struct stx_par_positions {
     size_t      rows, clamp;
     stx_tensor *sines;      /* (rows,D), constant. The last row is distance 0; with
-                               STX_PAR_POS_REF the first row is position 0. NULL before the first
-                               forward, and with learned positions */
+                               STX_PAR_POS_REF the first row is position 0. NULL before
+                               the first forward, and with learned positions */
     stx_ids    *far_first;  /* (1,rows): rows of the learned tables; the last one is distance 0 */
 } stx_par_positions;
 
@@ -581,7 +586,8 @@ typedef struct stx_par {
     stx_tensor    *shown;               /* (2,H dh'): zeros and ones, to hide padding */
     int            frozen;              /* see stx_par_freeze */
     stx_real      *uniforms;            /* the caller's U, on the device; stx_par_set_uniforms */
-    size_t         uniforms_count, uniforms_room;   /* number; 0: U is drawn; capacity */
+    size_t         uniforms_count;      /* number of them; 0: U is drawn */
+    size_t         uniforms_room;       /* capacity of uniforms */
     stx_tensor   **w;                   /* [L]: (R,3) of the last forward, valid in its step. NULL
                                            if the block did not run as a mixture */
     stx_tensor    *latency;             /* (1), summed over the blocks of the last forward, valid in
@@ -720,16 +726,18 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
    step reads: set it between steps. */
 STX_DEF void stx_par_set_tau(stx_par *m, double tau);
 
-/* Temperature after n updates; constant after total.
+/* Temperature after n updates; constant after total. 1 for NULL.
 
        TARGET    from (to / from)^(n / total)
        FACTOR    from to^(n / total), where to is a factor, as in PAR's reference */
 enum { STX_PAR_TAU_TARGET = 0, STX_PAR_TAU_FACTOR };
+
 typedef struct stx_par_anneal {
     int      form;
     double   from, to;
     uint64_t total;
 } stx_par_anneal;
+
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
 
 /* Replaces the times cost[2] of an attention and a feed-forward, for example by
@@ -796,12 +804,13 @@ STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
    The algorithm requires the cost of a cluster of the words i .. j - 1 to be Monge:
    cost(i,j) + cost(i2,j2) <= cost(i,j2) + cost(i2,j) for i <= i2 <= j <= j2. REF and
-   MACS are. TIME is if time has the form of 1609.04309, max(t0 + t1 x0 y0,
-   t0 + t1 x y) for x columns and y rows of the batch: a constant and a time per multiply-add, at
-   least that of a matrix of x0 y0. With another form the result may not be optimal.
+   MACS are. TIME is if the time of x columns and y rows of the batch has the form of
+   1609.04309, max(t0 + t1 x0 y0, t0 + t1 x y): a constant and a time per multiply-add,
+   at least that of a matrix of x0 y0. With another form the result may not be optimal.
    Among cutoffs of equal cost, those whose last cutoffs are largest are chosen, as in
    the reference. */
 enum { STX_PAR_CUTS_REF = 0, STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME };
+
 typedef struct stx_par_cuts_desc {
     size_t clusters;            /* J + 1, 1 to 8 */
     int    cost;                /* STX_PAR_CUTS_REF, _MACS or _TIME */
@@ -817,7 +826,7 @@ typedef struct stx_par_cuts_desc {
 /* Writes cut_1 .. cut_J to cut (J), in the form of stx_par_desc.cutoff, and, if total
    is not NULL, the cost to *total. Returns 1, or 0 and an error if a cluster would be
    empty (V <= J) or a sum does not fit into 63 bits. */
-STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t N,
+STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t V,
                          const stx_par_cuts_desc *d);
 
 
@@ -839,7 +848,8 @@ typedef struct stx_par_gen {
     char      *kind;            /* (L): what each block runs */
     int32_t   *pad;             /* (B,M), on the host, the newest row last: not 0 for rows before a
                                    stream's reset */
-    int        masked, stale;   /* some element of pad is not 0; pos and kind must be recomputed */
+    int        masked;          /* some element of pad is not 0 */
+    int        stale;           /* pos and kind must be recomputed */
 } stx_par_gen;
 
 STX_DEF stx_par_gen *stx_par_gen_create(stx_par *m, size_t B);
@@ -902,7 +912,9 @@ STX_DEF stx_lm stx_par_lm(stx_par *m);
    All values are floats in every precision. */
 typedef struct stx_par_gate_args {
     size_t R, ldu;
-    int    kind, hard, noisy, latency;
+    int    kind;                    /* STX_PAR_LOGITS or STX_PAR_PI */
+    int    hard, noisy;
+    int    latency;                 /* 0: lat, before and cost are not used; 1: of p; 2: of w */
     uint64_t seed, stream, first;
     const stx_real *al;             /* (3) */
     const stx_real *tau;            /* (1) */
@@ -913,6 +925,7 @@ typedef struct stx_par_gate_args {
     const stx_real *dw, *dlat;      /* (R,3) (1), or NULL for 0 */
     stx_real *dal, *dbefore;        /* (3) (1), or NULL if not needed */
 } stx_par_gate_args;
+
 STX_KERNEL(stx_par_gate_fwd, (stx_ctx *x, const stx_par_gate_args *a))
 STX_KERNEL(stx_par_gate_bwd, (stx_ctx *x, const stx_par_gate_args *a))
 
@@ -954,6 +967,7 @@ typedef struct stx_par_mix_args {
     stx_real *dw, *dgain[2], *dshift[2];        /* (draws,3) (C) (C) */
     double *work;                   /* (N,3) on the device, backward: dots of each row */
 } stx_par_mix_args;
+
 STX_KERNEL(stx_par_mix_fwd, (stx_ctx *x, const stx_par_mix_args *a))
 STX_KERNEL(stx_par_mix_bwd, (stx_ctx *x, const stx_par_mix_args *a))
 
@@ -969,6 +983,7 @@ typedef struct stx_par_latency_args {
     int    kind;
     double weight, target, power;
 } stx_par_latency_args;
+
 STX_KERNEL(stx_par_latency_fwd, (stx_ctx *x, stx_real *loss, const stx_real *nll,
                                  const stx_real *lat, const stx_par_latency_args *a))
 STX_KERNEL(stx_par_latency_bwd, (stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
@@ -987,7 +1002,7 @@ STX_KERNEL(stx_par_latency_bwd, (stx_ctx *x, stx_real *dnll, stx_real *dlat, con
 #define SEQTX_PAR_IMPLEMENTATION_DONE
 
 #define STX_LOOPS
-#include "seqtx.h" /* once more, for the inner loops' macros */
+#include "seqtx.h"      /* again, for the macros of inner loops */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -996,40 +1011,50 @@ STX_STRICT_ON
 
 // >>gate
 
-static void stx__par_uniform(const stx_par_gate_args *a, size_t r, double *u) {
+/* U of one draw, (3). See stx_par_gate_args. */
+static void stx__par_uniform(const stx_par_gate_args *a, size_t draw, double *U) {
     uint32_t bits[4];
     int k;
-    stx_philox(a->seed, a->stream, a->first + r, bits);
-    for (k = 0; k < 3; k++)
-        u[k] = a->u ? (double)a->u[r * a->ldu + (size_t)k]
-                    : ((double)(bits[k] >> 9) + 0.5) / 8388608;
+    stx_philox(a->seed, a->stream, a->first + draw, bits);
+    for (k = 0; k < 3; k++) {
+        if (a->u)
+            U[k] = (double)a->u[draw * a->ldu + (size_t)k];
+        else
+            U[k] = ((double)(bits[k] >> 9) + 0.5) / 8388608;
+    }
 }
 
-/* q and p = q / sum q of the parameters; in lnq their logarithms */
-static void stx__par_q(int kind, const stx_real *al, double *lnq, double *q, double *p) {
-    double top = (double)al[0], sum = 0;
+/* pi, p = pi / sum pi, and ln pi or, with STX_PAR_LOGITS, ln p, which differs by a
+   constant. The weights of STX_PAR_LOGITS are divided by the largest one. */
+static void stx__par_weights(int kind, const stx_real *al, double *ln_pi, double *pi, double *p) {
+    double max = (double)al[0], sum = 0;
     int k;
     for (k = 1; k < 3; k++)
-        if ((double)al[k] > top) top = (double)al[k];
+        if ((double)al[k] > max) max = (double)al[k];
+
     for (k = 0; k < 3; k++) {
-        q[k] = kind == STX_PAR_PI ? (al[k] > 0 ? (double)al[k] : 0) + 1e-5
-                                  : exp((double)al[k] - top);
-        if (al[k] != al[k]) q[k] = (double)al[k];
-        sum += q[k];
+        if (kind == STX_PAR_PI)
+            pi[k] = (al[k] > 0 ? (double)al[k] : 0) + 1e-5;
+        else
+            pi[k] = exp((double)al[k] - max);
+        if (al[k] != al[k]) pi[k] = (double)al[k];      /* NaN, also with STX_PAR_PI */
+        sum += pi[k];
     }
     for (k = 0; k < 3; k++) {
-        lnq[k] = kind == STX_PAR_PI ? log(q[k]) : (double)al[k] - top - log(sum);
-        p[k] = q[k] / sum;
+        ln_pi[k] = kind == STX_PAR_PI ? log(pi[k]) : (double)al[k] - max - log(sum);
+        p[k] = pi[k] / sum;
     }
 }
 
-/* y of draw r; the first largest a */
-static int stx__par_y(const stx_par_gate_args *a, size_t r, const double *lnq, double *y) {
-    double u[3], v[3], sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
+/* y = softmax((ln pi + g) / tau) of one draw. Returns the index of the first largest
+   element. */
+static int stx__par_draw_gate(const stx_par_gate_args *a, size_t draw, const double *ln_pi,
+                              double *y) {
+    double U[3], v[3], sum = 0, tau = a->noisy ? (double)a->tau[0] : 1;
     int k, best = 0;
-    if (a->noisy) stx__par_uniform(a, r, u);
+    if (a->noisy) stx__par_uniform(a, draw, U);
     for (k = 0; k < 3; k++) {
-        v[k] = (lnq[k] + (a->noisy ? -log(-log(u[k])) : 0)) / tau;
+        v[k] = (ln_pi[k] + (a->noisy ? -log(-log(U[k])) : 0)) / tau;
         if (v[k] > v[best]) best = k;
     }
     for (k = 0; k < 3; k++) sum += y[k] = exp(v[k] - v[best]);
@@ -1039,17 +1064,17 @@ static int stx__par_y(const stx_par_gate_args *a, size_t r, const double *lnq, d
 
 STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
-    double lnq[3], q[3], p[3], y[3], lat = 0;
-    size_t r;
+    double ln_pi[3], pi[3], p[3], y[3], lat = 0;
+    size_t draw;
     int k, best;
     (void)x;
-    stx__par_q(a->kind, a->al, lnq, q, p);
-    for (r = 0; r < a->R; r++) {
-        best = stx__par_y(a, r, lnq, y);
+    stx__par_weights(a->kind, a->al, ln_pi, pi, p);
+    for (draw = 0; draw < a->R; draw++) {
+        best = stx__par_draw_gate(a, draw, ln_pi, y);
         for (k = 0; k < 3; k++) {
-            a->y[3 * r + (size_t)k] = (stx_real)y[k];
-            if (a->hard) y[k] = y[k] == y[k] ? k == best : y[k];
-            a->w[3 * r + (size_t)k] = (stx_real)y[k];
+            a->y[3 * draw + (size_t)k] = (stx_real)y[k];
+            if (a->hard && y[k] == y[k]) y[k] = k == best;      /* a NaN stays */
+            a->w[3 * draw + (size_t)k] = (stx_real)y[k];
             if (a->latency == 2) lat += y[k] * (double)a->cost[k] / (double)a->R;
         }
     }
@@ -1057,284 +1082,393 @@ STX_DEF void stx_par_gate_fwd(stx_ctx *x, const stx_par_gate_args *a) {
     if (a->latency) a->lat[0] = (stx_real)(lat + (a->before ? (double)a->before[0] : 0));
 }
 
-/* w = y = softmax((ln q + g) / tau) ;  lat = before + mean sum v cost */
+/* y = softmax((ln pi + g) / tau), lat = before + mean over draws of sum_k p_k cost_k
+   (or w_k cost_k). See stx_par_gate_args. */
 STX_DEF void stx_par_gate_bwd(stx_ctx *x, const stx_par_gate_args *a) {
     STX__FP_SCOPE;
-    double lnq[3], q[3], p[3], s[3] = {0, 0, 0}, all = 0, mean = 0, sum = 0,
-                               tau = a->noisy ? (double)a->tau[0] : 1;
-    double dlat = a->latency && a->dlat ? (double)a->dlat[0] : 0;
-    size_t r;
+    const double tau = a->noisy ? (double)a->tau[0] : 1;
+    const double dlat = a->latency && a->dlat ? (double)a->dlat[0] : 0;
+    double ln_pi[3], pi[3], p[3], ds[3] = {0, 0, 0}, ds_sum = 0, pi_sum = 0, mean_cost = 0;
+    size_t draw;
     int k;
     (void)x;
     if (a->dbefore && a->latency) a->dbefore[0] += (stx_real)dlat;
     if (!a->dal) return;
-    stx__par_q(a->kind, a->al, lnq, q, p);
-    for (r = 0; r < a->R; r++) {
+    stx__par_weights(a->kind, a->al, ln_pi, pi, p);
+
+    /* through the softmax of each draw */
+    for (draw = 0; draw < a->R; draw++) {
+        const stx_real *y = a->y + 3 * draw;
         double dw[3], dot = 0;
         for (k = 0; k < 3; k++) {
-            dw[k] = (a->dw ? (double)a->dw[3 * r + (size_t)k] : 0)
+            dw[k] = (a->dw ? (double)a->dw[3 * draw + (size_t)k] : 0)
                     + (a->latency == 2 ? dlat * (double)a->cost[k] / (double)a->R : 0);
-            dot += (double)a->y[3 * r + (size_t)k] * dw[k];
+            dot += (double)y[k] * dw[k];
         }
-        for (k = 0; k < 3; k++) s[k] += (double)a->y[3 * r + (size_t)k] * (dw[k] - dot) / tau;
+        for (k = 0; k < 3; k++) ds[k] += (double)y[k] * (dw[k] - dot) / tau;
+    }
+
+    /* to the parameters, also from the latency of p */
+    for (k = 0; k < 3; k++) {
+        ds_sum += ds[k];
+        pi_sum += pi[k];
+        if (a->latency == 1) mean_cost += p[k] * (double)a->cost[k];
     }
     for (k = 0; k < 3; k++) {
-        all += s[k];
-        sum += q[k];
-        if (a->latency == 1) mean += p[k] * (double)a->cost[k];
-    }
-    for (k = 0; k < 3; k++) {
-        double dp = a->latency == 1 ? dlat * ((double)a->cost[k] - mean) : 0;
+        double dp = a->latency == 1 ? dlat * ((double)a->cost[k] - mean_cost) : 0;
         if (a->kind == STX_PAR_LOGITS)
-            a->dal[k] += (stx_real)(s[k] - p[k] * all + p[k] * dp);
+            a->dal[k] += (stx_real)(ds[k] - p[k] * ds_sum + p[k] * dp);
         else if (!(a->al[k] < 0))
-            a->dal[k] += (stx_real)(s[k] / q[k] + dp / sum);
+            a->dal[k] += (stx_real)(ds[k] / pi[k] + dp / pi_sum);
     }
 }
 
 
 // >>mix
 
-/* The weights of row n */
+/* The draw of row n */
 static size_t stx__par_draw(const stx_par_mix_args *a, size_t n) {
     return n / a->T * ((a->T + a->run - 1) / a->run) + n % a->T / a->run;
 }
 
-/* The definition. z: what a branch's layer norm reads; with it or without, Y and what comes back through it. */
+/* z_k = h + b_k */
+static double stx__par_plain_z(const stx_par_mix_args *a, int k, size_t n, size_t c) {
+    return (double)a->h[n * a->C + c] + (double)a->b[k][n * a->C + c];
+}
+
+/* The mean of z_k in row n, and rstd = 1 / sqrt(variance + eps); 0 and 1 without norms */
+static void stx__par_plain_norm(const stx_par_mix_args *a, int k, size_t n, double *mean,
+                                double *rstd) {
+    const double C = (double)a->C;
+    double var = 0;
+    size_t c;
+    *mean = 0;
+    *rstd = 1;
+    if (!a->gain[k]) return;
+    for (c = 0; c < a->C; c++) *mean += stx__par_plain_z(a, k, n, c) / C;
+    for (c = 0; c < a->C; c++) {
+        double from_mean = stx__par_plain_z(a, k, n, c) - *mean;
+        var += from_mean * from_mean / C;
+    }
+    *rstd = 1 / sqrt(var + (double)a->eps);
+}
+
+/* y = w0 Y_0 + w1 Y_1 + w2 h of row n */
+static void stx__par_plain_fwd(const stx_par_mix_args *a, size_t n) {
+    const stx_real *h = a->h + n * a->C, *w = a->w + 3 * stx__par_draw(a, n);
+    stx_real *y = a->y + n * a->C;
+    size_t c;
+    int k;
+    for (c = 0; c < a->C; c++) y[c] = w[2] * h[c];
+    for (k = 0; k < 2; k++) {
+        double mean, rstd;
+        stx__par_plain_norm(a, k, n, &mean, &rstd);
+        for (c = 0; c < a->C; c++) {
+            double Y = (stx__par_plain_z(a, k, n, c) - mean) * rstd;
+            if (a->gain[k]) Y = Y * (double)a->gain[k][c] + (double)a->shift[k][c];
+            y[c] += (stx_real)((double)w[k] * Y);
+        }
+        if (!a->gain[k]) continue;
+        a->mean[k][n] = (stx_real)mean;
+        a->rstd[k][n] = (stx_real)rstd;
+    }
+}
+
+/* Row n, branch k: adds to dgain, dshift, db and dh. Returns its part of dw_k. */
+static double stx__par_plain_branch_bwd(const stx_par_mix_args *a, int k, size_t n) {
+    const size_t C = a->C;
+    const double w = (double)a->w[3 * stx__par_draw(a, n) + (size_t)k];
+    const stx_real *dy = a->dy + n * C;
+    double mean, rstd, dw = 0, mean_dxh = 0, mean_dxh_xh = 0;
+    size_t c;
+    stx__par_plain_norm(a, k, n, &mean, &rstd);
+
+    for (c = 0; c < C; c++) {
+        double xh = (stx__par_plain_z(a, k, n, c) - mean) * rstd, Y = xh, dY = w * (double)dy[c];
+        if (a->gain[k]) {
+            Y = xh * (double)a->gain[k][c] + (double)a->shift[k][c];
+            if (a->dgain[k]) a->dgain[k][c] += (stx_real)(dY * xh);
+            if (a->dshift[k]) a->dshift[k][c] += (stx_real)dY;
+            mean_dxh += dY * (double)a->gain[k][c] / (double)C;
+            mean_dxh_xh += dY * (double)a->gain[k][c] * xh / (double)C;
+        }
+        dw += (double)dy[c] * Y;
+    }
+    for (c = 0; c < C; c++) {
+        double xh = (stx__par_plain_z(a, k, n, c) - mean) * rstd, dz = w * (double)dy[c];
+        if (a->gain[k]) dz = rstd * (dz * (double)a->gain[k][c] - mean_dxh - xh * mean_dxh_xh);
+        if (a->db[k]) a->db[k][n * C + c] += (stx_real)dz;
+        if (a->dh) a->dh[n * C + c] += (stx_real)dz;
+    }
+    return dw;
+}
+
+static void stx__par_plain_bwd(const stx_par_mix_args *a, size_t n) {
+    const stx_real *h = a->h + n * a->C, *dy = a->dy + n * a->C;
+    const size_t draw = stx__par_draw(a, n);
+    double dw[3] = {0, 0, 0};
+    size_t c;
+    int k;
+    for (c = 0; c < a->C; c++) {
+        dw[2] += (double)dy[c] * (double)h[c];
+        if (a->dh) a->dh[n * a->C + c] += a->w[3 * draw + 2] * dy[c];
+    }
+    for (k = 0; k < 2; k++) dw[k] = stx__par_plain_branch_bwd(a, k, n);
+    for (k = 0; a->dw && k < 3; k++) a->dw[3 * draw + (size_t)k] += (stx_real)dw[k];
+}
+
 STX_DEF void stx_par_mix_plain(const stx_par_mix_args *a) {
     STX__FP_SCOPE;
-    const size_t C = a->C;
-    size_t n, c;
-    int i;
+    size_t n;
     for (n = 0; n < a->N; n++) {
-        const stx_real *h = a->h + n * C, *w = a->w + 3 * stx__par_draw(a, n),
-                       *dy = a->dy ? a->dy + n * C : NULL;
-        double dw[3] = {0, 0, 0};
-        for (c = 0; c < C; c++) {
-            if (dy) dw[2] += (double)dy[c] * (double)h[c];
-            if (dy && a->dh) a->dh[n * C + c] += w[2] * dy[c];
-            if (!dy) a->y[n * C + c] = w[2] * h[c];
-        }
-        for (i = 0; i < 2; i++) {
-            const stx_real *b = a->b[i] + n * C;
-            double m = 0, v = 0, r = 1, mq = 0, mqx = 0;
-            for (c = 0; c < C; c++) m += ((double)h[c] + (double)b[c]) / (double)C;
-            for (c = 0; c < C; c++)
-                v += ((double)h[c] + (double)b[c] - m) * ((double)h[c] + (double)b[c] - m)
-                     / (double)C;
-            if (a->gain[i])
-                r = 1 / sqrt(v + (double)a->eps);
-            else
-                m = 0;
-            if (a->gain[i] && !dy) {
-                a->mean[i][n] = (stx_real)m;
-                a->rstd[i][n] = (stx_real)r;
-            }
-            for (c = 0; c < C; c++) {
-                double z = ((double)h[c] + (double)b[c] - m) * r,
-                       gain = a->gain[i] ? (double)a->gain[i][c] : 1;
-                double y = z * gain + (a->gain[i] ? (double)a->shift[i][c] : 0), g;
-                if (!dy) {
-                    a->y[n * C + c] += (stx_real)((double)w[i] * y);
-                    continue;
-                }
-                g = (double)w[i] * (double)dy[c];
-                dw[i] += (double)dy[c] * y;
-                if (!a->gain[i]) continue;
-                if (a->dgain[i]) a->dgain[i][c] += (stx_real)(g * z);
-                if (a->dshift[i]) a->dshift[i][c] += (stx_real)g;
-                mq += g * gain / (double)C;
-                mqx += g * gain * z / (double)C;
-            }
-            for (c = 0; dy && c < C; c++) {
-                double z = ((double)h[c] + (double)b[c] - m) * r, g = (double)w[i] * (double)dy[c];
-                if (a->gain[i]) g = r * (g * (double)a->gain[i][c] - mq - z * mqx);
-                if (a->db[i]) a->db[i][n * C + c] += (stx_real)g;
-                if (a->dh) a->dh[n * C + c] += (stx_real)g;
-            }
-        }
-        for (i = 0; dy && a->dw && i < 3; i++)
-            a->dw[3 * stx__par_draw(a, n) + (size_t)i] += (stx_real)dw[i];
+        if (a->dy)
+            stx__par_plain_bwd(a, n);
+        else
+            stx__par_plain_fwd(a, n);
     }
 }
 
+/* Channels that are processed at a time, in local arrays: the compiler knows that
+   these do not overlap the buffers of a. */
 enum { STX__PAR_BLOCK = 64 };
 
-/* Row n. mean and rstd as in stx_layernorm, to the bit: its y is the scratch */
-STX_INNER void stx__par_mix_row_any(int fma, const stx_par_mix_args *a, size_t n) {
+/* mean and rstd of row n, bit-identical to stx_layernorm's; y is scratch */
+STX_INNER void stx__par_mix_norm_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C;
-    const stx_real *h = a->h + n * C, *w = a->w + 3 * stx__par_draw(a, n), eps = a->eps;
+    const stx_real *h = a->h + n * C, eps = a->eps;
     stx_real *y = a->y + n * C;
-    size_t c0, c;
-    int i;
-    for (i = 0; i < 2 && a->gain[i]; i++) {
-        const stx_real *b = a->b[i] + n * C;
-        stx_real m;
+    size_t c;
+    int k;
+    for (k = 0; k < 2 && a->gain[k]; k++) {
+        const stx_real *b = a->b[k] + n * C;
+        stx_real mean, var;
         for (c = 0; c < C; c++) y[c] = h[c] + b[c];
-        m = stx_fast_sum(y, C) / (stx_real)C;
-        for (c = 0; c < C; c++) y[c] -= m;
-        a->mean[i][n] = m;
-        a->rstd[i][n] =
-            (stx_real)(1 / sqrt((double)(stx_fast_dot(fma, y, y, C) / (stx_real)C + eps)));
-    }
-    for (c0 = 0; c0 < C; c0 += STX__PAR_BLOCK) { /* in arrays of the stack, which cannot be a's */
-        const size_t k = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
-        stx_real o[STX__PAR_BLOCK] = {0}, t[STX__PAR_BLOCK];
-        int any = 0;
-        for (i = 0; i < 3; i++) {
-            const stx_real wi = w[i];
-            if (wi == 0) continue;
-            if (i == 2)
-                for (c = 0; c < k; c++) t[c] = h[c0 + c];
-            else if (!a->gain[i])
-                for (c = 0; c < k; c++) t[c] = h[c0 + c] + a->b[i][n * C + c0 + c];
-            else {
-                const stx_real *b = a->b[i] + n * C + c0, *g = a->gain[i] + c0,
-                               *s = a->shift[i] + c0, m = a->mean[i][n], r = a->rstd[i][n];
-                for (c = 0; c < k; c++) t[c] = STX_FMA(fma, (h[c0 + c] + b[c] - m) * r, g[c], s[c]);
-            }
-            if (any)
-                for (c = 0; c < k; c++) o[c] = STX_FMA(fma, wi, t[c], o[c]);
-            else
-                for (c = 0; c < k; c++) o[c] = wi * t[c];
-            any = 1;
-        }
-        memcpy(y + c0, o, k * sizeof *o);
+        mean = stx_fast_sum(y, C) / (stx_real)C;
+        for (c = 0; c < C; c++) y[c] -= mean;
+        var = stx_fast_dot(fma, y, y, C) / (stx_real)C;
+        a->mean[k][n] = mean;
+        a->rstd[k][n] = (stx_real)(1 / sqrt((double)(var + eps)));
     }
 }
+
+/* Y of branch k (2: h) of row n, in the channels c0 .. c0 + count - 1 */
+STX_INNER void stx__par_mix_branch_any(int fma, const stx_par_mix_args *a, int k, size_t n,
+                                       size_t c0, size_t count, stx_real *Y) {
+    const stx_real *h = a->h + n * a->C + c0;
+    size_t c;
+    if (k == 2) {
+        for (c = 0; c < count; c++) Y[c] = h[c];
+    } else if (!a->gain[k]) {
+        const stx_real *b = a->b[k] + n * a->C + c0;
+        for (c = 0; c < count; c++) Y[c] = h[c] + b[c];
+    } else {
+        const stx_real *b = a->b[k] + n * a->C + c0;
+        const stx_real *gain = a->gain[k] + c0, *shift = a->shift[k] + c0;
+        const stx_real mean = a->mean[k][n], rstd = a->rstd[k][n];
+        for (c = 0; c < count; c++)
+            Y[c] = STX_FMA(fma, (h[c] + b[c] - mean) * rstd, gain[c], shift[c]);
+    }
+}
+
+STX_INNER void stx__par_mix_row_any(int fma, const stx_par_mix_args *a, size_t n) {
+    const stx_real *w = a->w + 3 * stx__par_draw(a, n);
+    size_t c0, c;
+    int k;
+    stx__par_mix_norm_any(fma, a, n);
+    for (c0 = 0; c0 < a->C; c0 += STX__PAR_BLOCK) {
+        const size_t count = STX_MIN(a->C - c0, (size_t)STX__PAR_BLOCK);
+        stx_real sum[STX__PAR_BLOCK] = {0}, Y[STX__PAR_BLOCK];
+        int any = 0;
+        for (k = 0; k < 3; k++) {
+            const stx_real wk = w[k];
+            if (wk == 0) continue;
+            stx__par_mix_branch_any(fma, a, k, n, c0, count, Y);
+            if (any) {
+                for (c = 0; c < count; c++) sum[c] = STX_FMA(fma, wk, Y[c], sum[c]);
+            } else {
+                for (c = 0; c < count; c++) sum[c] = wk * Y[c];
+            }
+            any = 1;
+        }
+        memcpy(a->y + n * a->C + c0, sum, count * sizeof *sum);
+    }
+}
+
 STX_EACH_ISA(stx__par_mix_row_any, (const stx_par_mix_args *a, size_t n), a, n)
 
 static void stx__par_mix_part(const stx_share *s, const void *job) {
+    const stx_par_mix_args *a = (const stx_par_mix_args *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX_CALL(s->x, stx__par_mix_row_any, ((const stx_par_mix_args *)job, n));
+    for (n = s->from; n < s->to; n++) STX_CALL(s->x, stx__par_mix_row_any, (a, n));
 }
 
 STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
     stx_parallel(x, a->N, 14 * a->N * a->C, stx__par_mix_part, a);
 }
 
-/* y = w0 Y0 + w1 Y1 + w2 h ;  Yi = xh_i gain_i + shift_i, so sum dy Yi = sum dy gain xh + sum dy shift, of which the first is also what
-   the layer norm's way back needs */
+/* Sums over row n of branch k without a norm: dw_k's part is sum dy (h + b_k). */
+STX_INNER void stx__par_mix_dot_any(int fma, const stx_par_mix_args *a, int k, size_t n) {
+    const size_t C = a->C;
+    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->b[k] + n * C;
+    stx_real sum[16] = {0};
+    size_t c, lane;
+    for (c = 0; c + 16 <= C; c += 16)
+        for (lane = 0; lane < 16; lane++)
+            sum[lane] = STX_FMA(fma, dy[c + lane], h[c + lane] + b[c + lane], sum[lane]);
+    for (; c < C; c++) sum[c % 16] += dy[c] * (h[c] + b[c]);
+    if (a->dw) a->work[3 * n + (size_t)k] = (double)stx_fast_lanes(sum);
+}
+
+/* Sums over row n of branch k with a norm, where z = h + b_k:
+       mean_g = mean(dy gain)        slope = rstd^2 mean(dy gain (z - mean))
+   dw_k's part is sum dy Y_k = rstd sum dy gain (z - mean) + sum dy shift. */
+STX_INNER void stx__par_mix_sums_any(int fma, const stx_par_mix_args *a, int k, size_t n,
+                                     stx_real *mean_g, stx_real *slope) {
+    const size_t C = a->C;
+    const stx_real *h = a->h + n * C, *dy = a->dy + n * C, *b = a->b[k] + n * C;
+    const stx_real *gain = a->gain[k], *shift = a->shift[k];
+    const stx_real mean = a->mean[k][n], rstd = a->rstd[k][n];
+    stx_real g[16] = {0}, gz[16] = {0}, dshift[16] = {0}, gz_sum;
+    size_t c, lane;
+
+    for (c = 0; c + 16 <= C; c += 16) {
+        for (lane = 0; lane < 16; lane++) {
+            stx_real d = dy[c + lane] * gain[c + lane];
+            g[lane] += d;
+            gz[lane] = STX_FMA(fma, d, h[c + lane] + b[c + lane] - mean, gz[lane]);
+            dshift[lane] = STX_FMA(fma, dy[c + lane], shift[c + lane], dshift[lane]);
+        }
+    }
+    for (; c < C; c++) {
+        stx_real d = dy[c] * gain[c];
+        g[c % 16] += d;
+        gz[c % 16] += d * (h[c] + b[c] - mean);
+        dshift[c % 16] += dy[c] * shift[c];
+    }
+
+    gz_sum = stx_fast_lanes(gz);
+    *mean_g = stx_fast_lanes(g) / (stx_real)C;
+    *slope = gz_sum * rstd * rstd / (stx_real)C;
+    if (a->dw)
+        a->work[3 * n + (size_t)k] = (double)(gz_sum * rstd) + (double)stx_fast_lanes(dshift);
+}
+
+/* dz of branch k in the channels c0 .. c0 + count - 1 of row n:
+       w_k rstd (dy gain - mean_g - (z - mean) slope), or w_k dy without a norm */
+STX_INNER void stx__par_mix_dz_any(int fma, const stx_par_mix_args *a, int k, size_t n, size_t c0,
+                                   size_t count, stx_real wk, stx_real mean_g, stx_real slope,
+                                   stx_real *dz) {
+    const size_t at = n * a->C + c0;
+    const stx_real *h = a->h + at, *dy = a->dy + at, *b = a->b[k] + at;
+    size_t c;
+    if (a->gain[k]) {
+        const stx_real *gain = a->gain[k] + c0;
+        const stx_real mean = a->mean[k][n], scale = wk * a->rstd[k][n];
+        for (c = 0; c < count; c++)
+            dz[c] = scale * (STX_FMA(fma, dy[c], gain[c], -mean_g) - (h[c] + b[c] - mean) * slope);
+    } else {
+        for (c = 0; c < count; c++) dz[c] = wk * dy[c];
+    }
+}
+
+/* to = or += from */
+STX_INNER void stx__par_store(stx_real *to, const stx_real *from, size_t count, int add) {
+    size_t c;
+    if (add) {
+        for (c = 0; c < count; c++) to[c] += from[c];
+    } else {
+        memcpy(to, from, count * sizeof *to);
+    }
+}
+
+/* y = w0 Y_0 + w1 Y_1 + w2 h. Row n: db, dh and, in work, the row's parts of dw. */
 STX_INNER void stx__par_mix_back_row_any(int fma, const stx_par_mix_args *a, size_t n) {
     const size_t C = a->C, at = n * C;
     const stx_real *h = a->h + at, *dy = a->dy + at, *w = a->w + 3 * stx__par_draw(a, n);
-    stx_real k0[2] = {0, 0}, k1[2] = {0, 0};
-    size_t c0, c, e;
-    int i;
-    for (i = 0; i < 2; i++) {
-        const stx_real *b = a->b[i] + at, *g = a->gain[i], *s = a->shift[i],
-                       m = g ? a->mean[i][n] : 0, r = g ? a->rstd[i][n] : 1;
-        stx_real q[16] = {0}, qx[16] = {0}, sh[16] = {0}, tx;
-        if (!g) { /* sum dy (h + b) */
-            for (c = 0; c + 16 <= C; c += 16)
-                for (e = 0; e < 16; e++)
-                    qx[e] = STX_FMA(fma, dy[c + e], h[c + e] + b[c + e], qx[e]);
-            for (; c < C; c++) qx[c % 16] += dy[c] * (h[c] + b[c]);
-            if (a->dw) a->work[3 * n + (size_t)i] = (double)stx_fast_lanes(qx);
-            continue;
-        }
-        for (c = 0; c + 16 <= C; c += 16)
-            for (e = 0; e < 16; e++) {
-                stx_real d = dy[c + e] * g[c + e];
-                q[e] += d;
-                qx[e] = STX_FMA(fma, d, h[c + e] + b[c + e] - m, qx[e]);
-                sh[e] = STX_FMA(fma, dy[c + e], s[c + e], sh[e]);
-            }
-        for (; c < C; c++) {
-            stx_real d = dy[c] * g[c];
-            q[c % 16] += d;
-            qx[c % 16] += d * (h[c] + b[c] - m);
-            sh[c % 16] += dy[c] * s[c];
-        }
-        tx = stx_fast_lanes(qx);
-        k0[i] = stx_fast_lanes(q) / (stx_real)C;
-        k1[i] = tx * r * r / (stx_real)C;
-        if (a->dw) a->work[3 * n + (size_t)i] = (double)(tx * r) + (double)stx_fast_lanes(sh);
+    stx_real mean_g[2] = {0, 0}, slope[2] = {0, 0};
+    size_t c0, c;
+    int k;
+    for (k = 0; k < 2; k++) {
+        if (a->gain[k])
+            stx__par_mix_sums_any(fma, a, k, n, &mean_g[k], &slope[k]);
+        else
+            stx__par_mix_dot_any(fma, a, k, n);
     }
     if (a->dw) a->work[3 * n + 2] = (double)stx_fast_dot(fma, dy, h, C);
+
     for (c0 = 0; c0 < C; c0 += STX__PAR_BLOCK) {
-        const size_t k = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
-        stx_real dh[STX__PAR_BLOCK], d[STX__PAR_BLOCK];
-        for (c = 0; c < k; c++) dh[c] = w[2] * dy[c0 + c];
-        for (i = 0; i < 2; i++) {
-            const stx_real wi = w[i], *b = a->b[i] + at + c0;
-            stx_real *db = a->db[i] ? a->db[i] + at + c0 : NULL;
-            if (a->gain[i]) {
-                const stx_real *g = a->gain[i] + c0, m = a->mean[i][n], wr = wi * a->rstd[i][n],
-                               p0 = k0[i], p1 = k1[i];
-                for (c = 0; c < k; c++)
-                    d[c] = wr * (STX_FMA(fma, dy[c0 + c], g[c], -p0) - (h[c0 + c] + b[c] - m) * p1);
-            } else
-                for (c = 0; c < k; c++) d[c] = wi * dy[c0 + c];
-            for (c = 0; c < k; c++) dh[c] += d[c];
-            if (!db) continue;
-            if (a->add[i])
-                for (c = 0; c < k; c++) db[c] += d[c];
-            else
-                memcpy(db, d, k * sizeof *d);
+        const size_t count = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
+        stx_real dh[STX__PAR_BLOCK], dz[STX__PAR_BLOCK];
+        for (c = 0; c < count; c++) dh[c] = w[2] * dy[c0 + c];
+        for (k = 0; k < 2; k++) {
+            stx__par_mix_dz_any(fma, a, k, n, c0, count, w[k], mean_g[k], slope[k], dz);
+            for (c = 0; c < count; c++) dh[c] += dz[c];
+            if (a->db[k]) stx__par_store(a->db[k] + at + c0, dz, count, a->add[k]);
         }
-        if (!a->dh) continue;
-        if (a->add_h)
-            for (c = 0; c < k; c++) a->dh[at + c0 + c] += dh[c];
-        else
-            memcpy(a->dh + at + c0, dh, k * sizeof *dh);
+        if (a->dh) stx__par_store(a->dh + at + c0, dh, count, a->add_h);
     }
 }
+
 STX_EACH_ISA(stx__par_mix_back_row_any, (const stx_par_mix_args *a, size_t n), a, n)
 
 static void stx__par_mix_back_part(const stx_share *s, const void *job) {
+    const stx_par_mix_args *a = (const stx_par_mix_args *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
-        STX_CALL(s->x, stx__par_mix_back_row_any, ((const stx_par_mix_args *)job, n));
+    for (n = s->from; n < s->to; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
 }
 
-/* dgain += sum_n w dy xh ; dshift += sum_n w dy: 64 channels or fewer, in blocks of 64 rows (less rounding than one long sum) */
-STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int i, size_t c0) {
-    const size_t C = a->C, k = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
+/* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, in at most 64 channels
+   from c0 on. The sums are formed in blocks of 64 rows, which round less than one long
+   sum. */
+STX_INNER void stx__par_mix_columns_any(int fma, const stx_par_mix_args *a, int k, size_t c0) {
+    const size_t C = a->C, count = STX_MIN(C - c0, (size_t)STX__PAR_BLOCK);
     size_t n0, n, c;
     for (n0 = 0; n0 < a->N; n0 += 64) {
-        stx_real sg[STX__PAR_BLOCK] = {0}, ss[STX__PAR_BLOCK] = {0};
+        stx_real dgain[STX__PAR_BLOCK] = {0}, dshift[STX__PAR_BLOCK] = {0};
         for (n = n0; n < STX_MIN(a->N, n0 + 64); n++) {
-            const stx_real *h = a->h + n * C + c0, *b = a->b[i] + n * C + c0,
-                           *dy = a->dy + n * C + c0;
-            const stx_real w = a->w[3 * stx__par_draw(a, n) + (size_t)i], m = a->mean[i][n],
-                           wr = w * a->rstd[i][n];
-            for (c = 0; c < k; c++) {
-                sg[c] = STX_FMA(fma, dy[c] * wr, h[c] + b[c] - m, sg[c]);
-                ss[c] = STX_FMA(fma, dy[c], w, ss[c]);
+            const size_t at = n * C + c0;
+            const stx_real *h = a->h + at, *b = a->b[k] + at, *dy = a->dy + at;
+            const stx_real wk = a->w[3 * stx__par_draw(a, n) + (size_t)k];
+            const stx_real mean = a->mean[k][n], scale = wk * a->rstd[k][n];
+            for (c = 0; c < count; c++) {
+                dgain[c] = STX_FMA(fma, dy[c] * scale, h[c] + b[c] - mean, dgain[c]);
+                dshift[c] = STX_FMA(fma, dy[c], wk, dshift[c]);
             }
         }
-        if (a->dgain[i])
-            for (c = 0; c < k; c++) a->dgain[i][c0 + c] += sg[c];
-        if (a->dshift[i])
-            for (c = 0; c < k; c++) a->dshift[i][c0 + c] += ss[c];
+        if (a->dgain[k]) stx__par_store(a->dgain[k] + c0, dgain, count, 1);
+        if (a->dshift[k]) stx__par_store(a->dshift[k] + c0, dshift, count, 1);
     }
 }
-STX_EACH_ISA(stx__par_mix_columns_any, (const stx_par_mix_args *a, int i, size_t c0), a, i, c0)
+
+STX_EACH_ISA(stx__par_mix_columns_any, (const stx_par_mix_args *a, int k, size_t c0), a, k, c0)
 
 static void stx__par_mix_columns_part(const stx_share *s, const void *job) {
     const stx_par_mix_args *a = (const stx_par_mix_args *)job;
-    size_t k, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
-    for (k = s->from; k < s->to; k++)
-        STX_CALL(s->x, stx__par_mix_columns_any,
-                 (a, (int)(k / blocks), k % blocks * STX__PAR_BLOCK));
+    size_t i, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
+    for (i = s->from; i < s->to; i++) {
+        int k = (int)(i / blocks);
+        STX_CALL(s->x, stx__par_mix_columns_any, (a, k, i % blocks * STX__PAR_BLOCK));
+    }
 }
 
 STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
     STX__FP_SCOPE;
-    size_t n, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
+    const size_t blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
     double sum[3] = {0, 0, 0};
-    int i;
+    size_t n;
+    int k;
     stx_parallel(x, a->N, 24 * a->N * a->C, stx__par_mix_back_part, a);
     if (a->gain[0] && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1]))
         stx_parallel(x, 2 * blocks, 10 * a->N * a->C, stx__par_mix_columns_part, a);
+
+    /* dw: the rows of a draw are adjacent */
     for (n = 0; a->dw && n < a->N; n++) {
-        for (i = 0; i < 3; i++) sum[i] += a->work[3 * n + (size_t)i];
-        if (n + 1 < a->N && stx__par_draw(a, n + 1) == stx__par_draw(a, n)) continue;
-        for (i = 0; i < 3; i++) {
-            a->dw[3 * stx__par_draw(a, n) + (size_t)i] += (stx_real)sum[i];
-            sum[i] = 0;
+        const size_t draw = stx__par_draw(a, n);
+        for (k = 0; k < 3; k++) sum[k] += a->work[3 * n + (size_t)k];
+        if (n + 1 < a->N && stx__par_draw(a, n + 1) == draw) continue;
+        for (k = 0; k < 3; k++) {
+            a->dw[3 * draw + (size_t)k] += (stx_real)sum[k];
+            sum[k] = 0;
         }
     }
 }
@@ -1342,16 +1476,22 @@ STX_DEF void stx_par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a) {
 
 // >>latency
 
+/* See stx_par_total. */
 STX_DEF void stx_par_latency_fwd(stx_ctx *x, stx_real *loss, const stx_real *nll,
                                  const stx_real *lat, const stx_par_latency_args *a) {
     STX__FP_SCOPE;
-    double v = (double)lat[0], more = v / a->target - 1;
+    double v = (double)lat[0], excess = v / a->target - 1;
     (void)x;
-    if (a->kind == STX_PAR_LATENCY_FBNET)
-        v = (double)nll[0] * a->weight * (v > 1 ? pow(log(v), a->power) : v <= 1 ? 0 : v);
-    else
-        v = (double)nll[0] + a->weight * (a->kind == STX_PAR_LATENCY_ADD ? v : more < 0 ? 0 : more);
-    *loss = (stx_real)v;
+    if (a->kind == STX_PAR_LATENCY_FBNET) {
+        if (v > 1)
+            v = pow(log(v), a->power);
+        else if (v <= 1)
+            v = 0;      /* a NaN stays */
+        *loss = (stx_real)((double)nll[0] * a->weight * v);
+        return;
+    }
+    if (a->kind == STX_PAR_LATENCY_HINGE) v = excess < 0 ? 0 : excess;
+    *loss = (stx_real)((double)nll[0] + a->weight * v);
 }
 
 STX_DEF void stx_par_latency_bwd(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
@@ -1374,27 +1514,28 @@ STX_DEF void stx_par_latency_bwd(stx_ctx *x, stx_real *dnll, stx_real *dlat, con
 
 static void stx__par_mix_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
     stx_par_mix_args *a = (stx_par_mix_args *)save;
-    int fresh[3], i;
+    int fresh, k;
     a->dy = y->grad;
-    a->dh = stx_grad(x, in[0], &fresh[0]);
-    a->add_h = !fresh[0];
-    for (i = 0; i < 2; i++) {
-        a->db[i] = stx_grad(x, in[1 + i], &fresh[1 + i]);
-        a->add[i] = !fresh[1 + i];
-        a->dgain[i] = in[4] ? stx_grad(x, in[4 + 2 * i], NULL) : NULL;
-        a->dshift[i] = in[4] ? stx_grad(x, in[5 + 2 * i], NULL) : NULL;
+    a->dh = stx_grad(x, in[0], &fresh);
+    a->add_h = !fresh;
+    for (k = 0; k < 2; k++) {
+        a->db[k] = stx_grad(x, in[1 + k], &fresh);
+        a->add[k] = !fresh;
+        a->dgain[k] = in[4] ? stx_grad(x, in[4 + 2 * k], NULL) : NULL;
+        a->dshift[k] = in[4] ? stx_grad(x, in[5 + 2 * k], NULL) : NULL;
     }
     a->dw = stx_grad(x, in[3], NULL);
     a->work = (double *)stx_step_bytes(x, stx_bytes_of(a->N, 3, sizeof *a->work));
     if (a->work) STX_RUN(x, stx_par_mix_bwd, (x, a));
 }
 
-/* in: h, b0, b1 (B,T,D), w (draws,3), gain0, shift0, gain1, shift1 (D), or NULL four times. T, run: as in stx_par_mix_args */
+/* in is h, b_0, b_1 (B,T,D), w (draws,3), and gain_0, shift_0, gain_1, shift_1 (D) or
+   four NULLs. T and run are those of stx_par_mix_args. Returns (B,T,D). */
 static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, size_t run,
                                 double eps) {
     stx_par_mix_args *a;
     stx_tensor *y;
-    int i;
+    int k;
     if (!stx_ok(x) || !in[0] || !in[1] || !in[2] || !in[3]) return NULL;
     y = stx_new(x, in[0]->dim[0], in[0]->dim[1], in[0]->dim[2], 0);
     a = (stx_par_mix_args *)stx_step_alloc(x, sizeof *a);
@@ -1408,14 +1549,14 @@ static stx_tensor *stx__par_mix(stx_ctx *x, stx_tensor *const *in, size_t T, siz
     a->h = in[0]->data;
     a->w = in[3]->data;
     a->y = y->data;
-    for (i = 0; i < 2; i++) {
-        a->b[i] = in[1 + i]->data;
+    for (k = 0; k < 2; k++) {
+        a->b[k] = in[1 + k]->data;
         if (!in[4]) continue;
-        a->gain[i] = in[4 + 2 * i]->data;
-        a->shift[i] = in[5 + 2 * i]->data;
-        a->mean[i] = (stx_real *)stx_step_bytes(x, stx_bytes_of(a->N, 2, sizeof *a->mean[i]));
-        if (!a->mean[i]) return NULL;
-        a->rstd[i] = a->mean[i] + a->N;
+        a->gain[k] = in[4 + 2 * k]->data;
+        a->shift[k] = in[5 + 2 * k]->data;
+        a->mean[k] = (stx_real *)stx_step_bytes(x, stx_bytes_of(a->N, 2, sizeof *a->mean[k]));
+        if (!a->mean[k]) return NULL;
+        a->rstd[k] = a->mean[k] + a->N;
     }
     STX_RUN(x, stx_par_mix_fwd, (x, a));
     stx_record(x, y, in, 8, stx__par_mix_back, a);
@@ -1437,8 +1578,9 @@ static void stx__par_gate_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
     if (stx_ok(x)) STX_RUN(x, stx_par_gate_bwd, (x, &s->a));
 }
 
-/* w (R,3) of the parameters al (3). how: what stx_par_gate_args wants beside its tensors. lat: NULL, or where the latency of the blocks
-   before is (NULL: none) and where it goes on */
+/* al (3) -> w (R,3). how has the arguments of the kernel other than tensors. lat is
+   NULL without a latency; otherwise *lat is the sum over the blocks before (NULL if
+   none), and is replaced by that sum with this block's latency. */
 static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_gate_args *how,
                                     stx_tensor **lat) {
     stx__par_gate *s = (stx__par_gate *)stx_step_alloc(x, sizeof *s);
@@ -1450,10 +1592,10 @@ static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_ga
     s->w = made[0] = stx_new_full(x, how->R, 3, 0, 0);
     s->lat = NULL;
     if (lat) s->lat = made[1] = *lat = stx_new_full(x, 1, 0, 0, 0);
-    s->a.y = how->hard ? (stx_real *)stx_step_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y))
-             : s->w    ? s->w->data
-                       : NULL;
+    s->a.y = s->w ? s->w->data : NULL;
+    if (how->hard) s->a.y = (stx_real *)stx_step_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y));
     if (!stx_ok(x) || !s->a.y) return NULL;
+
     s->a.al = al->data;
     s->a.w = s->w->data;
     s->a.before = in[1] ? in[1]->data : NULL;
@@ -1464,13 +1606,13 @@ static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_ga
 }
 
 static void stx__par_latency_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save) {
+    const stx_par_latency_args *a = (const stx_par_latency_args *)save;
     stx_real *dnll = stx_grad(x, in[0], NULL), *dlat = stx_grad(x, in[1], NULL);
-    if (stx_ok(x))
-        STX_RUN(x, stx_par_latency_bwd,
-                (x, dnll, dlat, y->grad, in[0]->data, in[1]->data,
-                 (const stx_par_latency_args *)save));
+    if (!stx_ok(x)) return;
+    STX_RUN(x, stx_par_latency_bwd, (x, dnll, dlat, y->grad, in[0]->data, in[1]->data, a));
 }
 
+/* nll (1), lat (1) -> loss (1) */
 static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,
                                        const stx_par_latency_args *how) {
     stx_par_latency_args *a = (stx_par_latency_args *)stx_step_alloc(x, sizeof *a);
@@ -1487,25 +1629,34 @@ static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *
 
 // >>patterns
 
-enum { STX__PAR_MOST = 4096 };
+enum { STX__PAR_MOST = 4096 };      /* largest number of blocks */
 
-/* Writes what p stands for up to a ')' or the end, from out[*n] on; returns where it stopped, NULL when it makes no sense */
+/* Reads the count at *p; 1 if there is none. Returns 0 if it is 0 or above
+   STX__PAR_MOST. */
+static size_t stx__par_times(const char **p) {
+    size_t times = 0;
+    if (**p < '0' || **p > '9') return 1;
+    for (; **p >= '0' && **p <= '9'; (*p)++) {
+        times = 10 * times + (size_t)(**p - '0');
+        if (times > STX__PAR_MOST) return 0;
+    }
+    return times;
+}
+
+/* Appends what p describes, up to a ')' or the end, to the *n letters in out. Returns
+   where it stopped, or NULL if p is invalid. */
 static const char *stx__par_expand(char *out, size_t room, size_t *n, const char *p, int depth) {
     while (*p && *p != ')') {
-        size_t from = *n, times = 1, unit, i;
+        size_t from = *n, times, unit, i;
         if (*p == '(') {
             p = depth < 8 ? stx__par_expand(out, room, n, p + 1, depth + 1) : NULL;
             if (!p || *p != ')' || *n == from) return NULL;
-        } else if ((*p != 's' && *p != 'f' && *p != 'i') || *n + 1 >= room)
-            return NULL;
-        else
+        } else {
+            if ((*p != 's' && *p != 'f' && *p != 'i') || *n + 1 >= room) return NULL;
             out[(*n)++] = *p;
+        }
         p++;
-        if (*p >= '0' && *p <= '9')
-            for (times = 0; *p >= '0' && *p <= '9'; p++) {
-                times = 10 * times + (size_t)(*p - '0');
-                if (times > STX__PAR_MOST) return NULL;
-            }
+        times = stx__par_times(&p);
         unit = *n - from;
         if (!times || (times - 1) * unit >= room - *n) return NULL;
         for (i = (times - 1) * unit; i > 0; i--, (*n)++) out[*n] = out[*n - unit];
@@ -1514,85 +1665,109 @@ static const char *stx__par_expand(char *out, size_t room, size_t *n, const char
 }
 
 STX_DEF size_t stx_par_expand(char *out, size_t room, const char *pattern) {
+    const char *end = NULL;
     size_t n = 0;
-    const char *end = pattern && out && room ? stx__par_expand(out, room, &n, pattern, 0) : NULL;
+    if (pattern && out && room) end = stx__par_expand(out, room, &n, pattern, 0);
     if (!end || *end) n = 0;
     if (out && room) out[n] = 0;
     return n;
 }
 
-/* At each place the repetition that saves the most letters */
+/* The repetition at the start of p, of `left` letters, that saves the most letters:
+   unit letters, *times times. Returns unit; 1 and *times = 1 if none saves any. */
+static size_t stx__par_repetition(const char *p, size_t left, size_t *times) {
+    size_t unit, best = 1, saved = 0;
+    char count[32];
+    *times = 1;
+    for (unit = 1; unit <= 64 && 2 * unit <= left; unit++) {
+        size_t n = 1, length;
+        while ((n + 1) * unit <= left && !memcmp(p, p + n * unit, unit)) n++;
+        length = (size_t)snprintf(count, sizeof count, "%zu", n) + unit + (unit > 1 ? 2 : 0);
+        if (n * unit <= length || n * unit - length <= saved) continue;
+        best = unit;
+        *times = n;
+        saved = n * unit - length;
+    }
+    return best;
+}
+
 STX_DEF size_t stx_par_format(char *out, size_t room, const char *pattern) {
-    size_t i = 0, n = 0, L = pattern ? strlen(pattern) : 0;
+    size_t i, n = 0, L = pattern ? strlen(pattern) : 0, unit, times;
     char part[96];
     if (!out || !room) return 0;
-    for (out[0] = 0; i < L && L <= STX__PAR_MOST;) {
-        size_t unit, times, best = 1, often = 1, saved = 0, len;
-        for (unit = 1; unit <= 64 && 2 * unit <= L - i; unit++) {
-            for (times = 1; (times + 1) * unit <= L - i
-                            && !memcmp(pattern + i, pattern + i + times * unit, unit);
-                 times++) {
-            }
-            len = (size_t)snprintf(part, sizeof part, "%zu", times) + unit + (unit > 1 ? 2 : 0);
-            if (times * unit > len && times * unit - len > saved) {
-                best = unit;
-                often = times;
-                saved = times * unit - len;
-            }
-        }
-        if (often > 1)
-            len = (size_t)snprintf(part, sizeof part, best > 1 ? "(%.*s)%zu" : "%.*s%zu", (int)best,
-                                   pattern + i, often);
+    out[0] = 0;
+    if (L > STX__PAR_MOST) return 0;
+    for (i = 0; i < L; i += unit * times) {
+        int length;
+        unit = stx__par_repetition(pattern + i, L - i, &times);
+        if (times == 1)
+            length = snprintf(part, sizeof part, "%c", pattern[i]);
+        else if (unit == 1)
+            length = snprintf(part, sizeof part, "%c%zu", pattern[i], times);
         else
-            len = (size_t)snprintf(part, sizeof part, "%c", pattern[i]);
-        if (len >= room - n) {
+            length = snprintf(part, sizeof part, "(%.*s)%zu", (int)unit, pattern + i, times);
+        if ((size_t)length >= room - n) {
             out[0] = 0;
             return 0;
         }
-        memcpy(out + n, part, len + 1);
-        n += len;
-        i += best * often;
+        memcpy(out + n, part, (size_t)length + 1);
+        n += (size_t)length;
     }
     return n;
 }
 
 STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
-    size_t n = every ? L / every : 0, cut = L / 3 * 2 + L % 3 * 2 / 3;
-    size_t width = n ? (cut + cut / n) / n : 0, i;
+    size_t attentions = every ? L / every : 0, two_thirds = L / 3 * 2 + L % 3 * 2 / 3;
+    size_t stride = 0, i;
     if (!out || !room) return 0;
     out[0] = 0;
-    if (!width || L > STX__PAR_MOST || L >= room) return 0;
-    for (i = 0; i < L; i++) out[i] = i < n * width && i % width == 0 ? 's' : 'f';
+    /* so wide that the last attention is just within the first two thirds */
+    if (attentions) stride = (two_thirds + two_thirds / attentions) / attentions;
+    if (!stride || L > STX__PAR_MOST || L >= room) return 0;
+    for (i = 0; i < L; i++) out[i] = i < attentions * stride && i % stride == 0 ? 's' : 'f';
     out[L] = 0;
     return L;
+}
+
+/* p (3) of the gate of block l. Returns 0 after an error. */
+static int stx__par_block_probs(const stx_par *m, size_t l, double *p) {
+    const stx_real *al = stx_watch(m->ctx, m->block[l].gate);
+    double ln_pi[3], pi[3];
+    if (al) stx__par_weights(m->desc.arch, al, ln_pi, pi, p);
+    return al != NULL;
 }
 
 STX_DEF int stx_par_probs(const stx_par *m, double *p) {
     STX__FP_SCOPE;
     size_t l;
-    double lnq[3], q[3];
     if (!m || !m->arch || !p || !stx_ok(m->ctx)) return 0;
-    for (l = 0; l < m->desc.blocks; l++) {
-        const stx_real *al = stx_watch(m->ctx, m->block[l].gate);
-        if (!al) return 0;
-        stx__par_q(m->desc.arch, al, lnq, q, p + 3 * l);
-    }
+    for (l = 0; l < m->desc.blocks; l++)
+        if (!stx__par_block_probs(m, l, p + 3 * l)) return 0;
     return 1;
 }
 
-/* The letter of block l: a fixed network's own; of a gate the likeliest, or with u in [0,1) one that is drawn. 0 in error */
-static int stx__par_letter(const stx_par *m, size_t l, double u) {
+/* The letter of block l in a fixed network, or that of the most probable branch.
+   Returns 0 after an error. */
+static int stx__par_letter(const stx_par *m, size_t l) {
     STX__FP_SCOPE;
-    double lnq[3], q[3], p[3];
-    const stx_real *al;
-    int k, best = 0;
+    double p[3];
+    int best;
     if (!m->arch) return m->pattern[l];
-    al = stx_watch(m->ctx, m->block[l].gate);
-    if (!al) return 0;
-    stx__par_q(m->desc.arch, al, lnq, q, p);
-    for (k = 1; k < 3; k++)
-        if (u < 0 ? p[k] > p[best] : u >= p[0] + (k > 1 ? p[1] : 0)) best = k;
+    if (!stx__par_block_probs(m, l, p)) return 0;
+    best = p[1] > p[0];
+    if (p[2] > p[best]) best = 2;
     return "sfi"[best];
+}
+
+/* The letter of block l in a fixed network, or that of the branch that u in [0,1)
+   selects. Returns 0 after an error. */
+static int stx__par_draw_letter(const stx_par *m, size_t l, double u) {
+    STX__FP_SCOPE;
+    double p[3];
+    if (!m->arch) return m->pattern[l];
+    if (!stx__par_block_probs(m, l, p)) return 0;
+    if (u >= p[0] + p[1]) return 'i';
+    return u >= p[0] ? 'f' : 's';
 }
 
 static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw, uint64_t seed,
@@ -1603,9 +1778,13 @@ static size_t stx__par_choose(const stx_par *m, char *out, size_t room, int draw
     out[0] = 0;
     if (!L || L >= room || !stx_ok(m->ctx)) return 0;
     for (l = 0; l < L; l++) {
-        uint32_t bits[4];
-        stx_philox(seed, n, l, bits);
-        out[l] = (char)stx__par_letter(m, l, draw ? ((double)bits[0] + 0.5) / 4294967296.0 : -1);
+        if (draw) {
+            uint32_t bits[4];
+            stx_philox(seed, n, l, bits);
+            out[l] = (char)stx__par_draw_letter(m, l, ((double)bits[0] + 0.5) / 4294967296.0);
+        } else {
+            out[l] = (char)stx__par_letter(m, l);
+        }
         if (!out[l]) {
             out[0] = 0;
             return 0;
@@ -1626,57 +1805,66 @@ STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char 
 
 // >>cuts
 
-/* Costs of two kinds in one: whole numbers, which are exact, or times; the other one is 0 */
+/* A cost: an exact integer n (REF, MACS) or a time t (TIME); the other field is 0. */
 typedef struct stx__par_cost {
     uint64_t n;
-    double t;
+    double   t;
 } stx__par_cost;
 
+/* One step of the dynamic programme, which adds tail number k >= 1 to the clusters
+   before it */
 typedef struct stx__par_cutting {
     const stx_par_cuts_desc *d;
-    const uint64_t *F; /* (N + 1) sums of counts */
-    size_t N, k, h,
-        D; /* the cluster that is added: number k = 1.., h wide; of REF h = 1 and D = 0 */
-    const stx__par_cost *before; /* (N + 1): of the first j words in k clusters */
-    stx__par_cost *cost;         /* ... in k + 1 */
-    uint32_t *arg;               /* (N + 1): where the last of them begins */
+    size_t V, k;
+    const uint64_t *sum;            /* (V + 1): sum of the first j counts */
+    size_t width, dim;              /* of the tail; 1 and 0 with REF */
+    const stx__par_cost *before;    /* (V + 1): least cost of the first j words in k clusters; NULL
+                                       for the head */
+    stx__par_cost *cost;            /* (V + 1): in k + 1 clusters */
+    uint32_t *start;                /* (V + 1): first word of the last of these */
 } stx__par_cutting;
 
 static size_t stx__par_tail_width(const stx_par_cuts_desc *d, size_t k) {
-    size_t h = d->proj_dims && d->proj_dims[k - 1]
-                   ? d->proj_dims[k - 1]
-                   : (size_t)floor((double)d->dim / pow(d->factor, (double)k));
-    return h ? h : 1;
+    size_t width = 0;
+    if (d->proj_dims) width = d->proj_dims[k - 1];
+    if (!width) width = (size_t)floor((double)d->dim / pow(d->factor, (double)k));
+    return width ? width : 1;
 }
 
-/* before[i] and cluster k of the words i .. j-1; of cluster 0: i = 0 */
+/* Cost of the clusters before word i and of one with the words i .. j - 1. For the
+   head, i = 0. */
 static stx__par_cost stx__par_cost_of(const stx__par_cutting *s, size_t i, size_t j) {
     const stx_par_cuts_desc *d = s->d;
+    const size_t head_rows = j + d->clusters - 1;
     stx__par_cost c = {0, 0};
     if (s->before) c = s->before[i];
-    if (d->cost == STX_PAR_CUTS_MACS && !s->before)
-        c.n = (uint64_t)d->dim * (j + d->clusters - 1) * s->F[s->N];
-    else if (d->cost != STX_PAR_CUTS_TIME)
-        c.n += (uint64_t)s->h * (s->D + j - i) * (s->F[j] - s->F[i]);
-    else if (!s->before)
-        c.t = d->time(d->user, j + d->clusters - 1, d->dim, 1);
-    else {
-        double p = (double)(s->F[j] - s->F[i]) / (double)s->F[s->N];
-        c.t += d->time(d->user, s->h, d->dim, p) + d->time(d->user, j - i, s->h, p);
+    if (d->cost == STX_PAR_CUTS_TIME) {
+        double share = (double)(s->sum[j] - s->sum[i]) / (double)s->sum[s->V];
+        if (s->before)
+            c.t += d->time(d->user, s->width, d->dim, share)
+                   + d->time(d->user, j - i, s->width, share);
+        else
+            c.t = d->time(d->user, head_rows, d->dim, 1);
+    } else if (d->cost == STX_PAR_CUTS_MACS && !s->before) {
+        c.n = (uint64_t)d->dim * head_rows * s->sum[s->V];
+    } else {
+        c.n += (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
     }
     return c;
 }
 
-/* For j in [j0,j1), whose best beginnings lie in [i0,i1] and do not fall as j rises: the middle one, then both sides */
+/* Fills cost[j] and start[j] for j in [j0,j1), whose best starts are in [i0,i1] and do
+   not fall as j rises: the middle one, then both sides. */
 static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t i0, size_t i1) {
     size_t j = j0 + (j1 - j0) / 2, i, best = SIZE_MAX;
     stx__par_cost least = {0, 0};
     if (j0 >= j1) return;
     i = STX_MAX(i0, s->k);
-    if (s->d->cost
-        != STX_PAR_CUTS_TIME) { /* stx__par_cost_of, in a loop that has nothing else in it */
+    if (s->d->cost != STX_PAR_CUTS_TIME) {
+        /* stx__par_cost_of in a loop that contains nothing else */
         for (least.n = UINT64_MAX; i <= i1 && i < j; i++) {
-            uint64_t n = s->before[i].n + (uint64_t)s->h * (s->D + j - i) * (s->F[j] - s->F[i]);
+            uint64_t n = s->before[i].n
+                         + (uint64_t)s->width * (s->dim + j - i) * (s->sum[j] - s->sum[i]);
             if (n <= least.n) {
                 least.n = n;
                 best = i;
@@ -1690,143 +1878,175 @@ static void stx__par_cut(const stx__par_cutting *s, size_t j0, size_t j1, size_t
         best = i;
     }
     s->cost[j] = least;
-    s->arg[j] = (uint32_t)best;
+    s->start[j] = (uint32_t)best;
     stx__par_cut(s, j0, j, i0, best);
     stx__par_cut(s, j + 1, j1, best, i1);
 }
 
 static int stx__par_falling(const void *a, const void *b) {
     const uint64_t p = *(const uint64_t *)a, q = *(const uint64_t *)b;
-    return p < q ? 1 : p > q ? -1 : 0;
+    return (p < q) - (p > q);
 }
 
 static int stx__par_cuts_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_par_cuts", field, got, expected);
 }
 
-STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t N,
+static int stx__par_cuts_check(stx_ctx *x, const size_t *cut, size_t V,
+                               const stx_par_cuts_desc *d) {
+    const size_t clusters = d->clusters;
+    if (!clusters || clusters > STX_MAX_CLUSTERS)
+        return stx__par_cuts_bad(x, "clusters", (double)clusters, "1 to 8");
+    if (clusters > 1 && !cut)
+        return stx__par_cuts_bad(x, "cut", 0, "an array of clusters - 1 elements");
+    if (V >= UINT32_MAX)
+        return stx__par_cuts_bad(x, "V", (double)V, "fewer than 2^32 - 1 words");
+    if (V < clusters) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_cuts: clusters: expected at most the %zu words, got %zu", V, clusters);
+        return 0;
+    }
+    if (d->cost < 0 || d->cost > STX_PAR_CUTS_TIME)
+        return stx__par_cuts_bad(x, "cost", d->cost, "STX_PAR_CUTS_REF, _MACS or _TIME");
+    if (d->cost != STX_PAR_CUTS_REF && (!d->dim || d->dim > (size_t)1 << 29))
+        return stx__par_cuts_bad(x, "dim", (double)d->dim, "1 to 2^29");
+    if (!(d->factor >= 1 && d->factor < 1e6))
+        return stx__par_cuts_bad(x, "factor", d->factor, "1 or more");
+    if (d->cost == STX_PAR_CUTS_TIME && !d->time)
+        return stx__par_cuts_bad(x, "time", 0, "a function with STX_PAR_CUTS_TIME");
+    return 1;
+}
+
+/* sum (V + 1) of the counts. Returns 0 and an error if a cost might not fit into 63
+   bits. */
+static int stx__par_cuts_sums(stx_ctx *x, uint64_t *sum, const uint64_t *counts, size_t V,
+                              const stx_par_cuts_desc *d) {
+    size_t i, k, width = 0;
+    double factor = 1;      /* the largest cost is at most sum[V] times this */
+    memcpy(sum + 1, counts, V * sizeof *sum);
+    if (d->sort) qsort(sum + 1, V, sizeof *sum, stx__par_falling);
+    for (i = 1; i <= V && sum[i] <= INT64_MAX - sum[i - 1]; i++) sum[i] += sum[i - 1];
+
+    if (d->cost == STX_PAR_CUTS_REF) factor = (double)V;
+    if (d->cost == STX_PAR_CUTS_MACS) {
+        for (k = 1; k < d->clusters; k++) width = STX_MAX(width, stx__par_tail_width(d, k));
+        factor = (double)(d->dim + width) * (double)(d->dim + V + d->clusters);
+    }
+    if (i <= V || (double)sum[V] * factor >= 9.2e18) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_cuts: the costs of the counts of %zu words do not fit into 63 bits: "
+                 "divide all counts by a constant", V);
+        return 0;
+    }
+    if (!sum[V]) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_cuts: the counts of %zu words are all 0: count a text",
+                 V);
+        return 0;
+    }
+    return 1;
+}
+
+/* The dynamic programme over clusters. cost (2,V + 1) and start (clusters,V + 1) are
+   scratch. */
+static void stx__par_cuts_solve(const stx_par_cuts_desc *d, const uint64_t *sum, size_t V,
+                                stx__par_cost *cost, uint32_t *start, size_t *cut, double *total) {
+    stx__par_cutting s;
+    size_t i, k;
+    memset(&s, 0, sizeof s);
+    s.d = d;
+    s.sum = sum;
+    s.V = V;
+    s.width = 1;
+    if (d->cost != STX_PAR_CUTS_REF) s.dim = d->dim;
+    s.cost = cost;
+    for (i = 1; i <= V; i++) cost[i] = stx__par_cost_of(&s, 0, i);
+
+    for (k = 1; k < d->clusters; k++) {
+        s.k = k;
+        if (d->cost != STX_PAR_CUTS_REF) s.width = stx__par_tail_width(d, k);
+        s.before = s.cost;
+        s.cost = cost + (k & 1) * (V + 1);
+        s.start = start + k * (V + 1);
+        /* the last cluster must end with the last word */
+        stx__par_cut(&s, k + 1 == d->clusters ? V : k + 1, V + 1, k, V);
+    }
+
+    for (i = V, k = d->clusters - 1; k >= 1; k--) cut[k - 1] = i = start[k * (V + 1) + i];
+    if (!total) return;
+    *total = d->cost == STX_PAR_CUTS_TIME ? s.cost[V].t : (double)s.cost[V].n;
+    if (d->cost == STX_PAR_CUTS_MACS) *total /= (double)sum[V];
+}
+
+STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t V,
                          const stx_par_cuts_desc *desc) {
     STX__FP_SCOPE;
-    stx__par_cutting s;
     stx_par_cuts_desc d;
-    stx__par_cost *cost, last;
-    uint64_t *F;
-    size_t K, i, k, h = 0;
+    stx__par_cost *cost;
+    uint64_t *sum;
+    uint32_t *start;
     if (!stx_ok(x)) return 0;
     if (!counts || !desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_cuts: no counts, or no desc");
+        stx_fail(x, STX_ERR_ARG, "stx_par_cuts: %s: expected a pointer, got NULL",
+                 counts ? "d" : "counts");
         return 0;
     }
     d = *desc;
-    K = d.clusters;
     if (d.factor == 0) d.factor = 4;
-    if (!K || K > STX_MAX_CLUSTERS) return stx__par_cuts_bad(x, "clusters", (double)K, "1 to 8");
-    if (K > 1 && !cut) return stx__par_cuts_bad(x, "cut", 0, "room for clusters - 1 numbers");
-    if (N >= UINT32_MAX)
-        return stx__par_cuts_bad(x, "the number of words", (double)N, "less than 2^32 - 1");
-    if (N < K) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_cuts: %zu words cannot be cut in %zu clusters", N, K);
-        return 0;
-    }
-    if (d.cost < 0 || d.cost > STX_PAR_CUTS_TIME)
-        return stx__par_cuts_bad(x, "cost", d.cost, "one of STX_PAR_CUTS_REF .. _TIME");
-    if (d.cost != STX_PAR_CUTS_REF && (!d.dim || d.dim > (size_t)1 << 29))
-        return stx__par_cuts_bad(x, "dim", (double)d.dim, "1 to 2^29");
-    if (!(d.factor >= 1 && d.factor < 1e6))
-        return stx__par_cuts_bad(x, "factor", d.factor, "1 or more");
-    if (d.cost == STX_PAR_CUTS_TIME && !d.time)
-        return stx__par_cuts_bad(x, "time", 0, "a function for STX_PAR_CUTS_TIME");
-    memset(&s, 0, sizeof s);
-    F = (uint64_t *)stx_block(x, stx_bytes_of(N + 1, sizeof *F, 1));
-    cost = (stx__par_cost *)stx_block(x, stx_bytes_of(N + 1, 2 * sizeof *cost, 1));
-    s.arg = (uint32_t *)stx_block(x, stx_bytes_of(N + 1, K, sizeof *s.arg));
-    if (stx_ok(x)) {
-        memcpy(F + 1, counts, N * sizeof *F);
-        if (d.sort) qsort(F + 1, N, sizeof *F, stx__par_falling);
-        for (k = 1; k < K; k++)
-            h = STX_MAX(h, d.cost == STX_PAR_CUTS_REF ? 1 : stx__par_tail_width(&d, k));
-        for (i = 1; i <= N && F[i] <= INT64_MAX - F[i - 1]; i++) F[i] += F[i - 1];
-        /* the most that sums may come to: (N) (sum), or ((D + h) (D + N + K)) (sum) */
-        if (i <= N || !F[N]
-            || (double)F[N]
-                       * (d.cost == STX_PAR_CUTS_REF ? (double)N
-                          : d.cost == STX_PAR_CUTS_TIME
-                              ? 1
-                              : (double)(d.dim + h) * (double)(d.dim + N + K))
-                   >= 9.2e18)
-            stx_fail(
-                x, STX_ERR_ARG,
-                i > N && !F[N]
-                    ? "stx_par_cuts: counts of %zu words that are all 0: count a text"
-                    : "stx_par_cuts: costs of counts of %zu words do not fit into 63 bits: divide the counts by a number",
-                N);
-    }
-    if (stx_ok(x)) {
-        uint32_t *arg = s.arg;
-        s.d = &d;
-        s.F = F;
-        s.N = N;
-        s.h = 1;
-        if (d.cost != STX_PAR_CUTS_REF) s.D = d.dim;
-        s.cost = cost;
-        for (i = 1; i <= N; i++) cost[i] = stx__par_cost_of(&s, 0, i);
-        for (k = 1; k < K; k++) {
-            s.k = k;
-            if (d.cost != STX_PAR_CUTS_REF) s.h = stx__par_tail_width(&d, k);
-            s.before = s.cost;
-            s.cost = cost + (k & 1) * (N + 1);
-            s.arg = arg + k * (N + 1);
-            stx__par_cut(&s, k + 1 == K ? N : k + 1, N + 1, k,
-                         N); /* of the last one only all words matter */
-        }
-        last = s.cost[N];
-        for (i = N, k = K - 1; k >= 1; k--) cut[k - 1] = i = arg[k * (N + 1) + i];
-        if (total)
-            *total = d.cost == STX_PAR_CUTS_TIME
-                         ? last.t
-                         : (double)last.n / (d.cost == STX_PAR_CUTS_MACS ? (double)F[N] : 1);
-        s.arg = arg;
-    }
-    stx_block_free(x, F);
+    if (!stx__par_cuts_check(x, cut, V, &d)) return 0;
+
+    sum = (uint64_t *)stx_block(x, stx_bytes_of(V + 1, sizeof *sum, 1));
+    cost = (stx__par_cost *)stx_block(x, stx_bytes_of(V + 1, 2 * sizeof *cost, 1));
+    start = (uint32_t *)stx_block(x, stx_bytes_of(V + 1, d.clusters, sizeof *start));
+    if (stx_ok(x) && stx__par_cuts_sums(x, sum, counts, V, &d))
+        stx__par_cuts_solve(&d, sum, V, cost, start, cut, total);
+    stx_block_free(x, sum);
     stx_block_free(x, cost);
-    stx_block_free(x, s.arg);
+    stx_block_free(x, start);
     return stx_ok(x);
 }
 
 
-// >>model: creation
+// >>creation
 
 static int stx__par_bad(stx_ctx *x, const char *field, double got, const char *expected) {
     return stx_bad_value(x, "stx_par_create", field, got, expected);
 }
 
-static int stx__par_upto(stx_ctx *x, const char *what, size_t got, size_t lo, int bits) {
-    if (got >= lo && got <= (size_t)1 << bits) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected %zu to 2^%d, got %zu", what, lo, bits,
-             got);
+/* Checks of one field: 1, or 0 and an error */
+
+static int stx__par_in_range(stx_ctx *x, const char *field, size_t got, size_t least, int bits) {
+    if (got >= least && got <= (size_t)1 << bits) return 1;
+    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected %zu to 2^%d, got %zu", field, least,
+             bits, got);
     return 0;
 }
 
-static int stx__par_among(stx_ctx *x, const char *what, int got, int last) {
+static int stx__par_one_of(stx_ctx *x, const char *field, int got, int last) {
     if (got >= 0 && got <= last) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected 0 to %d, got %d", what, last, got);
+    stx_fail(x, STX_ERR_ARG, "stx_par_create: %s: expected 0 to %d, got %d", field, last, got);
     return 0;
 }
 
-/* An option that only some models have */
-static int stx__par_only(stx_ctx *x, const char *what, double got, int where, const char *want) {
-    return got == 0 || where || stx__par_bad(x, what, got, want);
+/* 0, or any value if the condition under which the field applies holds */
+static int stx__par_only(stx_ctx *x, const char *field, double got, int applies,
+                         const char *expected) {
+    return got == 0 || applies || stx__par_bad(x, field, got, expected);
 }
 
-static int stx__par_number(stx_ctx *x, const char *what, double v, double lo, double below,
-                           const char *want) {
-    return (v >= lo && v < below) || stx__par_bad(x, what, v, want);
+static int stx__par_number(stx_ctx *x, const char *field, double got, double least, double below,
+                           const char *expected) {
+    return (got >= least && got < below) || stx__par_bad(x, field, got, expected);
+}
+
+static int stx__par_probability(stx_ctx *x, const char *field, double got) {
+    return stx__par_number(x, field, got, 0, 1, "0 or more and less than 1");
 }
 
 static int stx__par_ends_in_norm(const stx_par_desc *d) {
     return d->pre_norm && !d->no_final_norm;
 }
 
+/* M */
 static size_t stx__par_mem(const stx_par_desc *d) {
     return d->mem == STX_PAR_NO_ROWS ? 0 : d->mem;
 }
@@ -1841,37 +2061,42 @@ static int stx__par_projects(const stx_par_desc *d) {
 }
 
 static stx_init stx__par_init(int kind, double a, int rule) {
-    stx_init v;
-    v.kind = kind;
-    v.a = a;
-    v.rule = rule;
-    return v;
+    stx_init init;
+    init.kind = kind;
+    init.a = a;
+    init.rule = rule;
+    return init;
 }
 
-/* Embedding and output of a desc whose numbers are resolved */
+/* Width of cluster c of the output with STX_PAR_OUT_REF */
+static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
+    double width = floor((double)d->dim / pow(d->proj_factor, (double)c));
+    if (!c) return d->dim;
+    if (d->proj_dims[c - 1]) return d->proj_dims[c - 1];
+    return width < 1 ? 1 : (size_t)width;
+}
+
+/* Embedding and output head of a desc with its defaults filled in */
 static void stx__par_words(const stx_par_desc *d, stx_words_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
-    size_t i;
+    size_t c;
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = w->emb = d->dim;
     w->in = d->adaptive_in ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
-    w->out = d->words_out == STX_PAR_OUT_PLAIN  ? STX_WORDS_PLAIN
-             : d->words_out == STX_PAR_OUT_TIED ? STX_WORDS_TIED
-                                                : STX_WORDS_ADAPTIVE;
+    w->out = STX_WORDS_ADAPTIVE;
+    if (d->words_out == STX_PAR_OUT_PLAIN) w->out = STX_WORDS_PLAIN;
+    if (d->words_out == STX_PAR_OUT_TIED) w->out = STX_WORDS_TIED;
     w->scale = d->emb_scale;
+
     w->cutoffs = d->cutoffs;
     w->no_cutoffs = !d->cutoffs;
     memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
-    for (i = 0; i <= d->cutoffs; i++) {
-        double tail = floor((double)d->dim / pow(d->proj_factor, (double)i));
-        w->width[i] = (size_t)floor((double)d->emb / pow(d->div_val, (double)i));
-        if (ref)
-            w->out_width[i] = !i                    ? d->dim
-                              : d->proj_dims[i - 1] ? d->proj_dims[i - 1]
-                              : tail < 1            ? 1
-                                                    : (size_t)tail;
+    for (c = 0; c <= d->cutoffs; c++) {
+        w->width[c] = (size_t)floor((double)d->emb / pow(d->div_val, (double)c));
+        if (ref) w->out_width[c] = stx__par_ref_width(d, c);
     }
+
     if (!stx__par_projects(d)) w->no_projs = ref ? STX_WORDS_INPUT : STX_WORDS_BOTH;
     w->head_direct = ref ? STX_WORDS_OUTPUT : 0;
     w->proj_biases = w->forward_columns = ref;
@@ -1879,96 +2104,115 @@ static void stx__par_words(const stx_par_desc *d, stx_words_desc *w) {
     w->share_projs = d->tie_projs != STX_PAR_TIE_NONE;
     w->own_first = d->tie_projs == STX_PAR_TIE_BUT_FIRST;
     w->one_proj = d->one_proj;
-    w->table = xl ? stx__par_init(STX_NORMAL, d->init_std, 0) : stx__par_init(STX_UNIFORM, 0.05, 0);
-    w->out_table = w->cluster = xl ? w->table : stx__par_init(STX_UNIFORM, 1, STX_INIT_XAVIER);
-    w->proj = xl ? stx__par_init(STX_NORMAL, d->proj_std, 0) : w->out_table;
+
+    w->table = stx__par_init(STX_UNIFORM, 0.05, 0);
+    w->out_table = w->cluster = w->proj = stx__par_init(STX_UNIFORM, 1, STX_INIT_XAVIER);
+    if (xl) {
+        w->table = w->out_table = w->cluster = stx__par_init(STX_NORMAL, d->init_std, 0);
+        w->proj = stx__par_init(STX_NORMAL, d->proj_std, 0);
+    }
+}
+
+static int stx__par_check_padding(stx_ctx *x, const stx_par_desc *d) {
+    const int valid = d->pads && d->pad_id > 0 && (size_t)d->pad_id < d->vocab;
+    return stx__par_only(x, "pads", d->pads, d->vocab > 0, "0 without vocab")
+        && stx__par_only(x, "pad_id", d->pad_id, valid, "an id below vocab with pads, else 0");
 }
 
 static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
     const int adaptive = stx__par_adaptive(d), ref = d->words_out == STX_PAR_OUT_REF;
-    const int both = d->adaptive_in && d->words_out == STX_PAR_OUT_ADAPTIVE;
+    const int out_adaptive = d->words_out == STX_PAR_OUT_ADAPTIVE;
+    const int both = d->adaptive_in && out_adaptive;
+    const int same_width = d->emb == d->dim;
+    const int one_proj = d->adaptive_in && d->div_val == 1 && !same_width;
     stx_words_desc w;
     size_t i;
-    if (!stx__par_among(x, "words_out", d->words_out, STX_PAR_OUT_REF)
-        || !stx__par_among(x, "tie_projs", d->tie_projs, STX_PAR_TIE_BUT_FIRST)
-        || !stx__par_upto(x, "emb", d->emb, 1, 29)
-        || !stx__par_only(x, "emb", (double)d->emb,
-                          d->emb == d->dim || d->adaptive_in
-                              || d->words_out == STX_PAR_OUT_ADAPTIVE,
-                          "dim without adaptive words")
-        || !stx__par_only(x, "cutoffs", (double)d->cutoffs, adaptive, "0 without adaptive words")
+    if (!stx__par_one_of(x, "words_out", d->words_out, STX_PAR_OUT_REF)
+        || !stx__par_one_of(x, "tie_projs", d->tie_projs, STX_PAR_TIE_BUT_FIRST)
+        || !stx__par_in_range(x, "emb", d->emb, 1, 29)
+        || !stx__par_only(x, "emb", (double)d->emb, same_width || d->adaptive_in || out_adaptive,
+                          "dim unless the input or the output is adaptive")
+        || !stx__par_only(x, "cutoffs", (double)d->cutoffs, adaptive,
+                          "0 unless the input or the output is adaptive")
         || !stx__par_number(x, "div_val", d->div_val, 1, 1e6, "1 or more")
         || !stx__par_number(x, "proj_factor", d->proj_factor, 1, 1e6, "1 or more")
         || !stx__par_only(x, "tie_words", d->tie_words, both,
-                          "0 but for adaptive words on both sides")
+                          "0 unless input and output are adaptive")
         || !stx__par_only(x, "tie_projs", d->tie_projs, both && stx__par_projects(d),
-                          "0 but for adaptive words with projections on both sides")
-        || !stx__par_only(x, "one_proj", d->one_proj,
-                          d->adaptive_in && d->div_val == 1 && d->emb != d->dim,
-                          "0 but for an adaptive input with div_val 1 and an emb other than dim")
-        || !stx__par_number(x, "emb_scale", d->emb_scale, -1e30, 1e30, "a number"))
+                          "0 unless input and output are adaptive and have projections")
+        || !stx__par_only(x, "one_proj", d->one_proj, one_proj,
+                          "0 unless adaptive_in with div_val = 1 and emb other than dim")
+        || !stx__par_number(x, "emb_scale", d->emb_scale, -1e30, 1e30, "a finite number"))
         return 0;
+
     if (d->cutoffs > STX_MAX_CLUSTERS - 1)
         return stx__par_bad(x, "cutoffs", (double)d->cutoffs, "at most 7");
     if (floor((double)d->emb / pow(d->div_val, (double)d->cutoffs)) < 1)
         return stx__par_bad(x, "div_val", d->div_val,
-                            "one that leaves the last cluster a width of 1");
-    for (i = 0; i < STX_MAX_CLUSTERS - 1; i++)
-        if (!stx__par_only(x, "a number of proj_dims", (double)d->proj_dims[i],
-                           ref && i < d->cutoffs, "0 but for tails of STX_PAR_OUT_REF")
-            || !stx__par_upto(x, "a number of proj_dims", d->proj_dims[i], 0, 29))
+                            "a divisor that leaves the last cluster a width of at least 1");
+    for (i = 0; i < STX_MAX_CLUSTERS - 1; i++) {
+        if (!stx__par_only(x, "proj_dims", (double)d->proj_dims[i], ref && i < d->cutoffs,
+                           "0 except for the tails of words_out = STX_PAR_OUT_REF")
+            || !stx__par_in_range(x, "proj_dims", d->proj_dims[i], 0, 29))
             return 0;
-    if (!stx__par_only(x, "pads", d->pads, d->vocab > 0, "0 without vocab")
-        || !stx__par_only(x, "pad_id", d->pad_id,
-                          d->pads && d->pad_id > 0 && (size_t)d->pad_id < d->vocab,
-                          "a word, with pads"))
-        return 0;
+    }
+    if (!stx__par_check_padding(x, d)) return 0;
     if (!d->vocab) return 1;
     stx__par_words(d, &w);
     return stx_words_resolve(x, "stx_par_create", &w, &w);
 }
 
+static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
+    const int hinge = d->latency == STX_PAR_LATENCY_HINGE;
+    const int fbnet = d->latency == STX_PAR_LATENCY_FBNET;
+    int k;
+    if (!stx__par_one_of(x, "latency", d->latency, STX_PAR_LATENCY_FBNET)
+        || !stx__par_one_of(x, "latency_w", d->latency_w, STX_PAR_LATENCY_OF_W))
+        return 0;
+    for (k = 0; k < 2; k++)
+        if (!stx__par_number(x, "cost", d->cost[k], 0, 1e30, "0 or more")) return 0;
+    if (!stx__par_number(x, "latency_weight", d->latency_weight, -1e30, 1e30, "a finite number")
+        || !stx__par_number(x, "latency_target", d->latency_target, 0, 1e30, "0 or more")
+        || !stx__par_number(x, "latency_power", d->latency_power, -1e3, 1e3, "-1000 to 1000"))
+        return 0;
+
+    if (d->latency && d->cost[0] == 0 && d->cost[1] == 0)
+        return stx__par_bad(x, "cost", 0, "the times of the branches, with latency");
+    if (d->latency && d->latency_weight == 0)
+        return stx__par_bad(x, "latency_weight", 0, "a number other than 0, with latency");
+    if (hinge != (d->latency_target > 0))
+        return stx__par_bad(x, "latency_target", d->latency_target,
+                            "more than 0 with latency = STX_PAR_LATENCY_HINGE, else 0");
+    if (!stx__par_only(x, "latency_power", d->latency_power, fbnet,
+                       "0 unless latency = STX_PAR_LATENCY_FBNET"))
+        return 0;
+    if (fbnet && d->latency_power == 0) d->latency_power = 0.6;
+    return 1;
+}
+
 static int stx__par_check_search(stx_ctx *x, stx_par_desc *d) {
-    int k, none = d->pi0[0] == 0 && d->pi0[1] == 0 && d->pi0[2] == 0;
-    static const double first[3] = {0.33, 0.33, 0.34};
-    if (!stx__par_among(x, "arch", d->arch, STX_PAR_PI)
-        || !stx__par_among(x, "gate", d->gate, STX_PAR_ST)
-        || !stx__par_among(x, "gate_eval", d->gate_eval, STX_PAR_EVAL_NOISE)
-        || !stx__par_among(x, "noise", d->noise, STX_PAR_NOISE_TOKENS)
-        || !stx__par_among(x, "latency", d->latency, STX_PAR_LATENCY_FBNET)
-        || !stx__par_among(x, "latency_w", d->latency_w, STX_PAR_LATENCY_OF_W)
-        || !stx__par_only(x, "noise_tokens", (double)d->noise_tokens,
-                          d->noise == STX_PAR_NOISE_TOKENS, "0 but for STX_PAR_NOISE_TOKENS"))
+    static const double equal[3] = {0.33, 0.33, 0.34};
+    const int none = d->pi0[0] == 0 && d->pi0[1] == 0 && d->pi0[2] == 0;
+    const int by_token = d->noise == STX_PAR_NOISE_TOKENS;
+    const double above = d->arch == STX_PAR_PI ? -1e30 : 0;
+    int k;
+    if (!stx__par_one_of(x, "arch", d->arch, STX_PAR_PI)
+        || !stx__par_one_of(x, "gate", d->gate, STX_PAR_ST)
+        || !stx__par_one_of(x, "gate_eval", d->gate_eval, STX_PAR_EVAL_NOISE)
+        || !stx__par_one_of(x, "noise", d->noise, STX_PAR_NOISE_TOKENS)
+        || !stx__par_only(x, "noise_tokens", (double)d->noise_tokens, by_token,
+                          "0 unless noise = STX_PAR_NOISE_TOKENS"))
         return 0;
-    if (d->noise == STX_PAR_NOISE_TOKENS
-        && !stx__par_upto(x, "noise_tokens", d->noise_tokens, 1, 31))
-        return 0;
+    if (by_token && !stx__par_in_range(x, "noise_tokens", d->noise_tokens, 1, 31)) return 0;
     for (k = 0; k < 3; k++) {
-        if (none) d->pi0[k] = first[k];
-        if (!(d->pi0[k] > (d->arch == STX_PAR_PI ? -1e30 : 0) && d->pi0[k] < 1e30))
-            return stx__par_bad(x, "a number of pi0", d->pi0[k],
-                                "a positive one, or a number for STX_PAR_PI");
+        if (none) d->pi0[k] = equal[k];
+        if (!(d->pi0[k] > above && d->pi0[k] < 1e30))
+            return stx__par_bad(x, "pi0", d->pi0[k],
+                                "positive probabilities, or finite weights with STX_PAR_PI");
     }
     if (d->tau == 0) d->tau = 1;
     if (!stx__par_number(x, "tau", d->tau, 1e-30, 1e30, "more than 0")) return 0;
-    for (k = 0; k < 2; k++)
-        if (!stx__par_number(x, "a number of cost", d->cost[k], 0, 1e30, "0 or more")) return 0;
-    if (!stx__par_number(x, "latency_weight", d->latency_weight, -1e30, 1e30, "a number")
-        || !stx__par_number(x, "latency_target", d->latency_target, 0, 1e30, "0 or more")
-        || !stx__par_number(x, "latency_power", d->latency_power, -1e3, 1e3, "a number"))
-        return 0;
-    if (d->latency && d->cost[0] == 0 && d->cost[1] == 0)
-        return stx__par_bad(x, "cost", 0, "the time of a branch, with latency");
-    if (d->latency && d->latency_weight == 0)
-        return stx__par_bad(x, "latency_weight", 0, "another number, with latency");
-    if ((d->latency == STX_PAR_LATENCY_HINGE) != (d->latency_target > 0))
-        return stx__par_bad(x, "latency_target", d->latency_target,
-                            "more than 0 for STX_PAR_LATENCY_HINGE, 0 without");
-    if (!stx__par_only(x, "latency_power", d->latency_power, d->latency == STX_PAR_LATENCY_FBNET,
-                       "0 but for STX_PAR_LATENCY_FBNET"))
-        return 0;
-    if (d->latency == STX_PAR_LATENCY_FBNET && d->latency_power == 0) d->latency_power = 0.6;
-    return 1;
+    return stx__par_check_latency(x, d);
 }
 
 STX_DEF void stx_par_reference(stx_par_desc *d) {
@@ -1988,37 +2232,37 @@ STX_DEF void stx_par_reference(stx_par_desc *d) {
     d->init = STX_PAR_INIT_REF;
 }
 
-STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *d) {
-    STX__FP_SCOPE;
-    char pattern[STX__PAR_MOST + 1];
-    size_t L = 0;
-    if (!from || !d) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_resolve: the desc is NULL");
+/* Checks the pattern, if there is one, and fills in the number of blocks. */
+static int stx__par_check_blocks(stx_ctx *x, stx_par_desc *d) {
+    char pattern[STX__PAR_MOST + 1], quoted[STX_QUOTE];
+    size_t L;
+    if (d->pattern && !*d->pattern) d->pattern = NULL;
+    if (!d->pattern) {
+        if (!d->blocks) d->blocks = 32;
+        return 1;
+    }
+    L = stx_par_expand(pattern, sizeof pattern, d->pattern);
+    if (!L) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_create: pattern: expected at most %d of the letters s, f and i, with "
+                 "groups and counts such as (sfff)6f8, got \"%s\"",
+                 (int)STX__PAR_MOST, stx_quote(quoted, d->pattern, strlen(d->pattern)));
         return 0;
     }
-    *d = *from;
-    if (d->pattern && !*d->pattern) d->pattern = NULL;
-    if (d->pattern) {
-        char q[STX_QUOTE];
-        L = stx_par_expand(pattern, sizeof pattern, d->pattern);
-        if (!L) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_par_create: pattern is \"%s\", want at most %d of the letters s, f, i, with groups and counts "
-                "as in (sfff)6f8",
-                stx_quote(q, d->pattern, strlen(d->pattern)), (int)STX__PAR_MOST);
-            return 0;
-        }
-        if (d->blocks && d->blocks != L) {
-            stx_fail(x, STX_ERR_ARG,
-                     "stx_par_create: blocks: expected 0 or the pattern's %zu, got %zu", L,
-                     d->blocks);
-            return 0;
-        }
+    if (d->blocks && d->blocks != L) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_create: blocks: expected 0 or the %zu of the pattern, got %zu", L,
+                 d->blocks);
+        return 0;
     }
+    d->blocks = L;
+    return 1;
+}
+
+/* Fills in the defaults other than those of blocks, heads and feed-forward. */
+static void stx__par_defaults(stx_par_desc *d) {
     if (!d->dim) d->dim = 512;
     if (!d->heads) d->heads = 8;
-    if (!d->blocks) d->blocks = L ? L : 32;
     if (!d->segment) d->segment = 128;
     if (!d->mem) d->mem = d->segment;
     if (!d->emb) d->emb = d->dim;
@@ -2028,59 +2272,80 @@ STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *
     if (d->emb_scale == 0) d->emb_scale = sqrt((double)d->dim);
     if (d->init_std == 0) d->init_std = 0.02;
     if (d->proj_std == 0) d->proj_std = 0.01;
-    if (!stx__par_upto(x, "blocks", d->blocks, 1, 12) || !stx__par_upto(x, "dim", d->dim, 1, 29)
-        || !stx__par_upto(x, "heads", d->heads, 1, 8)
-        || !stx__par_upto(x, "segment", d->segment, 1, 30))
+}
+
+static int stx__par_check_sizes(stx_ctx *x, stx_par_desc *d) {
+    if (!stx__par_in_range(x, "blocks", d->blocks, 1, 12)
+        || !stx__par_in_range(x, "dim", d->dim, 1, 29)
+        || !stx__par_in_range(x, "heads", d->heads, 1, 8)
+        || !stx__par_in_range(x, "segment", d->segment, 1, 30))
         return 0;
-    if (d->mem != STX_PAR_NO_ROWS && !stx__par_upto(x, "mem", d->mem, 0, 30)) return 0;
+    if (d->mem != STX_PAR_NO_ROWS && !stx__par_in_range(x, "mem", d->mem, 0, 30)) return 0;
     if (!d->head_dim && d->dim % d->heads) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_create: heads: expected a divisor of dim, or a head_dim, got %zu for dim %zu",
-            d->heads, d->dim);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_create: heads: expected a divisor of dim %zu, or a head_dim, got %zu",
+                 d->dim, d->heads);
         return 0;
     }
     if (!d->head_dim) d->head_dim = d->dim / d->heads;
     if (!d->inner) d->inner = 4 * d->dim;
-    if (!stx__par_upto(x, "head_dim", d->head_dim, 1, 20)
-        || !stx__par_upto(x, "inner", d->inner, 1, 31)
-        || !stx__par_among(x, "positions", d->positions, STX_PAR_LEARNED_BIAS)
-        || !stx__par_among(x, "sines", d->sines, STX_PAR_SINES_REF)
-        || !stx__par_among(x, "pos_mode", d->pos_mode, STX_PAR_POS_REF)
-        || !stx__par_among(x, "init", d->init, STX_PAR_INIT_REF)
-        || !stx__par_only(x, "sines", d->sines, !d->positions, "0 with learned positions")
+    return stx__par_in_range(x, "head_dim", d->head_dim, 1, 20)
+        && stx__par_in_range(x, "inner", d->inner, 1, 31);
+}
+
+static int stx__par_check_positions(stx_ctx *x, const stx_par_desc *d) {
+    const int by_sines = d->positions == STX_PAR_SINES;
+    if (!stx__par_one_of(x, "positions", d->positions, STX_PAR_LEARNED_BIAS)
+        || !stx__par_one_of(x, "sines", d->sines, STX_PAR_SINES_REF)
+        || !stx__par_one_of(x, "pos_mode", d->pos_mode, STX_PAR_POS_REF)
+        || !stx__par_only(x, "sines", d->sines, by_sines, "0 unless positions = STX_PAR_SINES")
         || !stx__par_only(x, "pos_mode", d->pos_mode, d->sines == STX_PAR_SINES_REF,
-                          "0 but for STX_PAR_SINES_REF")
-        || !stx__par_upto(x, "clamp_len", d->clamp_len, 0, 30)
+                          "0 unless sines = STX_PAR_SINES_REF")
+        || !stx__par_in_range(x, "clamp_len", d->clamp_len, 0, 30)
         || !stx__par_only(x, "clamp_len", (double)d->clamp_len, d->pos_mode == STX_PAR_POS_DIST,
-                          "0 but for STX_PAR_POS_DIST")
+                          "0 unless pos_mode = STX_PAR_POS_DIST")
         || !stx__par_only(x, "same_length", d->same_length, stx__par_mem(d) > 1,
-                          "0 without a memory of at least 2 rows")
-        || !stx__par_only(x, "no_final_norm", d->no_final_norm, d->pre_norm, "0 without pre_norm")
-        || !stx__par_number(x, "norm_eps", d->norm_eps, 1e-30, 1, "more than 0 and below 1")
-        || !stx__par_number(x, "dropout", d->dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_number(x, "attn_dropout", d->attn_dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_number(x, "inner_dropout", d->inner_dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_number(x, "pos_dropout", d->pos_dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_number(x, "final_dropout", d->final_dropout, 0, 1, "0 <= p < 1")
-        || !stx__par_only(x, "pos_dropout", d->pos_dropout, !d->positions,
-                          "0 with learned positions")
+                          "0 unless mem is 2 or more"))
+        return 0;
+    if (by_sines && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
+        return stx__par_bad(x, "dim", (double)d->dim,
+                            "an even number with sines = STX_PAR_SINES_BLOCK");
+    return stx__par_probability(x, "pos_dropout", d->pos_dropout)
+        && stx__par_only(x, "pos_dropout", d->pos_dropout, by_sines,
+                         "0 unless positions = STX_PAR_SINES");
+}
+
+STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *d) {
+    STX__FP_SCOPE;
+    if (!from || !d) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_resolve: expected a desc, got NULL");
+        return 0;
+    }
+    *d = *from;
+    if (!stx__par_check_blocks(x, d)) return 0;
+    stx__par_defaults(d);
+    if (!stx__par_check_sizes(x, d) || !stx__par_check_positions(x, d)) return 0;
+    if (!stx__par_only(x, "no_final_norm", d->no_final_norm, d->pre_norm, "0 unless pre_norm = 1")
+        || !stx__par_number(x, "norm_eps", d->norm_eps, 1e-30, 1, "more than 0 and less than 1")
+        || !stx__par_probability(x, "dropout", d->dropout)
+        || !stx__par_probability(x, "attn_dropout", d->attn_dropout)
+        || !stx__par_probability(x, "inner_dropout", d->inner_dropout)
+        || !stx__par_probability(x, "final_dropout", d->final_dropout)
+        || !stx__par_one_of(x, "init", d->init, STX_PAR_INIT_REF)
         || !stx__par_number(x, "init_std", d->init_std, 0, 1e6, "0 or more")
         || !stx__par_number(x, "proj_std", d->proj_std, 0, 1e6, "0 or more"))
         return 0;
-    if (d->positions == STX_PAR_SINES && d->sines == STX_PAR_SINES_BLOCK && d->dim % 2)
-        return stx__par_bad(x, "dim", (double)d->dim, "an even one for STX_PAR_SINES_BLOCK");
     d->recompute_layers = d->recompute ? d->blocks : STX_MIN(d->recompute_layers, d->blocks);
     return stx__par_check_search(x, d) && stx__par_check_words(x, d);
 }
 
-/* The letters of a resolved desc's blocks; g: mixtures. In step or stack memory of at least blocks + 1 */
-static void stx__par_kinds(const stx_par_desc *d, char *out) {
-    if (!d->pattern)
-        memset(out, 'g', d->blocks);
+/* The letters of a resolved desc's blocks, with a terminating 0, or L times 'g' for a
+   supernet. kind has L + 1 elements. */
+static void stx__par_kinds(const stx_par_desc *d, char *kind) {
+    if (d->pattern)
+        stx_par_expand(kind, d->blocks + 1, d->pattern);
     else
-        stx_par_expand(out, d->blocks + 1, d->pattern);
-    out[d->blocks] = 0;
+        memset(kind, 'g', d->blocks);
 }
 
 static int stx__par_attends(int kind) {
@@ -2096,28 +2361,34 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     char kind[STX__PAR_MOST + 1];
     stx_par_desc d;
     stx_words_desc words;
-    size_t n = 0, l, attn, C, attentions = 0, rows, uv;
+    size_t n = 0, l, attn, ff, width, rows, uv, attentions = 0;
     if (!desc || !stx_par_resolve(NULL, desc, &d)) return 0;
-    stx__par_kinds(&d, kind);
-    C = d.heads * d.head_dim;
-    rows = d.segment + stx__par_mem(&d);
-    uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
     if (d.vocab) {
         stx__par_words(&d, &words);
         if (!stx_words_resolve(NULL, NULL, &words, &words)) return 0;
         n = stx_words_count(&words);
     }
-    attn = stx_size_add(stx_size_add(2 * d.dim, 4 * d.dim, C), d.positions ? rows : d.dim, C);
+
+    /* an attention: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
+    width = d.heads * d.head_dim;
+    rows = d.segment + stx__par_mem(&d);
+    uv = d.positions == STX_PAR_LEARNED_BIAS ? 1 : 2;
+    attn = stx_size_add(2 * d.dim, 4 * d.dim, width);
+    attn = stx_size_add(attn, d.positions ? rows : d.dim, width);
     if (d.positions == STX_PAR_LEARNED_BIAS) attn = stx_size_add(attn, rows, d.heads);
-    if (d.biases) attn = stx_size_add(attn + d.dim, d.positions ? 3 : 4, C);
-    if (d.own_uv) attn = stx_size_add(attn, uv, C);
+    if (d.biases) attn = stx_size_add(attn + d.dim, d.positions ? 3 : 4, width);
+    if (d.own_uv) attn = stx_size_add(attn, uv, width);
+
+    /* a feed-forward: LN_f, W1 and W2 with biases */
+    ff = stx_size_add(3 * d.dim, d.inner, 2 * d.dim + 1);
+
+    stx__par_kinds(&d, kind);
     for (l = 0; l < d.blocks; l++) {
         attentions += (size_t)stx__par_attends(kind[l]);
         if (stx__par_attends(kind[l])) n = stx_size_add(n, 1, attn);
-        if (stx__par_feeds(kind[l]))
-            n = stx_size_add(stx_size_add(n, d.inner, 2 * d.dim + 1), 3, d.dim);
+        if (stx__par_feeds(kind[l])) n = stx_size_add(n, 1, ff);
     }
-    if (attentions && !d.own_uv) n = stx_size_add(n, uv, C);
+    if (attentions && !d.own_uv) n = stx_size_add(n, uv, width);
     return stx__par_ends_in_norm(&d) ? stx_size_add(n, 2, d.dim) : n;
 }
 
@@ -2128,20 +2399,26 @@ static stx_tensor *stx__par_param(stx_par *m, size_t l, const char *name, int in
     return stx_param(m->params, init, a, full, d0, d1, 0, 0);
 }
 
-/* A matrix (d0,d1), whose product is a part of one with `outs` outputs */
+/* A matrix (d0,d1). outs is the number of outputs in Glorot's formula: it exceeds d0
+   if the reference has one matrix where there are several here. */
 static stx_tensor *stx__par_matrix(stx_par *m, size_t l, const char *name, size_t d0, size_t d1,
                                    size_t outs) {
-    const int xl = m->desc.init == STX_PAR_INIT_XL;
-    return stx__par_param(m, l, name, xl ? STX_NORMAL : STX_UNIFORM,
-                          xl ? m->desc.init_std : sqrt(6 / (double)(outs + d1)), d0, d1);
+    if (m->desc.init == STX_PAR_INIT_XL)
+        return stx__par_param(m, l, name, STX_NORMAL, m->desc.init_std, d0, d1);
+    return stx__par_param(m, l, name, STX_UNIFORM, sqrt(6 / (double)(outs + d1)), d0, d1);
 }
 
-static double stx__par_plus_one(void *user, size_t i, double was) {
+static stx_tensor *stx__par_zeros(stx_par *m, size_t l, const char *name, size_t d0, size_t d1) {
+    return stx__par_param(m, l, name, STX_ZEROS, 0, d0, d1);
+}
+
+static double stx__par_plus_one(void *user, size_t i, double value) {
     (void)user;
     (void)i;
-    return 1 + was;
+    return 1 + value;
 }
 
+/* A norm: gain 1, or N(1,init_std) with STX_PAR_INIT_XL, and shift 0 */
 static void stx__par_norm(stx_par *m, const char *name, stx_tensor **gain, stx_tensor **shift) {
     const int xl = m->desc.init == STX_PAR_INIT_XL;
     char full[96];
@@ -2153,86 +2430,96 @@ static void stx__par_norm(stx_par *m, const char *name, stx_tensor **gain, stx_t
     *shift = stx_param(m->params, STX_ZEROS, 0, full, m->desc.dim, 0, 0, 0);
 }
 
+/* u and v. With STX_PAR_INIT_REF, Keras' Glorot-normal: a normal distribution
+   truncated at two standard deviations and rescaled, for a tensor (1,H,1,dh). */
 static void stx__par_uv(stx_par *m, const char *name, stx_tensor **u, stx_tensor **v) {
     const size_t H = m->desc.heads, dh = m->desc.head_dim;
-    const int xl = m->desc.init == STX_PAR_INIT_XL;
-    const double a = xl ? m->desc.init_std : sqrt(2 / (double)(H + H * dh)) / 0.87962566103423978;
+    const int xl = m->desc.init == STX_PAR_INIT_XL, kind = xl ? STX_NORMAL : STX_TRUNCATED;
+    const double glorot = sqrt(2 / (double)(H + H * dh)) / 0.87962566103423978;
+    const double std = xl ? m->desc.init_std : glorot;
     char full[96];
     snprintf(full, sizeof full, "%s.u", name);
-    *u = stx_param(m->params, xl ? STX_NORMAL : STX_TRUNCATED, a, full, H, dh, 0, 0);
+    *u = stx_param(m->params, kind, std, full, H, dh, 0, 0);
     if (m->desc.positions == STX_PAR_LEARNED_BIAS) return;
     snprintf(full, sizeof full, "%s.v", name);
-    *v = stx_param(m->params, xl ? STX_NORMAL : STX_TRUNCATED, a, full, H, dh, 0, 0);
+    *v = stx_param(m->params, kind, std, full, H, dh, 0, 0);
 }
 
-static void stx__par_block_params(stx_par *m, size_t l) {
+static int stx__par_attention_params(stx_par *m, size_t l) {
     const stx_par_desc *d = &m->desc;
-    stx_par_block *y = &m->block[l];
-    const size_t D = d->dim, C = d->heads * d->head_dim, F = d->inner;
+    stx_par_block *block = &m->block[l];
+    const size_t D = d->dim, width = d->heads * d->head_dim, rows = d->segment + stx__par_mem(d);
     char full[96];
-    if (stx__par_attends(y->kind)) {
-        snprintf(full, sizeof full, "layers.%zu.attn.norm", l);
-        stx__par_norm(m, full, &y->attn_gain, &y->attn_shift);
-        if (!stx_params_beside(m->params, 3 * C * D))
-            return; /* queries, keys and values are one product */
-        y->wq = stx__par_matrix(m, l, "attn.query.weight", C, D, 3 * C);
-        y->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * C, D, 3 * C);
-        if (!d->positions)
-            y->wr = stx__par_matrix(m, l, "attn.pos.weight", C, D, C);
-        else
-            y->rel = stx__par_matrix(m, l, "attn.rel.weight", d->segment + stx__par_mem(d), C, C);
-        if (d->positions == STX_PAR_LEARNED_BIAS)
-            y->rel_bias = stx__par_param(m, l, "attn.r_bias", STX_ZEROS, 0,
-                                         d->segment + stx__par_mem(d), d->heads);
-        y->wo = stx__par_matrix(m, l, "attn.out.weight", D, C, D);
-        if (d->biases) {
-            if (!stx_params_beside(m->params, 3 * C)) return;
-            y->bq = stx__par_param(m, l, "attn.query.bias", STX_ZEROS, 0, C, 0);
-            y->bkv = stx__par_param(m, l, "attn.kv.bias", STX_ZEROS, 0, 2 * C, 0);
-            if (y->wr) y->br = stx__par_param(m, l, "attn.pos.bias", STX_ZEROS, 0, C, 0);
-            y->bo = stx__par_param(m, l, "attn.out.bias", STX_ZEROS, 0, D, 0);
-        }
-        if (d->own_uv) {
-            snprintf(full, sizeof full, "layers.%zu.attn", l);
-            stx__par_uv(m, full, &y->u, &y->v);
-        } else {
-            if (!m->u) stx__par_uv(m, "attn", &m->u, &m->v);
-            y->u = m->u;
-            y->v = m->v;
-        }
+    snprintf(full, sizeof full, "layers.%zu.attn.norm", l);
+    stx__par_norm(m, full, &block->attn_gain, &block->attn_shift);
+
+    /* adjacent in memory, so that one GEMM computes queries, keys and values */
+    if (!stx_params_beside(m->params, 3 * width * D)) return 0;
+    block->wq = stx__par_matrix(m, l, "attn.query.weight", width, D, 3 * width);
+    block->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * width, D, 3 * width);
+    if (d->positions)
+        block->rel = stx__par_matrix(m, l, "attn.rel.weight", rows, width, width);
+    else
+        block->wr = stx__par_matrix(m, l, "attn.pos.weight", width, D, width);
+    if (d->positions == STX_PAR_LEARNED_BIAS)
+        block->rel_bias = stx__par_zeros(m, l, "attn.r_bias", rows, d->heads);
+    block->wo = stx__par_matrix(m, l, "attn.out.weight", D, width, D);
+
+    if (d->biases) {
+        if (!stx_params_beside(m->params, 3 * width)) return 0;
+        block->bq = stx__par_zeros(m, l, "attn.query.bias", width, 0);
+        block->bkv = stx__par_zeros(m, l, "attn.kv.bias", 2 * width, 0);
+        if (block->wr) block->br = stx__par_zeros(m, l, "attn.pos.bias", width, 0);
+        block->bo = stx__par_zeros(m, l, "attn.out.bias", D, 0);
     }
-    if (stx__par_feeds(y->kind)) {
-        snprintf(full, sizeof full, "layers.%zu.ff.norm", l);
-        stx__par_norm(m, full, &y->ff_gain, &y->ff_shift);
-        y->w1 = stx__par_matrix(m, l, "ff.fc1.weight", F, D, F);
-        y->b1 = stx__par_param(m, l, "ff.fc1.bias", STX_ZEROS, 0, F, 0);
-        y->w2 = stx__par_matrix(m, l, "ff.fc2.weight", D, F, D);
-        y->b2 = stx__par_param(m, l, "ff.fc2.bias", STX_ZEROS, 0, D, 0);
+
+    if (d->own_uv) {
+        snprintf(full, sizeof full, "layers.%zu.attn", l);
+        stx__par_uv(m, full, &block->u, &block->v);
+    } else {
+        if (!m->u) stx__par_uv(m, "attn", &m->u, &m->v);
+        block->u = m->u;
+        block->v = m->v;
     }
+    return 1;
 }
 
-/* The head of STX_PAR_OUT_REF is one matrix (c_0 + J,D) in Glorot's sense */
+static void stx__par_feed_params(stx_par *m, size_t l) {
+    stx_par_block *block = &m->block[l];
+    const size_t D = m->desc.dim, F = m->desc.inner;
+    char full[96];
+    snprintf(full, sizeof full, "layers.%zu.ff.norm", l);
+    stx__par_norm(m, full, &block->ff_gain, &block->ff_shift);
+    block->w1 = stx__par_matrix(m, l, "ff.fc1.weight", F, D, F);
+    block->b1 = stx__par_zeros(m, l, "ff.fc1.bias", F, 0);
+    block->w2 = stx__par_matrix(m, l, "ff.fc2.weight", D, F, D);
+    block->b2 = stx__par_zeros(m, l, "ff.fc2.bias", D, 0);
+}
+
+/* In the reference the words and the tails of the head of STX_PAR_OUT_REF are rows of
+   one matrix, whose size is in Glorot's formula. */
 static void stx__par_head(stx_par *m) {
-    const stx_adaptive *a = &m->words->out;
-    double c0 = (double)a->end[0], J = (double)a->clusters - 1, D = (double)m->desc.dim;
-    if (m->desc.init != STX_PAR_INIT_REF || !a->cluster_w) return;
-    stx_param_scale(m->ctx, a->table[0], 0, a->table[0]->dim[0], sqrt((c0 + D) / (c0 + J + D)));
-    stx_param_scale(m->ctx, a->cluster_w, 0, a->cluster_w->dim[0], sqrt((J + D) / (c0 + J + D)));
+    const stx_adaptive *head = &m->words->out;
+    const double words = (double)head->end[0], tails = (double)head->clusters - 1;
+    const double D = (double)m->desc.dim, all = words + tails + D;
+    if (m->desc.init != STX_PAR_INIT_REF || !head->cluster_w) return;
+    stx_param_scale(m->ctx, head->table[0], 0, head->table[0]->dim[0], sqrt((words + D) / all));
+    stx_param_scale(m->ctx, head->cluster_w, 0, head->cluster_w->dim[0], sqrt((tails + D) / all));
 }
 
 static void stx__par_gates(stx_par *m) {
     const stx_par_desc *d = &m->desc;
-    stx_real first[3];
+    stx_real al[3];
     char name[32];
     size_t l;
     int k;
     for (k = 0; k < 3; k++)
-        first[k] = (stx_real)(d->arch == STX_PAR_PI ? d->pi0[k] : log(d->pi0[k]));
+        al[k] = (stx_real)(d->arch == STX_PAR_PI ? d->pi0[k] : log(d->pi0[k]));
     m->arch = stx_params_create(m->ctx);
     for (l = 0; l < d->blocks && stx_ok(m->ctx); l++) {
         snprintf(name, sizeof name, "arch.%zu", l);
         m->block[l].gate = stx_param(m->arch, STX_ZEROS, 0, name, 3, 0, 0, 0);
-        stx_set(m->ctx, m->block[l].gate, first);
+        stx_set(m->ctx, m->block[l].gate, al);
     }
     m->tau = stx_scalar_create(m->ctx, d->tau);
     m->cost = stx_block_full(m->ctx, 3);
@@ -2248,7 +2535,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
-        stx_fail(x, STX_ERR_ARG, "stx_par_create: no desc; at least one of all zeros is needed");
+        stx_fail(x, STX_ERR_ARG, "stx_par_create: expected a desc, possibly of zeros, got NULL");
         return NULL;
     }
     m = (stx_par *)stx_persist(x, sizeof *m);
@@ -2263,6 +2550,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     stx__par_kinds(d, kind);
     if (d->pattern) m->pattern = kind;
     d->pattern = NULL;
+
     if (d->vocab) {
         stx__par_words(d, &words);
         m->words = stx_words_create(m->params, &words);
@@ -2270,7 +2558,8 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     }
     for (l = 0; l < d->blocks && stx_ok(x); l++) {
         m->block[l].kind = kind[l];
-        stx__par_block_params(m, l);
+        if (stx__par_attends(kind[l]) && !stx__par_attention_params(m, l)) return NULL;
+        if (stx__par_feeds(kind[l])) stx__par_feed_params(m, l);
     }
     if (stx__par_ends_in_norm(d)) stx__par_norm(m, "final_norm", &m->final_gain, &m->final_shift);
     if (!m->pattern && stx_ok(x)) stx__par_gates(m);
@@ -2281,28 +2570,33 @@ STX_DEF stx_params *stx_par_params(stx_par *m) {
     return m ? m->params : NULL;
 }
 
+/* The weight of from that belongs to number i of to, or NULL and an error */
+static stx_tensor *stx__par_counterpart(stx_par *to, const stx_par *from, size_t i) {
+    const char *name = to->params->name[i];
+    const stx_tensor *t = to->params->tensor[i];
+    stx_tensor *f = stx_params_find(from->params, name);
+    if (f && f->size == t->size && f->dim[0] == t->dim[0]) return f;
+    stx_fail(to->ctx, STX_ERR_SHAPE,
+             "stx_par_inherit: %s: expected a weight of the same shape in the other network, "
+             "got %s: its sizes and branches must include those of this one",
+             name, f ? "another shape" : "none");
+    return NULL;
+}
+
 STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from) {
-    size_t i, k;
+    size_t i;
     if (!to || !from || !stx_ok(to->ctx) || !stx_ok(from->ctx)) return 0;
-    for (k = 0; k < 2; k++) /* first whether all is there */
-        for (i = 0; i < to->params->count; i++) {
-            stx_tensor *t = to->params->tensor[i],
-                       *f = stx_params_find(from->params, to->params->name[i]);
-            stx_real *v;
-            if (!f || f->size != t->size || f->dim[0] != t->dim[0]) {
-                stx_fail(
-                    to->ctx, STX_ERR_SHAPE,
-                    "stx_par_inherit: %s is %s: want a network with all branches of this one, and its sizes",
-                    to->params->name[i], f ? "of another shape there" : "not there");
-                return 0;
-            }
-            if (!k) continue;
-            v = (stx_real *)stx_block(to->ctx, stx_bytes_of(t->size, sizeof *v, 1));
-            if (!v) return 0;
-            stx_get(from->ctx, f, v);
-            stx_set(to->ctx, t, v);
-            stx_block_free(to->ctx, v);
-        }
+    for (i = 0; i < to->params->count; i++)
+        if (!stx__par_counterpart(to, from, i)) return 0;
+
+    for (i = 0; i < to->params->count; i++) {
+        stx_tensor *t = to->params->tensor[i];
+        stx_real *values = (stx_real *)stx_block(to->ctx, stx_bytes_of(t->size, sizeof *values, 1));
+        if (!values) return 0;
+        stx_get(from->ctx, stx__par_counterpart(to, from, i), values);
+        stx_set(to->ctx, t, values);
+        stx_block_free(to->ctx, values);
+    }
     return stx_ok(to->ctx) && stx_ok(from->ctx);
 }
 
@@ -2313,7 +2607,7 @@ STX_DEF void stx_par_set_tau(stx_par *m, double tau) {
     STX__FP_SCOPE;
     if (!m || !m->tau || !stx_ok(m->ctx)) return;
     if (!(tau >= 1e-30 && tau <= 1e30)) {
-        stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_tau: tau: expected 1e-30 to 1e30, got %g", tau);
+        stx_bad_value(m->ctx, "stx_par_set_tau", "tau", tau, "1e-30 to 1e30");
         return;
     }
     stx_scalar_set(m->ctx, m->tau, tau);
@@ -2325,24 +2619,25 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
     int k;
     if (!m || !m->cost || !cost || !stx_ok(m->ctx)) return;
     for (k = 0; k < 2; k++) {
-        if (!(cost[k] >= 0 && cost[k] < 1e30)) {
-            stx_fail(m->ctx, STX_ERR_ARG, "stx_par_set_cost: a cost: expected 0 or more, got %g",
-                     cost[k]);
-            return;
-        }
-        c[k] = (stx_real)(m->desc.cost[k] = cost[k]);
+        if (cost[k] >= 0 && cost[k] < 1e30) continue;
+        stx_bad_value(m->ctx, "stx_par_set_cost", "cost", cost[k], "0 or more");
+        return;
+    }
+    for (k = 0; k < 2; k++) {
+        m->desc.cost[k] = cost[k];
+        c[k] = (stx_real)cost[k];
     }
     stx_put(m->ctx, m->cost, c, 3);
 }
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
     STX__FP_SCOPE;
-    double part = 1;
-    if (!a) return part;
+    double part = 1, tau;
+    if (!a) return 1;
     if (a->total && n < a->total) part = (double)n / (double)a->total;
-    part = a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
-    STX__FP_PIN(part);
-    return part;
+    tau = a->from * pow(a->form == STX_PAR_TAU_FACTOR ? a->to : a->to / a->from, part);
+    STX__FP_PIN(tau);
+    return tau;
 }
 
 STX_DEF void stx_par_freeze(stx_par *m, int frozen) {
@@ -2351,25 +2646,24 @@ STX_DEF void stx_par_freeze(stx_par *m, int frozen) {
 
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
     STX__FP_SCOPE;
-    size_t draw = m ? 3 * m->desc.blocks : 0, i;
+    const int one_draw = m && m->desc.noise == STX_PAR_NOISE_STEP;
+    size_t per_draw, i;
     if (!m) return;
     if (!u) m->uniforms_count = 0;
     if (!m->arch || !u || !stx_ok(m->ctx)) return;
-    if (!count || count % draw || (m->desc.noise == STX_PAR_NOISE_STEP && count != draw)) {
-        stx_fail(
-            m->ctx, STX_ERR_ARG,
-            "stx_par_set_uniforms: expected %zu values, 3 for each of "
-            "%zu blocks, for %s draw of a call, got %zu: count is the number of values, not of "
-            "draws; u = NULL ends their use",
-            draw, m->desc.blocks, m->desc.noise == STX_PAR_NOISE_STEP ? "the one" : "each", count);
+    per_draw = 3 * m->desc.blocks;
+    if (!count || count % per_draw || (one_draw && count != per_draw)) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_par_set_uniforms: count: expected %s3 L = %zu values, got %zu: count is the "
+                 "number of values, not of draws",
+                 one_draw ? "" : "a multiple of ", per_draw, count);
         return;
     }
-    for (i = 0; i < count && u[i] > 0 && u[i] < 1; i++) {
-    }
+    for (i = 0; i < count && u[i] > 0 && u[i] < 1; i++) {}
     if (i < count) {
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_par_set_uniforms: u[%zu] is %.9g, expected a value "
-                 "above 0 and below 1 (a double that is nearly 1 rounds to 1 in float)",
+                 "stx_par_set_uniforms: u[%zu]: expected a value above 0 and below 1, got %.9g (a "
+                 "double that is nearly 1 rounds to 1 in float)",
                  i, (double)u[i]);
         return;
     }
@@ -2386,10 +2680,9 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
 
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
     if (!m || !m->arch) return 0;
-    return m->desc.noise == STX_PAR_NOISE_STEP ? 1
-           : m->desc.noise == STX_PAR_NOISE_SEQUENCE
-               ? B
-               : B * ((T + m->desc.noise_tokens - 1) / m->desc.noise_tokens);
+    if (m->desc.noise == STX_PAR_NOISE_STEP) return 1;
+    if (m->desc.noise == STX_PAR_NOISE_SEQUENCE) return B;
+    return B * ((T + m->desc.noise_tokens - 1) / m->desc.noise_tokens);
 }
 
 
@@ -2399,34 +2692,34 @@ STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M
     stx_ctx *x = m ? m->ctx : NULL;
     stx_par_state *s;
     stx_rows_desc d;
-    size_t *width, l;
+    size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B || M > (size_t)1 << 30) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_state_create: %zu streams of %zu rows, want at least one stream and at most 2^30 rows",
-            B, M);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_state_create: expected B >= 1 streams and M <= 2^30 rows, "
+                 "got B = %zu and M = %zu", B, M);
         return NULL;
     }
     s = (stx_par_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
-    width = (size_t *)stx_block(x, stx_bytes_of(m->desc.blocks, sizeof *width, 1));
-    if (width) {
-        s->B = B;
-        s->M = M;
-        s->clamp_len = m->desc.clamp_len;
-        s->same_length = m->desc.same_length;
+    s->B = B;
+    s->M = M;
+    s->clamp_len = m->desc.clamp_len;
+    s->same_length = m->desc.same_length;
+
+    widths = (size_t *)stx_block(x, stx_bytes_of(m->desc.blocks, sizeof *widths, 1));
+    if (widths) {
+        for (l = 0; l < m->desc.blocks; l++)
+            widths[l] = M && stx__par_attends(m->block[l].kind) ? m->desc.dim : 0;
         memset(&d, 0, sizeof d);
         d.layers = m->desc.blocks;
         d.B = B;
-        d.most = M + !M;
-        d.widths = width;
-        for (l = 0; l < m->desc.blocks; l++)
-            width[l] = M && stx__par_attends(m->block[l].kind) ? m->desc.dim : 0;
+        d.most = STX_MAX(M, 1);
+        d.widths = widths;
         s->mem = stx_rows_create(x, &d);
     }
-    stx_block_free(x, width);
+    stx_block_free(x, widths);
     if (stx_ok(x)) return s;
     stx_par_state_free(s);
     return NULL;
@@ -2454,11 +2747,16 @@ STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b) {
 
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
                                size_t n) {
-    if (!to || !stx_ok(to->model->ctx)) return 0;
-    if (!from || from->model != to->model || from->M != to->M) {
-        stx_fail(
-            to->model->ctx, STX_ERR_ARG,
-            "stx_par_state_copy: from is NULL, of another model, or has another number of rows");
+    stx_ctx *x = to ? to->model->ctx : NULL;
+    if (!stx_ok(x)) return 0;
+    if (!from || from->model != to->model) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a state of the same model, got %s",
+                 from ? "one of another model" : "NULL");
+        return 0;
+    }
+    if (from->M != to->M) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_state_copy: expected a state of M = %zu rows, got %zu",
+                 to->M, from->M);
         return 0;
     }
     if (!stx_rows_copy(to->mem, b, from->mem, c, n)) return 0;
@@ -2473,11 +2771,9 @@ STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out) {
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n) {
     if (!s || !stx_ok(s->model->ctx)) return 0;
     if (l >= s->model->desc.blocks || n > s->M || (n && !s->mem->layer[l].width)) {
-        stx_fail(
-            s->model->ctx, STX_ERR_ARG,
-            "stx_par_state_set: block %zu with %zu rows, want a block with an attention, and at most "
-            "%zu",
-            l, n, s->M);
+        stx_fail(s->model->ctx, STX_ERR_ARG,
+                 "stx_par_state_set: expected an attention block and at most M = %zu rows, got "
+                 "block %zu and %zu rows", s->M, l, n);
         return 0;
     }
     return stx_rows_set(s->mem, l, n, in, n);
@@ -2488,7 +2784,7 @@ STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char
     if (!s || !prefix || !stx_ok(s->model->ctx)) return 0;
     if (strlen(prefix) > 64) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
-                 "stx_par_state_save: a prefix of %zu letters, want at most 64", strlen(prefix));
+                 "stx_par_state_save: prefix: expected at most 64 bytes, got %zu", strlen(prefix));
         return 0;
     }
     snprintf(full, sizeof full, "%smem.", prefix);
@@ -2508,38 +2804,37 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     if (!stx_file_meta_u64(x, f, full, &calls)) return 0;
     snprintf(full, sizeof full, "%.64smem.", prefix);
     if (!stx_rows_load(s->mem, f, full)) return 0;
-    for (l = 0; l < s->model->desc.blocks; l++)
-        if (s->mem->layer[l].real > s->M) {
-            stx_fail(
-                x, STX_ERR_FORMAT,
-                "memory \"%s\" of block %zu has %zu rows, want at most %zu: give the size that the file was made "
-                "with",
-                prefix, l, s->mem->layer[l].real, s->M);
-            for (l = 0; l < s->model->desc.blocks; l++)
-                s->mem->layer[l].real = s->mem->layer[l].rows = 0;
-            return 0;
-        }
+    for (l = 0; l < s->model->desc.blocks; l++) {
+        if (s->mem->layer[l].real <= s->M) continue;
+        stx_fail(x, STX_ERR_FORMAT,
+                 "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the state "
+                 "with as many rows as the file has", prefix, l, s->M, s->mem->layer[l].real);
+        for (l = 0; l < s->model->desc.blocks; l++)
+            s->mem->layer[l].real = s->mem->layer[l].rows = 0;
+        return 0;
+    }
     s->calls = calls;
     return 1;
 }
 
 
-// >>bias of distances
+// >>position bias
 
-/* STX_PAR_LEARNED_BIAS. The attention kernels have no bias of a distance. Wider heads, of
-   dh' > dh columns, express it. Beyond dh there is 1 in queries, keys and values, -1 in
-   u, and in r'_d first b_d, then zeros:
+/* STX_PAR_LEARNED_BIAS. The attention kernels do not know a bias per distance; wider
+   heads, of dh' > dh columns, express it. The columns after dh are 1 in queries, keys and
+   values, -1 in u, and in r'_t first b_t, then zeros:
 
-       (q' + u').k' = (q + u).k + (1 - 1) 1        q'.r'_d = q.r_d + b_d        y' = [y, 1 ..]
+       (q' + u').k' = (q + u).k + (1 - 1) 1     q'.r'_t = q.r_t + b_t     y' = [y, 1 ..]
 
-   Wo does not read the columns that y' has beyond y. dh' is a multiple of 8, as a GPU's
-   fused kernels need it; without the bias dh' = dh. In a segment the weights are widened
-   (rows of zeros, with a bias of 1), which have fewer elements than the activations; in
-   generation the activations are. */
+   Wo does not read the columns that y' has beyond y. dh' is a multiple of 8, which the
+   fused kernels of a GPU require; without the bias dh' = dh. In a segment the weights
+   are widened (by rows of zeros with a bias of 1), because they have fewer elements
+   than the activations. In generation the activations are widened. */
 static size_t stx__par_wide(const stx_par_desc *d) {
     return d->positions == STX_PAR_LEARNED_BIAS ? (d->head_dim + 8) / 8 * 8 : d->head_dim;
 }
 
+/* w columns are widened to ld. rows: of each input. */
 typedef struct stx__par_widening {
     size_t w, ld, rows[2];
 } stx__par_widening;
@@ -2548,14 +2843,15 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
     const stx__par_widening *s = (const stx__par_widening *)save;
     size_t at = 0;
     int i, fresh;
-    for (i = 0; i < 2; at += s->rows[i++] * s->ld) {
+    for (i = 0; i < 2; i++) {
         stx_real *da = stx_grad(x, in[i], &fresh), *dy = da ? stx_at(x, y->grad, at) : NULL;
         if (da) STX_RUN(x, stx_copy2d, (x, da, s->w, dy, s->ld, s->rows[i], s->w, !fresh));
+        at += s->rows[i] * s->ld;
     }
 }
 
-/* The rows of a, of w elements each, and after them those of b (NULL: none), filled up
-   with `fill` -> (rows,ld). full: float in every precision */
+/* The rows of a, of w elements each, and after them those of b (NULL if there are
+   none), padded with `fill` -> (rows,ld). full: float in every precision */
 static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t w, size_t ld,
                                   double fill, int full) {
     STX__FP_SCOPE;
@@ -2573,21 +2869,23 @@ static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size
     y = full ? stx_new_full(x, rows, ld, 0, 0) : stx_new(x, rows, ld, 0, 0);
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, y->size, (stx_real)fill));
-    for (i = 0; i < 2; at += s->rows[i++] * ld) {
+    for (i = 0; i < 2; i++) {
         stx_real *to = stx_at(x, y->data, at);
         if (in[i]) STX_RUN(x, stx_copy2d, (x, to, ld, in[i]->data, w, s->rows[i], w, 0));
+        at += s->rows[i] * ld;
     }
     stx_record(x, y, in, 2, stx__par_widen_back, s);
     return y;
 }
 
-/* Heads of activations (B,t,n dh) -> (B,t,n dh'), and back */
+/* Heads of activations (B,T,n dh) -> (B,T,n dh') */
 static stx_tensor *stx__par_widen_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide(d);
     stx_tensor *y = stx__par_widen(x, t, NULL, d->head_dim, wide, 1, 0);
     return y ? stx_reshape(x, y, t->dim[0], t->dim[1], t->dim[2] / d->head_dim * wide, 0) : NULL;
 }
 
+/* (B,T,H dh') -> (B,T,H dh) */
 static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_tensor *t) {
     size_t wide = stx__par_wide(d);
     stx_tensor *y;
@@ -2597,329 +2895,503 @@ static stx_tensor *stx__par_narrow_heads(stx_ctx *x, const stx_par_desc *d, stx_
     return stx_reshape(x, y, t->dim[0], t->dim[1], d->heads * d->head_dim, 0);
 }
 
-/* r (P,H dh) and b (P,H) -> r' (P,H dh') */
+/* r (rows,H dh) and b (rows,H) -> r' (rows,H dh') */
 static stx_tensor *stx__par_biased(stx_ctx *x, const stx_par_desc *d, stx_tensor *r,
                                    stx_tensor *b) {
-    size_t P = r->dim[0], H = d->heads, wide = stx__par_wide(d);
+    size_t rows = r->dim[0], H = d->heads, wide = stx__par_wide(d);
     stx_tensor *t;
-    r = stx_reshape(x, r, P * H, d->head_dim, 0, 0);
-    b = stx_reshape(x, b, P * H, 1, 0, 0);
+    r = stx_reshape(x, r, rows * H, d->head_dim, 0, 0);
+    b = stx_reshape(x, b, rows * H, 1, 0, 0);
     t = stx__par_widen(x, stx_concat_channels(x, r, b), NULL, d->head_dim + 1, wide, 0, 1);
-    return t ? stx_reshape(x, t, P, H * wide, 0, 0) : NULL;
+    return t ? stx_reshape(x, t, rows, H * wide, 0, 0) : NULL;
 }
 
-/* An attention's weights with wide heads. w[0], b[0]: of q, k and v together; w[1], b[1]:
-   their part for k and v; wo. 0 in error */
-static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *p,
+/* The weights of an attention with wide heads: w[0] and b[0] for q, k and value
+   together, w[1] and b[1] their part for k and value, and wo. Returns 0 after an
+   error. */
+static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_par_block *block,
                                   stx_tensor **w, stx_tensor **b, stx_tensor **wo) {
-    const size_t H = d->heads, D = d->dim, dh = d->head_dim, wide = stx__par_wide(d), C = H * wide;
-    stx_tensor *bq = p->bq;
+    const size_t D = d->dim, dh = d->head_dim, wide = stx__par_wide(d), width = d->heads * wide;
+    stx_tensor *bq = block->bq;
     if (!bq) {
-        bq = stx_new_full(x, 3 * H * dh, 0, 0, 0);
+        bq = stx_new_full(x, 3 * d->heads * dh, 0, 0, 0);
         if (bq) STX_RUN(x, stx_fill, (x, bq->data, bq->size, 0));
     }
-    w[0] = stx__par_widen(x, p->wq, p->wkv, dh * D, wide * D, 0, 1);
-    b[0] = stx__par_widen(x, bq, p->bkv, dh, wide, 1, 1);
-    *wo = stx__par_widen(x, p->wo, NULL, dh, wide, 0, 1);
+    w[0] = stx__par_widen(x, block->wq, block->wkv, dh * D, wide * D, 0, 1);
+    b[0] = stx__par_widen(x, bq, block->bkv, dh, wide, 1, 1);
+    *wo = stx__par_widen(x, block->wo, NULL, dh, wide, 0, 1);
     if (!w[0] || !b[0] || !*wo) return 0;
-    w[0] = stx_reshape(x, w[0], 3 * C, D, 0, 0);
-    b[0] = stx_reshape(x, b[0], 3 * C, 1, 0, 0);
-    *wo = stx_reshape(x, *wo, D, C, 0, 0);
-    w[1] = stx_view_rows(x, w[0], C, 3 * C);
-    b[1] = stx_view_rows(x, b[0], C, 3 * C);
+    w[0] = stx_reshape(x, w[0], 3 * width, D, 0, 0);
+    b[0] = stx_reshape(x, b[0], 3 * width, 1, 0, 0);
+    *wo = stx_reshape(x, *wo, D, width, 0, 0);
+    w[1] = stx_view_rows(x, w[0], width, 3 * width);
+    b[1] = stx_view_rows(x, b[0], width, 3 * width);
     return stx_ok(x);
 }
 
 
 // >>positions
 
-/* Number c of row p of the reference's table: the features of the usual interleaved one from behind */
-static double stx__par_sine_ref(size_t D, size_t c, double p) {
+/* Column c of the sines of position t: sines, then cosines */
+static double stx__par_sine(size_t D, size_t c, double t) {
+    double angle = t * pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
+    return c < D / 2 ? sin(angle) : cos(angle);
+}
+
+/* Column c of the reference's table: the usual interleaved columns, reversed */
+static double stx__par_sine_ref(size_t D, size_t c, double t) {
     size_t f = D - 1 - c;
-    double a = p * pow(1e-4, 2 * (double)(f / 2) / (double)D);
-    return f % 2 ? sin(a) : cos(a);
+    double angle = t * pow(1e-4, 2 * (double)(f / 2) / (double)D);
+    return f % 2 ? sin(angle) : cos(angle);
 }
 
-static double stx__par_sine(size_t D, size_t c, double p) {
-    double a = p * pow(10000, -2 * (double)(c % (D / 2)) / (double)D);
-    return c < D / 2 ? sin(a) : cos(a);
+/* Rows of the learned tables */
+static size_t stx__par_table_rows(const stx_par_desc *d) {
+    return d->segment + stx__par_mem(d);
 }
 
-/* Positions with room for n distances, for this clamp_len */
-static const stx_par_positions *stx__par_reach(stx_par *m, size_t clamp, size_t n) {
+/* Ids of the rows of a learned table for `rows` distances, the largest first */
+static stx_ids *stx__par_far_first(stx_par *m, size_t rows, size_t clamp) {
+    stx_ctx *x = m->ctx;
+    const size_t last = stx__par_table_rows(&m->desc) - 1;
+    int32_t *row = (int32_t *)stx_block(x, stx_bytes_of(rows, sizeof *row, 1));
+    stx_ids *ids;
+    size_t i;
+    if (!row) return NULL;
+    for (i = 0; i < rows; i++) {
+        size_t distance = rows - 1 - i;
+        if (clamp) distance = STX_MIN(distance, clamp);
+        row[i] = (int32_t)STX_MIN(distance, last);
+    }
+    ids = stx_tokens_create(x, 1, rows);
+    if (ids) stx_tokens_set(x, ids, row);
+    stx_block_free(x, row);
+    return ids;
+}
+
+/* The sines (rows,D) for `rows` distances, the largest first, or with STX_PAR_POS_REF
+   for the positions 0 .. rows - 1 */
+static stx_tensor *stx__par_sines(stx_par *m, size_t rows, size_t clamp) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
-    stx_par_positions *p = &m->pos[clamp != d->clamp_len], now;
-    size_t i, c, D = d->dim, table = d->segment + stx__par_mem(d);
-    if (p->rows >= n && p->clamp == clamp) return p;
-    memset(&now, 0, sizeof now);
-    now.rows = p->clamp == clamp && p->rows ? STX_MAX(n, p->rows + p->rows / 2) : STX_MAX(n, table);
-    now.clamp = clamp;
-    if (d->positions) {
-        int32_t *idx = (int32_t *)stx_block(x, stx_bytes_of(now.rows, sizeof *idx, 1));
-        for (i = 0; idx && i < now.rows; i++) {
-            size_t far_ = now.rows - 1 - i;
-            if (clamp) far_ = STX_MIN(far_, clamp);
-            idx[i] = (int32_t)STX_MIN(far_, table - 1);
+    const size_t D = d->dim;
+    stx_real *v = (stx_real *)stx_block(x, stx_bytes_of(rows, D, sizeof *v));
+    stx_tensor *sines;
+    size_t i, c;
+    if (!v) return NULL;
+    for (i = 0; i < rows; i++) {
+        size_t distance = rows - 1 - i;
+        double t = (double)(clamp ? STX_MIN(distance, clamp) : distance);
+        if (d->pos_mode == STX_PAR_POS_REF) t = (double)i;
+        if (d->pos_mode == STX_PAR_POS_FIXED)
+            t = (double)stx__par_table_rows(d) - 1 - (double)distance;
+        for (c = 0; c < D; c++) {
+            if (d->sines == STX_PAR_SINES_REF)
+                v[i * D + c] = (stx_real)stx__par_sine_ref(D, c, t);
+            else
+                v[i * D + c] = (stx_real)stx__par_sine(D, c, t);
         }
-        now.far_first = idx ? stx_tokens_create(x, 1, now.rows) : NULL;
-        if (now.far_first) stx_tokens_set(x, now.far_first, idx);
-        stx_block_free(x, idx);
-    } else {
-        stx_real *v = (stx_real *)stx_block(x, stx_bytes_of(now.rows, D, sizeof *v));
-        for (i = 0; v && i < now.rows; i++) {
-            size_t far_ = now.rows - 1 - i;
-            double row = d->pos_mode == STX_PAR_POS_REF ? (double)i
-                         : d->pos_mode == STX_PAR_POS_FIXED
-                             ? (double)table - 1 - (double)far_
-                             : (double)(clamp ? STX_MIN(far_, clamp) : far_);
-            for (c = 0; c < D; c++)
-                v[i * D + c] = (stx_real)(d->sines == STX_PAR_SINES_REF
-                                              ? stx__par_sine_ref(D, c, row)
-                                              : stx__par_sine(D, c, row));
-        }
-        if (v) now.sines = stx_constant_create(x, v, now.rows, D, 0, 0);
-        stx_block_free(x, v);
     }
-    if (!stx_ok(x)) return NULL;
-    *p = now;
+    sines = stx_constant_create(x, v, rows, D, 0, 0);
+    stx_block_free(x, v);
+    return sines;
+}
+
+/* Positions for at least n distances with this clamp_len. They are kept, and grow by
+   at least a half. */
+static const stx_par_positions *stx__par_reach(stx_par *m, size_t clamp, size_t n) {
+    stx_par_positions *p = &m->pos[clamp != m->desc.clamp_len], larger;
+    const int grows = p->rows && p->clamp == clamp;
+    if (p->rows >= n && p->clamp == clamp) return p;
+    memset(&larger, 0, sizeof larger);
+    larger.rows = STX_MAX(n, grows ? p->rows + p->rows / 2 : stx__par_table_rows(&m->desc));
+    larger.clamp = clamp;
+    if (m->desc.positions)
+        larger.far_first = stx__par_far_first(m, larger.rows, clamp);
+    else
+        larger.sines = stx__par_sines(m, larger.rows, clamp);
+    if (!stx_ok(m->ctx)) return NULL;
+    *p = larger;
     return p;
 }
 
-/* The last K rows of a table whose last row is distance 0; of the reference's the first K */
-static stx_tensor *stx__par_last(stx_par *m, stx_tensor *t, size_t K) {
+/* The rows for the distances n - 1 .. 0: the last n, with STX_PAR_POS_REF the first n */
+static stx_tensor *stx__par_last(stx_par *m, stx_tensor *t, size_t n) {
+    size_t first = 0;
     if (!t) return NULL;
-    return m->desc.pos_mode == STX_PAR_POS_REF ? stx_view_rows(m->ctx, t, 0, K)
-                                               : stx_view_rows(m->ctx, t, t->dim[0] - K, t->dim[0]);
+    if (m->desc.pos_mode != STX_PAR_POS_REF) first = t->dim[0] - n;
+    return stx_view_rows(m->ctx, t, first, first + n);
 }
 
-/* What the queries of block l meet at K distances (K,H dh'), the last one 0. sines: of
-   this call, or NULL */
-static stx_tensor *stx__par_meets(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
-                                  stx_tensor *sines, size_t K) {
-    const stx_par_block *y = &m->block[l];
-    stx_tensor *t = y->rel;
-    if (y->wr)
-        return stx_linear(x, sines ? sines : stx__par_last(m, p->sines, K), y->wr, y->br,
-                          STX_ACT_NONE);
-    if (y->rel_bias) t = stx__par_biased(x, &m->desc, t, y->rel_bias);
+/* r_t of block l for the distances n - 1 .. 0 -> (n,H dh'). sines are those of this
+   call, after dropout, or NULL. */
+static stx_tensor *stx__par_relative(stx_ctx *x, stx_par *m, size_t l, const stx_par_positions *p,
+                                     stx_tensor *sines, size_t n) {
+    const stx_par_block *block = &m->block[l];
+    stx_tensor *t = block->rel;
+    if (block->wr) {
+        if (!sines) sines = stx__par_last(m, p->sines, n);
+        return stx_linear(x, sines, block->wr, block->br, STX_ACT_NONE);
+    }
+    if (block->rel_bias) t = stx__par_biased(x, &m->desc, t, block->rel_bias);
     t = stx_embedding(x, t, p->far_first);
-    return t ? stx__par_last(m, stx_reshape(x, t, t->dim[1], t->dim[2], 0, 0), K) : NULL;
+    return t ? stx__par_last(m, stx_reshape(x, t, t->dim[1], t->dim[2], 0, 0), n) : NULL;
 }
 
 
 // >>block
 
-/* All that a block is told in a call */
+/* What stx__par_run needs besides tensors. */
 typedef struct stx__par_job {
-    stx_par *m;
-    size_t l, n, span, T,
-        run; /* rows of memory; the largest distance seen, 0: any; which rows share a gate: stx_par_mix_args */
-    int kind, past, w; /* what it runs; which inputs the memory and the gate are, 0: none */
-    stx_past view;     /* with pre_norm the memory is an input; else it is read where it stands */
+    stx_par  *m;
+    size_t    l, n;
+    int       kind;             /* what the block runs: 's', 'f' or 'g' */
+    int       past, w;          /* which inputs the memory and the gate are; 0 if there is none */
+    stx_past  view;             /* the memory, unless it is an input */
+    size_t    span;             /* the largest distance that a query sees; 0: any */
     const stx_par_positions *pos;
-    stx_tensor *sines;   /* (n + T,D), after dropout; NULL: none, or from pos */
-    const stx_ids *mask; /* (B,n + T) keys that are missing */
-    stx_tensor *shown;   /* (B,T,H dh): 0 at padding, else 1; NULL: no padding */
-    stx_par_gen *gen;    /* keys and values of memory are kept there */
+    stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: from pos, or none */
+    const stx_ids *mask;        /* (B,n + T): keys that are missing, or NULL */
+    stx_tensor    *shown;       /* (B,T,H dh'): 0 at padding, else 1; NULL without padding */
+    stx_par_gen   *gen;         /* in generation: where keys and values are cached */
+    size_t    T, run;           /* which rows share a gate: see stx_par_mix_args */
 } stx__par_job;
 
-/* Attention's output after Wo, of the queries of h (B,T,D); past (B,n,D) with pre_norm, or NULL. late: the sum that follows will
-   add the bias */
-static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *j, stx_tensor *h,
-                                      stx_tensor *past, int late) {
-    const stx_par_desc *d = &j->m->desc;
-    const stx_par_block *p = &j->m->block[j->l];
-    stx_attention_in a;
-    stx_attention_desc ad;
-    stx_tensor *y, *w[2], *b[2], *wo = p->wo;
-    const size_t wide = stx__par_wide(d);
-    if (!h) return NULL;
-    memset(&a, 0, sizeof a);
-    memset(&ad, 0, sizeof ad);
-    w[0] = p->wq;
-    w[1] = p->wkv;
-    b[0] = p->bq;
-    b[1] = p->bkv;
-    if (!p->rel_bias)
-        a.qkv = stx_linear_many(x, h, w, b, 2);
-    else if (j->gen)
-        a.qkv = stx__par_widen_heads(x, d, stx_linear_many(x, h, w, b, 2));
-    else {
-        if (!stx__par_widen_weights(x, d, p, w, b, &wo)) return NULL;
-        a.qkv = stx_linear(x, h, w[0], b[0], STX_ACT_NONE);
+/* Queries, keys and values of h (B,T,D) and of the memory. past is the memory (B,n,D)
+   if it is an input (pre_norm), else NULL. *wo is replaced if heads are widened.
+   Returns 0 after an error. */
+static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
+                                 stx_tensor *past, stx_attention_in *a, stx_tensor **wo) {
+    const stx_par_desc *d = &job->m->desc;
+    const stx_par_block *block = &job->m->block[job->l];
+    stx_tensor *w[2], *b[2];
+    w[0] = block->wq;
+    w[1] = block->wkv;
+    b[0] = block->bq;
+    b[1] = block->bkv;
+    if (block->rel_bias && !job->gen) {
+        if (!stx__par_widen_weights(x, d, block, w, b, wo)) return 0;
+        a->qkv = stx_linear(x, h, w[0], b[0], STX_ACT_NONE);
+    } else {
+        a->qkv = stx_linear_many(x, h, w, b, 2);
+        if (block->rel_bias) a->qkv = stx__par_widen_heads(x, d, a->qkv);
     }
     if (past) {
-        past = stx_layernorm(x, past, p->attn_gain, p->attn_shift, d->norm_eps);
-        a.past[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
-    } else
-        a.past[0] = stx_linear_past(x, &j->view, 1, h->dim[0], w + 1, b + 1, 1);
-    a.u = p->u;
-    if (p->rel_bias) a.u = stx__par_widen(x, p->u, NULL, d->head_dim, wide, -1, 1);
-    a.vb = p->v;
-    a.pad = j->mask;
-    ad.heads = d->heads;
-    ad.scale = 1 / (d->full_scale ? (double)d->head_dim : sqrt((double)d->head_dim));
-    ad.span = j->span;
-    ad.dropout = d->attn_dropout;
-    if (j->gen) {
-        a.pe = stx_new(x, 1, d->heads * wide, 0, 0);
-        if (a.pe) {
-            size_t K = d->pos_mode == STX_PAR_POS_REF ? j->n + 1 : j->gen->M + 1;
-            a.pe->data = j->gen->pos[j->l];
-            a.pe->dim[0] = K;
-            a.pe->size = K * a.pe->dim[1];
-        }
-        y = a.pe ? stx_cache_attention(j->gen->cache, j->l, &a, &ad) : NULL;
-        if (p->rel_bias) y = stx__par_narrow_heads(x, d, y);
+        past = stx_layernorm(x, past, block->attn_gain, block->attn_shift, d->norm_eps);
+        a->past[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
     } else {
-        a.pe = stx__par_meets(x, j->m, j->l, j->pos, j->sines, j->n + h->dim[1]);
-        y = a.pe ? stx_attention(x, &a, &ad) : NULL;
+        a->past[0] = stx_linear_past(x, &job->view, 1, h->dim[0], w + 1, b + 1, 1);
     }
-    if (j->shown) y = stx_mul(x, y, j->shown);
-    return stx_linear(x, y, wo, late ? NULL : p->bo, d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
+
+    a->u = block->u;
+    if (block->rel_bias)
+        a->u = stx__par_widen(x, block->u, NULL, d->head_dim, stx__par_wide(d), -1, 1);
+    a->vb = block->v;
+    a->pad = job->mask;
+    return 1;
 }
 
-static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *j, stx_tensor *h, int late) {
-    const stx_par_block *p = &j->m->block[j->l];
-    h = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), j->m->desc.inner_dropout);
-    return stx_linear(x, h, p->w2, late ? NULL : p->b2, STX_ACT_NONE);
+/* The cached positions of a generator's block as a tensor (n + 1 or M + 1,H dh') */
+static stx_tensor *stx__par_cached_positions(stx_ctx *x, const stx__par_job *job) {
+    const stx_par_desc *d = &job->m->desc;
+    stx_tensor *pe = stx_new(x, 1, d->heads * stx__par_wide(d), 0, 0);
+    if (!pe) return NULL;
+    pe->data = job->gen->pos[job->l];
+    pe->dim[0] = d->pos_mode == STX_PAR_POS_REF ? job->n + 1 : job->gen->M + 1;
+    pe->size = pe->dim[0] * pe->dim[1];
+    return pe;
 }
 
-/* One block: in[0] = h (B,T,D), then the memory and the gate where there are any. This may run twice (stx_recompute). */
+/* A = Wo attend(h), h (B,T,D). past: see stx__par_attention_in. no_bias: the caller
+   adds the bias of Wo. */
+static stx_tensor *stx__par_attention(stx_ctx *x, const stx__par_job *job, stx_tensor *h,
+                                      stx_tensor *past, int no_bias) {
+    const stx_par_desc *d = &job->m->desc;
+    const stx_par_block *block = &job->m->block[job->l];
+    const double dh = (double)d->head_dim;
+    stx_attention_in a;
+    stx_attention_desc how;
+    stx_tensor *y = NULL, *wo = block->wo;
+    if (!h) return NULL;
+    memset(&a, 0, sizeof a);
+    if (!stx__par_attention_in(x, job, h, past, &a, &wo)) return NULL;
+    memset(&how, 0, sizeof how);
+    how.heads = d->heads;
+    how.scale = 1 / (d->full_scale ? dh : sqrt(dh));
+    how.span = job->span;
+    how.dropout = d->attn_dropout;
+
+    if (job->gen) {
+        a.pe = stx__par_cached_positions(x, job);
+        if (a.pe) y = stx_cache_attention(job->gen->cache, job->l, &a, &how);
+        if (block->rel_bias) y = stx__par_narrow_heads(x, d, y);
+    } else {
+        a.pe = stx__par_relative(x, job->m, job->l, job->pos, job->sines, job->n + h->dim[1]);
+        if (a.pe) y = stx_attention(x, &a, &how);
+    }
+    if (job->shown) y = stx_mul(x, y, job->shown);
+    return stx_linear(x, y, wo, no_bias ? NULL : block->bo,
+                      d->attn_relu ? STX_ACT_RELU : STX_ACT_NONE);
+}
+
+/* G = W2 relu(W1 h + b1) + b2. no_bias: without b2, which the caller adds. */
+static stx_tensor *stx__par_feed(stx_ctx *x, const stx__par_job *job, stx_tensor *h, int no_bias) {
+    const stx_par_block *block = &job->m->block[job->l];
+    h = stx_linear(x, h, block->w1, block->b1, STX_ACT_RELU);
+    h = stx_dropout(x, h, job->m->desc.inner_dropout);
+    return stx_linear(x, h, block->w2, no_bias ? NULL : block->b2, STX_ACT_NONE);
+}
+
+/* One block, in the form that stx_recompute calls: in[0] = h (B,T,D), then the memory
+   and the gate where there are any. */
 static stx_tensor *stx__par_run(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out) {
     STX__FP_SCOPE;
-    const stx__par_job *j = (const stx__par_job *)user;
-    const stx_par_desc *d = &j->m->desc;
-    const stx_par_block *p = &j->m->block[j->l];
-    const int pre = d->pre_norm, attends = stx__par_attends(j->kind),
-              feeds = stx__par_feeds(j->kind);
-    const int late = !pre && !(attends && feeds) && !(attends && d->attn_relu);
-    stx_tensor *h = in[0], *a = NULL, *f = NULL, *mix[8] = {NULL};
+    const stx__par_job *job = (const stx__par_job *)user;
+    const stx_par_desc *d = &job->m->desc;
+    const stx_par_block *block = &job->m->block[job->l];
+    const int attends = stx__par_attends(job->kind), feeds = stx__par_feeds(job->kind);
+    const int mixed = attends && feeds, pre = d->pre_norm;
+    /* stx_residual_norm_bias adds the last bias of a single branch, unless a ReLU
+       follows it */
+    const int no_bias = !pre && !mixed && !(attends && d->attn_relu);
+    stx_tensor *h = in[0], *a = NULL, *f = NULL, *gain, *shift, *bias = NULL;
     (void)out;
-    if (attends)
-        a = stx__par_attention(x, j,
-                               pre ? stx_layernorm(x, h, p->attn_gain, p->attn_shift, d->norm_eps)
-                                   : h,
-                               j->past ? in[j->past] : NULL, late);
-    if (feeds)
-        f = stx__par_feed(x, j, pre ? stx_layernorm(x, h, p->ff_gain, p->ff_shift, d->norm_eps) : h,
-                          late);
+
+    if (attends) {
+        stx_tensor *past = job->past ? in[job->past] : NULL;
+        a = pre ? stx_layernorm(x, h, block->attn_gain, block->attn_shift, d->norm_eps) : h;
+        a = stx__par_attention(x, job, a, past, no_bias);
+    }
+    if (feeds) {
+        f = pre ? stx_layernorm(x, h, block->ff_gain, block->ff_shift, d->norm_eps) : h;
+        f = stx__par_feed(x, job, f, no_bias);
+    }
     if (!stx_ok(x)) return NULL;
-    if (attends && feeds) {
+
+    if (mixed) {
+        stx_tensor *mix[8] = {NULL};
         mix[0] = h;
         mix[1] = stx_dropout(x, a, d->dropout);
         mix[2] = stx_dropout(x, f, d->dropout);
-        mix[3] = in[j->w];
+        mix[3] = in[job->w];
         if (!pre) {
-            mix[4] = p->attn_gain;
-            mix[5] = p->attn_shift;
-            mix[6] = p->ff_gain;
-            mix[7] = p->ff_shift;
+            mix[4] = block->attn_gain;
+            mix[5] = block->attn_shift;
+            mix[6] = block->ff_gain;
+            mix[7] = block->ff_shift;
         }
-        return stx__par_mix(x, mix, j->T, j->run, d->norm_eps);
+        return stx__par_mix(x, mix, job->T, job->run, d->norm_eps);
     }
-    if (!attends) a = f;
-    if (pre) return stx_add(x, h, stx_dropout(x, a, d->dropout));
-    return stx_residual_norm_bias(x, h, a,
-                                  !late     ? NULL
-                                  : attends ? p->bo
-                                            : p->b2,
-                                  d->dropout, attends ? p->attn_gain : p->ff_gain,
-                                  attends ? p->attn_shift : p->ff_shift, d->norm_eps);
+    if (pre) return stx_add(x, h, stx_dropout(x, attends ? a : f, d->dropout));
+    gain = attends ? block->attn_gain : block->ff_gain;
+    shift = attends ? block->attn_shift : block->ff_shift;
+    if (no_bias) bias = attends ? block->bo : block->b2;
+    return stx_residual_norm_bias(x, h, attends ? a : f, bias, d->dropout, gain, shift,
+                                  d->norm_eps);
 }
 
 
 // >>forward
 
-/* What block l runs in this mode: its own letter, or the likeliest one of a mixture. 0 in error */
+/* What block l runs in this step: its letter, or in an evaluation by argmax that of
+   the most probable branch. Returns 0 after an error. */
 static int stx__par_kind(const stx_par *m, size_t l) {
     const int mixed = stx_training(m->ctx) || m->desc.gate_eval != STX_PAR_EVAL_ARGMAX;
-    return m->block[l].kind != 'g' || mixed ? m->block[l].kind : stx__par_letter(m, l, -1);
+    if (m->block[l].kind != 'g' || mixed) return m->block[l].kind;
+    return stx__par_letter(m, l);
 }
 
 static int stx__par_noisy(const stx_par *m) {
     return stx_training(m->ctx) || m->desc.gate_eval == STX_PAR_EVAL_NOISE;
 }
 
-/* The gate of block l for B streams of T tokens; u: the caller's numbers on the device, or NULL; calls: of the memory. Fills in which rows
-   share it */
+/* Fails if a rank of a group would need the w of other ranks' streams for the latency. */
+static int stx__par_latency_fits_group(stx_ctx *x, const stx_par_desc *d, int latency) {
+    if (latency != 2 || stx_ranks(x) == 1 || d->noise == STX_PAR_NOISE_STEP) return 1;
+    if (d->latency == STX_PAR_LATENCY_ADD) return 1;
+    stx_fail(x, STX_ERR_ARG,
+             "stx_par_segment: the latency of w is a mean over the streams of all ranks, and this "
+             "rank has only its own: use latency_w = STX_PAR_LATENCY_OF_P, "
+             "noise = STX_PAR_NOISE_STEP or latency = STX_PAR_LATENCY_ADD");
+    return 0;
+}
+
+/* w of block l for B streams of T tokens. u: the caller's uniforms on the device, or
+   NULL. calls: of the memory. Sets job->T and run. */
 static stx_tensor *stx__par_gate_of(stx_par *m, size_t l, size_t B, size_t T, const stx_real *u,
-                                    uint64_t calls, stx__par_job *j) {
+                                    uint64_t calls, stx__par_job *job) {
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
-    const int latent = stx_training(x) && d->latency;
+    const int training = stx_training(x), noisy = stx__par_noisy(m);
+    const int one_draw = !noisy || d->noise == STX_PAR_NOISE_STEP;
+    const int has_latency = training && d->latency;
+    stx_tensor *al = m->block[l].gate;
     stx_par_gate_args a;
     memset(&a, 0, sizeof a);
-    a.noisy = stx__par_noisy(m);
-    a.R = a.noisy ? stx_par_draws(m, B, T) : 1;
+    a.noisy = noisy;
+    a.R = noisy ? stx_par_draws(m, B, T) : 1;
     a.kind = d->arch;
-    a.hard = a.noisy && d->gate == STX_PAR_ST;
-    a.latency = latent ? d->latency_w == STX_PAR_LATENCY_OF_P ? 1 : 2 : 0;
+    a.hard = noisy && d->gate == STX_PAR_ST;
+    if (has_latency) a.latency = d->latency_w == STX_PAR_LATENCY_OF_P ? 1 : 2;
+    if (!stx__par_latency_fits_group(x, d, a.latency)) return NULL;
+
+    /* The noise of an evaluation depends on how much text was read: it differs between
+       calls and is the same for the same text. In a group each stream has separate
+       draws; the draw of a step is common to all ranks. */
     a.seed = stx_ctx_desc(x)->seed;
-    /* in evaluation, which draws no streams, by how much text was read: other noise in each call, the same for the same text */
-    if (a.noisy && !u)
-        a.stream = stx_training(x) ? stx_random_stream(x)
-                                   : (uint64_t)1 << 62 | (calls & 0xffffffffffffu) << 12 | l;
-    /* in a group a stream's draws are its own, those of a step are alike */
-    if (stx_training(x) && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
-    if (a.latency == 2 && stx_ranks(x) > 1 && d->noise != STX_PAR_NOISE_STEP
-        && d->latency != STX_PAR_LATENCY_ADD) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_segment: the latency of w is a mean over all streams, and a rank has its own: in a group want "
-            "noise STX_PAR_NOISE_STEP, latency_w STX_PAR_LATENCY_OF_P, or latency STX_PAR_LATENCY_ADD");
-        return NULL;
-    }
+    if (noisy && !u && training) a.stream = stx_random_stream(x);
+    if (noisy && !u && !training)
+        a.stream = (uint64_t)1 << 62 | (calls & 0xffffffffffffu) << 12 | l;
+    if (training && d->noise != STX_PAR_NOISE_STEP) a.first = (uint64_t)stx_rank(x) * a.R;
+
     a.tau = m->tau->data;
     a.u = u ? u + 3 * l : NULL;
     a.ldu = 3 * d->blocks;
     a.cost = m->cost;
-    j->T = a.noisy && d->noise != STX_PAR_NOISE_STEP ? T : B * T;
-    j->run = a.noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : j->T;
-    return m->w[l] =
-               stx__par_gate_op(x, m->frozen ? stx_detach(x, m->block[l].gate) : m->block[l].gate,
-                                &a, latent ? &m->latency : NULL);
+    job->T = one_draw ? B * T : T;
+    job->run = noisy && d->noise == STX_PAR_NOISE_TOKENS ? d->noise_tokens : job->T;
+    if (m->frozen) al = stx_detach(x, al);
+    m->w[l] = stx__par_gate_op(x, al, &a, has_latency ? &m->latency : NULL);
+    return m->w[l];
 }
 
-/* The caller's uniform numbers (draws,L,3); NULL: there are none, or an error */
-static const stx_real *stx__par_given(stx_par *m, size_t draws) {
+/* The caller's uniforms (R,L,3) for R draws, on the device. NULL if there are none, or
+   after an error. */
+static const stx_real *stx__par_given(stx_par *m, size_t R) {
     if (!m->uniforms_count || !stx__par_noisy(m)) return NULL;
-    if (m->uniforms_count == draws * m->desc.blocks * 3) return m->uniforms;
-    stx_fail(
-        m->ctx, STX_ERR_ARG,
-        "stx_par_segment: stx_par_set_uniforms gave %zu numbers, want (%zu,%zu,3) for this call",
-        m->uniforms_count, draws, m->desc.blocks);
+    if (m->uniforms_count == R * m->desc.blocks * 3) return m->uniforms;
+    stx_fail(m->ctx, STX_ERR_ARG,
+             "stx_par_segment: expected (%zu,%zu,3) values by stx_par_set_uniforms for this call, "
+             "got %zu", R, m->desc.blocks, m->uniforms_count);
     return NULL;
 }
 
-/* (B,T,H dh'): rows of zeros where pad is not 0, of ones elsewhere; NULL: nothing is padding */
+/* (B,T,H dh'): rows of zeros where pad is not 0, of ones elsewhere. NULL if nothing is
+   padding. */
 static stx_tensor *stx__par_shown(stx_par *m, const stx_ids *pad) {
     stx_ctx *x = m->ctx;
-    const size_t C = m->desc.heads * stx__par_wide(&m->desc), n = pad ? pad->B * pad->T : 0;
-    int32_t *v, any = 0;
+    const size_t width = m->desc.heads * stx__par_wide(&m->desc), n = pad ? pad->B * pad->T : 0;
+    int32_t *hidden, any = 0;
     size_t i;
     if (!pad) return NULL;
-    v = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *v, 1));
-    for (i = 0; v && i < n; i++) any |= v[i] = pad->data[i] != 0;
+    hidden = (int32_t *)stx_step_alloc(x, stx_bytes_of(n, sizeof *hidden, 1));
+    for (i = 0; hidden && i < n; i++) {
+        hidden[i] = pad->data[i] != 0;
+        any |= hidden[i];
+    }
     if (!any) return NULL;
     if (!m->shown) {
-        stx_real *two = (stx_real *)stx_block(x, stx_bytes_of(2 * C, sizeof *two, 1));
-        for (i = 0; two && i < C; i++) two[i] = 1;
-        if (two) m->shown = stx_constant_create(x, two, 2, C, 0, 0);
-        stx_block_free(x, two);
+        stx_real *table = (stx_real *)stx_block(x, stx_bytes_of(2 * width, sizeof *table, 1));
+        for (i = 0; table && i < width; i++) table[i] = 1;
+        if (table) m->shown = stx_constant_create(x, table, 2, width, 0, 0);
+        stx_block_free(x, table);
     }
-    return stx_embedding(x, m->shown, stx_tokens(x, v, pad->B, pad->T));
+    return stx_embedding(x, m->shown, stx_tokens(x, hidden, pad->B, pad->T));
 }
 
-/* The largest distance that a query sees, 0: any */
+/* The largest distance that a query sees; 0 if there is no limit, or after an error */
 static size_t stx__par_span(stx_ctx *x, const char *op, int same_length, size_t M) {
-    if (same_length && M < 2)
-        stx_fail(
-            x, STX_ERR_ARG,
-            "%s: same_length with a memory of %zu rows: want at least 2 rows, or same_length 0", op,
-            M);
-    return same_length && M > 1 ? M - 1 : 0;
+    if (!same_length) return 0;
+    if (M > 1) return M - 1;
+    stx_fail(x, STX_ERR_ARG, "%s: same_length: expected 0, or a memory of 2 rows or more, got %zu",
+             op, M);
+    return 0;
+}
+
+/* Checks the shapes and memories of a forward. */
+static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const stx_ids *pad,
+                                 const stx_par_state *in, const stx_par_state *out) {
+    stx_ctx *x = m->ctx;
+    const size_t B = h->dim[0], T = h->ndim == 3 ? h->dim[1] : 0, D = T ? h->dim[2] : 0;
+    const stx_par_state *other = in && in->B != B ? in : out;
+    if (!T || D != m->desc.dim) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_par_segment: expected h (B,T,%zu), got (%zu,%zu,%zu)",
+                 m->desc.dim, B, T, D);
+        return 0;
+    }
+    if (pad && (pad->B != B || pad->T != T)) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_par_segment: expected pad (%zu,%zu) like h, got (%zu,%zu)",
+                 B, T, pad->B, pad->T);
+        return 0;
+    }
+    if ((in && in->model != m) || (out && out->model != m)) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_segment: the memory belongs to another model");
+        return 0;
+    }
+    if (other && other->B != B) {
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_par_segment: expected a memory of B = %zu streams like h, got %zu", B,
+                 other->B);
+        return 0;
+    }
+    return 1;
+}
+
+/* What a forward has in common for all blocks. */
+typedef struct stx__par_call {
+    size_t         B, T, span, clamp;
+    uint64_t       calls;       /* of the memory before this one */
+    const stx_ids *pad;
+    stx_tensor    *shown;       /* see stx__par_job */
+    stx_tensor    *sines;       /* after dropout, of the last block that had some */
+    const stx_real *u;          /* the caller's uniforms, or NULL */
+    const stx_rows *memory;     /* to read, or NULL */
+} stx__par_call;
+
+/* Prepares the attention of a block: its memory, its mask and its positions. in and
+   count are the inputs of stx__par_run. Returns 0 after an error. */
+static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_job *job,
+                                      stx_tensor **in, int *count) {
+    stx_ctx *x = m->ctx;
+    size_t keys;
+    job->n = call->memory ? call->memory->layer[job->l].real : 0;
+    keys = job->n + call->T;
+    if (job->n && m->desc.pre_norm) {
+        job->past = (*count)++;
+        in[job->past] = stx_rows_read(call->memory, job->l, job->n);
+    } else if (!stx_rows_past(call->memory, job->l, job->n, &job->view)) {
+        return 0;
+    }
+    job->mask = call->pad;
+    if (job->n) job->mask = stx_rows_mask(call->memory, job->l, job->n, call->pad, call->T);
+    job->span = call->span;
+    job->shown = call->shown;
+    job->pos = stx__par_reach(m, call->clamp, keys);
+    if (!job->pos) return 0;
+
+    /* blocks with the same number of keys share the dropout of positions */
+    if (job->pos->sines && (!call->sines || call->sines->dim[0] != keys)) {
+        stx_tensor *sines = stx__par_last(m, job->pos->sines, keys);
+        call->sines = stx_dropout_alike(x, sines, m->desc.pos_dropout);
+    }
+    job->sines = call->sines;
+    return 1;
+}
+
+/* Block l: h (B,T,D) -> h of the next block */
+static stx_tensor *stx__par_block_of(stx_par *m, size_t l, stx_tensor *h, stx__par_call *call) {
+    stx_ctx *x = m->ctx;
+    const stx_par_desc *d = &m->desc;
+    stx__par_job *job = (stx__par_job *)stx_step_alloc(x, sizeof *job);
+    stx_tensor *in[3];
+    int count = 1;
+    if (!job) return NULL;
+    memset(job, 0, sizeof *job);
+    job->m = m;
+    job->l = l;
+    job->kind = stx__par_kind(m, l);
+    in[0] = h;
+    if (stx__par_attends(job->kind) && !stx__par_prepare_attention(m, call, job, in, &count))
+        return NULL;
+    if (job->kind == 'g') {
+        job->w = count++;
+        in[job->w] = stx__par_gate_of(m, l, call->B, call->T, call->u, call->calls, job);
+    }
+    if (!stx_ok(x)) return NULL;
+    if (job->kind == 'i') return h;
+    if (d->blocks - l <= d->recompute_layers)
+        return stx_recompute(x, stx__par_run, job, in, count, NULL, 0);
+    return stx__par_run(x, job, in, NULL);
 }
 
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
@@ -2928,103 +3400,53 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
     stx_ctx *x = m ? m->ctx : NULL;
     const stx_par_state *how = in ? in : out;
     const stx_par_desc *d;
-    const stx_real *u;
-    stx_tensor *shown, *sines = NULL;
-    size_t l, B, T, reach, clamp, span;
-    uint64_t calls;
-    if (!stx_ok(x) || !h) return NULL;
+    stx__par_call call;
+    size_t l, M;
+    if (!stx_ok(x) || !h || !stx__par_segment_fits(m, h, pad, in, out)) return NULL;
     d = &m->desc;
-    B = h->dim[0];
-    T = h->ndim == 3 ? h->dim[1] : 0;
-    if (!T || h->dim[2] != d->dim || (pad && (pad->B != B || pad->T != T))) {
-        stx_fail(x, STX_ERR_SHAPE,
-                 "stx_par_segment: %zu rows of %zu steps, %zu wide%s: want (B,T,%zu)%s", B, T,
-                 h->ndim == 3 ? h->dim[2] : 0, pad ? " with padding" : "", d->dim,
-                 pad ? ", and padding (B,T)" : "");
-        return NULL;
-    }
-    if ((in && in->model != m) || (out && out->model != m)) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_segment: a memory of another model: want one by stx_par_state_create of this one");
-        return NULL;
-    }
-    if ((in && in->B != B) || (out && out->B != B)) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_par_segment: %zu rows with a memory of %zu streams: want a state with B = %zu", B,
-            in && in->B != B ? in->B : out->B, B);
-        return NULL;
-    }
-    calls = in ? in->calls : 0;
-    clamp = how ? how->clamp_len : d->clamp_len;
-    span = stx__par_span(x, "stx_par_segment", how ? how->same_length : d->same_length,
-                         how ? how->M : stx__par_mem(d));
+    M = how ? how->M : stx__par_mem(d);
+    memset(&call, 0, sizeof call);
+    call.B = h->dim[0];
+    call.T = h->dim[1];
+    call.calls = in ? in->calls : 0;
+    call.memory = in ? in->mem : NULL;
+    call.clamp = how ? how->clamp_len : d->clamp_len;
+    call.span = stx__par_span(x, "stx_par_segment", how ? how->same_length : d->same_length, M);
     m->latency = NULL;
     memset(m->w, 0, d->blocks * sizeof *m->w);
-    u = m->arch ? stx__par_given(m, stx_par_draws(m, B, T)) : NULL;
-    shown = stx__par_shown(m, pad);
-    if (!shown) pad = NULL;
+    if (m->arch) call.u = stx__par_given(m, stx_par_draws(m, call.B, call.T));
+    call.shown = stx__par_shown(m, pad);
+    call.pad = call.shown ? pad : NULL;
+
     for (l = 0; l < d->blocks && h && stx_ok(x); l++) {
-        stx__par_job *j = (stx__par_job *)stx_step_alloc(x, sizeof *j);
-        stx_tensor *ins[3], *y = h;
-        int count = 1;
-        if (!j) return NULL;
-        memset(j, 0, sizeof *j);
-        j->m = m;
-        j->l = l;
-        j->kind = stx__par_kind(m, l);
-        ins[0] = h;
-        if (stx__par_attends(j->kind)) {
-            j->n = in ? in->mem->layer[l].real : 0;
-            if (j->n && d->pre_norm)
-                ins[j->past = count++] = stx_rows_read(in->mem, l, j->n);
-            else if (!stx_rows_past(in ? in->mem : NULL, l, j->n, &j->view))
-                return NULL;
-            j->mask = j->n ? stx_rows_mask(in->mem, l, j->n, pad, T) : pad;
-            j->span = span;
-            j->shown = shown;
-            reach = j->n + T;
-            j->pos = stx__par_reach(m, clamp, reach);
-            if (!j->pos) return NULL;
-            /* one dropout of positions for all blocks: of those that have as many rows */
-            if (j->pos->sines && (!sines || sines->dim[0] != reach))
-                sines = stx_dropout_alike(x, stx__par_last(m, j->pos->sines, reach),
-                                          d->pos_dropout);
-            j->sines = sines;
-        }
-        if (j->kind == 'g') ins[j->w = count++] = stx__par_gate_of(m, l, B, T, u, calls, j);
-        if (!stx_ok(x)) return NULL;
-        if (j->kind != 'i')
-            y = d->blocks - l <= d->recompute_layers
-                    ? stx_recompute(x, stx__par_run, j, ins, count, NULL, 0)
-                    : stx__par_run(x, j, ins, NULL);
+        stx_tensor *next = stx__par_block_of(m, l, h, &call);
+        if (!next) return NULL;
         if (out && out->mem->layer[l].width
-            && !stx_rows_push(out->mem, in ? in->mem : NULL, l, out->M, h, pad))
+            && !stx_rows_push(out->mem, call.memory, l, out->M, h, call.pad))
             return NULL;
-        h = y;
+        h = next;
     }
     if (out) {
-        out->calls = calls + 1;
+        out->calls = call.calls + 1;
         out->training = stx_training(x);
     }
     if (m->final_gain) h = stx_layernorm(x, h, m->final_gain, m->final_shift, d->norm_eps);
     return stx_dropout(x, h, d->final_dropout);
 }
 
-/* 1 and no error when the model has words */
-static int stx__par_worded(const stx_par *m, const char *op) {
+/* Checks that the model has an embedding and an output head. */
+static int stx__par_has_words(const stx_par *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
     if (!m->words)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "%s: the model has no words: make it with vocab, or use stx_par_segment", op);
+                 "%s: expected a model with vocab > 0, got one for vectors: use stx_par_segment",
+                 op);
     return m->words != NULL;
 }
 
 STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids) {
-    return stx__par_worded(m, "stx_par_embed")
-               ? stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.dropout)
-               : NULL;
+    if (!stx__par_has_words(m, "stx_par_embed")) return NULL;
+    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.dropout);
 }
 
 STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_par_state *in,
@@ -3033,23 +3455,32 @@ STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_pa
 }
 
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h) {
-    return stx__par_worded(m, "stx_par_logits") ? stx_words_logits(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_logits") ? stx_words_logits(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
-    return stx__par_worded(m, "stx_par_log_probs") ? stx_words_log_probs(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_log_probs") ? stx_words_log_probs(m->words, h) : NULL;
 }
 
-/* What stx_words_loss is told. Returns which targets do not count: 0 none, 1 some that are how->ignored, 2 others too */
+/* Which targets have no loss */
+enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_NEGATIVE = 2 };
+
+/* Fills in the arguments of stx_words_loss. Returns STX__PAR_ALL_COUNT; _IGNORED if
+   only targets equal to how->ignored may have no loss; _NEGATIVE if others have none
+   either. */
 static int stx__par_how(const stx_par *m, const stx_ids *targets, stx_token_loss *how) {
+    const size_t n = targets ? targets->B * targets->T : 0;
+    int kind = m->desc.pads ? STX__PAR_IGNORED : STX__PAR_ALL_COUNT;
     size_t i;
-    int kind = m->desc.pads;
     memset(how, 0, sizeof *how);
     how->ignored = m->desc.pads ? m->desc.pad_id : -1;
-    for (i = 0; targets && kind < 2 && i < targets->B * targets->T; i++)
-        if (targets->data[i] < 0) kind = targets->data[i] == how->ignored ? 1 : 2;
-    /* in a group other ranks may have such targets: all make the mean of those that count */
-    how->ignore = kind > 0
+    for (i = 0; i < n && kind < STX__PAR_NEGATIVE; i++) {
+        if (targets->data[i] >= 0) continue;
+        kind = targets->data[i] == how->ignored ? STX__PAR_IGNORED : STX__PAR_NEGATIVE;
+    }
+    /* in a group other ranks may have such targets: all ranks then divide by their
+       number */
+    how->ignore = kind != STX__PAR_ALL_COUNT
                   || (!m->desc.divide_all && stx_ranks(m->ctx) > 1 && stx_training(m->ctx));
     how->mean = how->ignore && !m->desc.divide_all;
     return kind;
@@ -3061,14 +3492,16 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
     stx_tensor *y;
     int kind;
     if (rows) *rows = NULL;
-    if (!stx__par_worded(m, "stx_par_nll") || !h || !targets) return NULL;
+    if (!stx__par_has_words(m, "stx_par_nll") || !h || !targets) return NULL;
     kind = stx__par_how(m, targets, &how);
     if (!how.ignore && !rows) return stx_words_loss(m->words, h, targets, NULL);
-    if (kind == 2) {
+
+    if (kind == STX__PAR_NEGATIVE) {
         size_t i, n = targets->B * targets->T;
         int32_t *v = (int32_t *)stx_step_alloc(m->ctx, stx_bytes_of(n, sizeof *v, 1));
-        for (i = 0; v && i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored : targets->data[i];
-        targets = v ? stx_tokens(m->ctx, v, targets->B, targets->T) : NULL;
+        if (!v) return NULL;
+        for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored : targets->data[i];
+        targets = stx_tokens(m->ctx, v, targets->B, targets->T);
     }
     y = stx_words_loss(m->words, h, targets, &how);
     if (rows) *rows = how.nll;
@@ -3092,27 +3525,30 @@ STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll) {
 
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets,
                              const stx_par_state *s, uint64_t salt) {
-    uint64_t h = stx_step_key(m, ids, targets, salt);
+    uint64_t key = stx_step_key(m, ids, targets, salt);
     stx_token_loss how;
     size_t l;
-    if (!m || !stx_ok(m->ctx)) return h;
-    h = stx_key_add(stx_key_add(h, m->desc.recompute_layers),
-                    (uint64_t)stx__par_how(m, targets, &how));
-    h = stx_words_key(m->words, h, ids, targets, how.ignore ? &how : NULL);
-    h = stx_key_add(stx_key_add(h, (uint64_t)(m->frozen + 2 * m->desc.gate)),
-                    m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
-    h = stx_key_add(h, m->uniforms_count);
+    if (!m || !stx_ok(m->ctx)) return key;
+    key = stx_key_add(key, m->desc.recompute_layers);
+    key = stx_key_add(key, (uint64_t)stx__par_how(m, targets, &how));
+    key = stx_words_key(m->words, key, ids, targets, how.ignore ? &how : NULL);
+    key = stx_key_add(key, (uint64_t)(m->frozen + 2 * m->desc.gate));
+    key = stx_key_add(key, m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
+    key = stx_key_add(key, m->uniforms_count);
     if (s) {
-        h = stx_rows_key(s->mem, h);
-        h = stx_key_add(stx_key_add(stx_key_add(h, s->M), s->clamp_len), (uint64_t)s->same_length);
+        key = stx_rows_key(s->mem, key);
+        key = stx_key_add(key, s->M);
+        key = stx_key_add(key, s->clamp_len);
+        key = stx_key_add(key, (uint64_t)s->same_length);
     }
-    /* what evaluation's gates are decided by; of a memory only seen in training nothing of it counts */
-    if (!m->arch || (s && s->training)) return h;
-    h = stx_key_add(h, (uint64_t)m->desc.gate_eval);
-    if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(h, s ? s->calls : 0);
+
+    /* the gates of an evaluation; a memory that only training reads does not need them */
+    if (!m->arch || (s && s->training)) return key;
+    key = stx_key_add(key, (uint64_t)m->desc.gate_eval);
+    if (m->desc.gate_eval == STX_PAR_EVAL_NOISE) return stx_key_add(key, s ? s->calls : 0);
     for (l = 0; m->desc.gate_eval == STX_PAR_EVAL_ARGMAX && l < m->desc.blocks; l++)
-        h = stx_key_add(h, (uint64_t)stx__par_letter(m, l, -1));
-    return h;
+        key = stx_key_add(key, (uint64_t)stx__par_letter(m, l));
+    return key;
 }
 
 
@@ -3120,26 +3556,25 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 
 STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     stx_ctx *x = m ? m->ctx : NULL;
-    const size_t L = m ? m->desc.blocks : 0, C = m ? m->desc.heads * stx__par_wide(&m->desc) : 0;
     stx_par_gen *g;
-    size_t l;
+    size_t l, L, width;
     if (!stx_ok(x)) return NULL;
     if (!B || M > (size_t)1 << 30) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_gen_create: %zu streams of %zu rows, want at least one stream and at most 2^30 rows",
-            B, M);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_gen_create: expected B >= 1 streams and M <= 2^30 rows, got B = %zu and "
+                 "M = %zu", B, M);
         return NULL;
     }
     if (m->arch && m->desc.gate_eval == STX_PAR_EVAL_NOISE) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_gen_create: gate_eval is STX_PAR_EVAL_NOISE, which would be another network for each token: want "
-            "STX_PAR_EVAL_ARGMAX or _SOFT");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_par_gen_create: gate_eval: expected STX_PAR_EVAL_ARGMAX or _SOFT, "
+                 "got _NOISE, which would run a different network for each token");
         return NULL;
     }
     g = (stx_par_gen *)stx_block(x, sizeof *g);
     if (!g) return NULL;
+    L = m->desc.blocks;
+    width = m->desc.heads * stx__par_wide(&m->desc);
     g->model = m;
     g->B = B;
     g->M = M;
@@ -3152,8 +3587,8 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, M + 1, sizeof *g->pad));
     for (l = 0; stx_ok(x) && l < L; l++) {
         if (!stx__par_attends(m->block[l].kind)) continue;
-        stx_cache_window(g->cache, l, M + !M, C, 1);
-        g->pos[l] = stx_block_numbers(x, stx_bytes_of(M + 1, C, 1));
+        stx_cache_window(g->cache, l, STX_MAX(M, 1), width, 1);
+        g->pos[l] = stx_block_numbers(x, stx_bytes_of(M + 1, width, 1));
     }
     if (stx_ok(x)) return g;
     stx_par_gen_free(g);
@@ -3190,144 +3625,177 @@ STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b) {
     if (!g || !stx_ok(g->model->ctx)) return;
     if (b >= g->B) {
         stx_fail(g->model->ctx, STX_ERR_ARG,
-                 "stx_par_gen_reset_stream: stream %zu, want less than %zu", b, g->B);
+                 "stx_par_gen_reset_stream: expected a stream below B = %zu, got %zu", g->B, b);
         return;
     }
     for (i = 0; i < g->rows; i++) g->pad[b * g->M + g->M - 1 - i] = g->masked = 1;
 }
 
-/* What may have changed with the parameters: positions as the queries meet them, and which branches run */
+/* Recomputes what depends on the parameters: positions, and which branches run. */
 static int stx__par_gen_fill(stx_par_gen *g) {
     STX__FP_SCOPE;
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
-    const size_t C = m->desc.heads * stx__par_wide(&m->desc);
+    const size_t width = m->desc.heads * stx__par_wide(&m->desc), rows = g->M + 1;
     size_t l;
     for (l = 0; l < m->desc.blocks; l++) {
         const stx_par_positions *p;
-        stx_tensor *t;
+        stx_tensor *t = NULL;
         g->kind[l] = (char)stx__par_kind(m, l);
         if (!g->pos[l]) continue;
-        p = stx__par_reach(m, g->clamp_len, g->M + 1);
-        t = p ? stx__par_meets(x, m, l, p, NULL, g->M + 1) : NULL;
+        p = stx__par_reach(m, g->clamp_len, rows);
+        if (p) t = stx__par_relative(x, m, l, p, NULL, rows);
         if (!t) return 0;
-        STX_RUN(x, stx_copy2d, (x, g->pos[l], C, t->data, C, g->M + 1, C, 0));
+        STX_RUN(x, stx_copy2d, (x, g->pos[l], width, t->data, width, rows, width, 0));
     }
     g->stale = 0;
     return stx_ok(x);
 }
 
+/* Fills the cache of block l from the last n rows of a memory. */
+static int stx__par_gen_fill_cache(stx_par_gen *g, const stx_rows *memory, size_t l, size_t n) {
+    stx_par *m = g->model;
+    stx_ctx *x = m->ctx;
+    const stx_par_desc *d = &m->desc;
+    const stx_par_block *block = &m->block[l];
+    const stx_rows_layer *from = &memory->layer[l];
+    const size_t values = n * 2 * d->heads * stx__par_wide(d);
+    stx_cache_layer *cache = &g->cache->layer[l];
+    stx_tensor *t = stx_rows_read(memory, l, n);
+    size_t b;
+    if (t && d->pre_norm)
+        t = stx_layernorm(x, t, block->attn_gain, block->attn_shift, d->norm_eps);
+    t = stx_linear(x, t, block->wkv, block->bkv, STX_ACT_NONE);
+    if (block->rel_bias) t = stx__par_widen_heads(x, d, t);
+    if (!t) return 0;
+    STX_RUN(x, stx_copy2d, (x, cache->k, cache->capacity * cache->width, t->data, values, g->B,
+                            values, 0));
+    cache->len = n;
+    for (b = 0; from->masked && b < g->B; b++)
+        memcpy(g->pad + b * g->M + g->M - n, from->pad + b * from->real + from->real - n,
+               n * sizeof *g->pad);
+    g->masked |= from->masked;
+    return 1;
+}
+
 STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     stx_par *m = g ? g->model : NULL;
     stx_ctx *x = m ? m->ctx : NULL;
-    const size_t C = m ? m->desc.heads * stx__par_wide(&m->desc) : 0;
-    size_t l, b, n = SIZE_MAX;
+    size_t l, rows = SIZE_MAX;
     if (!stx_ok(x)) return 0;
-    if (!from || from->model != m || from->B != g->B) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_par_gen_set: a memory that is NULL, of another model or of another number of streams than %zu",
-            g->B);
+    if (!from || from->model != m) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a state of the same model, got %s",
+                 from ? "one of another model" : "NULL");
+        return 0;
+    }
+    if (from->B != g->B) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_set: expected a state of B = %zu streams, got %zu",
+                 g->B, from->B);
         return 0;
     }
     stx_par_gen_reset(g);
     stx_begin(x, STX_EVAL);
     for (l = 0; l < m->desc.blocks; l++) {
-        const stx_rows_layer *f = &from->mem->layer[l];
-        const stx_par_block *p = &m->block[l];
-        stx_cache_layer *y = &g->cache->layer[l];
-        stx_tensor *t;
+        const size_t n = STX_MIN(from->mem->layer[l].real, g->M);
         if (!g->pos[l]) continue;
-        if (n != SIZE_MAX && n != STX_MIN(f->real, g->M)) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_par_gen_set: block %zu remembers %zu rows and a block below %zu: want as many in each",
-                l, f->real, n);
+        if (rows != SIZE_MAX && n != rows) {
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_par_gen_set: expected the same number of rows in all blocks, got %zu in "
+                     "block %zu and %zu before it", n, l, rows);
             return 0;
         }
-        n = STX_MIN(f->real, g->M);
-        t = n ? stx_rows_read(from->mem, l, n) : NULL;
-        if (!t) continue;
-        if (m->desc.pre_norm)
-            t = stx_layernorm(x, t, p->attn_gain, p->attn_shift, m->desc.norm_eps);
-        t = stx_linear(x, t, p->wkv, p->bkv, STX_ACT_NONE);
-        if (p->rel_bias) t = stx__par_widen_heads(x, &m->desc, t);
-        if (!t) return 0;
-        STX_RUN(x, stx_copy2d,
-                (x, y->k, y->capacity * y->width, t->data, n * 2 * C, g->B, n * 2 * C, 0));
-        y->len = n;
-        for (b = 0; f->masked && b < g->B; b++)
-            memcpy(g->pad + b * g->M + g->M - n, f->pad + b * f->real + f->real - n,
-                   n * sizeof *g->pad);
-        g->masked |= f->masked;
+        rows = n;
+        if (n && !stx__par_gen_fill_cache(g, from->mem, l, n)) return 0;
     }
-    g->rows = n == SIZE_MAX ? STX_MIN(stx_rows_most(from->mem), g->M) : n;
+    g->rows = rows == SIZE_MAX ? STX_MIN(stx_rows_most(from->mem), g->M) : rows;
     return stx_ok(x);
 }
 
-/* t steps that the cache takes at once */
+/* The mask (B,n + T) of the rows before a stream's reset, for T new tokens, which then
+   move g->pad. Returns NULL after an error. */
+static const stx_ids *stx__par_gen_mask(stx_par_gen *g, size_t T) {
+    stx_ctx *x = g->model->ctx;
+    const size_t n = g->rows, M = g->M, stay = T < M ? M - T : 0;
+    int32_t *hidden = (int32_t *)stx_step_alloc(x, stx_bytes_of(g->B, n + T, sizeof *hidden));
+    const stx_ids *mask;
+    size_t b, i;
+    if (!hidden) return NULL;
+    memset(hidden, 0, g->B * (n + T) * sizeof *hidden);
+    for (b = 0; b < g->B; b++)
+        memcpy(hidden + b * (n + T), g->pad + b * M + M - n, n * sizeof *hidden);
+    mask = stx_tokens(x, hidden, g->B, n + T);
+
+    for (b = 0; b < g->B; b++) {
+        memmove(g->pad + b * M, g->pad + b * M + M - stay, stay * sizeof *hidden);
+        memset(g->pad + b * M + stay, 0, (M - stay) * sizeof *hidden);
+    }
+    g->masked = 0;
+    for (i = 0; i < g->B * M; i++) g->masked |= g->pad[i];
+    return mask;
+}
+
+/* T tokens that the cache takes at once, h (B,T,D) */
 static stx_tensor *stx__par_gen_part(stx_par_gen *g, stx_tensor *h) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
-    const size_t t = h->dim[1], n = g->rows, M = g->M, stay = t < M ? M - t : 0;
-    const size_t span = stx__par_span(x, "stx_par_gen", g->same_length, M);
+    const size_t T = h->dim[1], n = g->rows, M = g->M;
+    const size_t span = stx__par_span(x, "stx_par_gen_step", g->same_length, M);
     const stx_ids *mask = NULL;
-    size_t l, b;
+    size_t l;
     if (!stx_ok(x) || (g->stale && !stx__par_gen_fill(g))) return NULL;
     m->latency = NULL;
     if (g->masked) {
-        int32_t *v = (int32_t *)stx_step_alloc(x, stx_bytes_of(g->B, n + t, sizeof *v)), any = 0;
-        if (!v) return NULL;
-        memset(v, 0, g->B * (n + t) * sizeof *v);
-        for (b = 0; b < g->B; b++) memcpy(v + b * (n + t), g->pad + b * M + M - n, n * sizeof *v);
-        mask = stx_tokens(x, v, g->B, n + t);
-        for (b = 0; b < g->B; b++) {
-            memmove(g->pad + b * M, g->pad + b * M + M - stay, stay * sizeof *v);
-            memset(g->pad + b * M + stay, 0, (M - stay) * sizeof *v);
-        }
-        for (b = 0; b < g->B * M; b++) any |= g->pad[b];
-        g->masked = any;
+        mask = stx__par_gen_mask(g, T);
+        if (!mask) return NULL;
     }
+
     for (l = 0; l < m->desc.blocks && h; l++) {
-        stx__par_job j;
+        stx__par_job job;
         stx_tensor *in[2];
         if (g->kind[l] == 'i') continue;
-        memset(&j, 0, sizeof j);
-        j.m = m;
-        j.l = l;
-        j.n = n;
-        j.kind = g->kind[l];
-        j.span = span;
-        j.mask = mask;
-        j.gen = g;
+        memset(&job, 0, sizeof job);
+        job.m = m;
+        job.l = l;
+        job.n = n;
+        job.kind = g->kind[l];
+        job.span = span;
+        job.mask = mask;
+        job.gen = g;
         if (!M && g->pos[l]) g->cache->layer[l].len = 0;
         in[0] = h;
-        if (j.kind == 'g') in[j.w = 1] = stx__par_gate_of(m, l, g->B, t, NULL, 0, &j);
-        h = stx_ok(x) ? stx__par_run(x, &j, in, NULL) : NULL;
+        if (job.kind == 'g') {
+            job.w = 1;
+            in[1] = stx__par_gate_of(m, l, g->B, T, NULL, 0, &job);
+        }
+        h = stx_ok(x) ? stx__par_run(x, &job, in, NULL) : NULL;
     }
     if (!h) return NULL;
-    g->rows = STX_MIN(n + t, M);
-    return m->final_gain ? stx_layernorm(x, h, m->final_gain, m->final_shift, m->desc.norm_eps) : h;
+    g->rows = STX_MIN(n + T, M);
+    if (!m->final_gain) return h;
+    return stx_layernorm(x, h, m->final_gain, m->final_shift, m->desc.norm_eps);
 }
 
 STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     stx_tensor *y = NULL, *part;
-    size_t at, t, T;
+    size_t at, count, T, D;
     if (!stx_ok(x) || !h) return NULL;
     T = h->ndim == 3 ? h->dim[1] : 0;
-    if (!T || h->dim[0] != g->B || h->dim[2] != g->model->desc.dim || stx_training(x)) {
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_par_gen_step: %zu streams of %zu steps%s: want (%zu,t,%zu) after stx_begin(x, STX_EVAL)",
-            h->dim[0], T, stx_training(x) ? " in training" : "", g->B, g->model->desc.dim);
+    D = g->model->desc.dim;
+    if (stx_training(x)) {
+        stx_fail(x, STX_ERR_ARG, "stx_par_gen_step: expected a step of STX_EVAL, got STX_TRAIN");
         return NULL;
     }
-    for (at = 0; at < T; at += t) {
-        t = STX_MIN(T - at, g->cache->chunk);
-        if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M)
-            t = 1; /* rows of positions by how many keys there are */
-        part = stx__par_gen_part(g, t < T ? stx_slice(x, h, at, at + t) : h);
+    if (!T || h->dim[0] != g->B || h->dim[2] != D) {
+        stx_fail(x, STX_ERR_SHAPE, "stx_par_gen_step: expected h (%zu,T,%zu), got (%zu,%zu,%zu)",
+                 g->B, D, h->dim[0], T, T ? h->dim[2] : 0);
+        return NULL;
+    }
+    for (at = 0; at < T; at += count) {
+        count = STX_MIN(T - at, g->cache->chunk);
+        /* the rows of these positions depend on the number of keys */
+        if (g->model->desc.pos_mode == STX_PAR_POS_REF && g->rows < g->M) count = 1;
+        part = stx__par_gen_part(g, count < T ? stx_slice(x, h, at, at + count) : h);
         y = y ? stx_concat(x, y, part) : part;
         if (!stx_ok(x)) return NULL;
     }
@@ -3340,12 +3808,12 @@ static stx_tensor *stx__par_gen_feed(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n) {
-    if (!g || !stx__par_worded(g->model, "stx_par_gen_feed")) return NULL;
+    if (!g || !stx__par_has_words(g->model, "stx_par_gen_feed")) return NULL;
     return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__par_gen_feed, g);
 }
 
 
-// >>model: for programs of any family
+// >>model: the table of functions for programs that accept any family
 
 static stx_tensor *stx__par_lm_loss(void *m, const stx_ids *ids, const stx_ids *targets,
                                     const void *in, void *out) {
@@ -3373,14 +3841,15 @@ static uint64_t stx__par_lm_key(const void *m, const stx_ids *ids, const stx_ids
 }
 
 static void *stx__par_lm_state_create(void *m, size_t B, size_t window) {
-    return window ? stx_par_state_create_sized((stx_par *)m, B, window)
-                  : stx_par_state_create((stx_par *)m, B);
+    if (window) return stx_par_state_create_sized((stx_par *)m, B, window);
+    return stx_par_state_create((stx_par *)m, B);
 }
 
 static void *stx__par_lm_gen_create(void *m, size_t B, size_t window) {
-    return window ? stx_par_gen_create_sized((stx_par *)m, B, window)
-                  : stx_par_gen_create((stx_par *)m, B);
+    if (window) return stx_par_gen_create_sized((stx_par *)m, B, window);
+    return stx_par_gen_create((stx_par *)m, B);
 }
+
 STX_LM_STATES(par)
 
 STX_DEF stx_lm stx_par_lm(stx_par *m) {

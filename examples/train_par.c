@@ -888,17 +888,42 @@ static int load_more(tr_lm *t, const stx_file *f) {
     return 1;
 }
 static int why(tr_lm *t) {
-    static const tr_word words[] = {{"blocks", "nlayers"}, {"dim", "hid-sz"}, {"inner", "inner-hid-sz"}, {"heads", "nheads"},
-        {"head_dim", "head-sz"}, {"segment", "block-sz"}, {"emb", "emb-sz"}, {"cutoff", "cutoffs"}, {"pre_norm", "norm-before"},
-        {"no_final_norm", "no-final-norm"}, {"one_proj", "one-proj"},
-        {"div_val 1 and an emb other than dim", "--div-val 1 and an --emb-sz other than --hid-sz"},
-        {"tie_words", "tied"}, {"proj_std", "proj-init-std"}, {"latency_w", "latency-of"}, {"a number of proj_dims", "proj-dims"},
-        {"a number of cost", "latency-table"}, {"STX_PAR_NOISE_TOKENS", "--noise tokens"}, {"STX_PAR_LATENCY_FBNET", "--latency fbnet"},
-        {"STX_PAR_LATENCY_HINGE", "--latency hinge"}, {"STX_PAR_OUT_REF", "--words-out reference"},
-        {"STX_PAR_OUT_ADAPTIVE", "--words-out adaptive"},
-        {"STX_PAR_SINES_REF", "--sines reference"}, {"STX_PAR_SINES_BLOCK", "--sines block"}, {"STX_PAR_SINES", "--positions sines"},
-        {"STX_PAR_POS_DIST", "--pos-mode dist"}, {"STX_PAR_PI", "--arch pi"}, {"want dim", "want --hid-sz"}, {"adaptive words",
-        "--words-out adaptive"}, {NULL, NULL}};
+    static const tr_word words[] = {
+        /* fields */
+        {"blocks", "nlayers"},
+        {"dim", "hid-sz"},
+        {"inner", "inner-hid-sz"},
+        {"heads", "nheads"},
+        {"head_dim", "head-sz"},
+        {"segment", "block-sz"},
+        {"emb", "emb-sz"},
+        {"cutoff", "cutoffs"},
+        {"pre_norm", "norm-before"},
+        {"no_final_norm", "no-final-norm"},
+        {"one_proj", "one-proj"},
+        {"tie_words", "tied"},
+        {"proj_std", "proj-init-std"},
+        {"latency_w", "latency-of"},
+        {"cost", "latency-table"},
+        /* what is expected of them */
+        {"latency = STX_PAR_LATENCY_FBNET", "--latency fbnet"},
+        {"latency = STX_PAR_LATENCY_HINGE", "--latency hinge"},
+        {"noise = STX_PAR_NOISE_TOKENS", "--noise tokens"},
+        {"pos_mode = STX_PAR_POS_DIST", "--pos-mode dist"},
+        {"positions = STX_PAR_SINES", "--positions sines"},
+        {"sines = STX_PAR_SINES_BLOCK", "--sines block"},
+        {"sines = STX_PAR_SINES_REF", "--sines reference"},
+        {"words_out = STX_PAR_OUT_REF", "--words-out reference"},
+        {"STX_PAR_PI", "--arch pi"},
+        {"an id below vocab with pads, else 0", "an id of the vocabulary, or -1"},
+        {"adaptive_in with div_val = 1 and emb other than dim",
+         "--adaptive-in with --div-val 1 and --emb-sz other than --hid-sz"},
+        {"divisor of dim", "divisor of --hid-sz"},
+        {"dim unless the input", "--hid-sz unless the input"},
+        {"or a head_dim", "or a --head-sz"},
+        {"mem is 2 or more", "--mem is 2 or more"},
+        {"pre_norm = 1", "--norm-before"},
+        {NULL, NULL}};
     return tr_lm_why_in(t, "stx_par_create: ", words);
 }
 /* "3,5,8" of an option into out; 0: t->err */

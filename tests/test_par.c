@@ -547,8 +547,8 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
         memcpy(v, u, sizeof u);
         if (i < 4) v[5] = (stx_real)bad[i];
         stx_par_set_uniforms(m, v, i < 4 ? 48 : counts_[i - 4]);
-        fails(x, i < 4 ? "stx_par_set_uniforms: u[5] is"
-                       : "stx_par_set_uniforms: expected 12 values, 3 for each of 4 blocks");
+        fails(x, i < 4 ? "stx_par_set_uniforms: u[5]: expected a value above 0"
+                       : "stx_par_set_uniforms: count: expected a multiple of 3 L = 12 values");
         h = stx_par_forward(m, block(x, t, 2, 2 * S, 0, S), NULL, NULL);
         CHECK(h && !memcmp(first, m->w[0]->data, sizeof first), "others: %s", stx_error(x));
     }
@@ -565,7 +565,7 @@ static void given_uniforms(stx_par *m, const int32_t *t) {
     step.blocks = 2;
     other = model(x, &step);
     stx_par_set_uniforms(other, u, 12);
-    fails(x, "expected 6 values, 3 for each of 2 blocks, for the one draw of a call, got 12");
+    fails(x, "count: expected 3 L = 6 values, got 12");
 }
 
 /* The manual's numbers: variance of dal_0 for dw = (1,0,0) and equal branches, by temperature;
@@ -894,10 +894,10 @@ static void searching(void) {
             small->same_length = gen->same_length = 1;
             stx_begin(x, STX_EVAL);
             CHECK(!stx_par_forward(m, block(x, t, 2, S + 1, 0, S), small, small)
-                    && strstr(stx_error(x), "same_length with a memory of"), "%s",
+                    && strstr(stx_error(x), "same_length: expected 0, or a memory of 2 rows or more"), "%s",
                   stx_error(x));
             stx_clear_error(x);
-            CHECK(!stx_par_gen_feed(gen, t, 1) && strstr(stx_error(x), "same_length with a memory of"), "%s", stx_error(x));
+            CHECK(!stx_par_gen_feed(gen, t, 1) && strstr(stx_error(x), "same_length: expected 0, or a memory of 2 rows or more"), "%s", stx_error(x));
             stx_clear_error(x);
             stx_par_gen_free(gen);
             stx_par_state_free(small);
@@ -1072,7 +1072,7 @@ static void cutting(void) {
     for (i = 0; i < 3; i++) n[i] = 9 - (uint64_t)i;
     { stx_par_cuts_desc e = d; e.clusters = 0; cut_refused("clusters: expected .. got 0", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.clusters = 9; cut_refused("clusters: expected .. got 9", n, 3, &e); }
-    { stx_par_cuts_desc e = d; e.clusters = 4; cut_refused("3 words cannot be cut in 4 clusters", n, 3, &e); }
+    { stx_par_cuts_desc e = d; e.clusters = 4; cut_refused("clusters: expected at most the 3 words, got 4", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.cost = 3; cut_refused("cost: expected .. got 3", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.cost = 1; e.dim = 0; cut_refused("dim: expected .. got 0", n, 3, &e); }
     { stx_par_cuts_desc e = d; e.factor = 0.5; cut_refused("factor: expected .. got 0.5", n, 3, &e); }
@@ -1080,7 +1080,7 @@ static void cutting(void) {
     cut_refused("do not fit", many, 3, &d);
     cut_refused("do not fit", many, 2, &d);
     cut_refused("all 0", zeros, 3, &d);
-    { size_t cut[2]; CHECK(!stx_par_cuts(x, cut, NULL, NULL, 3, &d) && strstr(stx_error(x), "no counts"), "%s", stx_error(x)); }
+    { size_t cut[2]; CHECK(!stx_par_cuts(x, cut, NULL, NULL, 3, &d) && strstr(stx_error(x), "counts: expected a pointer"), "%s", stx_error(x)); }
     stx_destroy(x);
 }
 
@@ -1094,7 +1094,7 @@ static void refused(const char *want, const stx_par_desc *d) {
 static void bad_descs(void) {
     stx_par_desc o = small(), a = o, d;
     a.adaptive_in = 1; a.cutoffs = 2; a.cutoff[0] = 4; a.cutoff[1] = 8; a.div_val = 2;
-    d = o; d.pattern = "sfx"; refused("pattern is \"sfx\"", &d);
+    d = o; d.pattern = "sfx"; refused("pattern: expected .. got \"sfx\"", &d);
     d = o; d.blocks = 3; refused("blocks: expected .. got 3", &d);
     d = o; d.pattern = NULL; d.blocks = 5000; refused("blocks: expected .. got 5000", &d);
     d = o; d.dim = (size_t)1 << 30; refused("dim: expected", &d);
@@ -1166,7 +1166,7 @@ static void bad_descs(void) {
     {
         stx_ctx *x = context(1, 1);
         stx_par_desc to, again;
-        CHECK(!stx_par_create(x, NULL) && strstr(stx_error(x), "no desc"), "%s", stx_error(x));
+        CHECK(!stx_par_create(x, NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
         CHECK(stx_par_resolve(NULL, &a, &to) && stx_par_resolve(NULL, &to, &again) && !memcmp(&to, &again, sizeof to),
               "what is resolved stays");
         CHECK(to.segment == S && to.emb_scale == 4 && to.inner == 20 && to.norm_eps == 1e-5, "defaults");
@@ -1192,28 +1192,28 @@ static void errors(void) {
     wide = (e.dim = 32, model(x, &e));
     stx_begin(x, STX_EVAL);
     h = stx_input(x, v, 2, 2, D, 0);
-    CHECK(!stx_par_segment(m, stx_input(x, v, 2, 2, D / 2, 0), NULL, NULL, NULL), "-"); fails(x, "want (B,T,16)");
+    CHECK(!stx_par_segment(m, stx_input(x, v, 2, 2, D / 2, 0), NULL, NULL, NULL), "-"); fails(x, "expected h (B,T,16), got (2,2,8)");
     h = stx_input(x, v, 2, 2, D, 0);
-    CHECK(!stx_par_segment(m, h, stx_tokens(x, t, 2, 3), NULL, NULL), "-"); fails(x, "padding (B,T)");
+    CHECK(!stx_par_segment(m, h, stx_tokens(x, t, 2, 3), NULL, NULL), "-"); fails(x, "expected pad (2,2) like h, got (2,3)");
     h = stx_input(x, v, 1, 2, D, 0);
-    CHECK(!stx_par_segment(m, h, NULL, s, s), "-"); fails(x, "want a state with B = 1");
+    CHECK(!stx_par_segment(m, h, NULL, s, s), "-"); fails(x, "expected a memory of B = 1 streams like h, got 2");
     h = stx_input(x, v, 2, 2, D, 0);
-    CHECK(!stx_par_segment(bare, h, NULL, s, s), "-"); fails(x, "a memory of another model");
-    CHECK(!stx_par_embed(bare, stx_tokens(x, t, 2, 3)), "-"); fails(x, "stx_par_embed: the model has no words");
+    CHECK(!stx_par_segment(bare, h, NULL, s, s), "-"); fails(x, "the memory belongs to another model");
+    CHECK(!stx_par_embed(bare, stx_tokens(x, t, 2, 3)), "-"); fails(x, "stx_par_embed: expected a model with vocab > 0");
     CHECK(!stx_par_logits(m, stx_input(x, v, 2, 2, D, 0)), "-"); fails(x, "stx_words_logits");
-    CHECK(!stx_par_state_create(m, 0), "-"); fails(x, "0 streams");
-    CHECK(!stx_par_gen_create(m, 0), "-"); fails(x, "0 streams");
+    CHECK(!stx_par_state_create(m, 0), "-"); fails(x, "expected B >= 1 streams .. got B = 0");
+    CHECK(!stx_par_gen_create(m, 0), "-"); fails(x, "expected B >= 1 streams .. got B = 0");
     o = stx_par_state_create_sized(m, 2, 3);
-    CHECK(!stx_par_state_copy(s, 0, o, 0, 1), "-"); fails(x, "another number of rows");
-    CHECK(!stx_par_state_set(s, 1, v, 1), "-"); fails(x, "want a block with an attention");
-    CHECK(!stx_par_state_set(o, 0, v, 4), "-"); fails(x, "at most 3");
+    CHECK(!stx_par_state_copy(s, 0, o, 0, 1), "-"); fails(x, "expected a state of M = 12 rows, got 3");
+    CHECK(!stx_par_state_set(s, 1, v, 1), "-"); fails(x, "expected an attention block .. got block 1");
+    CHECK(!stx_par_state_set(o, 0, v, 4), "-"); fails(x, "at most M = 3 rows, got block 0 and 4 rows");
     CHECK(stx_par_state_set(o, 0, v, 2) && o->mem->layer[0].real == 2 && stx_par_state_get(o, 0, v), "%s", stx_error(x));
     CHECK(!stx_par_gen_set(g, NULL), "-"); fails(x, "stx_par_gen_set");
-    CHECK(!stx_par_gen_set(g, o), "-"); fails(x, "want as many in each");
-    stx_par_gen_reset_stream(g, 2); fails(x, "stream 2");
-    CHECK(!stx_par_gen_step(g, stx_input(x, v, 1, 1, D, 0)), "-"); fails(x, "want (2,t,16)");
-    CHECK(!stx_par_inherit(wide, bare), "-"); fails(x, "of another shape there");
-    CHECK(!stx_par_inherit(bare, m), "-"); fails(x, "layers.1.attn.norm.weight is not there");
+    CHECK(!stx_par_gen_set(g, o), "-"); fails(x, "expected the same number of rows in all blocks, got 0 in block 2 and 2 before");
+    stx_par_gen_reset_stream(g, 2); fails(x, "expected a stream below B = 2, got 2");
+    CHECK(!stx_par_gen_step(g, stx_input(x, v, 1, 1, D, 0)), "-"); fails(x, "expected h (2,T,16), got (1,1,16)");
+    CHECK(!stx_par_inherit(wide, bare), "-"); fails(x, "expected a weight of the same shape .. got another shape");
+    CHECK(!stx_par_inherit(bare, m), "-"); fails(x, "layers.1.attn.norm.weight: expected a weight .. got none");
     free(t);
     stx_destroy(x);
 }

@@ -291,7 +291,7 @@ END2
 family_bad() {
     refused '--literal: Transformer-XL and PAR have no literal forms: .*--schedule xl-cosine' $t $tiny $new --literal
     refused '--literal: Transformer-XL and PAR have no literal forms' $t $tiny $new --literal rows
-    refused '--latency-power: expected 0 but for --latency fbnet, got 2' $t $tiny $new --pattern search --latency add --latency-power 2
+    refused '--latency-power: expected 0 unless --latency fbnet, got 2' $t $tiny $new --pattern search --latency add --latency-power 2
     for more in "tau-start 3" "arch-lr 1" "latency add" "noise sequence" "gate-eval soft" straight-through "picture p.svg"; do
         refused "--${more%% *} is for a search: the pattern sf is fixed" $t $tiny $new --pattern sf --$more
     done
@@ -302,7 +302,7 @@ family_bad() {
     refused "--inherit and --init-from" $t $new --init-from good.st --inherit good.st
     refused '--pattern: it is empty' $t $tiny $new --pattern ""
     refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
-    refused '--pos-mode: expected dist but for --sines reference, got fixed' $t $tiny $new --pos-mode fixed
+    refused '--pos-mode: expected dist unless --sines reference, got fixed' $t $tiny $new --pos-mode fixed
     refused '--proj-dims: expected .*, got 99999999999' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
     refused '--latency fbnet: .*times above 1' $t $tiny $new --pattern search --latency fbnet --latency-table 0.1,0.1
     refused '--tau-end: .*1e-300' $t $tiny $new --pattern search --tau-end 1e-300
@@ -315,7 +315,7 @@ family_bad() {
     done
     refused '--one-proj would change nothing: it is for --adaptive-in' $t $tiny $new --one-proj
     refused '--no-final-norm would change nothing: .*--norm-before' $t $tiny $new --no-final-norm
-    refused '--one-proj: expected off but for an adaptive input with --div-val 1' $t $tiny $new \
+    refused '--one-proj: expected off unless --adaptive-in with --div-val 1 and --emb-sz other than --hid-sz' $t $tiny $new \
         --words-out adaptive --adaptive-in --cutoffs 5,12 --div-val 2 --one-proj
     refused '--inherit would change nothing' --checkpoint ../search/found.st --no-train --generate 1 --inherit good.st
     refused '--arch-every would change nothing' $t $tiny $new --pattern search --arch-share 0 --arch-every 2
