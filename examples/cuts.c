@@ -1,11 +1,13 @@
-/* cuts.c - the best cutoffs of an adaptive softmax for a text: how often each word stands in it decides (seqtx_par.h, stx_par_cuts)
+/* cuts.c - the best cutoffs of an adaptive softmax for a text: how often each word stands
+   in it decides (seqtx_par.h, stx_par_cuts)
 
        cc -O3 -pthread cuts.c -lm -o cuts
        ./cuts --ids train.ids --vocab 12000 --clusters 3 --dim 128
        ./cuts --counts counts.txt --clusters 4 --dim 512 --factor 4 --sort
        ./cuts --text train.txt --tokens words --clusters 4 --dim 410
 
-   Standard output has the cutoffs alone, as --cutoffs of the trainers takes them; standard error says what they cost. */
+   Standard output has the cutoffs alone, as --cutoffs of the trainers takes them;
+   standard error says what they cost. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
@@ -42,15 +44,21 @@ static tr_opt table[] = {
 static tr_options options = {"cuts", "Finds the best cutoffs of an adaptive softmax.", table, NULL, "clusters=3 dim=512 factor=4 "
     "rows=1024", NULL, ""};
 
-/* Time of a product as a function of its multiply-adds: max(floor, c + a m), convex and rising, so that the cuts are exact */
-typedef struct { double floor, c, a, rows; } products;
+/* Time of a product as a function of its multiply-adds: max(floor, c + a m), convex
+   and rising, so that the cuts are exact */
+typedef struct {
+    double floor, c, a, rows;
+} products;
+
 static double product_time(void *user, size_t columns, size_t inner, double share) {
     const products *p = (const products *)user;
     double t = p->c + p->a * p->rows * share * (double)inner * (double)columns;
     return t > p->floor ? t : p->floor;
 }
+
 /* The least time of a few tries of (rows, inner) (inner, columns); 0 in error */
-static double one_product(stx_ctx *x, const stx_real *data, size_t rows, size_t inner, size_t columns) {
+static double one_product(stx_ctx *x, const stx_real *data, size_t rows, size_t inner,
+                          size_t columns) {
     double best = HUGE_VAL, spent = 0;
     int n;
     for (n = 0; n < 20 && (n < 4 || spent < 0.2) && stx_ok(x); n++) {
@@ -67,9 +75,13 @@ static double one_product(stx_ctx *x, const stx_real *data, size_t rows, size_t 
     }
     return stx_ok(x) ? best : 0;
 }
+
 static int measure(products *p, char err[TR_ERR]) {
-    static const size_t shape[][2] = {{64, 64}, {64, 512}, {128, 1024}, {128, 4096}, {256, 4096}, {512, 4096}};      /* inner, columns */
+    static const size_t shape[][2] = {{64, 64},    {64, 512},   {128, 1024},
+                                      {128, 4096}, {256, 4096}, {512, 4096}}; /* inner, columns */
+
     enum { SHAPES = sizeof shape / sizeof *shape };
+
     size_t rows = (size_t)opt.rows, i, most = (rows > 4096 ? rows : 4096) * 512;
     stx_desc d;
     stx_ctx *x;
@@ -79,15 +91,24 @@ static int measure(products *p, char err[TR_ERR]) {
     memset(&d, 0, sizeof d);
     d.threads = (int)opt.threads;
     x = stx_create(&d);
-    if (!x || !data) { stx_destroy(x); free(data); return tr_fail(err, TR_ERR, "no memory to measure products"); }
+    if (!x || !data) {
+        stx_destroy(x);
+        free(data);
+        return tr_fail(err, TR_ERR, "no memory to measure products");
+    }
     for (i = 0; i < most; i++) data[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
     p->rows = (double)rows;
     p->floor = one_product(x, data, 1, 16, 16);
-    for (i = 0; i < SHAPES; i++) {              /* least squares, each point by its relative error */
-        double m = (double)rows * (double)shape[i][0] * (double)shape[i][1], t = one_product(x, data, rows, shape[i][0], shape[i][1]), w;
+    for (i = 0; i < SHAPES; i++) { /* least squares, each point by its relative error */
+        double m = (double)rows * (double)shape[i][0] * (double)shape[i][1],
+               t = one_product(x, data, rows, shape[i][0], shape[i][1]), w;
         w = 1 / (t * t + 1e-30);
         if (i == 0) n = 0;
-        n += w; sm += w * m; st += w * t; smm += w * m * m; smt += w * m * t;
+        n += w;
+        sm += w * m;
+        st += w * t;
+        smm += w * m * m;
+        smt += w * m * t;
     }
     ok = stx_ok(x);
     if (!ok) tr_fail(err, TR_ERR, "--cost time: %s", stx_error(x));
@@ -100,7 +121,10 @@ static int measure(products *p, char err[TR_ERR]) {
     return ok;
 }
 
-typedef struct { uint64_t *n; size_t size, room; } counts;
+typedef struct {
+    uint64_t *n;
+    size_t size, room;
+} counts;
 
 /* There is room for word number i; 0: err */
 static int room_for(counts *c, size_t i, const char *path, char err[TR_ERR]) {
@@ -115,6 +139,7 @@ static int room_for(counts *c, size_t i, const char *path, char err[TR_ERR]) {
     c->room = room;
     return 1;
 }
+
 /* Numbers with white space between: counts, or ids that are counted. 0: err */
 static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
     FILE *f = fopen(path, "rb");
@@ -127,27 +152,42 @@ static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
         ch = getc(f);
         at++;
         if (ch != EOF && (!ch || !strchr(" \t\r\n", ch))) {
-            if (n < (int)sizeof word - 1 && ch) word[n++] = (char)ch;
-            else ok = tr_fail(err, TR_ERR, "--%s %.300s: no number at byte %llu", name, path, (unsigned long long)at);
+            if (n < (int)sizeof word - 1 && ch)
+                word[n++] = (char)ch;
+            else
+                ok = tr_fail(err, TR_ERR, "--%s %.300s: no number at byte %llu", name, path,
+                             (unsigned long long)at);
         } else if (n) {
             word[n] = 0;
             n = 0;
             ok = tr_read_size(word, &v) && (!ids || v < (opt.vocab ? opt.vocab : 1u << 30));
-            if (!ok) tr_fail(err, TR_ERR, "--%s %.300s: '%s' before byte %llu is no whole number%s", name, path, word,
-                             (unsigned long long)at,
-                ids ? opt.vocab ? " below --vocab" : " of a word" : "");
-            else if (!ids) { ok = room_for(c, c->size, path, err); if (ok) c->n[c->size++] = v; }
-            else { ok = room_for(c, (size_t)v, path, err); if (ok) c->n[v]++; if (v >= c->size) c->size = (size_t)v + 1; }
+            if (!ok)
+                tr_fail(err, TR_ERR, "--%s %.300s: '%s' before byte %llu is no whole number%s",
+                        name, path, word, (unsigned long long)at,
+                        ids ? opt.vocab ? " below --vocab" : " of a word" : "");
+            else if (!ids) {
+                ok = room_for(c, c->size, path, err);
+                if (ok) c->n[c->size++] = v;
+            } else {
+                ok = room_for(c, (size_t)v, path, err);
+                if (ok) c->n[v]++;
+                if (v >= c->size) c->size = (size_t)v + 1;
+            }
             words++;
         }
     } while (ok && ch != EOF);
     if (ok && ferror(f)) ok = tr_fail(err, TR_ERR, "--%s %.300s: %s", name, path, strerror(errno));
     fclose(f);
     if (ok && !words) ok = tr_fail(err, TR_ERR, "--%s %.300s: it holds no numbers", name, path);
-    if (ok && ids && opt.vocab) { ok = room_for(c, (size_t)opt.vocab - 1, path, err); c->size = (size_t)opt.vocab; }
+    if (ok && ids && opt.vocab) {
+        ok = room_for(c, (size_t)opt.vocab - 1, path, err);
+        c->size = (size_t)opt.vocab;
+    }
     return ok;
 }
-/* A text's words, counted in the order of the vocabulary that the trainer makes of it. 0: err */
+
+/* A text's words, counted in the order of the vocabulary that the trainer makes of it.
+   0: err */
 static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     struct stat st;
     stx_vocab_desc d;
@@ -179,12 +219,16 @@ static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     stx_vocab_free(v);
     return ok;
 }
+
 static int falling(const void *a, const void *b) {
     uint64_t u = *(const uint64_t *)a, v = *(const uint64_t *)b;
     return u > v ? -1 : u < v;
 }
-/* What cutoffs cost, and what part of the text each cluster has, by the definition in seqtx_par.h */
-static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *dims, const products *p, double *mass) {
+
+/* What cutoffs cost, and what part of the text each cluster has, by the definition in
+   seqtx_par.h */
+static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *dims,
+                      const products *p, double *mass) {
     double sum[STX_MAX_CLUSTERS] = {0}, all = 0, cost, h = (double)opt.dim;
     size_t i, k;
     for (i = k = 0; i < c->size; i++) {
@@ -199,24 +243,30 @@ static double cost_of(const counts *c, const size_t *cut, size_t cuts, const siz
         return cost;
     }
     i = cuts ? cut[0] + cuts : c->size;
-    cost = p ? product_time((void *)(uintptr_t)p, i, (size_t)opt.dim, 1) : (double)opt.dim * (double)i;
+    cost = p ? product_time((void *)(uintptr_t)p, i, (size_t)opt.dim, 1)
+             : (double)opt.dim * (double)i;
     for (k = 1; k <= cuts; k++) {
         double width, size = (double)((k < cuts ? cut[k] : c->size) - cut[k - 1]);
         h /= opt.factor;
         width = dims ? (double)dims[k - 1] : floor(h) > 1 ? floor(h) : 1;
-        cost += p ? product_time((void *)(uintptr_t)p, (size_t)width, (size_t)opt.dim, mass[k]) + product_time((void *)(uintptr_t)p,
-            (size_t)size, (size_t)width, mass[k]) : width * ((double)opt.dim + size) * mass[k];
+        cost += p ? product_time((void *)(uintptr_t)p, (size_t)width, (size_t)opt.dim, mass[k])
+                        + product_time((void *)(uintptr_t)p, (size_t)size, (size_t)width, mass[k])
+                  : width * ((double)opt.dim + size) * mass[k];
     }
     return cost;
 }
-static void say(const counts *c, const char *what, const size_t *cut, size_t cuts, const size_t *dims, const products *p) {
-    static const char *const unit[3] = {"multiply-adds a token", "microseconds a step, by the fit", "of the reference's cost"};
+
+static void say(const counts *c, const char *what, const size_t *cut, size_t cuts,
+                const size_t *dims, const products *p) {
+    static const char *const unit[3] = {"multiply-adds a token", "microseconds a step, by the fit",
+                                        "of the reference's cost"};
     double mass[STX_MAX_CLUSTERS], v = cost_of(c, cut, cuts, dims, p, mass);
     size_t k;
     fprintf(stderr, "%-8s %.6g %s; share of the text:", what, p ? 1e6 * v : v, unit[opt.cost]);
     for (k = 0; k <= cuts; k++) fprintf(stderr, " %.3f", mass[k]);
     fprintf(stderr, "\n");
 }
+
 static int run(char err[TR_ERR]) {
     size_t cut[STX_MAX_CLUSTERS], other[STX_MAX_CLUSTERS], dims[STX_MAX_CLUSTERS], n = 0, m = 0, k;
     stx_par_cuts_desc d;
@@ -226,20 +276,33 @@ static int run(char err[TR_ERR]) {
     int ok;
     memset(&c, 0, sizeof c);
     memset(&d, 0, sizeof d);
-    d.clusters = (size_t)opt.clusters; d.sort = 0; d.dim = (size_t)opt.dim; d.factor = opt.factor;
-    d.cost = opt.cost == 0 ? STX_PAR_CUTS_MACS : opt.cost == 1 ? STX_PAR_CUTS_TIME : STX_PAR_CUTS_REF;
+    d.clusters = (size_t)opt.clusters;
+    d.sort = 0;
+    d.dim = (size_t)opt.dim;
+    d.factor = opt.factor;
+    d.cost = opt.cost == 0   ? STX_PAR_CUTS_MACS
+             : opt.cost == 1 ? STX_PAR_CUTS_TIME
+                             : STX_PAR_CUTS_REF;
     ok = x != NULL;
     if (!ok) tr_fail(err, TR_ERR, "no memory");
-    if (ok && opt.proj_dims && (!tr_read_sizes(opt.proj_dims, dims, STX_MAX_CLUSTERS, &n) || n != d.clusters - 1))
-        ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: want %zu numbers, one for each tail", opt.proj_dims, d.clusters - 1);
-    for (k = 0; ok && k < n; k++) if (!dims[k]) ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: a tail of width 0", opt.proj_dims);
-    ok = ok && (opt.text ? read_text(&c, x, err) : read_counts(&c, opt.ids ? opt.ids : opt.counts, opt.ids != NULL, err));
+    if (ok && opt.proj_dims
+        && (!tr_read_sizes(opt.proj_dims, dims, STX_MAX_CLUSTERS, &n) || n != d.clusters - 1))
+        ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: want %zu numbers, one for each tail",
+                     opt.proj_dims, d.clusters - 1);
+    for (k = 0; ok && k < n; k++)
+        if (!dims[k])
+            ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: a tail of width 0", opt.proj_dims);
+    ok = ok
+         && (opt.text ? read_text(&c, x, err)
+                      : read_counts(&c, opt.ids ? opt.ids : opt.counts, opt.ids != NULL, err));
     if (ok && opt.against && !tr_read_sizes(opt.against, other, STX_MAX_CLUSTERS - 1, &m))
-        ok = tr_fail(err, TR_ERR, "--against %.100s: want rising numbers with commas between", opt.against);
+        ok = tr_fail(err, TR_ERR, "--against %.100s: want rising numbers with commas between",
+                     opt.against);
     for (k = 0; ok && k < m; k++)
         if (other[k] <= (k ? other[k - 1] : 0) || other[k] >= c.size || (n && n != m))
-            ok = tr_fail(err, TR_ERR, "--against %.100s: want rising numbers above 0 and below the %zu words%s", opt.against, c.size,
-                n ? ", as many as --proj-dims" : "");
+            ok = tr_fail(err, TR_ERR,
+                         "--against %.100s: want rising numbers above 0 and below the %zu words%s",
+                         opt.against, c.size, n ? ", as many as --proj-dims" : "");
     if (ok && opt.cost == 1) {
         ok = measure(&p, err);
         d.time = product_time;
@@ -247,19 +310,22 @@ static int run(char err[TR_ERR]) {
     }
     if (ok && opt.sort) qsort(c.n, c.size, sizeof *c.n, falling);
     d.proj_dims = n ? dims : NULL;
-    if (ok && !stx_par_cuts(x, cut, NULL, c.n, c.size, &d)) ok = tr_fail(err, TR_ERR, "%s", stx_error(x));
+    if (ok && !stx_par_cuts(x, cut, NULL, c.n, c.size, &d))
+        ok = tr_fail(err, TR_ERR, "%s", stx_error(x));
     if (ok) {
         for (k = 0; k + 1 < d.clusters; k++) printf("%s%zu", k ? "," : "", cut[k]);
         printf("\n");
         say(&c, "these:", cut, d.clusters - 1, d.proj_dims, opt.cost == 1 ? &p : NULL);
         if (m) say(&c, "against:", other, m, d.proj_dims, opt.cost == 1 ? &p : NULL);
         say(&c, "one:", cut, 0, NULL, opt.cost == 1 ? &p : NULL);
-        if (fflush(stdout) || ferror(stdout)) ok = tr_fail(err, TR_ERR, "cannot print: %s", strerror(errno));
+        if (fflush(stdout) || ferror(stdout))
+            ok = tr_fail(err, TR_ERR, "cannot print: %s", strerror(errno));
     }
     free(c.n);
     stx_destroy(x);
     return ok;
 }
+
 int main(int argc, char **argv) {
     char err[TR_ERR];
     int ok, got;
@@ -267,7 +333,8 @@ int main(int argc, char **argv) {
     got = tr_parse(&options, argc, argv, err, TR_ERR);
     if (got == 2) return 0;
     ok = got == 1;
-    if (ok && !opt.counts + !opt.ids + !opt.text != 2) ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");
+    if (ok && !opt.counts + !opt.ids + !opt.text != 2)
+        ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");
     if (ok && !opt.text && (tr_given(&options, "tokens") || opt.min_count))
         ok = tr_fail(err, TR_ERR, "--tokens and --min-count are for --text");
     if (ok && !opt.ids && opt.vocab) ok = tr_fail(err, TR_ERR, "--vocab is for --ids");
