@@ -1,203 +1,253 @@
-/* cuts.c - the best cutoffs of an adaptive softmax for a text: how often each word stands
-   in it decides (seqtx_par.h, stx_par_cuts)
+/* cuts.c - finds the best cutoffs of an adaptive softmax for a text
 
        cc -O3 -pthread cuts.c -lm -o cuts
        ./cuts --ids train.ids --vocab 12000 --clusters 3 --dim 128
        ./cuts --counts counts.txt --clusters 4 --dim 512 --factor 4 --sort
        ./cuts --text train.txt --tokens words --clusters 4 --dim 410
 
-   Standard output has the cutoffs alone, as --cutoffs of the trainers takes them;
-   standard error says what they cost. */
+   Prints the cutoffs, in the form of the trainers' --cutoffs, on standard output, and
+   their cost on standard error. The costs are those of stx_par_cuts in seqtx_par.h. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_par.h"
 #include "../seqtx_text.h"
 
+
+// >>options -----------------------------------------------------------------------------
+
+enum { COST_MACS, COST_TIME, COST_REFERENCE };      /* opt.cost */
+
 static struct {
     const char *counts, *ids, *text, *proj_dims, *against;
-    uint64_t clusters, vocab, dim, rows, threads, min_count;
-    int cost, sort, tokens;
-    double factor;
+    uint64_t    clusters, vocab, dim, rows, threads, min_count;
+    int         cost, sort, tokens;
+    double      factor;
 } opt;
 
 static tr_opt table[] = {
-    TR_TEXT("counts", TR_LOCAL, &opt.counts, "how often each word stands in the text: a whole number a line, in the order of the words' "
-            "numbers"),
-    TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as words' numbers with white space between"),
-    TR_TEXT("text", TR_LOCAL, &opt.text, "or the training text, whose words are numbered as train_par does it: by falling "
-            "count, <eos> first"),
+    TR_TEXT("counts", TR_LOCAL, &opt.counts,
+        "file with the count of each word in the text, in the order of the words' ids"),
+    TR_TEXT("ids", TR_LOCAL, &opt.ids, "or the text itself, as ids separated by white space"),
+    TR_TEXT("text", TR_LOCAL, &opt.text,
+        "or the training text, whose words get ids as in train_par: by falling count, <eos> "
+        "first"),
     TR_CHOICE("tokens", TR_LOCAL, &opt.tokens, "words|chars", "text: what a word is"),
-    TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF, "text: words seen fewer times become <unk>, as in train_par"),
-    TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30, "ids: words there are; 0: as many as the largest number says"),
-    TR_FLAG("sort", TR_LOCAL, &opt.sort, "words are renumbered by falling count first"),
-    TR_SIZE("clusters", TR_LOCAL, &opt.clusters, 1, STX_MAX_CLUSTERS, "clusters, the head among them: one more than cutoffs"),
-    TR_CHOICE("cost", TR_LOCAL, &opt.cost, "macs|time|reference", "multiply-adds of a token; time, from products measured on this "
-              "machine; what PAR's reference minimises, in which the head costs only its own words"),
-    TR_SIZE("dim", TR_LOCAL, &opt.dim, 1, 1u << 28, "width of the hidden states"),
-    TR_REAL_OPEN("factor", TR_LOCAL, &opt.factor, 0, 1, 1e6, "tail k is dim / factor^k wide"),
-    TR_TEXT("proj-dims", TR_LOCAL, &opt.proj_dims, "in place of that the width of each tail, as 64,16"),
-    TR_SIZE("rows", TR_LOCAL, &opt.rows, 1, 1u << 20, "time: tokens of a step"),
-    TR_TEXT("against", TR_LOCAL, &opt.against, "say what these cutoffs cost, too"),
+    TR_SIZE("min-count", TR_LOCAL, &opt.min_count, 0, TR_INF,
+        "text: words with a smaller count become <unk>, as in train_par"),
+    TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 0, 1u << 30,
+        "ids: size of the vocabulary; 0: the largest id + 1"),
+    TR_FLAG("sort", TR_LOCAL, &opt.sort, "first renumber the words by falling count"),
+    TR_SIZE("clusters", TR_LOCAL, &opt.clusters, 1, STX_MAX_CLUSTERS,
+        "number of clusters, including the head: one more than cutoffs"),
+    TR_CHOICE("cost", TR_LOCAL, &opt.cost, "macs|time|reference",
+        "multiply-adds per token; time, by matrix multiplications measured on this machine; the "
+        "cost of PAR's reference, in which only its own tokens pay for the head"),
+    TR_SIZE("dim", TR_LOCAL, &opt.dim, 1, 1u << 28, "model dimension D"),
+    TR_REAL_OPEN("factor", TR_LOCAL, &opt.factor, 0, 1, 1e6, "tail k has width D / factor^k"),
+    TR_TEXT("proj-dims", TR_LOCAL, &opt.proj_dims, "the width of each tail instead, such as 64,16"),
+    TR_SIZE("rows", TR_LOCAL, &opt.rows, 1, 1u << 20, "time: tokens per step"),
+    TR_TEXT("against", TR_LOCAL, &opt.against, "print the cost of these cutoffs, too"),
     TR_SIZE("threads", TR_LOCAL, &opt.threads, 0, 4096, "time: threads; 0: all"),
     TR_END
 };
-static tr_options options = {"cuts", "Finds the best cutoffs of an adaptive softmax.", table, NULL, "clusters=3 dim=512 factor=4 "
-    "rows=1024", NULL, ""};
 
-/* Time of a product as a function of its multiply-adds: max(floor, c + a m), convex
-   and rising, so that the cuts are exact */
-typedef struct {
-    double floor, c, a, rows;
-} products;
+static tr_options options = {
+    "cuts", "Finds the best cutoffs of an adaptive softmax.", table, NULL,
+    "clusters=3 dim=512 factor=4 rows=1024", NULL, ""
+};
 
-static double product_time(void *user, size_t columns, size_t inner, double share) {
-    const products *p = (const products *)user;
-    double t = p->c + p->a * p->rows * share * (double)inner * (double)columns;
-    return t > p->floor ? t : p->floor;
+
+// >>time of a matrix multiplication
+
+/* max(floor, fixed + slope m) for m multiply-adds: convex and rising, so that the
+   cutoffs are optimal. rows: of the batch. */
+typedef struct gemm_time {
+    double floor, fixed, slope, rows;
+} gemm_time;
+
+static double time_of(void *user, size_t columns, size_t inner, double share) {
+    const gemm_time *g = (const gemm_time *)user;
+    double t = g->fixed + g->slope * g->rows * share * (double)inner * (double)columns;
+    return t > g->floor ? t : g->floor;
 }
 
-/* The least time of a few tries of (rows, inner) (inner, columns); 0 in error */
-static double one_product(stx_ctx *x, const stx_real *data, size_t rows, size_t inner,
-                          size_t columns) {
+/* The shortest time of several runs of (rows,inner) (inner,columns); 0 after an error */
+static double shortest(stx_ctx *x, const stx_real *data, size_t rows, size_t inner,
+                       size_t columns) {
     double best = HUGE_VAL, spent = 0;
     int n;
     for (n = 0; n < 20 && (n < 4 || spent < 0.2) && stx_ok(x); n++) {
         stx_tensor *h, *w;
-        double now;
+        double took;
         stx_begin(x, STX_EVAL);
         h = stx_input(x, data, rows, inner, 0, 0);
         w = stx_input(x, data, columns, inner, 0, 0);
-        now = tr_seconds();
+        took = tr_seconds();
         stx_linear(x, h, w, NULL, STX_ACT_NONE);
-        now = tr_seconds() - now;
-        spent += now;
-        if (n && now < best) best = now;
+        took = tr_seconds() - took;
+        spent += took;
+        if (n && took < best) best = took;
     }
     return stx_ok(x) ? best : 0;
 }
 
-static int measure(products *p, char err[TR_ERR]) {
-    static const size_t shape[][2] = {{64, 64},    {64, 512},   {128, 1024},
-                                      {128, 4096}, {256, 4096}, {512, 4096}}; /* inner, columns */
+/* Fits fixed and slope to measured times t, weighted by 1 / t^2 (relative errors). */
+static void fit(gemm_time *g, stx_ctx *x, const stx_real *data) {
+    static const size_t shape[6][2] = {     /* inner, columns */
+        {64, 64}, {64, 512}, {128, 1024}, {128, 4096}, {256, 4096}, {512, 4096}
+    };
+    double w = 0, wm = 0, wt = 0, wmm = 0, wmt = 0;
+    size_t i;
+    for (i = 0; i < 6; i++) {
+        double m = g->rows * (double)shape[i][0] * (double)shape[i][1];
+        double t = shortest(x, data, (size_t)g->rows, shape[i][0], shape[i][1]);
+        double weight = 1 / (t * t + 1e-30);
+        w += weight;
+        wm += weight * m;
+        wt += weight * t;
+        wmm += weight * m * m;
+        wmt += weight * m * t;
+    }
+    g->slope = (w * wmt - wm * wt) / (w * wmm - wm * wm);
+    g->fixed = (wt - g->slope * wm) / w;
+    if (!(g->slope > 0)) g->slope = wt / wm;
+    if (!(g->fixed > 0)) g->fixed = 0;
+}
 
-    enum { SHAPES = sizeof shape / sizeof *shape };
-
-    size_t rows = (size_t)opt.rows, i, most = (rows > 4096 ? rows : 4096) * 512;
+/* Measures the times of this machine. Returns 0 and err. */
+static int measure(gemm_time *g, char err[TR_ERR]) {
+    const size_t rows = (size_t)opt.rows, most = STX_MAX(rows, 4096) * 512;
+    stx_real *data = (stx_real *)malloc(most * sizeof *data);
     stx_desc d;
     stx_ctx *x;
-    stx_real *data = (stx_real *)malloc(most * sizeof *data);
-    double sm = 0, st = 0, smm = 0, smt = 0, n = SHAPES;
+    size_t i;
     int ok;
     memset(&d, 0, sizeof d);
     d.threads = (int)opt.threads;
     x = stx_create(&d);
-    if (!x || !data) {
-        stx_destroy(x);
-        free(data);
-        return tr_fail(err, TR_ERR, "no memory to measure products");
+    ok = x && data;
+    if (!ok) {
+        tr_fail(err, TR_ERR, "--cost time: no memory for the measurement");
+    } else {
+        for (i = 0; i < most; i++)
+            data[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
+        g->rows = (double)rows;
+        g->floor = shortest(x, data, 1, 16, 16);
+        fit(g, x, data);
+        ok = stx_ok(x);
+        if (!ok) tr_fail(err, TR_ERR, "--cost time: %s", stx_error(x));
     }
-    for (i = 0; i < most; i++) data[i] = (stx_real)((double)(i * 2654435761u % 1000) / 500 - 1);
-    p->rows = (double)rows;
-    p->floor = one_product(x, data, 1, 16, 16);
-    for (i = 0; i < SHAPES; i++) { /* least squares, each point by its relative error */
-        double m = (double)rows * (double)shape[i][0] * (double)shape[i][1],
-               t = one_product(x, data, rows, shape[i][0], shape[i][1]), w;
-        w = 1 / (t * t + 1e-30);
-        if (i == 0) n = 0;
-        n += w;
-        sm += w * m;
-        st += w * t;
-        smm += w * m * m;
-        smt += w * m * t;
-    }
-    ok = stx_ok(x);
-    if (!ok) tr_fail(err, TR_ERR, "--cost time: %s", stx_error(x));
-    p->a = (n * smt - sm * st) / (n * smm - sm * sm);
-    p->c = (st - p->a * sm) / n;
-    if (!(p->a > 0)) p->a = st / sm;
-    if (!(p->c > 0)) p->c = 0;
     stx_destroy(x);
     free(data);
     return ok;
 }
 
-typedef struct {
+
+// >>counts
+
+typedef struct counts {
     uint64_t *n;
-    size_t size, room;
+    size_t    size, capacity;
 } counts;
 
-/* There is room for word number i; 0: err */
-static int room_for(counts *c, size_t i, const char *path, char err[TR_ERR]) {
-    size_t room = c->room ? c->room : 1024;
+/* Makes space for word i. Returns 0 and err if there is no memory. */
+static int reserve(counts *c, size_t i, const char *path, char err[TR_ERR]) {
+    size_t capacity = c->capacity ? c->capacity : 1024;
     uint64_t *n;
-    while (room <= i) room *= 2;
-    if (room == c->room) return 1;
-    n = (uint64_t *)realloc(c->n, room * sizeof *n);
-    if (!n) return tr_fail(err, TR_ERR, "%s: no memory for %zu words", path, room);
-    memset(n + c->room, 0, (room - c->room) * sizeof *n);
+    while (capacity <= i) capacity *= 2;
+    if (capacity == c->capacity) return 1;
+    n = (uint64_t *)realloc(c->n, capacity * sizeof *n);
+    if (!n) return tr_fail(err, TR_ERR, "%s: no memory for %zu words", path, capacity);
+    memset(n + c->capacity, 0, (capacity - c->capacity) * sizeof *n);
     c->n = n;
-    c->room = room;
+    c->capacity = capacity;
     return 1;
 }
 
-/* Numbers with white space between: counts, or ids that are counted. 0: err */
+/* Adds one number of a file, which ends before byte `at`: a count, or an id to be
+   counted. */
+static int add(counts *c, const char *number, int ids, const char *path, uint64_t at,
+               char err[TR_ERR]) {
+    const uint64_t limit = opt.vocab ? opt.vocab : 1u << 30;
+    const char *expected = "a whole number";
+    uint64_t v;
+    size_t word;
+    if (ids) expected = opt.vocab ? "an id below --vocab" : "an id";
+    if (!tr_read_size(number, &v) || (ids && v >= limit))
+        return tr_fail(err, TR_ERR, "--%s %.300s: expected %s before byte %llu, got '%s'",
+                       ids ? "ids" : "counts", path, expected, (unsigned long long)at, number);
+    word = ids ? (size_t)v : c->size;
+    if (!reserve(c, word, path, err)) return 0;
+    if (ids)
+        c->n[word]++;
+    else
+        c->n[word] = v;
+    if (word >= c->size) c->size = word + 1;
+    return 1;
+}
+
+/* Reads counts, or ids that are counted, separated by white space. Returns 0 and err. */
 static int read_counts(counts *c, const char *path, int ids, char err[TR_ERR]) {
+    const char *option = ids ? "ids" : "counts";
     FILE *f = fopen(path, "rb");
-    const char *name = ids ? "ids" : "counts";
-    char word[24];
-    uint64_t v, at = 0, words = 0;
-    int ch, ok = 1, n = 0;
-    if (!f) return tr_fail(err, TR_ERR, "--%s %.300s: %s", name, path, strerror(errno));
-    do {
+    char number[24];
+    size_t length = 0;
+    uint64_t at = 0;
+    int ch = 0, ok = 1;
+    if (!f) return tr_fail(err, TR_ERR, "--%s %.300s: %s", option, path, strerror(errno));
+    while (ok && ch != EOF) {
         ch = getc(f);
         at++;
-        if (ch != EOF && (!ch || !strchr(" \t\r\n", ch))) {
-            if (n < (int)sizeof word - 1 && ch)
-                word[n++] = (char)ch;
-            else
-                ok = tr_fail(err, TR_ERR, "--%s %.300s: no number at byte %llu", name, path,
-                             (unsigned long long)at);
-        } else if (n) {
-            word[n] = 0;
-            n = 0;
-            ok = tr_read_size(word, &v) && (!ids || v < (opt.vocab ? opt.vocab : 1u << 30));
-            if (!ok)
-                tr_fail(err, TR_ERR, "--%s %.300s: '%s' before byte %llu is no whole number%s",
-                        name, path, word, (unsigned long long)at,
-                        ids ? opt.vocab ? " below --vocab" : " of a word" : "");
-            else if (!ids) {
-                ok = room_for(c, c->size, path, err);
-                if (ok) c->n[c->size++] = v;
-            } else {
-                ok = room_for(c, (size_t)v, path, err);
-                if (ok) c->n[v]++;
-                if (v >= c->size) c->size = (size_t)v + 1;
-            }
-            words++;
+        if (ch == EOF || (ch && strchr(" \t\r\n", ch))) {
+            number[length] = 0;
+            if (length) ok = add(c, number, ids, path, at, err);
+            length = 0;
+        } else if (ch && length < sizeof number - 1) {
+            number[length++] = (char)ch;
+        } else {
+            ok = tr_fail(err, TR_ERR, "--%s %.300s: expected a number at byte %llu", option, path,
+                         (unsigned long long)at);
         }
-    } while (ok && ch != EOF);
-    if (ok && ferror(f)) ok = tr_fail(err, TR_ERR, "--%s %.300s: %s", name, path, strerror(errno));
+    }
+    if (ok && ferror(f))
+        ok = tr_fail(err, TR_ERR, "--%s %.300s: %s", option, path, strerror(errno));
     fclose(f);
-    if (ok && !words) ok = tr_fail(err, TR_ERR, "--%s %.300s: it holds no numbers", name, path);
+    if (ok && !c->size)
+        ok = tr_fail(err, TR_ERR, "--%s %.300s: expected numbers, got none", option, path);
     if (ok && ids && opt.vocab) {
-        ok = room_for(c, (size_t)opt.vocab - 1, path, err);
+        ok = reserve(c, (size_t)opt.vocab - 1, path, err);
         c->size = (size_t)opt.vocab;
     }
     return ok;
 }
 
-/* A text's words, counted in the order of the vocabulary that the trainer makes of it.
-   0: err */
+/* Counts the tokens of a text by its vocabulary. */
+static int count_text(counts *c, const stx_vocab *v, stx_corpus *text, char err[TR_ERR]) {
+    const size_t size = stx_corpus_size(text);
+    int32_t id[4096];
+    size_t at, i, n;
+    if (!reserve(c, stx_vocab_size(v) - 1, opt.text, err)) return 0;
+    c->size = stx_vocab_size(v);
+    for (at = 0; at < size; at += n) {
+        n = STX_MIN(sizeof id / sizeof *id, size - at);
+        if (!stx_corpus_read(text, at, n, id)) return 0;
+        for (i = 0; i < n; i++) c->n[id[i]]++;
+    }
+    return 1;
+}
+
+/* Counts the words of --text in the order of the vocabulary that train_par builds from
+   it. Returns 0 and err. */
 static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     struct stat st;
     stx_vocab_desc d;
     stx_vocab *v = NULL;
     stx_corpus *text = NULL;
-    int32_t id[4096];
-    size_t at, n = 0, i, size = 0;
-    int ok = stat(opt.text, &st) == 0;
-    if (!ok) return tr_fail(err, TR_ERR, "--text %.300s: %s", opt.text, strerror(errno));
-    if (!S_ISREG(st.st_mode)) return tr_fail(err, TR_ERR, "--text %.300s: it is no file", opt.text);
+    int ok;
+    if (stat(opt.text, &st) != 0)
+        return tr_fail(err, TR_ERR, "--text %.300s: %s", opt.text, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return tr_fail(err, TR_ERR, "--text %.300s: expected a file", opt.text);
     memset(&d, 0, sizeof d);
     d.kind = opt.tokens ? STX_TOK_CHARS : STX_TOK_WORDS;
     d.order = STX_ORDER_COUNT_EARLIER;
@@ -205,15 +255,8 @@ static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
     d.eos_first = d.kind == STX_TOK_WORDS;
     d.min_count = opt.min_count;
     v = stx_vocab_build(x, &d, opt.text, 0, (uint64_t)st.st_size);
-    text = v ? stx_corpus_open(x, v, opt.text, 0, (uint64_t)st.st_size) : NULL;
-    if (text) size = stx_corpus_size(text);
-    ok = text && room_for(c, stx_vocab_size(v) - 1, opt.text, err);
-    if (ok) c->size = stx_vocab_size(v);
-    for (at = 0; ok && at < size; at += n) {
-        n = STX_MIN(sizeof id / sizeof *id, size - at);
-        ok = stx_corpus_read(text, at, n, id);
-        for (i = 0; ok && i < n; i++) c->n[id[i]]++;
-    }
+    if (v) text = stx_corpus_open(x, v, opt.text, 0, (uint64_t)st.st_size);
+    ok = text && count_text(c, v, text, err);
     if (!ok && !stx_ok(x)) tr_fail(err, TR_ERR, "--text: %.900s", stx_error(x));
     stx_corpus_close(text);
     stx_vocab_free(v);
@@ -222,123 +265,180 @@ static int read_text(counts *c, stx_ctx *x, char err[TR_ERR]) {
 
 static int falling(const void *a, const void *b) {
     uint64_t u = *(const uint64_t *)a, v = *(const uint64_t *)b;
-    return u > v ? -1 : u < v;
+    return (u < v) - (u > v);
 }
 
-/* What cutoffs cost, and what part of the text each cluster has, by the definition in
-   seqtx_par.h */
-static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *dims,
-                      const products *p, double *mass) {
-    double sum[STX_MAX_CLUSTERS] = {0}, all = 0, cost, h = (double)opt.dim;
-    size_t i, k;
-    for (i = k = 0; i < c->size; i++) {
+
+// >>cost
+
+/* Share of the text of each cluster */
+static void shares(const counts *c, const size_t *cut, size_t cuts, double *share) {
+    double sum[STX_MAX_CLUSTERS] = {0}, all = 0;
+    size_t i, k = 0;
+    for (i = 0; i < c->size; i++) {
         while (k < cuts && i >= cut[k]) k++;
         sum[k] += (double)c->n[i];
         all += (double)c->n[i];
     }
-    for (k = 0; k <= cuts; k++) mass[k] = all > 0 ? sum[k] / all : 0;
-    if (opt.cost == 2) {
-        for (cost = 0, k = 0; k <= cuts; k++)
-            cost += (double)((k < cuts ? cut[k] : c->size) - (k ? cut[k - 1] : 0)) * mass[k];
+    for (k = 0; k <= cuts; k++) share[k] = all > 0 ? sum[k] / all : 0;
+}
+
+/* Number of words in cluster k */
+static size_t words_in(const counts *c, const size_t *cut, size_t cuts, size_t k) {
+    return (k < cuts ? cut[k] : c->size) - (k ? cut[k - 1] : 0);
+}
+
+/* The cost of cutoffs as seqtx_par.h defines it. widths: of the tails, or NULL. time:
+   NULL unless --cost time */
+static double cost_of(const counts *c, const size_t *cut, size_t cuts, const size_t *widths,
+                      gemm_time *time, const double *share) {
+    const size_t D = (size_t)opt.dim;
+    double cost = 0, narrowed = (double)opt.dim;
+    size_t k;
+    if (opt.cost == COST_REFERENCE) {
+        for (k = 0; k <= cuts; k++) cost += (double)words_in(c, cut, cuts, k) * share[k];
         return cost;
     }
-    i = cuts ? cut[0] + cuts : c->size;
-    cost = p ? product_time((void *)(uintptr_t)p, i, (size_t)opt.dim, 1)
-             : (double)opt.dim * (double)i;
-    for (k = 1; k <= cuts; k++) {
-        double width, size = (double)((k < cuts ? cut[k] : c->size) - cut[k - 1]);
-        h /= opt.factor;
-        width = dims ? (double)dims[k - 1] : floor(h) > 1 ? floor(h) : 1;
-        cost += p ? product_time((void *)(uintptr_t)p, (size_t)width, (size_t)opt.dim, mass[k])
-                        + product_time((void *)(uintptr_t)p, (size_t)size, (size_t)width, mass[k])
-                  : width * ((double)opt.dim + size) * mass[k];
+    for (k = 0; k <= cuts; k++) {
+        size_t size = words_in(c, cut, cuts, k), width;
+        if (k == 0) {
+            size_t rows = size + cuts;
+            cost += time ? time_of(time, rows, D, 1) : (double)D * (double)rows;
+            continue;
+        }
+        narrowed /= opt.factor;
+        width = narrowed > 1 ? (size_t)narrowed : 1;
+        if (widths) width = widths[k - 1];
+        if (time)
+            cost += time_of(time, width, D, share[k]) + time_of(time, size, width, share[k]);
+        else
+            cost += (double)width * (double)(D + size) * share[k];
     }
     return cost;
 }
 
-static void say(const counts *c, const char *what, const size_t *cut, size_t cuts,
-                const size_t *dims, const products *p) {
-    static const char *const unit[3] = {"multiply-adds a token", "microseconds a step, by the fit",
-                                        "of the reference's cost"};
-    double mass[STX_MAX_CLUSTERS], v = cost_of(c, cut, cuts, dims, p, mass);
+static void print_cost(const counts *c, const char *what, const size_t *cut, size_t cuts,
+                       const size_t *widths, gemm_time *time) {
+    static const char *const unit[3] = {
+        "multiply-adds per token", "microseconds per step, by the fit", "of the reference's cost"
+    };
+    double share[STX_MAX_CLUSTERS], cost;
     size_t k;
-    fprintf(stderr, "%-8s %.6g %s; share of the text:", what, p ? 1e6 * v : v, unit[opt.cost]);
-    for (k = 0; k <= cuts; k++) fprintf(stderr, " %.3f", mass[k]);
+    shares(c, cut, cuts, share);
+    cost = cost_of(c, cut, cuts, widths, time, share);
+    fprintf(stderr, "%-8s %.6g %s; share of the text:", what, time ? 1e6 * cost : cost,
+            unit[opt.cost]);
+    for (k = 0; k <= cuts; k++) fprintf(stderr, " %.3f", share[k]);
     fprintf(stderr, "\n");
 }
 
-static int run(char err[TR_ERR]) {
-    size_t cut[STX_MAX_CLUSTERS], other[STX_MAX_CLUSTERS], dims[STX_MAX_CLUSTERS], n = 0, m = 0, k;
+
+// >>main
+
+typedef struct job {
+    size_t tails;
+    size_t width[STX_MAX_CLUSTERS], widths;         /* --proj-dims, and their number */
+    size_t against[STX_MAX_CLUSTERS], againsts;     /* --against */
+} job;
+
+static int read_widths(job *j, char err[TR_ERR]) {
+    size_t k;
+    if (!opt.proj_dims) return 1;
+    if (!tr_read_sizes(opt.proj_dims, j->width, STX_MAX_CLUSTERS, &j->widths)
+        || j->widths != j->tails)
+        return tr_fail(err, TR_ERR, "--proj-dims %.100s: expected %zu numbers, one for each tail",
+                       opt.proj_dims, j->tails);
+    for (k = 0; k < j->widths; k++)
+        if (!j->width[k])
+            return tr_fail(err, TR_ERR, "--proj-dims %.100s: expected widths above 0",
+                           opt.proj_dims);
+    return 1;
+}
+
+static int read_against(job *j, size_t words, char err[TR_ERR]) {
+    size_t k;
+    int ok = 1;
+    if (!opt.against) return 1;
+    ok = tr_read_sizes(opt.against, j->against, STX_MAX_CLUSTERS - 1, &j->againsts);
+    for (k = 0; ok && k < j->againsts; k++)
+        ok = j->against[k] > (k ? j->against[k - 1] : 0) && j->against[k] < words;
+    if (!ok)
+        return tr_fail(err, TR_ERR,
+                       "--against %.100s: expected rising numbers above 0 and below the %zu words, "
+                       "with commas between", opt.against, words);
+    if (j->widths && j->againsts && j->widths != j->againsts)
+        return tr_fail(err, TR_ERR, "--against %.100s: expected %zu cutoffs, like --proj-dims",
+                       opt.against, j->widths);
+    return 1;
+}
+
+/* Finds the cutoffs of c and prints them. */
+static int solve(const job *j, counts *c, stx_ctx *x, char err[TR_ERR]) {
+    static const int costs[] = {STX_PAR_CUTS_MACS, STX_PAR_CUTS_TIME, STX_PAR_CUTS_REF};
+    const size_t *widths = j->widths ? j->width : NULL;
+    size_t cut[STX_MAX_CLUSTERS], k;
     stx_par_cuts_desc d;
-    products p;
-    counts c;
-    stx_ctx *x = stx_create(NULL);
-    int ok;
-    memset(&c, 0, sizeof c);
+    gemm_time measured, *time = NULL;
+    if (opt.cost == COST_TIME) {
+        if (!measure(&measured, err)) return 0;
+        time = &measured;
+    }
+    if (opt.sort) qsort(c->n, c->size, sizeof *c->n, falling);
     memset(&d, 0, sizeof d);
     d.clusters = (size_t)opt.clusters;
-    d.sort = 0;
+    d.cost = costs[opt.cost];
     d.dim = (size_t)opt.dim;
     d.factor = opt.factor;
-    d.cost = opt.cost == 0   ? STX_PAR_CUTS_MACS
-             : opt.cost == 1 ? STX_PAR_CUTS_TIME
-                             : STX_PAR_CUTS_REF;
-    ok = x != NULL;
-    if (!ok) tr_fail(err, TR_ERR, "no memory");
-    if (ok && opt.proj_dims
-        && (!tr_read_sizes(opt.proj_dims, dims, STX_MAX_CLUSTERS, &n) || n != d.clusters - 1))
-        ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: want %zu numbers, one for each tail",
-                     opt.proj_dims, d.clusters - 1);
-    for (k = 0; ok && k < n; k++)
-        if (!dims[k])
-            ok = tr_fail(err, TR_ERR, "--proj-dims %.100s: a tail of width 0", opt.proj_dims);
-    ok = ok
-         && (opt.text ? read_text(&c, x, err)
-                      : read_counts(&c, opt.ids ? opt.ids : opt.counts, opt.ids != NULL, err));
-    if (ok && opt.against && !tr_read_sizes(opt.against, other, STX_MAX_CLUSTERS - 1, &m))
-        ok = tr_fail(err, TR_ERR, "--against %.100s: want rising numbers with commas between",
-                     opt.against);
-    for (k = 0; ok && k < m; k++)
-        if (other[k] <= (k ? other[k - 1] : 0) || other[k] >= c.size || (n && n != m))
-            ok = tr_fail(err, TR_ERR,
-                         "--against %.100s: want rising numbers above 0 and below the %zu words%s",
-                         opt.against, c.size, n ? ", as many as --proj-dims" : "");
-    if (ok && opt.cost == 1) {
-        ok = measure(&p, err);
-        d.time = product_time;
-        d.user = &p;
-    }
-    if (ok && opt.sort) qsort(c.n, c.size, sizeof *c.n, falling);
-    d.proj_dims = n ? dims : NULL;
-    if (ok && !stx_par_cuts(x, cut, NULL, c.n, c.size, &d))
-        ok = tr_fail(err, TR_ERR, "%s", stx_error(x));
-    if (ok) {
-        for (k = 0; k + 1 < d.clusters; k++) printf("%s%zu", k ? "," : "", cut[k]);
-        printf("\n");
-        say(&c, "these:", cut, d.clusters - 1, d.proj_dims, opt.cost == 1 ? &p : NULL);
-        if (m) say(&c, "against:", other, m, d.proj_dims, opt.cost == 1 ? &p : NULL);
-        say(&c, "one:", cut, 0, NULL, opt.cost == 1 ? &p : NULL);
-        if (fflush(stdout) || ferror(stdout))
-            ok = tr_fail(err, TR_ERR, "cannot print: %s", strerror(errno));
-    }
+    d.proj_dims = widths;
+    d.time = time ? time_of : NULL;
+    d.user = time;
+    if (!stx_par_cuts(x, cut, NULL, c->n, c->size, &d))
+        return tr_fail(err, TR_ERR, "%s", stx_error(x));
+
+    for (k = 0; k < j->tails; k++) printf("%s%zu", k ? "," : "", cut[k]);
+    printf("\n");
+    print_cost(c, "these:", cut, j->tails, widths, time);
+    if (j->againsts) print_cost(c, "against:", j->against, j->againsts, widths, time);
+    print_cost(c, "one:", cut, 0, NULL, time);
+    if (fflush(stdout) || ferror(stdout))
+        return tr_fail(err, TR_ERR, "cannot print: %s", strerror(errno));
+    return 1;
+}
+
+static int run(char err[TR_ERR]) {
+    stx_ctx *x = stx_create(NULL);
+    job j;
+    counts c;
+    int ok;
+    memset(&j, 0, sizeof j);
+    memset(&c, 0, sizeof c);
+    j.tails = (size_t)opt.clusters - 1;
+    ok = x ? read_widths(&j, err) : tr_fail(err, TR_ERR, "no memory");
+    if (ok && opt.text) ok = read_text(&c, x, err);
+    if (ok && opt.ids) ok = read_counts(&c, opt.ids, 1, err);
+    if (ok && opt.counts) ok = read_counts(&c, opt.counts, 0, err);
+    ok = ok && read_against(&j, c.size, err) && solve(&j, &c, x, err);
     free(c.n);
     stx_destroy(x);
     return ok;
 }
 
+static int check(char err[TR_ERR]) {
+    if (!opt.counts + !opt.ids + !opt.text != 2)
+        return tr_fail(err, TR_ERR, "expected one of --counts, --ids and --text");
+    if (!opt.text && (tr_given(&options, "tokens") || opt.min_count))
+        return tr_fail(err, TR_ERR, "--tokens and --min-count require --text");
+    if (!opt.ids && opt.vocab) return tr_fail(err, TR_ERR, "--vocab requires --ids");
+    return 1;
+}
+
 int main(int argc, char **argv) {
     char err[TR_ERR];
-    int ok, got;
+    int ok, parsed;
     tr_standard_streams();
-    got = tr_parse(&options, argc, argv, err, TR_ERR);
-    if (got == 2) return 0;
-    ok = got == 1;
-    if (ok && !opt.counts + !opt.ids + !opt.text != 2)
-        ok = tr_fail(err, TR_ERR, "give --counts, or --ids, or --text");
-    if (ok && !opt.text && (tr_given(&options, "tokens") || opt.min_count))
-        ok = tr_fail(err, TR_ERR, "--tokens and --min-count are for --text");
-    if (ok && !opt.ids && opt.vocab) ok = tr_fail(err, TR_ERR, "--vocab is for --ids");
-    ok = ok && run(err);
+    parsed = tr_parse(&options, argc, argv, err, TR_ERR);
+    if (parsed == 2) return 0;
+    ok = parsed == 1 && check(err) && run(err);
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);
     tr_options_free(&options);
     return ok ? 0 : 2;

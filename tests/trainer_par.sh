@@ -60,13 +60,13 @@ family_presets() {
     # the reference counts the 3 numbers of each block's gate, too
     good "the reference" . --preset reference --dry-run
     check "the reference's base_model.sh has 3,023,676 parameters" [ $(($(parameters) + 18)) -eq 3023676 ]
-    check "its shape" grep -q '^a search of 6 blocks, 18 numbers in their gates, 4 heads, segment 32, memory 16$' out
+    check "its shape" grep -q '^a search of 6 blocks, 18 gate parameters, 4 heads, segment 32, memory 16$' out
     good "enwik8 of 204 bytes, as its authors read it" . --preset enwik8 --vocab 204 --dry-run
     check "has their 41,055,436 parameters" [ "$(parameters)" -eq 41055436 ]
     good "par:5 of 32" . --preset par-base --dry-run
-    check "six of them attend" grep -q '^32 blocks (sfff)6f8: .*; 6 of them attention of 8 heads' out
+    check "six of them attend" grep -q '^32 blocks (sfff)6f8: .*; 6 of them attention with 8 heads' out
     good "par:5 of 36" . --preset par-large --dry-run
-    check "seven of them attend" grep -q '^36 blocks (sff)7f15: .*; 7 of them attention of 16 heads' out
+    check "seven of them attend" grep -q '^36 blocks (sff)7f15: .*; 7 of them attention with 16 heads' out
     # the order in words, whatever a count repeats
     while IFS='|' read -r pattern short words; do
         good "--pattern $pattern" . --pattern "$pattern" --dry-run
@@ -85,7 +85,7 @@ END2
     # a feed-forward of d = 512 has 2,099,712 parameters, an attention 5 d^2: the paper's networks have more than Transformer-XL
     good "other names of options" . --d-model 32 --num_heads 2 --d-ffn 64 --num-layers 4 --pattern search --mem-len 8 --tgt-len 8 --dropout-rate 0.2 --max-lr 0.1 \
         --warmup-steps 5 --clipvalue 1 --dry-run
-    check "are taken" grep -q '^a search of 4 blocks, 12 numbers in their gates, 2 heads, segment 8, memory 8$' out
+    check "are taken" grep -q '^a search of 4 blocks, 12 gate parameters, 2 heads, segment 8, memory 8$' out
 }
 family_variants() {
     variant "a fixed pattern, several steps an update" --data ../t.txt $tiny --pattern "sfi(s)2" --dropout 0.2 --attn-dropout 0.1 --lr 0.01 --update-every 3 --update-after 20
@@ -300,7 +300,7 @@ family_bad() {
     done
     refused "--score-by with --gate-eval noise" --checkpoint good.st --score t.txt --score-by lines --gate-eval noise
     refused "--inherit and --init-from" $t $new --init-from good.st --inherit good.st
-    refused '--pattern: it is empty' $t $tiny $new --pattern ""
+    refused '--pattern: expected letters .*; got none' $t $tiny $new --pattern ""
     refused '--arch-until 5: ' $t $tiny $new --pattern search --arch-from 5 --arch-until 5
     refused '--pos-mode: expected dist unless --sines reference, got fixed' $t $tiny $new --pos-mode fixed
     refused '--proj-dims: expected .*, got 99999999999' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 5,99999999999
@@ -324,17 +324,17 @@ family_bad() {
         refused "--pad-id with --$split: .*--divide-all, or --$split 1" $padded $new
         good "--$split of means over all tokens" . $padded --divide-all --steps 2
     done
-    for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: want letters" $t $tiny $new --pattern "$pattern"; done
-    for p in 0 1 3 x ""; do refused '--pattern par:.*want par:' $t $tiny $new --pattern par:$p; done
+    for pattern in sfx "(sf" "sf)" s0 "(sf)5000" 5; do refused "--pattern .*: expected letters" $t $tiny $new --pattern "$pattern"; done
+    for p in 0 1 3 x ""; do refused '--pattern par:.*expected par:' $t $tiny $new --pattern par:$p; done
     refused '--adaptive-in.*--words-out adaptive' $t $tiny $new --adaptive-in
-    refused '--cutoffs 5,x: want' $t $tiny $new --words-out adaptive --cutoffs 5,x
+    refused '--cutoffs 5,x: expected' $t $tiny $new --words-out adaptive --cutoffs 5,x
     refused 'cutoff' $t $tiny $new --words-out adaptive --cutoffs 12,5
     refused 'cutoff' $t $tiny $new --words-out reference --cutoffs 12,300
-    refused '--proj-dims 4: want 2' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 4
-    refused '--latency-table 1: want two' $t $tiny $new --latency-table 1
-    refused '--latency-table 1,-1: want two' $t $tiny $new --latency-table 1,-1
-    refused '--latency hinge wants' $t $tiny $new --latency-target 0
-    refused '--noise tokens wants --noise-tokens' $t $tiny $new --noise tokens
+    refused '--proj-dims 4: expected 2' $t $tiny $new --words-out reference --cutoffs 5,12 --proj-dims 4
+    refused '--latency-table 1: expected two' $t $tiny $new --latency-table 1
+    refused '--latency-table 1,-1: expected two' $t $tiny $new --latency-table 1,-1
+    refused '--latency hinge requires' $t $tiny $new --latency-target 0
+    refused '--noise tokens requires --noise-tokens' $t $tiny $new --noise tokens
     refused '--update-every.*fixed' $t $tiny $new --update-every 2
     refused '--arch-share.*--random-segments' $t $tiny $new --arch-share 0.2 --random-segments 4
     refused '--arch-share 0.01: .*too short' $t $tiny $new --arch-share 0.01
@@ -346,8 +346,8 @@ family_bad() {
         refused "--inherit good.st: its weights were made with --${more%% *} " $t $tiny $new --pattern sf --inherit good.st --$more
     done
     refused '--picture.*--log' $t $tiny --steps 3 --picture x.svg
-    refused '--race.*want letters' $t $tiny $new --race sgf
-    refused '--race: want a pattern' $t $tiny $new --race search
+    refused '--race.*expected letters' $t $tiny $new --race sgf
+    refused '--race: expected a pattern' $t $tiny $new --race search
     refused '--eps-hat' $t $tiny $new --eps-hat --optim sgd
     refused '--pos-mode\|pos_mode' $t $tiny $new --pos-mode reference
     refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
@@ -440,7 +440,7 @@ family_evaluation() {
     for same in "--picture n.st" "--picture n.jsonl" "--picture ../t.txt"; do
         refused "are the same file" --data ../t.txt $tiny --pattern search --steps 2 --log n.jsonl --checkpoint n.st $same
     done
-    refused 'eval-mem 1: .*same-length' --checkpoint n.st --eval-only --eval-mem 1 --eval-same-length
+    refused '--eval-mem: expected 2 or more with --.*same-length.*got 1' --checkpoint n.st --eval-only --eval-mem 1 --eval-same-length
     cd ..
     good "longer blocks" eval --checkpoint often.st --eval-only --eval-block-sz 40 --threads 1
     good "a text with another memory" eval --checkpoint often.st --no-train --generate 40 --eval-mem 3 --eval-same-length --threads 1
