@@ -5,9 +5,10 @@
        #define SEQTX_IMPLEMENTATION           #include "seqtx_par.h"
        #include "seqtx_par.h"
 
-   Needs seqtx.h in the same directory. Compile with -O2 and link -lm (and -pthread on
-   systems older than glibc 2.34). If another file already implements seqtx.h, define
-   SEQTX_PAR_IMPLEMENTATION instead: it compiles only the part in this header.
+   Needs seqtx.h in the same directory. Compile with -O2 and link with -lm (and with
+   -pthread if glibc is older than 2.34). If another file already implements seqtx.h,
+   define SEQTX_PAR_IMPLEMENTATION instead, which compiles only the implementation in this
+   header.
 
    Contents: a language model that reads text segment by segment and remembers the inputs
    of its attention blocks. Attention and feed-forward blocks come in any order; strictly
@@ -20,16 +21,16 @@
 
    Papers
        Transformer-XL: Attentive Language Models
-           Beyond a Fixed-Length Context             Dai et al., 2019         1901.02860
-       Pay Attention when Required (PAR)             Mandava et al., 2020     2009.04534
+           Beyond a Fixed-Length Context         Dai et al. 2019         arXiv:1901.02860
+       Pay Attention when Required (PAR)         Mandava et al. 2020     arXiv:2009.04534
        Categorical Reparameterization with
-           Gumbel-Softmax                            Jang et al., 2016        1611.01144
-       FBNet (search with a table of latencies)      Wu et al., 2018          1812.03443
-       Efficient Sparsely Activated Transformers
-           (search with a target latency)            Latifi et al., 2022      2208.14580
+           Gumbel-Softmax                        Jang et al. 2016        arXiv:1611.01144
+       FBNet (search with a latency table)       Wu et al. 2018          arXiv:1812.03443
+       Efficient Sparsely Activated
+           Transformers (latency target)         Latifi et al. 2022      arXiv:2208.14580
        Efficient softmax approximation for GPUs
-           (adaptive softmax)                        Grave et al., 2016       1609.04309
-       Adaptive Input Representations                Baevski and Auli, 2018   1809.10853
+           (adaptive softmax)                    Grave et al. 2016       arXiv:1609.04309
+       Adaptive Input Representations            Baevski and Auli 2018   arXiv:1809.10853
 
    Letters used in this file
        B  streams (rows of a batch)          L  blocks; l is one of them
@@ -53,12 +54,12 @@
        tokens (B,T) -> emb_scale embedding -> h (B,T,D) -> blocks -> output head
                     -> logits (B,T,V)
 
-   One block, with the names used in the code. s, f and i are the letters of patterns; a
-   supernet has mixtures only.
+   One block, with the names used in the code. 's', 'f' and 'i' are the letters of
+   patterns; a supernet has mixtures only.
 
-       s        A = Wo attend(h)                  h' = Y0 = LN_a(h + A)
-       f        G = W2 relu(W1 h + b1) + b2       h' = Y1 = LN_f(h + G)
-       i                                          h' = h
+       's'      A = Wo attend(h)                  h' = Y0 = LN_a(h + A)
+       'f'      G = W2 relu(W1 h + b1) + b2       h' = Y1 = LN_f(h + G)
+       'i'                                        h' = h
        mixture  w = gate(al, noise, tau)          h' = w0 Y0 + w1 Y1 + w2 h
 
        memory (B,n,D)    h (B,T,D) ------------.--------------.
@@ -176,8 +177,8 @@
    to 2.7 % in perplexity for 19 to 26 % less time per step: no gain over Transformer-XL
    was shown (docs/results.md).
 
-   Quick start (a test compiles and runs it): searches a network for "abcabc..", extracts
-   it, and lets it continue the text.
+   Quick start. The program searches a network for "abcabc..", extracts it, and prints how
+   it continues the text. A test compiles and runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -287,13 +288,13 @@
    projections of the tails have biases, and the logit of the first tail comes first.
    stx_par_cuts finds good cutoffs.
 
-   Cost of a block, forward, in multiply-adds per stream and call:
+   Forward cost of a block, in multiply-adds per stream and call:
 
-       s        Wq, Wo               2 T D H dh
+       's'      Wq, Wo               2 T D H dh
                 Wkv                  2 S D H dh
                 Wr                   S D H dh, once for all streams
                 scores and sums      3 H dh T (n + T / 2)
-       f                             2 T D F
+       'f'      W1, W2               2 T D F
        mixture  both; the two norms and the sum take one pass over the rows
 
    With STX_PAR_LEARNED_BIAS a head costs as much as one with dh rounded up to the next
@@ -304,28 +305,38 @@
    elements in a window of 2 M + 64 rows: about 4 B M H dh.
 
    Fidelity to the authors' Transformer-XL and to PAR's reference
-       Identical to within 1e-10 in double (tested against independent float64 code):
-       losses, the loss of every token, gates, memories, all gradients and training steps,
-       of PAR with stx_par_reference, and of Transformer-XL with attn_type 0 and 1,
-       post-norm and pre_lnorm, and plain, tied and adaptive vocabularies. The published
-       parameter counts are reproduced.
+       Tested against independent float64 code, to 1e-10 in double: losses, the loss of
+       every token, gates, memories, all gradients and training steps. This covers PAR
+       with stx_par_reference, and Transformer-XL with attn_type 0 and 1, post-norm and
+       pre_lnorm, and plain, tied and adaptive vocabularies. The published parameter
+       counts are reproduced.
 
-       Corrected; fields of the desc restore the original behaviour:
+       Corrected. A field of the desc restores the reference's behaviour:
            pos_mode    the reference counts rows of positions from the far end, so a
                        distance has another row in the first call than later
            gate_eval   the reference adds noise in evaluation
-           tau         tau_end of the reference is a factor (STX_PAR_TAU_FACTOR)
            arch        gates of the reference that fall below 0 stay there
-       Corrected always: U = 0 gave NaN; cutoffs were printed 2 too small.
+       Corrected without a field: U = 0 gave NaN; cutoffs were printed 2 too small.
+       tau_end of the reference is a factor, which STX_PAR_TAU_FACTOR reproduces.
 
-       Different: the layout of tensors, matrices being (out,in), with the rows of keys
-       before those of values. The reference has one kernel (D,3D) with columns Q, V, K.
-       Padding stays hidden when it becomes memory. clip_value of an optimiser limits the
-       sum of a word's gradients, not each of them.
+       Different: matrices are (out,in), with the rows of keys before those of values; the
+       reference has one kernel (D,3D) with columns Q, V, K. Padding stays hidden after it
+       becomes memory. clip_value of an optimiser limits the sum of a word's gradients,
+       not each of them.
 
        Omitted: Transformer-XL's attn_type 2 and 3, ext_len and sampled softmax; branches
        other than the three (experts); a learned temperature, which the reference does not
        learn either.
+
+       To reproduce Transformer-XL, set the fields below, use STX_ADAM with clip 0.25, and
+       stx_schedule with STX_LR_COSINE and literal = 1 (its learning rates differ
+       otherwise). To reproduce PAR, call stx_par_reference, use STX_ADAM with eps 1e-7
+       and eps_hat = 1 for weights and gates, and STX_PAR_TAU_FACTOR. Its learning rate is
+       the lower of a ramp from 0 and a cosine (train_par --schedule reference).
+
+       Transformer-XL's tokens are (T,B) and its memories (n,B,D); here they are (B,T) and
+       (B,n,D). Its list of memories ends with the output of the last layer, which no
+       attention reads; here only the inputs of attention blocks are stored.
 
    Checkpoints of both programs can be converted in both directions; docs/convert.md lists
    the names of the tensors.
@@ -372,49 +383,42 @@
        straight_through     gate = STX_PAR_ST
        tau_start, tau_end   stx_par_anneal {STX_PAR_TAU_FACTOR, tau_start, tau_end, ..}
 
-   To train as Transformer-XL does, set the fields above and use STX_ADAM with clip 0.25,
-   and stx_schedule with STX_LR_COSINE and literal = 1 (its learning rates differ
-   otherwise). To train as PAR does, call stx_par_reference, use STX_ADAM with eps 1e-7
-   and eps_hat = 1 for weights and gates, and STX_PAR_TAU_FACTOR. Its learning rate is the
-   lower of a ramp from 0 and a cosine (train_par --schedule reference).
-
-   Transformer-XL's tokens are (T,B) and its memories (n,B,D); here they are (B,T) and
-   (B,n,D). Its list of memories ends with the output of the last layer, which no
-   attention reads; here only the inputs of attention blocks are stored.
-
    Easy to get wrong
-       - One w is shared by all rows of a step unless desc.noise says otherwise. One draw
-         per stream costs no more and has less variance.
+       - All rows of a step share one w unless desc.noise selects more draws. One draw per
+         stream costs no more and has less variance.
        - w is not p. Report p (stx_par_probs) and evaluate with argmax: the loss of a
          training step is that of a random network.
-       - m->w[l] and m->latency are results of the last forward and are freed by the next
-         stx_begin. w[l] is NULL in an evaluation with argmax and in a fixed network.
-         stx_par_total uses the latency of the last forward.
-       - The gates have a separate parameter list, m->arch, and need a separate optimiser.
+       - m->w[l] and m->latency are results of the last forward pass, and the next
+         stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
+         network. stx_par_total uses the latency of the last forward pass.
+       - The gates are a separate parameter list, m->arch, and need a separate optimiser.
          The params of stx_par_lm are the weights alone: save both lists.
-       - A memory continues whatever text filled it. Reset it where a text begins, and use
-         a separate state for evaluation.
-       - same_length counts the query's own key: it sees M keys at distances 0 to M - 1.
+       - A memory does not know where a text begins: reset it there, and use a separate
+         memory for evaluation.
+       - same_length counts the query's own key: a query sees M keys, at distances 0
+         to M - 1.
        - STX_PAR_LATENCY_FBNET requires costs in a unit in which the latency exceeds 1.
        - Generation is equal to evaluation in calls of one token: each token sees the M
          rows before it. In a call of T tokens the last one sees M + T - 1 rows, so the
          losses differ.
 
-   GPU. Set desc.device (see seqtx.h); nothing else changes. seqtx_cuda.cu compiles this
-   header's kernels if it is in the same directory. To replay steps as a CUDA graph, write
-   the step as a function (examples/train_par.c is a complete example):
+   GPU. Set the device in the desc passed to stx_create (see seqtx.h); nothing else
+   changes. seqtx_cuda.cu compiles this header's kernels if it is in the same directory.
+   To replay steps as a CUDA graph, write the step as a function. A complete example is
+   examples/train_par.c:
 
-       stx_tokens_set(x, in, ..);    stx_tokens_set(x, next, ..);
-       stx_par_set_tau(model, tau);  stx_optim_rate(optim, lr);
-       stx_step_run(x, stx_par_key(model, in, next, memory, 0), step, user);
+       stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
+       stx_par_set_tau(model, tau);   stx_optim_rate(optim, lr);
+       stx_step_run(x, stx_par_key(model, ids, targets, memory, 0), step, user);
 
-   step() calls stx_begin .. stx_optim_step. A step is replayed once the memories are
-   full. Call stx_par_set_tau, _set_cost and _set_uniforms between steps.
+   step() makes every call from stx_begin to stx_optim_step. Steps are replayed once the
+   memories are full. Call stx_par_set_tau, _set_cost and _set_uniforms between steps.
+
+   Compile-time options are those of seqtx.h.
 
    Reading order: stx__par_run (a block), stx__par_attention, stx_par_segment (the loop
    over blocks and the memory), stx__par_gate_of (gates); then the kernels in >>gate and
    >>mix, from stx_par_mix_plain; stx__par_cut (cutoffs); stx__par_gen_part (generation).
-   Compile-time options are those of seqtx.h.
 */
 #define STX__LETTERS 1
 #include "seqtx.h"      /* see there */
@@ -428,12 +432,13 @@ extern "C" {
 #endif
 
 
-// >>api: configuration ------------------------------------------------------------------
+// >>api: configuration
 
-/* Values of stx_par_desc.positions */
+/* Values of the fields of stx_par_desc: positions */
 enum { STX_PAR_SINES = 0, STX_PAR_LEARNED, STX_PAR_LEARNED_BIAS };
 
-/* sines, pos_mode, arch, gate, gate_eval, noise, words_out, tie_projs, in this order */
+/* The fields sines, pos_mode, arch, gate, gate_eval, noise, words_out and tie_projs, in
+   this order */
 enum { STX_PAR_SINES_BLOCK = 0, STX_PAR_SINES_REF };
 enum { STX_PAR_POS_DIST = 0, STX_PAR_POS_FIXED, STX_PAR_POS_REF };
 enum { STX_PAR_LOGITS = 0, STX_PAR_PI };
@@ -443,18 +448,19 @@ enum { STX_PAR_NOISE_STEP = 0, STX_PAR_NOISE_SEQUENCE, STX_PAR_NOISE_TOKENS };
 enum { STX_PAR_OUT_ADAPTIVE = 0, STX_PAR_OUT_PLAIN, STX_PAR_OUT_TIED, STX_PAR_OUT_REF };
 enum { STX_PAR_TIE_NONE = 0, STX_PAR_TIE_ALL, STX_PAR_TIE_BUT_FIRST };
 
-/* latency */
+/* The field latency */
 enum {
     STX_PAR_LATENCY_NONE = 0, STX_PAR_LATENCY_ADD, STX_PAR_LATENCY_HINGE, STX_PAR_LATENCY_FBNET
 };
 
-/* latency_w and init, in this order */
+/* The fields latency_w and init */
 enum { STX_PAR_LATENCY_OF_P = 0, STX_PAR_LATENCY_OF_W };
 enum { STX_PAR_INIT_XL = 0, STX_PAR_INIT_REF };
 
 /* stx_par_desc.mem of a model without memory, because 0 selects a default */
 #define STX_PAR_NO_ROWS SIZE_MAX
 
+/* Configuration of a model. Zero means the default, which is given after "0:". */
 typedef struct stx_par_desc {
     size_t vocab;           /* V; 0: no embedding and no output, for stx_par_segment alone */
     size_t dim;             /* D; 0: 512 */
@@ -465,33 +471,36 @@ typedef struct stx_par_desc {
     const char *pattern;    /* the blocks, such as "(sfff)6f8"; see Patterns in the
                                manual. Copied. NULL or "": a supernet, in which every
                                block is a mixture */
+
     size_t segment;         /* tokens per call for which tables are made; 0: 128. Calls may be
                                shorter or longer */
     size_t mem;             /* M; 0: segment. STX_PAR_NO_ROWS: no memory */
-    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table (M +
-                               segment, H dh) by distance. _LEARNED_BIAS: and a bias (M +
-                               segment,H) by distance and head instead of v.r_t */
+
+    int    positions;       /* STX_PAR_SINES. _LEARNED: each attention has a table by
+                               distance, (M + segment,H dh). _LEARNED_BIAS: and a bias by
+                               distance and head, (M + segment,H), instead of v.r_t */
     int    sines;           /* STX_PAR_SINES_BLOCK: sines, then cosines. _REF: interleaved, the
                                slowest first */
     int    pos_mode;        /* row of the sines for distance t. STX_PAR_POS_DIST: t.
                                _FIXED: M + segment - 1 - t. _REF: S - 1 - t, with the S
-                               keys of the call. The latter two require STX_PAR_SINES_REF
-                               */
+                               keys of the call. The last two require STX_PAR_SINES_REF */
     size_t clamp_len;       /* larger distances count as this one; 0: none. Requires
                                STX_PAR_POS_DIST */
     int    same_length;     /* 1: every query sees at most M keys, including its own */
     int    full_scale;      /* 1: scores are divided by dh instead of sqrt(dh) */
     int    attn_relu;       /* 1: ReLU after Wo */
-    int    biases;          /* 1: Wq, Wkv, Wr and Wo have biases. W1 and W2 always have */
+    int    biases;          /* 1: biases in Wq, Wkv, Wr and Wo. W1 and W2 always have them */
     int    own_uv;          /* 1: each attention has a separate u and v; 0: all share one pair */
     int    pre_norm;        /* 1: h + branch(LN(h)), and a final norm; 0: LN(h + branch(h)) */
     int    no_final_norm;   /* 1: pre_norm without the norm after the last block */
     double norm_eps;        /* 0: 1e-5 */
+
     double dropout;         /* of the embedding and of the output of each branch, in [0,1) */
     double attn_dropout;    /* of attention weights, in [0,1) */
     double inner_dropout;   /* inside the feed-forward network, in [0,1) */
     double pos_dropout;     /* of the sines, before Wr, in [0,1) */
     double final_dropout;   /* of the last hidden states, in [0,1) */
+
     int    arch;            /* meaning of al. STX_PAR_LOGITS: logits. STX_PAR_PI: the reference's
                                weights, see The gate in the manual */
     double pi0[3];          /* initial probabilities of attention, feed-forward and identity;
@@ -502,8 +511,9 @@ typedef struct stx_par_desc {
                                _NOISE: as in training */
     int    noise;           /* draws per block. STX_PAR_NOISE_STEP: 1. _SEQUENCE: 1 per stream.
                                _TOKENS: 1 per noise_tokens of each stream */
-    size_t noise_tokens;
+    size_t noise_tokens;    /* STX_PAR_NOISE_TOKENS only */
     double tau;             /* initial temperature; 0: 1. Later changes: stx_par_set_tau */
+
     int    adaptive_in;     /* 1: adaptive embedding with the cutoffs of the output; 0: a table
                                (V,D) */
     int    words_out;       /* STX_PAR_OUT_ADAPTIVE: Transformer-XL's. _PLAIN: a matrix
@@ -511,8 +521,8 @@ typedef struct stx_par_desc {
                                see the manual */
     double emb_scale;       /* of the embedding; 0: sqrt(D) */
     size_t emb;             /* E, width of the first cluster; 0: D */
-    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* ends of the clusters, rising, and their
-                               number; 0: a single cluster */
+    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* first ids of the tails, increasing,
+                                                       and their number; 0: one cluster */
     double div_val;         /* cluster c has width floor(E / div_val^c); 0: 1 */
     double proj_factor;     /* STX_PAR_OUT_REF: cluster c >= 1 has width
                                max(floor(D / proj_factor^c), 1); 0: 4 */
@@ -523,20 +533,26 @@ typedef struct stx_par_desc {
     int    one_proj;        /* 1: with div_val 1, all clusters of the input share one
                                projection (D,E), and so do those of the output with tied
                                projections */
+
     int    pads;            /* 1: targets equal to pad_id have no loss */
-    int32_t pad_id;
+    int32_t pad_id;         /* id of padding, below vocab */
     int    divide_all;      /* 1: divide the loss by B T; 0: by the number of targets with a loss */
-    int    latency;         /* what stx_par_total adds to the loss */
+
+    int    latency;         /* how stx_par_total changes the loss; see there */
     int    latency_w;       /* the latency of p, which has no noise, or of w */
     double cost[2];         /* time of an attention and of a feed-forward; the identity has 0 */
     double latency_weight;
     double latency_target;  /* STX_PAR_LATENCY_HINGE only */
     double latency_power;   /* STX_PAR_LATENCY_FBNET only; 0: 0.6 */
+
     int    init;            /* STX_PAR_INIT_XL: N(0,init_std). STX_PAR_INIT_REF: Glorot */
     double init_std;        /* STX_PAR_INIT_XL: 0: 0.02 */
     double proj_std;        /* STX_PAR_INIT_XL: of projections of the vocabulary; 0: 0.01 */
-    int    recompute;       /* 1: recompute all blocks in backward: 1/4 more time, less memory */
-    size_t recompute_layers;        /* recompute the last n blocks only */
+
+    int    recompute;       /* 1: recompute all blocks in the backward pass. Takes 1/4 more
+                               time and much less memory */
+    size_t recompute_layers;    /* number of last blocks to recompute; ignored with
+                                   recompute */
 } stx_par_desc;
 
 /* Sets the switches in which PAR's reference differs from the defaults: the column
@@ -545,6 +561,7 @@ typedef struct stx_par_desc {
    afterwards. */
 STX_DEF void stx_par_reference(stx_par_desc *d);
 
+/* A block and its parameters. */
 typedef struct stx_par_block {
     int         kind;                       /* 's', 'f', 'i', or 'g' for a mixture */
     stx_tensor *attn_gain, *attn_shift;     /* (D): LN_a */
@@ -568,6 +585,7 @@ typedef struct stx_par_positions {
     stx_ids    *far_first;  /* (1,rows): rows of the learned tables; the last one is distance 0 */
 } stx_par_positions;
 
+/* A model. The context owns it and its parameters. */
 typedef struct stx_par {
     stx_ctx       *ctx;
     stx_par_desc   desc;                /* resolved; pattern is NULL. gate and gate_eval may be
@@ -594,38 +612,45 @@ typedef struct stx_par {
                                            its step; or NULL */
 } stx_par;
 
-/* Copies a desc, fills in the defaults and checks it. The pattern stays the caller's.
-   Returns 1, or 0 and, if x is not NULL, an error that names the field. */
+/* Copies a desc, fills in the defaults and checks it. to->pattern is from->pattern.
+   Returns 1. If the desc is invalid, returns 0 and, unless x is NULL, sets an error
+   that names the field. */
 STX_DEF int stx_par_resolve(stx_ctx *x, const stx_par_desc *from, stx_par_desc *to);
 
-/* Creates a model with initialised parameters in x. It is freed with x. Returns NULL
-   and sets the context's error if the desc is invalid. */
+/* Creates a model with initialised parameters in context x, which owns it. The desc is
+   copied. Returns NULL and sets an error if the desc is NULL or invalid, or if memory
+   runs out. */
 STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *d);
 
+/* The model's weights, owned by the model; NULL if m is NULL. */
 STX_DEF stx_params *stx_par_params(stx_par *m);
 
-/* Number of weights of such a model, tied ones counted once, without creating it and
-   without the 3 L parameters of a supernet's gates. Returns 0 if the desc is invalid,
-   SIZE_MAX if the number does not fit. */
+/* Number of weights of a model with this desc. Tied weights count once, and the 3 L
+   parameters of a supernet's gates do not count. Nothing is created. Returns 0,
+   without setting an error, if the desc is invalid, and SIZE_MAX if the number does
+   not fit in size_t. */
 STX_DEF size_t stx_par_count(const stx_par_desc *d);
 
 
-// >>api: memory -------------------------------------------------------------------------
+// >>api: memory
 
-/* The memories of all attention blocks for B streams. A forward reads one state and
-   writes one, which may be the same. Use separate states for training and evaluation.
-   A new state is empty. */
+/* A memory: the past inputs of all attention blocks for B streams. A forward pass
+   reads one memory and writes another, or the same one. Use separate memories for
+   training and evaluation. A new memory is empty. The KV cache of generation is
+   separate. */
 typedef struct stx_par_state {
     stx_par  *model;
     size_t    B, M;
-    size_t    clamp_len;    /* of calls that read this state: initially the model's. May be set,
+    size_t    clamp_len;    /* of forward passes that read it: initially the model's. May be set,
                                for example to evaluate with a longer memory */
     int       same_length;  /* likewise; 1 requires M >= 2 */
     stx_rows *mem;          /* rows of block l, (B,n,D), oldest first */
-    uint64_t  calls;        /* forwards that wrote this state since the last reset */
+    uint64_t  calls;        /* forward passes that wrote it since the last reset */
     int       training;     /* the last of them was a training step */
 } stx_par_state;
 
+/* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
+   or memory runs out. It is freed by stx_par_state_free, or with the context. */
 STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B);
 
 /* The same with M rows instead of the model's (0: no memory). Distances beyond a
@@ -640,87 +665,92 @@ STX_DEF void stx_par_state_reset(stx_par_state *s);
 /* Empties the memory of stream b, for example because another text begins there. */
 STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b);
 
-/* Copies the memory of streams c .. c + n - 1 of from to streams b .. b + n - 1 of to,
-   to regroup batches. Both states belong to the same model and have the same M.
-   Returns 1, or 0 and an error. */
+/* Copies the memory of n streams, from stream c of `from` on, to the n streams of `to`
+   from stream b on; useful for regrouping batches. Both must belong to the same model
+   and have the same M. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
                                size_t n);
 
-/* Copies the memory of block l to and from host memory. get writes the
-   n = mem->layer[l].real rows of each stream, (B,n,D), oldest first. set replaces the
-   memory by n <= M rows per stream. Both return 1, or 0 and an error. */
+/* Copies the memory of block l to and from host memory. get writes (B,n,D) values to
+   out, oldest row first, with n rows per stream, n = s->mem->layer[l].real. set
+   replaces the block's memory with n <= M rows per stream. Both return 1, or set an
+   error and return 0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
-/* Saves the memory in a checkpoint, as "<prefix>calls" and the entries of
-   stx_rows_save under "<prefix>mem.", and loads it into a state with the same B. A
-   prefix has at most 64 bytes. Both return 1, or 0 and an error; a failed load leaves
-   s empty. */
+/* stx_par_state_save saves the memory to a checkpoint, as "<prefix>calls" and the
+   entries of stx_rows_save under "<prefix>mem."; a prefix has at most 64 bytes.
+   stx_par_state_load loads it into a memory with the same B. Both return 1, or set an
+   error and return 0; a failed load leaves s empty. */
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix);
 STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *prefix);
 
 
-// >>api: forward ------------------------------------------------------------------------
+// >>api: forward
 
-/* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). pad (B,T), or
-   NULL, is not 0 where h is padding: no query attends to it, now or later, but its
-   values must be finite. in is the memory to read (NULL if empty), out the one to
-   write (NULL to discard it); they may be the same. Gradients reach h but not the
-   memory. With out it cannot be called inside stx_recompute. */
+/* A segment of vectors h (B,T,D), T >= 1 -> last hidden states (B,T,D). Where pad (B,T)
+   is not 0, h is padding: no query attends to it, now or later, but its values must be
+   finite. pad may be NULL. in is the memory to read (NULL if empty), out the memory to
+   write (NULL to write none); they may be the same. Gradients reach h but not the memory.
+   With out, it cannot be called inside stx_recompute. Returns NULL and sets an error if
+   shapes differ or a memory belongs to another model. After an error out may be partly
+   written: reset it. */
 STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pad,
                                     const stx_par_state *in, stx_par_state *out);
 
-/* ids (B,T) -> embedding (B,T,D), scaled, with dropout. */
+/* ids (B,T) -> embedding (B,T,D), scaled, with dropout. NULL after an error. */
 STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids);
 
-/* Both: ids (B,T) -> last hidden states (B,T,D). */
+/* ids (B,T) -> last hidden states (B,T,D): stx_par_embed, then stx_par_segment. */
 STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_par_state *in,
                                     stx_par_state *out);
 
-/* Hidden states (B,T,D) -> logits (B,T,V), differentiable. An error with an adaptive
-   output, where each cluster has a separate softmax. */
+/* Hidden states (B,T,D) -> logits (B,T,V), differentiable. With an adaptive output
+   this is an error, because each cluster has a separate softmax. NULL after an error. */
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h);
 
-/* Hidden states (B,T,D) -> log p (B,T,V), for every kind of output. Not
-   differentiable. */
+/* Hidden states (B,T,D) -> log p (B,T,V). Works with every kind of output. Not
+   differentiable. NULL after an error. */
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h);
 
-/* Negative log-likelihood of targets (B,T), in nats per token -> (1). Targets that are
-   negative, or equal to pad_id with pads, have no loss. The sum is divided by the
-   number of the others, or by B T with divide_all; it is 0 if there are none. If rows
-   is not NULL, *rows is set to the loss of each target (B T), a constant, 0 where
-   there is none. */
+/* Negative log-likelihood (1) of targets (B,T), given hidden states h (B,T,D), in nats
+   per token. Targets that are negative, or equal to pad_id with pads, have no loss.
+   The sum is divided by the number of the others, or by B T with divide_all; it is 0
+   if there are none. If rows is not NULL, *rows is set to the loss of each target,
+   (B T), 0 where there is none; it is not differentiable. NULL after an error. */
 STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *targets,
                                 stx_tensor **rows);
 
-/* Negative log-likelihood of a segment of tokens -> (1). */
+/* Runs stx_par_forward on ids (B,T) with memories in and out, and returns the negative
+   log-likelihood (1) of targets (B,T), as stx_par_nll does. NULL after an error. */
 STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *targets,
                                  const stx_par_state *in, stx_par_state *out);
 
-/* nll (1) with the latency of the last forward, lat = sum_l sum_k p_lk cost_k (w_lk with
-   STX_PAR_LATENCY_OF_W) -> (1), the tensor to call stx_backward on:
+/* Combines nll (1) with the latency of the last forward pass, lat = sum of p_lk cost_k
+   over blocks l and branches k (of w_lk cost_k with STX_PAR_LATENCY_OF_W). weight, target
+   and power are the latency_ fields of the desc:
 
        ADD      nll + weight lat
        HINGE    nll + weight max(0, lat / target - 1)
        FBNET    nll weight ln(max(lat, 1))^power        choose units in which lat > 1
 
-   weight, target and power are the desc's latency_ fields. Returns nll itself in
-   evaluation, without latency, and for a fixed network. In a group of ranks, a rank
-   knows the w of its own streams only: HINGE and FBNET then require
-   STX_PAR_LATENCY_OF_P or STX_PAR_NOISE_STEP. */
+   Returns nll itself in evaluation, without latency and for a fixed network. Call
+   stx_backward on the result. In a group of ranks, a rank knows the w of its own
+   streams only: HINGE and FBNET then require STX_PAR_LATENCY_OF_P or
+   STX_PAR_NOISE_STEP. */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 
-/* The key of stx_step_run: a hash of everything the host decides in a step with these
-   tokens and this memory (each NULL if there is none). salt is hashed too. For a step
-   with several parts or memories, pass the key of one as the salt of the next.
-   Evaluate with a memory that training does not use: if the last forward that wrote s
-   was a training step, the key omits gate_eval and the values of the gates, which
-   decide an evaluation, and a replayed step could run the wrong branches. */
+/* The key for stx_step_run: a hash of everything that the host decides in a step with
+   these tokens and this memory (each may be NULL). salt is hashed too: for a step with
+   several parts or memories, pass the key of one as the salt of the next. Evaluate
+   with a memory that training does not use: if the last forward pass that wrote s was
+   a training step, the key omits gate_eval and the values of the gates, on which an
+   evaluation depends, and a replayed step could run the wrong branches. */
 STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids *targets,
                              const stx_par_state *s, uint64_t salt);
 
 
-// >>api: search -------------------------------------------------------------------------
+// >>api: search
 
 /* Sets the temperature of the next steps. It is a scalar on the device that a replayed
    step reads: set it between steps. */
@@ -744,24 +774,24 @@ STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n);
    measured ones. */
 STX_DEF void stx_par_set_cost(stx_par *m, const double *cost);
 
-/* frozen = 1: the parameters of the gates are constants from the next forward on, and
-   their gradients are not computed. */
+/* frozen = 1: the parameters of the gates are constants from the next forward pass on,
+   and their gradients are not computed. */
 STX_DEF void stx_par_freeze(stx_par *m, int frozen);
 
 /* Replaces the random U from the next call on by values u (R,L,3) in host memory, each
    above 0 and below 1, with R = stx_par_draws(m, B, T) for calls of B streams of T
    tokens. count is the number of values, 3 L R. u = NULL restores random draws. Sets
    an error and keeps the previous values if count is 0 or not a multiple of 3 L (with
-   STX_PAR_NOISE_STEP: not 3 L), or if a value is out of range. A forward that needs
-   another number of draws fails. The values are copied to the device, where a replayed
-   step reads them: set them between steps. */
+   STX_PAR_NOISE_STEP: not 3 L), or if a value is out of range. A forward pass that
+   needs another number of draws fails. The values are copied to the device, where a
+   replayed step reads them: set them between steps. */
 STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count);
 
 /* R, the number of draws per block in a call of B streams of T tokens. */
 STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T);
 
-/* Writes p (L,3) of the gates as they are now. Returns 1; 0 after an error and for a
-   fixed network. */
+/* Writes p (L,3) of the gates as they are now. Returns 1, or 0 after an error and for
+   a fixed network. */
 STX_DEF int stx_par_probs(const stx_par *m, double *p);
 
 /* Patterns. Each function writes a string with its terminating 0 into out, which has
@@ -782,12 +812,12 @@ STX_DEF size_t stx_par_sample(const stx_par *m, uint64_t seed, uint64_t n, char 
 
 /* Copies the weights of from, a supernet or a fixed network, for the branches that
    `to` has. The contexts may differ. (From a file, call stx_params_load on the params
-   of `to`.) Returns 1, or 0 and an error if from lacks a weight or has it in another
-   shape. */
+   of `to`.) Returns 1. If from lacks a weight or has it in another shape, sets an
+   error and returns 0. */
 STX_DEF int stx_par_inherit(stx_par *to, const stx_par *from);
 
 
-// >>api: cuts ---------------------------------------------------------------------------
+// >>api: cuts
 
 /* Finds the cutoffs of an adaptive vocabulary that minimise a cost, exactly, from the
    counts of V words in the order of their ids (falling counts give the best result; sort
@@ -824,13 +854,13 @@ typedef struct stx_par_cuts_desc {
 } stx_par_cuts_desc;
 
 /* Writes cut_1 .. cut_J to cut (J), in the form of stx_par_desc.cutoff, and, if total
-   is not NULL, the cost to *total. Returns 1, or 0 and an error if a cluster would be
-   empty (V <= J) or a sum does not fit into 63 bits. */
+   is not NULL, the cost to *total. Returns 1. If a cluster would be empty (V <= J) or a
+   sum does not fit into 63 bits, sets an error and returns 0. */
 STX_DEF int stx_par_cuts(stx_ctx *x, size_t *cut, double *total, const uint64_t *counts, size_t V,
                          const stx_par_cuts_desc *d);
 
 
-// >>api: generation ---------------------------------------------------------------------
+// >>api: generation
 
 /* Generates token by token with a KV cache. Every token sees the M rows before it, as
    in an evaluation in calls of one token, however many tokens a call has. (In a
@@ -864,7 +894,7 @@ STX_DEF void stx_par_gen_reset(stx_par_gen *g);
 STX_DEF void stx_par_gen_reset_stream(stx_par_gen *g, size_t b);
 
 /* Continues after a memory of the same model and B, which is read once, up to M of its
-   rows. Calls stx_begin(x, STX_EVAL). Returns 1, or 0 and an error. */
+   rows. Calls stx_begin(x, STX_EVAL). Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from);
 
 /* Embeddings h (B,T,D), T >= 1 -> last hidden states (B,T,D). Call
@@ -874,7 +904,7 @@ STX_DEF stx_tensor *stx_par_gen_step(stx_par_gen *g, stx_tensor *h);
 /* Feeds n >= 1 tokens per stream, ids (B,n), and returns logits, or log p of an
    adaptive output, (B,V) of the token after the last one. The result is in host
    memory, for stx_sample, and valid until the next call. Calls stx_begin(x, STX_EVAL),
-   so do not call it between a forward and its backward. */
+   so do not call it between a forward pass and its backward pass. */
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n);
 
 /* The model as a table of functions, for programs that accept any family. window is
@@ -884,7 +914,7 @@ STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, siz
 STX_DEF stx_lm stx_par_lm(stx_par *m);
 
 
-// >>api: kernels ------------------------------------------------------------------------
+// >>api: kernels
 
 /* The gate of one block, for R draws. See The gate in the manual:
 
@@ -899,8 +929,8 @@ STX_DEF stx_lm stx_par_lm(stx_par *m);
        ((bits >> 9) + 0.5) 2^-23, bits = word k of stx_philox(seed, stream, first + draw)
 
    which is never 0 or 1, and exact in float. Everything is computed in double and rounded
-   once. In the backward, y and a hard w are constants, and with latency 2
-   dw_k += dlat cost[k] / R:
+   once. In the backward, y and a hard w are constants, and with latency 2 dw_k += dlat
+   cost[k] / R:
 
        ds_k      = sum over draws of y_k (dw_k - sum_k y_k dw_k) / tau, in rising order
        dal_k    += ds_k - p_k sum ds + dp_k           with STX_PAR_LOGITS
@@ -2012,7 +2042,7 @@ static int stx__par_bad(stx_ctx *x, const char *field, double got, const char *e
     return stx_bad_value(x, "stx_par_create", field, got, expected);
 }
 
-/* Checks of one field: 1, or 0 and an error */
+/* Checks of one field. Each returns 1, or sets an error and returns 0. */
 
 static int stx__par_in_range(stx_ctx *x, const char *field, size_t got, size_t least, int bits) {
     if (got >= least && got <= (size_t)1 << bits) return 1;
@@ -3298,7 +3328,7 @@ static size_t stx__par_span(stx_ctx *x, const char *op, int same_length, size_t 
     return 0;
 }
 
-/* Checks the shapes and memories of a forward. */
+/* Checks the shapes and memories of a forward pass. */
 static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const stx_ids *pad,
                                  const stx_par_state *in, const stx_par_state *out) {
     stx_ctx *x = m->ctx;
@@ -3327,7 +3357,7 @@ static int stx__par_segment_fits(const stx_par *m, const stx_tensor *h, const st
     return 1;
 }
 
-/* What a forward has in common for all blocks. */
+/* What all blocks of a forward pass have in common. */
 typedef struct stx__par_call {
     size_t         B, T, span, clamp;
     uint64_t       calls;       /* of the memory before this one */
