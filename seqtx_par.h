@@ -735,9 +735,8 @@ STX_DEF stx_tensor *stx_par_loss(stx_par *m, const stx_ids *ids, const stx_ids *
        FBNET    nll weight ln(max(lat, 1))^power        choose units in which lat > 1
 
    Returns nll itself in evaluation, without latency and for a fixed network. Call
-   stx_backward on the result. In a group of ranks, a rank knows the w of its own
-   streams only: HINGE and FBNET then require STX_PAR_LATENCY_OF_P or
-   STX_PAR_NOISE_STEP. */
+   stx_backward on the result. In a group, a rank knows only the w of its streams, so
+   HINGE and FBNET require STX_PAR_LATENCY_OF_P or STX_PAR_NOISE_STEP. */
 STX_DEF stx_tensor *stx_par_total(stx_par *m, stx_tensor *nll);
 
 /* The key for stx_step_run: a hash of everything that the host decides in a step with

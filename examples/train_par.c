@@ -1824,9 +1824,9 @@ static int check_search(tr_lm *t) {
         && opt.noise != STX_PAR_NOISE_STEP)
         return tr_fail(t->err, TR_ERR,
                        "--latency hinge and fbnet cannot be combined with --latency-of w and "
-                       "--noise sequence or tokens in a group: each rank has the time of its own "
-                       "streams, and the loss would not be the mean over ranks: use --latency-of p "
-                       "or --noise step");
+                       "--noise sequence or tokens in a group: each rank knows only the time of "
+                       "its streams, and the loss would not be the mean over ranks: use "
+                       "--latency-of p or --noise step");
     if (opt.noise == STX_PAR_NOISE_TOKENS && !opt.noise_tokens)
         return tr_fail(t->err, TR_ERR, "--noise tokens requires --noise-tokens");
     if (t->training && opt.lm.update_every > 1)
