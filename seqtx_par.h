@@ -85,7 +85,7 @@
        With STX_PAR_LEARNED       r_t is row t of a table. Each attention has its own;
                                   there is no Wr.
        With STX_PAR_LEARNED_BIAS  s_ij = ((q_i + u).k_j + q_i.r_t + b_t) / sqrt(dh), with
-                                  a learned b (M + T,H).
+                                  a learned bias b (M + segment,H).
 
    Memory. An attention block stores its inputs h, before any norm, up to M rows. They are
    constants: gradients reach Wkv (and LN_a with pre_norm) through them, but not what
@@ -147,7 +147,7 @@
    Gradients of the gate. dX is the gradient of h', the sums are over rows and channels:
 
        dw_0 = sum dX Y0       dw_1 = sum dX Y1       dw_2 = sum dX h
-       d ln pi_k = y_k (dw_k - sum_k y_k dw_k) / tau
+       d ln pi_k = y_k (dw_k - y.dw) / tau
        dal_k     = d ln pi_k
        With STX_PAR_PI, dal_k = d ln pi_k / pi_k where al_k >= 0, and 0 where al_k < 0: a
        parameter below 0 stays there.
@@ -167,8 +167,8 @@
    and backward. stx_par_argmax and stx_par_sample return the pattern it found. Create a
    network with that pattern, and train it from the weights of the search
    (stx_par_inherit) or from new ones. The paper's rule is stx_par_rule: one attention in
-   five blocks and none in the last third. An f instead of an s takes less time but has
-   more parameters: 2 D F + F + 3 D instead of 5 D^2 + 2 D (H dh = D), or about 8 D^2
+   five blocks and none in the last third. An 'f' instead of an 's' takes less time but
+   has more parameters: 2 D F + F + 3 D instead of 5 D^2 + 2 D (H dh = D), or about 8 D^2
    instead of 5 D^2 if F = 4 D.
 
    Results. The paper reports 35 % less time than Transformer-XL at equal perplexity on
@@ -300,9 +300,9 @@
    With STX_PAR_LEARNED_BIAS a head costs as much as one with dh rounded up to the next
    multiple of 8 above it.
 
-   A memory takes B M D elements per attention block, in a buffer half as long again (on a
-   GPU, one segment longer). Generation stores keys and values instead, 2 B M H dh
-   elements in a window of 2 M + 64 rows: about 4 B M H dh.
+   A memory takes B M D elements per attention block. The buffers hold 1.5 times as many
+   rows (on a GPU, T more rows). Generation caches keys and values instead, 2 B M H dh
+   elements per attention block in buffers of 2 M + 64 rows: about 4 B M H dh.
 
    Fidelity to the authors' Transformer-XL and to PAR's reference
        Tested against independent float64 code, to 1e-10 in double: losses, the loss of
@@ -931,7 +931,7 @@ STX_DEF stx_lm stx_par_lm(stx_par *m);
    once. In the backward, y and a hard w are constants, and with latency 2 dw_k += dlat
    cost[k] / R:
 
-       ds_k      = sum over draws of y_k (dw_k - sum_k y_k dw_k) / tau, in rising order
+       ds_k      = sum over draws of y_k (dw_k - y.dw) / tau, in rising order
        dal_k    += ds_k - p_k sum ds + dp_k           with STX_PAR_LOGITS
        dp_k      = dlat p_k (cost[k] - sum p cost)    with latency 1, else 0
        dal_k    += ds_k / pi_k + dlat (cost[k] - sum p cost) / sum pi
