@@ -673,8 +673,9 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
 
 /* Copies the memory of block l to and from host memory. get writes (B,n,D) values to
    out, oldest row first, with n rows per stream, n = s->mem->layer[l].real. set
-   replaces the block's memory with n <= M rows per stream. Both return 1, or set an
-   error and return 0. */
+   replaces the block's memory with n <= M rows per stream. get is an error while streams
+   lack rows, after a reset or padding: as plain values, those rows would exist. Both
+   return 1, or set an error and return 0. */
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
@@ -2794,7 +2795,15 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
 }
 
 STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out) {
-    return s && stx_rows_get(s->mem, l, out);
+    if (!s || !stx_ok(s->model->ctx)) return 0;
+    if (l < s->model->desc.blocks && s->mem->layer[l].masked) {
+        stx_fail(s->model->ctx, STX_ERR_ARG,
+                 "stx_par_state_get: expected every stream to have all rows of block %zu, but "
+                 "some lack rows (a reset stream, padding): use stx_par_state_save or "
+                 "stx_par_state_copy", l);
+        return 0;
+    }
+    return stx_rows_get(s->mem, l, out);
 }
 
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n) {
@@ -3558,6 +3567,12 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
     stx_token_loss how;
     size_t l;
     if (!m || !stx_ok(m->ctx)) return key;
+    if (s && s->model != m) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_par_key: expected a memory of this model, got one of another model");
+        return key;
+    }
+
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_key_add(key, (uint64_t)stx__par_how(m, targets, &how));
     key = stx_words_key(m->words, key, ids, targets, how.ignore ? &how : NULL);

@@ -2848,7 +2848,13 @@ STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                 const stx_sru_state *s, uint64_t salt) {
     uint64_t key = stx_step_key(m, ids, targets, salt);
-    if (!m) return key;
+    if (!m || !stx_ok(m->ctx)) return key;
+    if (s && s->model != m->sru) {
+        stx_fail(m->ctx, STX_ERR_ARG,
+                 "stx_sru_lm_key: expected a state of this model, got one of another model");
+        return key;
+    }
+
     key = stx_key_add(key, m->sru->desc.recompute_layers);
     key = stx_words_key(m->words, key, ids, targets, NULL);
     if (!s) return key;

@@ -1486,7 +1486,43 @@ static void no_memory(void) {
     }
 }
 
+/* What a memory cannot do is refused. */
+static void memory_errors(void) {
+    stx_par_desc d;
+    stx_ctx *x = context(1, 1);
+    stx_par *m, *shallow;
+    stx_par_state *s, *other;
+    stx_real rows[2 * 4 * 8];
+    int32_t ids[2 * 4] = {1, 2, 3, 4, 5, 6, 7, 8};
+    memset(&d, 0, sizeof d);
+    d.vocab = 16;
+    d.dim = 8;
+    d.heads = 2;
+    d.inner = 16;
+    d.segment = d.mem = 4;
+    d.pattern = "sfsf";
+    m = stx_par_create(x, &d);
+    d.pattern = "sf";
+    shallow = stx_par_create(x, &d);
+    s = stx_par_state_create(m, 2);
+    other = stx_par_state_create(shallow, 2);
+    stx_begin(x, STX_EVAL);
+    stx_par_forward(m, stx_tokens(x, ids, 2, 4), NULL, s);
+    CHECK(stx_par_state_get(s, 0, rows), "%s", stx_error(x));
+
+    stx_par_state_reset_stream(s, 1);
+    CHECK(!stx_par_state_get(s, 0, rows), "a memory with missing rows is copied");
+    CHECK(test_says(stx_error(x), "stx_par_state_get: expected every stream"), "%s", stx_error(x));
+    stx_clear_error(x);
+
+    stx_par_key(m, NULL, NULL, other, 0);
+    CHECK(test_says(stx_error(x), "stx_par_key: expected a memory of this model"), "%s",
+          stx_error(x));
+    stx_destroy(x);
+}
+
 int main(void) {
+    memory_errors();
     setvbuf(stdout, NULL, _IOLBF, 0);
     by_hand();
     mixture();
