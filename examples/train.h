@@ -3166,23 +3166,31 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>lm  What trainers of language models share beyond that: options, context, text, checkpoint, evaluation, generation.
-   Only where TR_LM is defined before train.h is included; it needs seqtx_text.h and seqtx.h, one directory up. */
+   >>lm  Shared by trainers of language models: options, context, text, checkpoint,
+   evaluation, scores, generation and conversation. Compiled if TR_LM is defined before
+   train.h is included; requires seqtx.h and seqtx_text.h one directory up.
+
+       B  text streams    T  tokens per stream in a block    V  vocabulary size */
 
 #ifdef TR_LM
 #include "../seqtx.h"
 #include "../seqtx_text.h"
 
-enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };      /* tr_lm_opt.tokens */
-enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                  /* tr_lm_opt.unit */
-enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };    /* tr_lm_opt.score_by */
+enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };  /* tr_lm_opt.tokens */
+enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                      /* tr_lm_opt.unit */
+enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt.score_by */
 
+/* Options that all trainers share. */
 typedef struct {
-    const char *data, *pieces, *checkpoint, *init_from, *score, *best, *log, *tensorboard, *out, *prompt, *stop;
-    int         tokens, join_lines, reading, unit, score_by, eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune,
-        dry_run, list_presets, version, keep_best, interactive, shard, recompute;
-    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks, save_every, log_every, gpu, vocab, generate, top_k,
-                update_every, update_after, random_segments, sample_every, sample_prime, sample_length, repetition_window;
+    const char *data, *pieces, *checkpoint, *init_from, *score, *best;
+    const char *log, *tensorboard, *out, *prompt, *stop;
+    int         tokens, join_lines, reading, unit, score_by;
+    int         eval_only, no_train, threads, precision, weights, device, tf32, no_graph, tune;
+    int         dry_run, list_presets, version, keep_best, interactive, shard, recompute;
+    uint64_t    seed, steps, min_count, eval_batch_sz, eval_every, eval_blocks;
+    uint64_t    save_every, log_every, gpu, vocab, generate, top_k;
+    uint64_t    update_every, update_after, random_segments;
+    uint64_t    sample_every, sample_prime, sample_length, repetition_window;
     double      max_memory, temperature, top_p, repetition_penalty;
 } tr_lm_opt;
 
@@ -3301,121 +3309,178 @@ typedef struct {
     "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
 
 typedef struct tr_lm tr_lm;
-/* What the trainer of one family of models brings. Functions return 1, or 0 with t->err or the context's error set. */
+
+/* What the trainer of a model family provides. Functions return 1, or 0 with t->err or
+   the context's error set. */
 typedef struct {
-    const char  *format;          /* of its checkpoints: "seqtx.sru.1" */
-    const char  *states;          /* what they call the state of each part of the batch: "state" */
-    const int   *adapt_io;        /* the option, or a 0; sizes of a step then depend on its tokens, and it cannot be replayed */
-    const char **cutoffs;         /* the option adapt-io-cutoffs; NULL where there is none */
-    int          order, eos_first;    /* of words in the vocabulary with adapt-io, as in stx_vocab_desc; without: first come, first */
-    const char  *sized[3];        /* what a text of at most 100,000 tokens, of at most 2,000,000, or a longer one changes in the defaults */
-    int        (*check)(tr_lm *t);                              /* refuses options that do not go together */
-    void       (*plan)(tr_lm *t);                               /* sets t->steps, t->schedule, how often to save and evaluate, and how */
-    size_t     (*count)(tr_lm *t, size_t vocab);                /* parameters of the model that the options describe; 0: t->err */
-    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);   /* --dry-run: second line; numbers kept for streams */
-    int        (*make)(tr_lm *t);                               /* the model into t->lm, and in training what tr_lm_make makes */
-    void       (*train)(tr_lm *t);                              /* the training loop */
-    void       (*learned)(const tr_lm *t, FILE *out);           /* what is worth printing of the model at the end */
-    size_t       size;            /* of the trainer's own struct, which begins with a tr_lm */
+    const char  *format;        /* of its checkpoints: "seqtx.sru.1" */
+    const char  *states;        /* name of a state in checkpoints: "state" */
+    const int   *adapt_io;      /* the option, or a 0. If set, sizes of a step depend on its
+                                   tokens, so that steps cannot be replayed */
+    const char **cutoffs;       /* the option adapt-io-cutoffs; NULL: there is none */
+    int          order, eos_first;      /* of words with adapt-io, as in stx_vocab_desc;
+                                           otherwise in the order of occurrence */
+    const char  *sized[3];      /* changes of the defaults for a text of up to 1e5 tokens, up
+                                   to 2e6, and for a longer one */
+
+    int        (*check)(tr_lm *t);      /* refuses incompatible options */
+    void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
+                                           save and evaluate */
+    size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: t->err */
+    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);
+                                        /* --dry-run: second line; elements in states */
+    int        (*make)(tr_lm *t);       /* creates t->lm, and calls tr_lm_make in training */
+    void       (*train)(tr_lm *t);      /* the training loop */
+    void       (*learned)(const tr_lm *t, FILE *out);   /* prints what the model learned */
+    size_t       size;          /* of the trainer's struct, which begins with a tr_lm */
 } tr_lm_kind;
 
-/* What is counted of one text. Padding (--pad-id) is in `all` only: it has no loss, no
-   bytes and no words. */
-typedef struct tr_lm_counts { double all, tokens, bytes, words; } tr_lm_counts;
+/* Sizes of one text. Padding (--pad-id) counts only in `all`: it has no loss, bytes or
+   words. */
+typedef struct tr_lm_counts {
+    double all, tokens, bytes, words;
+} tr_lm_counts;
 
-/* What an evaluation gives next to the mean loss */
+/* Results of an evaluation besides the mean loss. */
 typedef struct tr_lm_scored {
-    double tokens;                /* those that have a loss */
-    double batch_ppl;             /* mean of the batches' perplexities, as TensorFlow
-                                     reports it; of means over all with mean_of_all */
+    double tokens;              /* number of tokens with a loss */
+    double batch_ppl;           /* mean of the batches' perplexities, as TensorFlow reports
+                                   it; with mean_of_all, of means that include padding */
 } tr_lm_scored;
 
-/* One run. What only one model needs stands in the trainer's own struct, which begins with this one. */
+/* The state of a run. A trainer's own struct begins with it. */
 struct tr_lm {
     tr_options       *options;
     const tr_lm_opt  *opt;
     const tr_lm_kind *kind;
-    int          training, evaluating;    /* ... on the whole texts, without it */
+    int          training;
+    int          evaluating;    /* ... the whole texts, without training */
     stx_ctx     *x;
-    stx_start    start;           /* which of how many processes this is: see >>api: group of seqtx.h */
-    int          agreed;          /* the signal by which the ranks agreed to stop, 0: none */
-    int          save_due;        /* ... to save, with the next update */
-    int          share_pass;      /* tr_lm_pass: the text is shared out over the ranks; 2: each reads all of it; 0: rank 0 does, alone */
-    int          whole_pass;      /* never shared out: evaluation draws numbers for each stream, counted from the first of the call. Set by
-                                     make */
-    void       **whole;           /* (wholes): states of all ranks' streams, while a checkpoint is written */
+
+    /* ranks */
+    stx_start    start;         /* this process and the number of processes: see
+                                   >>api: group in seqtx.h */
+    int          agreed;        /* the signal at which all ranks stop; 0: none */
+    int          save_due;      /* save after the next update */
+    int          share_pass;    /* tr_lm_pass. 1: the ranks share the streams; 2: each rank
+                                   reads all of them; 0: only rank 0 calls it */
+    int          whole_pass;    /* evaluation is never shared, because its random values
+                                   depend on the index of a stream. Set by make */
+    void       **whole;         /* (wholes) while a checkpoint is written: states of all
+                                   ranks' streams */
     size_t       wholes;
+
+    /* text and model */
     stx_vocab   *vocab;
-    stx_corpus  *text[3];         /* train, valid, test; NULL where there is none */
-    char        *file[3];         /* of texts that are memory mapped: the path; else NULL */
-    stx_lm       lm;              /* the model */
-    stx_batches *batches;         /* of the training text */
+    stx_corpus  *text[3];       /* training, validation, test; NULL: there is none */
+    char        *file[3];       /* paths of memory-mapped texts; otherwise NULL */
+    stx_lm       lm;            /* the model */
+    stx_batches *batches;       /* of the training text */
     stx_optim   *optim;
     stx_schedule schedule;
-    size_t       parts, pieces;   /* of the batch; of an update: part p of its block k is piece [k parts + p] of in and out */
-    void       **state;           /* of each part: what it remembers. Of several ranks each has its share of every part's streams */
-    stx_ids    **in, **out;       /* tokens and targets of an update */
-    int32_t     *tokens, *targets;        /* the same on the host, all ranks': what stx_batches_next gives, block after block */
-    size_t       eval_block, eval_window; /* evaluation: tokens of a stream at once; the window of its states and of generation */
-    int          eval_literal;    /* ... as the reference counts */
-    int          blocks_see_more; /* ... of their past than a token in generation does */
-    uint64_t     log_every, eval_every, save_every, eval_blocks;  /* 0: never; eval_blocks 0: the whole text */
-    uint64_t     logged, saved;   /* updates since the last log record, step of the last save */
-    size_t       bad;             /* updates in a row that were not finite */
-    size_t       packed;          /* bytes of --weights */
-    int          unk_made;        /* the texts asked for an <unk>, and got it */
-    double       sum, loss;       /* of the losses since the last log record; the last one */
-    uint64_t     first, step, steps;      /* where this start began, where it is, where it ends */
-    double       lr;              /* of this step */
-    size_t       layers, recompute;       /* ... of the model; how many of them, the last ones, are recomputed */
-    size_t       predicted, more; /* --recompute auto: the peak, bytes; how much of it is not the model's and its training's. 0: not so */
-    void        *fresh;           /* ... and this struct as it was before kind->make */
-    int          rehearsal;       /* this is one (tr_lm_rehearse), for so many ranks; 0: it is real */
-    size_t       peak, settled;   /* ... the peak so far; steps since it rose */
-    int          update;          /* does this step update the parameters? */
-    double       share;           /* ... what its gradient is multiplied by: 1 / how many steps the update is of */
-    stx_real    *grads;           /* all gradients as one block, where steps go without an update, else NULL */
+
+    /* batches */
+    size_t       parts;         /* of a batch (--batch-split) */
+    size_t       pieces;        /* of an update: part p of its block k is in[k parts + p] and
+                                   out[k parts + p] */
+    void       **state;         /* (parts): memory of this rank's streams of each part */
+    stx_ids    **in, **out;     /* (pieces): tokens and targets of an update */
+    int32_t     *tokens, *targets;      /* the same on the host for all ranks, block after
+                                           block, as stx_batches_next returns them */
+
+    /* evaluation and saving, set by plan */
+    size_t       eval_block;    /* T of an evaluation */
+    size_t       eval_window;   /* window of its states, and of generation */
+    int          eval_literal;  /* evaluate as the reference does */
+    int          blocks_see_more;       /* blocks see more of the past than generation does */
+    uint64_t     log_every, eval_every, save_every;     /* in steps; 0: never */
+    uint64_t     eval_blocks;   /* blocks of an evaluation; 0: the whole text */
+
+    /* progress */
+    uint64_t     logged;        /* updates since the last log record */
+    uint64_t     saved;         /* step of the last save */
+    size_t       bad;           /* consecutive updates that were not finite */
+    size_t       packed;        /* bytes of the matrices with --weights */
+    int          unk_made;      /* an <unk> was added because a text required one */
+    double       sum;           /* of the losses since the last log record */
+    double       loss;          /* of the last step */
+    uint64_t     first, step, steps;    /* steps: where this process began, now, at the end */
+    double       lr;            /* of this step */
+
+    /* --recompute */
+    size_t       layers, recompute;     /* of the model; the last `recompute` are recomputed */
+    size_t       predicted;     /* with auto: the predicted peak, in bytes; otherwise 0 */
+    size_t       more;          /* memory outside the model and its training, in bytes */
+    void        *fresh;         /* this struct as it was before kind->make */
+    int          rehearsal;     /* number of ranks of a rehearsal (tr_lm_rehearse); 0: a real
+                                   run */
+    size_t       peak, settled; /* of a rehearsal: the peak, and the steps since it rose */
+
+    /* updates of several steps */
+    int          update;        /* does this step update the parameters? */
+    double       share;         /* factor of its gradient: 1 / number of steps per update */
+    stx_real    *grads;         /* (grads_size) all gradients, if an update has several
+                                   steps; otherwise NULL */
     size_t       grads_size;
-    uint64_t     print;           /* of the training text: a run goes on with the same one only */
-    size_t       use;             /* tokens of the training text, from its beginning, that are for the weights; 0: all */
-    int        (*save_more)(tr_lm *t, stx_writer *w);       /* what else a checkpoint holds; NULL: nothing. Set by make */
+    uint64_t     print;         /* fingerprint of the training text */
+    size_t       use;           /* number of tokens, from the beginning of the training text,
+                                   that train the weights; 0: all */
+
+    /* set by the trainer's make or plan */
+    int        (*save_more)(tr_lm *t, stx_writer *w);   /* more entries of a checkpoint, or NULL */
     int        (*load_more)(tr_lm *t, const stx_file *f);
-    int          no_evaluation;   /* a run that does not train tells nothing but what kind->learned says */
-    int          more_figures;    /* where perplexity of a token is reported: that of a word, too, and the mean of the batches' */
-    int32_t      pad_id;          /* these have no loss; -1: all have one. Set by plan */
-    int          mean_of_all;     /* a loss is a mean over padding, too (0). Set by plan */
-    tr_lm_counts counts[3];       /* of each text */
-    int          unit;            /* what is reported: TR_BPC, TR_PPL or TR_WORD_PPL */
-    double       best;            /* of the evaluations so far for which --best saves; NaN: none */
-    double       seen;            /* of all evaluations of the validation text so far; NaN: none */
-    uint64_t     evaluated, blocks;       /* step and --eval-blocks of the last evaluation */
-    int          last;            /* the evaluations now are the results */
-    char         result[200];     /* the last one's line */
-    int          noted;           /* why steps are not replayed was said */
-    int          begun;           /* log and event file are open: what fails now fails while running */
-    tr_claim     claim[3];        /* on the files of tr_lm_writes, from then on */
-    char         found[32];       /* checksum of --checkpoint when it was opened; "": no file */
-    char        *config;          /* the options that a checkpoint holds, as JSON */
-    char        *made;            /* the directory of --out, made by this run */
-    char        *stop;            /* --stop, without escapes */
-    char        *prompt;          /* --prompt */
+    int          no_evaluation; /* without training, only kind->learned is printed */
+    int          more_figures;  /* with perplexity per token, also report that per word and
+                                   the mean of the batches */
+    int32_t      pad_id;        /* this token has no loss; -1: none */
+    int          mean_of_all;   /* mean losses include padding, as zeros */
+
+    /* results */
+    tr_lm_counts counts[3];     /* of each text */
+    int          unit;          /* TR_BPC, TR_PPL or TR_WORD_PPL */
+    double       best;          /* best evaluation for --best; NaN: none */
+    double       seen;          /* best evaluation of the validation text; NaN: none */
+    uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
+    int          last;          /* these evaluations are the run's results */
+    char         result[200];   /* line of the last evaluation */
+    int          noted;         /* the reason why steps are not replayed was reported */
+
+    /* files */
+    int          begun;         /* log and event file are open: errors are now failures of
+                                   the run, not of its start */
+    tr_claim     claim[3];      /* of the files of tr_lm_writes, if begun */
+    char         found[32];     /* checksum of --checkpoint when it was opened; "": no file */
+    char        *config;        /* the options in a checkpoint, as JSON */
+    char        *made;          /* the directory of --out, if this run created it */
+    char        *stop;          /* --stop, without escapes */
+    char        *prompt;        /* --prompt */
     size_t       prompt_len;
-    tr_adopted   adopted;
-    tr_buf       sized;           /* what the text decided, for the first lines */
+    tr_adopted   adopted;       /* options from the checkpoint */
+    tr_buf       sized;         /* options that the text determined, for the first lines */
     tr_log       log;
     tr_term      term;
     tr_board     board;
     tr_rate      rate;
-    double       began;           /* the clock when training began */
+    double       began;         /* time when training began */
     char         err[TR_ERR];
 };
 
-/* ---- several processes: the ranks of a group */
 
-TR_DEF int tr_lm_ranks(const tr_lm *t) { return t->rehearsal ? t->rehearsal : stx_ranks(t->x); }
-/* The signal that all ranks stop by; of one process: that it got */
-TR_DEF int tr_lm_stop(const tr_lm *t) { return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested(); }
-/* All ranks: the n numbers of v become their sums; and a signal that any of them got is known to all. 0 in error */
+// >>lm: ranks
+
+/* Number of ranks. In a rehearsal, the number of ranks of the run that is rehearsed. */
+TR_DEF int tr_lm_ranks(const tr_lm *t) {
+    return t->rehearsal ? t->rehearsal : stx_ranks(t->x);
+}
+
+/* The signal at which the run stops; 0: none. Several ranks stop at a signal that they
+   have agreed on; a single process at the one that it received. */
+TR_DEF int tr_lm_stop(const tr_lm *t) {
+    return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested();
+}
+
+/* Replaces the n values of v by their sums over all ranks, and shares a signal that any
+   rank received. Collective. Returns 0 on an error of the group. */
 TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     double sig = tr_stop_requested();
     if (tr_lm_ranks(t) < 2) return 1;
@@ -3423,8 +3488,10 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     t->agreed = (int)sig;
     return 1;
 }
-/* Prints why the program ends; of one rank of several with its name, and the others end with it. Bad input mostly is so at all ranks: then
-   rank 0 says it. Gives the exit code. */
+
+/* Prints why the program ends and returns code. With several ranks, the message names the
+   rank and the host, and the other ranks are aborted. Bad input usually affects all
+   ranks; the others then give rank 0 the time to report it. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     char host[256] = "", said[TR_ERR + 256];
     if (t->start.ranks < 2) {
@@ -3437,27 +3504,45 @@ TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
     gethostname(host, sizeof host - 1);
 #endif
 #ifndef _WIN32
-    /* where rank 0 says it, mpirun ends this one; it may take a second until it does */
-    if (t->start.rank > 0) { struct timespec time = {3, 0}; nanosleep(&time, NULL); }
+    /* rank 0 normally reports it; mpirun then ends this rank within a second or so */
+    if (t->start.rank > 0) {
+        struct timespec time = {3, 0};
+        nanosleep(&time, NULL);
+    }
 #endif
-    fprintf(stderr, "%s: rank %d of %d, on %s: %s\n", t->options->program, t->start.rank, t->start.ranks, host, why);
+    fprintf(stderr, "%s: rank %d of %d, on %s: %s\n", t->options->program, t->start.rank,
+            t->start.ranks, host, why);
     fflush(stderr);
     stx_group_abort(t->x, code);
     return code;
 }
-/* Prints why and gives the exit code of bad input. */
-TR_DEF int tr_lm_refuse(const tr_lm *t) { return tr_lm_end(t, t->err, 2); }
-/* What the library calls something, and the option's word for it */
-typedef struct tr_word { const char *from, *to; } tr_word;
-/* text into out, with `to` in place of each `from`, but for words whose `to` is the mere name of an option (tr_lm_why_in). Returns the
-   length. words end with NULL; of two with one beginning the longer stands first. */
-TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *text, const tr_word *words) {
+
+/* Prints t->err and returns the exit code of bad input. */
+TR_DEF int tr_lm_refuse(const tr_lm *t) {
+    return tr_lm_end(t, t->err, 2);
+}
+
+/* A phrase of the library's error messages and its equivalent in terms of the options. */
+typedef struct tr_word {
+    const char *from, *to;
+} tr_word;
+
+/* Copies text to out and replaces each `from` by its `to`. Entries whose `to` is just the
+   name of an option are for tr_lm_why_in and are skipped. words ends with NULL; of two
+   entries with a common beginning, the longer comes first. Returns the length. */
+TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *text,
+                           const tr_word *words) {
     const tr_word *w;
     size_t at = 0;
     while (*text && at + 1 < room) {
         for (w = words; w->from; w++)
-            if (!strncmp(text, w->from, strlen(w->from)) && !tr_find_option(t->options, w->to, strlen(w->to))) break;
-        if (!w->from) { out[at++] = *text++; continue; }
+            if (!strncmp(text, w->from, strlen(w->from))
+                && !tr_find_option(t->options, w->to, strlen(w->to)))
+                break;
+        if (!w->from) {
+            out[at++] = *text++;
+            continue;
+        }
         text += strlen(w->from);
         at += (size_t)snprintf(out + at, room - at, "%s", w->to);
     }
@@ -3465,25 +3550,40 @@ TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *t
     out[at] = 0;
     return at;
 }
-/* The context's error into t->err; where memory is short, with the option that says how much there may be. */
+
+/* Writes the context's error to t->err, in terms of the options. Returns 0. */
 TR_DEF int tr_lm_why(tr_lm *t) {
-    static const tr_word words[] = {{"raise desc.max_bytes", "raise it"}, {"desc.gpu is", "--gpu is"}, {"the text to encode: ", ""},
+    static const tr_word words[] = {
+        {"raise desc.max_bytes", "raise it"},
+        {"desc.gpu is", "--gpu is"},
+        {"the text to encode: ", ""},
         {"with min_count (--min-count) 2", "with --min-count 2"},
-        {"or without compact", "or with --tokens bytes"}, {"or use the kind bytes", "or use --tokens bytes"},
-        {"use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu", "use --device cpu, or a trainer made by make cuda"},
-        {"device 1 is not in", "CUDA is not in"}, {"precision 1 is not in", "bf16 is not in"}, {"STX_PREC_F32", "--precision f32"},
-        {" or STX_PREC_BF16", ""}, {"Adagrad here has no weight decay: set it to 0 or use STX_ADAMW",
-        "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"}, {NULL, NULL}};
+        {"or without compact", "or with --tokens bytes"},
+        {"or use the kind bytes", "or use --tokens bytes"},
+        {"use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu",
+         "use --device cpu, or a trainer made by make cuda"},
+        {"device 1 is not in", "CUDA is not in"},
+        {"precision 1 is not in", "bf16 is not in"},
+        {"STX_PREC_F32", "--precision f32"},
+        {" or STX_PREC_BF16", ""},
+        {"Adagrad here has no weight decay: set it to 0 or use STX_ADAMW",
+         "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"},
+        {NULL, NULL}};
     char text[TR_ERR];
     const char *says;
     tr_lm_reword(t, text, sizeof text, stx_error(t->x), words);
-    says = !strncmp(text, "stx_create: ", 12) ? text + 12 : !strncmp(text, "stx_optim_create: ", 18) ? text + 18 : text;
+    says = !strncmp(text, "stx_create: ", 12)         ? text + 12
+           : !strncmp(text, "stx_optim_create: ", 18) ? text + 18
+                                                      : text;
     if (stx_error_code(t->x) == STX_ERR_DEVICE && says == text + 12)
-        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s", t->opt->device ? "cuda" : "cpu",
-            t->opt->precision ? "bf16" : "f32", says);
-    return tr_fail(t->err, TR_ERR, "%s%s", stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", says);
+        return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s",
+                       t->opt->device ? "cuda" : "cpu", t->opt->precision ? "bf16" : "f32", says);
+    return tr_fail(t->err, TR_ERR, "%s%s",
+                   stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", says);
 }
-/* The name of a value of an option with named values: a choice or a flag. */
+
+/* Writes the name of a value to out, for an option with named values (a choice or a
+   flag). */
 TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
     size_t len = 0;
     const char *name = NULL;
@@ -3495,10 +3595,10 @@ TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
     snprintf(out, size, "%.*s", name ? (int)len : 0, name ? name : "");
 }
 
-/* Reports the library's error in terms of the options. It has the form "WHO FIELD: expected
-   Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the one that words
-   says; where the option has named values, X and an expected 0 become names. Other names of
-   the library become those in words. */
+/* Reports the library's error in terms of the options. It has the form "WHO FIELD:
+   expected Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the one
+   that words names. For an option with named values, X and an expected 0 become names.
+   Other names of the library are replaced as in tr_lm_reword. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     const char *text = stx_error(t->x), *name, *got, *zero;
     char line[TR_ERR], part[TR_ERR], value_name[64];
@@ -3509,7 +3609,7 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0)
         return tr_lm_why(t);
 
-    /* the option */
+    /* the option's name */
     text += strlen(who);
     n = strcspn(text, " :");
     o = tr_find_option(t->options, text, n);
@@ -3517,8 +3617,8 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     for (w = words; w->from; w++) {
         size_t m = strlen(w->from);
         if (!tr_find_option(t->options, w->to, strlen(w->to))) continue;
-        if (strchr(w->from, ' ') ? strncmp(text, w->from, m) != 0
-                                 : !tr_same_name(text, n, w->from)) continue;
+        if (strchr(w->from, ' ') ? strncmp(text, w->from, m) != 0 : !tr_same_name(text, n, w->from))
+            continue;
         name = w->to;
         n = m;
         break;
@@ -3531,7 +3631,7 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     text += n;
     at = (size_t)snprintf(line, sizeof line, "--%s", name);
 
-    /* its value, and an expected 0, by name */
+    /* names instead of its value and of an expected 0 */
     got = strstr(text, ", got ");
     if (got && (o->type == TR_T_CHOICE || o->type == TR_T_FLAG)
         && sscanf(got, ", got %d", &value) == 1) {
@@ -3553,14 +3653,14 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     return tr_fail(t->err, TR_ERR, "%s", line);
 }
 
-/* How many of these tokens have a loss */
+/* Number of these tokens that have a loss. */
 TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     size_t i, m = 0;
     for (i = 0; i < n; i++) m += ids[i] != t->pad_id;
     return (double)m;
 }
 
-/* Bytes of the padding among these tokens: of its pieces, without blanks between words */
+/* Number of bytes of the padding among these tokens, without the spaces between words. */
 TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     double pads = t->pad_id >= 0 ? (double)n - tr_lm_counted(t, ids, n) : 0;
     size_t bytes;
@@ -3570,25 +3670,34 @@ TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     return pads * (double)bytes;
 }
 
-/* Figures of a text (0, 1, 2) are by its own counts. nll: nats per token with a loss */
+/* Perplexity per word of text `part` (0, 1, 2: training, validation, test), from nll, the
+   mean loss in nats per token that has a loss. */
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
     return exp(nll * t->counts[part].tokens / t->counts[part].words);
 }
 
+/* The same in the unit of the run. A perplexity is exp of the mean loss, not a mean of
+   exponentials. */
 TR_DEF double tr_lm_metric(const tr_lm *t, int part, double nll) {
-    if (t->unit == TR_PPL) return exp(nll);      /* of the mean, not the mean of exponentials */
+    if (t->unit == TR_PPL) return exp(nll);
     if (t->unit == TR_WORD_PPL) return tr_lm_word_ppl(t, part, nll);
     return nll / log(2.0) * t->counts[part].tokens / t->counts[part].bytes;
 }
 
-/* The same of a mean loss of training */
+/* The same for a mean loss of training. */
 TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
     const tr_lm_counts *c = &t->counts[0];
     return tr_lm_metric(t, 0, t->mean_of_all ? loss * c->all / c->tokens : loss);
 }
-TR_DEF const char *tr_lm_unit(const tr_lm *t) { return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl"; }
-/* Words of a text, however it is cut into tokens: what stands between blanks and line ends; and where tokens are words, those that begin
-   with U+2581 (pieces of words, as SentencePiece marks where one begins), or if none does, all but <eos>. */
+
+TR_DEF const char *tr_lm_unit(const tr_lm *t) {
+    return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl";
+}
+
+/* Number of words of a text, whatever its tokens are. Words are separated by white space.
+   If the tokens are words or pieces, a word begins at each token that begins with U+2581
+   (SentencePiece's mark of a new word); without such marks, every token except <eos> is
+   one. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
     size_t n = stx_corpus_size(text), at, i, k, m, len = 0;
     double words = 0, marked = 0;
@@ -3609,7 +3718,8 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
                 continue;
             }
             for (k = 0; k < len; k++) {
-                int in = id[i] != stx_vocab_eos(t->vocab) && s[k] != ' ' && (s[k] < '\t' || s[k] > '\r');
+                int in = id[i] != stx_vocab_eos(t->vocab) && s[k] != ' '
+                         && (s[k] < '\t' || s[k] > '\r');
                 words += in && !inside;
                 inside = in;
             }
@@ -3621,17 +3731,24 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
 /* The option that makes the model read token by token; NULL: none does. */
 TR_DEF const char *tr_lm_by_token(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    return o->interactive ? "interactive" : o->generate ? "generate" : o->score && o->score_by != TR_BY_FILE ? "score-by" : NULL;
+    return o->interactive                          ? "interactive"
+           : o->generate                           ? "generate"
+           : o->score && o->score_by != TR_BY_FILE ? "score-by"
+                                                   : NULL;
 }
 
-/* ---- context */
 
-/* Is the context as the options of a checkpoint want it? */
+// >>lm: context
+
+/* Does the context agree with the options, which a checkpoint may have changed? */
 TR_DEF int tr_lm_fits_options(const tr_lm *t) {
     const stx_desc *d = stx_ctx_desc(t->x);
-    return d->precision == t->opt->precision && d->tf32 == t->opt->tf32 && d->seed == t->opt->seed && (d->no_graph || !*t->kind->adapt_io);
+    return d->precision == t->opt->precision && d->tf32 == t->opt->tf32 && d->seed == t->opt->seed
+           && (d->no_graph || !*t->kind->adapt_io);
 }
-/* A context as the options want it; one that is there already is kept if it is like that. */
+
+/* Creates the context that the options describe, or keeps the current one if it
+   agrees. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_desc d;
@@ -3645,15 +3762,18 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     d.tune = o->tune;
     d.no_graph = o->no_graph || *t->kind->adapt_io;
     d.seed = o->seed;
-    d.max_bytes = o->max_memory > 0 ? (size_t)(o->max_memory * 1073741824.0) : o->device == STX_CUDA ? 0 :
-                  (size_t)((double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    d.max_bytes = o->max_memory > 0       ? (size_t)(o->max_memory * 1073741824.0)
+                  : o->device == STX_CUDA ? 0
+                                          : (size_t)((double)sysconf(_SC_PHYS_PAGES)
+                                                     * (double)sysconf(_SC_PAGESIZE) * 0.9);
     stx_destroy(t->x);
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
     if (stx_ok(t->x)) return 1;
     return tr_lm_why(t);
 }
-/* Several ranks join, in the context that stays. */
+
+/* Joins the group of ranks, in the final context. */
 TR_DEF int tr_lm_join(tr_lm *t) {
     stx_group_desc g;
     if ((!t->training && !t->evaluating) || t->start.ranks < 2) return 1;
@@ -3661,15 +3781,20 @@ TR_DEF int tr_lm_join(tr_lm *t) {
     g.shard = t->opt->shard;
     return stx_group_join(t->x, &g) || tr_lm_why(t);
 }
-/* Four numbers of each parameter must fit: value, gradient, two optimiser states. */
+
+/* Checks that --max-memory holds four values per parameter: the parameter, its gradient
+   and two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
     if (limit > 0 && need > limit)
-        return tr_fail(t->err, TR_ERR, "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes",
+        return tr_fail(
+            t->err, TR_ERR,
+            "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes",
             need / (1 << 30), limit / (1 << 30));
     return 1;
 }
-/* --adapt-io-cutoffs into cutoff[], *n of them */
+
+/* Parses --adapt-io-cutoffs into cutoff[], and their number into *n. */
 TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
     const char *text = *t->kind->cutoffs;
     size_t i;
@@ -3678,13 +3803,19 @@ TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *
     if (!text || !*text) return 1;
     ok = tr_read_sizes(text, cutoff, STX_MAX_CLUSTERS - 1, n);
     for (i = 0; i < *n; i++) ok = ok && cutoff[i];
-    return ok ? 1 : tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
-        "20000,40000,200000", text, STX_MAX_CLUSTERS - 1);
+    return ok ? 1
+              : tr_fail(
+                  t->err, TR_ERR,
+                  "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
+                  "20000,40000,200000",
+                  text, STX_MAX_CLUSTERS - 1);
 }
 
-/* ---- text */
 
-/* A number for a text: a hash of up to 256 pieces of it, spread evenly. Another text of the same length gives another. */
+// >>lm: text
+
+/* Fingerprint of a text: a hash of up to 256 evenly spaced pieces. It distinguishes texts
+   of the same length. */
 TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
     size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
     uint64_t h = 14695981039346656037u;
@@ -3697,21 +3828,23 @@ TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
     return h;
 }
 
-/* Text in UTF-16 is refused as bytes, too, unless --tokens was given: half is zeros. */
+/* Refuses text in UTF-16 and UTF-32, unless --tokens requests bytes: half of its bytes
+   would be zeros. */
 TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
     const char *wide = NULL;
     FILE *f;
     if (o->tokens > TR_COMPACT || tr_given(t->options, "tokens")) return 1;
-    if (t->vocab && !o->init_from) return 1;        /* a run that was begun with it */
+    if (t->vocab && !o->init_from) return 1; /* a run that began with it */
     f = fopen(path, "rb");
     if (f) {
         wide = stx_text_encoding(first, fread(first, 1, sizeof first, f));
         fclose(f);
     }
     if (!wide) return 1;
-    return tr_fail(t->err, TR_ERR, "--data %.1000s: this is text in %s; convert it: "
+    return tr_fail(t->err, TR_ERR,
+                   "--data %.1000s: this is text in %s; convert it: "
                    "iconv -f %s -t UTF-8 OLD > NEW; or read its bytes as they are: --tokens %s",
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
@@ -3719,33 +3852,47 @@ TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
 /* The three texts, and their vocabulary unless a checkpoint gave it. */
 TR_DEF int tr_lm_decided(const tr_lm *t, const char *name);
 TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value);
+
+/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it. In
+   validation and test texts, words that the training text lacks are not an error: the
+   vocabulary is then built again with an <unk>. */
 TR_DEF int tr_lm_data(tr_lm *t) {
     static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
     const tr_lm_opt *o = t->opt;
     char path[3][4096];
     uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
-    int part, dir, fresh = 0, told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
-    if (!o->data && t->training && o->checkpoint && !o->init_from
-        && stat(o->checkpoint, &st) && errno == ENOENT)
+    int part, dir, fresh = 0,
+                   told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
+    if (!o->data && t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st)
+        && errno == ENOENT)
         return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data",
                        o->checkpoint);
-    if (!o->data) return tr_fail(t->err, TR_ERR, "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
+    if (!o->data)
+        return tr_fail(
+            t->err, TR_ERR,
+            "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
     if (stat(o->data, &st))
-        return tr_fail(t->err, TR_ERR, told ? "no --data, and the checkpoint's is not there: %s: %s; give --data" : "--data %s: %s",
-            o->data, strerror(errno));
+        return tr_fail(t->err, TR_ERR,
+                       told ? "no --data, and the checkpoint's is not there: %s: %s; give --data"
+                            : "--data %s: %s",
+                       o->data, strerror(errno));
     dir = S_ISDIR(st.st_mode);
     for (part = 0; part < 3; part++) {
         int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part])
                     : snprintf(path[part], sizeof path[part], "%s", o->data);
-        if (n < 0 || (size_t)n >= sizeof path[part]) return tr_fail(t->err, TR_ERR, "--data: the path is too long");
+        if (n < 0 || (size_t)n >= sizeof path[part])
+            return tr_fail(t->err, TR_ERR, "--data: the path is too long");
     }
     if (!dir) {
         uint64_t size = (uint64_t)st.st_size;
-        if (!S_ISREG(st.st_mode)) return tr_fail(t->err, TR_ERR, "--data %s: neither a file nor a directory", o->data);
+        if (!S_ISREG(st.st_mode))
+            return tr_fail(t->err, TR_ERR, "--data %s: neither a file nor a directory", o->data);
         if (size < 64)
-            return tr_fail(t->err, TR_ERR, "--data %s: %llu bytes are too short to train on: 64 or "
-                           "more are needed", o->data, (unsigned long long)size);
+            return tr_fail(t->err, TR_ERR,
+                           "--data %s: %llu bytes are too short to train on: 64 or "
+                           "more are needed",
+                           o->data, (unsigned long long)size);
         end[0] = begin[1] = size - size / 20 * 2;
         end[1] = begin[2] = size - size / 20;
         end[2] = size;
@@ -3768,14 +3915,20 @@ TR_DEF int tr_lm_data(tr_lm *t) {
         if (!t->vocab) return tr_lm_why(t);
     }
     for (part = 0; part < 3; part++) {
-        if (dir && part && stat(path[part], &st) && errno == ENOENT) continue;      /* no validation or test text: fine */
+        if (dir && part && stat(path[part], &st) && errno == ENOENT)
+            continue; /* validation and test texts are optional */
         t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
         if (t->text[part]) continue;
         tr_lm_why(t);
-        if (!part || !fresh || t->unk_made || (o->tokens != TR_CHARS && o->tokens != TR_WORDS) || tr_lm_decided(t, "min-count")) return 0;
-        /* words that the training text does not have: again, with an <unk> for them */
+        if (!part || !fresh || t->unk_made || (o->tokens != TR_CHARS && o->tokens != TR_WORDS)
+            || tr_lm_decided(t, "min-count"))
+            return 0;
+        /* words that the training text lacks: repeat with an <unk> */
         stx_clear_error(t->x);
-        for (part = 0; part < 3; part++) { stx_corpus_close(t->text[part]); t->text[part] = NULL; }
+        for (part = 0; part < 3; part++) {
+            stx_corpus_close(t->text[part]);
+            t->text[part] = NULL;
+        }
         stx_vocab_free(t->vocab);
         t->vocab = NULL;
         t->unk_made = 1;
@@ -3783,8 +3936,13 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     }
     for (part = 0; part < 3; part++)
         if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
-            return tr_fail(t->err, TR_ERR, "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
-                o->data, part == 0 ? "training" : part == 1 ? "validation" : "test");
+            return tr_fail(
+                t->err, TR_ERR,
+                "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
+                o->data,
+                part == 0   ? "training"
+                : part == 1 ? "validation"
+                            : "test");
     t->print = tr_lm_print(t->text[0]);
     for (part = 0; part < 3 && stx_vocab_kind(t->vocab) == STX_TOK_BYTES; part++) {
         if (!t->text[part]) continue;
@@ -3795,73 +3953,105 @@ TR_DEF int tr_lm_data(tr_lm *t) {
     }
     return 1;
 }
-/* 0 and an error if a text was cut short since it was opened. Then the step or evaluation
-   that has just read it is void. */
+
+/* Returns 0 and sets an error if a text has been truncated since it was opened. The step
+   or evaluation that has just read it is then void. */
 TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     const char *path = tr_cut_short();
     if (path)
-        stx_fail(t->x, STX_ERR_IO, "the text %s was changed while it was read: it is cut short; "
-                 "the last checkpoint is good", path);
+        stx_fail(t->x, STX_ERR_IO,
+                 "the text %s was changed while it was read: it is cut short; "
+                 "the last checkpoint is good",
+                 path);
     return !path;
 }
-/* The training text in B streams, blocks of T. Out of memory is left to the context's error. */
+
+/* Cuts the training text into B streams, read in blocks of T tokens. If memory is
+   exhausted, only the context's error is set. */
 TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
     stx_batches_desc d;
     memset(&d, 0, sizeof d);
-    d.B = B; d.T = T; d.seed = t->opt->seed; d.how = t->opt->reading; d.count = t->use;
+    d.B = B;
+    d.T = T;
+    d.seed = t->opt->seed;
+    d.how = t->opt->reading;
+    d.count = t->use;
     t->batches = stx_batches_create(t->x, t->text[0], &d);
     if (t->batches || stx_error_code(t->x) == STX_ERR_MEMORY) return 1;
-    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data, (unsigned long long)B,
-        (unsigned long long)T, stx_error(t->x));
+    return tr_fail(t->err, TR_ERR, "--data %s, --batch-sz %llu, --block-sz %llu: %s", t->opt->data,
+                   (unsigned long long)B, (unsigned long long)T, stx_error(t->x));
 }
 
-/* ---- a run without a preset: what the text's size decides, of the options that were not given */
 
+// >>lm: sizes without a preset
+
+/* Sets an option to the value that the size of the text suggests, unless it was given. */
 TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
     char word[96];
     snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
-    return tr_find_option(t->options, name, strlen(name)) == NULL || tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
+    return tr_find_option(t->options, name, strlen(name)) == NULL
+           || tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
 }
-/* The value of an option that is a whole number. */
+
+/* The value of an integer option, or `missing` if the trainer has no such option. */
 TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));
     return p ? *(uint64_t *)p->to : missing;
 }
-/* Was it given, by hand or by a preset? */
+
+/* Was the option given, on the command line or by a preset? */
 TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
     const tr_opt *p = tr_find_option(t->options, name, strlen(name));
     return p && p->from > TR_FROM_TEXT;
 }
-/* A short text gets a smaller model and more dropout and is read up to 20 times; steps are enough to see 5 million tokens, or a longer text
-   once, but at most 20 million. Streams of a short text are made fewer and blocks shorter, so that a stream has four blocks. */
+
+/* Chooses sizes for the text. A short text gets a smaller model and more dropout, and is
+   read up to 20 times. The number of steps suffices for 5 million tokens or one pass over
+   a longer text, but no more than 20 million tokens. For a short text, the number of
+   streams and the length of a block are halved until each stream has four blocks. */
 TR_DEF int tr_lm_size(tr_lm *t) {
-    static const char *const say[] = {"nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"};
+    static const char *const say[] = {"nlayers",  "hid-sz",   "dropout",
+                                      "batch-sz", "block-sz", "steps"};
     const tr_opt *p;
-    double n = (double)stx_corpus_size(t->text[0]), seen = n > 5e6 ? (n < 2e7 ? n : 2e7) : n * 20 < 5e6 ? n * 20 : 5e6;
+    double n = (double)stx_corpus_size(t->text[0]), seen = n > 5e6        ? (n < 2e7 ? n : 2e7)
+                                                           : n * 20 < 5e6 ? n * 20
+                                                                          : 5e6;
     uint64_t B, T, steps;
     char value[64];
     size_t i;
     int may = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     if (t->options->preset_used[0]) return 1;
-    if (!tr_apply(t->options, t->kind->sized[n <= 1e5 ? 0 : n <= 2e6 ? 1 : 2], TR_FROM_TEXT, t->err, TR_ERR)) return 0;
+    if (!tr_apply(t->options,
+                  t->kind->sized[n <= 1e5   ? 0
+                                 : n <= 2e6 ? 1
+                                            : 2],
+                  TR_FROM_TEXT, t->err, TR_ERR))
+        return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
     for (;;) {
         B = tr_lm_number(t, "batch-sz", 1);
         T = tr_lm_number(t, "block-sz", 1);
         if (n >= (double)B * 4.0 * (double)(T + 1)) break;
-        if (B > 4 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
-        else if (T > 8 && !tr_lm_decided(t, "block-sz")) { if (!tr_lm_suggest(t, "block-sz", T / 2)) return 0; }
-        else if (B > 1 && may) { if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0; }
-        else break;
+        if (B > 4 && may) {
+            if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0;
+        } else if (T > 8 && !tr_lm_decided(t, "block-sz")) {
+            if (!tr_lm_suggest(t, "block-sz", T / 2)) return 0;
+        } else if (B > 1 && may) {
+            if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0;
+        } else
+            break;
     }
     if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter") && !tr_lm_decided(t, "epochs")) {
         seen /= (double)B * (double)T * (double)tr_lm_number(t, "update-param-freq", 1);
         if (!tr_lm_suggest(t, "steps", seen < 100 ? 100 : (uint64_t)seen)) return 0;
     }
-    steps = t->opt->steps ? t->opt->steps : tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
+    steps = t->opt->steps ? t->opt->steps
+                          : tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
     if (!tr_lm_suggest(t, "lr-warmup", steps / 10 < 60 ? steps / 10 : 60)) return 0;
     if (!tr_lm_decided(t, "nbatches")
-        && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4) || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4))) return 0;
+        && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4)
+            || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4)))
+        return 0;
     for (i = 0; i < sizeof say / sizeof *say; i++) {
         p = tr_find_option(t->options, say[i], strlen(say[i]));
         if (p == NULL || p->from > TR_FROM_TEXT) continue;
@@ -3874,10 +4064,11 @@ TR_DEF int tr_lm_size(tr_lm *t) {
     return 1;
 }
 
-/* ---- what training works with */
 
-/* For training, once t->lm is there: batches, optimiser, a state for each part of the batch, and room for the `freq` blocks
-   of an update. */
+// >>lm: training state
+
+/* Creates what training needs, once t->lm exists: batches, the optimiser, a state for
+   each part of the batch, and buffers for the `freq` blocks of an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
     size_t k, rows;
@@ -3886,25 +4077,31 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
     if (!tr_lm_batches(t, B, T)) return 0;
     if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
-        return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: the streams of %zu tokens are "
+        return tr_fail(t->err, TR_ERR,
+                       "--update-param-freq %llu: the streams of %zu tokens are "
                        "too short for so many blocks of %llu: %llu or more are needed",
                        (unsigned long long)freq, stx_batches_stream(t->batches),
                        (unsigned long long)T, (unsigned long long)(freq * T + 1));
     if (t->opt->random_segments && t->opt->random_segments >= stx_corpus_size(t->text[0]) / T)
-        return tr_fail(t->err, TR_ERR, "--random-segments %llu: the training text of %zu tokens is "
+        return tr_fail(t->err, TR_ERR,
+                       "--random-segments %llu: the training text of %zu tokens is "
                        "too short for so many blocks of %llu: %llu or more are needed",
                        (unsigned long long)t->opt->random_segments, stx_corpus_size(t->text[0]),
                        (unsigned long long)T,
                        (unsigned long long)((t->opt->random_segments + 1) * T));
-    if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);      /* a checkpoint holds them */
+    if (t->opt->update_every > 1)
+        t->grads = stx_params_grads(t->lm.params, &t->grads_size); /* saved in checkpoints */
     t->optim = stx_optim_create(t->lm.params, od);
     t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
     t->out = t->in + t->pieces;
     t->tokens = (int32_t *)malloc(2 * (size_t)(freq * B * T) * sizeof *t->tokens);
     t->targets = t->tokens + (size_t)(freq * B * T);
-    if (!t->tokens) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %llu tokens", (unsigned long long)(freq * B * T));
-    for (k = 0; t->state && k < t->parts; k++) t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
+    if (!t->tokens)
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for %llu tokens",
+                 (unsigned long long)(freq * B * T));
+    for (k = 0; t->state && k < t->parts; k++)
+        t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
     for (k = 0; t->in && k < t->pieces; k++) {
         t->in[k] = stx_tokens_create(t->x, rows, (size_t)T);
         t->out[k] = stx_tokens_create(t->x, rows, (size_t)T);
@@ -3914,47 +4111,62 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
     return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
-/* ---- checkpoint: parameters, optimiser, states, step, random state, data position, vocabulary and options in one file */
 
-/* How many steps have put their gradient aside when this one is done, for the update that comes. */
+// >>lm: checkpoint. One file contains parameters, optimiser, states, step, random state,
+// position in the text, vocabulary and options.
+
+/* Number of steps whose gradients are already accumulated for the next update, after this
+   step. */
 TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    return o->update_every > 1 && t->step > o->update_after ? (t->step - o->update_after) % o->update_every : 0;
+    return o->update_every > 1 && t->step > o->update_after
+               ? (t->step - o->update_after) % o->update_every
+               : 0;
 }
-/* All but the states and the vocabulary. NULL in error. */
+
+/* Creates a writer and adds everything except the states and the vocabulary. NULL on
+   error. */
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
-    int ok = w && stx_writer_meta(w, "format", t->kind->format) && stx_writer_meta(w, "config", t->config);
-    ok = ok && stx_writer_meta_u64(w, "step", t->step) && stx_writer_meta_u64(w, "tick", stx_tick(t->x)) && stx_writer_meta_u64(w,
-        "seed", t->opt->seed);
-    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0])) && stx_writer_meta_u64(w, "data.print", t->print)
-        && stx_writer_meta_u64(w, "data.position", pos.p);
-    ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps) && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
+    int ok = w && stx_writer_meta(w, "format", t->kind->format)
+             && stx_writer_meta(w, "config", t->config);
+    ok = ok && stx_writer_meta_u64(w, "step", t->step)
+         && stx_writer_meta_u64(w, "tick", stx_tick(t->x))
+         && stx_writer_meta_u64(w, "seed", t->opt->seed);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0]))
+         && stx_writer_meta_u64(w, "data.print", t->print)
+         && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps)
+         && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
     if (ok && !isnan(t->best)) {
         char text[32];
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    if (ok && t->logged && isfinite(t->sum)) {      /* the next log record is of these steps, too */
+    if (ok && t->logged && isfinite(t->sum)) { /* the next log record includes these steps */
         char text[32];
         snprintf(text, sizeof text, "%.17g", t->sum);
         ok = stx_writer_meta(w, "log.sum", text) && stx_writer_meta_u64(w, "log.steps", t->logged);
     }
     ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
     if (ok && tr_lm_pending(t))
-        ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t)) && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
-            && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
+        ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t))
+             && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
+             && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
     if (ok) return w;
     if (w) stx_writer_free(w);
     return NULL;
 }
-/* "memory.0." */
+
+/* Prefix of the names of a state's tensors: "memory.0." */
 TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_t room) {
     snprintf(prefix, room, "%s.%zu.", t->kind->states, part);
     return prefix;
 }
-/* Of several ranks: the states of each rank's streams, on rank 0 as one of all; elsewhere, and in error, NULL. */
+
+/* Collects the states of all ranks' streams in one state on rank 0. Collective. Returns
+   NULL on the other ranks and on error. */
 TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
     stx_ctx *x = t->x;
     size_t rows = t->in[0]->B;
@@ -3971,16 +4183,23 @@ TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
         stx_file *f;
         if (stx_rank(x) == r) {
             stx_writer *w = stx_writer_create(x);
-            if (t->lm.state_save(w, state, "")) bytes = stx_writer_bytes(w, &size);
-            else stx_writer_free(w);
+            if (t->lm.state_save(w, state, ""))
+                bytes = stx_writer_bytes(w, &size);
+            else
+                stx_writer_free(w);
             n = size;
-            ok = bytes && stx_group_send(x, &n, sizeof n, r, 0) && stx_group_send(x, bytes, size, r, 0);
-        } else if (stx_rank(x)) continue;
+            ok = bytes && stx_group_send(x, &n, sizeof n, r, 0)
+                 && stx_group_send(x, bytes, size, r, 0);
+        } else if (stx_rank(x))
+            continue;
         else {
             if (stx_group_send(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
             one = t->lm.state_create(t->lm.model, rows, 0);
-            f = bytes && stx_group_send(x, bytes, (size_t)n, r, 0) ? stx_file_in_memory(x, "another rank's state", bytes, (size_t)n) : NULL;
-            ok = f && one && t->lm.state_load(one, f, "") && t->lm.state_copy(whole, (size_t)r * rows, one, 0, rows);
+            f = bytes && stx_group_send(x, bytes, (size_t)n, r, 0)
+                    ? stx_file_in_memory(x, "another rank's state", bytes, (size_t)n)
+                    : NULL;
+            ok = f && one && t->lm.state_load(one, f, "")
+                 && t->lm.state_copy(whole, (size_t)r * rows, one, 0, rows);
             stx_file_close(f);
             if (one) t->lm.state_free(one);
         }
@@ -3990,7 +4209,9 @@ TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
     if (whole) t->lm.state_free(whole);
     return NULL;
 }
-/* Adds what the streams of a part of the batch remember, of all ranks; all ranks call it, w is rank 0's. */
+
+/* Adds the state of one part of the batch, of all ranks' streams. Collective; w is rank
+   0's writer. */
 TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const char *prefix) {
     void **list, *whole;
     if (tr_lm_ranks(t) < 2) return t->lm.state_save(w, state, prefix);
@@ -3998,23 +4219,31 @@ TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const ch
     if (stx_rank(t->x)) return stx_ok(t->x);
     if (!whole) return 0;
     list = (void **)realloc(t->whole, (t->wholes + 1) * sizeof *list);
-    if (!list) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to save"); t->lm.state_free(whole); return 0; }
+    if (!list) {
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory to save");
+        t->lm.state_free(whole);
+        return 0;
+    }
     t->whole = list;
-    list[t->wholes++] = whole;             /* the writer reads it when all is added */
+    list[t->wholes++] = whole; /* the writer reads it in stx_writer_finish */
     return t->lm.state_save(w, whole, prefix);
 }
-/* The other way: this rank's share */
+
+/* Loads this rank's share of such a state. */
 TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char *prefix) {
     size_t rows = t->in[0]->B;
     void *whole;
     int ok;
     if (tr_lm_ranks(t) < 2) return t->lm.state_load(state, f, prefix);
     whole = t->lm.state_create(t->lm.model, rows * (size_t)tr_lm_ranks(t), 0);
-    ok = whole && t->lm.state_load(whole, f, prefix) && t->lm.state_copy(state, 0, whole, rows * (size_t)stx_rank(t->x), rows);
+    ok = whole && t->lm.state_load(whole, f, prefix)
+         && t->lm.state_copy(state, 0, whole, rows * (size_t)stx_rank(t->x), rows);
     if (whole) t->lm.state_free(whole);
     return ok;
 }
-/* Ranks whose numbers came apart (a defect of a machine or its network) must not go on. 0 and an error */
+
+/* Sets an error if the parameters of the ranks differ, which a defect of a machine or its
+   network can cause. Collective. */
 TR_DEF int tr_lm_alike(tr_lm *t) {
     const stx_params *p = t->lm.params;
     uint64_t h = TR_HASH_BEGIN;
@@ -4024,7 +4253,10 @@ TR_DEF int tr_lm_alike(tr_lm *t) {
     for (i = 0; i < p->count; i++) {
         size_t n = p->tensor[i]->size;
         stx_real *copy = (stx_real *)malloc(n * sizeof *copy);
-        if (!copy) { stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the ranks' parameters"); return 0; }
+        if (!copy) {
+            stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the ranks' parameters");
+            return 0;
+        }
         stx_get(t->x, p->tensor[i], copy);
         h = tr_hash(h, (const char *)copy, n * sizeof *copy);
         free(copy);
@@ -4033,16 +4265,23 @@ TR_DEF int tr_lm_alike(tr_lm *t) {
     v[1] = -v[0];
     if (!stx_group_max(t->x, v, 2)) return 0;
     if (v[0] == -v[1]) return 1;
-    stx_fail(t->x, STX_ERR_DEVICE, "after step %llu the ranks' parameters are no longer alike: a machine or its network computes wrongly; "
-             "nothing is saved, the last checkpoint is good", (unsigned long long)t->step);
+    stx_fail(
+        t->x, STX_ERR_DEVICE,
+        "after step %llu the ranks' parameters are no longer alike: a machine or its network computes wrongly; "
+        "nothing is saved, the last checkpoint is good",
+        (unsigned long long)t->step);
     return 0;
 }
-/* What ranks other than 0 have to do while rank 0 saves an optimiser */
+
+/* The part of ranks other than 0 while rank 0 saves a sharded optimiser. Collective. */
 TR_DEF int tr_lm_save_optim(const tr_lm *t, const stx_optim *o, const char *prefix) {
     return !t->opt->shard || tr_lm_ranks(t) < 2 || stx_optim_save_as(NULL, o, prefix);
 }
-/* Between two updates each rank has gradients of its own. A checkpoint gets their mean, and with that all go on: the mean of equal ones,
-   with what is added to them later, is the whole batch's. */
+
+/* Between two updates, the ranks have different gradients. Replaces them by their mean,
+   which is saved. Training continues with the mean on every rank: averaging equal
+   gradients, plus what is added later, gives the gradient of the whole batch.
+   Collective. */
 TR_DEF int tr_lm_pool(tr_lm *t) {
     size_t at, i, n;
     stx_real part[1024];
@@ -4058,7 +4297,9 @@ TR_DEF int tr_lm_pool(tr_lm *t) {
     }
     return stx_ok(t->x);
 }
-/* Writes the file at path, whole or not at all; path NULL: no file is wanted. All ranks; rank 0 writes. */
+
+/* Writes the checkpoint to path, completely or not at all. If path is NULL, does nothing.
+   Collective; rank 0 writes. */
 TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     size_t len = stx_vocab_save(t->vocab, NULL, 0), part;
     stx_writer *w;
@@ -4074,29 +4315,38 @@ TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     if (ok && t->save_more) ok = t->save_more(t, w);
     if (stx_rank(t->x)) return ok;
     blob = malloc(len + 1);
-    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob)
-        && stx_writer_checksum(w);
+    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len
+         && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob) && stx_writer_checksum(w);
     if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
-    if (ok) ok = stx_writer_finish(w, path);
-    else stx_writer_free(w);
+    if (ok)
+        ok = stx_writer_finish(w, path);
+    else
+        stx_writer_free(w);
     while (t->wholes) t->lm.state_free(t->whole[--t->wholes]);
     free(blob);
     return ok;
 }
-/* The checkpoint that there is, or the one of --init-from, opened: its form is checked, its options and its vocabulary are taken. It may
-   ask for another context than there is, which is made then. *f NULL: there is none. */
+
+/* Opens the checkpoint of the run, or that of --init-from, checks its form and adopts its
+   options and vocabulary. If they require a different context, creates it. *f is NULL if
+   there is no checkpoint yet. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     const tr_lm_kind *k = t->kind;
-    const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own, *config, *format;
+    const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own,
+               *config, *format;
     const stx_entry *e;
     struct stat st;
     *f = NULL;
     if (from && own && !stat(own, &st))
-        return tr_fail(t->err, TR_ERR, "--init-from %.400s begins a new run, but --checkpoint %.400s is there, and a run goes on from it: "
-            "leave --init-from out to go on, or name another --checkpoint", from, own);
+        return tr_fail(
+            t->err, TR_ERR,
+            "--init-from %.400s begins a new run, but --checkpoint %.400s is there, and a run goes on from it: "
+            "leave --init-from out to go on, or name another --checkpoint",
+            from, own);
     if (!path || (stat(path, &st) && errno == ENOENT)) {
         if (!from && (t->training || t->opt->dry_run)) return 1;
-        return tr_fail(t->err, TR_ERR, "--%s %s: %s", from ? "init-from" : "checkpoint", path ? path : "", strerror(ENOENT));
+        return tr_fail(t->err, TR_ERR, "--%s %s: %s", from ? "init-from" : "checkpoint",
+                       path ? path : "", strerror(ENOENT));
     }
     *f = stx_file_open(t->x, path);
     if (!*f) return tr_lm_why(t);
@@ -4107,18 +4357,30 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
         return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program",
                        path, (int)strcspn(format + 6, "."), format + 6);
     if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
-        return tr_fail(t->err, TR_ERR, "%s is a safetensors file, but no checkpoint of this program", path);
+        return tr_fail(t->err, TR_ERR,
+                       "%s is a safetensors file, but no checkpoint of this program", path);
     if (!stx_file_verify(*f)) return tr_lm_why(t);
     if (!from) snprintf(t->found, sizeof t->found, "%s", stx_file_meta(*f, "seal"));
     if (t->training && !from && stx_file_meta(*f, "converted.from"))
-        return tr_fail(t->err, TR_ERR, "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
-            "--init-from %.400s begins a new one with them", path, path);
-    if (!tr_options_adopt(t->options, config, from ? TR_INIT : t->training ? TR_RESUME : TR_LOOK, &t->adopted, t->err, TR_ERR)) return 0;
+        return tr_fail(
+            t->err, TR_ERR,
+            "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
+            "--init-from %.400s begins a new one with them",
+            path, path);
+    if (!tr_options_adopt(t->options, config,
+                          from          ? TR_INIT
+                          : t->training ? TR_RESUME
+                                        : TR_LOOK,
+                          &t->adopted, t->err, TR_ERR))
+        return 0;
     if (t->training && t->adopted.missing.n)
-        return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
+        return tr_fail(
+            t->err, TR_ERR,
+            "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
             "the --preset, that the run began with",
-                       path, t->adopted.missing.s, strchr(t->adopted.missing.s, ',') ? "those options" : "that option");
-    if (!tr_lm_fits_options(t)) {       /* the file is of the context that goes */
+            path, t->adopted.missing.s,
+            strchr(t->adopted.missing.s, ',') ? "those options" : "that option");
+    if (!tr_lm_fits_options(t)) { /* the file belongs to the old context */
         stx_file_close(*f);
         *f = NULL;
         if (!tr_lm_context(t)) return 0;
@@ -4128,25 +4390,36 @@ TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
     t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
     return t->vocab ? 1 : tr_lm_why(t);
 }
-/* Gradients that stand in a checkpoint because it was saved between two updates. */
+
+/* Loads gradients that were accumulated when the checkpoint was saved between two
+   updates. */
 TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     const stx_entry *e = stx_file_find(f, "grads");
     uint64_t pending = 0, every = 0;
     if (!e && !tr_lm_pending(t)) return 1;
-    if (e && (!stx_file_meta_u64(t->x, f, "grads.pending", &pending) || !stx_file_meta_u64(t->x, f, "grads.every", &every))) return 0;
+    if (e
+        && (!stx_file_meta_u64(t->x, f, "grads.pending", &pending)
+            || !stx_file_meta_u64(t->x, f, "grads.every", &every)))
+        return 0;
     if (pending != tr_lm_pending(t) || every != t->opt->update_every) {
-        stx_fail(t->x, STX_ERR_ARG, "it was saved with gradients of %llu of %llu steps: with these --update-every and --update-after there "
-                 "would be %llu of %llu; give those that the run had", (unsigned long long)pending, (unsigned long long)(every ? every : 1),
-                 (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
+        stx_fail(
+            t->x, STX_ERR_ARG,
+            "it was saved with gradients of %llu of %llu steps: with these --update-every and --update-after there "
+            "would be %llu of %llu; give those that the run had",
+            (unsigned long long)pending, (unsigned long long)(every ? every : 1),
+            (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
         return 0;
     }
     if (e->count != t->grads_size) {
-        stx_fail(t->x, STX_ERR_FORMAT, "it holds %zu gradients, the model has %zu: it is damaged", e->count, t->grads_size);
+        stx_fail(t->x, STX_ERR_FORMAT, "it holds %zu gradients, the model has %zu: it is damaged",
+                 e->count, t->grads_size);
         return 0;
     }
     return stx_entry_put(e, t->grads, e->count);
 }
-/* Parameters and step from an open checkpoint; in training also all else; for --init-from parameters alone. */
+
+/* Loads parameters and the step from an open checkpoint, and for training everything
+   else. For --init-from, loads parameters only. */
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
@@ -4158,7 +4431,10 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     if (t->opt->init_from) return 1;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
-    if (best && !tr_read_real(best, &t->best)) { stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number"); return 0; }
+    if (best && !tr_read_real(best, &t->best)) {
+        stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number");
+        return 0;
+    }
     t->seen = t->best;
     if (!t->training) return 1;
     if (sum && !tr_read_real(sum, &t->sum)) {
@@ -4167,36 +4443,49 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     }
     if (sum && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
     if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
-        || !stx_file_meta_u64(x, f, "data.tokens", &tokens) || !stx_file_meta_u64(x, f, "data.print", &print)
-        || !stx_file_meta_u64(x, f, "data.position", &pos.p) || !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)
-        || !stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
+        || !stx_file_meta_u64(x, f, "data.tokens", &tokens)
+        || !stx_file_meta_u64(x, f, "data.print", &print)
+        || !stx_file_meta_u64(x, f, "data.position", &pos.p)
+        || !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)
+        || !stx_file_meta_u64(x, f, "data.fresh", &fresh))
+        return 0;
     if (seed != t->opt->seed) {
-        stx_fail(x, STX_ERR_FORMAT, "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
+        stx_fail(x, STX_ERR_FORMAT,
+                 "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
                  (unsigned long long)seed, (unsigned long long)t->opt->seed);
         return 0;
     }
     if (tokens != stx_corpus_size(t->text[0])) {
-        stx_fail(x, STX_ERR_ARG, "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the "
+        stx_fail(
+            x, STX_ERR_ARG,
+            "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the "
             "run began with, or another --checkpoint for a new run",
-                 t->opt->data, stx_corpus_size(t->text[0]), (unsigned long long)tokens);
+            t->opt->data, stx_corpus_size(t->text[0]), (unsigned long long)tokens);
         return 0;
     }
     if (print != t->print) {
-        stx_fail(x, STX_ERR_ARG, "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: "
-            "give that one, or another --checkpoint for a new run", t->opt->data);
+        stx_fail(
+            x, STX_ERR_ARG,
+            "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: "
+            "give that one, or another --checkpoint for a new run",
+            t->opt->data);
         return 0;
     }
     pos.fresh = fresh != 0;
-    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos) || !tr_lm_load_grads(t, f)) return 0;
+    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)
+        || !tr_lm_load_grads(t, f))
+        return 0;
     stx_set_tick(x, tick);
     for (part = 0; part < t->parts; part++)
-        if (!tr_lm_load_state(t, f, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix))) return 0;
+        if (!tr_lm_load_state(t, f, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix)))
+            return 0;
     return 1;
 }
 
-/* ---- the run's beginning and end */
 
-/* --prompt into memory; "-" is standard input. */
+// >>lm: start and end of a run
+
+/* Reads --prompt into t->prompt; "-" is standard input. */
 TR_DEF int tr_lm_prompt(tr_lm *t) {
     const char *text = t->opt->prompt;
     tr_buf b;
@@ -4204,15 +4493,23 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     size_t n;
     memset(&b, 0, sizeof b);
     if (!text || !*text) return 1;
-    if (strcmp(text, "-") != 0) tr_buf_puts(&b, text);
+    if (strcmp(text, "-") != 0)
+        tr_buf_puts(&b, text);
     else {
         while ((n = fread(piece, 1, sizeof piece, stdin)) > 0) tr_buf_put(&b, piece, n);
-        if (ferror(stdin)) tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno));
-        if (ferror(stdin)) { tr_buf_free(&b); return 0; }
+        if (ferror(stdin))
+            tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno));
+        if (ferror(stdin)) {
+            tr_buf_free(&b);
+            return 0;
+        }
         if (b.n && b.s[b.n - 1] == '\n') b.n--;
         if (b.n && b.s[b.n - 1] == '\r') b.n--;
     }
-    if (b.oom) { tr_buf_free(&b); return tr_fail(t->err, TR_ERR, "--prompt: no memory"); }
+    if (b.oom) {
+        tr_buf_free(&b);
+        return tr_fail(t->err, TR_ERR, "--prompt: no memory");
+    }
     t->prompt = b.s;
     t->prompt_len = b.n;
     if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) {
@@ -4225,7 +4522,8 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     }
     return 1;
 }
-/* The directory of --out, which may be there */
+
+/* Creates the directory of --out unless it exists. */
 TR_DEF int tr_lm_make_out(tr_lm *t) {
     const char *dir = t->opt->out;
     struct stat st;
@@ -4238,7 +4536,8 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
     strcpy(t->made, dir);
     return 1;
 }
-/* --stop with its escapes undone */
+
+/* Copies --stop to t->stop and replaces escapes. */
 TR_DEF int tr_lm_stop_text(tr_lm *t) {
     const char *text = t->opt->stop;
     if (!text) return 1;
@@ -4249,7 +4548,9 @@ TR_DEF int tr_lm_stop_text(tr_lm *t) {
     tr_unescape(t->stop);
     return 1;
 }
-/* All that can still be refused before the first step, and signals. No file is written yet; a directory is made. */
+
+/* Performs the last checks before the first step and installs the signal handlers.
+   Creates a directory but no file. */
 TR_DEF int tr_lm_open(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     struct stat st;
@@ -4258,17 +4559,21 @@ TR_DEF int tr_lm_open(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     t->config = tr_options_json(t->options, 1);
     if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
-    if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR);      /* rank 0 writes the files */
+    if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR); /* rank 0 writes the files */
     if (t->training && o->out && !tr_lm_make_out(t)) return 0;
     if (t->training && o->checkpoint
-        && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR)) return 0;
+        && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR))
+        return 0;
     if (t->training && o->best && !tr_can_write("best", o->best, 0, t->err, TR_ERR)) return 0;
     if (o->log && strncmp(o->log, "/dev/", 5)
         && (!tr_can_write("log", o->log, 1, t->err, TR_ERR)
-            || !tr_log_here(o->log, t->err, TR_ERR))) return 0;
+            || !tr_log_here(o->log, t->err, TR_ERR)))
+        return 0;
     return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
 }
-/* What this run writes, k = 0, 1, 2: returns the option; *path is the file, or NULL. */
+
+/* Returns the name of the k-th option (0, 1, 2) that names an output file. *path is that
+   file, or NULL if this run does not write it. */
 TR_DEF const char *tr_lm_writes(const tr_lm *t, int k, const char **path) {
     static const char *const name[3] = {"checkpoint", "best", "log"};
     const tr_lm_opt *o = t->opt;
@@ -4278,7 +4583,7 @@ TR_DEF const char *tr_lm_writes(const tr_lm *t, int k, const char **path) {
     return name[k];
 }
 
-/* Refuses files that another run is writing. Rank 0 alone looks; nothing is claimed
+/* Refuses files that another run is writing. Only rank 0 checks; nothing is claimed
    yet. */
 TR_DEF int tr_lm_unclaimed(tr_lm *t) {
     const char *path, *name;
@@ -4291,8 +4596,8 @@ TR_DEF int tr_lm_unclaimed(tr_lm *t) {
     return 1;
 }
 
-/* Claims them. Meanwhile another run may have started, and even ended: then the
-   checkpoint is no longer the one that this run began with. */
+/* Claims the output files. If another run has written the checkpoint since it was opened,
+   it is no longer the one that this run resumed from, and is refused. */
 TR_DEF int tr_lm_claim(tr_lm *t) {
     const char *path, *name, *seal;
     struct stat st;
@@ -4312,20 +4617,32 @@ TR_DEF int tr_lm_claim(tr_lm *t) {
         same = seal && !strcmp(seal, t->found);
         stx_file_close(f);
     }
-    return same ? 1 : tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it "
-        "since this one began: start again, to continue from it", path);
+    return same ? 1
+                : tr_fail(t->err, TR_ERR,
+                          "--checkpoint %.900s: another run has written it "
+                          "since this one began: start again, to continue from it",
+                          path);
 }
 
-/* Opens log and event file and writes the first record. It is called when the first step, or evaluation, is done: what it needs has been
-   found, and a run that cannot have it leaves no trace. Once; 0: t->err. */
+/* Opens the log and the event file and writes the first record. Called after the first
+   step or evaluation, when everything that it needs was available: a run that fails
+   before leaves no trace. Later calls do nothing. Returns 0 and sets t->err on
+   failure. */
 TR_DEF int tr_lm_begin(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char *all;
-    if (t->begun || stx_rank(t->x)) { t->begun = 1; return 1; }
-    if (!tr_lm_claim(t)) { stx_fail(t->x, STX_ERR_IO, "%s", t->err); return 0; }
-    /* only a run that goes on from its checkpoint writes the later lines of its log again */
+    if (t->begun || stx_rank(t->x)) {
+        t->begun = 1;
+        return 1;
+    }
+    if (!tr_lm_claim(t)) {
+        stx_fail(t->x, STX_ERR_IO, "%s", t->err);
+        return 0;
+    }
+    /* only a run that resumes from its checkpoint repeats the later lines of its log */
     if (!tr_board_open(&t->board, o->tensorboard, t->training ? t->first : 0, t->err, TR_ERR)
-        || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err, TR_ERR)) {
+        || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err,
+                        TR_ERR)) {
         stx_fail(t->x, STX_ERR_IO, "%s", t->err);
         return 0;
     }
@@ -4339,12 +4656,14 @@ TR_DEF int tr_lm_begin(tr_lm *t) {
     if (t->predicted) tr_log_int(&t->log, "recomputed", t->recompute);
     if (t->predicted) tr_log_int(&t->log, "predicted_bytes", t->predicted);
     if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
-    if (t->first && t->adopted.given.n) tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
+    if (t->first && t->adopted.given.n)
+        tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
     free(all);
     if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
     return 1;
 }
-/* The first lines. */
+
+/* Prints the first lines of the run. */
 TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
@@ -4352,40 +4671,64 @@ TR_DEF void tr_lm_hello(tr_lm *t) {
     if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
     tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
-    if (o->device) tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size, stx_vocab_size(t->vocab),
-        stx_backend(t->x), o->precision ? "bf16" : o->tf32 ? "f32 (tf32 products)" : "f32", mem);
-    else tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far", size, stx_vocab_size(t->vocab),
-        stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "", o->precision ? "bf16 products" : "f32", mem);
+    if (o->device)
+        tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size,
+               stx_vocab_size(t->vocab), stx_backend(t->x),
+               o->precision ? "bf16"
+               : o->tf32    ? "f32 (tf32 products)"
+                            : "f32",
+               mem);
+    else
+        tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far",
+               size, stx_vocab_size(t->vocab), stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "",
+               o->precision ? "bf16 products" : "f32", mem);
     if (o->weights) {
         tr_bytes(size, (double)t->packed);
-        tr_say(&t->term, "matrices rounded to %s; %s a token, if all are read", o->weights == 1 ? "bf16" : "int8", size);
+        tr_say(&t->term, "matrices rounded to %s; %s a token, if all are read",
+               o->weights == 1 ? "bf16" : "int8", size);
     }
     if (t->text[0]) {
         int told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
         tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu",
-               told ? " of the checkpoint, " : "", told ? o->data : "",
-               size, stx_corpus_size(t->text[0]), (unsigned long long)t->step, (unsigned long long)t->steps);
+               told ? " of the checkpoint, " : "", told ? o->data : "", size,
+               stx_corpus_size(t->text[0]), (unsigned long long)t->step,
+               (unsigned long long)t->steps);
     }
     if (!t->training) return;
     if (t->predicted) {
         tr_bytes(size, (double)t->predicted);
         tr_bytes(mem, (double)stx_ctx_desc(t->x)->max_bytes);
-        tr_say(&t->term, "recomputing %zu of %zu layers; predicted peak %s, of %s that may be", t->recompute,
-            t->layers, size, mem);
+        tr_say(&t->term, "recomputing %zu of %zu layers; predicted peak %s, of %s that may be",
+               t->recompute, t->layers, size, mem);
     }
-    if (o->init_from) tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew", o->init_from);
-    if (t->unk_made) tr_say(&t->term, "the validation or test text has %s that the training text has not: those that it has once are "
-        "read as <unk>, too (--min-count 2; --min-count 1 refuses such a text)", o->tokens == TR_WORDS ? "words" : "characters");
+    if (o->init_from)
+        tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew",
+               o->init_from);
+    if (t->unk_made)
+        tr_say(
+            &t->term,
+            "the validation or test text has %s that the training text has not: those that it has once are "
+            "read as <unk>, too (--min-count 2; --min-count 1 refuses such a text)",
+            o->tokens == TR_WORDS ? "words" : "characters");
     if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
-    if (t->first && t->adopted.given.n) tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
-        t->adopted.given.s);
-    if (t->first && t->adopted.changed.n) tr_say(&t->term, "going on with other options than the checkpoint's (in brackets): "
-        "%.1500s", t->adopted.changed.s);
-    if (t->first && t->step >= t->steps) tr_say(&t->term, "the run is at its end: a larger --steps goes on");
-    else if (!o->checkpoint) tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and "
-        "a run that was stopped goes on");
+    if (t->first && t->adopted.given.n)
+        tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
+               t->adopted.given.s);
+    if (t->first && t->adopted.changed.n)
+        tr_say(&t->term,
+               "going on with other options than the checkpoint's (in brackets): "
+               "%.1500s",
+               t->adopted.changed.s);
+    if (t->first && t->step >= t->steps)
+        tr_say(&t->term, "the run is at its end: a larger --steps goes on");
+    else if (!o->checkpoint)
+        tr_say(
+            &t->term,
+            "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and "
+            "a run that was stopped goes on");
 }
+
 TR_DEF void tr_lm_close(tr_lm *t) {
     int part;
     tr_watched.n = 0;
@@ -4405,23 +4748,32 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     free(t->prompt);
     free(t->stop);
     for (part = 0; part < 3; part++) tr_claim_close(&t->claim[part]);
-    if (t->made && !t->begun) rmdir(t->made);        /* nothing was written: no trace */
+    if (t->made && !t->begun) rmdir(t->made); /* nothing was written */
     free(t->made);
     free(t->whole);
     free(t->tokens);
     stx_destroy(t->x);
 }
 
-/* ---- training: what a step leaves for people */
 
-TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) { if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what); }
-/* A point of a curve of TensorBoard. */
-TR_DEF void tr_lm_point(tr_lm *t, const char *tag, double x) { tr_lm_note(t, t->board.err, tr_board_scalar(&t->board, tag, t->step, x)); }
-/* Progress; loss: of this step. */
+// >>lm: progress and log records
+
+/* Prints a failure of the log or the event file, which does not end the run. */
+TR_DEF void tr_lm_note(tr_lm *t, const char *what, int ok) {
+    if (!ok) tr_say(&t->term, "%s: %s", t->options->program, what);
+}
+
+/* Adds a point to a TensorBoard curve. */
+TR_DEF void tr_lm_point(tr_lm *t, const char *tag, double x) {
+    tr_lm_note(t, t->board.err, tr_board_scalar(&t->board, tag, t->step, x));
+}
+
+/* Shows progress; loss is the loss of this step. */
 TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     tr_progress p;
     memset(&p, 0, sizeof p);
-    p.step = t->step; p.steps = t->steps;
+    p.step = t->step;
+    p.steps = t->steps;
     p.loss = loss;
     p.unit = tr_lm_unit(t);
     p.metric = tr_lm_train_metric(t, loss);
@@ -4431,9 +4783,10 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
     tr_show(&t->term, &p, due);
 }
-/* Calls the step by way of stx_step_run; when steps cannot be replayed, says why, once. */
+
+/* Runs the step by stx_step_run. If steps cannot be replayed, reports the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
-    const char *why = stx_step_note(t->x);      /* of the step before */
+    const char *why = stx_step_note(t->x); /* about the previous step */
     if (*why && !t->noted) {
         t->noted = 1;
         tr_say(&t->term, "%s", why);
@@ -4444,7 +4797,9 @@ TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
     }
     return stx_step_run(t->x, key, step, user);
 }
-/* Begins a record "train"; loss: the mean since the last one. The trainer adds its own numbers and ends it. */
+
+/* Begins a "train" record; loss is the mean since the previous one. The trainer adds its
+   values and calls tr_lm_logged. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     double metric = tr_lm_train_metric(t, loss);
     char tag[40];
@@ -4453,9 +4808,12 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_log_num(&t->log, "loss", loss);
     tr_log_num(&t->log, tr_lm_unit(t), metric);
     tr_log_num(&t->log, "lr", t->lr);
-    tr_log_num(&t->log, "grad_norm", t->update ? t->optim->grad_norm : (double)NAN);      /* null: no update in this step */
+    tr_log_num(&t->log, "grad_norm",
+               t->update ? t->optim->grad_norm : (double)NAN); /* null: no update in this step */
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
-    tr_log_num(&t->log, "seconds", floor(1000 * (tr_seconds() - t->began)) / 1000);      /* since this start: evaluations and saving, too */
+    tr_log_num(&t->log, "seconds",
+               floor(1000 * (tr_seconds() - t->began))
+                   / 1000); /* since this start: evaluations and saving, too */
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
     tr_lm_point(t, "train/loss", loss);
     snprintf(tag, sizeof tag, "train/%s", tr_lm_unit(t));
@@ -4464,18 +4822,22 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     if (t->update) tr_lm_point(t, "train/grad_norm", t->optim->grad_norm);
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
-/* Is this evaluation the best so far? (A stop during it leaves a NaN: not better.) */
+
+/* Is this evaluation the best so far? (An evaluation that was interrupted is NaN, hence
+   not.) */
 TR_DEF int tr_lm_better(tr_lm *t, double nll) {
     if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
     t->best = nll;
     return 1;
 }
-/* Saves what is the best so far and says so. 0 in error */
+
+/* Saves the best model so far and reports it. Returns 0 on error. */
 TR_DEF int tr_lm_save_best(tr_lm *t) {
     const char *path = t->opt->best;
     if (!tr_lm_save(t, path)) return 0;
     if (stx_rank(t->x)) return 1;
-    tr_say(&t->term, "step %llu: the best so far, saved in %.1000s", (unsigned long long)t->step, path);
+    tr_say(&t->term, "step %llu: the best so far, saved in %.1000s", (unsigned long long)t->step,
+           path);
     tr_log_begin(&t->log, "best");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", t->best);
@@ -4485,45 +4847,55 @@ TR_DEF int tr_lm_save_best(tr_lm *t) {
     return 1;
 }
 
-/* ---- evaluation */
 
-/* Fewer streams, shorter blocks where the text is short. */
+// >>lm: evaluation
+
+/* Reduces the number of streams and the length of a block for a short text. */
 TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     size_t n = stx_corpus_size(text);
     while (*B > 1 && n / *B < 2 * (*T + 1)) --*B;
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
 
-/* Mean nll over a text, nats per token that has a loss, with a separate state: training
-   does not notice. blocks 0: the whole text. NaN in error, or when a signal ends it. */
+/* Returns the mean loss over a text, in nats per token that has a loss. It uses a
+   separate state, so training is not affected. blocks = 0 means the whole text. Returns
+   NaN on error or when a signal ends the pass. */
 TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks,
                          tr_lm_scored *scored) {
     stx_batches_desc d;
     stx_batches *b;
-    int32_t *in = (int32_t *)malloc(B * T * sizeof *in), *out = (int32_t *)malloc(B * T * sizeof *out);
-    size_t n, whole = stx_corpus_size(text);      /* no window reaches further than the text */
-    /* of several ranks each has a share of the streams: [b0, b0 + mine), perhaps none */
-    size_t ranks = t->share_pass == 1 ? (size_t)tr_lm_ranks(t) : 1, rank = t->share_pass == 1 ? (size_t)stx_rank(t->x) : 0;
+    int32_t *in = (int32_t *)malloc(B * T * sizeof *in),
+            *out = (int32_t *)malloc(B * T * sizeof *out);
+    size_t n, whole = stx_corpus_size(text);
+    /* each rank evaluates the streams [b0, b0 + mine), possibly none */
+    size_t ranks = t->share_pass == 1 ? (size_t)tr_lm_ranks(t) : 1,
+           rank = t->share_pass == 1 ? (size_t)stx_rank(t->x) : 0;
     size_t b0 = B * rank / ranks, mine = B * (rank + 1) / ranks - b0;
-    void *state = t->lm.state_create(t->lm.model, mine + !mine, t->eval_window < whole ? t->eval_window : whole);
+    void *state = t->lm.state_create(t->lm.model, mine + !mine,
+                                     t->eval_window < whole ? t->eval_window : whole);
     double sum = 0, count = 0, exps = 0;
     uint64_t k = 0;
     memset(&d, 0, sizeof d);
-    d.B = B; d.T = T;
+    d.B = B;
+    d.T = T;
     if (t->opt->reading == STX_BATCH_RECORDS) d.how = STX_BATCH_RECORDS;
     b = stx_batches_create(t->x, text, &d);
-    if (!in || !out) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
+    if (!in || !out)
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
     else if (b) {
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
-        for (k = 0; (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
-                && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()); k++) {
+        for (k = 0;
+             (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
+             && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested());
+             k++) {
             const int32_t *from = in + b0 * n, *to = out + b0 * n;
-            double v[3] = {0, 0, 0}, nll = 0;   /* sum of losses; tokens of it; with a loss */
+            double v[3] = {0, 0, 0}, nll = 0; /* sum of losses; its tokens; tokens with a loss */
             if (mine) {
                 v[2] = tr_lm_counted(t, to, mine * n);
                 v[1] = t->mean_of_all ? (double)(mine * n) : v[2];
                 stx_begin(t->x, STX_EVAL);
-                nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, from, mine, n), stx_tokens(t->x, to, mine, n), state, state));
+                nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, from, mine, n),
+                                                stx_tokens(t->x, to, mine, n), state, state));
                 v[0] = v[1] > 0 ? nll * v[1] : 0;
             }
             if (ranks > 1) {
@@ -4541,11 +4913,17 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     free(out);
     stx_batches_free(b);
     t->lm.state_free(state);
-    return count > 0 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()) ? sum / count : (double)NAN;
+    return count > 0 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()) ? sum / count
+                                                                               : (double)NAN;
 }
-/* A result: to standard output, or where that is for the generated text, to standard error. */
-TR_DEF FILE *tr_lm_results(const tr_lm *t) { return t->opt->generate || t->opt->interactive ? stderr : stdout; }
-/* Tells what an evaluation gave; 0 when there was an error in place of it. */
+
+/* Where results are printed: on standard output, or on standard error if generated text
+   is written to standard output. */
+TR_DEF FILE *tr_lm_results(const tr_lm *t) {
+    return t->opt->generate || t->opt->interactive ? stderr : stdout;
+}
+
+/* Prints and logs the result of an evaluation. Returns 0 if the evaluation failed. */
 TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scored,
                         uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
@@ -4554,18 +4932,24 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     char tag[40], figures[96] = "", *line = t->result;
     if (tr_lm_stop(t)) return 1;
     if (!stx_ok(t->x) || !tr_lm_texts_are_whole(t) || !tr_lm_begin(t)) return 0;
-    if (part == 1) { t->evaluated = t->step; t->blocks = blocks; }
+    if (part == 1) {
+        t->evaluated = t->step;
+        t->blocks = blocks;
+    }
     if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
     m = tr_lm_metric(t, part, nll);
     if (more)
         snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f",
                  tr_lm_word_ppl(t, part, nll), scored->batch_ppl);
-    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)", (unsigned long long)t->step, split[part],
-        tr_lm_unit(t), m, nll, figures, blocks ? ", part of the text" : "");
-    tr_term_close(&t->term);      /* the progress line of this step stays above it */
+    snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)",
+             (unsigned long long)t->step, split[part], tr_lm_unit(t), m, nll, figures,
+             blocks ? ", part of the text" : "");
+    tr_term_close(&t->term); /* ends the progress line */
     if (stx_rank(t->x)) return 1;
-    if (t->last && tr_lm_results(t) == stdout) printf("%s\n", line);
-    else tr_say(&t->term, "%s", line);
+    if (t->last && tr_lm_results(t) == stdout)
+        printf("%s\n", line);
+    else
+        tr_say(&t->term, "%s", line);
     fflush(stdout);
     tr_log_begin(&t->log, "eval");
     tr_log_str(&t->log, "split", split[part]);
@@ -4589,10 +4973,13 @@ TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scor
     return 1;
 }
 
-/* The mean nll of a text (0, 1, 2: training, validation, test), as tr_lm_pass */
+/* Returns the mean loss over a text (0, 1, 2: training, validation, test) as
+   tr_lm_pass. */
 TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
-    size_t B = (size_t)(t->opt->eval_batch_sz ? t->opt->eval_batch_sz : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
-        T = t->eval_block;
+    size_t B = (size_t)(t->opt->eval_batch_sz
+                            ? t->opt->eval_batch_sz
+                            : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
+           T = t->eval_block;
     double nll;
     tr_lm_fit(t->text[part], &B, &T);
     t->share_pass = t->whole_pass ? 2 : 1;
@@ -4600,7 +4987,8 @@ TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *score
     t->share_pass = 0;
     return nll;
 }
-/* Evaluates a text (nothing where there is none) and tells what it gave. */
+
+/* Evaluates a text, if it exists, and reports the result. */
 TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     tr_lm_scored scored;
     *nll = (double)NAN;
@@ -4609,23 +4997,36 @@ TR_DEF int tr_lm_evaluate(tr_lm *t, int part, uint64_t blocks, double *nll) {
     return tr_lm_report(t, part, *nll, &scored, blocks);
 }
 
-/* ---- memory: of how many layers the activations are made again */
 
-enum { TR_SMALL = 4096, TR_SETTLED = 4, TR_SETTLED_WORDS = 64, TR_REHEARSED = 4096, TR_REHEARSED_BLOCKS = 256 };
+// >>lm: --recompute auto
 
-/* After a step of a rehearsal. 1: go on, for the peak still rises: memories fill, and with adaptive words it follows the tokens */
+enum {
+    TR_SMALL            = 4096, /* largest parameter whose values are copied, in elements */
+    TR_SETTLED          = 4,    /* steps without a new peak that end a rehearsal */
+    TR_SETTLED_WORDS    = 64,   /* the same with adaptive words */
+    TR_REHEARSED        = 4096, /* most steps of a rehearsal */
+    TR_REHEARSED_BLOCKS = 256   /* blocks of its evaluation */
+};
+
+/* Counts a step of a rehearsal. Returns 1 while the peak can still rise: memories fill,
+   and with adaptive words it depends on the tokens. */
 TR_DEF int tr_lm_rehearsed(tr_lm *t) {
     size_t peak = stx_peak_bytes(t->x);
     t->settled = peak > t->peak ? 0 : t->settled + 1;
     t->peak = peak;
     t->step++;
-    return stx_ok(t->x) && t->settled < (*t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED) && t->step - t->first < TR_REHEARSED;
+    return stx_ok(t->x) && t->settled < (*t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED)
+           && t->step - t->first < TR_REHEARSED;
 }
-/* What a training takes at its peak when n layers are recomputed: makes model and optimiser, trains and evaluates on the text itself, with
-   all sizes as they are but in a dry context, which only counts. limit: bytes, as desc.max_bytes. *made: what it had reserved before the
-   first step. 0: it does not fit, or an error, whose text goes to why (TR_TEXT_MAX). The model's spans are those of now (they decide sizes,
-   and are small parameters), or, widest, as long as they can be. */
-TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made, char *why) {
+
+/* Returns the peak memory of a training that recomputes n layers, in bytes, or 0 if it
+   does not fit or an error occurs; why then says which (TR_TEXT_MAX bytes). It creates
+   the model and the optimiser, then trains and evaluates on the text, all in a dry
+   context, which only counts. limit is in bytes, as desc.max_bytes. *made is the memory
+   reserved before the first step. Spans determine sizes, so the model's small parameters
+   are copied; with `widest`, all spans are set to their maximum. */
+TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made,
+                             char *why) {
     const stx_params *params = t->lm.params;
     stx_desc d = *stx_ctx_desc(t->x);
     stx_real *v = (stx_real *)malloc(TR_SMALL * sizeof *v);
@@ -4636,10 +5037,16 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     int ok;
     tr_lm_scored scored;
     *why = 0;
-    if (!now || !v) { free(now); free(v); return 0; }
+    if (!now || !v) {
+        free(now);
+        free(v);
+        return 0;
+    }
     d.dry = 1;
     d.max_bytes = limit;
-    d.alloc = NULL; d.release = NULL; d.user = NULL;
+    d.alloc = NULL;
+    d.release = NULL;
+    d.user = NULL;
     memcpy(now, t, t->kind->size);
     memcpy(t, t->fresh, t->kind->size);
     t->rehearsal = ranks;
@@ -4653,15 +5060,18 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
         for (i = 0; i < params->count; i++) {
             if (params->tensor[i]->size > TR_SMALL) continue;
             stx_get(params->ctx, params->tensor[i], v);
-            if (widest && strstr(params->name[i], "attn.span")) for (k = 0; k < params->tensor[i]->size; k++) v[k] = 1;
+            if (widest && strstr(params->name[i], "attn.span"))
+                for (k = 0; k < params->tensor[i]->size; k++) v[k] = 1;
             stx_set(t->x, t->lm.params->tensor[i], v);
         }
         t->kind->train(t);
         if (t->text[1]) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
-        if (t->opt->sample_every || t->opt->generate) t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
+        if (t->opt->sample_every || t->opt->generate)
+            t->lm.gen_free(t->lm.gen_create(t->lm.model, 1, t->eval_window));
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
-    if (!peak) snprintf(why, TR_TEXT_MAX, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
+    if (!peak)
+        snprintf(why, TR_TEXT_MAX, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
     free(t->tokens);
     stx_batches_free(t->batches);
     stx_destroy(t->x);
@@ -4670,33 +5080,45 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     free(v);
     return *t->kind->adapt_io ? peak + peak / 20 : peak;
 }
-/* --recompute auto: the smallest number of layers with which the training fits; none does: t->err. */
+
+/* --recompute auto: chooses the smallest number of layers with which the training fits.
+   If there is none, sets t->err. */
 TR_DEF int tr_lm_choose(tr_lm *t) {
-    size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n = 0, made = 0, peak = 0;
+    size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n = 0, made = 0,
+           peak = 0;
     double best;
     char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_TEXT_MAX];
-    if (!t->predicted) {            /* the vocabulary, and what else there is beside */
+    if (!t->predicted) { /* memory of the vocabulary and other things outside training */
         tr_lm_rehearse(t, 0, 0, 0, &made, why);
         t->more = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
     }
-    /* a 32nd is left for what is not rehearsed: saving, and ends of pieces of memory that come in another order */
+    /* 1/32 is reserved for what is not rehearsed: saving, and fragmentation */
     limit = limit > t->more ? (limit - t->more) - (limit - t->more) / 32 : 1;
-    /* Spans grow: as many layers as they may need at their widest; where not even all would be enough then, all */
+    /* spans grow: as many layers as the widest spans need, or all if none suffices */
     for (; from < to; n = (from + to) / 2)
-        if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n; else from = n + 1;
-    if (to == 1 && t->layers > 1) to = 2;                   /* one alone saves nothing: it only came out so */
+        if (tr_lm_rehearse(t, n, limit, 1, &made, why))
+            to = n;
+        else
+            from = n + 1;
+    if (to == 1 && t->layers > 1) to = 2; /* a single layer saves nothing */
     if (to > t->layers) to = t->layers;
     peak = tr_lm_rehearse(t, to, limit, 0, &made, why);
     best = (double)(peak ? to : t->layers + 1);
-    if (!stx_group_max(t->x, &best, 1)) return tr_lm_why(t);      /* all ranks alike: gradients go out in one order */
+    if (!stx_group_max(t->x, &best, 1))
+        return tr_lm_why(t); /* equal on all ranks: gradients are sent in one order */
     if (best > (double)t->layers) {
-        /* what is reserved is a little more than what is used: a limit that does */
+        /* more is reserved than used: search for a limit that suffices */
         peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
-        if (!peak) return tr_fail(t->err, TR_ERR, "--recompute auto: what training takes cannot be counted here: %s", why);
-        for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, needs); n++) peak += peak / 64;
+        if (!peak)
+            return tr_fail(t->err, TR_ERR,
+                           "--recompute auto: what training takes cannot be counted here: %s", why);
+        for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, needs); n++)
+            peak += peak / 64;
         tr_bytes(needs, (double)(peak + peak / 31 + t->more));
         tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
-        return tr_fail(t->err, TR_ERR, "--recompute auto: training wants %s even when all %zu layers are recomputed, and --max-memory is "
+        return tr_fail(
+            t->err, TR_ERR,
+            "--recompute auto: training wants %s even when all %zu layers are recomputed, and --max-memory is "
             "%s: use a smaller --batch-sz, a larger --batch-split (the batch in parts), a smaller --block-sz or model, or raise it",
             needs, t->layers, has);
     }
@@ -4705,39 +5127,50 @@ TR_DEF int tr_lm_choose(tr_lm *t) {
     t->predicted = peak + t->more;
     return 1;
 }
-/* After a step that took more than was predicted (spans grew, words of other clusters came): chooses again, for a twentieth more at least.
-   Only upwards, so that it settles; where nothing fits it stays as it is. */
+
+/* Chooses again after a step that needed more than predicted, because spans grew or words
+   of other clusters occurred. The prediction then rises by a twentieth at least and the
+   number of layers never falls, so that the choice settles. If nothing fits, it stays
+   unchanged. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
     size_t was = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
     if (!tr_lm_choose(t) || t->recompute < was) t->recompute = t->lm.recompute(t->lm.model, was);
     if (t->predicted < peak + peak / 20) t->predicted = peak + peak / 20;
-    if (t->recompute > was) tr_say(&t->term, "step %llu: it takes more memory than at first; from now on %zu of %zu layers are "
-        "recomputed, not %zu", (unsigned long long)t->step, t->recompute, t->layers, was);
+    if (t->recompute > was)
+        tr_say(&t->term,
+               "step %llu: it takes more memory than at first; from now on %zu of %zu layers are "
+               "recomputed, not %zu",
+               (unsigned long long)t->step, t->recompute, t->layers, was);
 }
 
-/* ---- generation: what samples in training need, too */
 
-/* One text that is being read and written: what the model remembers of it, and what the draws depend on */
+// >>lm: speaker, for generation and for samples during training
+
+/* A text that is being read and generated: the model's memory of it, and what the draws
+   depend on. */
 typedef struct tr_speaker {
     void           *gen;
-    const stx_real *logits;         /* for the next token; NULL: nothing was read yet */
-    tr_recent       recent;         /* for --repetition-penalty */
-    double         *penalised;      /* (V) */
-    stx_real       *work;           /* (2,V): the numbers to draw from, and what stx_sample needs */
-    tr_buf          said;           /* for --stop: what was written since the last reading */
-    uint64_t        hash;           /* of all that was read and written */
-    char            end;            /* the last byte of that */
-    int             failed;         /* a write did: why */
+    const stx_real *logits;     /* of the next token; NULL: nothing was read yet */
+    tr_recent       recent;     /* tokens for --repetition-penalty */
+    double         *penalised;  /* (V) */
+    stx_real       *work;       /* (2,V): logits to draw from, and work space of stx_sample */
+    tr_buf          said;       /* for --stop: what was written since the last reading */
+    uint64_t        hash;       /* of everything read and written */
+    char            end;        /* its last byte */
+    int             failed;     /* errno of a write that failed; 0: none */
 } tr_speaker;
 
-/* At once, and whole: stdio would lose bytes where a signal interrupts. */
+/* Writes at once and completely: stdio would lose bytes when a signal interrupts it. */
 TR_DEF void tr_lm_put(tr_speaker *s, FILE *to, const void *bytes, size_t n) {
-    if (!s->failed && (fflush(to) != 0 || !tr_write_all(fileno(to), bytes, n))) s->failed = errno ? errno : EIO;
+    if (!s->failed && (fflush(to) != 0 || !tr_write_all(fileno(to), bytes, n)))
+        s->failed = errno ? errno : EIO;
 }
-/* Results go to standard output, whose loss is an error. */
+
+/* Sets an error if generated text was lost. */
 TR_DEF int tr_lm_put_all(tr_lm *t, const tr_speaker *s) {
-    if (s->failed) stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(s->failed));
+    if (s->failed)
+        stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(s->failed));
     return stx_ok(t->x);
 }
 
@@ -4748,7 +5181,8 @@ TR_DEF void tr_lm_speaker_close(tr_lm *t, tr_speaker *s) {
     free(s->penalised);
     free(s->work);
 }
-/* 0 with the context's error set; to be closed in any case */
+
+/* Returns 0 with the context's error set. The speaker must be closed in either case. */
 TR_DEF int tr_lm_speaker_open(tr_lm *t, tr_speaker *s) {
     size_t V = stx_vocab_size(t->vocab);
     memset(s, 0, sizeof *s);
@@ -4757,11 +5191,13 @@ TR_DEF int tr_lm_speaker_open(tr_lm *t, tr_speaker *s) {
     s->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
     s->penalised = (double *)malloc(V * sizeof *s->penalised);
     s->work = (stx_real *)malloc(2 * V * sizeof *s->work);
-    if (!tr_recent_open(&s->recent, V, (size_t)t->opt->repetition_window) || !s->penalised || !s->work)
+    if (!tr_recent_open(&s->recent, V, (size_t)t->opt->repetition_window) || !s->penalised
+        || !s->work)
         stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
     return s->gen && stx_ok(t->x);
 }
-/* Everything is forgotten. */
+
+/* Forgets the text. */
 TR_DEF void tr_lm_speaker_reset(tr_lm *t, tr_speaker *s) {
     t->lm.gen_reset(s->gen);
     tr_recent_clear(&s->recent);
@@ -4770,13 +5206,16 @@ TR_DEF void tr_lm_speaker_reset(tr_lm *t, tr_speaker *s) {
     s->hash = TR_HASH_BEGIN;
     s->end = '\n';
 }
+
+/* Lets the model read tokens. */
 TR_DEF int tr_lm_hear(tr_lm *t, tr_speaker *s, const int32_t *ids, size_t n) {
     size_t i;
     for (i = 0; i < n; i++) tr_recent_add(&s->recent, ids[i]);
     s->logits = t->lm.gen_feed(s->gen, ids, n);
     return s->logits != NULL;
 }
-/* Tokens as text. The blank of a piece that begins a line is left out. */
+
+/* Writes tokens as text. The space of a piece at the beginning of a line is omitted. */
 TR_DEF void tr_lm_write(tr_lm *t, tr_speaker *s, FILE *to, const int32_t *ids, size_t n) {
     char piece[4096];
     size_t i, len;
@@ -4785,16 +5224,19 @@ TR_DEF void tr_lm_write(tr_lm *t, tr_speaker *s, FILE *to, const int32_t *ids, s
         len = stx_vocab_decode(t->vocab, ids + i, 1, piece, sizeof piece);
         if (len == STX_NPOS) return;
         if (len > sizeof piece) len = sizeof piece;
-        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' ' && (s->end == '\n' || s->end == ' ');
+        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' '
+               && (s->end == '\n' || s->end == ' ');
         tr_lm_put(s, to, piece + skip, len - (size_t)skip);
         if (t->stop) tr_buf_put(&s->said, piece + skip, len - (size_t)skip);
         s->hash = tr_hash(s->hash, piece + skip, len - (size_t)skip);
         if (len) s->end = piece[len - 1];
     }
 }
-/* Draws and writes up to n tokens, each as soon as it is known; the model reads them, too. stop: where it comes, the text ends behind it;
-   NULL: none. */
-TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE *to, const char *stop) {
+
+/* Draws up to n tokens, and writes and reads each one immediately. The text ends after
+   `stop`; NULL: only after n tokens. */
+TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE *to,
+                        const char *stop) {
     const tr_lm_opt *o = t->opt;
     size_t V = stx_vocab_size(t->vocab), k, seen;
     const stx_real *from;
@@ -4802,7 +5244,10 @@ TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE
     uint64_t i;
     int32_t token;
     memset(&how, 0, sizeof how);
-    how.temperature = o->temperature; how.top_k = o->top_k; how.top_p = o->top_p; how.seed = seed;
+    how.temperature = o->temperature;
+    how.top_k = o->top_k;
+    how.top_p = o->top_p;
+    how.seed = seed;
     s->said.n = 0;
     for (i = 0; i < n && s->logits && !s->failed && !tr_stop_requested(); i++) {
         from = s->logits;
@@ -4813,7 +5258,10 @@ TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE
             from = s->work;
         }
         token = stx_sample(&how, i, from, V, s->work + V);
-        if (token < 0) { stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite"); break; }
+        if (token < 0) {
+            stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite");
+            break;
+        }
         seen = s->said.n;
         tr_lm_write(t, s, to, &token, 1);
         tr_lm_hear(t, s, &token, 1);
@@ -4822,17 +5270,24 @@ TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE
     if (s->said.oom) stx_fail(t->x, STX_ERR_MEMORY, "no memory for --stop");
 }
 
-/* ---- the training loop's parts, in the order in which it calls them */
 
-/* Several ranks between two updates: each has gradients of its own. Saving and stopping wait for the update, so that a run that was stopped
-   goes on to the bit; what cannot wait, the last step or the best so far, is saved with the mean of them (tr_lm_pool). */
-TR_DEF int tr_lm_between(const tr_lm *t) { return tr_lm_ranks(t) > 1 && tr_lm_pending(t) > 0; }
+// >>lm: steps, in the order of the training loop
+
+/* Are several ranks between two updates, with different gradients? Saving and stopping
+   then wait for the update, so that the run resumes bit-exactly. What cannot wait, the
+   last step or the best model, is saved with the mean of the gradients (tr_lm_pool). */
+TR_DEF int tr_lm_between(const tr_lm *t) {
+    return tr_lm_ranks(t) > 1 && tr_lm_pending(t) > 0;
+}
+
 /* Is there another step? */
 TR_DEF int tr_lm_more(const tr_lm *t) {
     return t->step < t->steps && (!tr_lm_stop(t) || tr_lm_between(t)) && stx_ok(t->x);
 }
-/* The next block of every stream into t->tokens and t->targets, as stx_batches_next. With --random-segments N: of pieces of N blocks, whose
-   places are a function of seed and step alone, so that a run that goes on needs no more. */
+
+/* Reads the next block of every stream into t->tokens and t->targets, as
+   stx_batches_next. With --random-segments N, reads segments of N blocks. Their positions
+   depend only on the seed and the step, so a resumed run needs no further state. */
 TR_DEF int tr_lm_next(tr_lm *t) {
     uint64_t N = t->opt->random_segments, b;
     size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
@@ -4840,26 +5295,31 @@ TR_DEF int tr_lm_next(tr_lm *t) {
     for (b = 0; b < B; b++) {
         uint32_t r[4];
         size_t at;
-        stx_philox(t->opt->seed, t->step / N, 0x7069656365000000u + b, r);      /* "piece" */
-        at = (size_t)((r[0] | (uint64_t)r[1] << 32) % (stx_corpus_size(t->text[0]) - N * T) + t->step % N * T);
-        if (!stx_corpus_read(t->text[0], at, T, t->tokens + b * T) || !stx_corpus_read(t->text[0], at + 1, T, t->targets + b * T))
+        stx_philox(t->opt->seed, t->step / N, 0x7069656365000000u + b, r); /* "piece" */
+        at = (size_t)((r[0] | (uint64_t)r[1] << 32) % (stx_corpus_size(t->text[0]) - N * T)
+                      + t->step % N * T);
+        if (!stx_corpus_read(t->text[0], at, T, t->tokens + b * T)
+            || !stx_corpus_read(t->text[0], at + 1, T, t->targets + b * T))
             return STX_BATCH_END;
     }
     return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
-/* The blocks in t->tokens and t->targets become t->in and t->out; fresh: they do not continue the last ones, and what was remembered is
-   forgotten. Decides whether the step updates. Returns its key. */
+
+/* Copies the blocks in t->tokens and t->targets to t->in and t->out. If fresh, they do
+   not continue the previous blocks, and the states are reset. Decides whether the step
+   updates the parameters. Returns the key of the step. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     uint64_t key = 0, every = t->opt->update_every;
     size_t k;
     int several = every > 1 && t->step >= t->opt->update_after;
     t->update = !several || (t->step + 1 - t->opt->update_after) % every == 0;
-    /* the mean and not the sum: an update of several steps is one of a larger batch, and --grad-clip means what it meant before */
+    /* a mean, not a sum: a larger batch, to which the same --grad-clip applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
-        void *s = k < t->parts ? t->state[k] : NULL;        /* those of later blocks follow from it */
-        size_t n = t->in[k]->B * t->in[k]->T, at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
+        void *s = k < t->parts ? t->state[k] : NULL; /* later blocks continue it */
+        size_t n = t->in[k]->B * t->in[k]->T,
+               at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
         if (s && fresh) t->lm.state_reset(s);
         stx_tokens_set(t->x, t->in[k], t->tokens + at);
         stx_tokens_set(t->x, t->out[k], t->targets + at);
@@ -4867,7 +5327,9 @@ TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
     }
     return key;
 }
-/* After a step whose mean loss was nll: counts it, or says that the update was skipped; shows progress. 0: the run ends here. */
+
+/* Counts a step with mean loss nll, or reports that its update was skipped, and shows
+   progress. Returns 0 if the run ends here. */
 TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     size_t k;
     int done;
@@ -4876,24 +5338,35 @@ TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
     if (!tr_lm_agree(t, &nll, 1)) return 0;
     nll /= tr_lm_ranks(t);
     done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
-    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;        /* it fits: now the files may be written */
+    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0; /* it fits: files may be written now */
     t->step++;
-    if (done) { t->sum += nll; t->logged++; t->loss = nll; t->bad = 0; }
-    else {                                          /* a state may hold what is not a number */
-        tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and what was remembered is forgotten",
+    if (done) {
+        t->sum += nll;
+        t->logged++;
+        t->loss = nll;
+        t->bad = 0;
+    } else { /* the states may contain NaN */
+        tr_say(
+            &t->term,
+            "step %llu: the %s is not finite; this update is skipped and what was remembered is forgotten",
             (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
         for (k = 0; k < t->parts; k++) t->lm.state_reset(t->state[k]);
         if (++t->bad == 50) {
-            stx_fail(t->x, STX_ERR_ARG, "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip");
+            stx_fail(
+                t->x, STX_ERR_ARG,
+                "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip");
             return 0;
         }
     }
     tr_lm_choose_again(t);
-    tr_rate_add(&t->rate, tr_seconds(), 1, (double)(t->pieces * t->in[0]->B * t->in[0]->T) * tr_lm_ranks(t));
+    tr_rate_add(&t->rate, tr_seconds(), 1,
+                (double)(t->pieces * t->in[0]->B * t->in[0]->T) * tr_lm_ranks(t));
     tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
     return 1;
 }
-/* Is a log record due? Then it is begun, with the mean loss since the last one; the trainer adds its own numbers and calls tr_lm_logged. */
+
+/* If a log record is due, begins it with the mean loss since the previous one and returns
+   1. The trainer adds its values and calls tr_lm_logged. */
 TR_DEF int tr_lm_log_due(tr_lm *t) {
     if (t->rehearsal || (t->step % t->log_every && t->step != t->steps)) return 0;
     tr_lm_log_step(t, t->logged ? t->sum / (double)t->logged : (double)NAN);
@@ -4901,8 +5374,13 @@ TR_DEF int tr_lm_log_due(tr_lm *t) {
     t->logged = 0;
     return 1;
 }
-TR_DEF void tr_lm_logged(tr_lm *t) { tr_lm_note(t, t->log.err, tr_log_end(&t->log)); }
-/* --sample-every: a piece of the validation text and what the model goes on with, to standard error. */
+
+TR_DEF void tr_lm_logged(tr_lm *t) {
+    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+}
+
+/* --sample-every: writes a piece of the validation text and the model's continuation to
+   standard error. */
 TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
@@ -4910,10 +5388,12 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
     tr_speaker s;
     uint32_t r[4];
-    stx_philox(o->seed, t->step, 0x73616d706c65u, r);      /* "sample" */
+    stx_philox(o->seed, t->step, 0x73616d706c65u, r); /* "sample" */
     if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
-    if (tr_lm_speaker_open(t, &s) && ids && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
-        tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>", (unsigned long long)t->step);
+    if (tr_lm_speaker_open(t, &s) && ids
+        && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
+        tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>",
+               (unsigned long long)t->step);
         tr_lm_write(t, &s, stderr, ids, prime);
         fputs("==>", stderr);
         tr_lm_hear(t, &s, ids, prime);
@@ -4924,7 +5404,9 @@ TR_DEF int tr_lm_show_sample(tr_lm *t) {
     free(ids);
     return stx_ok(t->x);
 }
-/* Evaluates, samples and saves where it is time. 0: an error ends the run, with all saved that can be. */
+
+/* Evaluates, samples and saves when due. Returns 0 if an error ends the run, after saving
+   what can be saved. */
 TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
@@ -4932,8 +5414,8 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
         int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
         if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
-        if (!ok && tr_lm_ranks(t) > 1) return 0;    /* the others may have no error, and wait */
-        if (!ok) {                                  /* say why at the end, but lose nothing */
+        if (!ok && tr_lm_ranks(t) > 1) return 0; /* other ranks may have no error, and wait */
+        if (!ok) {                               /* save, then end with the error */
             tr_lm_why(t);
             stx_clear_error(t->x);
             tr_lm_save(t, o->checkpoint);
@@ -4955,15 +5437,17 @@ TR_DEF int tr_lm_look_and_save(tr_lm *t) {
     }
     return 1;
 }
-/* The loop is over: saves what is not saved yet. */
+
+/* Saves the last state, after the loop. */
 TR_DEF int tr_lm_trained(tr_lm *t) {
     if (stx_ok(t->x) && t->step > t->saved) tr_lm_save(t, t->opt->checkpoint);
     return stx_ok(t->x);
 }
 
-/* ---- generation: the rest */
 
-/* A seed that differs from run to run, short enough to be typed. */
+// >>lm: generation
+
+/* A seed that differs between runs and is short enough to type. */
 TR_DEF uint64_t tr_lm_entropy(void) {
     uint64_t v = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     FILE *f = fopen("/dev/urandom", "rb");
@@ -4973,21 +5457,26 @@ TR_DEF uint64_t tr_lm_entropy(void) {
     }
     return v % 1000000000;
 }
-/* The seed of the draws: --seed, or another one every time, which is told */
+
+/* The seed of the draws: --seed, or a random one, which is printed. */
 TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
     uint64_t seed = tr_given(t->options, "seed") ? t->opt->seed : tr_lm_entropy();
     if (t->opt->temperature > 0 && !tr_given(t->options, "seed"))
         tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)seed);
     return seed;
 }
-/* Says which words, or characters, of a text became <unk>. */
+
+/* Reports the words or characters of a text that became <unk>. */
 TR_DEF void tr_lm_say_unknown(tr_lm *t, const char *text, size_t len) {
     int kind = stx_vocab_kind(t->vocab), words = kind == STX_TOK_WORDS;
     int32_t unk = stx_vocab_unk(t->vocab), ids[8];
     size_t at = 0, n, m, i, told = 0, more = 0;
     char line[600] = "", quoted[STX_QUOTE];
     for (; at < len; at += n) {
-        if (words && strchr(" \t\r\n\v\f", text[at])) { n = 1; continue; }       /* also a zero: it is no word */
+        if (words && strchr(" \t\r\n\v\f", text[at])) {
+            n = 1;
+            continue; /* also for a zero byte */
+        }
         for (n = 0; words && at + n < len && !strchr(" \t\r\n\v\f", text[at + n]); n++) {}
         if (!words) n = kind == STX_TOK_BYTES ? 1 : tr_utf8((const unsigned char *)text + at);
         if (n == 0 || at + n > len) n = 1;
@@ -4996,29 +5485,42 @@ TR_DEF void tr_lm_say_unknown(tr_lm *t, const char *text, size_t len) {
         if (m == STX_NPOS) return;
         for (i = 0; i < m && i < 8 && ids[i] != unk; i++) {}
         if (i == m || i == 8) continue;
-        if (told == 8) { more++; continue; }
+        if (told == 8) {
+            more++;
+            continue;
+        }
         stx_quote(quoted, (const unsigned char *)text + at, n);
-        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'", told++ ? ", " : "", quoted);
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'", told++ ? ", " : "",
+                 quoted);
     }
     if (more) snprintf(line + strlen(line), sizeof line - strlen(line), ", and %zu more", more);
     if (told) tr_say(&t->term, "not in the vocabulary, read as <unk>: %s", line);
 }
-/* A text for the model to read; echo: written there, too. 0: it is no text for this vocabulary, nothing was read, and the context's error
-   says why; -1: another error. */
+
+/* Encodes a text and lets the model read it. If echo is not NULL, also writes it there.
+   Returns 1; 0 if the text cannot be encoded, with the context's error set and nothing
+   read; -1 on other errors. */
 TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len, FILE *echo) {
     size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
     int32_t *ids, unk = stx_vocab_unk(t->vocab);
     uint64_t before = s->hash;
     int ok, numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
     if (n == STX_NPOS) return 0;
-    if (!n) { stx_fail(t->x, STX_ERR_ARG, "it gives no tokens"); return 0; }
+    if (!n) {
+        stx_fail(t->x, STX_ERR_ARG, "it gives no tokens");
+        return 0;
+    }
     ids = (int32_t *)malloc(n * sizeof *ids);
-    if (!ids) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n); return -1; }
+    if (!ids) {
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
+        return -1;
+    }
     stx_vocab_encode(t->vocab, text, len, ids, n);
     for (i = 0; i < n && ids[i] != unk; i++) {}
     if (i < n && !numbers) tr_lm_say_unknown(t, text, len);
     ok = tr_lm_hear(t, s, ids, n) ? 1 : -1;
-    if (echo && numbers) tr_lm_write(t, s, echo, ids, n);
+    if (echo && numbers)
+        tr_lm_write(t, s, echo, ids, n);
     else {
         if (echo) tr_lm_put(s, echo, text, len);
         s->end = text[len - 1];
@@ -5027,15 +5529,19 @@ TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len
     free(ids);
     return ok;
 }
-/* What stands before a text that begins with nothing: a line end, or what comes next to it */
+
+/* The token that precedes a text: a line end, or the closest equivalent in the
+   vocabulary. */
 TR_DEF int32_t tr_lm_before(const tr_lm *t) {
     int32_t token = stx_vocab_eos(t->vocab);
     if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
     if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
     return token < 0 ? 0 : token;
 }
-/* The prompt, --generate tokens after it, and a line end if they do not end in one, to standard output. Draws depend on --seed and the
-   prompt: with the same draws for all, texts from different prompts run into one another. */
+
+/* Writes the prompt, --generate tokens and a final line end to standard output. The draws
+   depend on --seed and on the prompt: with identical draws, texts from different prompts
+   would converge. */
 TR_DEF int tr_lm_generate(tr_lm *t) {
     uint64_t seed = tr_lm_sampling_seed(t);
     int32_t token;
@@ -5056,12 +5562,15 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
     return ok;
 }
 
-/* ---- --interactive: a conversation. What the model has read is the text that stands on the terminal: the lines, without their ends, each
-   followed by its answer, and a line end between an answer and the next line. The draws of an answer depend on --seed and on all of the
-   text before it, so that an answer is what --generate gives with that text as its --prompt. */
 
-/* One line of standard input without its end, more where it ends in a backslash: then the line end belongs to it. 0: there is none, and
-   where the input has not ended *why is the reason */
+// >>lm: --interactive. The model reads the conversation as it appears on the terminal:
+// each line without its end, its answer, and a line end before the next line. The draws
+// of an answer depend on --seed and on all text before it, so --generate gives the same
+// answer with that text as its --prompt.
+
+/* Reads one line of standard input without its end. If it ends in a backslash, the line
+   end is kept and the next line is appended. Returns 0 if there is none; if the input has
+   not ended, *why is the errno. */
 TR_DEF int tr_lm_ask(tr_buf *line, int terminal, int *why) {
     char *got = NULL;
     size_t room = 0;
@@ -5086,21 +5595,28 @@ TR_DEF int tr_lm_ask(tr_buf *line, int terminal, int *why) {
     free(got);
     return any && !tr_stop_requested();
 }
+
 TR_DEF void tr_lm_talk_help(void) {
-    fputs("A line: the model goes on from it. A backslash at its end: the next line belongs to it.\n"
-          "An empty line, or /reset: what was said is forgotten. /help: this.\n"
-          "Ctrl-C: stops an answer; twice, or where it waits for a line, ends. Ctrl-D ends.\n", stderr);
+    fputs(
+        "A line: the model goes on from it. A backslash at its end: the next line belongs to it.\n"
+        "An empty line, or /reset: what was said is forgotten. /help: this.\n"
+        "Ctrl-C: stops an answer; twice, or where it waits for a line, ends. Ctrl-D ends.\n",
+        stderr);
 }
-/* The conversation's first words; 0 in error */
+
+/* Begins a conversation with --prompt. Returns 0 on error. */
 TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_speaker *s) {
     tr_lm_speaker_reset(t, s);
     return !t->prompt_len || tr_lm_hear_text(t, s, t->prompt, t->prompt_len, NULL) > 0;
 }
-/* Returns 1, or 0 with the context's error set. *refused: lines that could not be read */
+
+/* Holds a conversation. Returns 1, or 0 with the context's error set. *refused is the
+   number of lines that could not be encoded. */
 TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     const tr_lm_opt *o = t->opt;
     uint64_t seed = tr_lm_sampling_seed(t), first;
-    int unread = 0, terminal = isatty(0), ok, answered = 0, words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
+    int unread = 0, terminal = isatty(0), ok, answered = 0,
+        words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
     int32_t end_of_line = -1;
     tr_buf line, text;
     tr_speaker s;
@@ -5108,12 +5624,16 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     memset(&line, 0, sizeof line);
     memset(&text, 0, sizeof text);
     *refused = 0;
-    breaks = n == 1 && end_of_line != stx_vocab_unk(t->vocab);      /* is there a token for a line end? */
+    breaks = n == 1
+             && end_of_line != stx_vocab_unk(t->vocab); /* line ends have a token */
     if (n == STX_NPOS) stx_clear_error(t->x);
     if (terminal) tr_say(&t->term, "--- /help says what can be typed; Ctrl-D ends");
     ok = tr_lm_speaker_open(t, &s) && tr_lm_talk_begin(t, &s);
     while (ok && tr_lm_ask(&line, terminal, &unread)) {
-        if (line.n == 5 && !memcmp(line.s, "/help", 5)) { tr_lm_talk_help(); continue; }
+        if (line.n == 5 && !memcmp(line.s, "/help", 5)) {
+            tr_lm_talk_help();
+            continue;
+        }
         if (line.n == 0 || (line.n == 6 && !memcmp(line.s, "/reset", 6))) {
             ok = tr_lm_talk_begin(t, &s);
             answered = 0;
@@ -5123,9 +5643,16 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
         text.n = 0;
         if (answered && breaks && s.end != '\n') tr_buf_puts(&text, "\n");
         tr_buf_put(&text, line.s, line.n);
-        if (text.oom || line.oom) { stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line"); ok = 0; break; }
+        if (text.oom || line.oom) {
+            stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line");
+            ok = 0;
+            break;
+        }
         ok = tr_lm_hear_text(t, &s, text.s, text.n, NULL);
-        if (ok < 0) { ok = 0; break; }
+        if (ok < 0) {
+            ok = 0;
+            break;
+        }
         if (!ok) {
             ok = 1;
             tr_lm_why(t);
@@ -5135,15 +5662,18 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
             continue;
         }
         first = seed ^ s.hash;
-        if (words && !strchr(" \t\n", s.end)) { s.hash = tr_hash(s.hash, " ", 1); s.end = ' '; }
+        if (words && !strchr(" \t\n", s.end)) {
+            s.hash = tr_hash(s.hash, " ", 1);
+            s.end = ' ';
+        }
         tr_lm_speak(t, &s, o->generate ? o->generate : 256, first, stdout, t->stop);
         answered = 1;
         if (s.end != '\n') tr_lm_put(&s, stdout, "\n", 1);
         ok = tr_lm_put_all(t, &s);
-        if (terminal && tr_stop_requested() == SIGINT) tr_stop_done();      /* it was for the answer */
+        if (terminal && tr_stop_requested() == SIGINT) tr_stop_done(); /* Ctrl-C ended the answer */
     }
     if (terminal) fputs("\n", stderr);
-    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* also a line that there is no memory for */
+    if (ok && !feof(stdin) && !tr_stop_requested()) { /* or too long for memory */
         stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(unread));
         ok = 0;
     }
@@ -5153,32 +5683,37 @@ TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
     return ok;
 }
 
-/* ---- --score: how likely a text is. Every token counts, the first one after tr_lm_before. By file the model reads blocks, as in
-   evaluation, in one stream; else token by token, as in generation, for the losses of a block come as one mean. */
+
+// >>lm: --score. Every token counts; the first one follows tr_lm_before. By file, the
+// model reads blocks of one stream, as in evaluation; otherwise it reads token by token,
+// as in generation, because a block has only one mean loss.
 
 typedef struct tr_scorer {
-    void           *state, *gen;    /* by file what is remembered; else the generation */
-    const stx_real *scores;         /* (V) for the next token: log p but for a number */
-    int32_t        *in, *out;       /* by file: a block (T), of which `held` are there */
+    void           *state;              /* by file: the memory; otherwise NULL */
+    void           *gen;                /* otherwise: the generation */
+    const stx_real *scores;             /* (V): log p of the next token, up to a constant */
+    int32_t        *in, *out;           /* by file: a block of T tokens, `held` of them filled */
     size_t          T, held;
-    double          tokens, nats;   /* since the last row */
-    uint64_t read, unknown;       /* tokens; those that became <unk> */
+    double          tokens, nats;       /* since the last row */
+    uint64_t        read, unknown;      /* number of tokens, and of those that became <unk> */
 } tr_scorer;
 
-/* By file: the block so far is read, and makes room for the next one. */
+/* By file: evaluates the collected block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
     size_t n = s->held;
     double nll, m = tr_lm_counted(t, s->out, n);
     if (!n) return stx_ok(t->x);
     stx_begin(t->x, STX_EVAL);
-    nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, s->in, 1, n), stx_tokens(t->x, s->out, 1, n), s->state, s->state));
+    nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, s->in, 1, n),
+                                    stx_tokens(t->x, s->out, 1, n), s->state, s->state));
     s->tokens += m;
     s->nats += nll * (t->mean_of_all ? (double)n : m);
     s->in[0] = s->out[n - 1];
     s->held = 0;
     return stx_ok(t->x);
 }
-/* The next token; 0 in error */
+
+/* Adds one token. Returns 0 on error. */
 TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
     size_t V = stx_vocab_size(t->vocab), i;
     double top = -HUGE_VAL, sum = 0, m = tr_lm_counted(t, &id, 1);
@@ -5187,45 +5722,66 @@ TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
         s->out[s->held++] = id;
         return s->held < s->T || tr_lm_score_block(t, s);
     }
-    for (i = 0; i < V; i++) if ((double)s->scores[i] > top) top = (double)s->scores[i];
+    for (i = 0; i < V; i++)
+        if ((double)s->scores[i] > top) top = (double)s->scores[i];
     for (i = 0; i < V; i++) sum += exp((double)s->scores[i] - top);
     s->tokens += m;
     s->nats += m * (top + log(sum) - (double)s->scores[id]);
     s->scores = t->lm.gen_feed(s->gen, &id, 1);
     return s->scores != NULL;
 }
-/* Nothing is remembered but tr_lm_before. */
+
+/* Resets the memory; only the token of tr_lm_before precedes the text. */
 TR_DEF int tr_lm_score_begin(tr_lm *t, tr_scorer *s) {
     int32_t before = tr_lm_before(t);
-    if (s->state) { s->in[0] = before; return 1; }
+    if (s->state) {
+        s->in[0] = before;
+        return 1;
+    }
     t->lm.gen_reset(s->gen);
     s->scores = t->lm.gen_feed(s->gen, &before, 1);
     return s->scores != NULL;
 }
-/* tokens, bytes, nats, bits per byte and perplexity, with tabs between: the end of a row */
+
+/* Prints the end of a row: tokens, bytes, nats, bits per byte and perplexity. */
 TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
-    printf("%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", s->tokens, bytes, s->nats, bytes > 0 ? s->nats / log(2.0) / bytes : 0,
-        s->tokens > 0 ? exp(s->nats / s->tokens) : 1);
+    printf("%.0f\t%.0f\t%.6f\t%.6f\t%.6f\n", s->tokens, bytes, s->nats,
+           bytes > 0 ? s->nats / log(2.0) / bytes : 0,
+           s->tokens > 0 ? exp(s->nats / s->tokens) : 1);
     s->tokens = s->nats = 0;
 }
-/* By tokens: the row of one, its text with line ends, tabs and backslashes as \n, \t, \\, other control characters as \x0d */
+
+/* By tokens: prints the row of one token. Line ends, tabs and backslashes of its text are
+   printed as \n, \t and \\, other control characters as \x0d. */
 TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
     size_t len = 0, i;
     const char *text = stx_vocab_piece(t->vocab, id, &len);
-    if (id == stx_vocab_eos(t->vocab)) { text = "\n"; len = 1; }
+    if (id == stx_vocab_eos(t->vocab)) {
+        text = "\n";
+        len = 1;
+    }
     printf("%llu\t%.6f\t", (unsigned long long)line, s->nats);
     for (i = 0; text && i < len; i++) {
-        const char *as = text[i] == '\n' ? "\\n" : text[i] == '\t' ? "\\t" : text[i] == '\\' ? "\\\\" : NULL;
+        const char *as = text[i] == '\n'   ? "\\n"
+                         : text[i] == '\t' ? "\\t"
+                         : text[i] == '\\' ? "\\\\"
+                                           : NULL;
         int c = (unsigned char)text[i];
-        if (as) fputs(as, stdout);
-        else if (c < 32 || c == 127) printf("\\x%02x", (unsigned)c);
-        else putchar(c);
+        if (as)
+            fputs(as, stdout);
+        else if (c < 32 || c == 127)
+            printf("\\x%02x", (unsigned)c);
+        else
+            putchar(c);
     }
     putchar('\n');
     s->tokens = s->nats = 0;
 }
-/* A line with its end, if it has one. 0 in error. *bytes: of its text */
-TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line, double *bytes) {
+
+/* Scores one line, including its end. *bytes is the length of its text. Returns 0 on
+   error. */
+TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len, uint64_t line,
+                            double *bytes) {
     int by = t->opt->score_by, ok = 1;
     size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
     int32_t *ids = n == STX_NPOS ? NULL : (int32_t *)malloc((n + 1) * sizeof *ids);
@@ -5233,7 +5789,8 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
         if (stx_ok(t->x)) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", n);
         tr_lm_why(t);
         stx_clear_error(t->x);
-        stx_fail(t->x, STX_ERR_ARG, "--score %.300s, line %llu: %.600s", t->opt->score, (unsigned long long)line, t->err);
+        stx_fail(t->x, STX_ERR_ARG, "--score %.300s, line %llu: %.600s", t->opt->score,
+                 (unsigned long long)line, t->err);
         return 0;
     }
     stx_vocab_encode(t->vocab, text, len, ids, n);
@@ -5250,9 +5807,9 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
     return ok;
 }
 
-/* A last line without an end gets that of the line before, where the vocabulary can read
-   line ends: a text has the same number of tokens in a file by itself, as a line and as
-   the last line. crlf: that end is \r\n. 0: no memory */
+/* Appends the previous line's end (\r\n if crlf) to a last line that has none, if the
+   vocabulary contains line ends. A text then has the same number of tokens in a separate
+   file, as a line, and as the last line. Returns 0 if memory is exhausted. */
 TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *room, ssize_t *len, int crlf) {
     size_t n = (size_t)*len;
     char *longer;
@@ -5270,8 +5827,11 @@ TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *room, ssize_t *len, in
     *len = (ssize_t)n;
     return 1;
 }
+
+/* --score: prints the table. */
 TR_DEF int tr_lm_score(tr_lm *t) {
-    static const char *const head[] = {"tokens\tbytes\tnats\tbpb\tppl", "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"};
+    static const char *const head[] = {"tokens\tbytes\tnats\tbpb\tppl",
+                                       "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"};
     const tr_lm_opt *o = t->opt;
     FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
     int by = o->score_by, ok, crlf = 0;
@@ -5284,40 +5844,53 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     tr_scorer s;
     memset(&s, 0, sizeof s);
     s.T = t->eval_block;
-    if (by != TR_BY_FILE) s.gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
-    else s.state = t->lm.state_create(t->lm.model, 1, t->eval_window);
+    if (by != TR_BY_FILE)
+        s.gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    else
+        s.state = t->lm.state_create(t->lm.model, 1, t->eval_window);
     s.in = (int32_t *)malloc(2 * s.T * sizeof *s.in);
     s.out = s.in ? s.in + s.T : NULL;
-    if (!f) stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
-    else if (!s.in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
+    if (!f)
+        stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
+    else if (!s.in)
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
     ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
     if (ok && by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
         tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to "
-               "--score with --eval-block-sz 1");
+                         "--score with --eval-block-sz 1");
     while (ok && !tr_stop_requested()) {
         len = getline(&text, &room, f);
         if (len > 0 && !tr_lm_score_end(t, &text, &room, &len, crlf)) len = -2;
         crlf = len > 1 && text[len - 2] == '\r';
-        if (len == -2 || (len < 0 && !feof(f))) {   /* also a line that there is no memory for */
-            if (!tr_stop_requested()) stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s", o->score,
-                                               (unsigned long long)line + 1, strerror(errno));
+        if (len == -2 || (len < 0 && !feof(f))) { /* or the line is too long for memory */
+            if (!tr_stop_requested())
+                stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s",
+                         o->score, (unsigned long long)line + 1, strerror(errno));
             ok = 0;
-        } else if (!line) puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
+        } else if (!line)
+            puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
         if (!ok || len <= 0) break;
         wide = line ? NULL : stx_text_encoding(text, (size_t)len);
         if (wide && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
-            tr_say(&t->term, "--score %.1000s: this is text in %s, and its bytes are read as they "
-                   "are", o->score, wide);
+            tr_say(&t->term,
+                   "--score %.1000s: this is text in %s, and its bytes are read as they "
+                   "are",
+                   o->score, wide);
         ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
         all += bytes;
         if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
         printf("%llu\t", (unsigned long long)line);
         tr_lm_score_row(&s, bytes);
     }
-    if (s.unknown) tr_say(&t->term, "%llu of %llu tokens are not in the vocabulary, read as <unk>: which word each is costs nothing here",
-                          (unsigned long long)s.unknown, (unsigned long long)s.read);
-    if (ok && by == TR_BY_FILE && !tr_stop_requested() && tr_lm_score_block(t, &s)) tr_lm_score_row(&s, all);
-    if (fflush(stdout) || ferror(stdout)) stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
+    if (s.unknown)
+        tr_say(
+            &t->term,
+            "%llu of %llu tokens are not in the vocabulary, read as <unk>: which word each is costs nothing here",
+            (unsigned long long)s.unknown, (unsigned long long)s.read);
+    if (ok && by == TR_BY_FILE && !tr_stop_requested() && tr_lm_score_block(t, &s))
+        tr_lm_score_row(&s, all);
+    if (fflush(stdout) || ferror(stdout))
+        stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
     if (f && f != stdin) fclose(f);
     if (s.gen) t->lm.gen_free(s.gen);
     if (s.state) t->lm.state_free(s.state);
@@ -5326,29 +5899,39 @@ TR_DEF int tr_lm_score(tr_lm *t) {
     return stx_ok(t->x);
 }
 
-/* ---- the whole program */
 
-/* Parameters of the model that the options describe; 0: t->err. */
+// >>lm: program
+
+/* Number of parameters of the model that the options describe. On error, returns 0 and
+   sets t->err. */
 TR_DEF size_t tr_lm_count(tr_lm *t, size_t vocab) {
     size_t n = t->kind->count(t, vocab);
-    if (n == SIZE_MAX) tr_fail(t->err, TR_ERR, "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
+    if (n == SIZE_MAX)
+        tr_fail(
+            t->err, TR_ERR,
+            "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
     return n == SIZE_MAX ? 0 : n;
 }
+
 TR_DEF int tr_lm_list_presets(tr_lm *t) {
     const tr_preset *p;
     printf("preset\tlayers\td\tvocabulary\tparameters\n");
     for (p = t->options->preset; p->name; p++) {
         size_t vocab, n;
-        if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR) || !tr_lm_context(t)) return 0;
+        if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR)
+            || !tr_lm_context(t))
+            return 0;
         vocab = t->opt->vocab ? t->opt->vocab : 256;
         n = tr_lm_count(t, vocab);
         if (!n) return 0;
-        printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name, (unsigned long long)tr_lm_number(t, "nlayers", 0),
-            (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
+        printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name,
+               (unsigned long long)tr_lm_number(t, "nlayers", 0),
+               (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
     }
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
-/* Sizes, without making the model. */
+
+/* --dry-run: prints sizes without creating the model. */
 TR_DEF int tr_lm_dry_run(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_file *f = NULL;
@@ -5370,12 +5953,14 @@ TR_DEF int tr_lm_dry_run(tr_lm *t) {
     tr_bytes(adam, 4.0 * (double)n * sizeof(stx_real));
     tr_bytes(kept, states * sizeof(stx_real));
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
-    printf("%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on "
-        "top\n", adam, kept,
-           (unsigned long long)tr_lm_number(t, "batch-sz", 1));
+    printf(
+        "%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on "
+        "top\n",
+        adam, kept, (unsigned long long)tr_lm_number(t, "batch-sz", 1));
     return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
 }
-/* Is it one file under two names, or would be? */
+
+/* Are the two paths the same file, or will they be once created? */
 TR_DEF int tr_same_file(const char *a, const char *b) {
     struct stat s, t;
     const char *const path[2] = {a, b}, *name[2];
@@ -5383,23 +5968,29 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
     int i;
     if (!a || !b || !*a || !*b) return 0;
     if (!strcmp(a, b)) return 1;
-    if (!stat(a, &s) && !stat(b, &t)) return S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
-    for (i = 0; i < 2; i++) {               /* one of them is to be made: of one name in one directory */
+    if (!stat(a, &s) && !stat(b, &t))
+        return S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+    for (i = 0; i < 2; i++) { /* not created yet: compare name and directory */
         const char *slash = strrchr(path[i], '/');
         name[i] = slash ? slash + 1 : path[i];
         if ((size_t)(name[i] - path[i]) >= sizeof dir[i]) return 0;
         snprintf(dir[i], sizeof dir[i], "%.*s.", (int)(name[i] - path[i]), path[i]);
     }
-    return !strcmp(name[0], name[1]) && !stat(dir[0], &s) && !stat(dir[1], &t) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+    return !strcmp(name[0], name[1]) && !stat(dir[0], &s) && !stat(dir[1], &t)
+           && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
-/* What this run writes as --name is none of its other files. 0: err */
+
+/* Checks that the file written as --name is none of the run's other files. Otherwise,
+   returns 0 and sets t->err. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
-    static const char *const other[] = {"data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"};
+    static const char *const other[] = {"data",   "checkpoint", "best",      "log",
+                                        "pieces", "inherit",    "init-from", "score"};
     static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
     char text[4096];
     size_t i;
     for (i = 0; path && t->opt->data && i < 3; i++)
-        if (snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]) < (int)sizeof text && tr_same_file(path, text))
+        if (snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]) < (int)sizeof text
+            && tr_same_file(path, text))
             return tr_fail(t->err, TR_ERR, "--%s and the text %s are the same file", name, text);
     for (i = 0; i < sizeof other / sizeof *other; i++) {
         const tr_opt *p = tr_find_option(t->options, other[i], strlen(other[i]));
@@ -5408,7 +5999,8 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
     }
     return 1;
 }
-/* Refuses options that would change nothing. */
+
+/* Refuses options without effect. */
 TR_DEF int tr_lm_needed(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     int writes = o->generate || o->interactive, draws = writes || o->sample_every;
@@ -5420,9 +6012,12 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"top-p", draws, "--generate and --interactive"},
         {"repetition-penalty", draws, "--generate and --interactive"},
         {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
-        {"weights", !t->training, "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
-        {"log", !o->interactive && !o->score, "training and evaluation, not for --interactive and --score"},
-        {"tensorboard", !o->interactive && !o->score, "training and evaluation, not for --interactive and --score"},
+        {"weights", !t->training,
+         "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
+        {"log", !o->interactive && !o->score,
+         "training and evaluation, not for --interactive and --score"},
+        {"tensorboard", !o->interactive && !o->score,
+         "training and evaluation, not for --interactive and --score"},
         {"data", !o->score, "training and evaluation: --score has its text"},
         {"score-by", o->score != NULL, "--score"},
         {"eval-batch-sz", !o->score, "training and evaluation, not for --score"},
@@ -5439,14 +6034,19 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"shard", t->start.ranks > 1, "several ranks"},
         {"tf32", o->device, "--device cuda"},
         {"tune", o->device, "--device cuda"},
-        {"no-graph", o->device, "--device cuda"}
-    };
+        {"no-graph", o->device, "--device cuda"}};
     if (t->training && o->recompute == TR_AS_FITS && o->device)
-        return tr_fail(t->err, TR_ERR, "--recompute auto counts what a CPU takes: with --device cuda give a number of layers, or "
+        return tr_fail(
+            t->err, TR_ERR,
+            "--recompute auto counts what a CPU takes: with --device cuda give a number of layers, or "
             "--recompute");
-    if (o->weights && o->device) return tr_fail(t->err, TR_ERR, "--weights is for --device cpu: on a GPU the run's --precision decides");
+    if (o->weights && o->device)
+        return tr_fail(t->err, TR_ERR,
+                       "--weights is for --device cpu: on a GPU the run's --precision decides");
     return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
+
+/* Checks the options against each other. */
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
@@ -5454,21 +6054,28 @@ TR_DEF int tr_lm_check(tr_lm *t) {
         return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
                        (unsigned long long)split, (unsigned long long)B);
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
-        return tr_fail(t->err, TR_ERR,
-                "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
-                       "another --batch-sz", tr_lm_ranks(t), (unsigned long long)(B / split),
-                       split > 1 ? "a part of the batch (--batch-sz / --batch-split)" : "the batch (--batch-sz)");
+        return tr_fail(
+            t->err, TR_ERR,
+            "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
+            "another --batch-sz",
+            tr_lm_ranks(t), (unsigned long long)(B / split),
+            split > 1 ? "a part of the batch (--batch-sz / --batch-split)"
+                      : "the batch (--batch-sz)");
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
-        return tr_fail(t->err, TR_ERR, "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
-                       (unsigned long long)o->update_after);
+        return tr_fail(
+            t->err, TR_ERR,
+            "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
+            (unsigned long long)o->update_after);
     if (!tr_lm_needed(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
     if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
         return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
-    if (t->training && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint))) return 0;
+    if (t->training
+        && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint)))
+        return 0;
     return t->kind->check(t);
 }
 
-/* Counts what figures of each text are of; words where a figure is of words. */
+/* Counts the tokens, bytes and words of each text; words only if the run reports them. */
 TR_DEF int tr_lm_count_texts(tr_lm *t) {
     int32_t ids[4096];
     int part, words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
@@ -5486,23 +6093,33 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
             c->bytes -= tr_lm_pad_bytes(t, ids, m);
         }
         if (!(c->tokens > 0))
-            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text of nothing but this token has no "
-                           "loss: give another text or number", (long)t->pad_id);
+            return tr_fail(t->err, TR_ERR,
+                           "--pad-id %ld: a text of nothing but this token has no "
+                           "loss: give another text or number",
+                           (long)t->pad_id);
         if (words) c->words = tr_lm_word_count(t, text);
         if (t->unit == TR_WORD_PPL && !(c->words > 0))
             return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
     }
     return 1;
 }
-/* What all ranks must have alike before anything else, a line each: by options they do the same in the same order. 0: no memory */
+
+/* Lists what must be equal on all ranks before anything else, one item per line, so that
+   all ranks perform the same operations in the same order. Returns 0 if memory is
+   exhausted. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
     char line[200], value[64];
-    snprintf(line, sizeof line, "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
-        STX_VERSION, t->training ? "training" : t->evaluating ? "evaluation" : "neither training nor evaluation",
-        o->device ? "cuda" : "cpu", o->shard ? "yes" : "no",
-        o->checkpoint ? "given" : "none", o->best ? "given" : "none", o->init_from ? "given" : "none");
+    snprintf(
+        line, sizeof line,
+        "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
+        STX_VERSION,
+        t->training     ? "training"
+        : t->evaluating ? "evaluation"
+                        : "neither training nor evaluation",
+        o->device ? "cuda" : "cpu", o->shard ? "yes" : "no", o->checkpoint ? "given" : "none",
+        o->best ? "given" : "none", o->init_from ? "given" : "none");
     tr_buf_puts(b, line);
     for (p = t->options->opt; p->type != TR_T_END; p++) {
         int keep = p->keep & ~(TR_LATER | TR_KEPT);
@@ -5511,12 +6128,16 @@ TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
         tr_buf_puts(b, "--");
         tr_buf_puts(b, p->name);
         tr_buf_puts(b, ": ");
-        tr_buf_puts(b, p->type != TR_T_TEXT ? value : *(const char *const *)p->to ? *(const char *const *)p->to : "none");
+        tr_buf_puts(b, p->type != TR_T_TEXT          ? value
+                       : *(const char *const *)p->to ? *(const char *const *)p->to
+                                                     : "none");
         tr_buf_puts(b, "\n");
     }
     return !b->oom;
 }
-/* ... and once the texts are read. Where they lie may differ, what they are may not. */
+
+/* Lists what must be equal once the texts are read. The paths of texts may differ, their
+   contents may not. */
 TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
     static const char *const text[3] = {"training", "validation", "test"};
     char line[160];
@@ -5524,19 +6145,23 @@ TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
     size_t len = stx_vocab_save(t->vocab, NULL, 0);
     void *blob = malloc(len + 1);
     if (blob && stx_vocab_save(t->vocab, blob, len) == len) {
-        snprintf(line, sizeof line, "vocabulary: %016" PRIx64 "\n", tr_hash(TR_HASH_BEGIN, (const char *)blob, len));
+        snprintf(line, sizeof line, "vocabulary: %016" PRIx64 "\n",
+                 tr_hash(TR_HASH_BEGIN, (const char *)blob, len));
         tr_buf_puts(b, line);
     }
     free(blob);
-    for (i = 0; i < 3; i++) if (t->text[i]) {
-        snprintf(line, sizeof line, "%s text: %zu tokens, %016" PRIx64 "\n", text[i], stx_corpus_size(t->text[i]), tr_lm_print(t->text[i]));
-        tr_buf_puts(b, line);
-    }
+    for (i = 0; i < 3; i++)
+        if (t->text[i]) {
+            snprintf(line, sizeof line, "%s text: %zu tokens, %016" PRIx64 "\n", text[i],
+                     stx_corpus_size(t->text[i]), tr_lm_print(t->text[i]));
+            tr_buf_puts(b, line);
+        }
     snprintf(line, sizeof line, "checkpoint: step %" PRIu64 "\n", t->step);
     tr_buf_puts(b, line);
     return !b->oom;
 }
-/* Refuses ranks that differ from rank 0, and says in what. All ranks */
+
+/* Refuses ranks that differ from rank 0 and reports the difference. Collective. */
 TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     tr_buf mine;
     char *his = NULL;
@@ -5553,21 +6178,34 @@ TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
     if (his && !stx_rank(t->x)) memcpy(his, mine.s, mine.n);
     ok = his && stx_group_broadcast(t->x, his, (size_t)n, 0);
     if (!ok && !stx_ok(t->x)) tr_lm_why(t);
-    for (a = mine.s, b = his; ok && (*a || *b); ) {
+    for (a = mine.s, b = his; ok && (*a || *b);) {
         size_t la = strcspn(a, "\n"), lb = strcspn(b, "\n"), name = strcspn(b, ":");
-        if (la == lb && !memcmp(a, b, la)) { a += la + (a[la] != 0); b += lb + (b[lb] != 0); continue; }
-        if (name < la && !memcmp(a, b, name + 1)) ok = tr_fail(t->err, TR_ERR, "%.*s is%.*s, rank 0 has%.*s: ranks want the same program, "
-            "options and texts", (int)name, a, (int)(la - name - 1 < 300 ? la - name - 1 : 300), a + name + 1,
-            (int)(lb - name - 1 < 300 ? lb - name - 1 : 300), b + name + 1);
-        else ok = tr_fail(t->err, TR_ERR, "this program has \"%.*s\" where rank 0 has \"%.*s\": ranks want the same program, options and "
-            "texts", (int)(la < 300 ? la : 300), a, (int)(lb < 300 ? lb : 300), b);
+        if (la == lb && !memcmp(a, b, la)) {
+            a += la + (a[la] != 0);
+            b += lb + (b[lb] != 0);
+            continue;
+        }
+        if (name < la && !memcmp(a, b, name + 1))
+            ok = tr_fail(t->err, TR_ERR,
+                         "%.*s is%.*s, rank 0 has%.*s: ranks want the same program, "
+                         "options and texts",
+                         (int)name, a, (int)(la - name - 1 < 300 ? la - name - 1 : 300),
+                         a + name + 1, (int)(lb - name - 1 < 300 ? lb - name - 1 : 300),
+                         b + name + 1);
+        else
+            ok = tr_fail(
+                t->err, TR_ERR,
+                "this program has \"%.*s\" where rank 0 has \"%.*s\": ranks want the same program, options and "
+                "texts",
+                (int)(la < 300 ? la : 300), a, (int)(lb < 300 ? lb : 300), b);
     }
     tr_buf_free(&mine);
     free(his);
     return ok;
 }
-/* What ranks do not do together rank 0 does alone. But are all of them about to do that? Else those that train would wait for the others.
-   Where this build has no engine nobody waits. */
+
+/* Checks that all ranks are about to do what only rank 0 does: a rank that trained would
+   wait for the others for ever. A build without a group engine has no such wait. */
 TR_DEF int tr_lm_meet(tr_lm *t) {
     stx_desc d;
     int ok = 1;
@@ -5582,69 +6220,94 @@ TR_DEF int tr_lm_meet(tr_lm *t) {
     t->x = NULL;
     return 1;
 }
-/* 0 and t->err if the file has fewer elements than the model of its options has
-   parameters. To create that model first would take memory and time, whatever sizes a
-   damaged file gives. */
+
+/* Returns 0 and sets t->err if the file has fewer elements than the model of its options
+   has parameters. A damaged file can contain any size; creating that model first would
+   take memory and time. */
 TR_DEF int tr_lm_can_hold(tr_lm *t, const stx_file *f, const char *path) {
     size_t n = tr_lm_count(t, stx_vocab_size(t->vocab)), has = 0, i;
     for (i = 0; i < stx_file_count(f); i++) has += stx_file_entry(f, i)->count;
     if (!n || n <= has) return n > 0;
-    return tr_fail(t->err, TR_ERR, "%.600s: its options are of a model of %zu parameters, but its "
-        "tensors have %zu elements: it is damaged, use another copy", path, n, has);
+    return tr_fail(t->err, TR_ERR,
+                   "%.600s: its options are of a model of %zu parameters, but its "
+                   "tensors have %zu elements: it is damaged, use another copy",
+                   path, n, has);
 }
-/* Everything that can be refused is refused here, before a file is written, but for what the first step shows. */
+
+/* Refuses everything that can be refused before the first step, and before any file is
+   written. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_file *f = NULL;
     int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
     if (!tr_lm_context(t)) return 0;
     if (!t->training && o->init_from)
-        return tr_fail(t->err, TR_ERR, "--init-from %.400s is for training: to evaluate, score or sample that file, give it as "
-            "--checkpoint", o->init_from);
-    if (!t->training && !o->checkpoint) return tr_fail(t->err, TR_ERR, "to evaluate or generate without training, a --checkpoint to "
-        "load is needed");
+        return tr_fail(
+            t->err, TR_ERR,
+            "--init-from %.400s is for training: to evaluate, score or sample that file, give it as "
+            "--checkpoint",
+            o->init_from);
+    if (!t->training && !o->checkpoint)
+        return tr_fail(t->err, TR_ERR,
+                       "to evaluate or generate without training, a --checkpoint to "
+                       "load is needed");
     if (o->interactive || o->score) more = 0;
-    /* first: it decides the model, the precision and the vocabulary */
+    /* the checkpoint comes first: it determines model, precision and vocabulary */
     ok = tr_lm_unclaimed(t) && tr_lm_open_checkpoint(t, &f) && tr_lm_join(t)
-        && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
+         && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
     ok = ok && (!more || tr_lm_data(t));
     if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
     if (ok && t->training && o->best && !t->text[1])
-        ok = tr_fail(t->err, TR_ERR, "--%s: there is no validation text", o->keep_best ? "keep-best" : "best");
+        ok = tr_fail(t->err, TR_ERR, "--%s: there is no validation text",
+                     o->keep_best ? "keep-best" : "best");
     t->unit = o->unit ? o->unit : o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
     if (ok) t->kind->plan(t);
     if (ok && t->training && o->best && !t->eval_every)
-        ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every", o->keep_best ? "keep-best" : "best");
+        ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every",
+                     o->keep_best ? "keep-best" : "best");
     if (ok) ok = tr_lm_count_texts(t);
     t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
     if (ok && t->training && o->recompute == TR_AS_FITS) {
         void *fresh = malloc(t->kind->size);
-        if (!fresh) ok = tr_fail(t->err, TR_ERR, "no memory");
-        else memcpy(fresh, t, t->kind->size);
+        if (!fresh)
+            ok = tr_fail(t->err, TR_ERR, "no memory");
+        else
+            memcpy(fresh, t, t->kind->size);
         t->fresh = fresh;
     }
     if (ok && f) ok = tr_lm_can_hold(t, f, o->init_from ? o->init_from : o->checkpoint);
     ok = ok && t->kind->make(t);
-    if (ok && f && !tr_lm_load(t, f)) ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint, stx_error(t->x));
+    if (ok && f && !tr_lm_load(t, f))
+        ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint,
+                     stx_error(t->x));
     stx_file_close(f);
     if (ok && t->fresh) ok = tr_lm_choose(t);
     if (ok && o->weights) {
-        t->packed = stx_params_pack(t->lm.params, o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
-        if (!stx_ok(t->x)) ok = tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
-        else if (!t->packed) ok = tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d x %d or more",
-                                          STX_PACK_LEAST, STX_PACK_LEAST);
+        t->packed = stx_params_pack(t->lm.params,
+                                    o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
+        if (!stx_ok(t->x))
+            ok = tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
+        else if (!t->packed)
+            ok = tr_fail(
+                t->err, TR_ERR,
+                "--weights would change nothing: the model has no matrix of %d x %d or more",
+                STX_PACK_LEAST, STX_PACK_LEAST);
     }
     ok = ok && tr_lm_compare(t, tr_lm_facts) && tr_lm_compare(t, tr_lm_more_facts);
     if (ok && !stx_group_params(t->lm.params)) ok = tr_lm_why(t);
     return ok && tr_lm_open(t);
 }
-/* Why the run ended with an error; its exit code. */
+
+/* Reports why the run failed and returns the exit code. */
 TR_DEF int tr_lm_failed(tr_lm *t) {
-    int early = !t->begun && (stx_error_code(t->x) == STX_ERR_MEMORY || stx_error_code(t->x) == STX_ERR_IO);
+    int early = !t->begun
+                && (stx_error_code(t->x) == STX_ERR_MEMORY || stx_error_code(t->x) == STX_ERR_IO);
     tr_lm_why(t);
     return tr_lm_end(t, t->err, early ? 2 : 1);
 }
-/* How much of the training text (of its first million tokens) a vocabulary from elsewhere does not know */
+
+/* Reports how much of the training text (its first million tokens) is <unk> in a
+   vocabulary of another run. */
 TR_DEF void tr_lm_say_unknown_share(tr_lm *t) {
     int32_t ids[4096], unk = stx_vocab_unk(t->vocab);
     uint64_t n = stx_corpus_size(t->text[0]), at, unknown = 0;
@@ -5652,12 +6315,17 @@ TR_DEF void tr_lm_say_unknown_share(tr_lm *t) {
     if (n > 1000000) n = 1000000;
     for (at = 0; unk >= 0 && at < n; at += some) {
         some = n - at < 4096 ? (size_t)(n - at) : 4096;
-        if (!stx_corpus_read(t->text[0], at, some, ids)) return;        /* training says why */
+        if (!stx_corpus_read(t->text[0], at, some, ids)) return; /* training reports the error */
         for (i = 0; i < some; i++) unknown += ids[i] == unk;
     }
-    if (unknown) tr_say(&t->term, "%.1f %% of the training text is <unk>, a word that the vocabulary of --init-from does not have",
-                        100.0 * (double)unknown / (double)n);
+    if (unknown)
+        tr_say(
+            &t->term,
+            "%.1f %% of the training text is <unk>, a word that the vocabulary of --init-from does not have",
+            100.0 * (double)unknown / (double)n);
 }
+
+/* Runs what the options request and returns the exit code. */
 TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     const tr_lm_opt *o = t->opt;
     uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
@@ -5677,7 +6345,7 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
         t->saved = t->step;
         t->loss = (double)NAN;
         t->began = tr_seconds();
-        if (o->init_from) {         /* where it begins; fine-tuning may only make it worse */
+        if (o->init_from) { /* fine-tuning may only make it worse: evaluate first */
             tr_lm_say_unknown_share(t);
             ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
             if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
@@ -5688,89 +6356,116 @@ TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     }
     if (ok && !tr_lm_stop(t) && (t->training || (evaluating && !t->no_evaluation))) {
         t->last = 1;
-        if (t->evaluated != t->step || t->blocks != blocks) ok = tr_lm_evaluate(t, 1, blocks, &nll);
-        else if (tr_lm_results(t) == stdout && !stx_rank(t->x)) printf("%s\n", t->result);      /* --best wanted it already */
+        if (t->evaluated != t->step || t->blocks != blocks)
+            ok = tr_lm_evaluate(t, 1, blocks, &nll);
+        else if (tr_lm_results(t) == stdout && !stx_rank(t->x))
+            printf("%s\n", t->result); /* already evaluated for --best */
         if (ok && !t->training) ok = tr_lm_evaluate(t, 2, 0, &nll);
     }
     tr_term_close(&t->term);
-    if (ok && !tr_lm_stop(t)) ok = tr_lm_begin(t);      /* there was nothing to train and nothing to evaluate */
+    if (ok && !tr_lm_stop(t))
+        ok = tr_lm_begin(t); /* there was nothing to train or evaluate */
     if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
         t->kind->learned(t, tr_lm_results(t));
         ok = stx_ok(t->x);
     }
     if (ok && (fflush(stdout) || ferror(stdout))) {
-        if (t->training) fprintf(stderr, "%s: the results cannot be written: %s\n", o->log ? o->log : t->options->program, strerror(errno));
-        else { stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno)); ok = 0; }
+        if (t->training)
+            fprintf(stderr, "%s: the results cannot be written: %s\n",
+                    o->log ? o->log : t->options->program, strerror(errno));
+        else {
+            stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno));
+            ok = 0;
+        }
         clearerr(stdout);
     }
     if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
     stop = tr_lm_stop(t);
-    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();      /* in what rank 0 does alone */
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested(); /* during work of rank 0 alone */
     if (!stop || stx_rank(t->x)) return stop ? 128 + stop : 0;
     if (t->training)
         fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
-                !o->checkpoint ? "; nothing is saved, for there is no --checkpoint" :
-                t->step > t->first ? "; the checkpoint is saved, the same command goes on from it" : "");
-    else fprintf(stderr, "%s: stopped before the end\n", t->options->program);
+                !o->checkpoint       ? "; nothing is saved, for there is no --checkpoint"
+                : t->step > t->first ? "; the checkpoint is saved, the same command goes on from it"
+                                     : "");
+    else
+        fprintf(stderr, "%s: stopped before the end\n", t->options->program);
     return 128 + stop;
 }
-/* --out and --keep-best become the options that they stand for. */
+
+/* Replaces --out and --keep-best by the options that they stand for. */
 TR_DEF int tr_lm_names(tr_lm *t) {
-    static const char *const name[3] = {"checkpoint", "log", "tensorboard"}, *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
+    static const char *const name[3] = {"checkpoint", "log", "tensorboard"},
+                             *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
     const tr_lm_opt *o = t->opt;
     struct stat st;
     char *path;
     int i, ok = 1;
-    if (o->out && !*o->out) return tr_fail(t->err, TR_ERR, "--out: got '', wants the name of a directory");
-    if (o->out && stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--out %s: not a directory", o->out);
-    if (o->out && stat(o->out, &st) != 0 && errno != ENOENT) return tr_fail(t->err, TR_ERR, "--out %s: %s", o->out, strerror(errno));
+    if (o->out && !*o->out)
+        return tr_fail(t->err, TR_ERR, "--out: got '', wants the name of a directory");
+    if (o->out && stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode))
+        return tr_fail(t->err, TR_ERR, "--out %s: not a directory", o->out);
+    if (o->out && stat(o->out, &st) != 0 && errno != ENOENT)
+        return tr_fail(t->err, TR_ERR, "--out %s: %s", o->out, strerror(errno));
     for (i = 0; ok && o->out && i < (t->training ? 3 : 1); i++) {
         size_t n = strlen(o->out);
         if (tr_given(t->options, name[i])) continue;
         path = (char *)malloc(n + 32);
         if (!path) return tr_fail(t->err, TR_ERR, "no memory");
         snprintf(path, n + 32, "%s%s%s", o->out, o->out[n - 1] == '/' ? "" : "/", file[i]);
-        ok = tr_set(tr_find_option(t->options, name[i], strlen(name[i])), path, TR_FROM_ARGS, t->err, TR_ERR);
+        ok = tr_set(tr_find_option(t->options, name[i], strlen(name[i])), path, TR_FROM_ARGS,
+                    t->err, TR_ERR);
         free(path);
     }
     if (!ok || !t->training || !o->keep_best) return ok;
     if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best: one of them only");
-    if (!o->checkpoint || !*o->checkpoint) return tr_fail(t->err, TR_ERR, "--keep-best needs a --checkpoint, whose name it takes");
+    if (!o->checkpoint || !*o->checkpoint)
+        return tr_fail(t->err, TR_ERR, "--keep-best needs a --checkpoint, whose name it takes");
     path = tr_path_with(o->checkpoint, ".best");
     if (!path) return tr_fail(t->err, TR_ERR, "no memory");
     ok = tr_set(tr_find_option(t->options, "best", 4), path, TR_FROM_ARGS, t->err, TR_ERR);
     free(path);
     return ok;
 }
-/* --interactive and --score do nothing else: refuses options that ask for it. */
+
+/* --interactive and --score do nothing else: refuses options that request more. */
 TR_DEF int tr_lm_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
     if (o->interactive && o->prompt && !strcmp(o->prompt, "-"))
-        return tr_fail(t->err, TR_ERR, "--prompt -: with --interactive standard input is the conversation: give the text itself");
+        return tr_fail(
+            t->err, TR_ERR,
+            "--prompt -: with --interactive standard input is the conversation: give the text itself");
     if (o->score && (o->interactive || o->generate))
-        return tr_fail(t->err, TR_ERR, "--score and --%s: one of them only", o->interactive ? "interactive" : "generate");
+        return tr_fail(t->err, TR_ERR, "--score and --%s: one of them only",
+                       o->interactive ? "interactive" : "generate");
     if (!evaluating) return 1;
     for (p = t->options->opt; p->type != TR_T_END; p++)
-        if (p->type == TR_T_FLAG && *(const int *)p->to && (p->to == (const void *)&o->eval_only || p->to == (const void *)evaluate))
+        if (p->type == TR_T_FLAG && *(const int *)p->to
+            && (p->to == (const void *)&o->eval_only || p->to == (const void *)evaluate))
             return tr_fail(t->err, TR_ERR, "--%s and --%s: one of them only", name, p->name);
     return tr_fail(t->err, TR_ERR, "--%s does not evaluate", name);
 }
+
 #ifdef _WIN32
 #define TR_NOWHERE "NUL"
 #else
 #define TR_NOWHERE "/dev/null"
 #endif
-/* Reads the command line, runs, returns the exit code. t is the first member of the trainer's own struct, zeroed. evaluate: an
-   option of the
-   trainer's that asks for an evaluation and no training, or NULL. */
-TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt, const int *evaluate, int argc,
-    char **argv) {
+
+/* Reads the command line, runs and returns the exit code. t is the first member of the
+   trainer's struct, which is zeroed. evaluate is a trainer's option that requests
+   evaluation without training, or NULL. */
+TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt,
+                      const int *evaluate, int argc, char **argv) {
     int code = 0, evaluating, tells;
-    t->options = options; t->opt = opt; t->kind = kind;
+    t->options = options;
+    t->opt = opt;
+    t->kind = kind;
     t->start = stx_started();
-    if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;       /* results, and help, are rank 0's */
+    if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout))
+        return 1; /* only rank 0 prints results and help */
     t->best = t->seen = (double)NAN;
     t->evaluated = UINT64_MAX;
     t->pad_id = -1;
@@ -5787,7 +6482,10 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
         t->training = !evaluating && !opt->no_train && !tells;
         t->evaluating = evaluating && !tells;
         if (!t->training && !t->evaluating) {
-            if (!tr_lm_meet(t)) { code = tr_lm_refuse(t); break; }
+            if (!tr_lm_meet(t)) {
+                code = tr_lm_refuse(t);
+                break;
+            }
             if (t->start.rank) break;
         }
         if (opt->version) {
@@ -5795,18 +6493,23 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
                 tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
                 code = tr_lm_refuse(t);
             }
-        }
-        else if (!tr_lm_names(t)) code = tr_lm_refuse(t);
-        else if ((opt->interactive || opt->score) && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
+        } else if (!tr_lm_names(t))
             code = tr_lm_refuse(t);
-        else if (opt->list_presets) code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
-        else if (opt->dry_run) code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
-        else code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
+        else if ((opt->interactive || opt->score)
+                 && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
+            code = tr_lm_refuse(t);
+        else if (opt->list_presets)
+            code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
+        else if (opt->dry_run)
+            code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
+        else
+            code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
     }
-    if (code != 1 && code != 2) stx_group_leave(t->x);      /* else the others were told to end */
+    if (code != 1 && code != 2) stx_group_leave(t->x); /* otherwise the group was aborted */
     tr_lm_close(t);
     return code;
 }
+
 #endif /* TR_LM */
 
 #endif /* SEQTX_EXAMPLES_TRAIN_H */
