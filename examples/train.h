@@ -3194,119 +3194,182 @@ typedef struct {
     double      max_memory, temperature, top_p, repetition_penalty;
 } tr_lm_opt;
 
-/* The first words of every trainer's defaults. */
-#define TR_LM_DEFAULTS "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 sample-prime=256 sample-length=500 "
+/* The beginning of every trainer's defaults. */
+#define TR_LM_DEFAULTS \
+    "seed=1 temperature=0.8 top-p=0.95 repetition-penalty=1 repetition-window=64 " \
+    "sample-prime=256 sample-length=500 "
 
 /* Rows of the table of options; o is the trainer's tr_lm_opt. */
 #define TR_LM_DATA(o) \
     TR_GROUP("Data"), \
-    TR_TEXT("data", TR_HINT, &(o).data, "a text file (last 5 % test, 5 % before them validation), or a directory with train.txt, " \
-        "valid.txt, test.txt; a checkpoint remembers it"), \
+    TR_TEXT("data", TR_HINT, &(o).data, \
+        "a text file (its last 5 % are the test text, the 5 % before them the validation text), " \
+        "or a directory with train.txt, valid.txt and test.txt. The checkpoint stores the path"), \
     TR_CHOICE("tokens", TR_MODEL, &(o).tokens, "bytes|bytes-compact|chars|words|spm|ids", \
-        "what a token is; compact: bytes that occur, newline is <eos>; spm: pieces that a SentencePiece model finds; ids: the text is " \
-        "numbers of pieces with white space between"), \
-    TR_TEXT("pieces", TR_HINT | TR_LATER, &(o).pieces, "spm: the .model (in programs built with SENTENCEPIECE=1); ids: a .vocab, a " \
-        "piece a line; a checkpoint holds what was in it"), \
-    TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, "spm: line ends are no token (the reference of PAR)"), \
-    TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, "words or characters seen fewer times become <unk>; 2 or more makes an " \
-        "<unk> for what is new, 1 none; not given: 2 if the validation or test text needs it, else 1"), \
-    TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", "report bits per byte, perplexity of a token, or of a word " \
-        "whatever the tokens are; auto: perplexity of a token for words, else bits")
-/* How the text is read and when parameters are updated: for trainers that call tr_lm_next and use t->share and t->update. */
+        "what a token is. bytes-compact: only bytes that occur, with the newline as <eos>. " \
+        "spm: pieces of a SentencePiece model. ids: the text consists of piece numbers, " \
+        "separated by white space"), \
+    TR_TEXT("pieces", TR_HINT | TR_LATER, &(o).pieces, \
+        "spm: the .model file (in programs built with SENTENCEPIECE=1). ids: a .vocab file, one " \
+        "piece per line. The checkpoint stores its contents"), \
+    TR_FLAG("join-lines", TR_MODEL | TR_LATER, &(o).join_lines, \
+        "spm: line ends are not tokens (as in the reference code of PAR)"), \
+    TR_SIZE("min-count", TR_MODEL, &(o).min_count, 0, TR_INF, \
+        "words or characters that occur fewer times become <unk>. 2 or more adds an <unk> for " \
+        "unknown ones, 1 does not. Default: 2 if the validation or test text requires it, " \
+        "otherwise 1"), \
+    TR_CHOICE("data-unit", TR_FREE, &(o).unit, "auto|bpc|ppl|word-ppl", \
+        "report bits per byte, perplexity per token, or perplexity per word for any kind of " \
+        "token. auto: perplexity per token for words and pieces, otherwise bits per byte")
+
+/* How the text is read and when parameters are updated, for trainers that call
+   tr_lm_next and use t->share and t->update. */
 #define TR_LM_PACE(o) \
-    TR_SIZE("update-every", TR_FREE, &(o).update_every, 1, 1u << 20, "update every so many steps, from the mean of their gradients"), \
-    TR_SIZE("update-after", TR_FREE, &(o).update_after, 0, TR_INF, "... behind this step; in each one until then"), \
-    TR_SIZE("random-segments", TR_FIXED, &(o).random_segments, 0, 1u << 20, "read pieces of so many blocks from random places of the " \
-        "text, nothing remembered at the beginning of one; 0: the whole text in parallel streams")
-/* zero: what 0 means as the number of steps between saves, and between evaluations; whole: ... as the number of blocks of one */
+    TR_SIZE("update-every", TR_FREE, &(o).update_every, 1, 1u << 20, \
+        "number of steps per update of the parameters, which uses the mean of their gradients"), \
+    TR_SIZE("update-after", TR_FREE, &(o).update_after, 0, TR_INF, \
+        "... after this step; until then, every step updates"), \
+    TR_SIZE("random-segments", TR_FIXED, &(o).random_segments, 0, 1u << 20, \
+        "read segments of this many blocks from random positions of the text, each with an " \
+        "empty memory; 0: the whole text, in parallel streams")
+
+/* zero: meaning of 0 as the number of steps between saves or evaluations; whole: meaning
+   of 0 as the number of blocks of an evaluation. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
-    TR_TEXT("out", TR_LOCAL, &(o).out, "a directory, made if need be: --checkpoint DIR/model.safetensors, and in training --log " \
-        "DIR/log.jsonl and --tensorboard DIR/tb, where these are not given"), \
-    TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, "save here, and go on from it if it is there (safetensors); it holds every " \
-        "option that decides training"), \
-    TR_TEXT("init-from", TR_LOCAL, &(o).init_from, "begin a new run with the weights of this checkpoint (fine-tuning), also of one that " \
-        "tools/convert.py made: the model's options and vocabulary are its own; optimiser, schedule and memories begin anew"), \
-    TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, "steps between saves; 0: " zero), \
-    TR_TEXT("best", TR_LOCAL, &(o).best, "save here whenever an evaluation between steps is the best so far"), \
-    TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, "the same beside --checkpoint: run.best.safetensors for run.safetensors"), \
-    TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, "steps between evaluations; 0: " zero), \
-    TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, "blocks per evaluation while training (given here, also of the one " \
-        "at the end, which is else of the whole text); 0: " whole), \
-    TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, "streams in evaluation; 0: --batch-sz, fewer if the text is " \
-        "short"), \
-    TR_SIZE("log-every", TR_FREE, &(o).log_every, 0, TR_INF, "steps between log lines; 0: 10"), \
-    TR_TEXT("log", TR_LOCAL, &(o).log, "append JSON lines to this file"), \
-    TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, "write TensorBoard event files into this directory")
+    TR_TEXT("out", TR_LOCAL, &(o).out, \
+        "output directory, created if necessary: --checkpoint DIR/model.safetensors and, in " \
+        "training, --log DIR/log.jsonl and --tensorboard DIR/tb, unless these are given"), \
+    TR_TEXT("checkpoint", TR_LOCAL, &(o).checkpoint, \
+        "save to this safetensors file, and resume from it if it exists; it contains every " \
+        "option that affects training"), \
+    TR_TEXT("init-from", TR_LOCAL, &(o).init_from, \
+        "start a new run with the weights of this checkpoint (fine-tuning), or of one made by " \
+        "tools/convert.py. It determines the model's options and vocabulary; optimiser, schedule " \
+        "and memories start afresh"), \
+    TR_SIZE("save-every", TR_FREE, &(o).save_every, 0, TR_INF, \
+        "steps between saves; 0: " zero), \
+    TR_TEXT("best", TR_LOCAL, &(o).best, \
+        "also save here whenever an evaluation during training is the best so far"), \
+    TR_FLAG("keep-best", TR_LOCAL, &(o).keep_best, \
+        "--best, named after --checkpoint: run.best.safetensors for run.safetensors"), \
+    TR_SIZE("eval-every", TR_FREE, &(o).eval_every, 0, TR_INF, \
+        "steps between evaluations; 0: " zero), \
+    TR_SIZE("eval-blocks", TR_FREE, &(o).eval_blocks, 0, TR_INF, \
+        "blocks per evaluation during training. If given on the command line, also of the final " \
+        "evaluation, which otherwise covers the whole text. 0: " whole), \
+    TR_SIZE("eval-batch-sz", TR_FREE, &(o).eval_batch_sz, 0, 1u << 30, \
+        "number of streams in an evaluation; 0: --batch-sz, or fewer for a short text"), \
+    TR_SIZE("log-every", TR_FREE, &(o).log_every, 0, TR_INF, \
+        "steps between log records; 0: 10"), \
+    TR_TEXT("log", TR_LOCAL, &(o).log, \
+        "append JSON lines to this file"), \
+    TR_TEXT("tensorboard", TR_LOCAL, &(o).tensorboard, \
+        "write TensorBoard event files to this directory")
+
 #define TR_LM_RUNNING(o) \
-    TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, "evaluate on the whole validation and test text, every token, then stop"), \
-    TR_TEXT("score", TR_LOCAL, &(o).score, "say how likely this text file is to the model of --checkpoint (-: standard input), as a " \
-        "table with tabs, then stop; nats are -ln of the probability. " \
-        "A last line without an end is read as if it had one, so that all lines count alike"), \
-    TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", "... a row for the file; for each line; for each line, " \
-        "which is a text by itself, with nothing remembered; for each token. " \
-        "All but the first read token by token, as --generate. Where a block of an evaluation " \
-        "sees more of its past (train_par), rows add up to those of --eval-block-sz 1"), \
-    TR_FLAG("no-train", TR_LOCAL, &(o).no_train, "do not train: only --generate"), \
-    TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, "threads; 0: all"), \
-    TR_FLAG("shard", TR_LOCAL, &(o).shard, "of several ranks (mpirun, docs/distributed.md) each holds the optimiser's state of its share " \
-        "of the parameters only"), \
-    TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", "bf16 on a CPU: factors of products rounded to bfloat16, all else " \
-        "float; on a GPU: activations stored as bfloat16, parameters and sums float"), \
-    TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", "cuda: in programs built with CUDA (make cuda)"), \
-    TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, "which one, as CUDA counts them from 0"), \
-    TR_FLAG("tf32", TR_FREE, &(o).tf32, "cuda, f32: products of TF32 factors, faster and less exact"), \
-    TR_FLAG("tune", TR_LOCAL, &(o).tune, "cuda: time the algorithms of each product and keep the fastest; a repeated run may differ " \
-        "in the last bits"), \
-    TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, "cuda: launch every kernel of every step, in place of replaying steps as CUDA graphs"), \
-    TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, "GiB of the device; 0: nine tenths of the machine's, on a GPU all that " \
-        "it has"), \
-    TR_SOME("recompute", TR_FREE, &(o).recompute, 4096, "make the activations of all layers, or of the last N, again in backward: less " \
-        "memory, up to a third more time, the same numbers; auto: of as few as --max-memory allows"), \
-    TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, "print how large the model is, then stop"), \
-    TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, "the vocabulary that --dry-run counts with when there is no --data; 0: 256"), \
-    TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, "print a table of the presets, then stop: name, layers, d, vocabulary, " \
-        "parameters, with tabs between"), \
-    TR_FLAG("version", TR_LOCAL, &(o).version, "print the version, then stop")
+    TR_FLAG("eval-only", TR_LOCAL, &(o).eval_only, \
+        "evaluate on every token of the validation and test texts, then stop"), \
+    TR_TEXT("score", TR_LOCAL, &(o).score, \
+        "print how likely this text file (-: standard input) is under the model of " \
+        "--checkpoint, as a tab-separated table, then stop; nats are -ln of the probability. A " \
+        "last line without a line end is read as if it had one, so that all lines count the " \
+        "same way"), \
+    TR_CHOICE("score-by", TR_LOCAL, &(o).score_by, "file|lines|texts|tokens", \
+        "... rows. file: one; lines: one per line; texts: the same, with each line as a separate " \
+        "text and an empty memory; tokens: one per token. All but file read token by token, as " \
+        "--generate does. Where a block of an evaluation sees more of its past (train_par), the " \
+        "rows add up to those of --eval-block-sz 1"), \
+    TR_FLAG("no-train", TR_LOCAL, &(o).no_train, \
+        "do not train: only --generate"), \
+    TR_INT("threads", TR_LOCAL, &(o).threads, 0, 4096, \
+        "number of threads; 0: all"), \
+    TR_FLAG("shard", TR_LOCAL, &(o).shard, \
+        "with several ranks (mpirun, docs/distributed.md), each rank stores only its share of " \
+        "the optimiser's state"), \
+    TR_CHOICE("precision", TR_FIXED, &(o).precision, "f32|bf16", \
+        "bf16 on a CPU: inputs of matmuls are rounded to bfloat16, everything else is float. On " \
+        "a GPU: activations are stored as bfloat16, parameters and sums as float"), \
+    TR_CHOICE("device", TR_LOCAL, &(o).device, "cpu|cuda", \
+        "cuda: in programs built with CUDA (make cuda)"), \
+    TR_SIZE("gpu", TR_LOCAL, &(o).gpu, 0, 1023, \
+        "number of the GPU, counted from 0 as by CUDA"), \
+    TR_FLAG("tf32", TR_FREE, &(o).tf32, \
+        "cuda, f32: TF32 matmuls, faster and less accurate"), \
+    TR_FLAG("tune", TR_LOCAL, &(o).tune, \
+        "cuda: time the algorithms of each matmul and keep the fastest; a repeated run may " \
+        "differ in the last bits"), \
+    TR_FLAG("no-graph", TR_LOCAL, &(o).no_graph, \
+        "cuda: launch every kernel of every step, instead of replaying steps as CUDA graphs"), \
+    TR_REAL("max-memory", TR_LOCAL, &(o).max_memory, 0, 1e9, \
+        "limit of the device's memory in GiB; 0: 90 % of the machine's memory, or all of the " \
+        "GPU's"), \
+    TR_SOME("recompute", TR_FREE, &(o).recompute, 4096, \
+        "recompute the activations of all layers, or of the last N, in the backward pass: less " \
+        "memory, up to a third more time, identical results. auto: the smallest N with which " \
+        "training fits in --max-memory"), \
+    TR_FLAG("dry-run", TR_LOCAL, &(o).dry_run, \
+        "print the size of the model, then stop"), \
+    TR_SIZE("vocab", TR_LOCAL, &(o).vocab, 0, 1u << 30, \
+        "vocabulary size for --dry-run without --data; 0: 256"), \
+    TR_FLAG("list-presets", TR_LOCAL, &(o).list_presets, \
+        "print a tab-separated table of the presets, then stop: name, layers, d, vocabulary, " \
+        "parameters"), \
+    TR_FLAG("version", TR_LOCAL, &(o).version, \
+        "print the version, then stop")
+
 #define TR_LM_GENERATION(o) \
     TR_GROUP("Generation"), \
-    TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, "write this many tokens at the end: the prompt and they are all that goes " \
-        "to standard output; with --interactive: the most tokens of an answer, 0: 256"), \
-    TR_FLAG("interactive", TR_LOCAL, &(o).interactive, "talk with the model of --checkpoint: it goes on from each line of standard " \
-        "input, and remembers what was said until an empty line, or /reset; /help says more. Ctrl-C stops an answer, the end of the " \
-        "input ends"), \
-    TR_TEXT("prompt", TR_LOCAL, &(o).prompt, "text to go on from; -: what is on standard input, without its last line end; with " \
-        "--interactive: what each conversation begins with"), \
-    TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, "0: always the likeliest token"), \
-    TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, "draw among this many likeliest; 0: all"), \
-    TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, "draw among the likeliest that make up this probability; 0 or 1: all"), \
-    TR_REAL("repetition-penalty", TR_LOCAL, &(o).repetition_penalty, 1, 100, "logits of tokens that came lately are divided by this, " \
-        "negative ones multiplied (their mean counts as 0), before the temperature; 1: no, 1.1 to 1.3 is usual"), \
-    TR_SIZE("repetition-window", TR_LOCAL, &(o).repetition_window, 0, 1u << 20, "... lately: among the last so many, the prompt's " \
-        "included; 0: ever"), \
-    TR_CHOICE("weights", TR_LOCAL, &(o).weights, "f32|bf16|int8", "not in training: the model's matrices rounded to bfloat16, or to 8 " \
-        "bits with a factor for each 32. A token is faster where a model is larger than the caches, for it reads a half, or a quarter, " \
-        "of the bytes; --eval-only says what that costs"), \
-    TR_TEXT("stop", TR_LOCAL, &(o).stop, "a text, or an answer, ends behind this (\\n: a line end, \\t, \\\\); none: only the number of " \
-        "tokens ends it, of words, too")
-/* Texts while it trains. */
+    TR_SIZE("generate", TR_LOCAL, &(o).generate, 0, TR_INF, \
+        "generate this many tokens at the end. Only the prompt and these tokens are written to " \
+        "standard output. With --interactive: the longest answer, in tokens; 0: 256"), \
+    TR_FLAG("interactive", TR_LOCAL, &(o).interactive, \
+        "talk to the model of --checkpoint: it continues each line of standard input, and " \
+        "remembers the conversation until an empty line or /reset; /help explains. Ctrl-C stops " \
+        "an answer; the end of the input ends the program"), \
+    TR_TEXT("prompt", TR_LOCAL, &(o).prompt, \
+        "text to continue; -: standard input, without its last line end. With --interactive: the " \
+        "beginning of each conversation"), \
+    TR_REAL("temperature", TR_LOCAL, &(o).temperature, 0, 1000, \
+        "temperature of sampling; 0: always the most likely token"), \
+    TR_SIZE("top-k", TR_LOCAL, &(o).top_k, 0, TR_INF, \
+        "sample from this many most likely tokens; 0: all"), \
+    TR_REAL("top-p", TR_LOCAL, &(o).top_p, 0, 1, \
+        "sample from the most likely tokens with this total probability; 0 or 1: all"), \
+    TR_REAL("repetition-penalty", TR_LOCAL, &(o).repetition_penalty, 1, 100, \
+        "divide positive logits of recent tokens by this, and multiply negative ones, before the " \
+        "temperature (logits are measured from their mean). 1: off; 1.1 to 1.3 is usual"), \
+    TR_SIZE("repetition-window", TR_LOCAL, &(o).repetition_window, 0, 1u << 20, \
+        "number of recent tokens for --repetition-penalty, including the prompt; 0: all"), \
+    TR_CHOICE("weights", TR_LOCAL, &(o).weights, "f32|bf16|int8", \
+        "without training: round the model's matrices to bfloat16, or to 8 bits with one factor " \
+        "per 32 values. Generation with a model larger than the caches is faster, because it " \
+        "reads a half or a quarter of the bytes; --eval-only measures the loss of accuracy"), \
+    TR_TEXT("stop", TR_LOCAL, &(o).stop, \
+        "end a text, or an answer, after this string (\\n: line end, \\t, \\\\). Without it, " \
+        "only the number of tokens ends a text; <eos> does not")
+
+/* Samples during training. */
 #define TR_LM_SAMPLING(o) \
-    TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, "training: steps between texts to look at, on standard " \
-        "error; 0: none"), \
-    TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, "... each goes on from so many tokens of the " \
-        "validation text, from a random place on"), \
-    TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, "... by so many")
-/* The help's last paragraph. */
+    TR_SIZE("sample-every", TR_FREE | TR_LATER, &(o).sample_every, 0, TR_INF, \
+        "training: steps between samples, written to standard error; 0: none"), \
+    TR_SIZE("sample-prime", TR_FREE | TR_LATER, &(o).sample_prime, 1, 1u << 30, \
+        "a sample continues this many tokens of the validation text, from a random position"), \
+    TR_SIZE("sample-length", TR_FREE | TR_LATER, &(o).sample_length, 1, TR_INF, \
+        "number of tokens of a sample")
+
+/* The last paragraph of the help. */
 #define TR_LM_AFTER \
-    "A run goes on from its --checkpoint by the same command, or by --checkpoint alone: the file holds the options that decide " \
-        "training, and they count where none is given. " \
-    "Steps, learning rate, dropout, penalties and how often to save, evaluate and log may be given anew, and are said then; another " \
-        "model, optimiser, batch, seed or precision is refused. " \
-    "Results and generated text go to standard output, progress and all else to standard error; with --generate the results go there " \
-        "too. " \
-    "Exit code: 0 done; 1 failed while running; 2 refused before anything was written; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by " \
-    "the end of its terminal. " \
-    "A first Ctrl-C finishes the step and saves; without --checkpoint it asks, on a terminal, for a second one."
+    "To resume a run, repeat the command, or give --checkpoint alone: the file contains the " \
+    "options that affect training, and they apply unless given. Number of steps, learning rate, " \
+    "dropout, penalties and the intervals of saving, evaluation and logging may change, which is " \
+    "then reported; a different model, optimiser, batch, seed or precision is refused. " \
+    "Results and generated text are written to standard output, progress and everything else to " \
+    "standard error; with --generate, results are written there, too. " \
+    "Exit code: 0 success; 1 failed while running; 2 refused before anything was written; " \
+    "130 stopped by Ctrl-C, 143 by SIGTERM, 129 by the end of its terminal. " \
+    "The first Ctrl-C finishes the step and saves; without --checkpoint, on a terminal, it asks " \
+    "for a second one."
 
 typedef struct tr_lm tr_lm;
 

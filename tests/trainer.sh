@@ -1137,7 +1137,7 @@ check "a prompt with an unknown character: the message" grep -q -e '--prompt' er
 good "help" . --help
 cp out help
 check "nothing on standard error" [ ! -s err ]
-check "exit codes" [ "$(tr -s '\n ' ' ' <help | grep -c 'Exit code: 0 done; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
+check "exit codes" [ "$(tr -s '\n ' ' ' <help | grep -c 'Exit code: 0 success; 1 failed .* 130 stopped by Ctrl-C, 143 by SIGTERM')" -eq 1 ]
 # an option is either of this start and this machine, or in the checkpoint; and all are in the help
 sed -n 's/^  --\([a-z][a-z0-9-]*\)\( .*\|\)$/\1/p' help | grep -v '^help$\|^preset$' | sort >all
 header log/run.st | sed 's/.*"config":"{//; s/}","step".*//' | tr ',' '\n' | sed -n 's/^\\"\([a-z][a-z0-9-]*\)\\":.*/\1/p' >names
