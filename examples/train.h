@@ -3178,6 +3178,7 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
 
 enum { TR_BYTES, TR_COMPACT, TR_CHARS, TR_WORDS, TR_SPM, TR_IDS };  /* tr_lm_opt.tokens */
 enum { TR_AUTO, TR_BPC, TR_PPL, TR_WORD_PPL };                      /* tr_lm_opt.unit */
+enum { TR_PASS_RANK0, TR_PASS_SHARED, TR_PASS_EACH };               /* tr_lm.share_pass */
 enum { TR_BY_FILE, TR_BY_LINES, TR_BY_TEXTS, TR_BY_TOKENS };        /* tr_lm_opt.score_by */
 
 /* Options that all trainers share. */
@@ -3233,8 +3234,8 @@ typedef struct {
         "read segments of this many blocks from random positions of the text, each with an " \
         "empty memory; 0: the whole text, in parallel streams")
 
-/* zero: meaning of 0 as the number of steps between saves or evaluations; whole: meaning
-   of 0 as the number of blocks of an evaluation. */
+/* zero: meaning of 0 as the number of steps between saves or evaluations; whole:
+   meaning of 0 as the number of blocks of an evaluation. */
 #define TR_LM_SAVING(o, zero, whole) \
     TR_GROUP("Running"), \
     TR_TEXT("out", TR_LOCAL, &(o).out, \
@@ -3361,7 +3362,7 @@ typedef struct {
 /* The last paragraph of the help. */
 #define TR_LM_AFTER \
     "To resume a run, repeat the command, or give --checkpoint alone: the file contains the " \
-    "options that affect training, and they apply unless given. Number of steps, learning rate, " \
+    "options that affect training, which apply unless given. Number of steps, learning rate, " \
     "dropout, penalties and the intervals of saving, evaluation and logging may change, which is " \
     "then reported; a different model, optimiser, batch, seed or precision is refused. " \
     "Results and generated text are written to standard output, progress and everything else to " \
@@ -3390,7 +3391,7 @@ typedef struct {
     void       (*plan)(tr_lm *t);       /* sets t->steps, t->schedule, and when and how to
                                            save and evaluate */
     size_t     (*count)(tr_lm *t, size_t vocab);        /* number of parameters; 0: t->err */
-    void       (*shape)(const tr_lm *t, char *line, size_t room, double *states);
+    void       (*shape)(const tr_lm *t, char *line, size_t size, double *states);
                                         /* --dry-run: second line; elements in states */
     int        (*make)(tr_lm *t);       /* creates t->lm, and calls tr_lm_make in training */
     void       (*train)(tr_lm *t);      /* the training loop */
@@ -3417,7 +3418,7 @@ struct tr_lm {
     const tr_lm_opt  *opt;
     const tr_lm_kind *kind;
     int          training;
-    int          evaluating;    /* ... the whole texts, without training */
+    int          evaluating;    /* this run only evaluates, on the whole texts */
     stx_ctx     *x;
 
     /* ranks */
@@ -3425,13 +3426,13 @@ struct tr_lm {
                                    >>api: group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
     int          save_due;      /* save after the next update */
-    int          share_pass;    /* tr_lm_pass. 1: the ranks share the streams; 2: each rank
-                                   reads all of them; 0: only rank 0 calls it */
+    int          share_pass;    /* who reads the streams in tr_lm_pass. TR_PASS_RANK0: rank
+                                   0 alone; _SHARED: each rank a share; _EACH: each all */
     int          whole_pass;    /* evaluation is never shared, because its random values
                                    depend on the index of a stream. Set by make */
-    void       **whole;         /* (wholes) while a checkpoint is written: states of all
-                                   ranks' streams */
-    size_t       wholes;
+    void       **gathered;      /* (gathered_count) while a checkpoint is written: states of
+                                   all ranks' streams */
+    size_t       gathered_count;
 
     /* text and model */
     stx_vocab   *vocab;
@@ -3462,9 +3463,9 @@ struct tr_lm {
     /* progress */
     uint64_t     logged;        /* updates since the last log record */
     uint64_t     saved;         /* step of the last save */
-    size_t       bad;           /* consecutive updates that were not finite */
+    size_t       bad_updates;   /* consecutive updates that were not finite */
     size_t       packed;        /* bytes of the matrices with --weights */
-    int          unk_made;      /* an <unk> was added because a text required one */
+    int          unk_added;     /* an <unk> was added because a text required one */
     double       sum;           /* of the losses since the last log record */
     double       loss;          /* of the last step */
     uint64_t     first, step, steps;    /* steps: where this process began, now, at the end */
@@ -3473,8 +3474,8 @@ struct tr_lm {
     /* --recompute */
     size_t       layers, recompute;     /* of the model; the last `recompute` are recomputed */
     size_t       predicted;     /* with auto: the predicted peak, in bytes; otherwise 0 */
-    size_t       more;          /* memory outside the model and its training, in bytes */
-    void        *fresh;         /* this struct as it was before kind->make */
+    size_t       overhead;      /* memory outside the model and its training, in bytes */
+    void        *before_make;   /* this struct before kind->make was called */
     int          rehearsal;     /* number of ranks of a rehearsal (tr_lm_rehearse); 0: a real
                                    run */
     size_t       peak, settled; /* of a rehearsal: the peak, and the steps since it rose */
@@ -3485,7 +3486,9 @@ struct tr_lm {
     stx_real    *grads;         /* (grads_size) all gradients, if an update has several
                                    steps; otherwise NULL */
     size_t       grads_size;
-    uint64_t     print;         /* fingerprint of the training text */
+
+    /* training text */
+    uint64_t     fingerprint;
     size_t       use;           /* number of tokens, from the beginning of the training text,
                                    that train the weights; 0: all */
 
@@ -3502,19 +3505,19 @@ struct tr_lm {
     tr_lm_counts counts[3];     /* of each text */
     int          unit;          /* TR_BPC, TR_PPL or TR_WORD_PPL */
     double       best;          /* best evaluation for --best; NaN: none */
-    double       seen;          /* best evaluation of the validation text; NaN: none */
+    double       best_seen;     /* best evaluation of the validation text; NaN: none */
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
     int          last;          /* these evaluations are the run's results */
     char         result[200];   /* line of the last evaluation */
-    int          noted;         /* the reason why steps are not replayed was reported */
+    int          note_reported; /* the reason why steps are not replayed was reported */
 
     /* files */
     int          begun;         /* log and event file are open: errors are now failures of
                                    the run, not of its start */
-    tr_claim     claim[3];      /* of the files of tr_lm_writes, if begun */
-    char         found[32];     /* checksum of --checkpoint when it was opened; "": no file */
+    tr_claim     claim[3];      /* of the files of tr_lm_output, if begun */
+    char         found_seal[32];        /* checksum of --checkpoint when opened; "": no file */
     char        *config;        /* the options in a checkpoint, as JSON */
-    char        *made;          /* the directory of --out, if this run created it */
+    char        *made_dir;      /* the directory of --out, if this run created it */
     char        *stop;          /* --stop, without escapes */
     char        *prompt;        /* --prompt */
     size_t       prompt_len;
@@ -3542,8 +3545,8 @@ TR_DEF int tr_lm_stop(const tr_lm *t) {
     return tr_lm_ranks(t) > 1 ? t->agreed : tr_stop_requested();
 }
 
-/* Replaces the n values of v by their sums over all ranks, and shares a signal that any
-   rank received. Collective. Returns 0 on an error of the group. */
+/* Replaces the n values of v by their sums over all ranks, and shares a signal that
+   any rank received. Collective. Returns 0 on an error of the group. */
 TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     double sig = tr_stop_requested();
     if (tr_lm_ranks(t) < 2) return 1;
@@ -3552,21 +3555,20 @@ TR_DEF int tr_lm_agree(tr_lm *t, double *v, size_t n) {
     return 1;
 }
 
-/* Prints why the program ends and returns code. With several ranks, the message names the
-   rank and the host, and the other ranks are aborted. Bad input usually affects all
-   ranks; the others then give rank 0 the time to report it. */
+/* Prints why the program ends and returns code. With several ranks, the message names
+   the rank and the host, and the other ranks are aborted. Bad input usually affects
+   all ranks; the others then give rank 0 the time to report it. */
 TR_DEF int tr_lm_end(const tr_lm *t, const char *why, int code) {
-    char host[256] = "", said[TR_ERR + 256];
+    char host[256] = "", message[TR_ERR + 256];
     if (t->start.ranks < 2) {
-        snprintf(said, sizeof said, "%s: %s", t->options->program, why);
-        tr_fold(said, tr_columns(2));
-        fprintf(stderr, "%s\n", said);
+        snprintf(message, sizeof message, "%s: %s", t->options->program, why);
+        tr_fold(message, tr_columns(2));
+        fprintf(stderr, "%s\n", message);
         return code;
     }
+
 #ifndef _WIN32
     gethostname(host, sizeof host - 1);
-#endif
-#ifndef _WIN32
     /* rank 0 normally reports it; mpirun then ends this rank within a second or so */
     if (t->start.rank > 0) {
         struct timespec time = {3, 0};
@@ -3585,19 +3587,22 @@ TR_DEF int tr_lm_refuse(const tr_lm *t) {
     return tr_lm_end(t, t->err, 2);
 }
 
+
+// >>lm: errors of the library, in terms of the options
+
 /* A phrase of the library's error messages and its equivalent in terms of the options. */
 typedef struct tr_word {
     const char *from, *to;
 } tr_word;
 
-/* Copies text to out and replaces each `from` by its `to`. Entries whose `to` is just the
-   name of an option are for tr_lm_why_in and are skipped. words ends with NULL; of two
-   entries with a common beginning, the longer comes first. Returns the length. */
-TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *text,
+/* Copies text to out and replaces each `from` by its `to`. Entries whose `to` is just
+   the name of an option are for tr_lm_why_in and are skipped. words ends with NULL; of
+   two entries with a common beginning, the longer comes first. Returns the length. */
+TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t size, const char *text,
                            const tr_word *words) {
     const tr_word *w;
     size_t at = 0;
-    while (*text && at + 1 < room) {
+    while (*text && at + 1 < size) {
         for (w = words; w->from; w++)
             if (!strncmp(text, w->from, strlen(w->from))
                 && !tr_find_option(t->options, w->to, strlen(w->to)))
@@ -3607,9 +3612,9 @@ TR_DEF size_t tr_lm_reword(const tr_lm *t, char *out, size_t room, const char *t
             continue;
         }
         text += strlen(w->from);
-        at += (size_t)snprintf(out + at, room - at, "%s", w->to);
+        at += (size_t)snprintf(out + at, size - at, "%s", w->to);
     }
-    if (at >= room) at = room - 1;
+    if (at >= size) at = size - 1;
     out[at] = 0;
     return at;
 }
@@ -3624,25 +3629,29 @@ TR_DEF int tr_lm_why(tr_lm *t) {
         {"or without compact", "or with --tokens bytes"},
         {"or use the kind bytes", "or use --tokens bytes"},
         {"use STX_CPU, or define SEQTX_CUDA and link seqtx_cuda.cu",
-         "use --device cpu, or a trainer made by make cuda"},
+            "use --device cpu, or a trainer made by make cuda"},
         {"device 1 is not in", "CUDA is not in"},
         {"precision 1 is not in", "bf16 is not in"},
         {"STX_PREC_F32", "--precision f32"},
         {" or STX_PREC_BF16", ""},
         {"Adagrad here has no weight decay: set it to 0 or use STX_ADAMW",
-         "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"},
-        {NULL, NULL}};
+            "--optim adagrad has no --weight-decay: set it to 0, or use --optim adamw"},
+        {NULL, NULL}
+    };
     char text[TR_ERR];
-    const char *says;
+    const char *message = text;
+    int code = stx_error_code(t->x), creating;
     tr_lm_reword(t, text, sizeof text, stx_error(t->x), words);
-    says = !strncmp(text, "stx_create: ", 12)         ? text + 12
-           : !strncmp(text, "stx_optim_create: ", 18) ? text + 18
-                                                      : text;
-    if (stx_error_code(t->x) == STX_ERR_DEVICE && says == text + 12)
+    creating = !strncmp(text, "stx_create: ", 12);
+    if (creating) message += 12;
+    else if (!strncmp(text, "stx_optim_create: ", 18)) message += 18;
+
+    if (code == STX_ERR_DEVICE && creating)
         return tr_fail(t->err, TR_ERR, "--device %s --precision %s: %s",
-                       t->opt->device ? "cuda" : "cpu", t->opt->precision ? "bf16" : "f32", says);
-    return tr_fail(t->err, TR_ERR, "%s%s",
-                   stx_error_code(t->x) == STX_ERR_MEMORY ? "--max-memory: " : "", says);
+                       t->opt->device ? "cuda" : "cpu", t->opt->precision ? "bf16" : "f32",
+                       message);
+    return tr_fail(t->err, TR_ERR, "%s%s", code == STX_ERR_MEMORY ? "--max-memory: " : "",
+                   message);
 }
 
 /* Writes the name of a value to out, for an option with named values (a choice or a
@@ -3658,15 +3667,34 @@ TR_DEF void tr_value_name(const tr_opt *o, int value, char *out, size_t size) {
     snprintf(out, size, "%.*s", name ? (int)len : 0, name ? name : "");
 }
 
+/* Returns the option that a message of the library is about, or NULL. The message
+   begins with a field of *len characters, which has the name of an option or one in
+   words. */
+TR_DEF const tr_opt *tr_lm_field(const tr_lm *t, const char *text, const tr_word *words,
+                                 size_t *len) {
+    const tr_word *w;
+    size_t n = strcspn(text, " :");
+    for (w = words; w->from; w++) {
+        const tr_opt *o = tr_find_option(t->options, w->to, strlen(w->to));
+        int same;
+        if (!o) continue;
+        *len = strlen(w->from);
+        if (strchr(w->from, ' ')) same = !strncmp(text, w->from, *len);
+        else same = tr_same_name(text, n, w->from);
+        if (same) return o;
+    }
+    *len = n;
+    return tr_find_option(t->options, text, n);
+}
+
 /* Reports the library's error in terms of the options. It has the form "WHO FIELD:
-   expected Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the one
-   that words names. For an option with named values, X and an expected 0 become names.
-   Other names of the library are replaced as in tr_lm_reword. */
+   expected Y, got X" (stx_bad_value). FIELD becomes the option of that name, or the
+   one that words names. For an option with named values, X and an expected 0 become
+   names. Other names of the library are replaced as in tr_lm_reword. */
 TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
-    const char *text = stx_error(t->x), *name, *got, *zero;
+    const char *text = stx_error(t->x), *got, *zero;
     char line[TR_ERR], part[TR_ERR], value_name[64];
     const tr_opt *o;
-    const tr_word *w;
     size_t n, at;
     int value;
     if (stx_error_code(t->x) != STX_ERR_ARG || strncmp(text, who, strlen(who)) != 0)
@@ -3674,25 +3702,13 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
 
     /* the option's name */
     text += strlen(who);
-    n = strcspn(text, " :");
-    o = tr_find_option(t->options, text, n);
-    name = o ? o->name : NULL;
-    for (w = words; w->from; w++) {
-        size_t m = strlen(w->from);
-        if (!tr_find_option(t->options, w->to, strlen(w->to))) continue;
-        if (strchr(w->from, ' ') ? strncmp(text, w->from, m) != 0 : !tr_same_name(text, n, w->from))
-            continue;
-        name = w->to;
-        n = m;
-        break;
-    }
-    if (!name) {
+    o = tr_lm_field(t, text, words, &n);
+    if (!o) {
         tr_lm_reword(t, line, sizeof line, text, words);
         return tr_fail(t->err, TR_ERR, "%s", line);
     }
-    o = tr_find_option(t->options, name, strlen(name));
     text += n;
-    at = (size_t)snprintf(line, sizeof line, "--%s", name);
+    at = (size_t)snprintf(line, sizeof line, "--%s", o->name);
 
     /* names instead of its value and of an expected 0 */
     got = strstr(text, ", got ");
@@ -3716,6 +3732,9 @@ TR_DEF int tr_lm_why_in(tr_lm *t, const char *who, const tr_word *words) {
     return tr_fail(t->err, TR_ERR, "%s", line);
 }
 
+
+// >>lm: units of results
+
 /* Number of these tokens that have a loss. */
 TR_DEF double tr_lm_counted(const tr_lm *t, const int32_t *ids, size_t n) {
     size_t i, m = 0;
@@ -3733,8 +3752,8 @@ TR_DEF double tr_lm_pad_bytes(const tr_lm *t, const int32_t *ids, size_t n) {
     return pads * (double)bytes;
 }
 
-/* Perplexity per word of text `part` (0, 1, 2: training, validation, test), from nll, the
-   mean loss in nats per token that has a loss. */
+/* Perplexity per word of text `part` (0, 1, 2: training, validation, test), from nll,
+   the mean loss in nats per token that has a loss. */
 TR_DEF double tr_lm_word_ppl(const tr_lm *t, int part, double nll) {
     return exp(nll * t->counts[part].tokens / t->counts[part].words);
 }
@@ -3754,15 +3773,31 @@ TR_DEF double tr_lm_train_metric(const tr_lm *t, double loss) {
 }
 
 TR_DEF const char *tr_lm_unit(const tr_lm *t) {
-    return t->unit == TR_BPC ? "bpb" : t->unit == TR_PPL ? "ppl" : "word_ppl";
+    if (t->unit == TR_BPC) return "bpb";
+    return t->unit == TR_PPL ? "ppl" : "word_ppl";
 }
 
-/* Number of words of a text, whatever its tokens are. Words are separated by white space.
-   If the tokens are words or pieces, a word begins at each token that begins with U+2581
-   (SentencePiece's mark of a new word); without such marks, every token except <eos> is
-   one. */
+/* Counts words that are separated by white space, in a piece of text. *inside: does
+   the text so far end in a word? */
+TR_DEF double tr_lm_words_in(const char *s, size_t len, int *inside) {
+    double words = 0;
+    size_t k;
+    for (k = 0; k < len; k++) {
+        int in = s[k] != ' ' && (s[k] < '\t' || s[k] > '\r');
+        words += in && !*inside;
+        *inside = in;
+    }
+    return words;
+}
+
+/* Number of words of a text, whatever its tokens are. Words are separated by white
+   space. If the tokens are words or pieces, a word begins at each token that begins
+   with U+2581 (SentencePiece's mark of a new word); without such marks, every token
+   except <eos> is one. */
 TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
-    size_t n = stx_corpus_size(text), at, i, k, m, len = 0;
+    const int by_token = stx_vocab_kind(t->vocab) >= STX_TOK_WORDS;
+    const int32_t eos = stx_vocab_eos(t->vocab);
+    size_t n = stx_corpus_size(text), at, i, m, len = 0;
     double words = 0, marked = 0;
     int32_t id[256];
     int inside = 0;
@@ -3773,18 +3808,13 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
             const char *s = stx_vocab_piece(t->vocab, id[i], &len);
             if (id[i] == t->pad_id) {
                 inside = 0;
-                continue;
-            }
-            if (stx_vocab_kind(t->vocab) >= STX_TOK_WORDS) {
-                words += id[i] != stx_vocab_eos(t->vocab);
+            } else if (by_token) {
+                words += id[i] != eos;
                 marked += len >= 3 && !memcmp(s, "\xe2\x96\x81", 3);
-                continue;
-            }
-            for (k = 0; k < len; k++) {
-                int in = id[i] != stx_vocab_eos(t->vocab) && s[k] != ' '
-                         && (s[k] < '\t' || s[k] > '\r');
-                words += in && !inside;
-                inside = in;
+            } else if (id[i] == eos) {
+                if (len) inside = 0;
+            } else {
+                words += tr_lm_words_in(s, len, &inside);
             }
         }
     }
@@ -3794,10 +3824,9 @@ TR_DEF double tr_lm_word_count(const tr_lm *t, const stx_corpus *text) {
 /* The option that makes the model read token by token; NULL: none does. */
 TR_DEF const char *tr_lm_by_token(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    return o->interactive                          ? "interactive"
-           : o->generate                           ? "generate"
-           : o->score && o->score_by != TR_BY_FILE ? "score-by"
-                                                   : NULL;
+    if (o->interactive) return "interactive";
+    if (o->generate) return "generate";
+    return o->score && o->score_by != TR_BY_FILE ? "score-by" : NULL;
 }
 
 
@@ -3811,11 +3840,18 @@ TR_DEF int tr_lm_fits_options(const tr_lm *t) {
 }
 
 /* Creates the context that the options describe, or keeps the current one if it
-   agrees. */
+   agrees. Without --max-memory, its limit is 90 % of the machine's memory, and none on
+   a GPU. */
 TR_DEF int tr_lm_context(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
+    double bytes = 0;
     stx_desc d;
     if (t->x && tr_lm_fits_options(t)) return 1;
+    if (o->max_memory > 0)
+        bytes = o->max_memory * 1073741824.0;
+    else if (o->device != STX_CUDA)
+        bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) * 0.9;
+
     memset(&d, 0, sizeof d);
     d.threads = o->threads;
     d.precision = o->precision;
@@ -3825,15 +3861,12 @@ TR_DEF int tr_lm_context(tr_lm *t) {
     d.tune = o->tune;
     d.no_graph = o->no_graph || *t->kind->adapt_io;
     d.seed = o->seed;
-    d.max_bytes = o->max_memory > 0       ? (size_t)(o->max_memory * 1073741824.0)
-                  : o->device == STX_CUDA ? 0
-                                          : (size_t)((double)sysconf(_SC_PHYS_PAGES)
-                                                     * (double)sysconf(_SC_PAGESIZE) * 0.9);
+    d.max_bytes = (size_t)bytes;
+
     stx_destroy(t->x);
     t->x = stx_create(&d);
     if (!t->x) return tr_fail(t->err, TR_ERR, "no memory");
-    if (stx_ok(t->x)) return 1;
-    return tr_lm_why(t);
+    return stx_ok(t->x) ? 1 : tr_lm_why(t);
 }
 
 /* Joins the group of ranks, in the final context. */
@@ -3845,15 +3878,14 @@ TR_DEF int tr_lm_join(tr_lm *t) {
     return stx_group_join(t->x, &g) || tr_lm_why(t);
 }
 
-/* Checks that --max-memory holds four values per parameter: the parameter, its gradient
-   and two optimiser states. */
+/* Checks that --max-memory holds four values per parameter: the parameter, its
+   gradient and two optimiser states. */
 TR_DEF int tr_lm_fits(tr_lm *t, double params) {
     double need = params * sizeof(stx_real) * 4, limit = (double)stx_ctx_desc(t->x)->max_bytes;
     if (limit > 0 && need > limit)
-        return tr_fail(
-            t->err, TR_ERR,
-            "the model alone needs %.3g GiB, more than the %.3g GiB of --max-memory: use smaller sizes",
-            need / (1 << 30), limit / (1 << 30));
+        return tr_fail(t->err, TR_ERR, "--max-memory: the model alone requires %.3g GiB, "
+                       "more than %.3g GiB: reduce its size, or raise --max-memory",
+                       need / (1 << 30), limit / (1 << 30));
     return 1;
 }
 
@@ -3861,25 +3893,46 @@ TR_DEF int tr_lm_fits(tr_lm *t, double params) {
 TR_DEF int tr_lm_cutoffs(tr_lm *t, size_t cutoff[STX_MAX_CLUSTERS - 1], size_t *n) {
     const char *text = *t->kind->cutoffs;
     size_t i;
-    int ok = 1;
+    int ok;
     *n = 0;
     if (!text || !*text) return 1;
     ok = tr_read_sizes(text, cutoff, STX_MAX_CLUSTERS - 1, n);
     for (i = 0; i < *n; i++) ok = ok && cutoff[i];
-    return ok ? 1
-              : tr_fail(
-                  t->err, TR_ERR,
-                  "--adapt-io-cutoffs %s: want up to %d rising numbers with commas between, as "
-                  "20000,40000,200000",
-                  text, STX_MAX_CLUSTERS - 1);
+    if (ok) return 1;
+    return tr_fail(t->err, TR_ERR, "--adapt-io-cutoffs: expected up to %d increasing numbers, "
+                   "separated by commas, such as 20000,40000,200000, got '%s'",
+                   STX_MAX_CLUSTERS - 1, text);
+}
+
+
+// >>lm: options by name
+
+/* The value of an integer option, or `missing` if the trainer has no such option. */
+TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
+    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
+    return p ? *(uint64_t *)p->to : missing;
+}
+
+/* Was the option given, on the command line or by a preset? */
+TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
+    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
+    return p && p->from > TR_FROM_TEXT;
+}
+
+/* Sets an option to the value that the size of the text suggests, unless it was given. */
+TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
+    char word[96];
+    if (!tr_find_option(t->options, name, strlen(name))) return 1;
+    snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
+    return tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
 }
 
 
 // >>lm: text
 
-/* Fingerprint of a text: a hash of up to 256 evenly spaced pieces. It distinguishes texts
-   of the same length. */
-TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
+/* Fingerprint of a text: a hash of up to 256 evenly spaced pieces. It distinguishes
+   texts of the same length. */
+TR_DEF uint64_t tr_lm_fingerprint(const stx_corpus *c) {
     size_t n = stx_corpus_size(c), step = n / 256 > 256 ? n / 256 : 256, at, i;
     uint64_t h = 14695981039346656037u;
     int32_t piece[256];
@@ -3893,139 +3946,182 @@ TR_DEF uint64_t tr_lm_print(const stx_corpus *c) {
 
 /* Refuses text in UTF-16 and UTF-32, unless --tokens requests bytes: half of its bytes
    would be zeros. */
-TR_DEF int tr_lm_text_is_narrow(tr_lm *t, const char *path) {
+TR_DEF int tr_lm_check_encoding(tr_lm *t, const char *path) {
     const tr_lm_opt *o = t->opt;
     char first[4096];
     const char *wide = NULL;
     FILE *f;
     if (o->tokens > TR_COMPACT || tr_given(t->options, "tokens")) return 1;
-    if (t->vocab && !o->init_from) return 1; /* a run that began with it */
+    if (t->vocab && !o->init_from) return 1;        /* a run that began with it */
     f = fopen(path, "rb");
     if (f) {
         wide = stx_text_encoding(first, fread(first, 1, sizeof first, f));
         fclose(f);
     }
     if (!wide) return 1;
-    return tr_fail(t->err, TR_ERR,
-                   "--data %.1000s: this is text in %s; convert it: "
-                   "iconv -f %s -t UTF-8 OLD > NEW; or read its bytes as they are: --tokens %s",
+    return tr_fail(t->err, TR_ERR, "--data %.1000s: expected UTF-8, got %s: convert it with "
+                   "iconv -f %s -t UTF-8 OLD > NEW, or read its bytes unchanged with --tokens %s",
                    path, wide, wide, o->tokens == TR_BYTES ? "bytes" : "bytes-compact");
 }
 
-/* The three texts, and their vocabulary unless a checkpoint gave it. */
-TR_DEF int tr_lm_decided(const tr_lm *t, const char *name);
-TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value);
+/* Where the training, validation and test texts are: three files, or three ranges of
+   bytes of one file. */
+typedef struct tr_lm_source {
+    char     path[3][4096];
+    uint64_t begin[3], end[3];
+    int      dir;               /* --data is a directory */
+} tr_lm_source;
 
-/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it. In
-   validation and test texts, words that the training text lacks are not an error: the
-   vocabulary is then built again with an <unk>. */
-TR_DEF int tr_lm_data(tr_lm *t) {
-    static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
+/* Sets an error: --data is missing. */
+TR_DEF int tr_lm_no_data(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    char path[3][4096];
-    uint64_t begin[3] = {0, 0, 0}, end[3] = {0, 0, 0};
     struct stat st;
-    int part, dir, fresh = 0,
-                   told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
-    if (!o->data && t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st)
+    if (t->training && o->checkpoint && !o->init_from && stat(o->checkpoint, &st)
         && errno == ENOENT)
-        return tr_fail(t->err, TR_ERR, "no such checkpoint: %.900s; to start a new run give --data",
-                       o->checkpoint);
-    if (!o->data)
-        return tr_fail(
-            t->err, TR_ERR,
-            "no --data: give a text file, or a directory with train.txt, valid.txt and test.txt");
-    if (stat(o->data, &st))
-        return tr_fail(t->err, TR_ERR,
-                       told ? "no --data, and the checkpoint's is not there: %s: %s; give --data"
-                            : "--data %s: %s",
-                       o->data, strerror(errno));
-    dir = S_ISDIR(st.st_mode);
-    for (part = 0; part < 3; part++) {
-        int n = dir ? snprintf(path[part], sizeof path[part], "%s/%s", o->data, names[part])
-                    : snprintf(path[part], sizeof path[part], "%s", o->data);
-        if (n < 0 || (size_t)n >= sizeof path[part])
-            return tr_fail(t->err, TR_ERR, "--data: the path is too long");
+        return tr_fail(t->err, TR_ERR, "--checkpoint %.900s: %s; to start a new run, give --data",
+                       o->checkpoint, strerror(ENOENT));
+    return tr_fail(t->err, TR_ERR, "--data is missing: give a text file, or a directory with "
+                   "train.txt, valid.txt and test.txt");
+}
+
+/* Locates the texts of --data. The last twentieth of a single file is the test text, the
+   one before it the validation text. */
+TR_DEF int tr_lm_find_texts(tr_lm *t, tr_lm_source *from) {
+    static const char *const names[3] = {"train.txt", "valid.txt", "test.txt"};
+    const char *data = t->opt->data;
+    struct stat st;
+    uint64_t size;
+    int part;
+    memset(from, 0, sizeof *from);
+    if (!data) return tr_lm_no_data(t);
+    if (stat(data, &st)) {
+        if (tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT)
+            return tr_fail(t->err, TR_ERR, "the text of the checkpoint, %s: %s; if it was moved, "
+                           "give --data", data, strerror(errno));
+        return tr_fail(t->err, TR_ERR, "--data %s: %s", data, strerror(errno));
     }
-    if (!dir) {
-        uint64_t size = (uint64_t)st.st_size;
-        if (!S_ISREG(st.st_mode))
-            return tr_fail(t->err, TR_ERR, "--data %s: neither a file nor a directory", o->data);
-        if (size < 64)
+
+    from->dir = S_ISDIR(st.st_mode);
+    for (part = 0; part < 3; part++) {
+        char *path = from->path[part];
+        size_t most = sizeof from->path[part];
+        int n = from->dir ? snprintf(path, most, "%s/%s", data, names[part])
+                          : snprintf(path, most, "%s", data);
+        if (n < 0 || (size_t)n >= most)
             return tr_fail(t->err, TR_ERR,
-                           "--data %s: %llu bytes are too short to train on: 64 or "
-                           "more are needed",
-                           o->data, (unsigned long long)size);
-        end[0] = begin[1] = size - size / 20 * 2;
-        end[1] = begin[2] = size - size / 20;
-        end[2] = size;
+                           "--data: expected a path of less than %zu bytes, got %zu", most,
+                           strlen(data));
     }
-    for (part = 0; part < (dir ? 3 : 1); part++)
-        if (!tr_lm_text_is_narrow(t, path[part])) return 0;
-    if (!t->vocab) {
-        stx_vocab_desc d;
-        fresh = 1;
-        memset(&d, 0, sizeof d);
-        d.kind = o->tokens >= TR_CHARS ? STX_TOK_CHARS + (o->tokens - TR_CHARS) : STX_TOK_BYTES;
-        d.pieces = o->pieces;
-        d.join_lines = o->join_lines;
-        d.compact = o->tokens == TR_COMPACT;
-        d.eos = o->tokens == TR_CHARS;
-        d.min_count = o->min_count;
-        d.order = *t->kind->adapt_io ? t->kind->order : STX_ORDER_FIRST;
-        d.eos_first = *t->kind->adapt_io && o->tokens == TR_WORDS && t->kind->eos_first;
-        t->vocab = stx_vocab_build(t->x, &d, path[0], begin[0], end[0]);
-        if (!t->vocab) return tr_lm_why(t);
-    }
+    if (from->dir) return 1;
+
+    size = (uint64_t)st.st_size;
+    if (!S_ISREG(st.st_mode))
+        return tr_fail(t->err, TR_ERR, "--data %s: expected a file or a directory", data);
+    if (size < 64)
+        return tr_fail(t->err, TR_ERR, "--data %s: expected at least 64 bytes, got %llu", data,
+                       (unsigned long long)size);
+    from->end[0] = from->begin[1] = size - size / 20 * 2;
+    from->end[1] = from->begin[2] = size - size / 20;
+    from->end[2] = size;
+    return 1;
+}
+
+/* Builds the vocabulary of the training text. */
+TR_DEF int tr_lm_build_vocab(tr_lm *t, const tr_lm_source *from) {
+    const tr_lm_opt *o = t->opt;
+    stx_vocab_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = o->tokens >= TR_CHARS ? STX_TOK_CHARS + (o->tokens - TR_CHARS) : STX_TOK_BYTES;
+    d.pieces = o->pieces;
+    d.join_lines = o->join_lines;
+    d.compact = o->tokens == TR_COMPACT;
+    d.eos = o->tokens == TR_CHARS;
+    d.min_count = o->min_count;
+    d.order = *t->kind->adapt_io ? t->kind->order : STX_ORDER_FIRST;
+    d.eos_first = *t->kind->adapt_io && o->tokens == TR_WORDS && t->kind->eos_first;
+    t->vocab = stx_vocab_build(t->x, &d, from->path[0], from->begin[0], from->end[0]);
+    return t->vocab ? 1 : tr_lm_why(t);
+}
+
+/* Opens the texts; validation and test texts of a directory are optional. On error,
+   sets t->err and, as *failed, the number of the text. */
+TR_DEF int tr_lm_open_texts(tr_lm *t, const tr_lm_source *from, int *failed) {
+    struct stat st;
+    int part;
     for (part = 0; part < 3; part++) {
-        if (dir && part && stat(path[part], &st) && errno == ENOENT)
-            continue; /* validation and test texts are optional */
-        t->text[part] = stx_corpus_open(t->x, t->vocab, path[part], begin[part], end[part]);
-        if (t->text[part]) continue;
-        tr_lm_why(t);
-        if (!part || !fresh || t->unk_made || (o->tokens != TR_CHARS && o->tokens != TR_WORDS)
-            || tr_lm_decided(t, "min-count"))
-            return 0;
-        /* words that the training text lacks: repeat with an <unk> */
-        stx_clear_error(t->x);
-        for (part = 0; part < 3; part++) {
-            stx_corpus_close(t->text[part]);
-            t->text[part] = NULL;
-        }
-        stx_vocab_free(t->vocab);
-        t->vocab = NULL;
-        t->unk_made = 1;
-        return tr_lm_suggest(t, "min-count", 2) && tr_lm_data(t);
+        *failed = part;
+        if (from->dir && part && stat(from->path[part], &st) && errno == ENOENT) continue;
+        t->text[part] = stx_corpus_open(t->x, t->vocab, from->path[part], from->begin[part],
+                                        from->end[part]);
+        if (!t->text[part]) return tr_lm_why(t);
     }
-    for (part = 0; part < 3; part++)
-        if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
-            return tr_fail(
-                t->err, TR_ERR,
-                "--data %s: the %s text has fewer than two tokens: nothing can be predicted in it",
-                o->data,
-                part == 0   ? "training"
-                : part == 1 ? "validation"
-                            : "test");
-    t->print = tr_lm_print(t->text[0]);
-    for (part = 0; part < 3 && stx_vocab_kind(t->vocab) == STX_TOK_BYTES; part++) {
+    return 1;
+}
+
+/* Builds the vocabulary again with an <unk>, which a validation or test text requires. */
+TR_DEF int tr_lm_add_unk(tr_lm *t, const tr_lm_source *from) {
+    int part;
+    stx_clear_error(t->x);
+    for (part = 0; part < 3; part++) {
+        stx_corpus_close(t->text[part]);
+        t->text[part] = NULL;
+    }
+    stx_vocab_free(t->vocab);
+    t->vocab = NULL;
+    t->unk_added = 1;
+    return tr_lm_suggest(t, "min-count", 2) && tr_lm_build_vocab(t, from)
+           && tr_lm_open_texts(t, from, &part);
+}
+
+/* Keeps the paths of memory-mapped texts, and watches for truncated files. */
+TR_DEF int tr_lm_watch_texts(tr_lm *t, const tr_lm_source *from) {
+    int part;
+    if (stx_vocab_kind(t->vocab) != STX_TOK_BYTES) return 1;
+    for (part = 0; part < 3; part++) {
         if (!t->text[part]) continue;
-        t->file[part] = (char *)malloc(strlen(path[part]) + 1);
+        t->file[part] = (char *)malloc(strlen(from->path[part]) + 1);
         if (!t->file[part]) return tr_fail(t->err, TR_ERR, "no memory");
-        strcpy(t->file[part], path[part]);
+        strcpy(t->file[part], from->path[part]);
         if (!tr_watch(t->options->program, t->file[part], t->err, TR_ERR)) return 0;
     }
     return 1;
 }
 
-/* Returns 0 and sets an error if a text has been truncated since it was opened. The step
-   or evaluation that has just read it is then void. */
+/* Opens the three texts, and builds the vocabulary unless a checkpoint contained it.
+   Words or characters of validation and test texts that the training text lacks are
+   not an error: the vocabulary then gets an <unk>. */
+TR_DEF int tr_lm_data(tr_lm *t) {
+    static const char *const names[3] = {"training", "validation", "test"};
+    const tr_lm_opt *o = t->opt;
+    tr_lm_source from;
+    int part, new_vocab, may_add_unk;
+    if (!tr_lm_find_texts(t, &from)) return 0;
+    for (part = 0; part < (from.dir ? 3 : 1); part++)
+        if (!tr_lm_check_encoding(t, from.path[part])) return 0;
+
+    new_vocab = !t->vocab;
+    if (new_vocab && !tr_lm_build_vocab(t, &from)) return 0;
+    if (!tr_lm_open_texts(t, &from, &part)) {
+        may_add_unk = part && new_vocab && (o->tokens == TR_CHARS || o->tokens == TR_WORDS)
+                      && !tr_lm_decided(t, "min-count");
+        if (!may_add_unk || !tr_lm_add_unk(t, &from)) return 0;
+    }
+
+    for (part = 0; part < 3; part++)
+        if (t->text[part] && stx_corpus_size(t->text[part]) < 2)
+            return tr_fail(t->err, TR_ERR, "--data %s: the %s text: expected at least 2 tokens, "
+                           "got %zu", o->data, names[part], stx_corpus_size(t->text[part]));
+    t->fingerprint = tr_lm_fingerprint(t->text[0]);
+    return tr_lm_watch_texts(t, &from);
+}
+
+/* Returns 0 and sets an error if a text has been truncated since it was opened. The
+   step or evaluation that has just read it is then void. */
 TR_DEF int tr_lm_texts_are_whole(const tr_lm *t) {
     const char *path = tr_cut_short();
     if (path)
-        stx_fail(t->x, STX_ERR_IO,
-                 "the text %s was changed while it was read: it is cut short; "
-                 "the last checkpoint is good",
-                 path);
+        stx_fail(t->x, STX_ERR_IO, "the text %s was truncated while it was read; the last "
+                 "checkpoint is intact", path);
     return !path;
 }
 
@@ -4048,79 +4144,66 @@ TR_DEF int tr_lm_batches(tr_lm *t, uint64_t B, uint64_t T) {
 
 // >>lm: sizes without a preset
 
-/* Sets an option to the value that the size of the text suggests, unless it was given. */
-TR_DEF int tr_lm_suggest(tr_lm *t, const char *name, uint64_t value) {
-    char word[96];
-    snprintf(word, sizeof word, "%s=%" PRIu64, name, value);
-    return tr_find_option(t->options, name, strlen(name)) == NULL
-           || tr_apply(t->options, word, TR_FROM_TEXT, t->err, TR_ERR);
+/* Halves the number of streams and the length of a block, unless they were given,
+   until each stream of a text of n tokens has four blocks. */
+TR_DEF int tr_lm_shrink_batch(tr_lm *t, double n) {
+    const int any_B = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
+    const int any_T = !tr_lm_decided(t, "block-sz");
+    for (;;) {
+        uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+        int ok;
+        if (n >= (double)B * 4.0 * (double)(T + 1)) return 1;
+        if (any_B && B > 4) ok = tr_lm_suggest(t, "batch-sz", B / 2);
+        else if (any_T && T > 8) ok = tr_lm_suggest(t, "block-sz", T / 2);
+        else if (any_B && B > 1) ok = tr_lm_suggest(t, "batch-sz", B / 2);
+        else return 1;
+        if (!ok) return 0;
+    }
 }
 
-/* The value of an integer option, or `missing` if the trainer has no such option. */
-TR_DEF uint64_t tr_lm_number(const tr_lm *t, const char *name, uint64_t missing) {
-    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
-    return p ? *(uint64_t *)p->to : missing;
-}
-
-/* Was the option given, on the command line or by a preset? */
-TR_DEF int tr_lm_decided(const tr_lm *t, const char *name) {
-    const tr_opt *p = tr_find_option(t->options, name, strlen(name));
-    return p && p->from > TR_FROM_TEXT;
-}
-
-/* Chooses sizes for the text. A short text gets a smaller model and more dropout, and is
-   read up to 20 times. The number of steps suffices for 5 million tokens or one pass over
-   a longer text, but no more than 20 million tokens. For a short text, the number of
-   streams and the length of a block are halved until each stream has four blocks. */
+/* Chooses sizes for the text, unless there is a preset. A short text gets a smaller
+   model and more dropout, and is read up to 20 times. The number of steps suffices for
+   5 million tokens or one pass over a longer text, but no more than 20 million tokens. */
 TR_DEF int tr_lm_size(tr_lm *t) {
-    static const char *const say[] = {"nlayers",  "hid-sz",   "dropout",
-                                      "batch-sz", "block-sz", "steps"};
-    const tr_opt *p;
-    double n = (double)stx_corpus_size(t->text[0]), seen = n > 5e6        ? (n < 2e7 ? n : 2e7)
-                                                           : n * 20 < 5e6 ? n * 20
-                                                                          : 5e6;
-    uint64_t B, T, steps;
+    static const char *const report[] = {
+        "nlayers", "hid-sz", "dropout", "batch-sz", "block-sz", "steps"
+    };
+    const double n = (double)stx_corpus_size(t->text[0]);
+    const char *sizes = t->kind->sized[2];
+    double tokens = 20 * n < 5e6 ? 20 * n : 5e6;
+    uint64_t steps;
     char value[64];
     size_t i;
-    int may = !tr_lm_decided(t, "batch-sz") && !tr_lm_decided(t, "batch-split");
     if (t->options->preset_used[0]) return 1;
-    if (!tr_apply(t->options,
-                  t->kind->sized[n <= 1e5   ? 0
-                                 : n <= 2e6 ? 1
-                                            : 2],
-                  TR_FROM_TEXT, t->err, TR_ERR))
-        return 0;
+    if (n <= 1e5) sizes = t->kind->sized[0];
+    else if (n <= 2e6) sizes = t->kind->sized[1];
+    if (n > 5e6) tokens = n < 2e7 ? n : 2e7;
+
+    if (!tr_apply(t->options, sizes, TR_FROM_TEXT, t->err, TR_ERR)) return 0;
     if (!tr_lm_suggest(t, "inner-hid-sz", 4 * tr_lm_number(t, "hid-sz", 1))) return 0;
-    for (;;) {
-        B = tr_lm_number(t, "batch-sz", 1);
-        T = tr_lm_number(t, "block-sz", 1);
-        if (n >= (double)B * 4.0 * (double)(T + 1)) break;
-        if (B > 4 && may) {
-            if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0;
-        } else if (T > 8 && !tr_lm_decided(t, "block-sz")) {
-            if (!tr_lm_suggest(t, "block-sz", T / 2)) return 0;
-        } else if (B > 1 && may) {
-            if (!tr_lm_suggest(t, "batch-sz", B / 2)) return 0;
-        } else
-            break;
-    }
+    if (!tr_lm_shrink_batch(t, n)) return 0;
+
     if (!tr_lm_decided(t, "steps") && !tr_lm_decided(t, "niter") && !tr_lm_decided(t, "epochs")) {
-        seen /= (double)B * (double)T * (double)tr_lm_number(t, "update-param-freq", 1);
-        if (!tr_lm_suggest(t, "steps", seen < 100 ? 100 : (uint64_t)seen)) return 0;
+        double per_step = (double)tr_lm_number(t, "batch-sz", 1);
+        per_step *= (double)tr_lm_number(t, "block-sz", 1);
+        per_step *= (double)tr_lm_number(t, "update-param-freq", 1);
+        steps = tokens / per_step < 100 ? 100 : (uint64_t)(tokens / per_step);
+        if (!tr_lm_suggest(t, "steps", steps)) return 0;
     }
-    steps = t->opt->steps ? t->opt->steps
-                          : tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
+    steps = t->opt->steps;
+    if (!steps) steps = tr_lm_number(t, "niter", 1) * tr_lm_number(t, "nbatches", 1000);
     if (!tr_lm_suggest(t, "lr-warmup", steps / 10 < 60 ? steps / 10 : 60)) return 0;
     if (!tr_lm_decided(t, "nbatches")
         && (!tr_lm_suggest(t, "save-every", (steps + 3) / 4)
             || !tr_lm_suggest(t, "eval-every", (steps + 3) / 4)))
         return 0;
-    for (i = 0; i < sizeof say / sizeof *say; i++) {
-        p = tr_find_option(t->options, say[i], strlen(say[i]));
-        if (p == NULL || p->from > TR_FROM_TEXT) continue;
+
+    for (i = 0; i < sizeof report / sizeof *report; i++) {
+        const tr_opt *p = tr_find_option(t->options, report[i], strlen(report[i]));
+        if (!p || p->from > TR_FROM_TEXT) continue;
         tr_value(p, value);
         tr_buf_puts(&t->sized, " --");
-        tr_buf_puts(&t->sized, say[i]);
+        tr_buf_puts(&t->sized, report[i]);
         tr_buf_puts(&t->sized, " ");
         tr_buf_puts(&t->sized, value);
     }
@@ -4130,39 +4213,43 @@ TR_DEF int tr_lm_size(tr_lm *t) {
 
 // >>lm: training state
 
+/* Checks that the streams have the blocks of an update and the text those of a
+   segment. */
+TR_DEF int tr_lm_long_enough(tr_lm *t, uint64_t freq, uint64_t T) {
+    const uint64_t segment = t->opt->random_segments;
+    const size_t size = stx_corpus_size(t->text[0]);
+    if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
+        return tr_fail(t->err, TR_ERR, "--update-param-freq %llu: expected streams of at least "
+                       "%llu tokens for that many blocks of %llu, got %zu",
+                       (unsigned long long)freq, (unsigned long long)(freq * T + 1),
+                       (unsigned long long)T, stx_batches_stream(t->batches));
+    if (segment && segment >= size / T)
+        return tr_fail(t->err, TR_ERR, "--random-segments %llu: expected a training text of at "
+                       "least %llu tokens for that many blocks of %llu, got %zu",
+                       (unsigned long long)segment, (unsigned long long)((segment + 1) * T),
+                       (unsigned long long)T, size);
+    return 1;
+}
+
 /* Creates what training needs, once t->lm exists: batches, the optimiser, a state for
    each part of the batch, and buffers for the `freq` blocks of an update. */
 TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
-    uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+    const uint64_t B = tr_lm_number(t, "batch-sz", 1), T = tr_lm_number(t, "block-sz", 1);
+    const size_t tokens = (size_t)(freq * B * T);
     size_t k, rows;
     t->parts = (size_t)tr_lm_number(t, "batch-split", 1);
     t->pieces = t->parts * (size_t)freq;
     rows = (size_t)B / t->parts / (size_t)tr_lm_ranks(t);
-    if (!tr_lm_batches(t, B, T)) return 0;
-    if (t->batches && freq > 1 && stx_batches_stream(t->batches) <= freq * T)
-        return tr_fail(t->err, TR_ERR,
-                       "--update-param-freq %llu: the streams of %zu tokens are "
-                       "too short for so many blocks of %llu: %llu or more are needed",
-                       (unsigned long long)freq, stx_batches_stream(t->batches),
-                       (unsigned long long)T, (unsigned long long)(freq * T + 1));
-    if (t->opt->random_segments && t->opt->random_segments >= stx_corpus_size(t->text[0]) / T)
-        return tr_fail(t->err, TR_ERR,
-                       "--random-segments %llu: the training text of %zu tokens is "
-                       "too short for so many blocks of %llu: %llu or more are needed",
-                       (unsigned long long)t->opt->random_segments, stx_corpus_size(t->text[0]),
-                       (unsigned long long)T,
-                       (unsigned long long)((t->opt->random_segments + 1) * T));
-    if (t->opt->update_every > 1)
-        t->grads = stx_params_grads(t->lm.params, &t->grads_size); /* saved in checkpoints */
+    if (!tr_lm_batches(t, B, T) || !tr_lm_long_enough(t, freq, T)) return 0;
+
+    if (t->opt->update_every > 1) t->grads = stx_params_grads(t->lm.params, &t->grads_size);
     t->optim = stx_optim_create(t->lm.params, od);
     t->state = (void **)stx_block(t->x, t->parts * sizeof *t->state);
     t->in = (stx_ids **)stx_block(t->x, 2 * t->pieces * sizeof *t->in);
     t->out = t->in + t->pieces;
-    t->tokens = (int32_t *)malloc(2 * (size_t)(freq * B * T) * sizeof *t->tokens);
-    t->targets = t->tokens + (size_t)(freq * B * T);
-    if (!t->tokens)
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for %llu tokens",
-                 (unsigned long long)(freq * B * T));
+    t->tokens = (int32_t *)malloc(2 * tokens * sizeof *t->tokens);
+    t->targets = t->tokens + tokens;
+    if (!t->tokens) stx_fail(t->x, STX_ERR_MEMORY, "no memory for %zu tokens", tokens);
     for (k = 0; t->state && k < t->parts; k++)
         t->state[k] = t->lm.state_create(t->lm.model, rows, 0);
     for (k = 0; t->in && k < t->pieces; k++) {
@@ -4178,13 +4265,12 @@ TR_DEF int tr_lm_make(tr_lm *t, const stx_optim_desc *od, uint64_t freq) {
 // >>lm: checkpoint. One file contains parameters, optimiser, states, step, random state,
 // position in the text, vocabulary and options.
 
-/* Number of steps whose gradients are already accumulated for the next update, after this
-   step. */
+/* Number of steps whose gradients are already accumulated for the next update, after
+   this step. */
 TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    return o->update_every > 1 && t->step > o->update_after
-               ? (t->step - o->update_after) % o->update_every
-               : 0;
+    if (o->update_every < 2 || t->step <= o->update_after) return 0;
+    return (t->step - o->update_after) % o->update_every;
 }
 
 /* Creates a writer and adds everything except the states and the vocabulary. NULL on
@@ -4192,103 +4278,118 @@ TR_DEF uint64_t tr_lm_pending(const tr_lm *t) {
 TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     stx_writer *w = stx_writer_create(t->x);
     stx_batches_state pos = stx_batches_get(t->batches);
-    int ok = w && stx_writer_meta(w, "format", t->kind->format)
-             && stx_writer_meta(w, "config", t->config);
-    ok = ok && stx_writer_meta_u64(w, "step", t->step)
-         && stx_writer_meta_u64(w, "tick", stx_tick(t->x))
-         && stx_writer_meta_u64(w, "seed", t->opt->seed);
-    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0]))
-         && stx_writer_meta_u64(w, "data.print", t->print)
-         && stx_writer_meta_u64(w, "data.position", pos.p);
-    ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps)
-         && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
+    char text[32];
+    int ok = w != NULL;
+    ok = ok && stx_writer_meta(w, "format", t->kind->format);
+    ok = ok && stx_writer_meta(w, "config", t->config);
+    ok = ok && stx_writer_meta_u64(w, "step", t->step);
+    ok = ok && stx_writer_meta_u64(w, "tick", stx_tick(t->x));
+    ok = ok && stx_writer_meta_u64(w, "seed", t->opt->seed);
+    ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0]));
+    ok = ok && stx_writer_meta_u64(w, "data.print", t->fingerprint);
+    ok = ok && stx_writer_meta_u64(w, "data.position", pos.p);
+    ok = ok && stx_writer_meta_u64(w, "data.wraps", pos.wraps);
+    ok = ok && stx_writer_meta_u64(w, "data.fresh", (uint64_t)pos.fresh);
     if (ok && !isnan(t->best)) {
-        char text[32];
         snprintf(text, sizeof text, "%.17g", t->best);
         ok = stx_writer_meta(w, "best", text);
     }
-    if (ok && t->logged && isfinite(t->sum)) { /* the next log record includes these steps */
-        char text[32];
+    if (ok && t->logged && isfinite(t->sum)) {  /* the next log record includes these steps */
         snprintf(text, sizeof text, "%.17g", t->sum);
-        ok = stx_writer_meta(w, "log.sum", text) && stx_writer_meta_u64(w, "log.steps", t->logged);
+        ok = stx_writer_meta(w, "log.sum", text);
+        ok = ok && stx_writer_meta_u64(w, "log.steps", t->logged);
     }
     ok = ok && stx_params_save(w, t->lm.params, "") && stx_optim_save(w, t->optim);
-    if (ok && tr_lm_pending(t))
-        ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t))
-             && stx_writer_meta_u64(w, "grads.every", t->opt->update_every)
-             && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
+    if (ok && tr_lm_pending(t)) {
+        ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t));
+        ok = ok && stx_writer_meta_u64(w, "grads.every", t->opt->update_every);
+        ok = ok && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
+    }
     if (ok) return w;
     if (w) stx_writer_free(w);
     return NULL;
 }
 
 /* Prefix of the names of a state's tensors: "memory.0." */
-TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_t room) {
-    snprintf(prefix, room, "%s.%zu.", t->kind->states, part);
+TR_DEF const char *tr_lm_prefix(const tr_lm *t, size_t part, char *prefix, size_t size) {
+    snprintf(prefix, size, "%s.%zu.", t->kind->states, part);
     return prefix;
 }
 
-/* Collects the states of all ranks' streams in one state on rank 0. Collective. Returns
-   NULL on the other ranks and on error. */
-TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
+/* Sends this rank's state to rank 0. Collective. */
+TR_DEF int tr_lm_send_state(tr_lm *t, const void *state) {
     stx_ctx *x = t->x;
-    size_t rows = t->in[0]->B;
-    int ranks = tr_lm_ranks(t), r, ok = 1;
+    const int rank = stx_rank(x);
+    stx_writer *w = stx_writer_create(x);
+    size_t size = 0;
+    uint64_t n;
+    void *bytes = NULL;
+    int ok;
+    if (t->lm.state_save(w, state, "")) bytes = stx_writer_bytes(w, &size);
+    else stx_writer_free(w);
+    n = size;
+    ok = bytes && stx_group_send(x, &n, sizeof n, rank, 0)
+         && stx_group_send(x, bytes, size, rank, 0);
+    stx_block_free(x, bytes);
+    return ok;
+}
+
+/* Receives the state of rank r into its rows of `whole`. Collective. */
+TR_DEF int tr_lm_receive_state(tr_lm *t, void *whole, int r) {
+    stx_ctx *x = t->x;
+    const size_t rows = t->in[0]->B;
+    uint64_t n = 0;
+    void *bytes = NULL, *state;
+    stx_file *f = NULL;
+    int ok;
+    if (stx_group_send(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
+    state = t->lm.state_create(t->lm.model, rows, 0);
+    if (bytes && stx_group_send(x, bytes, (size_t)n, r, 0))
+        f = stx_file_in_memory(x, "another rank's state", bytes, (size_t)n);
+    ok = f && state && t->lm.state_load(state, f, "")
+         && t->lm.state_copy(whole, (size_t)r * rows, state, 0, rows);
+    stx_file_close(f);
+    if (state) t->lm.state_free(state);
+    stx_block_free(x, bytes);
+    return ok;
+}
+
+/* Collects the states of all ranks' streams in one state on rank 0. Collective.
+   Returns NULL on the other ranks and on error. */
+TR_DEF void *tr_lm_gather(tr_lm *t, const void *state) {
+    const int ranks = tr_lm_ranks(t), rank = stx_rank(t->x);
+    const size_t rows = t->in[0]->B;
     void *whole = NULL;
-    if (!stx_rank(x)) {
+    int r, ok = 1;
+    if (!rank) {
         whole = t->lm.state_create(t->lm.model, rows * (size_t)ranks, 0);
         ok = whole && t->lm.state_copy(whole, 0, state, 0, rows);
     }
     for (r = 1; ok && r < ranks; r++) {
-        uint64_t n = 0;
-        size_t size = 0;
-        void *bytes = NULL, *one;
-        stx_file *f;
-        if (stx_rank(x) == r) {
-            stx_writer *w = stx_writer_create(x);
-            if (t->lm.state_save(w, state, ""))
-                bytes = stx_writer_bytes(w, &size);
-            else
-                stx_writer_free(w);
-            n = size;
-            ok = bytes && stx_group_send(x, &n, sizeof n, r, 0)
-                 && stx_group_send(x, bytes, size, r, 0);
-        } else if (stx_rank(x))
-            continue;
-        else {
-            if (stx_group_send(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
-            one = t->lm.state_create(t->lm.model, rows, 0);
-            f = bytes && stx_group_send(x, bytes, (size_t)n, r, 0)
-                    ? stx_file_in_memory(x, "another rank's state", bytes, (size_t)n)
-                    : NULL;
-            ok = f && one && t->lm.state_load(one, f, "")
-                 && t->lm.state_copy(whole, (size_t)r * rows, one, 0, rows);
-            stx_file_close(f);
-            if (one) t->lm.state_free(one);
-        }
-        stx_block_free(x, bytes);
+        if (rank == r) ok = tr_lm_send_state(t, state);
+        else if (!rank) ok = tr_lm_receive_state(t, whole, r);
     }
     if (ok) return whole;
     if (whole) t->lm.state_free(whole);
     return NULL;
 }
 
-/* Adds the state of one part of the batch, of all ranks' streams. Collective; w is rank
-   0's writer. */
+/* Adds the state of one part of the batch, of all ranks' streams. Collective; w is
+   rank 0's writer, which reads the state in stx_writer_finish. */
 TR_DEF int tr_lm_save_state(tr_lm *t, stx_writer *w, const void *state, const char *prefix) {
     void **list, *whole;
     if (tr_lm_ranks(t) < 2) return t->lm.state_save(w, state, prefix);
     whole = tr_lm_gather(t, state);
     if (stx_rank(t->x)) return stx_ok(t->x);
     if (!whole) return 0;
-    list = (void **)realloc(t->whole, (t->wholes + 1) * sizeof *list);
+    list = (void **)realloc(t->gathered, (t->gathered_count + 1) * sizeof *list);
     if (!list) {
         stx_fail(t->x, STX_ERR_MEMORY, "no memory to save");
         t->lm.state_free(whole);
         return 0;
     }
-    t->whole = list;
-    list[t->wholes++] = whole; /* the writer reads it in stx_writer_finish */
+    t->gathered = list;
+    list[t->gathered_count++] = whole;
     return t->lm.state_save(w, whole, prefix);
 }
 
@@ -4305,9 +4406,9 @@ TR_DEF int tr_lm_load_state(tr_lm *t, const stx_file *f, void *state, const char
     return ok;
 }
 
-/* Sets an error if the parameters of the ranks differ, which a defect of a machine or its
-   network can cause. Collective. */
-TR_DEF int tr_lm_alike(tr_lm *t) {
+/* Sets an error if the parameters of the ranks differ, which a defect of a machine or
+   its network can cause. Collective. */
+TR_DEF int tr_lm_ranks_are_equal(tr_lm *t) {
     const stx_params *p = t->lm.params;
     uint64_t h = TR_HASH_BEGIN;
     double v[2];
@@ -4317,22 +4418,22 @@ TR_DEF int tr_lm_alike(tr_lm *t) {
         size_t n = p->tensor[i]->size;
         stx_real *copy = (stx_real *)malloc(n * sizeof *copy);
         if (!copy) {
-            stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the ranks' parameters");
+            stx_fail(t->x, STX_ERR_MEMORY, "no memory to compare the parameters of the ranks");
             return 0;
         }
         stx_get(t->x, p->tensor[i], copy);
         h = tr_hash(h, (const char *)copy, n * sizeof *copy);
         free(copy);
     }
+
+    /* the hashes are equal if their maximum is their minimum */
     v[0] = (double)(h >> 32);
     v[1] = -v[0];
     if (!stx_group_max(t->x, v, 2)) return 0;
     if (v[0] == -v[1]) return 1;
-    stx_fail(
-        t->x, STX_ERR_DEVICE,
-        "after step %llu the ranks' parameters are no longer alike: a machine or its network computes wrongly; "
-        "nothing is saved, the last checkpoint is good",
-        (unsigned long long)t->step);
+    stx_fail(t->x, STX_ERR_DEVICE, "the parameters of the ranks differ after step %llu: a machine "
+             "or its network computes wrongly; nothing is saved, the last checkpoint is intact",
+             (unsigned long long)t->step);
     return 0;
 }
 
@@ -4341,11 +4442,11 @@ TR_DEF int tr_lm_save_optim(const tr_lm *t, const stx_optim *o, const char *pref
     return !t->opt->shard || tr_lm_ranks(t) < 2 || stx_optim_save_as(NULL, o, prefix);
 }
 
-/* Between two updates, the ranks have different gradients. Replaces them by their mean,
-   which is saved. Training continues with the mean on every rank: averaging equal
-   gradients, plus what is added later, gives the gradient of the whole batch.
+/* Between two updates, the ranks have different gradients. Replaces them by their
+   mean, which is saved. Training continues with the mean on every rank: averaging
+   equal gradients, plus what is added later, gives the gradient of the whole batch.
    Collective. */
-TR_DEF int tr_lm_pool(tr_lm *t) {
+TR_DEF int tr_lm_average_grads(tr_lm *t) {
     size_t at, i, n;
     stx_real part[1024];
     double sum[1024];
@@ -4361,96 +4462,102 @@ TR_DEF int tr_lm_pool(tr_lm *t) {
     return stx_ok(t->x);
 }
 
-/* Writes the checkpoint to path, completely or not at all. If path is NULL, does nothing.
-   Collective; rank 0 writes. */
+/* Writes the checkpoint to path, completely or not at all. If path is NULL, does
+   nothing. Collective; rank 0 writes. */
 TR_DEF int tr_lm_save(tr_lm *t, const char *path) {
     size_t len = stx_vocab_save(t->vocab, NULL, 0), part;
-    stx_writer *w;
+    stx_writer *w = NULL;
     char prefix[64];
+    void *vocab;
     int ok;
-    void *blob;
     if (!path) return 1;
-    if (!tr_lm_alike(t) || !tr_lm_pool(t)) return 0;
-    w = stx_rank(t->x) ? NULL : tr_lm_save_begin(t);
-    ok = stx_rank(t->x) ? tr_lm_save_optim(t, t->optim, "") : w != NULL;
+    if (!tr_lm_ranks_are_equal(t) || !tr_lm_average_grads(t)) return 0;
+    if (stx_rank(t->x)) {
+        ok = tr_lm_save_optim(t, t->optim, "");
+    } else {
+        w = tr_lm_save_begin(t);
+        ok = w != NULL;
+    }
     for (part = 0; ok && part < t->parts; part++)
         ok = tr_lm_save_state(t, w, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix));
     if (ok && t->save_more) ok = t->save_more(t, w);
     if (stx_rank(t->x)) return ok;
-    blob = malloc(len + 1);
-    ok = ok && blob && stx_vocab_save(t->vocab, blob, len) == len
-         && stx_writer_add(w, "vocab", STX_U8, 1, &len, blob) && stx_writer_checksum(w);
-    if (!blob) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
-    if (ok)
-        ok = stx_writer_finish(w, path);
-    else
-        stx_writer_free(w);
-    while (t->wholes) t->lm.state_free(t->whole[--t->wholes]);
-    free(blob);
+
+    vocab = malloc(len + 1);
+    ok = ok && vocab && stx_vocab_save(t->vocab, vocab, len) == len
+         && stx_writer_add(w, "vocab", STX_U8, 1, &len, vocab) && stx_writer_checksum(w);
+    if (!vocab) stx_fail(t->x, STX_ERR_MEMORY, "no memory for the vocabulary");
+    if (ok) ok = stx_writer_finish(w, path);
+    else stx_writer_free(w);
+    while (t->gathered_count) t->lm.state_free(t->gathered[--t->gathered_count]);
+    free(vocab);
     return ok;
 }
 
-/* Opens the checkpoint of the run, or that of --init-from, checks its form and adopts its
-   options and vocabulary. If they require a different context, creates it. *f is NULL if
-   there is no checkpoint yet. */
+/* Checks that the file is a checkpoint of this program that this run can use. */
+TR_DEF int tr_lm_check_format(tr_lm *t, const stx_file *f, const char *path) {
+    const char *format = stx_file_meta(f, "format"), *config = stx_file_meta(f, "config");
+    const stx_entry *vocab = stx_file_find(f, "vocab");
+    const int ours = format && !strcmp(format, t->kind->format);
+    if (format && !ours && !strncmp(format, "seqtx.", 6) && config && vocab)
+        return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program",
+                       path, (int)strcspn(format + 6, "."), format + 6);
+    if (!ours || !config || !vocab || vocab->dtype != STX_U8)
+        return tr_fail(t->err, TR_ERR,
+                       "%s is a safetensors file, but not a checkpoint of this program", path);
+    if (!stx_file_verify(f)) return tr_lm_why(t);
+    if (t->training && !t->opt->init_from && stx_file_meta(f, "converted.from"))
+        return tr_fail(t->err, TR_ERR, "%.400s was converted from another program and has no "
+                       "optimiser state, so it cannot be resumed: --init-from %.400s starts a new "
+                       "run with its weights", path, path);
+    return 1;
+}
+
+/* Takes the options from the configuration of a checkpoint. */
+TR_DEF int tr_lm_adopt(tr_lm *t, const char *config, const char *path) {
+    const char *missing;
+    int how = t->training ? TR_RESUME : TR_LOOK;
+    if (t->opt->init_from) how = TR_INIT;
+    if (!tr_options_adopt(t->options, config, how, &t->adopted, t->err, TR_ERR)) return 0;
+    if (!t->training || !t->adopted.missing.n) return 1;
+    missing = t->adopted.missing.s;
+    return tr_fail(t->err, TR_ERR, "%.300s was written by a version whose checkpoints do not "
+                   "contain %.500s: to resume, give %s, or the --preset, that the run started with",
+                   path, missing, strchr(missing, ',') ? "those options" : "that option");
+}
+
+/* Opens the checkpoint of the run, or that of --init-from, checks its form and adopts
+   its options and vocabulary. If they require a different context, creates it. *f is
+   NULL if there is no checkpoint yet. */
 TR_DEF int tr_lm_open_checkpoint(tr_lm *t, stx_file **f) {
-    const tr_lm_kind *k = t->kind;
-    const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own,
-               *config, *format;
-    const stx_entry *e;
+    const char *own = t->opt->checkpoint, *from = t->opt->init_from, *path = from ? from : own;
+    const stx_entry *vocab;
     struct stat st;
     *f = NULL;
     if (from && own && !stat(own, &st))
-        return tr_fail(
-            t->err, TR_ERR,
-            "--init-from %.400s begins a new run, but --checkpoint %.400s is there, and a run goes on from it: "
-            "leave --init-from out to go on, or name another --checkpoint",
-            from, own);
+        return tr_fail(t->err, TR_ERR, "--init-from %.400s starts a new run, but --checkpoint "
+                       "%.400s exists: leave --init-from out to resume it, or give another "
+                       "--checkpoint", from, own);
     if (!path || (stat(path, &st) && errno == ENOENT)) {
         if (!from && (t->training || t->opt->dry_run)) return 1;
         return tr_fail(t->err, TR_ERR, "--%s %s: %s", from ? "init-from" : "checkpoint",
                        path ? path : "", strerror(ENOENT));
     }
+
     *f = stx_file_open(t->x, path);
     if (!*f) return tr_lm_why(t);
-    format = stx_file_meta(*f, "format");
-    config = stx_file_meta(*f, "config");
-    e = stx_file_find(*f, "vocab");
-    if (format && strcmp(format, k->format) && !strncmp(format, "seqtx.", 6) && config && e)
-        return tr_fail(t->err, TR_ERR, "%.700s is a checkpoint of train_%.*s: use that program",
-                       path, (int)strcspn(format + 6, "."), format + 6);
-    if (!format || strcmp(format, k->format) || !config || !e || e->dtype != STX_U8)
-        return tr_fail(t->err, TR_ERR,
-                       "%s is a safetensors file, but no checkpoint of this program", path);
-    if (!stx_file_verify(*f)) return tr_lm_why(t);
-    if (!from) snprintf(t->found, sizeof t->found, "%s", stx_file_meta(*f, "seal"));
-    if (t->training && !from && stx_file_meta(*f, "converted.from"))
-        return tr_fail(
-            t->err, TR_ERR,
-            "%.400s has weights of another program and no optimiser's state, so that its run cannot go on: "
-            "--init-from %.400s begins a new one with them",
-            path, path);
-    if (!tr_options_adopt(t->options, config,
-                          from          ? TR_INIT
-                          : t->training ? TR_RESUME
-                                        : TR_LOOK,
-                          &t->adopted, t->err, TR_ERR))
-        return 0;
-    if (t->training && t->adopted.missing.n)
-        return tr_fail(
-            t->err, TR_ERR,
-            "%.300s was written by a version whose checkpoints do not hold %.500s: to go on, give %s, or "
-            "the --preset, that the run began with",
-            path, t->adopted.missing.s,
-            strchr(t->adopted.missing.s, ',') ? "those options" : "that option");
-    if (!tr_lm_fits_options(t)) { /* the file belongs to the old context */
+    if (!tr_lm_check_format(t, *f, path)) return 0;
+    if (!from) snprintf(t->found_seal, sizeof t->found_seal, "%s", stx_file_meta(*f, "seal"));
+    if (!tr_lm_adopt(t, stx_file_meta(*f, "config"), path)) return 0;
+
+    if (!tr_lm_fits_options(t)) {       /* the file belongs to the old context */
         stx_file_close(*f);
         *f = NULL;
         if (!tr_lm_context(t)) return 0;
         *f = stx_file_open(t->x, path);
-        e = *f ? stx_file_find(*f, "vocab") : NULL;
     }
-    t->vocab = e ? stx_vocab_load(t->x, e->data, e->bytes) : NULL;
+    vocab = *f ? stx_file_find(*f, "vocab") : NULL;
+    t->vocab = vocab ? stx_vocab_load(t->x, vocab->data, vocab->bytes) : NULL;
     return t->vocab ? 1 : tr_lm_why(t);
 }
 
@@ -4460,25 +4567,59 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
     const stx_entry *e = stx_file_find(f, "grads");
     uint64_t pending = 0, every = 0;
     if (!e && !tr_lm_pending(t)) return 1;
-    if (e
-        && (!stx_file_meta_u64(t->x, f, "grads.pending", &pending)
-            || !stx_file_meta_u64(t->x, f, "grads.every", &every)))
-        return 0;
+    if (e && !stx_file_meta_u64(t->x, f, "grads.pending", &pending)) return 0;
+    if (e && !stx_file_meta_u64(t->x, f, "grads.every", &every)) return 0;
     if (pending != tr_lm_pending(t) || every != t->opt->update_every) {
-        stx_fail(
-            t->x, STX_ERR_ARG,
-            "it was saved with gradients of %llu of %llu steps: with these --update-every and --update-after there "
-            "would be %llu of %llu; give those that the run had",
-            (unsigned long long)pending, (unsigned long long)(every ? every : 1),
-            (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
+        stx_fail(t->x, STX_ERR_ARG, "it was saved with the gradients of %llu of %llu steps, but "
+                 "--update-every and --update-after expect %llu of %llu: give their values of the "
+                 "saved run",
+                 (unsigned long long)pending, (unsigned long long)(every ? every : 1),
+                 (unsigned long long)tr_lm_pending(t), (unsigned long long)t->opt->update_every);
         return 0;
     }
     if (e->count != t->grads_size) {
-        stx_fail(t->x, STX_ERR_FORMAT, "it holds %zu gradients, the model has %zu: it is damaged",
-                 e->count, t->grads_size);
+        stx_fail(t->x, STX_ERR_FORMAT, "expected %zu gradients, got %zu: the file is damaged",
+                 t->grads_size, e->count);
         return 0;
     }
     return stx_entry_put(e, t->grads, e->count);
+}
+
+/* Loads metadata that is a real number, if it exists. */
+TR_DEF int tr_lm_meta_real(tr_lm *t, const stx_file *f, const char *key, double *v) {
+    const char *text = stx_file_meta(f, key);
+    if (!text || tr_read_real(text, v)) return 1;
+    stx_fail(t->x, STX_ERR_FORMAT, "metadata \"%s\": expected a number, got '%.40s'", key, text);
+    return 0;
+}
+
+/* Checks that the checkpoint belongs to this seed and training text. */
+TR_DEF int tr_lm_check_origin(tr_lm *t, const stx_file *f) {
+    const char *data = t->opt->data;
+    uint64_t seed, tokens, fingerprint;
+    if (!stx_file_meta_u64(t->x, f, "seed", &seed)) return 0;
+    if (!stx_file_meta_u64(t->x, f, "data.tokens", &tokens)) return 0;
+    if (!stx_file_meta_u64(t->x, f, "data.print", &fingerprint)) return 0;
+    if (seed != t->opt->seed) {
+        stx_fail(t->x, STX_ERR_FORMAT, "--seed is %llu in one place of the checkpoint and %llu in "
+                 "another: the file is damaged", (unsigned long long)seed,
+                 (unsigned long long)t->opt->seed);
+        return 0;
+    }
+    if (tokens != stx_corpus_size(t->text[0])) {
+        stx_fail(t->x, STX_ERR_ARG, "the training text of --data %s: expected %llu tokens, as in "
+                 "the checkpoint, got %zu: give the text that the run started with, or another "
+                 "--checkpoint for a new run",
+                 data, (unsigned long long)tokens, stx_corpus_size(t->text[0]));
+        return 0;
+    }
+    if (fingerprint != t->fingerprint) {
+        stx_fail(t->x, STX_ERR_ARG, "the training text of --data %s is not the text that the run "
+                 "started with, or was changed: give that text, or another --checkpoint for a new "
+                 "run", data);
+        return 0;
+    }
+    return 1;
 }
 
 /* Loads parameters and the step from an open checkpoint, and for training everything
@@ -4486,88 +4627,64 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
 TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
     stx_ctx *x = t->x;
     stx_batches_state pos;
-    uint64_t tick, seed, tokens, print, fresh;
+    uint64_t tick, fresh;
     size_t part;
     char prefix[64];
-    const char *best = stx_file_meta(f, "best"), *sum = stx_file_meta(f, "log.sum");
     if (!stx_params_load(t->lm.params, f, "") || (t->load_more && !t->load_more(t, f))) return 0;
     if (t->opt->init_from) return 1;
     if (!stx_file_meta_u64(x, f, "step", &t->step)) return 0;
     t->first = t->step;
-    if (best && !tr_read_real(best, &t->best)) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"best\" is no number");
-        return 0;
-    }
-    t->seen = t->best;
+    if (!tr_lm_meta_real(t, f, "best", &t->best)) return 0;
+    t->best_seen = t->best;
     if (!t->training) return 1;
-    if (sum && !tr_read_real(sum, &t->sum)) {
-        stx_fail(x, STX_ERR_FORMAT, "metadata \"log.sum\" is no number");
-        return 0;
-    }
-    if (sum && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
-    if (!stx_file_meta_u64(x, f, "tick", &tick) || !stx_file_meta_u64(x, f, "seed", &seed)
-        || !stx_file_meta_u64(x, f, "data.tokens", &tokens)
-        || !stx_file_meta_u64(x, f, "data.print", &print)
-        || !stx_file_meta_u64(x, f, "data.position", &pos.p)
-        || !stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)
-        || !stx_file_meta_u64(x, f, "data.fresh", &fresh))
-        return 0;
-    if (seed != t->opt->seed) {
-        stx_fail(x, STX_ERR_FORMAT,
-                 "the checkpoint says --seed %llu in one place and %llu in another: it is damaged",
-                 (unsigned long long)seed, (unsigned long long)t->opt->seed);
-        return 0;
-    }
-    if (tokens != stx_corpus_size(t->text[0])) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "the training text of --data %s has %zu tokens, the checkpoint's had %llu: give the text that the "
-            "run began with, or another --checkpoint for a new run",
-            t->opt->data, stx_corpus_size(t->text[0]), (unsigned long long)tokens);
-        return 0;
-    }
-    if (print != t->print) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "the training text of --data %s is not the one that the checkpoint was trained on, or was changed: "
-            "give that one, or another --checkpoint for a new run",
-            t->opt->data);
-        return 0;
-    }
+
+    if (!tr_lm_meta_real(t, f, "log.sum", &t->sum)) return 0;
+    if (stx_file_meta(f, "log.sum") && !stx_file_meta_u64(x, f, "log.steps", &t->logged)) return 0;
+    if (!stx_file_meta_u64(x, f, "tick", &tick)) return 0;
+    if (!stx_file_meta_u64(x, f, "data.position", &pos.p)) return 0;
+    if (!stx_file_meta_u64(x, f, "data.wraps", &pos.wraps)) return 0;
+    if (!stx_file_meta_u64(x, f, "data.fresh", &fresh)) return 0;
     pos.fresh = fresh != 0;
-    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)
-        || !tr_lm_load_grads(t, f))
-        return 0;
+    if (!tr_lm_check_origin(t, f)) return 0;
+
+    if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
+    if (!tr_lm_load_grads(t, f)) return 0;
     stx_set_tick(x, tick);
-    for (part = 0; part < t->parts; part++)
-        if (!tr_lm_load_state(t, f, t->state[part], tr_lm_prefix(t, part, prefix, sizeof prefix)))
-            return 0;
+    for (part = 0; part < t->parts; part++) {
+        tr_lm_prefix(t, part, prefix, sizeof prefix);
+        if (!tr_lm_load_state(t, f, t->state[part], prefix)) return 0;
+    }
     return 1;
 }
 
 
 // >>lm: start and end of a run
 
+/* Reads standard input to its end, without the last line end. */
+TR_DEF int tr_lm_read_stdin(tr_lm *t, tr_buf *b) {
+    char piece[4096];
+    size_t n;
+    while ((n = fread(piece, 1, sizeof piece, stdin)) > 0) tr_buf_put(b, piece, n);
+    if (ferror(stdin))
+        return tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s",
+                       strerror(errno));
+    if (b->n && b->s[b->n - 1] == '\n') b->n--;
+    if (b->n && b->s[b->n - 1] == '\r') b->n--;
+    return 1;
+}
+
 /* Reads --prompt into t->prompt; "-" is standard input. */
 TR_DEF int tr_lm_prompt(tr_lm *t) {
     const char *text = t->opt->prompt;
+    char why[TR_ERR];
     tr_buf b;
-    char piece[4096];
-    size_t n;
     memset(&b, 0, sizeof b);
     if (!text || !*text) return 1;
-    if (strcmp(text, "-") != 0)
+    if (strcmp(text, "-") != 0) {
         tr_buf_puts(&b, text);
-    else {
-        while ((n = fread(piece, 1, sizeof piece, stdin)) > 0) tr_buf_put(&b, piece, n);
-        if (ferror(stdin))
-            tr_fail(t->err, TR_ERR, "--prompt -: cannot read standard input: %s", strerror(errno));
-        if (ferror(stdin)) {
-            tr_buf_free(&b);
-            return 0;
-        }
-        if (b.n && b.s[b.n - 1] == '\n') b.n--;
-        if (b.n && b.s[b.n - 1] == '\r') b.n--;
+    } else if (!tr_lm_read_stdin(t, &b)) {
+        tr_buf_free(&b);
+        return 0;
     }
     if (b.oom) {
         tr_buf_free(&b);
@@ -4577,11 +4694,8 @@ TR_DEF int tr_lm_prompt(tr_lm *t) {
     t->prompt_len = b.n;
     if (b.n && stx_vocab_encode(t->vocab, b.s, b.n, NULL, 0) == STX_NPOS) {
         tr_lm_why(t);
-        memset(&b, 0, sizeof b);
-        tr_buf_puts(&b, t->err);
-        tr_fail(t->err, TR_ERR, "--prompt: %s", b.s ? b.s : "no memory");
-        tr_buf_free(&b);
-        return 0;
+        snprintf(why, sizeof why, "%s", t->err);
+        return tr_fail(t->err, TR_ERR, "--prompt: %.1000s", why);
     }
     return 1;
 }
@@ -4591,12 +4705,12 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
     const char *dir = t->opt->out;
     struct stat st;
     char why[TR_ERR];
-    int new_one = stat(dir, &st) != 0;
+    int exists = stat(dir, &st) == 0;
     if (!tr_mkdirs(dir, why, sizeof why)) return tr_fail(t->err, TR_ERR, "--out %.900s", why);
-    if (!new_one) return 1;
-    t->made = (char *)malloc(strlen(dir) + 1);
-    if (!t->made) return tr_fail(t->err, TR_ERR, "no memory");
-    strcpy(t->made, dir);
+    if (exists) return 1;
+    t->made_dir = (char *)malloc(strlen(dir) + 1);
+    if (!t->made_dir) return tr_fail(t->err, TR_ERR, "no memory");
+    strcpy(t->made_dir, dir);
     return 1;
 }
 
@@ -4604,7 +4718,7 @@ TR_DEF int tr_lm_make_out(tr_lm *t) {
 TR_DEF int tr_lm_stop_text(tr_lm *t) {
     const char *text = t->opt->stop;
     if (!text) return 1;
-    if (!*text) return tr_fail(t->err, TR_ERR, "--stop: got '', wants a text");
+    if (!*text) return tr_fail(t->err, TR_ERR, "--stop: expected a text, got ''");
     t->stop = (char *)malloc(strlen(text) + 1);
     if (!t->stop) return tr_fail(t->err, TR_ERR, "no memory");
     strcpy(t->stop, text);
@@ -4616,75 +4730,93 @@ TR_DEF int tr_lm_stop_text(tr_lm *t) {
    Creates a directory but no file. */
 TR_DEF int tr_lm_open(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
+    char *err = t->err;
     struct stat st;
     if (!tr_lm_prompt(t) || !tr_lm_stop_text(t)) return 0;
     if (o->tensorboard && !stat(o->tensorboard, &st) && !S_ISDIR(st.st_mode))
-        return tr_fail(t->err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
+        return tr_fail(err, TR_ERR, "--tensorboard %s: not a directory", o->tensorboard);
     t->config = tr_options_json(t->options, 1);
-    if (!t->config) return tr_fail(t->err, TR_ERR, "no memory");
-    if (stx_rank(t->x)) return tr_signals(0, t->err, TR_ERR); /* rank 0 writes the files */
-    if (t->training && o->out && !tr_lm_make_out(t)) return 0;
-    if (t->training && o->checkpoint
-        && !tr_can_write("checkpoint", o->checkpoint, 0, t->err, TR_ERR))
-        return 0;
-    if (t->training && o->best && !tr_can_write("best", o->best, 0, t->err, TR_ERR)) return 0;
-    if (o->log && strncmp(o->log, "/dev/", 5)
-        && (!tr_can_write("log", o->log, 1, t->err, TR_ERR)
-            || !tr_log_here(o->log, t->err, TR_ERR)))
-        return 0;
-    return tr_signals(t->training && !o->checkpoint && isatty(2), t->err, TR_ERR);
+    if (!t->config) return tr_fail(err, TR_ERR, "no memory");
+    if (stx_rank(t->x)) return tr_signals(0, err, TR_ERR);      /* rank 0 writes the files */
+
+    if (t->training) {
+        if (o->out && !tr_lm_make_out(t)) return 0;
+        if (o->checkpoint && !tr_can_write("checkpoint", o->checkpoint, 0, err, TR_ERR)) return 0;
+        if (o->best && !tr_can_write("best", o->best, 0, err, TR_ERR)) return 0;
+    }
+    if (o->log && strncmp(o->log, "/dev/", 5)) {
+        if (!tr_can_write("log", o->log, 1, err, TR_ERR)) return 0;
+        if (!tr_log_here(o->log, err, TR_ERR)) return 0;
+    }
+    return tr_signals(t->training && !o->checkpoint && isatty(2), err, TR_ERR);
 }
 
-/* Returns the name of the k-th option (0, 1, 2) that names an output file. *path is that
-   file, or NULL if this run does not write it. */
-TR_DEF const char *tr_lm_writes(const tr_lm *t, int k, const char **path) {
+/* Returns the name of the k-th option (0, 1, 2) that names an output file. *path is
+   that file, or NULL if this run does not write it. */
+TR_DEF const char *tr_lm_output(const tr_lm *t, int k, const char **path) {
     static const char *const name[3] = {"checkpoint", "best", "log"};
     const tr_lm_opt *o = t->opt;
-    *path = k == 2 ? o->log : NULL;
+    *path = NULL;
     if (t->training && k == 0) *path = o->checkpoint;
     if (t->training && k == 1) *path = o->best;
+    if (k == 2) *path = o->log;
     return name[k];
 }
 
 /* Refuses files that another run is writing. Only rank 0 checks; nothing is claimed
    yet. */
-TR_DEF int tr_lm_unclaimed(tr_lm *t) {
+TR_DEF int tr_lm_check_unclaimed(tr_lm *t) {
     const char *path, *name;
     int k;
     if (t->start.rank > 0) return 1;
     for (k = 0; k < 3; k++) {
-        name = tr_lm_writes(t, k, &path);
+        name = tr_lm_output(t, k, &path);
         if (path && !tr_unclaimed(name, path, t->err, TR_ERR)) return 0;
     }
     return 1;
 }
 
-/* Claims the output files. If another run has written the checkpoint since it was opened,
-   it is no longer the one that this run resumed from, and is refused. */
+/* Claims the output files. If another run has written the checkpoint since it was
+   opened, it is no longer the one that this run resumed from, and is refused. */
 TR_DEF int tr_lm_claim(tr_lm *t) {
     const char *path, *name, *seal;
     struct stat st;
     stx_file *f;
     int k, same;
     for (k = 0; k < 3; k++) {
-        name = tr_lm_writes(t, k, &path);
+        name = tr_lm_output(t, k, &path);
         if (!tr_claim_open(&t->claim[k], name, path, t->err, TR_ERR)) return 0;
     }
     path = t->opt->checkpoint;
     if (!t->training || !path) return 1;
-    same = !t->found[0];
+
+    same = !t->found_seal[0];
     if (stat(path, &st) == 0) {
         f = stx_file_open(t->x, path);
         if (!f) return tr_lm_why(t);
         seal = stx_file_meta(f, "seal");
-        same = seal && !strcmp(seal, t->found);
+        same = seal && !strcmp(seal, t->found_seal);
         stx_file_close(f);
     }
-    return same ? 1
-                : tr_fail(t->err, TR_ERR,
-                          "--checkpoint %.900s: another run has written it "
-                          "since this one began: start again, to continue from it",
-                          path);
+    if (same) return 1;
+    return tr_fail(t->err, TR_ERR, "--checkpoint %.900s: another run has written it since this "
+                   "one started: repeat the command to resume from it", path);
+}
+
+/* Writes the first record of the log. */
+TR_DEF void tr_lm_log_start(tr_lm *t) {
+    char *config = tr_options_json(t->options, 0);
+    tr_log_begin(&t->log, t->first ? "resume" : "start");
+    if (t->first) tr_log_int(&t->log, "step", t->first);
+    tr_log_json(&t->log, "config", config);
+    tr_log_int(&t->log, "params", stx_params_size(t->lm.params));
+    if (t->predicted) tr_log_int(&t->log, "recomputed", t->recompute);
+    if (t->predicted) tr_log_int(&t->log, "predicted_bytes", t->predicted);
+    if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
+    if (t->first && t->adopted.given.n)
+        tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
+    free(config);
+    if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
 }
 
 /* Opens the log and the event file and writes the first record. Called after the first
@@ -4693,103 +4825,90 @@ TR_DEF int tr_lm_claim(tr_lm *t) {
    failure. */
 TR_DEF int tr_lm_begin(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    char *all;
+    const uint64_t resumed = t->training ? t->first : 0;
+    int ok;
     if (t->begun || stx_rank(t->x)) {
         t->begun = 1;
         return 1;
     }
-    if (!tr_lm_claim(t)) {
-        stx_fail(t->x, STX_ERR_IO, "%s", t->err);
-        return 0;
-    }
     /* only a run that resumes from its checkpoint repeats the later lines of its log */
-    if (!tr_board_open(&t->board, o->tensorboard, t->training ? t->first : 0, t->err, TR_ERR)
-        || !tr_log_open(&t->log, o->log, t->training && t->first ? t->first : TR_KEEP_ALL, t->err,
-                        TR_ERR)) {
+    ok = tr_lm_claim(t);
+    ok = ok && tr_board_open(&t->board, o->tensorboard, resumed, t->err, TR_ERR);
+    ok = ok && tr_log_open(&t->log, o->log, resumed ? resumed : TR_KEEP_ALL, t->err, TR_ERR);
+    if (!ok) {
         stx_fail(t->x, STX_ERR_IO, "%s", t->err);
         return 0;
     }
     t->begun = 1;
-    if (!t->training || (t->first && t->first >= t->steps)) return 1;
-    all = tr_options_json(t->options, 0);
-    tr_log_begin(&t->log, t->first ? "resume" : "start");
-    if (t->first) tr_log_int(&t->log, "step", t->first);
-    tr_log_json(&t->log, "config", all);
-    tr_log_int(&t->log, "params", stx_params_size(t->lm.params));
-    if (t->predicted) tr_log_int(&t->log, "recomputed", t->recompute);
-    if (t->predicted) tr_log_int(&t->log, "predicted_bytes", t->predicted);
-    if (t->first) tr_log_json(&t->log, "changed", t->adopted.json.n ? t->adopted.json.s : "{}");
-    if (t->first && t->adopted.given.n)
-        tr_log_str(&t->log, "not_in_checkpoint", t->adopted.given.s);
-    free(all);
-    if (!tr_log_end(&t->log)) tr_say(&t->term, "%s: %s", t->options->program, t->log.err);
+    if (t->training && !(t->first && t->first >= t->steps)) tr_lm_log_start(t);
     return 1;
+}
+
+/* Prints the first lines of a training run. */
+TR_DEF void tr_lm_hello_training(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    char peak[TR_TEXT_MAX], limit[TR_TEXT_MAX];
+    if (t->predicted) {
+        tr_bytes(peak, (double)t->predicted);
+        tr_bytes(limit, (double)stx_ctx_desc(t->x)->max_bytes);
+        tr_say(&t->term, "recomputing %zu of %zu layers; predicted peak %s, limit %s",
+               t->recompute, t->layers, peak, limit);
+    }
+    if (o->init_from)
+        tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories start afresh",
+               o->init_from);
+    if (t->unk_added)
+        tr_say(&t->term, "the validation or test text has %s that the training text lacks; those "
+               "that occur in it once are also read as <unk> (--min-count 2; --min-count 1 refuses "
+               "such texts)", o->tokens == TR_WORDS ? "words" : "characters");
+    if (t->sized.n) tr_say(&t->term, "no --preset; sized for the text:%s", t->sized.s);
+    if (t->first && t->adopted.given.n)
+        tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
+               t->adopted.given.s);
+    if (t->first && t->adopted.changed.n)
+        tr_say(&t->term, "resuming with changed options (checkpoint's in brackets): %.1500s",
+               t->adopted.changed.s);
+    if (t->first && t->step >= t->steps)
+        tr_say(&t->term, "the run is complete; a larger --steps continues it");
+    else if (!o->checkpoint)
+        tr_say(&t->term, "no --checkpoint: nothing will be saved; with --checkpoint FILE, the "
+               "model is saved and the run can be resumed");
 }
 
 /* Prints the first lines of the run. */
 TR_DEF void tr_lm_hello(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
+    const int threads = stx_threads(t->x);
+    const char *precision = o->precision ? "bf16 matmuls" : "f32";
     char size[TR_TEXT_MAX], mem[TR_TEXT_MAX];
     tr_term_open(&t->term, stx_rank(t->x) ? NULL : stderr);
     if (tr_lm_ranks(t) > 1) tr_say(&t->term, "%d ranks; this is rank 0", tr_lm_ranks(t));
+
     tr_count(size, (double)stx_params_size(t->lm.params));
     tr_bytes(mem, (double)stx_bytes(t->x));
-    if (o->device)
+    if (o->device) {
+        if (o->precision) precision = "bf16";
+        else if (o->tf32) precision = "f32 (TF32 matmuls)";
         tr_say(&t->term, "%s parameters, vocabulary %zu, %s, %s, %s of its memory so far", size,
-               stx_vocab_size(t->vocab), stx_backend(t->x),
-               o->precision ? "bf16"
-               : o->tf32    ? "f32 (tf32 products)"
-                            : "f32",
-               mem);
-    else
+               stx_vocab_size(t->vocab), stx_backend(t->x), precision, mem);
+    } else {
         tr_say(&t->term, "%s parameters, vocabulary %zu, %d thread%s, %s, %s of memory so far",
-               size, stx_vocab_size(t->vocab), stx_threads(t->x), stx_threads(t->x) > 1 ? "s" : "",
-               o->precision ? "bf16 products" : "f32", mem);
+               size, stx_vocab_size(t->vocab), threads, threads > 1 ? "s" : "", precision, mem);
+    }
     if (o->weights) {
         tr_bytes(size, (double)t->packed);
-        tr_say(&t->term, "matrices rounded to %s; %s a token, if all are read",
+        tr_say(&t->term, "matrices rounded to %s; %s per token, if all are read",
                o->weights == 1 ? "bf16" : "int8", size);
     }
     if (t->text[0]) {
-        int told = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
+        int stored = tr_find_option(t->options, "data", 4)->from == TR_FROM_CHECKPOINT;
         tr_bytes(size, (double)stx_corpus_bytes(t->text[0]));
         tr_say(&t->term, "training text%s%.1000s: %s, %zu tokens; step %llu of %llu",
-               told ? " of the checkpoint, " : "", told ? o->data : "", size,
+               stored ? " of the checkpoint, " : "", stored ? o->data : "", size,
                stx_corpus_size(t->text[0]), (unsigned long long)t->step,
                (unsigned long long)t->steps);
     }
-    if (!t->training) return;
-    if (t->predicted) {
-        tr_bytes(size, (double)t->predicted);
-        tr_bytes(mem, (double)stx_ctx_desc(t->x)->max_bytes);
-        tr_say(&t->term, "recomputing %zu of %zu layers; predicted peak %s, of %s that may be",
-               t->recompute, t->layers, size, mem);
-    }
-    if (o->init_from)
-        tr_say(&t->term, "weights of %.1000s; optimiser, schedule and memories begin anew",
-               o->init_from);
-    if (t->unk_made)
-        tr_say(
-            &t->term,
-            "the validation or test text has %s that the training text has not: those that it has once are "
-            "read as <unk>, too (--min-count 2; --min-count 1 refuses such a text)",
-            o->tokens == TR_WORDS ? "words" : "characters");
-    if (t->sized.n) tr_say(&t->term, "no --preset, so sized by the text:%s", t->sized.s);
-    if (t->first && t->adopted.given.n)
-        tr_say(&t->term, "not in the checkpoint, taken from the command line or preset: %.1500s",
-               t->adopted.given.s);
-    if (t->first && t->adopted.changed.n)
-        tr_say(&t->term,
-               "going on with other options than the checkpoint's (in brackets): "
-               "%.1500s",
-               t->adopted.changed.s);
-    if (t->first && t->step >= t->steps)
-        tr_say(&t->term, "the run is at its end: a larger --steps goes on");
-    else if (!o->checkpoint)
-        tr_say(
-            &t->term,
-            "no --checkpoint: nothing will be saved; with --checkpoint FILE the model is kept, and "
-            "a run that was stopped goes on");
+    if (t->training) tr_lm_hello_training(t);
 }
 
 TR_DEF void tr_lm_close(tr_lm *t) {
@@ -4806,14 +4925,14 @@ TR_DEF void tr_lm_close(tr_lm *t) {
     tr_adopted_free(&t->adopted);
     tr_buf_free(&t->sized);
     tr_options_free(t->options);
-    free(t->fresh);
+    free(t->before_make);
     free(t->config);
     free(t->prompt);
     free(t->stop);
     for (part = 0; part < 3; part++) tr_claim_close(&t->claim[part]);
-    if (t->made && !t->begun) rmdir(t->made); /* nothing was written */
-    free(t->made);
-    free(t->whole);
+    if (t->made_dir && !t->begun) rmdir(t->made_dir);       /* nothing was written */
+    free(t->made_dir);
+    free(t->gathered);
     free(t->tokens);
     stx_destroy(t->x);
 }
@@ -4840,7 +4959,7 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     p.loss = loss;
     p.unit = tr_lm_unit(t);
     p.metric = tr_lm_train_metric(t, loss);
-    if (!isnan(t->seen)) p.best = tr_lm_metric(t, 1, t->seen);
+    if (!isnan(t->best_seen)) p.best = tr_lm_metric(t, 1, t->best_seen);
     p.lr = t->lr;
     p.tokens_per_s = tr_rate_tokens(&t->rate);
     p.left = tr_rate_left(&t->rate, t->steps - t->step);
@@ -4849,35 +4968,34 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
 
 /* Runs the step by stx_step_run. If steps cannot be replayed, reports the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
-    const char *why = stx_step_note(t->x); /* about the previous step */
-    if (*why && !t->noted) {
-        t->noted = 1;
-        tr_say(&t->term, "%s", why);
+    const char *note = stx_step_note(t->x);         /* about the previous step */
+    if (*note && !t->note_reported) {
+        t->note_reported = 1;
+        tr_say(&t->term, "%s", note);
         tr_log_begin(&t->log, "note");
         tr_log_int(&t->log, "step", t->step);
-        tr_log_str(&t->log, "note", why);
+        tr_log_str(&t->log, "note", note);
         tr_lm_note(t, t->log.err, tr_log_end(&t->log));
     }
     return stx_step_run(t->x, key, step, user);
 }
 
-/* Begins a "train" record; loss is the mean since the previous one. The trainer adds its
-   values and calls tr_lm_logged. */
+/* Begins a "train" record; loss is the mean since the previous one. The trainer adds
+   its values and calls tr_lm_logged. grad_norm is null in a step without an update;
+   seconds includes evaluations and saving, since this process began to train. */
 TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
-    double metric = tr_lm_train_metric(t, loss);
+    const double metric = tr_lm_train_metric(t, loss), seconds = tr_seconds() - t->began;
     char tag[40];
     tr_log_begin(&t->log, "train");
     tr_log_int(&t->log, "step", t->step);
     tr_log_num(&t->log, "loss", loss);
     tr_log_num(&t->log, tr_lm_unit(t), metric);
     tr_log_num(&t->log, "lr", t->lr);
-    tr_log_num(&t->log, "grad_norm",
-               t->update ? t->optim->grad_norm : (double)NAN); /* null: no update in this step */
+    tr_log_num(&t->log, "grad_norm", t->update ? t->optim->grad_norm : (double)NAN);
     tr_log_num(&t->log, "tokens_per_s", tr_rate_tokens(&t->rate));
-    tr_log_num(&t->log, "seconds",
-               floor(1000 * (tr_seconds() - t->began))
-                   / 1000); /* since this start: evaluations and saving, too */
+    tr_log_num(&t->log, "seconds", floor(1000 * seconds) / 1000);
     tr_log_int(&t->log, "peak_bytes", stx_peak_bytes(t->x));
+
     tr_lm_point(t, "train/loss", loss);
     snprintf(tag, sizeof tag, "train/%s", tr_lm_unit(t));
     tr_lm_point(t, tag, metric);
@@ -4886,8 +5004,8 @@ TR_DEF void tr_lm_log_step(tr_lm *t, double loss) {
     tr_lm_point(t, "train/tokens_per_s", tr_rate_tokens(&t->rate));
 }
 
-/* Is this evaluation the best so far? (An evaluation that was interrupted is NaN, hence
-   not.) */
+/* Is this evaluation the best so far? (An evaluation that was interrupted is NaN,
+   hence not.) */
 TR_DEF int tr_lm_better(tr_lm *t, double nll) {
     if (!(isnan(t->best) ? !isnan(nll) : nll < t->best)) return 0;
     t->best = nll;
@@ -4899,7 +5017,7 @@ TR_DEF int tr_lm_save_best(tr_lm *t) {
     const char *path = t->opt->best;
     if (!tr_lm_save(t, path)) return 0;
     if (stx_rank(t->x)) return 1;
-    tr_say(&t->term, "step %llu: the best so far, saved in %.1000s", (unsigned long long)t->step,
+    tr_say(&t->term, "step %llu: best so far, saved in %.1000s", (unsigned long long)t->step,
            path);
     tr_log_begin(&t->log, "best");
     tr_log_int(&t->log, "step", t->step);
@@ -4920,24 +5038,50 @@ TR_DEF void tr_lm_fit(const stx_corpus *text, size_t *B, size_t *T) {
     if (n < *T + 1) *T = n > 2 ? n - 2 : 1;
 }
 
+/* Is a signal to end the pass? */
+TR_DEF int tr_lm_pass_stops(const tr_lm *t) {
+    return t->share_pass == TR_PASS_RANK0 ? tr_stop_requested() : tr_lm_stop(t);
+}
+
+/* Evaluates one block of `rows` streams, of n tokens each, and writes to v: the sum of
+   the losses, the number of tokens that a mean loss covers, and of those that have a
+   loss. Returns the mean loss. */
+TR_DEF double tr_lm_pass_block(tr_lm *t, const int32_t *in, const int32_t *out, size_t rows,
+                               size_t n, void *state, double v[3]) {
+    stx_ids *ids, *targets;
+    double nll;
+    v[0] = v[1] = v[2] = 0;
+    if (!rows) return 0;
+    v[2] = tr_lm_counted(t, out, rows * n);
+    v[1] = t->mean_of_all ? (double)(rows * n) : v[2];
+    stx_begin(t->x, STX_EVAL);
+    ids = stx_tokens(t->x, in, rows, n);
+    targets = stx_tokens(t->x, out, rows, n);
+    nll = stx_item(t->x, t->lm.loss(t->lm.model, ids, targets, state, state));
+    if (v[1] > 0) v[0] = nll * v[1];
+    return nll;
+}
+
 /* Returns the mean loss over a text, in nats per token that has a loss. It uses a
-   separate state, so training is not affected. blocks = 0 means the whole text. Returns
-   NaN on error or when a signal ends the pass. */
+   separate state, so training is not affected. blocks = 0 means the whole text.
+   Returns NaN on error or when a signal ends the pass. */
 TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, uint64_t blocks,
                          tr_lm_scored *scored) {
+    const int shared = t->share_pass == TR_PASS_SHARED;
+    const size_t ranks = shared ? (size_t)tr_lm_ranks(t) : 1;
+    const size_t rank = shared ? (size_t)stx_rank(t->x) : 0;
+    const size_t first = B * rank / ranks;                      /* this rank's streams: */
+    const size_t rows = B * (rank + 1) / ranks - first;         /* possibly none */
+    const size_t size = stx_corpus_size(text);
+    const size_t window = t->eval_window < size ? t->eval_window : size;
+    int32_t *in = (int32_t *)malloc(B * T * sizeof *in);
+    int32_t *out = (int32_t *)malloc(B * T * sizeof *out);
+    void *state = t->lm.state_create(t->lm.model, rows + !rows, window);
     stx_batches_desc d;
     stx_batches *b;
-    int32_t *in = (int32_t *)malloc(B * T * sizeof *in),
-            *out = (int32_t *)malloc(B * T * sizeof *out);
-    size_t n, whole = stx_corpus_size(text);
-    /* each rank evaluates the streams [b0, b0 + mine), possibly none */
-    size_t ranks = t->share_pass == 1 ? (size_t)tr_lm_ranks(t) : 1,
-           rank = t->share_pass == 1 ? (size_t)stx_rank(t->x) : 0;
-    size_t b0 = B * rank / ranks, mine = B * (rank + 1) / ranks - b0;
-    void *state = t->lm.state_create(t->lm.model, mine + !mine,
-                                     t->eval_window < whole ? t->eval_window : whole);
-    double sum = 0, count = 0, exps = 0;
+    double sum = 0, count = 0, exps = 0, v[3], nll;
     uint64_t k = 0;
+    size_t n;
     memset(&d, 0, sizeof d);
     d.B = B;
     d.T = T;
@@ -4945,30 +5089,19 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     b = stx_batches_create(t->x, text, &d);
     if (!in || !out)
         stx_fail(t->x, STX_ERR_MEMORY, "no memory for a batch of %zu x %zu tokens", B, T);
-    else if (b) {
+    else if (b)
         stx_batches_rewind(b, t->eval_literal ? STX_EVAL_LITERAL : STX_EVAL_ALL);
-        for (k = 0;
-             (!blocks || k < blocks) && stx_batches_next_eval(b, in, out, &n) != STX_BATCH_END
-             && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested());
-             k++) {
-            const int32_t *from = in + b0 * n, *to = out + b0 * n;
-            double v[3] = {0, 0, 0}, nll = 0; /* sum of losses; its tokens; tokens with a loss */
-            if (mine) {
-                v[2] = tr_lm_counted(t, to, mine * n);
-                v[1] = t->mean_of_all ? (double)(mine * n) : v[2];
-                stx_begin(t->x, STX_EVAL);
-                nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, from, mine, n),
-                                                stx_tokens(t->x, to, mine, n), state, state));
-                v[0] = v[1] > 0 ? nll * v[1] : 0;
-            }
-            if (ranks > 1) {
-                if (!stx_ok(t->x) || !tr_lm_agree(t, v, 3)) break;
-                nll = v[1] > 0 ? v[0] / v[1] : 0;
-            }
-            sum += v[0];
-            exps += exp(nll);
-            count += v[2];
+
+    for (; in && out && b && (!blocks || k < blocks); k++) {
+        if (stx_batches_next_eval(b, in, out, &n) == STX_BATCH_END || tr_lm_pass_stops(t)) break;
+        nll = tr_lm_pass_block(t, in + first * n, out + first * n, rows, n, state, v);
+        if (ranks > 1) {
+            if (!stx_ok(t->x) || !tr_lm_agree(t, v, 3)) break;
+            nll = v[1] > 0 ? v[0] / v[1] : 0;
         }
+        sum += v[0];
+        exps += exp(nll);
+        count += v[2];
     }
     scored->tokens = count;
     scored->batch_ppl = k ? exps / (double)k : (double)NAN;
@@ -4976,78 +5109,84 @@ TR_DEF double tr_lm_pass(tr_lm *t, const stx_corpus *text, size_t B, size_t T, u
     free(out);
     stx_batches_free(b);
     t->lm.state_free(state);
-    return count > 0 && !(t->share_pass ? tr_lm_stop(t) : tr_stop_requested()) ? sum / count
-                                                                               : (double)NAN;
+    return count > 0 && !tr_lm_pass_stops(t) ? sum / count : (double)NAN;
 }
 
-/* Where results are printed: on standard output, or on standard error if generated text
-   is written to standard output. */
+/* Where results are printed: on standard output, or on standard error if generated
+   text is written to standard output. */
 TR_DEF FILE *tr_lm_results(const tr_lm *t) {
     return t->opt->generate || t->opt->interactive ? stderr : stdout;
+}
+
+/* Logs the result of an evaluation. */
+TR_DEF void tr_lm_log_eval(tr_lm *t, const char *split, double nll, double metric, int more,
+                           double word_ppl, const tr_lm_scored *scored, uint64_t blocks) {
+    const char *of_part = blocks ? "_of_part" : "";
+    char tag[40];
+    tr_log_begin(&t->log, "eval");
+    tr_log_str(&t->log, "split", split);
+    tr_log_num(&t->log, "loss", nll);
+    tr_log_num(&t->log, tr_lm_unit(t), metric);
+    if (more) {
+        tr_log_num(&t->log, "word_ppl", word_ppl);
+        tr_log_num(&t->log, "batch_ppl", scored->batch_ppl);
+    }
+    tr_log_int(&t->log, "step", t->step);
+    tr_log_int(&t->log, "tokens", (uint64_t)scored->tokens);
+    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
+
+    snprintf(tag, sizeof tag, "%s/%s%s", split, tr_lm_unit(t), of_part);
+    tr_lm_point(t, tag, metric);
+    snprintf(tag, sizeof tag, "%s/loss%s", split, of_part);
+    tr_lm_point(t, tag, nll);
+    if (!more) return;
+    snprintf(tag, sizeof tag, "%s/ppl_of_batches%s", split, of_part);
+    tr_lm_point(t, tag, scored->batch_ppl);
 }
 
 /* Prints and logs the result of an evaluation. Returns 0 if the evaluation failed. */
 TR_DEF int tr_lm_report(tr_lm *t, int part, double nll, const tr_lm_scored *scored,
                         uint64_t blocks) {
     static const char *const split[3] = {"train", "valid", "test"};
-    double m;
-    int more = t->more_figures && t->unit == TR_PPL;
-    char tag[40], figures[96] = "", *line = t->result;
+    const int more = t->more_figures && t->unit == TR_PPL;
+    double metric, word_ppl = 0;
+    char figures[96] = "";
     if (tr_lm_stop(t)) return 1;
     if (!stx_ok(t->x) || !tr_lm_texts_are_whole(t) || !tr_lm_begin(t)) return 0;
     if (part == 1) {
         t->evaluated = t->step;
         t->blocks = blocks;
+        if (isnan(t->best_seen) ? !isnan(nll) : nll < t->best_seen) t->best_seen = nll;
     }
-    if (part == 1 && (isnan(t->seen) ? !isnan(nll) : nll < t->seen)) t->seen = nll;
-    m = tr_lm_metric(t, part, nll);
-    if (more)
-        snprintf(figures, sizeof figures, ", %.2f a word, mean of batches %.4f",
-                 tr_lm_word_ppl(t, part, nll), scored->batch_ppl);
+
+    metric = tr_lm_metric(t, part, nll);
+    if (more) {
+        word_ppl = tr_lm_word_ppl(t, part, nll);
+        snprintf(figures, sizeof figures, ", %.2f per word, mean of batches %.4f", word_ppl,
+                 scored->batch_ppl);
+    }
     snprintf(t->result, sizeof t->result, "step %llu: %s %s %.4f (loss %.4f%s%s)",
-             (unsigned long long)t->step, split[part], tr_lm_unit(t), m, nll, figures,
+             (unsigned long long)t->step, split[part], tr_lm_unit(t), metric, nll, figures,
              blocks ? ", part of the text" : "");
-    tr_term_close(&t->term); /* ends the progress line */
+    tr_term_close(&t->term);            /* the step's line of progress stays above */
     if (stx_rank(t->x)) return 1;
-    if (t->last && tr_lm_results(t) == stdout)
-        printf("%s\n", line);
-    else
-        tr_say(&t->term, "%s", line);
+    if (t->last && tr_lm_results(t) == stdout) printf("%s\n", t->result);
+    else tr_say(&t->term, "%s", t->result);
     fflush(stdout);
-    tr_log_begin(&t->log, "eval");
-    tr_log_str(&t->log, "split", split[part]);
-    tr_log_num(&t->log, "loss", nll);
-    tr_log_num(&t->log, tr_lm_unit(t), m);
-    if (more) {
-        tr_log_num(&t->log, "word_ppl", tr_lm_word_ppl(t, part, nll));
-        tr_log_num(&t->log, "batch_ppl", scored->batch_ppl);
-    }
-    tr_log_int(&t->log, "step", t->step);
-    tr_log_int(&t->log, "tokens", (uint64_t)scored->tokens);
-    tr_lm_note(t, t->log.err, tr_log_end(&t->log));
-    snprintf(tag, sizeof tag, "%s/%s%s", split[part], tr_lm_unit(t), blocks ? "_of_part" : "");
-    tr_lm_point(t, tag, m);
-    snprintf(tag, sizeof tag, "%s/loss%s", split[part], blocks ? "_of_part" : "");
-    tr_lm_point(t, tag, nll);
-    if (more) {
-        snprintf(tag, sizeof tag, "%s/ppl_of_batches%s", split[part], blocks ? "_of_part" : "");
-        tr_lm_point(t, tag, scored->batch_ppl);
-    }
+    tr_lm_log_eval(t, split[part], nll, metric, more, word_ppl, scored, blocks);
     return 1;
 }
 
 /* Returns the mean loss over a text (0, 1, 2: training, validation, test) as
    tr_lm_pass. */
 TR_DEF double tr_lm_nll(tr_lm *t, int part, uint64_t blocks, tr_lm_scored *scored) {
-    size_t B = (size_t)(t->opt->eval_batch_sz
-                            ? t->opt->eval_batch_sz
-                            : tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1)),
-           T = t->eval_block;
+    size_t B = (size_t)t->opt->eval_batch_sz, T = t->eval_block;
     double nll;
+    if (!B) B = (size_t)(tr_lm_number(t, "batch-sz", 1) / tr_lm_number(t, "batch-split", 1));
     tr_lm_fit(t->text[part], &B, &T);
-    t->share_pass = t->whole_pass ? 2 : 1;
+    t->share_pass = t->whole_pass ? TR_PASS_EACH : TR_PASS_SHARED;
     nll = tr_lm_pass(t, t->text[part], B, T, blocks, scored);
-    t->share_pass = 0;
+    t->share_pass = TR_PASS_RANK0;
     return nll;
 }
 
@@ -5071,62 +5210,69 @@ enum {
     TR_REHEARSED_BLOCKS = 256   /* blocks of its evaluation */
 };
 
-/* Counts a step of a rehearsal. Returns 1 while the peak can still rise: memories fill,
-   and with adaptive words it depends on the tokens. */
+/* Counts a step of a rehearsal. Returns 1 while the peak can still rise: memories
+   fill, and with adaptive words it depends on the tokens. */
 TR_DEF int tr_lm_rehearsed(tr_lm *t) {
-    size_t peak = stx_peak_bytes(t->x);
+    const size_t settled = *t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED;
+    const size_t peak = stx_peak_bytes(t->x);
     t->settled = peak > t->peak ? 0 : t->settled + 1;
     t->peak = peak;
     t->step++;
-    return stx_ok(t->x) && t->settled < (*t->kind->adapt_io ? TR_SETTLED_WORDS : TR_SETTLED)
-           && t->step - t->first < TR_REHEARSED;
+    return stx_ok(t->x) && t->settled < settled && t->step - t->first < TR_REHEARSED;
+}
+
+/* Copies the small parameters of model `from`, which determine sizes, to the rehearsal's;
+   with widest, all spans become as long as they can be. */
+TR_DEF void tr_lm_rehearse_params(tr_lm *t, const stx_params *from, int widest) {
+    stx_real v[TR_SMALL];
+    size_t i, k;
+    for (i = 0; i < from->count; i++) {
+        size_t n = from->tensor[i]->size;
+        if (n > TR_SMALL) continue;
+        stx_get(from->ctx, from->tensor[i], v);
+        if (widest && strstr(from->name[i], "attn.span"))
+            for (k = 0; k < n; k++) v[k] = 1;
+        stx_set(t->x, t->lm.params->tensor[i], v);
+    }
 }
 
 /* Returns the peak memory of a training that recomputes n layers, in bytes, or 0 if it
-   does not fit or an error occurs; why then says which (TR_TEXT_MAX bytes). It creates
-   the model and the optimiser, then trains and evaluates on the text, all in a dry
-   context, which only counts. limit is in bytes, as desc.max_bytes. *made is the memory
-   reserved before the first step. Spans determine sizes, so the model's small parameters
-   are copied; with `widest`, all spans are set to their maximum. */
+   does not fit or an error occurs; why (TR_ERR bytes) then says which. It creates the
+   model and the optimiser, then trains and evaluates on the text, all in a dry
+   context, which only counts. limit is in bytes, as desc.max_bytes. *made is the
+   memory reserved before the first step. With widest, all spans are as long as they
+   can be. */
 TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_t *made,
                              char *why) {
     const stx_params *params = t->lm.params;
+    const uint64_t step = t->step;
+    const int ranks = tr_lm_ranks(t);
     stx_desc d = *stx_ctx_desc(t->x);
-    stx_real *v = (stx_real *)malloc(TR_SMALL * sizeof *v);
-    void *now = malloc(t->kind->size);
-    uint64_t step = t->step;
-    int ranks = tr_lm_ranks(t);
-    size_t peak, i, k;
-    int ok;
+    void *real_run = malloc(t->kind->size);
     tr_lm_scored scored;
+    size_t peak;
+    int ok;
     *why = 0;
-    if (!now || !v) {
-        free(now);
-        free(v);
-        return 0;
-    }
+    if (!real_run) return 0;
     d.dry = 1;
     d.max_bytes = limit;
     d.alloc = NULL;
     d.release = NULL;
     d.user = NULL;
-    memcpy(now, t, t->kind->size);
-    memcpy(t, t->fresh, t->kind->size);
+
+    /* the state as it was before the model was created */
+    memcpy(real_run, t, t->kind->size);
+    memcpy(t, t->before_make, t->kind->size);
     t->rehearsal = ranks;
     t->recompute = n;
     t->first = t->step = step;
     t->steps = UINT64_MAX;
+
     t->x = stx_create(&d);
     ok = stx_ok(t->x) && t->kind->make(t);
     if (ok) {
         *made = stx_bytes(t->x);
-        for (i = 0; i < params->count; i++) {
-            if (params->tensor[i]->size > TR_SMALL) continue;
-            stx_get(params->ctx, params->tensor[i], v);
-            if (widest && strstr(params->name[i], "attn.span"))
-                for (k = 0; k < params->tensor[i]->size; k++) v[k] = 1;
-            stx_set(t->x, t->lm.params->tensor[i], v);
-        }
+        tr_lm_rehearse_params(t, params, widest);
         t->kind->train(t);
         if (t->text[1]) tr_lm_nll(t, 1, TR_REHEARSED_BLOCKS, &scored);
         if (t->opt->sample_every || t->opt->generate)
@@ -5134,203 +5280,209 @@ TR_DEF size_t tr_lm_rehearse(tr_lm *t, size_t n, size_t limit, int widest, size_
     }
     peak = ok && stx_ok(t->x) ? stx_peak_bytes(t->x) : 0;
     if (!peak)
-        snprintf(why, TR_TEXT_MAX, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
+        snprintf(why, TR_ERR, "%s", t->x && !stx_ok(t->x) ? stx_error(t->x) : "no memory");
+
     free(t->tokens);
     stx_batches_free(t->batches);
     stx_destroy(t->x);
-    memcpy(t, now, t->kind->size);
-    free(now);
-    free(v);
+    memcpy(t, real_run, t->kind->size);
+    free(real_run);
     return *t->kind->adapt_io ? peak + peak / 20 : peak;
 }
 
-/* --recompute auto: chooses the smallest number of layers with which the training fits.
-   If there is none, sets t->err. */
+/* Sets an error: training does not fit even if all layers are recomputed. More memory
+   is reserved than used, so it searches for a limit that suffices. */
+TR_DEF int tr_lm_nothing_fits(tr_lm *t) {
+    char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_ERR];
+    size_t made = 0, n, peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
+    if (!peak)
+        return tr_fail(t->err, TR_ERR,
+                       "--recompute auto: the memory of training cannot be counted: %.900s", why);
+    for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, why); n++)
+        peak += peak / 64;
+    tr_bytes(needs, (double)(peak + peak / 31 + t->overhead));
+    tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
+    return tr_fail(t->err, TR_ERR, "--recompute auto: training requires %s even if all %zu layers "
+                   "are recomputed, but --max-memory is %s: use a smaller --batch-sz, --block-sz "
+                   "or model, a larger --batch-split (the batch in parts), or raise --max-memory",
+                   needs, t->layers, has);
+}
+
+/* --recompute auto: chooses the smallest number of layers with which the training
+   fits. If there is none, sets t->err. All ranks choose the same number, so that they
+   send their gradients in the same order. */
 TR_DEF int tr_lm_choose(tr_lm *t) {
-    size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n = 0, made = 0,
-           peak = 0;
+    size_t limit = stx_ctx_desc(t->x)->max_bytes, from = 0, to = t->layers + 1, n, made = 0, peak;
     double best;
-    char has[TR_TEXT_MAX], needs[TR_TEXT_MAX], why[TR_TEXT_MAX];
-    if (!t->predicted) { /* memory of the vocabulary and other things outside training */
+    char why[TR_ERR];
+    if (!t->predicted) {
         tr_lm_rehearse(t, 0, 0, 0, &made, why);
-        t->more = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
+        t->overhead = made && stx_bytes(t->x) > made ? stx_bytes(t->x) - made : 0;
     }
     /* 1/32 is reserved for what is not rehearsed: saving, and fragmentation */
-    limit = limit > t->more ? (limit - t->more) - (limit - t->more) / 32 : 1;
+    limit = limit > t->overhead ? (limit - t->overhead) - (limit - t->overhead) / 32 : 1;
+
     /* spans grow: as many layers as the widest spans need, or all if none suffices */
-    for (; from < to; n = (from + to) / 2)
-        if (tr_lm_rehearse(t, n, limit, 1, &made, why))
-            to = n;
-        else
-            from = n + 1;
-    if (to == 1 && t->layers > 1) to = 2; /* a single layer saves nothing */
+    for (n = 0; from < to; n = (from + to) / 2) {
+        if (tr_lm_rehearse(t, n, limit, 1, &made, why)) to = n;
+        else from = n + 1;
+    }
+    if (to == 1 && t->layers > 1) to = 2;       /* a single layer saves nothing */
     if (to > t->layers) to = t->layers;
     peak = tr_lm_rehearse(t, to, limit, 0, &made, why);
+
     best = (double)(peak ? to : t->layers + 1);
-    if (!stx_group_max(t->x, &best, 1))
-        return tr_lm_why(t); /* equal on all ranks: gradients are sent in one order */
-    if (best > (double)t->layers) {
-        /* more is reserved than used: search for a limit that suffices */
-        peak = tr_lm_rehearse(t, t->layers, 0, 0, &made, why);
-        if (!peak)
-            return tr_fail(t->err, TR_ERR,
-                           "--recompute auto: what training takes cannot be counted here: %s", why);
-        for (n = 0; n < 64 && !tr_lm_rehearse(t, t->layers, peak, 0, &made, needs); n++)
-            peak += peak / 64;
-        tr_bytes(needs, (double)(peak + peak / 31 + t->more));
-        tr_bytes(has, (double)stx_ctx_desc(t->x)->max_bytes);
-        return tr_fail(
-            t->err, TR_ERR,
-            "--recompute auto: training wants %s even when all %zu layers are recomputed, and --max-memory is "
-            "%s: use a smaller --batch-sz, a larger --batch-split (the batch in parts), a smaller --block-sz or model, or raise it",
-            needs, t->layers, has);
-    }
+    if (!stx_group_max(t->x, &best, 1)) return tr_lm_why(t);
+    if (best > (double)t->layers) return tr_lm_nothing_fits(t);
     if (best > (double)to) peak = tr_lm_rehearse(t, (size_t)best, 0, 0, &made, why);
     t->recompute = t->lm.recompute(t->lm.model, (size_t)best);
-    t->predicted = peak + t->more;
+    t->predicted = peak + t->overhead;
     return 1;
 }
 
-/* Chooses again after a step that needed more than predicted, because spans grew or words
-   of other clusters occurred. The prediction then rises by a twentieth at least and the
-   number of layers never falls, so that the choice settles. If nothing fits, it stays
-   unchanged. */
+/* Chooses again after a step that needed more than predicted, because spans grew or
+   words of other clusters occurred. The prediction then rises by a twentieth at least
+   and the number of layers never falls, so that the choice settles. If nothing fits,
+   it stays unchanged. */
 TR_DEF void tr_lm_choose_again(tr_lm *t) {
-    size_t was = t->recompute, peak = stx_peak_bytes(t->x);
+    size_t before = t->recompute, peak = stx_peak_bytes(t->x);
     if (!t->predicted || peak <= t->predicted || tr_lm_ranks(t) > 1) return;
-    if (!tr_lm_choose(t) || t->recompute < was) t->recompute = t->lm.recompute(t->lm.model, was);
+    if (!tr_lm_choose(t) || t->recompute < before)
+        t->recompute = t->lm.recompute(t->lm.model, before);
     if (t->predicted < peak + peak / 20) t->predicted = peak + peak / 20;
-    if (t->recompute > was)
-        tr_say(&t->term,
-               "step %llu: it takes more memory than at first; from now on %zu of %zu layers are "
-               "recomputed, not %zu",
-               (unsigned long long)t->step, t->recompute, t->layers, was);
+    if (t->recompute > before)
+        tr_say(&t->term, "step %llu: memory use has grown; now recomputing %zu of %zu layers "
+               "instead of %zu", (unsigned long long)t->step, t->recompute, t->layers, before);
 }
 
 
-// >>lm: speaker, for generation and for samples during training
+// >>lm: generating one text, at the end or as a sample during training
 
-/* A text that is being read and generated: the model's memory of it, and what the draws
-   depend on. */
-typedef struct tr_speaker {
+/* A text that is being read and generated: the model's memory of it, and what the
+   draws depend on. */
+typedef struct tr_gen {
     void           *gen;
     const stx_real *logits;     /* of the next token; NULL: nothing was read yet */
     tr_recent       recent;     /* tokens for --repetition-penalty */
     double         *penalised;  /* (V) */
     stx_real       *work;       /* (2,V): logits to draw from, and work space of stx_sample */
-    tr_buf          said;       /* for --stop: what was written since the last reading */
+    tr_buf          written;    /* for --stop: what was written since the last reading */
     uint64_t        hash;       /* of everything read and written */
     char            end;        /* its last byte */
     int             failed;     /* errno of a write that failed; 0: none */
-} tr_speaker;
+} tr_gen;
 
 /* Writes at once and completely: stdio would lose bytes when a signal interrupts it. */
-TR_DEF void tr_lm_put(tr_speaker *s, FILE *to, const void *bytes, size_t n) {
-    if (!s->failed && (fflush(to) != 0 || !tr_write_all(fileno(to), bytes, n)))
-        s->failed = errno ? errno : EIO;
+TR_DEF void tr_gen_put(tr_gen *g, FILE *to, const void *bytes, size_t n) {
+    if (g->failed || (fflush(to) == 0 && tr_write_all(fileno(to), bytes, n))) return;
+    g->failed = errno ? errno : EIO;
 }
 
 /* Sets an error if generated text was lost. */
-TR_DEF int tr_lm_put_all(tr_lm *t, const tr_speaker *s) {
-    if (s->failed)
-        stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s", strerror(s->failed));
+TR_DEF int tr_gen_check(tr_lm *t, const tr_gen *g) {
+    if (g->failed)
+        stx_fail(t->x, STX_ERR_IO, "the generated text cannot be written: %s",
+                 strerror(g->failed));
     return stx_ok(t->x);
 }
 
-TR_DEF void tr_lm_speaker_close(tr_lm *t, tr_speaker *s) {
-    if (s->gen) t->lm.gen_free(s->gen);
-    tr_recent_close(&s->recent);
-    tr_buf_free(&s->said);
-    free(s->penalised);
-    free(s->work);
+TR_DEF void tr_gen_close(tr_lm *t, tr_gen *g) {
+    if (g->gen) t->lm.gen_free(g->gen);
+    tr_recent_close(&g->recent);
+    tr_buf_free(&g->written);
+    free(g->penalised);
+    free(g->work);
 }
 
-/* Returns 0 with the context's error set. The speaker must be closed in either case. */
-TR_DEF int tr_lm_speaker_open(tr_lm *t, tr_speaker *s) {
-    size_t V = stx_vocab_size(t->vocab);
-    memset(s, 0, sizeof *s);
-    s->hash = TR_HASH_BEGIN;
-    s->end = '\n';
-    s->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
-    s->penalised = (double *)malloc(V * sizeof *s->penalised);
-    s->work = (stx_real *)malloc(2 * V * sizeof *s->work);
-    if (!tr_recent_open(&s->recent, V, (size_t)t->opt->repetition_window) || !s->penalised
-        || !s->work)
+/* Returns 0 with the context's error set. tr_gen_close is required in either case. */
+TR_DEF int tr_gen_open(tr_lm *t, tr_gen *g) {
+    const size_t V = stx_vocab_size(t->vocab);
+    int ok;
+    memset(g, 0, sizeof *g);
+    g->hash = TR_HASH_BEGIN;
+    g->end = '\n';
+    g->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    g->penalised = (double *)malloc(V * sizeof *g->penalised);
+    g->work = (stx_real *)malloc(2 * V * sizeof *g->work);
+    ok = tr_recent_open(&g->recent, V, (size_t)t->opt->repetition_window);
+    if (!ok || !g->penalised || !g->work)
         stx_fail(t->x, STX_ERR_MEMORY, "no memory to sample");
-    return s->gen && stx_ok(t->x);
+    return g->gen && stx_ok(t->x);
 }
 
 /* Forgets the text. */
-TR_DEF void tr_lm_speaker_reset(tr_lm *t, tr_speaker *s) {
-    t->lm.gen_reset(s->gen);
-    tr_recent_clear(&s->recent);
-    s->logits = NULL;
-    s->said.n = 0;
-    s->hash = TR_HASH_BEGIN;
-    s->end = '\n';
+TR_DEF void tr_gen_reset(tr_lm *t, tr_gen *g) {
+    t->lm.gen_reset(g->gen);
+    tr_recent_clear(&g->recent);
+    g->logits = NULL;
+    g->written.n = 0;
+    g->hash = TR_HASH_BEGIN;
+    g->end = '\n';
 }
 
 /* Lets the model read tokens. */
-TR_DEF int tr_lm_hear(tr_lm *t, tr_speaker *s, const int32_t *ids, size_t n) {
+TR_DEF int tr_gen_read(tr_lm *t, tr_gen *g, const int32_t *ids, size_t n) {
     size_t i;
-    for (i = 0; i < n; i++) tr_recent_add(&s->recent, ids[i]);
-    s->logits = t->lm.gen_feed(s->gen, ids, n);
-    return s->logits != NULL;
+    for (i = 0; i < n; i++) tr_recent_add(&g->recent, ids[i]);
+    g->logits = t->lm.gen_feed(g->gen, ids, n);
+    return g->logits != NULL;
 }
 
 /* Writes tokens as text. The space of a piece at the beginning of a line is omitted. */
-TR_DEF void tr_lm_write(tr_lm *t, tr_speaker *s, FILE *to, const int32_t *ids, size_t n) {
-    char piece[4096];
-    size_t i, len;
+TR_DEF void tr_gen_write(tr_lm *t, tr_gen *g, FILE *to, const int32_t *ids, size_t n) {
+    const int pieces = stx_vocab_kind(t->vocab) > STX_TOK_WORDS;
+    char text[4096];
+    size_t i;
     for (i = 0; i < n; i++) {
-        int skip;
-        len = stx_vocab_decode(t->vocab, ids + i, 1, piece, sizeof piece);
+        size_t len = stx_vocab_decode(t->vocab, ids + i, 1, text, sizeof text), skip;
         if (len == STX_NPOS) return;
-        if (len > sizeof piece) len = sizeof piece;
-        skip = stx_vocab_kind(t->vocab) > STX_TOK_WORDS && len && *piece == ' '
-               && (s->end == '\n' || s->end == ' ');
-        tr_lm_put(s, to, piece + skip, len - (size_t)skip);
-        if (t->stop) tr_buf_put(&s->said, piece + skip, len - (size_t)skip);
-        s->hash = tr_hash(s->hash, piece + skip, len - (size_t)skip);
-        if (len) s->end = piece[len - 1];
+        if (len > sizeof text) len = sizeof text;
+        if (!len) continue;
+        skip = pieces && *text == ' ' && (g->end == '\n' || g->end == ' ');
+        tr_gen_put(g, to, text + skip, len - skip);
+        if (t->stop) tr_buf_put(&g->written, text + skip, len - skip);
+        g->hash = tr_hash(g->hash, text + skip, len - skip);
+        g->end = text[len - 1];
     }
+}
+
+/* The logits to draw from, after --repetition-penalty. */
+TR_DEF const stx_real *tr_gen_logits(tr_lm *t, tr_gen *g) {
+    const size_t V = stx_vocab_size(t->vocab);
+    size_t k;
+    if (t->opt->repetition_penalty == 1) return g->logits;
+    for (k = 0; k < V; k++) g->penalised[k] = (double)g->logits[k];
+    tr_penalise(g->penalised, &g->recent, t->opt->repetition_penalty);
+    for (k = 0; k < V; k++) g->work[k] = (stx_real)g->penalised[k];
+    return g->work;
 }
 
 /* Draws up to n tokens, and writes and reads each one immediately. The text ends after
    `stop`; NULL: only after n tokens. */
-TR_DEF void tr_lm_speak(tr_lm *t, tr_speaker *s, uint64_t n, uint64_t seed, FILE *to,
+TR_DEF void tr_gen_draw(tr_lm *t, tr_gen *g, uint64_t n, uint64_t seed, FILE *to,
                         const char *stop) {
     const tr_lm_opt *o = t->opt;
-    size_t V = stx_vocab_size(t->vocab), k, seen;
-    const stx_real *from;
-    stx_sampling how;
+    const size_t V = stx_vocab_size(t->vocab);
+    stx_sampling sampling;
     uint64_t i;
-    int32_t token;
-    memset(&how, 0, sizeof how);
-    how.temperature = o->temperature;
-    how.top_k = o->top_k;
-    how.top_p = o->top_p;
-    how.seed = seed;
-    s->said.n = 0;
-    for (i = 0; i < n && s->logits && !s->failed && !tr_stop_requested(); i++) {
-        from = s->logits;
-        if (o->repetition_penalty != 1) {
-            for (k = 0; k < V; k++) s->penalised[k] = (double)from[k];
-            tr_penalise(s->penalised, &s->recent, o->repetition_penalty);
-            for (k = 0; k < V; k++) s->work[k] = (stx_real)s->penalised[k];
-            from = s->work;
-        }
-        token = stx_sample(&how, i, from, V, s->work + V);
+    memset(&sampling, 0, sizeof sampling);
+    sampling.temperature = o->temperature;
+    sampling.top_k = o->top_k;
+    sampling.top_p = o->top_p;
+    sampling.seed = seed;
+    g->written.n = 0;
+    for (i = 0; i < n && g->logits && !g->failed && !tr_stop_requested(); i++) {
+        const size_t before = g->written.n;
+        int32_t token = stx_sample(&sampling, i, tr_gen_logits(t, g), V, g->work + V);
         if (token < 0) {
             stx_fail(t->x, STX_ERR_ARG, "the model's output is not finite");
             break;
         }
-        seen = s->said.n;
-        tr_lm_write(t, s, to, &token, 1);
-        tr_lm_hear(t, s, &token, 1);
-        if (stop && tr_stops(&s->said, seen, stop)) break;
+        tr_gen_write(t, g, to, &token, 1);
+        tr_gen_read(t, g, &token, 1);
+        if (stop && tr_stops(&g->written, before, stop)) break;
     }
-    if (s->said.oom) stx_fail(t->x, STX_ERR_MEMORY, "no memory for --stop");
+    if (g->written.oom) stx_fail(t->x, STX_ERR_MEMORY, "no memory for --stop");
 }
 
 
@@ -5349,21 +5501,22 @@ TR_DEF int tr_lm_more(const tr_lm *t) {
 }
 
 /* Reads the next block of every stream into t->tokens and t->targets, as
-   stx_batches_next. With --random-segments N, reads segments of N blocks. Their positions
-   depend only on the seed and the step, so a resumed run needs no further state. */
+   stx_batches_next. With --random-segments N, reads segments of N blocks. Their
+   positions depend only on the seed and the step, so a resumed run needs no further
+   state. */
 TR_DEF int tr_lm_next(tr_lm *t) {
-    uint64_t N = t->opt->random_segments, b;
-    size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
+    const uint64_t N = t->opt->random_segments, stream_key = 0x7069656365000000u;   /* "piece" */
+    const size_t B = t->parts * t->in[0]->B * (size_t)tr_lm_ranks(t), T = t->in[0]->T;
+    size_t b;
     if (!N) return stx_batches_next(t->batches, t->tokens, t->targets);
     for (b = 0; b < B; b++) {
+        const uint64_t positions = stx_corpus_size(t->text[0]) - N * T;
         uint32_t r[4];
         size_t at;
-        stx_philox(t->opt->seed, t->step / N, 0x7069656365000000u + b, r); /* "piece" */
-        at = (size_t)((r[0] | (uint64_t)r[1] << 32) % (stx_corpus_size(t->text[0]) - N * T)
-                      + t->step % N * T);
-        if (!stx_corpus_read(t->text[0], at, T, t->tokens + b * T)
-            || !stx_corpus_read(t->text[0], at + 1, T, t->targets + b * T))
-            return STX_BATCH_END;
+        stx_philox(t->opt->seed, t->step / N, stream_key + b, r);
+        at = (size_t)((r[0] | (uint64_t)r[1] << 32) % positions + t->step % N * T);
+        if (!stx_corpus_read(t->text[0], at, T, t->tokens + b * T)) return STX_BATCH_END;
+        if (!stx_corpus_read(t->text[0], at + 1, T, t->targets + b * T)) return STX_BATCH_END;
     }
     return t->step % N ? STX_BATCH_OK : STX_BATCH_FRESH;
 }
@@ -5372,64 +5525,68 @@ TR_DEF int tr_lm_next(tr_lm *t) {
    not continue the previous blocks, and the states are reset. Decides whether the step
    updates the parameters. Returns the key of the step. */
 TR_DEF uint64_t tr_lm_batch(tr_lm *t, int fresh) {
-    uint64_t key = 0, every = t->opt->update_every;
+    const uint64_t every = t->opt->update_every, after = t->opt->update_after;
+    const int several = every > 1 && t->step >= after;
+    uint64_t key = 0;
     size_t k;
-    int several = every > 1 && t->step >= t->opt->update_after;
-    t->update = !several || (t->step + 1 - t->opt->update_after) % every == 0;
+    t->update = !several || (t->step + 1 - after) % every == 0;
     /* a mean, not a sum: a larger batch, to which the same --grad-clip applies */
     t->share = several ? 1.0 / (double)every : 1;
     if (several) key = 1 + (uint64_t)t->update;
     for (k = 0; k < t->pieces; k++) {
-        void *s = k < t->parts ? t->state[k] : NULL; /* later blocks continue it */
-        size_t n = t->in[k]->B * t->in[k]->T,
-               at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
-        if (s && fresh) t->lm.state_reset(s);
+        void *state = k < t->parts ? t->state[k] : NULL;        /* later blocks continue it */
+        size_t n = t->in[k]->B * t->in[k]->T;
+        size_t at = (k * (size_t)tr_lm_ranks(t) + (size_t)stx_rank(t->x)) * n;
+        if (state && fresh) t->lm.state_reset(state);
         stx_tokens_set(t->x, t->in[k], t->tokens + at);
         stx_tokens_set(t->x, t->out[k], t->targets + at);
-        key = t->lm.key(t->lm.model, t->in[k], t->out[k], s, key);
+        key = t->lm.key(t->lm.model, t->in[k], t->out[k], state, key);
     }
     return key;
 }
 
-/* Counts a step with mean loss nll, or reports that its update was skipped, and shows
-   progress. Returns 0 if the run ends here. */
-TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
+/* Reports a step whose loss or gradient is not finite. The states may contain NaN and
+   are reset. Returns 0 if there were too many. */
+TR_DEF int tr_lm_skipped(tr_lm *t, double nll) {
     size_t k;
+    tr_say(&t->term, "step %llu: the %s is not finite; this update is skipped and the memory is "
+           "cleared", (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
+    for (k = 0; k < t->parts; k++) t->lm.state_reset(t->state[k]);
+    if (++t->bad_updates < 50) return 1;
+    stx_fail(t->x, STX_ERR_ARG,
+             "50 consecutive updates were not finite: use a smaller --lr or --grad-clip");
+    return 0;
+}
+
+/* Counts a step with mean loss nll, or reports that its update was skipped, and shows
+   progress. Returns 0 if the run ends here. The files are opened after the first step,
+   when it is certain that it fits in memory. */
+TR_DEF int tr_lm_stepped(tr_lm *t, double nll) {
+    const double tokens = (double)(t->pieces * t->in[0]->B * t->in[0]->T);
     int done;
     if (t->rehearsal) return tr_lm_rehearsed(t);
-    if (!tr_lm_texts_are_whole(t)) return 0;
-    if (!tr_lm_agree(t, &nll, 1)) return 0;
+    if (!tr_lm_texts_are_whole(t) || !tr_lm_agree(t, &nll, 1)) return 0;
     nll /= tr_lm_ranks(t);
     done = t->update ? stx_optim_sync(t->optim) : isfinite(nll);
-    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0; /* it fits: files may be written now */
+    if (!stx_ok(t->x) || !tr_lm_begin(t)) return 0;
+
     t->step++;
     if (done) {
         t->sum += nll;
         t->logged++;
         t->loss = nll;
-        t->bad = 0;
-    } else { /* the states may contain NaN */
-        tr_say(
-            &t->term,
-            "step %llu: the %s is not finite; this update is skipped and what was remembered is forgotten",
-            (unsigned long long)t->step, isfinite(nll) ? "gradient" : "loss");
-        for (k = 0; k < t->parts; k++) t->lm.state_reset(t->state[k]);
-        if (++t->bad == 50) {
-            stx_fail(
-                t->x, STX_ERR_ARG,
-                "50 updates one after the other were not finite: use a smaller --lr or a --grad-clip");
-            return 0;
-        }
+        t->bad_updates = 0;
+    } else if (!tr_lm_skipped(t, nll)) {
+        return 0;
     }
     tr_lm_choose_again(t);
-    tr_rate_add(&t->rate, tr_seconds(), 1,
-                (double)(t->pieces * t->in[0]->B * t->in[0]->T) * tr_lm_ranks(t));
+    tr_rate_add(&t->rate, tr_seconds(), 1, tokens * tr_lm_ranks(t));
     tr_lm_show(t, t->loss, t->step % t->log_every == 0 || t->step == t->steps);
     return 1;
 }
 
-/* If a log record is due, begins it with the mean loss since the previous one and returns
-   1. The trainer adds its values and calls tr_lm_logged. */
+/* If a log record is due, begins it with the mean loss since the previous one and
+   returns 1. The trainer adds its values and calls tr_lm_logged. */
 TR_DEF int tr_lm_log_due(tr_lm *t) {
     if (t->rehearsal || (t->step % t->log_every && t->step != t->steps)) return 0;
     tr_lm_log_step(t, t->logged ? t->sum / (double)t->logged : (double)NAN);
@@ -5442,56 +5599,63 @@ TR_DEF void tr_lm_logged(tr_lm *t) {
     tr_lm_note(t, t->log.err, tr_log_end(&t->log));
 }
 
-/* --sample-every: writes a piece of the validation text and the model's continuation to
-   standard error. */
+/* --sample-every: writes a piece of the validation text and the model's continuation
+   to standard error. */
 TR_DEF int tr_lm_show_sample(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     const stx_corpus *text = t->text[1] ? t->text[1] : t->text[0];
-    size_t n = stx_corpus_size(text), prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
+    const size_t n = stx_corpus_size(text);
+    const size_t prime = o->sample_prime < n ? (size_t)o->sample_prime : n;
     int32_t *ids = (int32_t *)malloc(prime * sizeof *ids);
-    tr_speaker s;
+    tr_gen g;
     uint32_t r[4];
-    stx_philox(o->seed, t->step, 0x73616d706c65u, r); /* "sample" */
+    stx_philox(o->seed, t->step, 0x73616d706c65u, r);       /* "sample" */
     if (!ids) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a sample");
-    if (tr_lm_speaker_open(t, &s) && ids
-        && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
-        tr_say(&t->term, "--- step %llu, the model goes on from held-out text at ==>",
+    if (tr_gen_open(t, &g) && ids && stx_corpus_read(text, r[0] % (n - prime + 1), prime, ids)) {
+        tr_say(&t->term, "--- step %llu, the model continues held-out text at ==>",
                (unsigned long long)t->step);
-        tr_lm_write(t, &s, stderr, ids, prime);
+        tr_gen_write(t, &g, stderr, ids, prime);
         fputs("==>", stderr);
-        tr_lm_hear(t, &s, ids, prime);
-        tr_lm_speak(t, &s, o->sample_length, r[1], stderr, NULL);
+        tr_gen_read(t, &g, ids, prime);
+        tr_gen_draw(t, &g, o->sample_length, r[1], stderr, NULL);
         fputs("\n---\n", stderr);
     }
-    tr_lm_speaker_close(t, &s);
+    tr_gen_close(t, &g);
     free(ids);
     return stx_ok(t->x);
 }
 
-/* Evaluates, samples and saves when due. Returns 0 if an error ends the run, after saving
-   what can be saved. */
-TR_DEF int tr_lm_look_and_save(tr_lm *t) {
+/* Evaluates, and saves the best model. On an error, saves the checkpoint and sets an
+   error that names the step; not with several ranks, because the others may have no
+   error and would wait. */
+TR_DEF int tr_lm_evaluate_step(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     double nll;
+    int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+    if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
+    if (ok || tr_lm_ranks(t) > 1) return ok;
+    tr_lm_why(t);
+    stx_clear_error(t->x);
+    tr_lm_save(t, o->checkpoint);
+    stx_fail(t->x, STX_ERR_ARG, "after step %llu: %s", (unsigned long long)t->step, t->err);
+    return 0;
+}
+
+/* Evaluates, samples and saves when due. Returns 0 if an error ends the run, after
+   saving what can be saved. */
+TR_DEF int tr_lm_look_and_save(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    const int ends = t->step >= t->steps;
     if (t->rehearsal) return 1;
-    if (t->eval_every && t->step % t->eval_every == 0 && (o->best || t->step < t->steps)) {
-        int ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
-        if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
-        if (!ok && tr_lm_ranks(t) > 1) return 0; /* other ranks may have no error, and wait */
-        if (!ok) {                               /* save, then end with the error */
-            tr_lm_why(t);
-            stx_clear_error(t->x);
-            tr_lm_save(t, o->checkpoint);
-            stx_fail(t->x, STX_ERR_ARG, "after step %llu: %s", (unsigned long long)t->step, t->err);
-            return 0;
-        }
+    if (t->eval_every && t->step % t->eval_every == 0 && (o->best || !ends)) {
+        if (!tr_lm_evaluate_step(t)) return 0;
         tr_rate_skip(&t->rate, tr_seconds());
     }
     if (o->sample_every && t->step % o->sample_every == 0 && !stx_rank(t->x)) {
         if (!tr_lm_show_sample(t)) return 0;
         tr_rate_skip(&t->rate, tr_seconds());
     }
-    t->save_due |= t->save_every && t->step % t->save_every == 0 && t->step < t->steps;
+    t->save_due |= t->save_every && t->step % t->save_every == 0 && !ends;
     if (t->save_due && !tr_lm_between(t)) {
         t->save_due = 0;
         if (!tr_lm_save(t, o->checkpoint)) return 0;
@@ -5508,13 +5672,13 @@ TR_DEF int tr_lm_trained(tr_lm *t) {
 }
 
 
-// >>lm: generation
+// >>lm: --generate
 
 /* A seed that differs between runs and is short enough to type. */
-TR_DEF uint64_t tr_lm_entropy(void) {
+TR_DEF uint64_t tr_lm_random_seed(void) {
     uint64_t v = (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     FILE *f = fopen("/dev/urandom", "rb");
-    if (f != NULL) {
+    if (f) {
         if (fread(&v, sizeof v, 1, f) != 1) v ^= (uint64_t)(tr_seconds() * 1e9);
         fclose(f);
     }
@@ -5523,54 +5687,67 @@ TR_DEF uint64_t tr_lm_entropy(void) {
 
 /* The seed of the draws: --seed, or a random one, which is printed. */
 TR_DEF uint64_t tr_lm_sampling_seed(tr_lm *t) {
-    uint64_t seed = tr_given(t->options, "seed") ? t->opt->seed : tr_lm_entropy();
-    if (t->opt->temperature > 0 && !tr_given(t->options, "seed"))
-        tr_say(&t->term, "--- drawn with --seed %llu", (unsigned long long)seed);
+    uint64_t seed = t->opt->seed;
+    if (tr_given(t->options, "seed")) return seed;
+    seed = tr_lm_random_seed();
+    if (t->opt->temperature > 0)
+        tr_say(&t->term, "--- sampled with --seed %llu", (unsigned long long)seed);
     return seed;
 }
 
-/* Reports the words or characters of a text that became <unk>. */
-TR_DEF void tr_lm_say_unknown(tr_lm *t, const char *text, size_t len) {
-    int kind = stx_vocab_kind(t->vocab), words = kind == STX_TOK_WORDS;
-    int32_t unk = stx_vocab_unk(t->vocab), ids[8];
-    size_t at = 0, n, m, i, told = 0, more = 0;
+/* Length of the first word, character or byte of text, whichever the vocabulary has; one
+   for a space between words. */
+TR_DEF size_t tr_lm_unit_length(const tr_lm *t, const char *text, size_t len) {
+    static const char space[] = " \t\r\n\v\f";      /* and the zero at its end */
+    const int kind = stx_vocab_kind(t->vocab);
+    size_t n = 0;
+    if (kind == STX_TOK_WORDS)
+        while (n < len && !memchr(space, text[n], sizeof space)) n++;
+    else if (kind != STX_TOK_BYTES)
+        n = tr_utf8((const unsigned char *)text);
+    return n == 0 || n > len ? 1 : n;
+}
+
+/* Reports the words or characters of a text that became <unk>, at most eight of them. */
+TR_DEF void tr_lm_report_unknown(tr_lm *t, const char *text, size_t len) {
+    const int words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS;
+    const int32_t unk = stx_vocab_unk(t->vocab);
+    size_t at, n, m, i, named = 0, more = 0;
     char line[600] = "", quoted[STX_QUOTE];
-    for (; at < len; at += n) {
-        if (words && strchr(" \t\r\n\v\f", text[at])) {
-            n = 1;
-            continue; /* also for a zero byte */
-        }
-        for (n = 0; words && at + n < len && !strchr(" \t\r\n\v\f", text[at + n]); n++) {}
-        if (!words) n = kind == STX_TOK_BYTES ? 1 : tr_utf8((const unsigned char *)text + at);
-        if (n == 0 || at + n > len) n = 1;
+    int32_t ids[8];
+    for (at = 0; at < len; at += n) {
+        n = tr_lm_unit_length(t, text + at, len - at);
+        if (words && n == 1 && memchr(" \t\r\n\v\f", text[at], 7)) continue;
         if (n == 5 && !memcmp(text + at, "<unk>", 5)) continue;
         m = stx_vocab_encode(t->vocab, text + at, n, ids, 8);
         if (m == STX_NPOS) return;
         for (i = 0; i < m && i < 8 && ids[i] != unk; i++) {}
         if (i == m || i == 8) continue;
-        if (told == 8) {
+        if (named == 8) {
             more++;
             continue;
         }
         stx_quote(quoted, (const unsigned char *)text + at, n);
-        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'", told++ ? ", " : "",
-                 quoted);
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%s'%.60s'",
+                 named++ ? ", " : "", quoted);
     }
     if (more) snprintf(line + strlen(line), sizeof line - strlen(line), ", and %zu more", more);
-    if (told) tr_say(&t->term, "not in the vocabulary, read as <unk>: %s", line);
+    if (named) tr_say(&t->term, "not in the vocabulary, read as <unk>: %s", line);
 }
 
-/* Encodes a text and lets the model read it. If echo is not NULL, also writes it there.
-   Returns 1; 0 if the text cannot be encoded, with the context's error set and nothing
-   read; -1 on other errors. */
-TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len, FILE *echo) {
+/* Encodes a text and lets the model read it. If echo is not NULL, also writes it
+   there. Returns 1; 0 if the text cannot be encoded, with the context's error set and
+   nothing read; -1 on other errors. */
+TR_DEF int tr_gen_read_text(tr_lm *t, tr_gen *g, const char *text, size_t len, FILE *echo) {
+    const int numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
+    const int32_t unk = stx_vocab_unk(t->vocab);
+    const uint64_t before = g->hash;
     size_t n = stx_vocab_encode(t->vocab, text, len, NULL, 0), i;
-    int32_t *ids, unk = stx_vocab_unk(t->vocab);
-    uint64_t before = s->hash;
-    int ok, numbers = stx_vocab_kind(t->vocab) == STX_TOK_IDS;
+    int32_t *ids;
+    int ok;
     if (n == STX_NPOS) return 0;
     if (!n) {
-        stx_fail(t->x, STX_ERR_ARG, "it gives no tokens");
+        stx_fail(t->x, STX_ERR_ARG, "the text has no tokens");
         return 0;
     }
     ids = (int32_t *)malloc(n * sizeof *ids);
@@ -5580,48 +5757,49 @@ TR_DEF int tr_lm_hear_text(tr_lm *t, tr_speaker *s, const char *text, size_t len
     }
     stx_vocab_encode(t->vocab, text, len, ids, n);
     for (i = 0; i < n && ids[i] != unk; i++) {}
-    if (i < n && !numbers) tr_lm_say_unknown(t, text, len);
-    ok = tr_lm_hear(t, s, ids, n) ? 1 : -1;
-    if (echo && numbers)
-        tr_lm_write(t, s, echo, ids, n);
-    else {
-        if (echo) tr_lm_put(s, echo, text, len);
-        s->end = text[len - 1];
+    if (i < n && !numbers) tr_lm_report_unknown(t, text, len);
+
+    ok = tr_gen_read(t, g, ids, n) ? 1 : -1;
+    if (echo && numbers) {
+        tr_gen_write(t, g, echo, ids, n);
+    } else {
+        if (echo) tr_gen_put(g, echo, text, len);
+        g->end = text[len - 1];
     }
-    s->hash = tr_hash(before, text, len);
+    g->hash = tr_hash(before, text, len);
     free(ids);
     return ok;
 }
 
 /* The token that precedes a text: a line end, or the closest equivalent in the
    vocabulary. */
-TR_DEF int32_t tr_lm_before(const tr_lm *t) {
+TR_DEF int32_t tr_lm_start_token(const tr_lm *t) {
     int32_t token = stx_vocab_eos(t->vocab);
     if (token < 0) token = stx_vocab_find(t->vocab, "\n", 1);
     if (token < 0) token = stx_vocab_find(t->vocab, "\xe2\x96\x81.", 4);
     return token < 0 ? 0 : token;
 }
 
-/* Writes the prompt, --generate tokens and a final line end to standard output. The draws
-   depend on --seed and on the prompt: with identical draws, texts from different prompts
-   would converge. */
+/* Writes the prompt, --generate tokens and a final line end to standard output. The
+   draws depend on --seed and on the prompt: with identical draws, texts from different
+   prompts would converge. */
 TR_DEF int tr_lm_generate(tr_lm *t) {
     uint64_t seed = tr_lm_sampling_seed(t);
     int32_t token;
-    tr_speaker s;
-    int ok = tr_lm_speaker_open(t, &s);
+    tr_gen g;
+    int ok = tr_gen_open(t, &g);
     if (ok && t->prompt_len) {
-        ok = tr_lm_hear_text(t, &s, t->prompt, t->prompt_len, stdout) > 0;
-        seed ^= s.hash;
-        if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) tr_lm_put(&s, stdout, " ", 1);
+        ok = tr_gen_read_text(t, &g, t->prompt, t->prompt_len, stdout) > 0;
+        seed ^= g.hash;
+        if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS) tr_gen_put(&g, stdout, " ", 1);
     } else if (ok) {
-        token = tr_lm_before(t);
-        ok = tr_lm_hear(t, &s, &token, 1);
+        token = tr_lm_start_token(t);
+        ok = tr_gen_read(t, &g, &token, 1);
     }
-    if (ok) tr_lm_speak(t, &s, t->opt->generate, seed, stdout, t->stop);
-    if (ok && s.end != '\n') tr_lm_put(&s, stdout, "\n", 1);
-    ok = tr_lm_put_all(t, &s) && ok;
-    tr_lm_speaker_close(t, &s);
+    if (ok) tr_gen_draw(t, &g, t->opt->generate, seed, stdout, t->stop);
+    if (ok && g.end != '\n') tr_gen_put(&g, stdout, "\n", 1);
+    ok = tr_gen_check(t, &g) && ok;
+    tr_gen_close(t, &g);
     return ok;
 }
 
@@ -5631,12 +5809,12 @@ TR_DEF int tr_lm_generate(tr_lm *t) {
 // of an answer depend on --seed and on all text before it, so --generate gives the same
 // answer with that text as its --prompt.
 
-/* Reads one line of standard input without its end. If it ends in a backslash, the line
-   end is kept and the next line is appended. Returns 0 if there is none; if the input has
-   not ended, *why is the errno. */
-TR_DEF int tr_lm_ask(tr_buf *line, int terminal, int *why) {
-    char *got = NULL;
-    size_t room = 0;
+/* Reads one line of standard input without its end. If it ends in a backslash, the
+   line end is kept and the next line is appended. Returns 0 if there is none; if the
+   input has not ended, *why is the errno. */
+TR_DEF int tr_lm_read_line(tr_buf *line, int terminal, int *why) {
+    char *text = NULL;
+    size_t size = 0;
     ssize_t n;
     int more = 1, any = 0;
     line->n = 0;
@@ -5644,112 +5822,121 @@ TR_DEF int tr_lm_ask(tr_buf *line, int terminal, int *why) {
         if (terminal) fputs(any ? ".. " : "> ", stderr);
         do {
             clearerr(stdin);
-            n = tr_stop_requested() ? -1 : getline(&got, &room, stdin);
+            n = tr_stop_requested() ? -1 : getline(&text, &size, stdin);
             *why = errno;
         } while (n < 0 && ferror(stdin) && *why == EINTR && !tr_stop_requested());
         if (n < 0) break;
         any = 1;
-        if (n > 0 && got[n - 1] == '\n') n--;
-        if (n > 0 && got[n - 1] == '\r') n--;
-        more = n > 0 && got[n - 1] == '\\';
-        if (more) got[n - 1] = '\n';
-        tr_buf_put(line, got, (size_t)n);
+        if (n > 0 && text[n - 1] == '\n') n--;
+        if (n > 0 && text[n - 1] == '\r') n--;
+        more = n > 0 && text[n - 1] == '\\';
+        if (more) text[n - 1] = '\n';
+        tr_buf_put(line, text, (size_t)n);
     }
-    free(got);
+    free(text);
     return any && !tr_stop_requested();
 }
 
-TR_DEF void tr_lm_talk_help(void) {
-    fputs(
-        "A line: the model goes on from it. A backslash at its end: the next line belongs to it.\n"
-        "An empty line, or /reset: what was said is forgotten. /help: this.\n"
-        "Ctrl-C: stops an answer; twice, or where it waits for a line, ends. Ctrl-D ends.\n",
-        stderr);
+/* Is this line the command? */
+TR_DEF int tr_lm_is_command(const tr_buf *line, const char *command) {
+    return line->n == strlen(command) && !memcmp(line->s, command, line->n);
 }
 
-/* Begins a conversation with --prompt. Returns 0 on error. */
-TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_speaker *s) {
-    tr_lm_speaker_reset(t, s);
-    return !t->prompt_len || tr_lm_hear_text(t, s, t->prompt, t->prompt_len, NULL) > 0;
+TR_DEF void tr_lm_talk_help(void) {
+    fputs("A line of text: the model continues it. A backslash at its end: it continues on the "
+          "next line.\n"
+          "An empty line, or /reset: starts a new conversation. /help: prints this text.\n"
+          "Ctrl-C: stops an answer; twice, or at the prompt, it ends the program. Ctrl-D: ends "
+          "the program.\n", stderr);
+}
+
+/* Starts a conversation with --prompt. Returns 0 on error. */
+TR_DEF int tr_lm_talk_begin(tr_lm *t, tr_gen *g) {
+    tr_gen_reset(t, g);
+    return !t->prompt_len || tr_gen_read_text(t, g, t->prompt, t->prompt_len, NULL) > 0;
+}
+
+/* Lets the model read a line, after a line end if `next`, and writes its answer. Returns
+   1; 0 if the line cannot be encoded, which is reported; -1 on other errors. */
+TR_DEF int tr_lm_answer(tr_lm *t, tr_gen *g, const tr_buf *line, int next, uint64_t seed) {
+    const uint64_t n = t->opt->generate ? t->opt->generate : 256;
+    tr_buf text;
+    int ok;
+    memset(&text, 0, sizeof text);
+    if (next) tr_buf_puts(&text, "\n");
+    tr_buf_put(&text, line->s, line->n);
+    if (text.oom || line->oom) {
+        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line");
+        ok = -1;
+    } else {
+        ok = tr_gen_read_text(t, g, text.s, text.n, NULL);
+    }
+    tr_buf_free(&text);
+    if (ok < 0) return -1;
+    if (!ok) {
+        tr_lm_why(t);
+        stx_clear_error(t->x);
+        tr_say(&t->term, "%s: %.1000s; the line is ignored", t->options->program, t->err);
+        return 0;
+    }
+
+    seed ^= g->hash;
+    if (stx_vocab_kind(t->vocab) == STX_TOK_WORDS && !strchr(" \t\n", g->end)) {
+        g->hash = tr_hash(g->hash, " ", 1);
+        g->end = ' ';
+    }
+    tr_gen_draw(t, g, n, seed, stdout, t->stop);
+    if (g->end != '\n') tr_gen_put(g, stdout, "\n", 1);
+    return tr_gen_check(t, g) ? 1 : -1;
 }
 
 /* Holds a conversation. Returns 1, or 0 with the context's error set. *refused is the
    number of lines that could not be encoded. */
 TR_DEF int tr_lm_talk(tr_lm *t, size_t *refused) {
-    const tr_lm_opt *o = t->opt;
-    uint64_t seed = tr_lm_sampling_seed(t), first;
-    int unread = 0, terminal = isatty(0), ok, answered = 0,
-        words = stx_vocab_kind(t->vocab) == STX_TOK_WORDS, breaks;
-    int32_t end_of_line = -1;
-    tr_buf line, text;
-    tr_speaker s;
-    size_t n = stx_vocab_encode(t->vocab, "\n", 1, &end_of_line, 1);
+    const int terminal = isatty(0);
+    const uint64_t seed = tr_lm_sampling_seed(t);
+    int32_t line_end = -1;
+    const size_t n = stx_vocab_encode(t->vocab, "\n", 1, &line_end, 1);
+    const int has_line_end = n == 1 && line_end != stx_vocab_unk(t->vocab);
+    int why = 0, answer = 0, answered = 0, ok;
+    tr_buf line;
+    tr_gen g;
     memset(&line, 0, sizeof line);
-    memset(&text, 0, sizeof text);
     *refused = 0;
-    breaks = n == 1
-             && end_of_line != stx_vocab_unk(t->vocab); /* line ends have a token */
     if (n == STX_NPOS) stx_clear_error(t->x);
-    if (terminal) tr_say(&t->term, "--- /help says what can be typed; Ctrl-D ends");
-    ok = tr_lm_speaker_open(t, &s) && tr_lm_talk_begin(t, &s);
-    while (ok && tr_lm_ask(&line, terminal, &unread)) {
-        if (line.n == 5 && !memcmp(line.s, "/help", 5)) {
+    if (terminal) tr_say(&t->term, "--- /help explains the commands; Ctrl-D ends the program");
+
+    ok = tr_gen_open(t, &g) && tr_lm_talk_begin(t, &g);
+    while (ok && tr_lm_read_line(&line, terminal, &why)) {
+        if (tr_lm_is_command(&line, "/help")) {
             tr_lm_talk_help();
-            continue;
-        }
-        if (line.n == 0 || (line.n == 6 && !memcmp(line.s, "/reset", 6))) {
-            ok = tr_lm_talk_begin(t, &s);
+        } else if (!line.n || tr_lm_is_command(&line, "/reset")) {
+            ok = tr_lm_talk_begin(t, &g);
             answered = 0;
-            if (terminal) fputs("--- begun anew\n", stderr);
-            continue;
+            if (terminal) fputs("--- new conversation\n", stderr);
+        } else {
+            answer = tr_lm_answer(t, &g, &line, answered && has_line_end && g.end != '\n', seed);
+            ok = answer >= 0;
+            if (answer) answered = 1;
+            else ++*refused;
+            /* Ctrl-C ended the answer */
+            if (answer && terminal && tr_stop_requested() == SIGINT) tr_stop_done();
         }
-        text.n = 0;
-        if (answered && breaks && s.end != '\n') tr_buf_puts(&text, "\n");
-        tr_buf_put(&text, line.s, line.n);
-        if (text.oom || line.oom) {
-            stx_fail(t->x, STX_ERR_MEMORY, "no memory for a line");
-            ok = 0;
-            break;
-        }
-        ok = tr_lm_hear_text(t, &s, text.s, text.n, NULL);
-        if (ok < 0) {
-            ok = 0;
-            break;
-        }
-        if (!ok) {
-            ok = 1;
-            tr_lm_why(t);
-            stx_clear_error(t->x);
-            tr_say(&t->term, "%s: %.1000s; this line is not read", t->options->program, t->err);
-            ++*refused;
-            continue;
-        }
-        first = seed ^ s.hash;
-        if (words && !strchr(" \t\n", s.end)) {
-            s.hash = tr_hash(s.hash, " ", 1);
-            s.end = ' ';
-        }
-        tr_lm_speak(t, &s, o->generate ? o->generate : 256, first, stdout, t->stop);
-        answered = 1;
-        if (s.end != '\n') tr_lm_put(&s, stdout, "\n", 1);
-        ok = tr_lm_put_all(t, &s);
-        if (terminal && tr_stop_requested() == SIGINT) tr_stop_done(); /* Ctrl-C ended the answer */
     }
     if (terminal) fputs("\n", stderr);
-    if (ok && !feof(stdin) && !tr_stop_requested()) { /* or too long for memory */
-        stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(unread));
+    if (ok && !feof(stdin) && !tr_stop_requested()) {       /* or a line is too long for memory */
+        stx_fail(t->x, STX_ERR_IO, "cannot read standard input: %s", strerror(why));
         ok = 0;
     }
-    tr_lm_speaker_close(t, &s);
+    tr_gen_close(t, &g);
     tr_buf_free(&line);
-    tr_buf_free(&text);
     return ok;
 }
 
 
-// >>lm: --score. Every token counts; the first one follows tr_lm_before. By file, the
-// model reads blocks of one stream, as in evaluation; otherwise it reads token by token,
-// as in generation, because a block has only one mean loss.
+// >>lm: --score. Every token counts; the first one follows tr_lm_start_token. By file,
+// the model reads blocks of one stream, as in evaluation; otherwise it reads token by
+// token, as in generation, because a block has only one mean loss.
 
 typedef struct tr_scorer {
     void           *state;              /* by file: the memory; otherwise NULL */
@@ -5763,14 +5950,17 @@ typedef struct tr_scorer {
 
 /* By file: evaluates the collected block and empties it. */
 TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
-    size_t n = s->held;
-    double nll, m = tr_lm_counted(t, s->out, n);
+    const size_t n = s->held;
+    const double counted = tr_lm_counted(t, s->out, n);
+    stx_ids *ids, *targets;
+    double nll;
     if (!n) return stx_ok(t->x);
     stx_begin(t->x, STX_EVAL);
-    nll = stx_item(t->x, t->lm.loss(t->lm.model, stx_tokens(t->x, s->in, 1, n),
-                                    stx_tokens(t->x, s->out, 1, n), s->state, s->state));
-    s->tokens += m;
-    s->nats += nll * (t->mean_of_all ? (double)n : m);
+    ids = stx_tokens(t->x, s->in, 1, n);
+    targets = stx_tokens(t->x, s->out, 1, n);
+    nll = stx_item(t->x, t->lm.loss(t->lm.model, ids, targets, s->state, s->state));
+    s->tokens += counted;
+    s->nats += nll * (t->mean_of_all ? (double)n : counted);
     s->in[0] = s->out[n - 1];
     s->held = 0;
     return stx_ok(t->x);
@@ -5778,31 +5968,33 @@ TR_DEF int tr_lm_score_block(tr_lm *t, tr_scorer *s) {
 
 /* Adds one token. Returns 0 on error. */
 TR_DEF int tr_lm_score_token(tr_lm *t, tr_scorer *s, int32_t id) {
-    size_t V = stx_vocab_size(t->vocab), i;
-    double top = -HUGE_VAL, sum = 0, m = tr_lm_counted(t, &id, 1);
+    const size_t V = stx_vocab_size(t->vocab);
+    const double counted = tr_lm_counted(t, &id, 1);
+    double max = -HUGE_VAL, sum = 0;
+    size_t i;
     if (s->state) {
         if (s->held) s->in[s->held] = s->out[s->held - 1];
         s->out[s->held++] = id;
         return s->held < s->T || tr_lm_score_block(t, s);
     }
     for (i = 0; i < V; i++)
-        if ((double)s->scores[i] > top) top = (double)s->scores[i];
-    for (i = 0; i < V; i++) sum += exp((double)s->scores[i] - top);
-    s->tokens += m;
-    s->nats += m * (top + log(sum) - (double)s->scores[id]);
+        if ((double)s->scores[i] > max) max = (double)s->scores[i];
+    for (i = 0; i < V; i++) sum += exp((double)s->scores[i] - max);
+    s->tokens += counted;
+    s->nats += counted * (max + log(sum) - (double)s->scores[id]);
     s->scores = t->lm.gen_feed(s->gen, &id, 1);
     return s->scores != NULL;
 }
 
-/* Resets the memory; only the token of tr_lm_before precedes the text. */
+/* Resets the memory; only the token of tr_lm_start_token precedes the text. */
 TR_DEF int tr_lm_score_begin(tr_lm *t, tr_scorer *s) {
-    int32_t before = tr_lm_before(t);
+    int32_t start = tr_lm_start_token(t);
     if (s->state) {
-        s->in[0] = before;
+        s->in[0] = start;
         return 1;
     }
     t->lm.gen_reset(s->gen);
-    s->scores = t->lm.gen_feed(s->gen, &before, 1);
+    s->scores = t->lm.gen_feed(s->gen, &start, 1);
     return s->scores != NULL;
 }
 
@@ -5814,8 +6006,8 @@ TR_DEF void tr_lm_score_row(tr_scorer *s, double bytes) {
     s->tokens = s->nats = 0;
 }
 
-/* By tokens: prints the row of one token. Line ends, tabs and backslashes of its text are
-   printed as \n, \t and \\, other control characters as \x0d. */
+/* By tokens: prints the row of one token. Line ends, tabs and backslashes of its text
+   are printed as \n, \t and \\, other control characters as \x0d. */
 TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32_t id) {
     size_t len = 0, i;
     const char *text = stx_vocab_piece(t->vocab, id, &len);
@@ -5825,17 +6017,12 @@ TR_DEF void tr_lm_score_piece(const tr_lm *t, tr_scorer *s, uint64_t line, int32
     }
     printf("%llu\t%.6f\t", (unsigned long long)line, s->nats);
     for (i = 0; text && i < len; i++) {
-        const char *as = text[i] == '\n'   ? "\\n"
-                         : text[i] == '\t' ? "\\t"
-                         : text[i] == '\\' ? "\\\\"
-                                           : NULL;
         int c = (unsigned char)text[i];
-        if (as)
-            fputs(as, stdout);
-        else if (c < 32 || c == 127)
-            printf("\\x%02x", (unsigned)c);
-        else
-            putchar(c);
+        if (c == '\n') fputs("\\n", stdout);
+        else if (c == '\t') fputs("\\t", stdout);
+        else if (c == '\\') fputs("\\\\", stdout);
+        else if (c < 32 || c == 127) printf("\\x%02x", (unsigned)c);
+        else putchar(c);
     }
     putchar('\n');
     s->tokens = s->nats = 0;
@@ -5871,94 +6058,123 @@ TR_DEF int tr_lm_score_line(tr_lm *t, tr_scorer *s, const char *text, size_t len
 }
 
 /* Appends the previous line's end (\r\n if crlf) to a last line that has none, if the
-   vocabulary contains line ends. A text then has the same number of tokens in a separate
-   file, as a line, and as the last line. Returns 0 if memory is exhausted. */
-TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *room, ssize_t *len, int crlf) {
+   vocabulary contains line ends. A text then has the same number of tokens in a
+   separate file, as a line, and as the last line. Returns 0 if memory is exhausted. */
+TR_DEF int tr_lm_score_end(tr_lm *t, char **text, size_t *size, ssize_t *len, int crlf) {
     size_t n = (size_t)*len;
-    char *longer;
     if ((*text)[n - 1] == '\n') return 1;
     if (stx_vocab_encode(t->vocab, "\n", 1, NULL, 0) == STX_NPOS) {
         stx_clear_error(t->x);
         return 1;
     }
-    longer = *room < n + 3 ? (char *)realloc(*text, n + 3) : *text;
-    if (!longer) return 0;
-    if (longer != *text) *room = n + 3;
-    *text = longer;
-    if (crlf && longer[n - 1] != '\r') longer[n++] = '\r';
-    longer[n++] = '\n';
+    if (*size < n + 3) {
+        char *longer = (char *)realloc(*text, n + 3);
+        if (!longer) return 0;
+        *text = longer;
+        *size = n + 3;
+    }
+    if (crlf && (*text)[n - 1] != '\r') (*text)[n++] = '\r';
+    (*text)[n++] = '\n';
     *len = (ssize_t)n;
     return 1;
 }
 
-/* --score: prints the table. */
-TR_DEF int tr_lm_score(tr_lm *t) {
-    static const char *const head[] = {"tokens\tbytes\tnats\tbpb\tppl",
-                                       "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"};
-    const tr_lm_opt *o = t->opt;
-    FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
-    int by = o->score_by, ok, crlf = 0;
-    const char *wide;
-    char *text = NULL;
-    size_t room = 0;
-    ssize_t len = 0;
+/* Reads a line including its end. Returns its length, 0 at the end of the text, or -1
+   on error, which also means a line that is too long for memory. */
+TR_DEF ssize_t tr_lm_score_next(tr_lm *t, FILE *f, char **text, size_t *size, int *crlf,
+                                uint64_t line) {
+    ssize_t len = getline(text, size, f);
+    int ok = len >= 0 || feof(f);
+    if (len > 0) ok = tr_lm_score_end(t, text, size, &len, *crlf);
+    *crlf = len > 1 && (*text)[len - 2] == '\r';
+    if (ok) return len > 0 ? len : 0;
+    if (!tr_stop_requested())
+        stx_fail(t->x, line > 1 ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s",
+                 t->opt->score, (unsigned long long)line, strerror(errno));
+    return -1;
+}
+
+/* Creates what scoring needs. Returns 0 with the context's error set.
+   tr_lm_score_close is required in either case. */
+TR_DEF int tr_lm_score_open(tr_lm *t, tr_scorer *s) {
+    memset(s, 0, sizeof *s);
+    s->T = t->eval_block;
+    if (t->opt->score_by == TR_BY_FILE)
+        s->state = t->lm.state_create(t->lm.model, 1, t->eval_window);
+    else
+        s->gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
+    s->in = (int32_t *)malloc(2 * s->T * sizeof *s->in);
+    s->out = s->in ? s->in + s->T : NULL;
+    if (!s->in) stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s->T);
+    return stx_ok(t->x);
+}
+
+TR_DEF void tr_lm_score_close(tr_lm *t, tr_scorer *s) {
+    if (s->gen) t->lm.gen_free(s->gen);
+    if (s->state) t->lm.state_free(s->state);
+    free(s->in);
+}
+
+/* Reads the text and prints the table. Returns 0 on error. */
+TR_DEF int tr_lm_score_text(tr_lm *t, tr_scorer *s, FILE *f) {
+    static const char *const head[] = {     /* of --score-by file, lines, texts and tokens */
+        "tokens\tbytes\tnats\tbpb\tppl", "line\ttokens\tbytes\tnats\tbpb\tppl",
+        "line\ttokens\tbytes\tnats\tbpb\tppl", "line\tnats\ttext"
+    };
+    const int by = t->opt->score_by;
     uint64_t line = 0;
     double bytes = 0, all = 0;
-    tr_scorer s;
-    memset(&s, 0, sizeof s);
-    s.T = t->eval_block;
-    if (by != TR_BY_FILE)
-        s.gen = t->lm.gen_create(t->lm.model, 1, t->eval_window);
-    else
-        s.state = t->lm.state_create(t->lm.model, 1, t->eval_window);
-    s.in = (int32_t *)malloc(2 * s.T * sizeof *s.in);
-    s.out = s.in ? s.in + s.T : NULL;
-    if (!f)
-        stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
-    else if (!s.in)
-        stx_fail(t->x, STX_ERR_MEMORY, "no memory for a block of %zu tokens", s.T);
-    ok = stx_ok(t->x) && tr_lm_score_begin(t, &s);
-    if (ok && by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
-        tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to "
-                         "--score with --eval-block-sz 1");
+    char *text = NULL;
+    size_t size = 0;
+    int crlf = 0, ok = tr_lm_score_begin(t, s);
     while (ok && !tr_stop_requested()) {
-        len = getline(&text, &room, f);
-        if (len > 0 && !tr_lm_score_end(t, &text, &room, &len, crlf)) len = -2;
-        crlf = len > 1 && text[len - 2] == '\r';
-        if (len == -2 || (len < 0 && !feof(f))) { /* or the line is too long for memory */
-            if (!tr_stop_requested())
-                stx_fail(t->x, line ? STX_ERR_ARG : STX_ERR_IO, "--score %s, line %llu: %s",
-                         o->score, (unsigned long long)line + 1, strerror(errno));
-            ok = 0;
-        } else if (!line)
-            puts(head[by == TR_BY_FILE ? 0 : by == TR_BY_TOKENS ? 2 : 1]);
-        if (!ok || len <= 0) break;
-        wide = line ? NULL : stx_text_encoding(text, (size_t)len);
-        if (wide && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
-            tr_say(&t->term,
-                   "--score %.1000s: this is text in %s, and its bytes are read as they "
-                   "are",
-                   o->score, wide);
-        ok = tr_lm_score_line(t, &s, text, (size_t)len, ++line, &bytes);
+        const char *encoding;
+        ssize_t len = tr_lm_score_next(t, f, &text, &size, &crlf, line + 1);
+        if (len < 0) ok = 0;
+        else if (!line) puts(head[by]);
+        if (len <= 0) break;
+        encoding = line ? NULL : stx_text_encoding(text, (size_t)len);
+        if (encoding && stx_vocab_kind(t->vocab) == STX_TOK_BYTES)
+            tr_say(&t->term, "--score %.1000s: the text is in %s; its bytes are read unchanged",
+                   t->opt->score, encoding);
+
+        ok = tr_lm_score_line(t, s, text, (size_t)len, ++line, &bytes);
         all += bytes;
-        if (!ok || tr_stop_requested() || (by != TR_BY_LINES && by != TR_BY_TEXTS)) continue;
-        printf("%llu\t", (unsigned long long)line);
-        tr_lm_score_row(&s, bytes);
+        if (ok && !tr_stop_requested() && (by == TR_BY_LINES || by == TR_BY_TEXTS)) {
+            printf("%llu\t", (unsigned long long)line);
+            tr_lm_score_row(s, bytes);
+        }
     }
-    if (s.unknown)
-        tr_say(
-            &t->term,
-            "%llu of %llu tokens are not in the vocabulary, read as <unk>: which word each is costs nothing here",
-            (unsigned long long)s.unknown, (unsigned long long)s.read);
-    if (ok && by == TR_BY_FILE && !tr_stop_requested() && tr_lm_score_block(t, &s))
-        tr_lm_score_row(&s, all);
-    if (fflush(stdout) || ferror(stdout))
-        stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
-    if (f && f != stdin) fclose(f);
-    if (s.gen) t->lm.gen_free(s.gen);
-    if (s.state) t->lm.state_free(s.state);
-    free(s.in);
     free(text);
+    if (!ok || by != TR_BY_FILE || tr_stop_requested()) return ok;
+    if (!tr_lm_score_block(t, s)) return 0;
+    tr_lm_score_row(s, all);
+    return 1;
+}
+
+/* --score: prints the table. Returns 0 with the context's error set. */
+TR_DEF int tr_lm_score(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    FILE *f = strcmp(o->score, "-") ? fopen(o->score, "rb") : stdin;
+    tr_scorer s;
+    if (!f) {
+        stx_fail(t->x, STX_ERR_IO, "--score %s: %s", o->score, strerror(errno));
+        return 0;
+    }
+    if (tr_lm_score_open(t, &s)) {
+        if (o->score_by != TR_BY_FILE && t->blocks_see_more && t->eval_block > 1)
+            tr_say(&t->term, "tokens are read one at a time, as in generation: the rows add up to "
+                   "--score with --eval-block-sz 1");
+        tr_lm_score_text(t, &s, f);
+        if (s.unknown)
+            tr_say(&t->term, "%llu of %llu tokens are not in the vocabulary, read as <unk>; the "
+                   "scores do not include which word each one is",
+                   (unsigned long long)s.unknown, (unsigned long long)s.read);
+        if (fflush(stdout) || ferror(stdout))
+            stx_fail(t->x, STX_ERR_IO, "the scores cannot be written: %s", strerror(errno));
+    }
+    tr_lm_score_close(t, &s);
+    if (f != stdin) fclose(f);
     return stx_ok(t->x);
 }
 
@@ -5969,11 +6185,16 @@ TR_DEF int tr_lm_score(tr_lm *t) {
    sets t->err. */
 TR_DEF size_t tr_lm_count(tr_lm *t, size_t vocab) {
     size_t n = t->kind->count(t, vocab);
-    if (n == SIZE_MAX)
-        tr_fail(
-            t->err, TR_ERR,
-            "more parameters than can be counted: give a smaller --hid-sz, --nlayers or vocabulary");
-    return n == SIZE_MAX ? 0 : n;
+    if (n != SIZE_MAX) return n;
+    tr_fail(t->err, TR_ERR, "the model has more parameters than can be counted: use a smaller "
+            "--hid-sz, --nlayers or vocabulary");
+    return 0;
+}
+
+/* Flushes standard output. On error, returns 0 and sets t->err. */
+TR_DEF int tr_lm_flush(tr_lm *t) {
+    if (fflush(stdout) == 0) return 1;
+    return tr_fail(t->err, TR_ERR, "cannot write to standard output: %s", strerror(errno));
 }
 
 TR_DEF int tr_lm_list_presets(tr_lm *t) {
@@ -5981,59 +6202,60 @@ TR_DEF int tr_lm_list_presets(tr_lm *t) {
     printf("preset\tlayers\td\tvocabulary\tparameters\n");
     for (p = t->options->preset; p->name; p++) {
         size_t vocab, n;
-        if (!tr_reset(t->options, t->err, TR_ERR) || !tr_apply_preset(t->options, p, t->err, TR_ERR)
-            || !tr_lm_context(t))
-            return 0;
-        vocab = t->opt->vocab ? t->opt->vocab : 256;
+        if (!tr_reset(t->options, t->err, TR_ERR)) return 0;
+        if (!tr_apply_preset(t->options, p, t->err, TR_ERR) || !tr_lm_context(t)) return 0;
+        vocab = t->opt->vocab ? (size_t)t->opt->vocab : 256;
         n = tr_lm_count(t, vocab);
         if (!n) return 0;
         printf("%s\t%llu\t%llu\t%zu\t%zu\n", p->name,
                (unsigned long long)tr_lm_number(t, "nlayers", 0),
                (unsigned long long)tr_lm_number(t, "hid-sz", 0), vocab, n);
     }
-    return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
+    return tr_lm_flush(t);
 }
 
 /* --dry-run: prints sizes without creating the model. */
 TR_DEF int tr_lm_dry_run(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
     stx_file *f = NULL;
-    size_t vocab, n;
+    size_t vocab = o->vocab ? (size_t)o->vocab : 256, n;
     double states = 0;
-    char count[TR_TEXT_MAX], adam[TR_TEXT_MAX], kept[TR_TEXT_MAX], line[1000];
-    int ok, there;
+    char count[TR_TEXT_MAX], training[TR_TEXT_MAX], memory[TR_TEXT_MAX], line[1000];
+    int ok, resumes;
     if (!tr_lm_context(t)) return 0;
     ok = tr_lm_open_checkpoint(t, &f);
-    there = f != NULL;
+    resumes = f != NULL;
     stx_file_close(f);
     if (!ok || !t->kind->check(t)) return 0;
-    if (tr_given(t->options, "data") && !there && (!tr_lm_data(t) || !tr_lm_size(t))) return 0;
-    vocab = t->vocab ? stx_vocab_size(t->vocab) : o->vocab ? (size_t)o->vocab : 256;
+    if (tr_given(t->options, "data") && !resumes && (!tr_lm_data(t) || !tr_lm_size(t))) return 0;
+
+    if (t->vocab) vocab = stx_vocab_size(t->vocab);
     n = tr_lm_count(t, vocab);
     if (!n) return 0;
     t->kind->shape(t, line, sizeof line, &states);
     tr_count(count, (double)n);
-    tr_bytes(adam, 4.0 * (double)n * sizeof(stx_real));
-    tr_bytes(kept, states * sizeof(stx_real));
+    tr_bytes(training, 4.0 * (double)n * sizeof(stx_real));
+    tr_bytes(memory, states * sizeof(stx_real));
     printf("%zu parameters (%s), vocabulary %zu\n%s\n", n, count, vocab, line);
-    printf(
-        "%s for values, gradients and the optimiser; %s for states and memories of %llu streams, in float; activations come on "
-        "top\n",
-        adam, kept, (unsigned long long)tr_lm_number(t, "batch-sz", 1));
-    return fflush(stdout) == 0 ? 1 : tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
+    printf("%s for parameters, gradients and the optimiser; %s for states and memories of %llu "
+           "streams, in float; plus activations\n", training, memory,
+           (unsigned long long)tr_lm_number(t, "batch-sz", 1));
+    return tr_lm_flush(t);
 }
 
 /* Are the two paths the same file, or will they be once created? */
 TR_DEF int tr_same_file(const char *a, const char *b) {
-    struct stat s, t;
     const char *const path[2] = {a, b}, *name[2];
     char dir[2][4096];
+    struct stat s, t;
     int i;
     if (!a || !b || !*a || !*b) return 0;
     if (!strcmp(a, b)) return 1;
     if (!stat(a, &s) && !stat(b, &t))
         return S_ISREG(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
-    for (i = 0; i < 2; i++) { /* not created yet: compare name and directory */
+
+    /* one of them does not exist: compare names and directories */
+    for (i = 0; i < 2; i++) {
         const char *slash = strrchr(path[i], '/');
         name[i] = slash ? slash + 1 : path[i];
         if ((size_t)(name[i] - path[i]) >= sizeof dir[i]) return 0;
@@ -6046,15 +6268,17 @@ TR_DEF int tr_same_file(const char *a, const char *b) {
 /* Checks that the file written as --name is none of the run's other files. Otherwise,
    returns 0 and sets t->err. */
 TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
-    static const char *const other[] = {"data",   "checkpoint", "best",      "log",
-                                        "pieces", "inherit",    "init-from", "score"};
+    static const char *const other[] = {
+        "data", "checkpoint", "best", "log", "pieces", "inherit", "init-from", "score"
+    };
     static const char *const part[3] = {"train.txt", "valid.txt", "test.txt"};
     char text[4096];
     size_t i;
-    for (i = 0; path && t->opt->data && i < 3; i++)
-        if (snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]) < (int)sizeof text
-            && tr_same_file(path, text))
+    for (i = 0; path && t->opt->data && i < 3; i++) {
+        int n = snprintf(text, sizeof text, "%s/%s", t->opt->data, part[i]);
+        if (n < (int)sizeof text && tr_same_file(path, text))
             return tr_fail(t->err, TR_ERR, "--%s and the text %s are the same file", name, text);
+    }
     for (i = 0; i < sizeof other / sizeof *other; i++) {
         const tr_opt *p = tr_find_option(t->options, other[i], strlen(other[i]));
         if (p && strcmp(other[i], name) && tr_same_file(path, *(const char *const *)p->to))
@@ -6064,24 +6288,25 @@ TR_DEF int tr_lm_own_file(tr_lm *t, const char *name, const char *path) {
 }
 
 /* Refuses options without effect. */
-TR_DEF int tr_lm_needed(tr_lm *t) {
+TR_DEF int tr_lm_check_useful(tr_lm *t) {
+    static const char *const for_text = "--generate and --interactive";
+    static const char *const for_log = "training and evaluation, not for --interactive and --score";
     const tr_lm_opt *o = t->opt;
-    int writes = o->generate || o->interactive, draws = writes || o->sample_every;
+    const int writes = o->generate || o->interactive, samples = writes || o->sample_every;
+    const int logs = !o->interactive && !o->score;
     const tr_only only[] = {
-        {"prompt", writes, "--generate and --interactive"},
-        {"stop", writes, "--generate and --interactive"},
-        {"temperature", draws, "--generate and --interactive"},
-        {"top-k", draws, "--generate and --interactive"},
-        {"top-p", draws, "--generate and --interactive"},
-        {"repetition-penalty", draws, "--generate and --interactive"},
+        {"prompt", writes, for_text},
+        {"stop", writes, for_text},
+        {"temperature", samples, for_text},
+        {"top-k", samples, for_text},
+        {"top-p", samples, for_text},
+        {"repetition-penalty", samples, for_text},
         {"repetition-window", o->repetition_penalty > 1, "a --repetition-penalty above 1"},
         {"weights", !t->training,
-         "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
-        {"log", !o->interactive && !o->score,
-         "training and evaluation, not for --interactive and --score"},
-        {"tensorboard", !o->interactive && !o->score,
-         "training and evaluation, not for --interactive and --score"},
-        {"data", !o->score, "training and evaluation: --score has its text"},
+            "generation and evaluation: --no-train, --interactive, --eval-only, --score"},
+        {"log", logs, for_log},
+        {"tensorboard", logs, for_log},
+        {"data", !o->score, "training and evaluation; --score has its own text"},
         {"score-by", o->score != NULL, "--score"},
         {"eval-batch-sz", !o->score, "training and evaluation, not for --score"},
         {"eval-blocks", !o->score, "training and evaluation, not for --score"},
@@ -6090,58 +6315,52 @@ TR_DEF int tr_lm_needed(tr_lm *t) {
         {"best", t->training, "training"},
         {"sample-prime", o->sample_every > 0, "--sample-every"},
         {"sample-length", o->sample_every > 0, "--sample-every"},
-        {"save-every", o->checkpoint != NULL, "a --checkpoint"},
+        {"save-every", o->checkpoint != NULL, "runs with a --checkpoint"},
         {"pieces", o->tokens == TR_SPM || o->tokens == TR_IDS, "--tokens spm and ids"},
         {"join-lines", o->tokens == TR_SPM, "--tokens spm"},
         {"gpu", o->device, "--device cuda"},
-        {"shard", t->start.ranks > 1, "several ranks"},
+        {"shard", t->start.ranks > 1, "runs with several ranks"},
         {"tf32", o->device, "--device cuda"},
         {"tune", o->device, "--device cuda"},
-        {"no-graph", o->device, "--device cuda"}};
+        {"no-graph", o->device, "--device cuda"}
+    };
     if (t->training && o->recompute == TR_AS_FITS && o->device)
-        return tr_fail(
-            t->err, TR_ERR,
-            "--recompute auto counts what a CPU takes: with --device cuda give a number of layers, or "
-            "--recompute");
+        return tr_fail(t->err, TR_ERR, "--recompute auto and --device cuda cannot be combined: it "
+                       "counts the memory of a CPU; give a number of layers, or --recompute");
     if (o->weights && o->device)
-        return tr_fail(t->err, TR_ERR,
-                       "--weights is for --device cpu: on a GPU the run's --precision decides");
+        return tr_fail(t->err, TR_ERR, "--weights and --device cuda cannot be combined: on a GPU, "
+                       "the --precision of the run applies");
     return tr_all_count(t->options, only, sizeof only / sizeof *only, t->err, TR_ERR);
 }
 
 /* Checks the options against each other. */
 TR_DEF int tr_lm_check(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
-    uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
+    const uint64_t B = tr_lm_number(t, "batch-sz", 1), split = tr_lm_number(t, "batch-split", 1);
     if (B % split)
-        return tr_fail(t->err, TR_ERR, "--batch-split %llu does not divide --batch-sz %llu",
-                       (unsigned long long)split, (unsigned long long)B);
+        return tr_fail(t->err, TR_ERR, "--batch-split: expected a divisor of --batch-sz %llu, got "
+                       "%llu", (unsigned long long)B, (unsigned long long)split);
     if (t->training && B / split % (uint64_t)tr_lm_ranks(t))
-        return tr_fail(
-            t->err, TR_ERR,
-            "%d ranks cannot share out the %llu streams of %s: start a number of ranks that divides them, or give "
-            "another --batch-sz",
-            tr_lm_ranks(t), (unsigned long long)(B / split),
-            split > 1 ? "a part of the batch (--batch-sz / --batch-split)"
-                      : "the batch (--batch-sz)");
+        return tr_fail(t->err, TR_ERR, "%d ranks cannot share %llu streams (%s) equally: use a "
+                       "number of ranks that divides them, or another --batch-sz",
+                       tr_lm_ranks(t), (unsigned long long)(B / split),
+                       split > 1 ? "--batch-sz / --batch-split" : "--batch-sz");
     if (o->update_after && o->update_every <= 1 && tr_given(t->options, "update-after"))
-        return tr_fail(
-            t->err, TR_ERR,
-            "--update-after %llu: every step updates, before and after it: give an --update-every of 2 or more",
-            (unsigned long long)o->update_after);
-    if (!tr_lm_needed(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
+        return tr_fail(t->err, TR_ERR, "--update-after %llu requires an --update-every of 2 or "
+                       "more", (unsigned long long)o->update_after);
+    if (!tr_lm_check_useful(t) || !tr_lm_own_file(t, "log", o->log)) return 0;
     if (o->score && strcmp(o->score, "-") && access(o->score, R_OK))
         return tr_fail(t->err, TR_ERR, "--score %s: %s", o->score, strerror(errno));
-    if (t->training
-        && (!tr_lm_own_file(t, "best", o->best) || !tr_lm_own_file(t, "checkpoint", o->checkpoint)))
-        return 0;
+    if (t->training && !tr_lm_own_file(t, "best", o->best)) return 0;
+    if (t->training && !tr_lm_own_file(t, "checkpoint", o->checkpoint)) return 0;
     return t->kind->check(t);
 }
 
 /* Counts the tokens, bytes and words of each text; words only if the run reports them. */
 TR_DEF int tr_lm_count_texts(tr_lm *t) {
+    const int words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
     int32_t ids[4096];
-    int part, words = t->unit == TR_WORD_PPL || (t->unit == TR_PPL && t->more_figures);
+    int part;
     for (part = 0; part < 3; part++) {
         const stx_corpus *text = t->text[part];
         tr_lm_counts *c = &t->counts[part];
@@ -6156,206 +6375,221 @@ TR_DEF int tr_lm_count_texts(tr_lm *t) {
             c->bytes -= tr_lm_pad_bytes(t, ids, m);
         }
         if (!(c->tokens > 0))
-            return tr_fail(t->err, TR_ERR,
-                           "--pad-id %ld: a text of nothing but this token has no "
-                           "loss: give another text or number",
-                           (long)t->pad_id);
+            return tr_fail(t->err, TR_ERR, "--pad-id %ld: a text that consists of this token only "
+                           "has no loss: give another text or id", (long)t->pad_id);
         if (words) c->words = tr_lm_word_count(t, text);
         if (t->unit == TR_WORD_PPL && !(c->words > 0))
-            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text without words");
+            return tr_fail(t->err, TR_ERR, "--data-unit word-ppl: a text has no words");
     }
     return 1;
 }
 
-/* Lists what must be equal on all ranks before anything else, one item per line, so that
-   all ranks perform the same operations in the same order. Returns 0 if memory is
+/* Lists what must be equal on all ranks before anything else, one item per line, so
+   that all ranks perform the same operations in the same order. Returns 0 if memory is
    exhausted. */
 TR_DEF int tr_lm_facts(const tr_lm *t, tr_buf *b) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
+    const char *task = t->evaluating ? "evaluation" : "neither training nor evaluation";
     char line[200], value[64];
-    snprintf(
-        line, sizeof line,
-        "version: %s\nwhat is done: %s\n--device: %s\n--shard: %s\n--checkpoint: %s\n--best: %s\n--init-from: %s\n",
-        STX_VERSION,
-        t->training     ? "training"
-        : t->evaluating ? "evaluation"
-                        : "neither training nor evaluation",
-        o->device ? "cuda" : "cpu", o->shard ? "yes" : "no", o->checkpoint ? "given" : "none",
-        o->best ? "given" : "none", o->init_from ? "given" : "none");
+    snprintf(line, sizeof line, "version: %s\ntask: %s\n", STX_VERSION,
+             t->training ? "training" : task);
+    tr_buf_puts(b, line);
+    snprintf(line, sizeof line, "--device: %s\n--shard: %s\n", o->device ? "cuda" : "cpu",
+             o->shard ? "yes" : "no");
+    tr_buf_puts(b, line);
+    snprintf(line, sizeof line, "--checkpoint: %s\n--best: %s\n--init-from: %s\n",
+             o->checkpoint ? "given" : "none", o->best ? "given" : "none",
+             o->init_from ? "given" : "none");
     tr_buf_puts(b, line);
     for (p = t->options->opt; p->type != TR_T_END; p++) {
         int keep = p->keep & ~(TR_LATER | TR_KEPT);
+        const char *text = value;
         if (p->type == TR_T_GROUP || keep == TR_LOCAL || keep == TR_HINT) continue;
         tr_value(p, value);
+        if (p->type == TR_T_TEXT) text = *(const char *const *)p->to;
         tr_buf_puts(b, "--");
         tr_buf_puts(b, p->name);
         tr_buf_puts(b, ": ");
-        tr_buf_puts(b, p->type != TR_T_TEXT          ? value
-                       : *(const char *const *)p->to ? *(const char *const *)p->to
-                                                     : "none");
+        tr_buf_puts(b, text ? text : "none");
         tr_buf_puts(b, "\n");
     }
     return !b->oom;
 }
 
-/* Lists what must be equal once the texts are read. The paths of texts may differ, their
-   contents may not. */
+/* Lists what must be equal once the texts are read. The paths of texts may differ,
+   their contents may not. */
 TR_DEF int tr_lm_more_facts(const tr_lm *t, tr_buf *b) {
-    static const char *const text[3] = {"training", "validation", "test"};
+    static const char *const name[3] = {"training", "validation", "test"};
+    size_t len = stx_vocab_save(t->vocab, NULL, 0);
+    char *vocab = (char *)malloc(len + 1);
     char line[160];
     int i;
-    size_t len = stx_vocab_save(t->vocab, NULL, 0);
-    void *blob = malloc(len + 1);
-    if (blob && stx_vocab_save(t->vocab, blob, len) == len) {
+    if (vocab && stx_vocab_save(t->vocab, vocab, len) == len) {
         snprintf(line, sizeof line, "vocabulary: %016" PRIx64 "\n",
-                 tr_hash(TR_HASH_BEGIN, (const char *)blob, len));
+                 tr_hash(TR_HASH_BEGIN, vocab, len));
         tr_buf_puts(b, line);
     }
-    free(blob);
-    for (i = 0; i < 3; i++)
-        if (t->text[i]) {
-            snprintf(line, sizeof line, "%s text: %zu tokens, %016" PRIx64 "\n", text[i],
-                     stx_corpus_size(t->text[i]), tr_lm_print(t->text[i]));
-            tr_buf_puts(b, line);
-        }
+    free(vocab);
+    for (i = 0; i < 3; i++) {
+        if (!t->text[i]) continue;
+        snprintf(line, sizeof line, "%s text: %zu tokens, %016" PRIx64 "\n", name[i],
+                 stx_corpus_size(t->text[i]), tr_lm_fingerprint(t->text[i]));
+        tr_buf_puts(b, line);
+    }
     snprintf(line, sizeof line, "checkpoint: step %" PRIu64 "\n", t->step);
     tr_buf_puts(b, line);
     return !b->oom;
 }
 
+/* Returns 1 if the two lists of facts are equal. Otherwise, returns 0 and reports the
+   first difference in t->err. */
+TR_DEF int tr_lm_same_facts(tr_lm *t, const char *here, const char *rank0) {
+    const char *a = here, *b = rank0;
+    size_t m, n, name;
+    while ((*a || *b) && *a == *b) {
+        m = strcspn(a, "\n");
+        n = strcspn(b, "\n");
+        if (m != n || memcmp(a, b, m) != 0) break;
+        a += m + (a[m] != 0);
+        b += n + (b[n] != 0);
+    }
+    if (!*a && !*b) return 1;
+
+    m = strcspn(a, "\n");
+    n = strcspn(b, "\n");
+    name = strcspn(b, ":");
+    if (name >= m || memcmp(a, b, name + 1) != 0)
+        return tr_fail(t->err, TR_ERR, "this program has \"%.*s\", but rank 0 has \"%.*s\": all "
+                       "ranks require the same program, options and texts",
+                       (int)(m < 300 ? m : 300), a, (int)(n < 300 ? n : 300), b);
+    a += name + 1;
+    b += name + 1;
+    m -= name + 1;
+    n -= name + 1;
+    return tr_fail(t->err, TR_ERR, "%.*s is%.*s here, but%.*s on rank 0: all ranks require the "
+                   "same program, options and texts", (int)name, b - name - 1,
+                   (int)(m < 300 ? m : 300), a, (int)(n < 300 ? n : 300), b);
+}
+
 /* Refuses ranks that differ from rank 0 and reports the difference. Collective. */
 TR_DEF int tr_lm_compare(tr_lm *t, int (*facts)(const tr_lm *t, tr_buf *b)) {
-    tr_buf mine;
-    char *his = NULL;
-    const char *a, *b;
+    tr_buf here;
+    char *rank0 = NULL;
     uint64_t n;
     int ok;
     if (tr_lm_ranks(t) < 2) return 1;
-    memset(&mine, 0, sizeof mine);
-    ok = facts(t, &mine) || tr_fail(t->err, TR_ERR, "no memory");
-    n = mine.n;
+    memset(&here, 0, sizeof here);
+    ok = facts(t, &here) || tr_fail(t->err, TR_ERR, "no memory");
+    n = here.n;
     ok = ok && stx_group_broadcast(t->x, &n, sizeof n, 0);
-    his = ok ? (char *)calloc((size_t)n + 1, 1) : NULL;
-    if (ok && !his) tr_fail(t->err, TR_ERR, "no memory");
-    if (his && !stx_rank(t->x)) memcpy(his, mine.s, mine.n);
-    ok = his && stx_group_broadcast(t->x, his, (size_t)n, 0);
-    if (!ok && !stx_ok(t->x)) tr_lm_why(t);
-    for (a = mine.s, b = his; ok && (*a || *b);) {
-        size_t la = strcspn(a, "\n"), lb = strcspn(b, "\n"), name = strcspn(b, ":");
-        if (la == lb && !memcmp(a, b, la)) {
-            a += la + (a[la] != 0);
-            b += lb + (b[lb] != 0);
-            continue;
-        }
-        if (name < la && !memcmp(a, b, name + 1))
-            ok = tr_fail(t->err, TR_ERR,
-                         "%.*s is%.*s, rank 0 has%.*s: ranks want the same program, "
-                         "options and texts",
-                         (int)name, a, (int)(la - name - 1 < 300 ? la - name - 1 : 300),
-                         a + name + 1, (int)(lb - name - 1 < 300 ? lb - name - 1 : 300),
-                         b + name + 1);
-        else
-            ok = tr_fail(
-                t->err, TR_ERR,
-                "this program has \"%.*s\" where rank 0 has \"%.*s\": ranks want the same program, options and "
-                "texts",
-                (int)(la < 300 ? la : 300), a, (int)(lb < 300 ? lb : 300), b);
+    if (ok) {
+        rank0 = (char *)calloc((size_t)n + 1, 1);
+        if (!rank0) tr_fail(t->err, TR_ERR, "no memory");
     }
-    tr_buf_free(&mine);
-    free(his);
+    if (rank0 && !stx_rank(t->x)) memcpy(rank0, here.s, here.n);
+    ok = rank0 && stx_group_broadcast(t->x, rank0, (size_t)n, 0);
+    if (!ok && !stx_ok(t->x)) tr_lm_why(t);
+    ok = ok && tr_lm_same_facts(t, here.s, rank0);
+    tr_buf_free(&here);
+    free(rank0);
     return ok;
 }
 
-/* Checks that all ranks are about to do what only rank 0 does: a rank that trained would
-   wait for the others for ever. A build without a group engine has no such wait. */
-TR_DEF int tr_lm_meet(tr_lm *t) {
+/* Checks that all ranks are about to do what only rank 0 does: a rank that trained
+   would wait for the others for ever. A build without a group engine has no such wait. */
+TR_DEF int tr_lm_agree_on_task(tr_lm *t) {
     stx_desc d;
-    int ok = 1;
     if (t->start.ranks < 2) return 1;
     memset(&d, 0, sizeof d);
     d.threads = 1;
     t->x = stx_create(&d);
-    if (stx_group_join(t->x, NULL)) ok = tr_lm_compare(t, tr_lm_facts);
-    if (!ok) return 0;
+    if (stx_group_join(t->x, NULL) && !tr_lm_compare(t, tr_lm_facts)) return 0;
     stx_group_leave(t->x);
     stx_destroy(t->x);
     t->x = NULL;
     return 1;
 }
 
-/* Returns 0 and sets t->err if the file has fewer elements than the model of its options
-   has parameters. A damaged file can contain any size; creating that model first would
-   take memory and time. */
-TR_DEF int tr_lm_can_hold(tr_lm *t, const stx_file *f, const char *path) {
-    size_t n = tr_lm_count(t, stx_vocab_size(t->vocab)), has = 0, i;
-    for (i = 0; i < stx_file_count(f); i++) has += stx_file_entry(f, i)->count;
-    if (!n || n <= has) return n > 0;
-    return tr_fail(t->err, TR_ERR,
-                   "%.600s: its options are of a model of %zu parameters, but its "
-                   "tensors have %zu elements: it is damaged, use another copy",
-                   path, n, has);
+/* Returns 0 and sets t->err if the file has fewer elements than the model of its
+   options has parameters. A damaged file can contain any size; creating that model
+   first would take memory and time. */
+TR_DEF int tr_lm_file_fits(tr_lm *t, const stx_file *f, const char *path) {
+    size_t params = tr_lm_count(t, stx_vocab_size(t->vocab)), elements = 0, i;
+    for (i = 0; i < stx_file_count(f); i++) elements += stx_file_entry(f, i)->count;
+    if (!params || params <= elements) return params > 0;
+    return tr_fail(t->err, TR_ERR, "%.600s: the model of its options has %zu parameters, but its "
+                   "tensors have %zu elements: the file is damaged, use another copy",
+                   path, params, elements);
+}
+
+/* Opens the texts, chooses the sizes and the plan of the run. */
+TR_DEF int tr_lm_prepare_text(tr_lm *t, int reads_text, int resumes) {
+    const tr_lm_opt *o = t->opt;
+    const char *best = o->keep_best ? "keep-best" : "best";
+    if (reads_text && !tr_lm_data(t)) return 0;
+    if (t->training && !resumes && (!tr_lm_size(t) || !tr_lm_check(t))) return 0;
+    if (t->training && o->best && !t->text[1])
+        return tr_fail(t->err, TR_ERR, "--%s requires a validation text", best);
+    t->unit = o->unit;
+    if (!t->unit) t->unit = o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
+    t->kind->plan(t);
+    if (t->training && o->best && !t->eval_every)
+        return tr_fail(t->err, TR_ERR, "--%s requires an --eval-every", best);
+    return tr_lm_count_texts(t);
+}
+
+/* Creates the model, and loads the checkpoint at path if there is one. */
+TR_DEF int tr_lm_prepare_model(tr_lm *t, const stx_file *f, const char *path) {
+    const tr_lm_opt *o = t->opt;
+    t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
+    if (t->training && o->recompute == TR_AS_FITS) {
+        void *copy = malloc(t->kind->size);
+        if (!copy) return tr_fail(t->err, TR_ERR, "no memory");
+        memcpy(copy, t, t->kind->size);
+        t->before_make = copy;
+    }
+    if (f && !tr_lm_file_fits(t, f, path)) return 0;
+    if (!t->kind->make(t)) return 0;
+    if (f && !tr_lm_load(t, f)) return tr_fail(t->err, TR_ERR, "%s: %s", path, stx_error(t->x));
+    return 1;
+}
+
+/* Rounds the matrices to --weights. */
+TR_DEF int tr_lm_pack(tr_lm *t) {
+    const int kind = t->opt->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8;
+    if (!t->opt->weights) return 1;
+    t->packed = stx_params_pack(t->lm.params, kind);
+    if (!stx_ok(t->x)) return tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
+    if (t->packed) return 1;
+    return tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d "
+                   "x %d or more", STX_PACK_LEAST, STX_PACK_LEAST);
 }
 
 /* Refuses everything that can be refused before the first step, and before any file is
-   written. */
+   written. The checkpoint comes first, because it determines the model, the precision
+   and the vocabulary. */
 TR_DEF int tr_lm_prepare(tr_lm *t) {
     const tr_lm_opt *o = t->opt;
+    const char *path = o->init_from ? o->init_from : o->checkpoint;
+    int reads_text = t->training || !o->no_train || tr_given(t->options, "data"), ok;
     stx_file *f = NULL;
-    int ok, more = t->training || !o->no_train || tr_given(t->options, "data");
     if (!tr_lm_context(t)) return 0;
     if (!t->training && o->init_from)
-        return tr_fail(
-            t->err, TR_ERR,
-            "--init-from %.400s is for training: to evaluate, score or sample that file, give it as "
-            "--checkpoint",
-            o->init_from);
+        return tr_fail(t->err, TR_ERR, "--init-from %.400s is only for training: to evaluate, "
+                       "score or sample, give the file as --checkpoint", o->init_from);
     if (!t->training && !o->checkpoint)
         return tr_fail(t->err, TR_ERR,
-                       "to evaluate or generate without training, a --checkpoint to "
-                       "load is needed");
-    if (o->interactive || o->score) more = 0;
-    /* the checkpoint comes first: it determines model, precision and vocabulary */
-    ok = tr_lm_unclaimed(t) && tr_lm_open_checkpoint(t, &f) && tr_lm_join(t)
-         && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
-    ok = ok && (!more || tr_lm_data(t));
-    if (ok && t->training && (!f || o->init_from)) ok = tr_lm_size(t) && tr_lm_check(t);
-    if (ok && t->training && o->best && !t->text[1])
-        ok = tr_fail(t->err, TR_ERR, "--%s: there is no validation text",
-                     o->keep_best ? "keep-best" : "best");
-    t->unit = o->unit ? o->unit : o->tokens >= TR_WORDS ? TR_PPL : TR_BPC;
-    if (ok) t->kind->plan(t);
-    if (ok && t->training && o->best && !t->eval_every)
-        ok = tr_fail(t->err, TR_ERR, "--%s needs an --eval-every",
-                     o->keep_best ? "keep-best" : "best");
-    if (ok) ok = tr_lm_count_texts(t);
-    t->recompute = o->recompute > 0 ? (size_t)o->recompute : 0;
-    if (ok && t->training && o->recompute == TR_AS_FITS) {
-        void *fresh = malloc(t->kind->size);
-        if (!fresh)
-            ok = tr_fail(t->err, TR_ERR, "no memory");
-        else
-            memcpy(fresh, t, t->kind->size);
-        t->fresh = fresh;
-    }
-    if (ok && f) ok = tr_lm_can_hold(t, f, o->init_from ? o->init_from : o->checkpoint);
-    ok = ok && t->kind->make(t);
-    if (ok && f && !tr_lm_load(t, f))
-        ok = tr_fail(t->err, TR_ERR, "%s: %s", o->init_from ? o->init_from : o->checkpoint,
-                     stx_error(t->x));
+                       "evaluation and generation without training require a --checkpoint");
+    if (o->interactive || o->score) reads_text = 0;
+
+    ok = tr_lm_check_unclaimed(t) && tr_lm_open_checkpoint(t, &f);
+    ok = ok && tr_lm_join(t) && tr_lm_compare(t, tr_lm_facts) && tr_lm_check(t);
+    ok = ok && tr_lm_prepare_text(t, reads_text, f && !o->init_from);
+    ok = ok && tr_lm_prepare_model(t, f, path);
     stx_file_close(f);
-    if (ok && t->fresh) ok = tr_lm_choose(t);
-    if (ok && o->weights) {
-        t->packed = stx_params_pack(t->lm.params,
-                                    o->weights == 1 ? STX_WEIGHTS_BF16 : STX_WEIGHTS_INT8);
-        if (!stx_ok(t->x))
-            ok = tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
-        else if (!t->packed)
-            ok = tr_fail(
-                t->err, TR_ERR,
-                "--weights would change nothing: the model has no matrix of %d x %d or more",
-                STX_PACK_LEAST, STX_PACK_LEAST);
-    }
+    if (ok && t->before_make) ok = tr_lm_choose(t);
+    ok = ok && tr_lm_pack(t);
     ok = ok && tr_lm_compare(t, tr_lm_facts) && tr_lm_compare(t, tr_lm_more_facts);
     if (ok && !stx_group_params(t->lm.params)) ok = tr_lm_why(t);
     return ok && tr_lm_open(t);
@@ -6363,151 +6597,189 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
 
 /* Reports why the run failed and returns the exit code. */
 TR_DEF int tr_lm_failed(tr_lm *t) {
-    int early = !t->begun
-                && (stx_error_code(t->x) == STX_ERR_MEMORY || stx_error_code(t->x) == STX_ERR_IO);
+    const int code = stx_error_code(t->x);
+    const int early = !t->begun && (code == STX_ERR_MEMORY || code == STX_ERR_IO);
     tr_lm_why(t);
     return tr_lm_end(t, t->err, early ? 2 : 1);
 }
 
 /* Reports how much of the training text (its first million tokens) is <unk> in a
    vocabulary of another run. */
-TR_DEF void tr_lm_say_unknown_share(tr_lm *t) {
-    int32_t ids[4096], unk = stx_vocab_unk(t->vocab);
+TR_DEF void tr_lm_report_unknown_share(tr_lm *t) {
+    const int32_t unk = stx_vocab_unk(t->vocab);
+    int32_t ids[4096];
     uint64_t n = stx_corpus_size(t->text[0]), at, unknown = 0;
-    size_t some, i;
+    size_t m, i;
     if (n > 1000000) n = 1000000;
-    for (at = 0; unk >= 0 && at < n; at += some) {
-        some = n - at < 4096 ? (size_t)(n - at) : 4096;
-        if (!stx_corpus_read(t->text[0], at, some, ids)) return; /* training reports the error */
-        for (i = 0; i < some; i++) unknown += ids[i] == unk;
+    for (at = 0; unk >= 0 && at < n; at += m) {
+        m = n - at < 4096 ? (size_t)(n - at) : 4096;
+        if (!stx_corpus_read(t->text[0], at, m, ids)) return;       /* training reports it */
+        for (i = 0; i < m; i++) unknown += ids[i] == unk;
     }
     if (unknown)
-        tr_say(
-            &t->term,
-            "%.1f %% of the training text is <unk>, a word that the vocabulary of --init-from does not have",
-            100.0 * (double)unknown / (double)n);
+        tr_say(&t->term, "%.1f %% of the training text is <unk>: words that the vocabulary of "
+               "--init-from lacks", 100.0 * (double)unknown / (double)n);
+}
+
+/* Trains. A run with --init-from is evaluated first, because fine-tuning may only make
+   the model worse. Returns 0 on error. */
+TR_DEF int tr_lm_run_training(tr_lm *t) {
+    double nll;
+    int ok = 1;
+    t->saved = t->step;
+    t->loss = (double)NAN;
+    t->began = tr_seconds();
+    if (t->opt->init_from) {
+        tr_lm_report_unknown_share(t);
+        ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
+        if (ok && t->opt->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
+    }
+    tr_rate_start(&t->rate, tr_seconds());
+    if (ok) t->kind->train(t);
+    return tr_lm_trained(t);
+}
+
+/* Evaluates for the results of the run, unless --best has just done so. */
+TR_DEF int tr_lm_run_evaluation(tr_lm *t) {
+    uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? t->opt->eval_blocks : 0;
+    double nll;
+    int ok = 1;
+    t->last = 1;
+    if (t->evaluated != t->step || t->blocks != blocks)
+        ok = tr_lm_evaluate(t, 1, blocks, &nll);
+    else if (tr_lm_results(t) == stdout && !stx_rank(t->x))
+        printf("%s\n", t->result);
+    if (ok && !t->training) ok = tr_lm_evaluate(t, 2, 0, &nll);
+    return ok;
+}
+
+/* Prints what the model learned, and checks that standard output was written. A
+   failure does not end a training run. */
+TR_DEF int tr_lm_print_results(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    int ok = 1;
+    if (!tr_lm_stop(t)) ok = tr_lm_begin(t);        /* nothing was trained or evaluated */
+    if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
+        t->kind->learned(t, tr_lm_results(t));
+        ok = stx_ok(t->x);
+    }
+    if (!ok || (!fflush(stdout) && !ferror(stdout))) return ok;
+    if (t->training) {
+        fprintf(stderr, "%s: the results cannot be written: %s\n",
+                o->log ? o->log : t->options->program, strerror(errno));
+    } else {
+        stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno));
+        ok = 0;
+    }
+    clearerr(stdout);
+    return ok;
+}
+
+/* Prints where the run stopped. */
+TR_DEF void tr_lm_print_stopped(const tr_lm *t) {
+    const char *saved = "";
+    if (!t->training) {
+        fprintf(stderr, "%s: stopped before the end\n", t->options->program);
+        return;
+    }
+    if (!t->opt->checkpoint) saved = "; nothing is saved without --checkpoint";
+    else if (t->step > t->first) saved = "; the checkpoint is saved, the same command resumes it";
+    fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step, saved);
 }
 
 /* Runs what the options request and returns the exit code. */
 TR_DEF int tr_lm_run(tr_lm *t, int evaluating) {
     const tr_lm_opt *o = t->opt;
-    uint64_t blocks = t->training && tr_given(t->options, "eval-blocks") ? o->eval_blocks : 0;
-    double nll;
     size_t refused = 0;
     int ok = 1, stop;
     tr_lm_hello(t);
-    if (o->interactive) {
-        if (!tr_lm_talk(t, &refused)) return tr_lm_failed(t);
-        return tr_stop_requested() ? 128 + tr_stop_requested() : refused && !isatty(0);
+    if (o->interactive || o->score) {
+        ok = o->interactive ? tr_lm_talk(t, &refused) : tr_lm_score(t);
+        if (!ok) return tr_lm_failed(t);
+        stop = tr_stop_requested();
+        return stop ? 128 + stop : refused && !isatty(0);
     }
-    if (o->score) {
-        if (!tr_lm_score(t)) return tr_lm_failed(t);
-        return tr_stop_requested() ? 128 + tr_stop_requested() : 0;
-    }
-    if (t->training) {
-        t->saved = t->step;
-        t->loss = (double)NAN;
-        t->began = tr_seconds();
-        if (o->init_from) { /* fine-tuning may only make it worse: evaluate first */
-            tr_lm_say_unknown_share(t);
-            ok = tr_lm_evaluate(t, 1, t->eval_blocks, &nll);
-            if (ok && o->best && tr_lm_better(t, nll)) ok = tr_lm_save_best(t);
-        }
-        tr_rate_start(&t->rate, tr_seconds());
-        if (ok) t->kind->train(t);
-        ok = tr_lm_trained(t);
-    }
-    if (ok && !tr_lm_stop(t) && (t->training || (evaluating && !t->no_evaluation))) {
-        t->last = 1;
-        if (t->evaluated != t->step || t->blocks != blocks)
-            ok = tr_lm_evaluate(t, 1, blocks, &nll);
-        else if (tr_lm_results(t) == stdout && !stx_rank(t->x))
-            printf("%s\n", t->result); /* already evaluated for --best */
-        if (ok && !t->training) ok = tr_lm_evaluate(t, 2, 0, &nll);
-    }
+
+    if (t->training) ok = tr_lm_run_training(t);
+    if (ok && !tr_lm_stop(t) && (t->training || (evaluating && !t->no_evaluation)))
+        ok = tr_lm_run_evaluation(t);
     tr_term_close(&t->term);
-    if (ok && !tr_lm_stop(t))
-        ok = tr_lm_begin(t); /* there was nothing to train or evaluate */
-    if (ok && !tr_lm_stop(t) && !stx_rank(t->x)) {
-        t->kind->learned(t, tr_lm_results(t));
-        ok = stx_ok(t->x);
-    }
-    if (ok && (fflush(stdout) || ferror(stdout))) {
-        if (t->training)
-            fprintf(stderr, "%s: the results cannot be written: %s\n",
-                    o->log ? o->log : t->options->program, strerror(errno));
-        else {
-            stx_fail(t->x, STX_ERR_IO, "the results cannot be written: %s", strerror(errno));
-            ok = 0;
-        }
-        clearerr(stdout);
-    }
+    ok = ok && tr_lm_print_results(t);
     if (ok && !tr_lm_stop(t) && o->generate && !stx_rank(t->x)) ok = tr_lm_generate(t);
     if (!ok) return tr_lm_failed(t);
+
     stop = tr_lm_stop(t);
-    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested(); /* during work of rank 0 alone */
-    if (!stop || stx_rank(t->x)) return stop ? 128 + stop : 0;
-    if (t->training)
-        fprintf(stderr, "stopped at step %llu%s\n", (unsigned long long)t->step,
-                !o->checkpoint       ? "; nothing is saved, for there is no --checkpoint"
-                : t->step > t->first ? "; the checkpoint is saved, the same command goes on from it"
-                                     : "");
-    else
-        fprintf(stderr, "%s: stopped before the end\n", t->options->program);
-    return 128 + stop;
+    if (!stop && !stx_rank(t->x)) stop = tr_stop_requested();   /* during work of rank 0 alone */
+    if (stop && !stx_rank(t->x)) tr_lm_print_stopped(t);
+    return stop ? 128 + stop : 0;
 }
 
-/* Replaces --out and --keep-best by the options that they stand for. */
-TR_DEF int tr_lm_names(tr_lm *t) {
-    static const char *const name[3] = {"checkpoint", "log", "tensorboard"},
-                             *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
-    const tr_lm_opt *o = t->opt;
+/* Sets an option to a path, as if it had been given. */
+TR_DEF int tr_lm_set_path(tr_lm *t, const char *name, const char *path) {
+    tr_opt *o = tr_find_option(t->options, name, strlen(name));
+    if (!path) return tr_fail(t->err, TR_ERR, "no memory");
+    return tr_set(o, path, TR_FROM_ARGS, t->err, TR_ERR);
+}
+
+/* Replaces --out by --checkpoint and, in training, --log and --tensorboard. */
+TR_DEF int tr_lm_expand_out(tr_lm *t) {
+    static const char *const name[3] = {"checkpoint", "log", "tensorboard"};
+    static const char *const file[3] = {"model.safetensors", "log.jsonl", "tb"};
+    const char *out = t->opt->out;
     struct stat st;
-    char *path;
+    size_t n;
     int i, ok = 1;
-    if (o->out && !*o->out)
-        return tr_fail(t->err, TR_ERR, "--out: got '', wants the name of a directory");
-    if (o->out && stat(o->out, &st) == 0 && !S_ISDIR(st.st_mode))
-        return tr_fail(t->err, TR_ERR, "--out %s: not a directory", o->out);
-    if (o->out && stat(o->out, &st) != 0 && errno != ENOENT)
-        return tr_fail(t->err, TR_ERR, "--out %s: %s", o->out, strerror(errno));
-    for (i = 0; ok && o->out && i < (t->training ? 3 : 1); i++) {
-        size_t n = strlen(o->out);
+    if (!out) return 1;
+    n = strlen(out);
+    if (!n) return tr_fail(t->err, TR_ERR, "--out: expected the name of a directory, got ''");
+    if (stat(out, &st) == 0) {
+        if (!S_ISDIR(st.st_mode)) return tr_fail(t->err, TR_ERR, "--out %s: not a directory", out);
+    } else if (errno != ENOENT) {
+        return tr_fail(t->err, TR_ERR, "--out %s: %s", out, strerror(errno));
+    }
+    for (i = 0; ok && i < (t->training ? 3 : 1); i++) {
+        char *path;
         if (tr_given(t->options, name[i])) continue;
         path = (char *)malloc(n + 32);
-        if (!path) return tr_fail(t->err, TR_ERR, "no memory");
-        snprintf(path, n + 32, "%s%s%s", o->out, o->out[n - 1] == '/' ? "" : "/", file[i]);
-        ok = tr_set(tr_find_option(t->options, name[i], strlen(name[i])), path, TR_FROM_ARGS,
-                    t->err, TR_ERR);
+        if (path) snprintf(path, n + 32, "%s%s%s", out, out[n - 1] == '/' ? "" : "/", file[i]);
+        ok = tr_lm_set_path(t, name[i], path);
         free(path);
     }
-    if (!ok || !t->training || !o->keep_best) return ok;
-    if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best: one of them only");
+    return ok;
+}
+
+/* Replaces --keep-best by --best. */
+TR_DEF int tr_lm_expand_keep_best(tr_lm *t) {
+    const tr_lm_opt *o = t->opt;
+    char *path;
+    int ok;
+    if (!t->training || !o->keep_best) return 1;
+    if (o->best) return tr_fail(t->err, TR_ERR, "--best and --keep-best cannot be combined");
     if (!o->checkpoint || !*o->checkpoint)
-        return tr_fail(t->err, TR_ERR, "--keep-best needs a --checkpoint, whose name it takes");
+        return tr_fail(t->err, TR_ERR,
+                       "--keep-best requires a --checkpoint, after which the file is named");
     path = tr_path_with(o->checkpoint, ".best");
-    if (!path) return tr_fail(t->err, TR_ERR, "no memory");
-    ok = tr_set(tr_find_option(t->options, "best", 4), path, TR_FROM_ARGS, t->err, TR_ERR);
+    ok = tr_lm_set_path(t, "best", path);
     free(path);
     return ok;
 }
 
 /* --interactive and --score do nothing else: refuses options that request more. */
-TR_DEF int tr_lm_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
+TR_DEF int tr_lm_check_alone(tr_lm *t, const char *name, int evaluating, const int *evaluate) {
     const tr_lm_opt *o = t->opt;
     const tr_opt *p;
     if (o->interactive && o->prompt && !strcmp(o->prompt, "-"))
-        return tr_fail(
-            t->err, TR_ERR,
-            "--prompt -: with --interactive standard input is the conversation: give the text itself");
+        return tr_fail(t->err, TR_ERR, "--prompt - and --interactive cannot be combined: standard "
+                       "input is the conversation; give the text itself");
     if (o->score && (o->interactive || o->generate))
-        return tr_fail(t->err, TR_ERR, "--score and --%s: one of them only",
+        return tr_fail(t->err, TR_ERR, "--score and --%s cannot be combined",
                        o->interactive ? "interactive" : "generate");
     if (!evaluating) return 1;
-    for (p = t->options->opt; p->type != TR_T_END; p++)
-        if (p->type == TR_T_FLAG && *(const int *)p->to
-            && (p->to == (const void *)&o->eval_only || p->to == (const void *)evaluate))
-            return tr_fail(t->err, TR_ERR, "--%s and --%s: one of them only", name, p->name);
+    for (p = t->options->opt; p->type != TR_T_END; p++) {
+        int requests = p->to == (const void *)&o->eval_only || p->to == (const void *)evaluate;
+        if (p->type == TR_T_FLAG && requests && *(const int *)p->to)
+            return tr_fail(t->err, TR_ERR, "--%s and --%s cannot be combined", name, p->name);
+    }
     return tr_fail(t->err, TR_ERR, "--%s does not evaluate", name);
 }
 
@@ -6517,58 +6789,54 @@ TR_DEF int tr_lm_alone(tr_lm *t, const char *name, int evaluating, const int *ev
 #define TR_NOWHERE "/dev/null"
 #endif
 
+/* Does what the options request and returns the exit code. */
+TR_DEF int tr_lm_do(tr_lm *t, const int *evaluate) {
+    const tr_lm_opt *o = t->opt;
+    const int evaluating = o->eval_only || (evaluate && *evaluate);
+    const int prints = o->version || o->list_presets || o->dry_run;
+    const int alone = o->interactive || o->score, other = prints || alone;
+    t->training = !evaluating && !o->no_train && !other;
+    t->evaluating = evaluating && !other;
+    if (!t->training && !t->evaluating) {
+        if (!tr_lm_agree_on_task(t)) return tr_lm_refuse(t);
+        if (t->start.rank) return 0;
+    }
+    if (o->version) {
+        printf("%s, seqtx %s\n", t->options->program, STX_VERSION);
+        return tr_lm_flush(t) ? 0 : tr_lm_refuse(t);
+    }
+    if (!tr_lm_expand_out(t) || !tr_lm_expand_keep_best(t)) return tr_lm_refuse(t);
+    if (alone && !tr_lm_check_alone(t, o->score ? "score" : "interactive", evaluating, evaluate))
+        return tr_lm_refuse(t);
+    if (o->list_presets) return tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
+    if (o->dry_run) return tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
+    return tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
+}
+
 /* Reads the command line, runs and returns the exit code. t is the first member of the
    trainer's struct, which is zeroed. evaluate is a trainer's option that requests
    evaluation without training, or NULL. */
 TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, const tr_lm_opt *opt,
                       const int *evaluate, int argc, char **argv) {
-    int code = 0, evaluating, tells;
+    int code = 0;
     t->options = options;
     t->opt = opt;
     t->kind = kind;
     t->start = stx_started();
-    if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout))
-        return 1; /* only rank 0 prints results and help */
-    t->best = t->seen = (double)NAN;
+    /* only rank 0 prints results and help */
+    if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;
+    t->best = t->best_seen = (double)NAN;
     t->evaluated = UINT64_MAX;
     t->pad_id = -1;
     t->log.out.fd = t->board.out.fd = -1;
     tr_standard_streams();
+
     switch (tr_parse(options, argc, argv, t->err, TR_ERR)) {
     case 0: code = tr_lm_refuse(t); break;
-    case 2:
-        if (!tr_lm_meet(t)) code = tr_lm_refuse(t);
-        break;
-    default:
-        evaluating = opt->eval_only || (evaluate && *evaluate);
-        tells = opt->version || opt->list_presets || opt->dry_run || opt->interactive || opt->score;
-        t->training = !evaluating && !opt->no_train && !tells;
-        t->evaluating = evaluating && !tells;
-        if (!t->training && !t->evaluating) {
-            if (!tr_lm_meet(t)) {
-                code = tr_lm_refuse(t);
-                break;
-            }
-            if (t->start.rank) break;
-        }
-        if (opt->version) {
-            if (printf("%s, seqtx %s\n", options->program, STX_VERSION) < 0 || fflush(stdout)) {
-                tr_fail(t->err, TR_ERR, "cannot print: %s", strerror(errno));
-                code = tr_lm_refuse(t);
-            }
-        } else if (!tr_lm_names(t))
-            code = tr_lm_refuse(t);
-        else if ((opt->interactive || opt->score)
-                 && !tr_lm_alone(t, opt->score ? "score" : "interactive", evaluating, evaluate))
-            code = tr_lm_refuse(t);
-        else if (opt->list_presets)
-            code = tr_lm_list_presets(t) ? 0 : tr_lm_refuse(t);
-        else if (opt->dry_run)
-            code = tr_lm_dry_run(t) ? 0 : tr_lm_refuse(t);
-        else
-            code = tr_lm_prepare(t) ? tr_lm_run(t, evaluating) : tr_lm_refuse(t);
+    case 2: code = tr_lm_agree_on_task(t) ? 0 : tr_lm_refuse(t); break;     /* --help */
+    default: code = tr_lm_do(t, evaluate);
     }
-    if (code != 1 && code != 2) stx_group_leave(t->x); /* otherwise the group was aborted */
+    if (code != 1 && code != 2) stx_group_leave(t->x);      /* otherwise it was aborted */
     tr_lm_close(t);
     return code;
 }

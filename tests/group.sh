@@ -414,18 +414,18 @@ not_so() {
 kept=
 all="$files $options"
 tr a b <t.txt >other.txt
-not_so "rank 1 of 2, on $host: --lr is 0.02, rank 0 has 0.03" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --lr 0.02
-not_so "rank 1 of 3, on $host: --dropout is 0.1, rank 0 has 0.2" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --dropout 0.1 : -np 1 "$mpi" $all
-not_so "rank 1 of 2, on $host: training text is .* tokens, .*, rank 0 has " 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --data ../other.txt
+not_so "rank 1 of 2, on $host: --lr is 0.02 here, but 0.03 on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --lr 0.02
+not_so "rank 1 of 3, on $host: --dropout is 0.1 here, but 0.2 on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --dropout 0.1 : -np 1 "$mpi" $all
+not_so "rank 1 of 2, on $host: training text is .* tokens, .* here, but .* on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --data ../other.txt
 kept=first/run.st
-not_so "rank 1 of 2, on $host: checkpoint is step 0, rank 0 has step 200" 1 -np 1 "$mpi" $all --steps 300 : -np 1 "$mpi" $all --steps 300 --checkpoint other.st
+not_so "rank 1 of 2, on $host: checkpoint is step 0 here, but step 200 on rank 0" 1 -np 1 "$mpi" $all --steps 300 : -np 1 "$mpi" $all --steps 300 --checkpoint other.st
 kept=
 not_so "rank 0 of 5, on $host: 5 ranks .*12.*--batch-sz" 1 -np 5 "$mpi" $all
 not_so "rank 0 of 4, on $host: 4 ranks .*6.*--batch-split" 1 -np 4 "$mpi" $all --batch-split 2
-not_so "rank 1 of 2, on $host: --shard is yes, rank 0 has no" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --shard
-not_so "rank 1 of 2, on $host: what is done is neither training nor evaluation, rank 0 has training" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-train
-not_so "rank 1 of 2, on $host: what is done is neither training nor evaluation, rank 0 has training" 1 -np 1 "$mpi" $all : -np 1 "$mpi" --help
-not_so "rank 1 of 2, on $host: --checkpoint is none, rank 0 has given" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $options --data ../t.txt
+not_so "rank 1 of 2, on $host: --shard is yes here, but no on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --shard
+not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-train
+not_so "rank 1 of 2, on $host: task is neither training nor evaluation here, but training on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" --help
+not_so "rank 1 of 2, on $host: --checkpoint is none here, but given on rank 0" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $options --data ../t.txt
 not_so "no-such-option" 1 -np 3 "$mpi" $all --no-such-option
 not_so "rank 1 of 2, on $host: .*no-such-option" 1 -np 1 "$mpi" $all : -np 1 "$mpi" $all --no-such-option
 not_so "[A-Z]_SIZE says that .*make MPI=1" 1 -np 2 "$bin" $all

@@ -81,19 +81,19 @@ family_presets
 # without a preset: the demo's optimiser, sizes as the text wants them
 mkdir sized
 good "no preset" sized --data ../t.txt --threads 1 --log log.jsonl --steps 4
-check "it is told" grep -q '^no --preset, so sized by the text: --nlayers' err
+check "it is told" grep -q '^no --preset; sized for the text: --nlayers' err
 check "a short text: dropout" [ "$(sed -n 's/.*"event":"start".*"dropout":\([0-9.]*\),.*/\1/p' sized/log.jsonl)" = 0.2 ]
 check "the optimiser is the demo's" [ "$(sed -n 's/.*"event":"start".*"optim":"\([a-z]*\)".*/\1/p' sized/log.jsonl)" = "$demo_optim" ]
 good "no preset, one size given" sized --data ../t.txt --threads 1 --log given.jsonl --steps 4 --nlayers 1
 check "it is kept" grep -q '"event":"start".*"nlayers":1,' sized/given.jsonl
-check "and not told" grep -q '^no --preset, so sized by the text: --hid-sz' err
+check "and not told" grep -q '^no --preset; sized for the text: --hid-sz' err
 good "what would be trained" . --data t.txt --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "is what is trained" [ "$(sed -n 's/.*"params":\([0-9]*\).*/\1/p' sized/log.jsonl)" = "$n" ]
 head -c 200 t.txt >tiny.txt
 good "a text of 200 bytes" sized --data ../tiny.txt --threads 1 --steps 4
 good "a preset, nothing sized" sized $tiny --data ../t.txt --steps 2
-check "nothing told" [ "$(grep -c 'sized by' err)" -eq 0 ]
+check "nothing told" [ "$(grep -c 'sized for' err)" -eq 0 ]
 
 # =====================================================================================================================
 section "resume after kill -9"
@@ -255,14 +255,14 @@ for size in 0 100; do
     if [ $size -eq 0 ]; then : >cut/text; else head -c $size t.txt >cut/short; cat cut/short >cut/text; fi
     collect
     check "a text cut to $size bytes: exit code 1, not $rc" [ $rc -eq 1 ]
-    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was [a-z]* while it was read" bg.err
+    check "a text cut to $size bytes: it is said" grep -q "^$prog: the text text was truncated while it was read" bg.err
     check "a text cut to $size bytes: the last checkpoint is good" loads cut/run.st
 done
 
 # what leads to a run that is there
 mkdir led
 run led --checkpoint none.st --threads 1
-check "no such checkpoint" grep -q "^$prog: no such checkpoint: none.st; to start a new run give --data" err
+check "no such checkpoint" grep -q "^$prog: --checkpoint none.st: No such file .*; to start a new run, give --data" err
 for other in attn_span sru compressive par; do
     [ $other != "$family" ] || continue
     run led --checkpoint "$here/old/$other.safetensors" --no-train --generate 1 --threads 1
@@ -301,7 +301,7 @@ same_end() { # WHAT OPTIONS..: from opt/at.st to the end, as the unbroken run
     cp opt/at.st opt/run.st
     good "$what" opt --checkpoint run.st --threads 1 --log "l$#.jsonl" "$@"
     check "$what: as the unbroken run, bit for bit" cmp opt/whole.st opt/run.st
-    check "$what: no other options are told" [ "$(grep -c 'other options' err)" -eq 0 ]
+    check "$what: no changed options are told" [ "$(grep -c 'changed options' err)" -eq 0 ]
 }
 stop_in_the_midst TERM midst $begun --checkpoint at.st --log log.jsonl
 mv midst/at.st opt
@@ -318,13 +318,13 @@ check "the text moved: the same run" same_state opt/whole.st opt/run.st
 # what may be given anew: said in one line, and in the log
 cp opt/at.st opt/run.st
 good "another rate" opt --checkpoint run.st --data ../t.txt --threads 1 --lr 0.0001 --dropout 0 --steps 150 --log new.jsonl
-check "it is said in one line" [ "$(grep -c 'other options' err)" -eq 1 ]
-check "with both values: $(grep 'other options' err)" grep -q -e 'other options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
+check "it is said in one line" [ "$(grep -c 'changed options' err)" -eq 1 ]
+check "with both values: $(grep 'changed options' err)" grep -q -e 'changed options.*--dropout 0 (0.1).*--lr 0.0001 ([0-9.]*).*--steps 150 (200)' err
 check "and in the log" grep -q '^{"event":"resume","step":[0-9]*,"config":{.*"changed":{"dropout":\[0.1,0\],"lr":\[[0-9.]*,0.0001\],"steps":\[200,150\]}}$' opt/new.jsonl
 check "the rate is the new one" [ "$(events opt/new.jsonl | head -n 1 | field lr | awk '{ print ($1 <= 0.0001) }')" = 1 ]
 check "the checkpoint has it now" [ "$(header opt/run.st | grep -c '\\"steps\\":150')" -eq 1 ]
 good "the end of the run" opt --checkpoint run.st --threads 1
-check "says that it is the end" grep -q 'the run is at its end: a larger --steps' err
+check "says that it is the end" grep -q 'the run is complete; a larger --steps' err
 cp opt/at.st opt/run.st
 cd opt
 refused "--[a-z-]* is .* here (from --preset reference) but .* in the checkpoint: leave --preset out" --checkpoint run.st --data ../t.txt --preset reference $sizes --steps 500
@@ -332,7 +332,7 @@ refused "the training text of --data ../w.txt" --checkpoint run.st --data ../w.t
 cd ..
 mkdir opt/far && cp opt/at.st opt/far/far.st
 cd opt/far
-refused "no --data, and the checkpoint's is not there: ../t.txt.*give --data" --checkpoint far.st --steps 500
+refused "the text of the checkpoint, ../t.txt: No such file.*give --data" --checkpoint far.st --steps 500
 cd ../..
 good "to generate no text is wanted" opt/far --checkpoint far.st --no-train --generate 5
 
@@ -346,8 +346,8 @@ check "to the loss that the first version gets with them" awk -v got="$(events o
 if [ -n "$old_given" ]; then
     cp "$here/old/${family}_bare.safetensors" old/bare.st
     cd old
-    refused "bare.st.*do not hold --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1
-    refused "bare.st.*do not hold --dropout,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
+    refused "bare.st.*do not contain --dropout,.*--lr,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1
+    refused "bare.st.*do not contain --dropout,.*--grad-clip.*give those options, or the --preset" --checkpoint bare.st --data t.txt --steps 60 --threads 1 --lr 0.001
     cd ..
     good "a bare checkpoint, evaluated" old --checkpoint bare.st --data t.txt --eval-only --threads 1
     good "a bare checkpoint, sampled" old --checkpoint bare.st --no-train --generate 5 --threads 1
@@ -422,8 +422,8 @@ check "its prediction: $(head -n 1 mauto/all.jsonl | field predicted_bytes), and
 rm mauto/run.st
 run mauto $wide --recompute auto --max-memory "$(gib $((least * 3 / 4)))"
 check "nothing fits into three quarters of the least: exit code $rc" [ $rc -eq 2 ]
-check "which says what would: $(cat err)" grep -q 'wants [0-9.]* MiB even when all 4 layers are recomputed, and --max-memory is [0-9.]* MiB: use a smaller --batch-sz, a larger --batch-split' err
-wants=$(sed -n 's/.*training wants \([0-9.]*\) MiB.*/\1/p' err)
+check "which says what would: $(cat err)" grep -q 'requires [0-9.]* MiB even if all 4 layers are recomputed, but --max-memory is [0-9.]* MiB: use a smaller --batch-sz, .* a larger --batch-split' err
+wants=$(sed -n 's/.*training requires \([0-9.]*\) MiB.*/\1/p' err)
 check "a little more than it uses: $wants MiB" awk -v w="$wants" -v m="$least" 'BEGIN { exit !(w > 0 && w * 1048576 > 0.99 * m && w * 1048576 < 1.7 * m) }'
 limit=$(awk -v w="$wants" 'BEGIN { printf "%.9f", 1.02 * w / 1024 }')
 good "auto, in less" mauto --checkpoint run.st --log log.jsonl $wide --recompute auto --max-memory "$limit"
@@ -464,7 +464,7 @@ old="--log L.jsonl --tensorboard TB --steps 9"                         # with a 
 refused 'data' $tiny $new
 refused 'nowhere.txt.*no such file' --data nowhere.txt $tiny $new
 refused 'empty.txt' --data empty.txt $tiny $new
-refused 'short.txt: 12 bytes are too short to train on: 64 or more' --data short.txt $tiny $new
+refused 'short.txt: expected at least 64 bytes, got 12' --data short.txt $tiny $new
 refused 'empty.txt is empty; give a .vocab' --data t.txt $tiny $new --tokens ids --pieces empty.txt
 refused 'short70.txt' --data short70.txt $tiny $new
 refused 't.txt\|--batch-sz' --data t.txt $tiny $new --batch-sz 4000
@@ -473,7 +473,7 @@ refused 'dir/train.txt.*no such file' --data dir $tiny $new
 refused 'three/valid.txt' --data three $tiny $new
 refused '/dev/null' --data /dev/null $tiny $new
 mkdir one && cp t.txt one/train.txt && printf x >one/valid.txt
-refused 'one.*validation text has fewer than two' --data one $tiny $new
+refused 'one: the validation text: expected at least 2 tokens, got 1' --data one $tiny $new
 # damage that leaves the form of the file whole: a bit of the last tensor, and of a number in the metadata
 size=$(wc -c <good.st)
 { head -c $((size - 9)) good.st; printf '\377'; tail -c 8 good.st; } >bit.st
@@ -485,7 +485,7 @@ awk 'BEGIN { for (i = 0; i < 400; i++) print "the same words again and again"; f
 refused 'fresh.*--min-count' --data new.txt $tiny $new --tokens words --min-count 1
 good "words with --min-count" . --data new.txt $tiny --tokens words --min-count 2 --steps 2 --checkpoint min2.st
 good "words that are new" . --data new.txt $tiny --tokens words --steps 2 --checkpoint unsaid.st
-check "it is said" grep -q '^the validation or test text has words that the training text has not:.*--min-count 2;' "$T/err"
+check "it is said" grep -q '^the validation or test text has words that the training text lacks;.*--min-count 2;' "$T/err"
 check "the same as with the option" same_state min2.st unsaid.st
 good "goes on" . --checkpoint unsaid.st --steps 3
 check "the option is in the file" [ "$(header unsaid.st | grep -c 'min-count[^0-9]*2,')$(grep -c 'validation or test text has words' "$T/err")" = 10 ]
@@ -497,13 +497,13 @@ refused 'lost.st.*symbolic link' --data t.txt $tiny --steps 3 --checkpoint lost.
 awk '{ gsub(/./, "&@"); printf "%s\n@", $0 }' t.txt | tr @ '\000' >wide.txt
 { printf '\377\376'; cat wide.txt; } >marked.txt
 mkdir widevalid; cp t.txt widevalid/train.txt; cp wide.txt widevalid/valid.txt
-refused 'wide.txt: this is text in UTF-16LE; .*: iconv -f UTF-16LE .* --tokens bytes$' --data wide.txt $tiny $new
-refused 'marked.txt: this is text in UTF-16; .*: iconv -f UTF-16 ' --data marked.txt $tiny $new
-refused 'valid.txt: this is text in UTF-16LE; ' --data widevalid $tiny $new
+refused 'wide.txt: expected UTF-8, got UTF-16LE: .* iconv -f UTF-16LE .* --tokens bytes$' --data wide.txt $tiny $new
+refused 'marked.txt: expected UTF-8, got UTF-16: .* iconv -f UTF-16 ' --data marked.txt $tiny $new
+refused 'valid.txt: expected UTF-8, got UTF-16LE: ' --data widevalid $tiny $new
 for tokens in chars words; do
     refused 'wide.txt is UTF-16LE, not UTF-8; .* iconv -f UTF-16LE' --data wide.txt $tiny $new --tokens $tokens
 done
-refused 'wide.txt: this is text in UTF-16LE' --data wide.txt --init-from good.st --steps 3
+refused 'wide.txt: expected UTF-8, got UTF-16LE' --data wide.txt --init-from good.st --steps 3
 good "its bytes, asked for" . --data wide.txt $full --tokens bytes --steps 3 --checkpoint wide.st
 good "and again from the checkpoint" . --checkpoint wide.st --steps 4
 rm -f wide.st
@@ -528,7 +528,7 @@ fi
 refused 'C.st' --data t.txt --eval-only --checkpoint C.st $old
 refused 'C.st' --no-train --generate 5 --checkpoint C.st $old
 refused 'checkpoint' --data t.txt --eval-only $old
-refused 'a --checkpoint to load is needed' --data t.txt --no-train --generate 5
+refused 'evaluation and generation without training require a --checkpoint' --data t.txt --no-train --generate 5
 refused 'dir' --data t.txt $tiny $old --checkpoint dir
 refused 'nodir' --data t.txt $tiny $old --checkpoint nodir/C.st
 refused 't.txt' --data t.txt $tiny $old --checkpoint t.txt
@@ -653,7 +653,7 @@ refused 'TB\|t.txt' $t $tiny --steps 3 --checkpoint C.st --log L.jsonl --tensorb
 refused 'nodir' $t $tiny --steps 3 --checkpoint C.st --tensorboard TB --log nodir/L.jsonl
 refused 'best.*cannot write' $t $tiny $new --eval-every 1 --best nodir/B.st
 mkdir two && cp t.txt two/train.txt
-refused 'best.*no validation text' --data two $tiny $new --eval-every 1 --best B.st
+refused 'best requires a validation text' --data two $tiny $new --eval-every 1 --best B.st
 refused 'same file' $t $tiny $new --eval-every 1 --best C.st
 refused 'same file' $t $tiny --steps 3 --log C.st --checkpoint C.st
 refused 'same file' $t $tiny --steps 3 --log ./t.txt
@@ -1045,7 +1045,7 @@ mkdir tune
 tuned="--init-from ../eval/never.st --data ../t.txt --checkpoint new.st --threads 1 --batch-sz 4 --eval-batch-sz 2 --schedule constant --lr-warmup 0 $tune_more"
 good "evaluation only" tune --checkpoint ../eval/never.st --data ../t.txt --threads 1 --eval-only --eval-batch-sz 2 --log only.jsonl
 good "fine-tuning" tune $tuned --steps 10 --log log.jsonl
-check "it says so" grep -q '^weights of ../eval/never.st; optimiser, schedule and memories begin anew' err
+check "it says so" grep -q '^weights of ../eval/never.st; optimiser, schedule and memories start afresh' err
 check "it begins with the loss of the evaluation" [ -n "$(grep '"step":0,' tune/log.jsonl | field loss)" -a "$(grep '"step":0,' tune/log.jsonl | field loss)" = "$(head -n 1 tune/only.jsonl | field loss)" ]
 check "and goes on" differ tune/new.st eval/never.st
 check "from step 0, with an optimiser of its own" [ "$(meta tune/new.st step)" = 10 -a "$(meta tune/new.st optim.step)" -le 10 ]
@@ -1058,21 +1058,21 @@ good "a dry run" tune --init-from ten.st --dry-run
 n=$(sed -n 's/^\([0-9]*\) parameters.*/\1/p' out)
 check "counts its parameters" [ "$(grep '"start"' tune/log.jsonl | field params)" = "$n" ]
 cd tune
-refused "--init-from ten.st begins a new run, but --checkpoint new.st is there.*leave --init-from out to go on" --init-from ten.st --data ../t.txt --checkpoint new.st
+refused "--init-from ten.st starts a new run, but --checkpoint new.st exists: leave --init-from out to resume it" --init-from ten.st --data ../t.txt --checkpoint new.st
 refused "--hid-sz is 8 here .* but [0-9]* in the checkpoint: leave it out to begin with its weights" --init-from ten.st --data ../t.txt --hid-sz 8
 refused "--tokens is chars here .* but bytes in the checkpoint" --init-from ten.st --data ../t.txt --tokens chars
 refused "--[a-z-]* is .* here (from --preset $another_preset) but .* in the checkpoint: leave --preset out to begin" --init-from ten.st --data ../t.txt --preset $another_preset
 refused "--init-from none.st: No such file" --init-from none.st --data ../t.txt
-refused "no --data" --init-from ten.st
+refused "--data is missing" --init-from ten.st
 refused "w.txt.*'" --init-from ../bad/chars.st --data ../w.txt
-refused "--init-from ten.st is for training: .*give it as --checkpoint" --init-from ten.st --data ../t.txt --eval-only
+refused "--init-from ten.st is only for training: .*give the file as --checkpoint" --init-from ten.st --data ../t.txt --eval-only
 refused "--log and --init-from are the same file\|it is no log" --init-from ten.st --data ../t.txt --log ten.st
-refused "--score and --generate" --checkpoint ten.st --score ../t.txt --generate 5
-refused "--score and --eval-only" --checkpoint ten.st --score ../t.txt --eval-only
+refused "--score and --generate cannot be combined" --checkpoint ten.st --score ../t.txt --generate 5
+refused "--score and --eval-only cannot be combined" --checkpoint ten.st --score ../t.txt --eval-only
 refused "--data would change nothing" --checkpoint ten.st --score ../t.txt --data ../t.txt
 refused "--score-by would change nothing" --checkpoint ten.st --score-by lines --no-train
 refused "--score none: No such file" --checkpoint ten.st --score none
-refused "a --checkpoint to load is needed" --score ../t.txt
+refused "evaluation and generation without training require a --checkpoint" --score ../t.txt
 cd ..
 rm -f tune/new.st
 good "the start may be the best" tune $tuned --steps 4 --lr 50 --grad-clip 0 --eval-every 2 --keep-best --log worse.jsonl
@@ -1108,7 +1108,7 @@ for g in g1 g3 g5; do check "$g: prompt, 40 bytes and at most a line end, nothin
 check "40 bytes without a prompt" [ "$(wc -c <g8)" -ge 40 -a "$(wc -c <g8)" -le 41 ]
 # without a seed each text is another one, and the seed that makes it again is told
 sample g9 --prompt "the cat" --temperature 3 --top-p 0
-drawn=$(sed -n 's/.*drawn with --seed \([0-9]*\)$/\1/p' err)
+drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
 check "the seed is told" [ -n "$drawn" ]
 sample g10 --prompt "the cat" --temperature 3 --top-p 0
 check "another text" differ g9 g10
@@ -1200,8 +1200,8 @@ talks t1 run.st '/help\n'
 check "help is not for standard output" [ ! -s t1 ]
 check "help" grep -q '^An empty line, or /reset' err
 talks t1 run.st 'the cat\n'
-check "a seed that differs is told" grep -q -e '--- drawn with --seed [0-9]*$' err
-drawn=$(sed -n 's/.*drawn with --seed \([0-9]*\)$/\1/p' err)
+check "a seed that differs is told" grep -q -e '--- sampled with --seed [0-9]*$' err
+drawn=$(sed -n 's/.*sampled with --seed \([0-9]*\)$/\1/p' err)
 talks t2 run.st 'the cat\n' --seed "$drawn"
 check "and gives the same answer, of 256 tokens" cmp t1 t2
 check "of 256 bytes: $(wc -c <t1)" [ "$(wc -c <t1)" -ge 256 -a "$(wc -c <t1)" -le 257 ]
@@ -1219,7 +1219,7 @@ good "and of one to begin with" log --init-from unk.st --data zebras --steps 1 -
 check "too: $(grep unk err)" grep -q '^2[0-9].[0-9] % of the training text is <unk>' err
 talk t1 words.st 'zebra\none\n' --generate 3 --seed 1
 check "a line that cannot be read: exit code 1, not $rc" [ $rc -eq 1 ]
-check "the word is named" grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*this line is not read$" err
+check "the word is named" grep -q "^$prog: the word 'zebra' at byte 0 is not in the vocabulary.*the line is ignored$" err
 talks t2 words.st 'one\n' --generate 3 --seed 1
 check "the next line is" cmp t1 t2
 talk t1 chars.st '#\nthe cat\n' --generate 3
@@ -1242,7 +1242,7 @@ sample t2 --temperature 0 --prompt "the"
 check "a penalty of 1 is none" cmp t1 t2
 # texts while it trains
 good "texts while it trains" log $learn --steps 20 --sample-every 10 --sample-prime 20 --sample-length 30 --temperature 0 --log sampled.jsonl --checkpoint sampled.st
-check "two of them, on standard error" [ "$(grep -c '^--- step [12]0, the model goes on' err)" -eq 2 ]
+check "two of them, on standard error" [ "$(grep -c '^--- step [12]0, the model continues' err)" -eq 2 ]
 check "a piece of the held-out text and 30 bytes" [ "$(tr '\n' ' ' <err | grep -o '==> .\{20\}==>.\{30\} ---' | wc -l)" -eq 2 ]
 check "nothing but results on standard output" [ "$(grep -vc "^step 20: valid bpb\|$learned" out)" -eq 0 ]
 good "without them" log $learn --steps 20 --log plain.jsonl --checkpoint plain.st
@@ -1252,7 +1252,7 @@ wide=$(echo "$learn" | sed 's/--hid-sz 16/--hid-sz 64/; s/--inner-hid-sz 32/--in
 good "a wider model" log $wide --steps 40 --checkpoint wide.st --threads 1
 for weights in f32 bf16 int8; do
     good "--weights $weights" log --checkpoint wide.st --eval-only --data ../t.txt --log "$weights.jsonl" --weights $weights --threads 1
-    check "$weights is said, or needs not be" [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B a token" err)" = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
+    check "$weights is said, or needs not be" [ "$(grep -c "^matrices rounded to $weights; [0-9.]* [KM]i*B per token" err)" = "$([ $weights = f32 ] && echo 0 || echo 1)" ]
 done
 losses=$(for weights in f32 bf16 int8; do grep '"split":"valid"' log/$weights.jsonl | field loss; done | tr '\n' ' ')
 check "rounded a little: $losses" awk -v l="$losses" 'BEGIN { split(l, a); for (i = 2; i <= 3; i++) { d = a[i] - a[1]; if (!(d > -0.02 && d < 0.02) || d == 0) exit 1 } exit a[2] == a[3] }'
@@ -1265,7 +1265,7 @@ check "40 bytes" [ "$(wc -c <t1)" -ge 40 ]
 best="$learn --steps 90 --eval-every 30 --eval-blocks 0 $whole_evaluations --threads 1"
 good "--keep-best" log $best --keep-best --checkpoint keep.st --log keep.jsonl
 check "is as --best" same_state log/best2.st log/keep.best.st
-check "says when" grep -q "^step $(meta log/keep.best.st step): the best so far, saved in keep.best.st$" err
+check "says when" grep -q "^step $(meta log/keep.best.st step): best so far, saved in keep.best.st$" err
 check "and in the log" [ "$(events log/keep.jsonl best | tail -n 1 | field step)" = "$(meta log/keep.best.st step)" ]
 check "the log is JSON" json log/keep.jsonl
 cp log/keep.best.st kept.st
@@ -1289,20 +1289,20 @@ good "--keep-best in it" . --data t.txt $tiny --steps 4 --eval-every 2 --eval-bl
 check "its name" [ -s new/best/model.best.safetensors ]
 # refused
 cd bad || exit 1
-refused 'a --checkpoint to load is needed' --interactive
-refused '--interactive and --eval-only: one' --interactive --eval-only --checkpoint good.st
-refused '--prompt -: with --interactive' --interactive --prompt - --checkpoint good.st
+refused 'evaluation and generation without training require a --checkpoint' --interactive
+refused '--interactive and --eval-only cannot be combined' --interactive --eval-only --checkpoint good.st
+refused '--prompt - and --interactive cannot be combined' --interactive --prompt - --checkpoint good.st
 refused '--log would change nothing' --interactive --checkpoint good.st --log L.jsonl
-refused '--keep-best needs a --checkpoint' $t $tiny --steps 3 --keep-best
-refused '--best and --keep-best: one' $t $tiny $new --eval-every 1 --best B.st --keep-best
+refused '--keep-best requires a --checkpoint' $t $tiny --steps 3 --keep-best
+refused '--best and --keep-best cannot be combined' $t $tiny $new --eval-every 1 --best B.st --keep-best
 refused '--out t.txt' $t $tiny --steps 3 --out t.txt
 refused '--out t.txt/x' $t $tiny --steps 3 --out t.txt/x
-refused "--out: got ''" $t $tiny --steps 3 --out=
-refused 'no such checkpoint: new/model.safetensors; to start a new run give --data' $tiny --steps 3 --out new
+refused "--out: expected the name of a directory, got ''" $t $tiny --steps 3 --out=
+refused '--checkpoint new/model.safetensors: No such file .*; to start a new run, give --data' $tiny --steps 3 --out new
 refused 'dir/model.safetensors\|--checkpoint' --out dir --no-train --generate 3
 run . $t $tiny --steps 3 --out lost $too_much
 check "no memory for a step: no directory of --out" [ $rc -eq 2 -a ! -e lost ]
-refused "--stop: got ''" --no-train --generate 3 --checkpoint good.st --stop=
+refused "--stop: expected a text, got ''" --no-train --generate 3 --checkpoint good.st --stop=
 for more in "prompt x" "stop x" "temperature 1" "top-k 3" "top-p 0.5" "repetition-penalty 1.1"; do
     refused "--${more% *} would change nothing: it is for --generate and --interactive" $t $tiny $new --$more
 done

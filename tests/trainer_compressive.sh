@@ -268,7 +268,7 @@ family_bad() {
     refused '--literal mask requires a --compress other than used' $t $tiny $new --compress used --literal mask
     refused '--literal freeze requires --aux attention' $t $tiny $new --aux none --literal freeze
     refused "--literal: expected on, off, or some of rows, pad, target, mask, freeze, got 'row' .did you mean rows" $t $tiny $new --literal row
-    refused '--random-segments 1000: .*too short .*: [0-9]* or more are needed' $t $tiny $new --random-segments 1000
+    refused '--random-segments 1000: expected a training text of at least [0-9]* tokens .*, got [0-9]*' $t $tiny $new --random-segments 1000
     refused '--eval-mem' $t $tiny $new --eval-mem -2
     refused '--eval-mem 8: no layer' $t $tiny $new --memory-layers none --eval-mem 8
     refused '--eval-cmem 8: .*no compressed memory' $t $tiny $new --compress none --cmem 0 --eval-cmem 8

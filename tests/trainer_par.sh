@@ -202,7 +202,7 @@ family_more() {
     good "a text of numbers" search --data ../ids.txt $tiny --tokens ids --pieces ../list.vocab --steps 40 --checkpoint ids.st --generate 6 --prompt "2 3" --temperature 0
     check "is decoded: $(cat out)" grep -q '^ *ab' out
     good "goes on without the list" search --data ../ids.txt --checkpoint ids.st --steps 41 --threads 1
-    check "perplexity of a token, of a word, the mean of batches" grep -q 'valid ppl [0-9.]* (loss [0-9.]*, [0-9.]* a word, mean of batches [0-9.]*)' out
+    check "perplexity of a token, of a word, the mean of batches" grep -q 'valid ppl [0-9.]* (loss [0-9.]*, [0-9.]* per word, mean of batches [0-9.]*)' out
 }
 # one name and another value a line, or a flag: what a checkpoint decides
 fixed_options() {
@@ -421,7 +421,7 @@ family_evaluation() {
     check "a pad is no token and no byte: $rows" [ "$rows" = "1 3 3;2 1 1;3 3 3;" ]
     cd pads
     printf '%99s' '' | tr ' ' _ >all
-    refused '--pad-id 95: a text of nothing but this' --data all $tiny --pattern f --pad-id 95
+    refused '--pad-id 95: a text that consists of this token only' --data all $tiny --pattern f --pad-id 95
     cd ..
     good "a search that is evaluated with noise" pads --data ../t.txt $tiny --pattern search --gate-eval noise --tau-start 5 --tau-end 0.01 --tau-steps 40 --steps 40 --lr 0.01 \
         --checkpoint n.st --log n.jsonl

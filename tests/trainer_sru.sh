@@ -176,7 +176,7 @@ END2
 }
 family_bad() {
     refused 'nheads: expected a divisor of --proj-sz 8, got 3' $t $tiny $new --nheads 3
-    refused 'update-param-freq.*too short .*: [0-9]* or more are needed' $t $tiny $new --update-param-freq 1000
+    refused 'update-param-freq 1000: expected streams of at least [0-9]* tokens .*, got [0-9]*' $t $tiny $new --update-param-freq 1000
     refused 'more parameters than can be counted' --cell sru --proj-sz 0 --nlayers 4096 --hid-sz 268435456 --dry-run
     refused 'best.*eval-every' $t $tiny $new --best B.st
     refused 'attention-every and --attention-last cannot be combined' $t $tiny $new --attention-every 2 --attention-last 1
