@@ -3165,10 +3165,12 @@ TR_DEF int tr_stops(const tr_buf *text, size_t seen, const char *stop) {
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>lm  Shared by trainers of language models: options, context, text, checkpoint,
-   evaluation, scores, generation and conversation. Compiled if TR_LM is defined before
-   train.h is included; requires seqtx.h and seqtx_text.h one directory up.
+
+// >>lm: shared by trainers of language models -------------------------------------------
+
+/* Options, context, text, checkpoint, evaluation, scores, generation and conversation.
+   Compiled if TR_LM is defined before train.h is included; requires seqtx.h and
+   seqtx_text.h one directory up.
 
        B  text streams    T  tokens per stream in a block    V  vocabulary size */
 
