@@ -414,7 +414,7 @@ for n in 1 3 all; do check "$n layers recomputed: the same bits" same_state m0/r
 most=$(peak m0/log.jsonl) least=$(peak mall/log.jsonl)
 check "the more layers, the less memory" [ "$most" -gt "$(peak m3/log.jsonl)" -a "$(peak m3/log.jsonl)" -ge "$least" ]
 good "auto, where all fits" mauto --checkpoint run.st --log all.jsonl $wide --recompute auto
-check "it says so: $(head -n 2 err)" grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, of ' err
+check "it says so: $(head -n 2 err)" grep -q '^recomputing 0 of 4 layers; predicted peak [0-9.]* MiB, limit ' err
 foretold() { # LOG: the prediction holds, and is near
     awk -v p="$(head -n 1 "$1" | field predicted_bytes)" -v m="$(peak "$1")" 'BEGIN { exit !(m > 0 && p >= m && p <= 1.04 * m) }'
 }

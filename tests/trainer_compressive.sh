@@ -275,12 +275,12 @@ family_bad() {
     refused '--eval-mem, --eval-cmem: .*1000000000.*--max-memory' $t $tiny $new --positions xl --eval-cmem 1000000000
     refused '--cmem, --cmems: --compress none has no compressed memory' $t $tiny $new --compress none
     refused '--aux: no layer has a compressed memory' $t $tiny $new --cmem 0 --aux attention
-    refused '--update-after 5: .*--update-every' $t $tiny $new --update-after 5
+    refused '--update-after 5 requires an --update-every of 2 or more' $t $tiny $new --update-after 5
     refused '--eval-cmem: .*--literal rows' $t $tiny $new --literal rows --eval-cmem 100
     refused '--eval-positions: expected a multiple of --block-sz 16, got 7' $t $tiny $new --eval-positions 7
     refused '--data-unit' $t $tiny $new --data-unit words
     tr -d 'a-z0-9' <t.txt >blank.txt
-    refused 'word-ppl: a text without words' --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
+    refused 'word-ppl: a text has no words' --data blank.txt $tiny $new --data-unit word-ppl --block-sz 8
     refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
     refused 'max-memory' $t $tiny $new --hid-sz 536870912
     refused 'max-memory' $t $tiny $new --mem 1000000000
