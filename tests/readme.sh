@@ -98,6 +98,7 @@ make_part() {
             found=$(sed -n 's/.*; architecture: \([sfi0-9()]*\).*/\1/p' "$f")
             words=$("$build/train_par" --pattern "$found" --dry-run |
                 sed -n 's/^[0-9]* blocks [^:]*: \([^;]*\);.*/\1/p')
+            : "${words:?this table needs build/train_par: make examples}"
             echo "| [\`$(basename "$f" .md)\`](../$f) | \`$found\` | $words |"
         done ;;
     results_weights)
