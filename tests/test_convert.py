@@ -1440,7 +1440,7 @@ def test_hostile_options():
         convert.write_safetensors(large, tensors, meta)
         for more in ["--no-train", "--generate", "1"], ["--steps", "9"]:
             done = train(family, "--checkpoint", large, *more)
-            check(done.returncode == 2 and "its options are of a model of" in done.stderr, f"{family} {more}: {done.returncode}, {done.stderr}")
+            check(done.returncode == 2 and "the model of its options has" in done.stderr, f"{family} {more}: {done.returncode}, {done.stderr}")
 
 
 def test_use():
@@ -1466,7 +1466,7 @@ def test_use():
         check(done.returncode == 0 and loss and first and loss[1] == first[1],
               f"{family}: fine-tuning begins with {first and first[1]}, the evaluation says {loss and loss[1]}: {done.stderr}")
     done = train("attn_span", "--checkpoint", ours, "--data", path("text.txt"))
-    check(done.returncode == 2 and done.stderr.count("\n") == 1 and f"--init-from {ours} begins a new one" in done.stderr,
+    check(done.returncode == 2 and done.stderr.count("\n") == 1 and f"--init-from {ours} starts a new run" in done.stderr,
           f"training from a converted file: {done.stderr}")
     done = program(sys.executable, os.path.join(ROOT, "tools", "convert.py"), path("none.pt"), path("x.safetensors"))
     check(done.returncode == 2 and done.stderr.startswith("convert.py: "), f"the program itself: {done.returncode}, {done.stderr}")
