@@ -1,34 +1,43 @@
-/* seqtx_cuda.cu - every CUDA kernel of seqtx, behind the C interface that seqtx.h declares
-   no warranty implied; MIT or public domain, your choice (end of seqtx.h)
+/* seqtx_cuda.cu - every CUDA kernel of seqtx, behind the C interface that seqtx.h
+   declares no warranty implied; MIT or public domain, your choice (end of seqtx.h)
 
        nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu
        cc -DSEQTX_CUDA ... your files ... seqtx_cuda.o -lcublasLt -lcudart -lstdc++ -lm
 
-   -DSEQTX_NCCL in both commands, and -lnccl, for groups of GPUs (>>group; NCCL 2.14 or newer).
+   -DSEQTX_NCCL in both commands, and -lnccl, for groups of GPUs (>>group; NCCL 2.14 or
+   newer).
 
-   The only CUDA translation unit. A function stem_cuda here is the twin of stem in seqtx.h: the same contract, on device memory, put on
-   the context's stream and not waited for. `grep stx_layernorm_bwd` finds both.
+   The only CUDA translation unit. A function stem_cuda here is the twin of stem in
+   seqtx.h: the same contract, on device memory, put on the context's stream and not
+   waited for. `grep stx_layernorm_bwd` finds both.
 
-   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence), of seqtx_compressive.h (>>groups to >>gates) and of
-   seqtx_par.h (>>gate to >>latency) are compiled where the header stands beside this file, and left out, without a word, where it does
-   not.
+   Families bring few kernels of their own: those of seqtx_sru.h (>>recurrence), of
+   seqtx_compressive.h (>>groups to >>gates) and of seqtx_par.h (>>gate to >>latency) are
+   compiled where the header stands beside this file, and left out, without a word, where
+   it does not.
 
-   The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*` finds op, CPU kernels and CUDA kernels. What only
-   a GPU has stands before (>>common) and behind (>>device, >>graph, >>group).
+   The order and the names of sections are those of seqtx.h: `grep '>>softmax' seqtx*`
+   finds op, CPU kernels and CUDA kernels. What only a GPU has stands before (>>common)
+   and behind (>>device, >>graph, >>group).
 
-   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add, >>layernorm (a warp a row, sums in two
-   stages), >>embedding (tokens sorted by id, so that rows which several of them share are summed in order, without atomics), >>gemm
-   (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by cluster), >>mse, >>attention (the reason for
-   this library; docs/cuda.md has a drawing of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer), >>gate
-   to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
+   READING ORDER: >>common (how numbers are stored, how kernels are launched), >>add,
+   >>layernorm (a warp a row, sums in two stages), >>embedding (tokens sorted by id, so
+   that rows which several of them share are summed in order, without atomics), >>gemm
+   (cublasLt), >>cross_entropy (a row's maximum, sum, loss and gradient; tokens sorted by
+   cluster), >>mse, >>attention (the reason for this library; docs/cuda.md has a drawing
+   of a tile's way), >>recurrence (SRU), >>groups to >>gates (Compressive Transformer),
+   >>gate to >>latency (PAR), >>optimisers, >>device, >>graph, >>group (ranks).
 
    Rules that hold for every kernel
-   - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on the same GPU.
-   - Nothing is allocated and nothing waits inside a step, so that a whole step can be captured as a CUDA graph.
+   - No atomics on numbers: every sum has a fixed order, so a run repeats bit for bit on
+     the same GPU.
+   - Nothing is allocated and nothing waits inside a step, so that a whole step can be
+     captured as a CUDA graph.
    - Sums are float or double, whatever is stored.
-   - tests/cuda_host compiles this file with the host's compiler: every kernel runs, and is compared with its twin, on machines without
-     a GPU. What has no meaning in C++ (launches, shared memory, tensor core and asynchronous copy instructions) is therefore behind the
-     few names of >>common. */
+   - tests/cuda_host compiles this file with the host's compiler: every kernel runs,
+     and is compared with its twin, on machines without a GPU. What has no meaning in
+     C++ (launches, shared memory, tensor core and asynchronous copy instructions) is
+     therefore behind the few names of >>common. */
 #ifndef SEQTX_CUDA
   #define SEQTX_CUDA
 #endif
@@ -43,7 +52,8 @@
   #include "seqtx_par.h"
 #endif
 #ifdef SEQTX_DOUBLE
-  #error "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
+  #error \
+      "seqtx_cuda.cu has no double: build the CPU part with SEQTX_DOUBLE for gradient checks, and without SEQTX_CUDA"
 #endif
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -64,57 +74,77 @@
   #error "seqtx_cuda.cu needs sm_80 or newer (bfloat16 tensor cores, cp.async)"
 #endif
 
+
 // >>common ------------------------------------------------------------------------------------------------------------
 
-/* STX__GLOBAL(threads) begins the definition of a kernel and names the largest block that it may
-   be launched with; STX__GLOBAL(threads, blocks) also says how many blocks a multiprocessor is to
-   hold. The compiler gives a kernel without a bound as many registers as it likes, and a launch
-   whose registers do not fit fails on the GPU alone. So there is no other way to write a kernel
-   (tests/form.sh), tests/cuda_host compares each launch with the bound of its kernel, and
-   tests/cuda_regs.sh compares the bound with the registers.
-   stx__kernel_of<..> points to a kernel with such parameters. */
-#ifndef CUDA_HOST               /* else tests/cuda_host has its own */
+/* STX__GLOBAL(threads) begins the definition of a kernel and names the largest block
+   that it may be launched with; STX__GLOBAL(threads, blocks) also says how many blocks
+   a multiprocessor is to hold. The compiler gives a kernel without a bound as many
+   registers as it likes, and a launch whose registers do not fit fails on the GPU
+   alone. So there is no other way to write a kernel (tests/form.sh), tests/cuda_host
+   compares each launch with the bound of its kernel, and tests/cuda_regs.sh compares
+   the bound with the registers. stx__kernel_of<..> points to a kernel with such
+   parameters. */
+#ifndef CUDA_HOST /* else tests/cuda_host has its own */
   #define STX__GLOBAL(...) static __global__ void __launch_bounds__(__VA_ARGS__)
-  template<class... P> using stx__kernel_of = void (*)(P...);
-  #define STX__LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
+template <class... P> using stx__kernel_of = void (*)(P...);
+  #define STX__LAUNCH(kernel, grid, block, smem, stream, ...) \
+    kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
   #define STX__SHARED(type, name, n) __shared__ __align__(16) type name[n]
-  #define STX__DYNAMIC(name) extern __shared__ __align__(128) unsigned char name[]
+  #define STX__DYNAMIC(name)         extern __shared__ __align__(128) unsigned char name[]
 #endif
 
 typedef __nv_bfloat16 stx__bf16;
+
 enum { STX__WARP = 32 };
+
 #define STX__ALL 0xffffffffu
 
-/* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided by the allocation that it lies in. twin: the
-   bfloat16 copy of a parameter, which writers keep current and matrix products read. The branch is the same for all threads, and what
-   these kernels do is wait for memory. */
-typedef struct stx__num { void *p; stx__bf16 *twin; ptrdiff_t half; } stx__num;
+/* A row of numbers in device memory, as a kernel sees it: floats or bfloat16s, decided
+   by the allocation that it lies in. twin: the bfloat16 copy of a parameter, which
+   writers keep current and matrix products read. The branch is the same for all
+   threads, and what these kernels do is wait for memory. */
+typedef struct stx__num {
+    void *p;
+    stx__bf16 *twin;
+    ptrdiff_t half;
+} stx__num;
+
 static __device__ __forceinline__ float stx__get(const stx__num &a, size_t i) {
     return a.half ? __bfloat162float(((const stx__bf16 *)a.p)[i]) : ((const float *)a.p)[i];
 }
+
 static __device__ __forceinline__ void stx__put(const stx__num &a, size_t i, float v) {
-    if (a.half) { ((stx__bf16 *)a.p)[i] = __float2bfloat16(v); return; }
+    if (a.half) {
+        ((stx__bf16 *)a.p)[i] = __float2bfloat16(v);
+        return;
+    }
     ((float *)a.p)[i] = v;
     if (a.twin) a.twin[i] = __float2bfloat16(v);
 }
-static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, float v, int accumulate) {
+
+static __device__ __forceinline__ void stx__add(const stx__num &a, size_t i, float v,
+                                                int accumulate) {
     stx__put(a, i, accumulate ? stx__get(a, i) + v : v);
 }
+
 /* Four neighbours at once, i a multiple of 4; the row must be aligned (stx__by4). */
 static __device__ __forceinline__ float4 stx__get4(const stx__num &a, size_t i) {
     if (a.half) {
         uint2 u = *(const uint2 *)((const stx__bf16 *)a.p + i);
-        return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16),
-                           __uint_as_float(u.y & 0xffff0000u));
+        return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u),
+                           __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
     }
     return *(const float4 *)((const float *)a.p + i);
 }
+
 static __device__ __forceinline__ uint32_t stx__pair(float a, float b) {
     __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
     uint32_t u;
     memcpy(&u, &v, 4);
     return u;
 }
+
 static __device__ __forceinline__ void stx__put4(const stx__num &a, size_t i, float4 v) {
     if (a.half || a.twin) {
         uint2 u;
@@ -126,95 +156,175 @@ static __device__ __forceinline__ void stx__put4(const stx__num &a, size_t i, fl
     *(float4 *)((float *)a.p + i) = v;
 }
 
-/* Sums and maxima of a warp, the same in every lane, in an order that does not depend on anything. */
+/* Sums and maxima of a warp, the same in every lane, in an order that does not depend
+   on anything. */
 static __device__ __forceinline__ float stx__warp_sum(float v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(STX__ALL, v, o);
     return v;
 }
+
 static __device__ __forceinline__ double stx__warp_sum_f64(double v) {
     for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(STX__ALL, v, o);
     return v;
 }
+
 static __device__ __forceinline__ float stx__warp_max(float v) {
     for (int o = 16; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(STX__ALL, v, o));
     return v;
 }
 
-/* Instructions without a name in CUDA C++, and their meaning on the host (tests/cuda_host). Fragments: PTX ISA, "Matrix fragments for
-   mma.m16n8k16" and ".m16n8k8": lane = 4 g + t; c holds rows g, g, g+8, g+8 and columns 2t, 2t+1, 2t, 2t+1. */
+/* Instructions without a name in CUDA C++, and their meaning on the host
+   (tests/cuda_host). Fragments: PTX ISA, "Matrix fragments for mma.m16n8k16" and
+   ".m16n8k8": lane = 4 g + t; c holds rows g, g, g+8, g+8 and columns 2t, 2t+1, 2t,
+   2t+1. */
 #ifdef CUDA_HOST
-/* A kernel whose short loops the host must unroll too: the sanitizers check each access to an array that is not in registers. */
-#if defined(__GNUC__) && !defined(__clang__)
-  #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
-#else
-  #define STX__HOST_UNROLLED
-#endif
-static inline void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_bf16(c, a, b); }
-static inline void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { cuda_host_mma_tf32(c, a, b); }
-static inline void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+    /* A kernel whose short loops the host must unroll too: the sanitizers check each
+       access to an array that is not in registers. */
+  #if defined(__GNUC__) && !defined(__clang__)
+    #define STX__HOST_UNROLLED __attribute__((optimize("O3")))
+  #else
+    #define STX__HOST_UNROLLED
+  #endif
+static inline void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    cuda_host_mma_bf16(c, a, b);
+}
+
+static inline void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    cuda_host_mma_tf32(c, a, b);
+}
+
+static inline void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4],
+                                   const uint32_t (&b)[4]) {
     const cuda_host_product p[2] = {{c, a, b}, {d, a, b + 2}};
     cuda_host_mma_bf16(p, 2);
 }
-static inline void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4], const uint32_t (&h)[4], const uint32_t (&m)[2],
-                                   const uint32_t (&b)[2]) {
+
+static inline void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4], const uint32_t (&h)[4],
+                                   const uint32_t (&m)[2], const uint32_t (&b)[2]) {
     const cuda_host_product p[3] = {{c, l, b}, {c, h, m}, {c, h, b}};
     cuda_host_mma_tf32(p, 3);
 }
-static inline void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) { cuda_host_ldmatrix(r, 4, 0, row); }
-static inline void stx__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) { cuda_host_ldmatrix(r, 4, 1, row); }
-static inline void stx__cp16(void *smem, const void *gmem, int bytes) { cuda_host_cp_async(smem, gmem, 16, bytes); }
-static inline void stx__cp_commit(void) { cuda_host_cp_commit(); }
-template<int N> static inline void stx__cp_wait(void) { cuda_host_cp_wait(N); }
-static inline float stx__exp2(float v) { return exp2f(v); }
-static inline float stx__rcp(float v) { return 1.0f / v; }
+
+static inline void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) {
+    cuda_host_ldmatrix(r, 4, 0, row);
+}
+
+static inline void stx__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
+    cuda_host_ldmatrix(r, 4, 1, row);
+}
+
+static inline void stx__cp16(void *smem, const void *gmem, int bytes) {
+    cuda_host_cp_async(smem, gmem, 16, bytes);
+}
+
+static inline void stx__cp_commit(void) {
+    cuda_host_cp_commit();
+}
+
+template <int N> static inline void stx__cp_wait(void) {
+    cuda_host_cp_wait(N);
+}
+
+static inline float stx__exp2(float v) {
+    return exp2f(v);
+}
+
+static inline float stx__rcp(float v) {
+    return 1.0f / v;
+}
 #else
-#define STX__HOST_UNROLLED
-static __device__ __forceinline__ uint32_t stx__smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  #define STX__HOST_UNROLLED
+
+static __device__ __forceinline__ uint32_t stx__smem(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
 }
-static __device__ __forceinline__ void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+
+static __device__ __forceinline__ void stx__mma_bf16(float (&c)[4], const uint32_t (&a)[4],
+                                                     const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/* Several at once, which is the same here, and quicker on the host. c += a b[0..1], d += a b[2..3]; and the three products of factors
-   in two parts each: c += l b + h m + h b, in this order */
-static __device__ __forceinline__ void stx__mma_bf16_2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+
+static __device__ __forceinline__ void stx__mma_tf32(float (&c)[4], const uint32_t (&a)[4],
+                                                     const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Several at once, which is the same here, and quicker on the host. c += a b[0..1], d
+   += a b[2..3]; and the three products of factors in two parts each: c += l b + h m +
+   h b, in this order */
+static __device__ __forceinline__ void stx__mma_bf16_2(float (&c)[4], float (&d)[4],
+                                                       const uint32_t (&a)[4],
+                                                       const uint32_t (&b)[4]) {
     uint32_t x[2] = {b[0], b[1]}, y[2] = {b[2], b[3]};
     stx__mma_bf16(c, a, x);
     stx__mma_bf16(d, a, y);
 }
-static __device__ __forceinline__ void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4], const uint32_t (&h)[4],
-                                                       const uint32_t (&m)[2], const uint32_t (&b)[2]) {
+
+static __device__ __forceinline__ void stx__mma_tf32_3(float (&c)[4], const uint32_t (&l)[4],
+                                                       const uint32_t (&h)[4],
+                                                       const uint32_t (&m)[2],
+                                                       const uint32_t (&b)[2]) {
     stx__mma_tf32(c, l, b);
     stx__mma_tf32(c, h, m);
     stx__mma_tf32(c, h, b);
 }
+
 static __device__ __forceinline__ void stx__ldmatrix_x4(uint32_t (&r)[4], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
-                 "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(stx__smem(row))
+                 : "memory");
 }
+
 static __device__ __forceinline__ void stx__ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]),
-                 "=r"(r[3]) : "r"(stx__smem(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(stx__smem(row))
+                 : "memory");
 }
+
 /* 16 bytes from global to shared memory, of which the first `bytes` are read and the rest is zero;
    there only after cp_wait and a barrier. gmem points to 16 bytes of device memory even if bytes is
    0: nothing is read then, but tools that check addresses look at it. */
 static __device__ __forceinline__ void stx__cp16(void *smem, const void *gmem, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(stx__smem(smem)), "l"(gmem), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(stx__smem(smem)), "l"(gmem), "r"(bytes)
+                 : "memory");
 }
-static __device__ __forceinline__ void stx__cp_commit(void) { asm volatile("cp.async.commit_group;" : : : "memory"); }
-template<int N> static __device__ __forceinline__ void stx__cp_wait(void) { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
-static __device__ __forceinline__ float stx__exp2(float v) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
-static __device__ __forceinline__ float stx__rcp(float v) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
+
+static __device__ __forceinline__ void stx__cp_commit(void) {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+template <int N> static __device__ __forceinline__ void stx__cp_wait(void) {
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+}
+
+static __device__ __forceinline__ float stx__exp2(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+static __device__ __forceinline__ float stx__rcp(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 #endif
 
 /* Philox4x32-10, as stx_philox. */
 static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, uint64_t lo) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
+    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi,
+             c3 = (uint32_t)(hi >> 32);
     for (int r = 0; r < 10; r++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
@@ -228,35 +338,55 @@ static __device__ __forceinline__ uint4 stx__philox(uint64_t seed, uint64_t hi, 
 }
 
 /* The GPU of a context */
-typedef struct stx__range { char *base; size_t bytes; int kind; stx__bf16 *twin; struct stx__range *next; } stx__range;
+typedef struct stx__range {
+    char *base;
+    size_t bytes;
+    int kind;
+    stx__bf16 *twin;
+    struct stx__range *next;
+} stx__range;
+
 struct stx_gpu {
     int index, sms, major, minor, half, capturing, repeatable, tf32;
-    int tune;                           /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel,
+    int tune; /* of a new kind of product: 0 the heuristic's first algorithm, 1 the fastest, -1 our own kernel,
                                            -2 no epilogues (tests): >>gemm */
-    int attention;                      /* which version, see stx_cuda_attention */
-    size_t shared_max;                  /* shared memory that a block may ask for, bytes */
+    int attention;     /* which version, see stx_cuda_attention */
+    size_t shared_max; /* shared memory that a block may ask for, bytes */
     cudaStream_t stream;
     cublasLtHandle_t lt;
-    stx__range *ranges, *last;          /* allocations, and the one that was asked for last */
-    uint64_t *shift;                    /* on the device: added to the stream of every random number (a replayed step draws new ones) */
-    char *scratch;                      /* for the inside of one kernel's launcher, on the device; grows, never in a capture */
-    size_t scratch_bytes, bytes;        /* bytes: of all but scratch */
-    void *plans;                        /* >>gemm's */
-    char *stage[4];                    /* pinned host memory for copies to the GPU, in turn: the caller's is free at once, and none waits */
+    stx__range *ranges, *last; /* allocations, and the one that was asked for last */
+    /* on the device: added to the stream of every random number (a replayed step draws
+       new ones) */
+    uint64_t *shift;
+    /* for the inside of one kernel's launcher, on the device; grows, never in a
+       capture */
+    char *scratch;
+    size_t scratch_bytes, bytes; /* bytes: of all but scratch */
+    void *plans;                 /* >>gemm's */
+    /* pinned host memory for copies to the GPU, in turn: the caller's is free at once,
+       and none waits */
+    char *stage[4];
     cudaEvent_t staged[4];
     unsigned stages;
-    void *report[4];                    /* pinned host memory, in turn */
+    void *report[4]; /* pinned host memory, in turn */
     cudaEvent_t reported[4];
     unsigned reports;
     char name[96];
-    char graph_error[128];              /* why the last step could not be captured; "" if it could */
-    struct stx__late *late;             /* sums that wait: >>shares, sums */
-    int pieces;                         /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
-    stx_graph *graphs;                  /* those that there are: >>graph */
-    struct stx__group *group;           /* of ranks, each with a GPU: >>group; NULL without one */
+    /* why the last step could not be captured; "" if it could */
+    char graph_error[128];
+    struct stx__late *late; /* sums that wait: >>shares, sums */
+    /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
+    int pieces;
+    stx_graph *graphs;        /* those that there are: >>graph */
+    struct stx__group *group; /* of ranks, each with a GPU: >>group; NULL without one */
 };
-static stx_gpu *stx__gpu(const stx_ctx *x) { return (stx_gpu *)stx_ctx_gpu(x); }
-/* The same, and its GPU is the thread's current one: contexts on several GPUs may take turns in a thread, and threads begin with GPU 0. */
+
+static stx_gpu *stx__gpu(const stx_ctx *x) {
+    return (stx_gpu *)stx_ctx_gpu(x);
+}
+
+/* The same, and its GPU is the thread's current one: contexts on several GPUs may take
+   turns in a thread, and threads begin with GPU 0. */
 static stx_gpu *stx__use(const stx_ctx *x) {
     stx_gpu *g = stx__gpu(x);
     if (g) (void)cudaSetDevice(g->index);
@@ -271,6 +401,7 @@ static const stx__range *stx__range_of(stx_gpu *g, const void *p) {
         if ((const char *)p >= r->base && (const char *)p < r->base + r->bytes) return g->last = r;
     return NULL;
 }
+
 static stx__num stx__num_of(const stx_ctx *x, const void *p) {
     stx__num v = {(void *)p, NULL, 0};
     stx_gpu *g = stx__gpu(x);
@@ -280,15 +411,21 @@ static stx__num stx__num_of(const stx_ctx *x, const void *p) {
     if (r->twin) v.twin = r->twin + ((const float *)p - (const float *)(void *)r->base);
     return v;
 }
-/* May these be taken four at a time? n and the strides must be multiples of 4 as well: the caller's part. */
-static int stx__by4(const stx__num &a) { return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0); }
+
+/* May these be taken four at a time? n and the strides must be multiples of 4 as well:
+   the caller's part. */
+static int stx__by4(const stx__num &a) {
+    return !a.p || ((uintptr_t)a.p % (a.half ? 8 : 16) == 0 && (uintptr_t)a.twin % 8 == 0);
+}
+
 static unsigned stx__blocks(size_t n, size_t each, size_t most) {
     size_t b = (n + each - 1) / each;
     return (unsigned)(b < 1 ? 1 : b > most ? most : b);
 }
 
-/* After an error: has something invalidated the capture? Then whatever is launched into it fails, and
-   that is no error: nothing of the capture runs, and the step is launched without a graph. */
+/* After an error: has something invalidated the capture? Then whatever is launched
+   into it fails, and that is no error: nothing of the capture runs, and the step is
+   launched without a graph. */
 static int stx__capture_lost(stx_gpu *g) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (!g || !g->capturing || cudaStreamIsCapturing(g->stream, &status) != cudaSuccess) return 0;
@@ -297,60 +434,88 @@ static int stx__capture_lost(stx_gpu *g) {
     g->repeatable = 0;
     return 1;
 }
+
 /* After a launch: an error becomes the context's, once, with the kernel's name. */
 static int stx__cuda_failed(stx_ctx *x, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(stx__gpu(x))) return 0;
-    stx_fail(x, STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on "
-             "from the last checkpoint",
-             what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
+    stx_fail(
+        x, STX_ERR_DEVICE,
+        "%s: CUDA says \"%s\" (%s) on %s: nothing that this step made can be used; free the context and go on "
+        "from the last checkpoint",
+        what, cudaGetErrorString(e), cudaGetErrorName(e), stx__gpu(x)->name);
     return 1;
 }
-#define STX__CHECK(x, name) stx__cuda_failed(x, cudaGetLastError(), name)
-/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...): launches on the context's stream and checks */
-#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
-    do { if (stx_ok(x)) { STX__LAUNCH(kernel, grid, block, smem, stx__use(x)->stream, __VA_ARGS__); STX__CHECK(x, name); } } while (0)
 
-/* Shared memory of a block in bytes: what any launch may have, and what every GPU from sm_80 on has
-   for a kernel that requests more (sm_86 and sm_89 have the least). */
+#define STX__CHECK(x, name) stx__cuda_failed(x, cudaGetLastError(), name)
+/* STX__RUN_KERNEL(x, "stx_fill", kernel, grid, block, shared bytes, arguments...):
+   launches on the context's stream and checks */
+#define STX__RUN_KERNEL(x, name, kernel, grid, block, smem, ...) \
+  do { \
+    if (stx_ok(x)) { \
+      STX__LAUNCH(kernel, grid, block, smem, stx__use(x)->stream, __VA_ARGS__); \
+      STX__CHECK(x, name); \
+    } \
+  } while (0)
+
+/* Shared memory of a block in bytes: what any launch may have, and what every GPU from
+   sm_80 on has for a kernel that requests more (sm_86 and sm_89 have the least). */
 enum { STX__SHARED_PLAIN = 48 << 10, STX__SHARED_LEAST = 99 << 10 };
+
 /* Before each launch with dynamic shared memory: 1, or 0 and an error */
 static int stx__may_share(stx_ctx *x, const void *kernel, size_t bytes, const char *what) {
     (void)stx__use(x);
     if (bytes <= STX__SHARED_PLAIN) return 1;
-    return !stx__cuda_failed(x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                     (int)bytes), what);
+    return !stx__cuda_failed(
+        x, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        what);
 }
 
-/* bytes of device scratch for the inside of one launcher: the next launcher may use the same, in stream order. NULL and an error when
-   there is no memory. */
+/* bytes of device scratch for the inside of one launcher: the next launcher may use
+   the same, in stream order. NULL and an error when there is no memory. */
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what);
+
 enum { STX__REPORT_BYTES = 1 << 16, STX__STAGE_BYTES = 1 << 20 };
 
-/* The host waits for the stream, or for the event if there is one: 1, or 0 and an error. Every wait for the GPU is this one: what runs
-   there may itself wait for other ranks, and they may be gone (>>group). */
-static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what);
+/* The host waits for the stream, or for the event if there is one: 1, or 0 and an
+   error. Every wait for the GPU is this one: what runs there may itself wait for other
+   ranks, and they may be gone (>>group). */
+static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
+                     const char *what);
 
 /* >>gemm's part of opening and closing a device: 1, or 0 and an error */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g);
 static void stx__gemm_close(stx_gpu *g);
 
+
 // >>shares, sums, fill, axpy, copy ------------------------------------------------------------------------------------
 
-/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a multiple of four numbers and whose lengths are such
-   multiples; anything else goes through the same code one by one. */
-template<int W> static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
+/* W = 4 or 1 neighbours at once. A kernel of W = 4 takes rows that all begin on a
+   multiple of four numbers and whose lengths are such multiples; anything else goes
+   through the same code one by one. */
+template <int W>
+static __device__ __forceinline__ void stx__getn(float (&v)[W], const stx__num &a, size_t i) {
     if constexpr (W == 4) {
         float4 q = stx__get4(a, i);
-        v[0] = q.x; v[1] = q.y; v[2] = q.z; v[3] = q.w;
+        v[0] = q.x;
+        v[1] = q.y;
+        v[2] = q.z;
+        v[3] = q.w;
     } else {
         v[0] = stx__get(a, i);
     }
 }
-template<int W> static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
-    if constexpr (W == 4) stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
-    else stx__put(a, i, v[0]);
+
+template <int W>
+static __device__ __forceinline__ void stx__putn(const stx__num &a, size_t i, const float (&v)[W]) {
+    if constexpr (W == 4)
+        stx__put4(a, i, make_float4(v[0], v[1], v[2], v[3]));
+    else
+        stx__put(a, i, v[0]);
 }
-template<int W> static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W], int accumulate) {
+
+template <int W>
+static __device__ __forceinline__ void stx__addn(const stx__num &a, size_t i, float (&v)[W],
+                                                 int accumulate) {
     if (accumulate) {
         float was[W];
         stx__getn<W>(was, a, i);
@@ -358,34 +523,45 @@ template<int W> static __device__ __forceinline__ void stx__addn(const stx__num 
     }
     stx__putn<W>(a, i, v);
 }
-/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
-#define STX__STEP(i, n, W) for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
-i += (size_t)gridDim.x * blockDim.x * W)
-/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest by the loop. What they compute does not depend on
-   it. */
-static unsigned stx__grid(stx_ctx *x, size_t threads) { return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16); }
-#define STX__RUN_BY(x, name, four, kernel, n, ...) \
-    do { \
-        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
-        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
-    } while (0)
 
-/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their number alone, so that the result is the same on every
-   GPU; sums of a chunk go to scratch, and are then added in a fixed tree.
-   MODE 0: sum of dy; 1: of dy f; 2: of dy (f - mean) rstd, and of dy into the second half of a chunk's sums.
-   First stage: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W, int MODE>
-STX__GLOBAL(256) stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean,
-                                     stx__num rstd, size_t N, size_t C, size_t rows) {
+/* Every W-th i below n, shared by all threads of the grid, which may be smaller than n */
+#define STX__STEP(i, n, W) \
+  for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W; i < n; \
+       i += (size_t)gridDim.x * blockDim.x * W)
+
+/* Blocks of 256 for so many threads' work: enough to fill the GPU twice over, the rest
+   by the loop. What they compute does not depend on it. */
+static unsigned stx__grid(stx_ctx *x, size_t threads) {
+    return stx__blocks(threads, 256, (size_t)stx__gpu(x)->sms * 16);
+}
+
+#define STX__RUN_BY(x, name, four, kernel, n, ...) \
+  do { \
+    if (four) \
+      STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, (n) / 4), 256, 0, __VA_ARGS__); \
+    else \
+      STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, n), 256, 0, __VA_ARGS__); \
+  } while (0)
+
+/* Sums of columns in two stages. The rows are cut in chunks, at most 1024, by their
+   number alone, so that the result is the same on every GPU; sums of a chunk go to
+   scratch, and are then added in a fixed tree. MODE 0: sum of dy; 1: of dy f; 2: of dy
+   (f - mean) rstd, and of dy into the second half of a chunk's sums. First stage: a
+   block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template <int W, int MODE>
+STX__GLOBAL(256)
+stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__num mean, stx__num rstd, size_t N,
+                    size_t C, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
+                 hi = lo + rows < N ? lo + rows : N;
     const size_t ld = MODE == 2 ? 2 * C : C;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
         size_t c = c0 + lane * W;
         float s[W] = {0}, s2[W] = {0};
         if (c < C) {
-            #pragma unroll 4
+#pragma unroll 4
             for (size_t n = lo + row; n < hi; n += 8) {
                 float v[W], w[W];
                 stx__getn<W>(v, dy, n * C + c);
@@ -402,9 +578,10 @@ STX__GLOBAL(256) stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__
             }
         }
         for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
-        if (MODE == 2) for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
+        if (MODE == 2)
+            for (int e = 0; e < W; e++) sh2[(row * W + e) * 32 + lane] = s2[e];
         __syncthreads();
-        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+        if (row < W && c < C) { /* the rows' sums, number `row` of each lane's W */
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
                 t += sh[(k * W + row) * 32 + lane];
@@ -416,15 +593,18 @@ STX__GLOBAL(256) stx__columns_kernel(float *part, stx__num dy, stx__num f, stx__
         __syncthreads();
     }
 }
-/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32 takes 32 columns; a thread adds every 32nd chunk, a
-   warp the 32 sums of a column. sh: 32 * 33 numbers. */
-static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const float *part, size_t ld, size_t chunks, size_t C,
-                                                       float *sh) {
+
+/* Second stage: d (C) += sum over the chunks of part (chunks,ld). A block of 32 by 32
+   takes 32 columns; a thread adds every 32nd chunk, a warp the 32 sums of a column.
+   sh: 32 * 33 numbers. */
+static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const float *part,
+                                                        size_t ld, size_t chunks, size_t C,
+                                                        float *sh) {
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32;
     for (size_t c0 = (size_t)blockIdx.x * 32; c0 < C; c0 += (size_t)gridDim.x * 32) {
         float s = 0;
         if (c0 + lane < C) {
-            #pragma unroll 8
+#pragma unroll 8
             for (size_t k = row; k < chunks; k += 32) s += part[k * ld + c0 + lane];
         }
         sh[row * 33 + lane] = s;
@@ -434,56 +614,87 @@ static __device__ __forceinline__ void stx__columns_add(const stx__num &d, const
         __syncthreads();
     }
 }
-/* The same for up to three d, of which number k has the columns [k C, k C + C) of part: a row of blocks each, in one launch */
+
+/* The same for up to three d, of which number k has the columns [k C, k C + C) of
+   part: a row of blocks each, in one launch */
 enum { STX__COLUMN_SUMS = 3 };
-struct stx__column_sums { stx__num d[STX__COLUMN_SUMS]; };
-STX__GLOBAL(1024) stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld,
-                                          size_t chunks, size_t C) {
+
+struct stx__column_sums {
+    stx__num d[STX__COLUMN_SUMS];
+};
+
+STX__GLOBAL(1024)
+stx__columns_sum_kernel(stx__column_sums to, const float *part, size_t ld, size_t chunks,
+                        size_t C) {
     STX__SHARED(float, sh, 32 * 33);
     const size_t k = blockIdx.y;
     if (to.d[k].p) stx__columns_add(to.d[k], part + k * C, ld, chunks, C, sh);
 }
-/* SUMS THAT WAIT. The second stage of such sums is little work and a launch of its own. Where it goes to gradients of parameters, which
-   backward adds to and does not read, it may wait until many of them are made in one launch: when the table or the memory for the first
-   stages is full, before gradients go to other ranks, and when the tape has been walked. They are the same sums, added in the same order
-   to each array, but for one that other kernels add to meanwhile, whose order of additions is another fixed one. */
+
+/* SUMS THAT WAIT. The second stage of such sums is little work and a launch of its
+   own. Where it goes to gradients of parameters, which backward adds to and does not
+   read, it may wait until many of them are made in one launch: when the table or the
+   memory for the first stages is full, before gradients go to other ranks, and when
+   the tape has been walked. They are the same sums, added in the same order to each
+   array, but for one that other kernels add to meanwhile, whose order of additions is
+   another fixed one. */
 enum { STX__LATE_MOST = 24 };
 #ifndef CUDA_HOST
   #define STX__LATE_ROOM ((size_t)32 << 20)
 #else
   #define STX__LATE_ROOM ((size_t)1 << 17)
 #endif
-struct stx__late_sum { stx__num d; const float *part; size_t ld, chunks, C; };
-struct stx__late_sums { stx__late_sum s[STX__LATE_MOST]; };
-/* Sums of the pieces of a product (PIECES OF K, >>gemm) wait likewise, in memory of their own */
+struct stx__late_sum {
+    stx__num d;
+    const float *part;
+    size_t ld, chunks, C;
+};
+
+struct stx__late_sums {
+    stx__late_sum s[STX__LATE_MOST];
+};
+
+/* Sums of the pieces of a product (PIECES OF K, >>gemm) wait likewise, in memory of
+   their own */
 #ifndef CUDA_HOST
   #define STX__PIECES_ROOM ((size_t)64 << 20)
 #else
   #define STX__PIECES_ROOM ((size_t)1 << 19)
 #endif
-struct stx__piece_sum { stx__num d; const float *part; size_t n, stride, pieces; };
-struct stx__piece_sums { stx__piece_sum s[STX__LATE_MOST]; };
+struct stx__piece_sum {
+    stx__num d;
+    const float *part;
+    size_t n, stride, pieces;
+};
+
+struct stx__piece_sums {
+    stx__piece_sum s[STX__LATE_MOST];
+};
+
 struct stx__late {
-    int depth, count, products;         /* depth: of stx_cuda_late; how many sums wait, of rows and of products */
+    /* depth: of stx_cuda_late; how many sums wait, of rows and of products */
+    int depth, count, products;
     char *room, *pieces;
     size_t used, pieces_used;
     stx__late_sums sums;
     stx__piece_sums product;
 };
+
 STX__GLOBAL(1024) stx__late_kernel(stx__late_sums all) {
     STX__SHARED(float, sh, 32 * 33);
     const stx__late_sum &s = all.s[blockIdx.y];
     stx__columns_add(s.d, s.part, s.ld, s.chunks, s.C, sh);
 }
-/* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart. A thread takes four neighbours at a time; a row of
-   blocks each sum. */
-template<int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
+
+/* d (n) += the sum of the pieces, the first one first: part (pieces,n), stride apart.
+   A thread takes four neighbours at a time; a row of blocks each sum. */
+template <int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
     const stx__piece_sum &s = all.s[blockIdx.y];
     const stx__num part = {(void *)s.part, NULL, 0};
     STX__STEP(i, s.n, W) {
         float v[W], w[W];
         stx__getn<W>(v, part, i);
-        #pragma unroll 4
+#pragma unroll 4
         for (size_t k = 1; k < s.pieces; k++) {
             stx__getn<W>(w, part, k * s.stride + i);
             for (int e = 0; e < W; e++) v[e] += w[e];
@@ -491,6 +702,7 @@ template<int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
         stx__addn<W>(s.d, i, v, 1);
     }
 }
+
 static void stx__products_now(stx_ctx *x) {
     struct stx__late *t = stx__gpu(x)->late;
     size_t most = 1;
@@ -501,65 +713,83 @@ static void stx__products_now(stx_ctx *x) {
         if (s->n > most) most = s->n;
         four = four && (s->n | s->stride) % 4 == 0 && stx__by4(s->d);
     }
-    if (four) STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<4>, dim3(stx__grid(x, most / 4),
-                              (unsigned)t->products), 256, 0, t->product);
-    else STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<1>, dim3(stx__grid(x, most), (unsigned)t->products),
-                         256, 0, t->product);
+    if (four)
+        STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<4>,
+                        dim3(stx__grid(x, most / 4), (unsigned)t->products), 256, 0, t->product);
+    else
+        STX__RUN_KERNEL(x, "stx_backward, sums of products", stx__piece_sums_kernel<1>,
+                        dim3(stx__grid(x, most), (unsigned)t->products), 256, 0, t->product);
     memset(&t->product, 0, sizeof t->product);
     t->products = 0;
     t->pieces_used = 0;
 }
+
 static void stx__late_now(stx_ctx *x) {
     struct stx__late *t = stx__gpu(x)->late;
     size_t most = 1;
     stx__products_now(x);
     if (!t || !t->count) return;
-    for (int k = 0; k < t->count; k++) if (t->sums.s[k].C > most) most = t->sums.s[k].C;
-    STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel, dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0,
-                    t->sums);
+    for (int k = 0; k < t->count; k++)
+        if (t->sums.s[k].C > most) most = t->sums.s[k].C;
+    STX__RUN_KERNEL(x, "stx_backward, sums of rows", stx__late_kernel,
+                    dim3(stx__blocks(most, 32, 65535), (unsigned)t->count), 1024, 0, t->sums);
     memset(&t->sums, 0, sizeof t->sums);
     t->count = 0;
     t->used = 0;
 }
-/* Memory for the first stage of up to STX__COLUMN_SUMS sums: *late, or scratch, for sums that are made at once */
+
+/* Memory for the first stage of up to STX__COLUMN_SUMS sums: *late, or scratch, for
+   sums that are made at once */
 static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *late) {
     stx_gpu *g = stx__use(x);
     struct stx__late *t = g->late;
     size_t bytes = (numbers * sizeof(float) + 255) / 256 * 256;
     *late = *late && stx_ok(x) && t && t->depth && bytes <= STX__LATE_ROOM;
     if (*late && !t->room && !g->capturing) {
-        if (cudaMalloc((void **)&t->room, STX__LATE_ROOM) == cudaSuccess) g->bytes += STX__LATE_ROOM;
-        else { (void)cudaGetLastError(); t->room = NULL; }
+        if (cudaMalloc((void **)&t->room, STX__LATE_ROOM) == cudaSuccess)
+            g->bytes += STX__LATE_ROOM;
+        else {
+            (void)cudaGetLastError();
+            t->room = NULL;
+        }
     }
     *late = *late && t->room;
     if (!*late) return (float *)stx__scratch_of(x, numbers * sizeof(float), name);
-    if (t->used + bytes > STX__LATE_ROOM || t->count + STX__COLUMN_SUMS > STX__LATE_MOST) stx__late_now(x);
+    if (t->used + bytes > STX__LATE_ROOM || t->count + STX__COLUMN_SUMS > STX__LATE_MOST)
+        stx__late_now(x);
     t->used += bytes;
     return (float *)(void *)(t->room + t->used - bytes);
 }
+
 /* Have two gradients of n and m numbers some in common, as views of one parameter may? */
 static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t m) {
     const uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
     return p && q && p < q + m * sizeof *a && q < p + n * sizeof *a;
 }
+
 /* d[k] (C) += the sums of columns [k C, k C + C) of part (chunks,ld) */
-static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count, const float *part, size_t ld, size_t chunks,
-                             size_t C, int late) {
+static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
+                             const float *part, size_t ld, size_t chunks, size_t C, int late) {
     struct stx__late *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
     for (k = 0; late && k < count; k++) {
-        for (j = 0; j < t->count; j++) again |= stx__columns_meet(d[k], C, t->sums.s[j].d.p, t->sums.s[j].C);
+        for (j = 0; j < t->count; j++)
+            again |= stx__columns_meet(d[k], C, t->sums.s[j].d.p, t->sums.s[j].C);
         for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
-    for (k = 0; late && !again && k < count; k++) if (d[k]) {
-        stx__late_sum *s = &t->sums.s[t->count++];
-        s->d = stx__num_of(x, d[k]);
-        s->part = part + k * C;
-        s->ld = ld; s->chunks = chunks; s->C = C;
-    }
+    for (k = 0; late && !again && k < count; k++)
+        if (d[k]) {
+            stx__late_sum *s = &t->sums.s[t->count++];
+            s->d = stx__num_of(x, d[k]);
+            s->part = part + k * C;
+            s->ld = ld;
+            s->chunks = chunks;
+            s->C = C;
+        }
     if (late && !again) return;
-    if (late) stx__late_now(x);             /* of one array in order: those before, and then these, at once */
+    /* of one array in order: those before, and then these, at once */
+    if (late) stx__late_now(x);
     again = 0;
     memset(&to, 0, sizeof to);
     for (k = 0; k < count; k++) {
@@ -567,24 +797,33 @@ static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, i
         wanted += d[k] != NULL;
         for (j = 0; j < k; j++) again |= stx__columns_meet(d[k], C, d[j], C);
     }
-    if (wanted && !again) STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to,
-                                          part, ld, chunks, C);
-    for (k = 0; again && k < count; k++) {          /* one array for two sums: one after the other */
+    if (wanted && !again)
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
+                        dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, to, part, ld,
+                        chunks, C);
+    /* one array for two sums: one after the other */
+    for (k = 0; again && k < count; k++) {
         memset(&one, 0, sizeof one);
         one.d[k] = to.d[k];
-        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel, dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part,
-                        ld, chunks, C);
+        STX__RUN_KERNEL(x, name, stx__columns_sum_kernel,
+                        dim3(stx__blocks(C, 32, 65535), (unsigned)count), 1024, 0, one, part, ld,
+                        chunks, C);
     }
 }
-/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most `most` chunks */
+
+/* How many rows a chunk of N rows has: at least `least`, a multiple of 8, and at most
+   `most` chunks */
 static size_t stx__chunk(size_t N, size_t least, size_t most) {
     size_t rows = ((N + most - 1) / most + 7) / 8 * 8;
     return rows < least ? least : rows;
 }
+
 /* pad: of the C columns the last ones that are not wanted, if there is one sum */
-static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2, const stx_real *dy, const stx_real *f,
-                         const stx_real *mean, const stx_real *rstd, size_t N, size_t C, size_t pad, int late) {
-    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean), R = stx__num_of(x, rstd);
+static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2,
+                         const stx_real *dy, const stx_real *f, const stx_real *mean,
+                         const stx_real *rstd, size_t N, size_t C, size_t pad, int late) {
+    stx__num G = stx__num_of(x, dy), F = stx__num_of(x, f), M = stx__num_of(x, mean),
+             R = stx__num_of(x, rstd);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows, ld = mean ? 2 * C : C;
     int four = C % 4 == 0 && stx__by4(G) && stx__by4(F);
     dim3 grid((unsigned)chunks, stx__blocks(C, four ? 128 : 32, 65535));
@@ -593,34 +832,56 @@ static void stx__columns(stx_ctx *x, const char *name, stx_real *d, stx_real *d2
     if (!N || !C) return;
     part = stx__late_part(x, name, chunks * ld, &late);
     if (!part) return;
-    if (mean && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    else if (mean) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    else if (f && four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    else if (f) STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    else if (four) STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    else STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C, rows);
-    to[0] = d; to[1] = d2;
+    if (mean && four)
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 2>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    else if (mean)
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 2>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    else if (f && four)
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 1>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    else if (f)
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 1>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    else if (four)
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<4, 0>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    else
+        STX__RUN_KERNEL(x, name, (stx__columns_kernel<1, 0>), grid, 256, 0, part, G, F, M, R, N, C,
+                        rows);
+    to[0] = d;
+    to[1] = d2;
     stx__columns_sum(x, name, to, mean ? 2 : 1, part, ld, chunks, C - pad, late);
 }
+
 /* db (C) += sum over rows of dy (N,C). In two stages, see stx__columns. */
 void stx_sum_rows_cuda(stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C) {
     stx__columns(x, "stx_sum_rows", db, NULL, dy, NULL, NULL, NULL, N, C, 0, 0);
 }
 
-/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a block; otherwise the block is the row. Sums and maxima
-   come to all threads, in a fixed tree; sh: 32 numbers. */
-template<int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
-    if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+/* The 32, 256 or 1024 threads of a row: T. Warps of T = 32 are on their own, 8 in a
+   block; otherwise the block is the row. Sums and maxima come to all threads, in a
+   fixed tree; sh: 32 numbers. */
+template <int T, class F> static __device__ __forceinline__ F stx__row_sum(F v, F *sh) {
+    if constexpr (sizeof v == 8)
+        v = stx__warp_sum_f64(v);
+    else
+        v = stx__warp_sum(v);
     if constexpr (T > 32) {
         __syncthreads();
         if (threadIdx.x % 32 == 0) sh[threadIdx.x / 32] = v;
         __syncthreads();
         v = threadIdx.x % 32 < T / 32 ? sh[threadIdx.x % 32] : 0;
-        if constexpr (sizeof v == 8) v = stx__warp_sum_f64(v); else v = stx__warp_sum(v);
+        if constexpr (sizeof v == 8)
+            v = stx__warp_sum_f64(v);
+        else
+            v = stx__warp_sum(v);
     }
     return v;
 }
-template<int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
+
+template <int T> static __device__ __forceinline__ float stx__row_max(float v, float *sh) {
     v = stx__warp_max(v);
     if constexpr (T > 32) {
         __syncthreads();
@@ -631,68 +892,84 @@ template<int T> static __device__ __forceinline__ float stx__row_max(float v, fl
     return v;
 }
 
-/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then a fixed tree. */
-STX__GLOBAL(1024) stx__total_kernel(stx__num y, const double *part, size_t n, double divisor,
-                                    int accumulate) {
+/* y (1) = or += sum of part (n) / divisor. One block: a thread adds every 1024th, then
+   a fixed tree. */
+STX__GLOBAL(1024)
+stx__total_kernel(stx__num y, const double *part, size_t n, double divisor, int accumulate) {
     STX__SHARED(double, sh, 32);
     double s = 0;
-    #pragma unroll 8
+#pragma unroll 8
     for (size_t i = threadIdx.x; i < n; i += 1024) s += part[i];
     s = stx__row_sum<1024>(s, sh);
     if (threadIdx.x == 0) stx__add(y, 0, (float)(s / divisor), accumulate);
 }
-/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each a multiple of four: a block has a piece. */
+
+/* part (pieces) = sum of a, of (a - b)^2 or of a b, over `each` numbers a piece, each
+   a multiple of four: a block has a piece. */
 enum { STX__SUM, STX__SUM_SQUARES, STX__SUM_PRODUCTS };
-template<int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
+
+template <int MODE> static __device__ __forceinline__ double stx__term(float a, float b) {
     double d = MODE == STX__SUM_SQUARES ? (double)a - (double)b : (double)a;
     return MODE == STX__SUM ? d : MODE == STX__SUM_SQUARES ? d * d : d * (double)b;
 }
-template<int MODE>
-STX__GLOBAL(256) stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each,
-                                    int four) {
+
+template <int MODE>
+STX__GLOBAL(256)
+stx__pieces_kernel(double *part, stx__num a, stx__num b, size_t n, size_t each, int four) {
     STX__SHARED(double, sh, 32);
-    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n, fours = four ? (hi - lo) / 4 : 0;
+    const size_t lo = blockIdx.x * each, hi = lo + each < n ? lo + each : n,
+                 fours = four ? (hi - lo) / 4 : 0;
     double s = 0;
-    #pragma unroll 4
+#pragma unroll 4
     for (size_t q = threadIdx.x; q < fours; q += 256) {
         float v[4], w[4] = {0};
         stx__getn<4>(v, a, lo + 4 * q);
         if (MODE) stx__getn<4>(w, b, lo + 4 * q);
         for (int e = 0; e < 4; e++) s += stx__term<MODE>(v[e], w[e]);
     }
-    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256) s += stx__term<MODE>(stx__get(a, i), MODE ? stx__get(b, i) : 0);
+    for (size_t i = lo + 4 * fours + threadIdx.x; i < hi; i += 256)
+        s += stx__term<MODE>(stx__get(a, i), MODE ? stx__get(b, i) : 0);
     s = stx__row_sum<256>(s, sh);
     if (threadIdx.x == 0) part[blockIdx.x] = s;
 }
-/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces, cut by n alone. */
-static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
-                          double divisor, int accumulate) {
+
+/* y (1) = or += the sum over n numbers, divided: in two stages, at most 2048 pieces,
+   cut by n alone. */
+static void stx__sum_cuda(stx_ctx *x, const char *name, int mode, stx_real *y, const stx_real *a,
+                          const stx_real *b, size_t n, double divisor, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
     size_t each = stx__chunk(n, 4096, 2048), pieces = (n + each - 1) / each;
     int four = stx__by4(A) && stx__by4(B);
     double *part;
     if (!n || !(part = (double *)stx__scratch_of(x, pieces * sizeof *part, name))) return;
-    if (mode == STX__SUM) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
-    else if (mode == STX__SUM_SQUARES) STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0, part, A, B,
-                                                       n, each, four);
-    else STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0, part, A, B, n, each, four);
+    if (mode == STX__SUM)
+        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM>, (unsigned)pieces, 256, 0, part, A, B,
+                        n, each, four);
+    else if (mode == STX__SUM_SQUARES)
+        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_SQUARES>, (unsigned)pieces, 256, 0,
+                        part, A, B, n, each, four);
+    else
+        STX__RUN_KERNEL(x, name, stx__pieces_kernel<STX__SUM_PRODUCTS>, (unsigned)pieces, 256, 0,
+                        part, A, B, n, each, four);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, Y, part, pieces, divisor, accumulate);
 }
 
 /* y (n) = value. A thread writes four neighbours at a time. */
-template<int W> STX__GLOBAL(256) stx__fill_kernel(stx__num y, size_t n, float value) {
+template <int W> STX__GLOBAL(256) stx__fill_kernel(stx__num y, size_t n, float value) {
     float v[W];
     for (int e = 0; e < W; e++) v[e] = value;
     STX__STEP(i, n, W) stx__putn<W>(y, i, v);
 }
+
 void stx_fill_cuda(stx_ctx *x, stx_real *y, size_t n, stx_real value) {
     stx__num Y = stx__num_of(x, y);
     if (n) STX__RUN_BY(x, "stx_fill", n % 4 == 0 && stx__by4(Y), stx__fill_kernel, n, Y, n, value);
 }
 
 /* y (n) = s a, or y += s a. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
+template <int W>
+STX__GLOBAL(256)
+stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int accumulate) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -706,15 +983,21 @@ STX__GLOBAL(256) stx__axpy_kernel(stx__num y, stx__num a, size_t n, float s, int
         stx__putn<W>(y, i, v);
     }
 }
-void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate) {
+
+void stx_axpy_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
+                   int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n) STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y, A, n, s, accumulate);
+    if (n)
+        STX__RUN_BY(x, "stx_axpy", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__axpy_kernel, n, Y,
+                    A, n, s, accumulate);
 }
 
-/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four neighbours of a row at a time. */
-template<int W>
-STX__GLOBAL(256) stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n,
-                                    size_t cols, int accumulate) {
+/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart. A thread takes four
+   neighbours of a row at a time. */
+template <int W>
+STX__GLOBAL(256)
+stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t lda, size_t n, size_t cols,
+                   int accumulate) {
     STX__STEP(i, n, W) {
         size_t r = i / cols, c = i - r * cols;
         float v[W];
@@ -722,41 +1005,55 @@ STX__GLOBAL(256) stx__copy2d_kernel(stx__num y, size_t ldy, stx__num a, size_t l
         stx__addn<W>(y, r * ldy + c, v, accumulate);
     }
 }
-void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols, int accumulate) {
+
+void stx_copy2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
+                     size_t rows, size_t cols, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     size_t n = rows * cols;
     int four = (cols | (rows > 1 ? ldy | lda : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A);
-    if (n) STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols, accumulate);
+    if (n)
+        STX__RUN_BY(x, "stx_copy2d", four, stx__copy2d_kernel, n, Y, ldy, A, lda, n, cols,
+                    accumulate);
 }
 
-/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four neighbours of a row at a time. */
-template<int W>
-STX__GLOBAL(256) stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b,
-                                      size_t ldb, size_t wb, size_t n) {
+/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side. A thread takes four
+   neighbours of a row at a time. */
+template <int W>
+STX__GLOBAL(256)
+stx__concat2d_kernel(stx__num y, stx__num a, size_t lda, size_t wa, stx__num b, size_t ldb,
+                     size_t wb, size_t n) {
     STX__STEP(i, n, W) {
         size_t r = i / (wa + wb), c = i - r * (wa + wb);
         float v[W];
-        if (c < wa) stx__getn<W>(v, a, r * lda + c);
-        else stx__getn<W>(v, b, r * ldb + (c - wa));
+        if (c < wa)
+            stx__getn<W>(v, a, r * lda + c);
+        else
+            stx__getn<W>(v, b, r * ldb + (c - wa));
         stx__putn<W>(y, i, v);
     }
 }
-void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
-                       size_t rows) {
+
+void stx_concat2d_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
+                       const stx_real *b, size_t ldb, size_t wb, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
     size_t n = rows * (wa + wb);
-    int four = (wa | wb | (rows > 1 ? lda | ldb : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B);
-    if (n) STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
+    int four = (wa | wb | (rows > 1 ? lda | ldb : 0)) % 4 == 0 && stx__by4(Y) && stx__by4(A)
+               && stx__by4(B);
+    if (n)
+        STX__RUN_BY(x, "stx_concat2d", four, stx__concat2d_kernel, n, Y, A, lda, wa, B, ldb, wb, n);
 }
 
-/* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a row of a (rows,w), if there is an a. A thread has every
-   w-th number of a row, or four neighbours of them, and is the only one that reads or writes them: so they move in place, n / w steps one
-   after the other. */
-template<int W>
-STX__GLOBAL(256) stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda,
-                                     size_t w, size_t all) {
+/* Each row of y (rows,n), ldy apart, moves w numbers to its beginning and ends in a
+   row of a (rows,w), if there is an a. A thread has every w-th number of a row, or
+   four neighbours of them, and is the only one that reads or writes them: so they move
+   in place, n / w steps one after the other. */
+template <int W>
+STX__GLOBAL(256)
+stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num a, size_t lda, size_t w,
+                    size_t all) {
     STX__STEP(i, all, W) {
-        size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);        /* from `last` on a's */
+        /* from `last` on a's */
+        size_t r = i / w, at = r * ldy + (i - r * w), last = r * ldy + (n - w);
         float v[W], next[W];
         if (at < last) {
             stx__getn<W>(v, y, at + w);
@@ -773,18 +1070,24 @@ STX__GLOBAL(256) stx__shift2d_kernel(stx__num y, size_t ldy, size_t n, stx__num 
         stx__putn<W>(y, at, v);
     }
 }
-void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows) {
+
+void stx_shift2d_cuda(stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda,
+                      size_t w, size_t rows) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     size_t all = rows * w;
-    int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y) && stx__by4(A);
-    if (all) STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
+    int four = (w | (rows > 1 ? (a ? lda : 0) | ldy : 0) | n) % 4 == 0 && stx__by4(Y)
+               && stx__by4(A);
+    if (all)
+        STX__RUN_BY(x, "stx_shift2d", four, stx__shift2d_kernel, all, Y, ldy, n, A, lda, w, all);
 }
+
 
 // >>add, mul, scale ---------------------------------------------------------------------------------------------------
 
 /* y (n) = a (n) + b (nb), b repeats. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
+template <int W>
+STX__GLOBAL(256)
+stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -793,15 +1096,20 @@ STX__GLOBAL(256) stx__add_kernel(stx__num y, stx__num a, stx__num b, size_t n, s
         stx__putn<W>(y, i, v);
     }
 }
-void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+
+void stx_add_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
+                      size_t nb) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n) STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__add_kernel, n, Y, A, B, n, nb);
+    if (n)
+        STX__RUN_BY(x, "stx_add_fwd", nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B),
+                    stx__add_kernel, n, Y, A, B, n, nb);
 }
 
-/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb,
-                                 int accumulate) {
+/* y (n) = or += a (n) b (nb), b repeats: forward, and da and db of backward. A thread
+   takes four neighbours at a time. */
+template <int W>
+STX__GLOBAL(256)
+stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, size_t nb, int accumulate) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, a, i);
@@ -810,29 +1118,43 @@ STX__GLOBAL(256) stx__mul_kernel(stx__num y, stx__num a, stx__num b, size_t n, s
         stx__addn<W>(y, i, v, accumulate);
     }
 }
-static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb,
-                          int accumulate) {
+
+static void stx__mul_cuda(stx_ctx *x, const char *name, stx_real *y, const stx_real *a,
+                          const stx_real *b, size_t n, size_t nb, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a), B = stx__num_of(x, b);
-    if (n) STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B), stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
+    if (n)
+        STX__RUN_BY(x, name, nb % 4 == 0 && stx__by4(Y) && stx__by4(A) && stx__by4(B),
+                    stx__mul_kernel, n, Y, A, B, n, nb, accumulate);
 }
-void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb) {
+
+void stx_mul_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
+                      size_t nb) {
     stx__mul_cuda(x, "stx_mul_fwd", y, a, b, n, nb, 0);
 }
+
 /* y = a b:   da = or += dy b ; db += sum over repeats of dy a (a sum of columns when b repeats) */
-void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n,
-                      size_t nb, int accumulate) {
+void stx_mul_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a,
+                      const stx_real *b, size_t n, size_t nb, int accumulate) {
     if (da) stx__mul_cuda(x, "stx_mul_bwd", da, dy, b, n, nb, accumulate);
-    if (db && n == nb) stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
-    else if (db && n) stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0, 0);
+    if (db && n == nb)
+        stx__mul_cuda(x, "stx_mul_bwd", db, dy, a, n, n, 1);
+    else if (db && n)
+        stx__columns(x, "stx_mul_bwd", db, NULL, dy, a, NULL, NULL, n / nb, nb, 0, 0);
 }
+
 
 // >>activations -------------------------------------------------------------------------------------------------------
 
-/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math would make of shorter names; NaN stays NaN. */
+/* e^v, tanh and erf are CUDA's accurate ones (1 to 5 ulp), whatever -use_fast_math
+   would make of shorter names; NaN stays NaN. */
 #ifdef CUDA_HOST
-static inline float stx__phi(float v) { return (float)(0.5 * erfc(v * -0.70710678118654752440)); }
+static inline float stx__phi(float v) {
+    return (float)(0.5 * erfc(v * -0.70710678118654752440));
+}
 #else
-static __device__ __forceinline__ float stx__phi(float v) { return normcdff(v); }
+static __device__ __forceinline__ float stx__phi(float v) {
+    return normcdff(v);
+}
 #endif
 static __device__ __forceinline__ float stx__act(float v, int act) {
     switch (act) {
@@ -843,11 +1165,13 @@ static __device__ __forceinline__ float stx__act(float v, int act) {
     default: return v;
     }
 }
+
 /* g times d act / d a, given y = act(a) and, for gelu, a */
 static __device__ __forceinline__ float stx__act_slope(float g, float y, float a, int act) {
     switch (act) {
     case STX_ACT_RELU: return y > 0 ? g : 0;
-    case STX_ACT_GELU: return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
+    case STX_ACT_GELU:
+        return g * fmaf(a, 0.39894228040143267794f * expf(-0.5f * a * a), stx__phi(a));
     case STX_ACT_TANH: return g * fmaf(-y, y, 1.0f);
     case STX_ACT_SIGMOID: return g * (y * (1 - y));
     default: return g;
@@ -855,7 +1179,7 @@ static __device__ __forceinline__ float stx__act_slope(float g, float y, float a
 }
 
 /* y (n) = act(a (n)), y may be a. A thread takes four neighbours at a time. */
-template<int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
+template <int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, size_t n, int act) {
     STX__STEP(i, n, W) {
         float v[W];
         stx__getn<W>(v, a, i);
@@ -863,47 +1187,72 @@ template<int W> STX__GLOBAL(256) stx__act_fwd_kernel(stx__num y, stx__num a, siz
         stx__putn<W>(y, i, v);
     }
 }
+
 void stx_act_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (n) STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel, n, Y, A, n, act);
+    if (n)
+        STX__RUN_BY(x, "stx_act_fwd", n % 4 == 0 && stx__by4(Y) && stx__by4(A), stx__act_fwd_kernel,
+                    n, Y, A, n, act);
 }
 
 /* y = act(a):   da = or += dy act'(a); a is read for gelu only, y for the others; da may be dy. As forward. */
-template<int W>
-STX__GLOBAL(256) stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n,
-                                     int act, int accumulate) {
+template <int W>
+STX__GLOBAL(256)
+stx__act_bwd_kernel(stx__num da, stx__num dy, stx__num y, stx__num a, size_t n, int act,
+                    int accumulate) {
     STX__STEP(i, n, W) {
         float g[W], v[W] = {0}, u[W] = {0};
         stx__getn<W>(g, dy, i);
-        if (act == STX_ACT_GELU) stx__getn<W>(u, a, i);
-        else if (act) stx__getn<W>(v, y, i);
+        if (act == STX_ACT_GELU)
+            stx__getn<W>(u, a, i);
+        else if (act)
+            stx__getn<W>(v, y, i);
         for (int e = 0; e < W; e++) g[e] = stx__act_slope(g[e], v[e], u[e], act);
         stx__addn<W>(da, i, g, accumulate);
     }
 }
-void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
-                      int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y), A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
+
+void stx_act_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
+                      const stx_real *a, size_t n, int act, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y),
+             A = stx__num_of(x, act == STX_ACT_GELU ? a : NULL);
     int four = n % 4 == 0 && stx__by4(D) && stx__by4(G) && stx__by4(Y) && stx__by4(A);
-    if (n) STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act, accumulate && da != dy);
+    if (n)
+        STX__RUN_BY(x, "stx_act_bwd", four, stx__act_bwd_kernel, n, D, G, Y, A, n, act,
+                    accumulate && da != dy);
 }
+
 
 // >>dropout -----------------------------------------------------------------------------------------------------------
 
-/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8 neighbours, kept if below keep. by[e] is the factor of
-   number i + e; i is a multiple of W. */
-typedef struct stx__drop { uint64_t seed, stream, first; const uint64_t *shift; uint32_t keep; float inv; } stx__drop;
-static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream, uint64_t first) {
+/* Dropout masks, the CPU's bit for bit: 16 bits of a Philox call for each of 8
+   neighbours, kept if below keep. by[e] is the factor of number i + e; i is a multiple
+   of W. */
+typedef struct stx__drop {
+    uint64_t seed, stream, first;
+    const uint64_t *shift;
+    uint32_t keep;
+    float inv;
+} stx__drop;
+
+static stx__drop stx__drop_of(stx_ctx *x, stx_real p, uint64_t seed, uint64_t stream,
+                              uint64_t first) {
     stx__drop d = {seed, stream, first, stx__gpu(x)->shift, 0, 1};
-    if (p > 0) {                            /* keep 0: no dropout */
+    if (p > 0) { /* keep 0: no dropout */
         double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
         d.keep = (uint32_t)(k < 1 ? 1 : k);
         d.inv = (float)(65536.0 / d.keep);
     }
     return d;
 }
-static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) { return d.stream + *d.shift; }
-template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d, uint64_t stream, size_t i) {
+
+static __device__ __forceinline__ uint64_t stx__drop_stream(const stx__drop &d) {
+    return d.stream + *d.shift;
+}
+
+template <int W>
+static __device__ __forceinline__ void stx__mask(float (&by)[W], const stx__drop &d,
+                                                 uint64_t stream, size_t i) {
     uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
     uint32_t lo = i & 4 ? r.z : r.x, hi = i & 4 ? r.w : r.y;
     if constexpr (W == 4) {
@@ -917,44 +1266,53 @@ template<int W> static __device__ __forceinline__ void stx__mask(float (&by)[W],
     }
 }
 
-/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as two fours if it can. */
-template<int W>
-STX__GLOBAL(256) stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d,
-                                     int accumulate) {
+/* y (n) = or += a mask / keep. A thread takes the 8 neighbours of one Philox call, as
+   two fours if it can. */
+template <int W>
+STX__GLOBAL(256)
+stx__dropout_kernel(stx__num y, stx__num a, size_t n, stx__drop d, int accumulate) {
     uint64_t stream = stx__drop_stream(d);
     STX__STEP(i, n, 8) {
         uint4 r = stx__philox(d.seed, stream, d.first + (uint64_t)i / 8);
         uint32_t bits[4] = {r.x, r.y, r.z, r.w};
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 8; e += W) {
             if (i + e < n) {
                 float v[W];
                 stx__getn<W>(v, a, i + e);
-                #pragma unroll
-                for (int k = 0; k < W; k++) v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu) < d.keep ?
-                    d.inv : 0;
+#pragma unroll
+                for (int k = 0; k < W; k++)
+                    v[k] *= ((e + k) & 1 ? bits[(e + k) / 2] >> 16 : bits[(e + k) / 2] & 0xffffu)
+                                    < d.keep
+                                ? d.inv
+                                : 0;
                 stx__addn<W>(y, i + e, v, accumulate);
             }
         }
     }
 }
-void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
-                          uint64_t first, int accumulate) {
+
+void stx_dropout_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p,
+                          uint64_t seed, uint64_t stream, uint64_t first, int accumulate) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     stx__drop d = stx__drop_of(x, p, seed, stream, first);
     unsigned grid = stx__grid(x, (n + 7) / 8);
-    if (!d.keep) d.keep = 65536;            /* p = 0 keeps all, as on the CPU */
-    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A)) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n,
-        d, accumulate);
-    else if (n) STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d, accumulate);
+    if (!d.keep) d.keep = 65536; /* p = 0 keeps all, as on the CPU */
+    if (n && n % 4 == 0 && stx__by4(Y) && stx__by4(A))
+        STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<4>, grid, 256, 0, Y, A, n, d,
+                        accumulate);
+    else if (n)
+        STX__RUN_KERNEL(x, "stx_dropout_fwd", stx__dropout_kernel<1>, grid, 256, 0, Y, A, n, d,
+                        accumulate);
 }
+
 
 // >>rezero ------------------------------------------------------------------------------------------------------------
 
 /* y (n) = h + alpha f, or alpha f. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha,
-                                        size_t n) {
+template <int W>
+STX__GLOBAL(256)
+stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx__num alpha, size_t n) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W] = {0}, w[W];
@@ -964,15 +1322,19 @@ STX__GLOBAL(256) stx__rezero_fwd_kernel(stx__num y, stx__num h, stx__num f, stx_
         stx__putn<W>(y, i, v);
     }
 }
-void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n) {
-    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f), A = stx__num_of(x, alpha);
+
+void stx_rezero_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
+                         const stx_real *alpha, size_t n) {
+    stx__num Y = stx__num_of(x, y), H = stx__num_of(x, h), F = stx__num_of(x, f),
+             A = stx__num_of(x, alpha);
     int four = n % 4 == 0 && stx__by4(Y) && stx__by4(H) && stx__by4(F);
     if (n) STX__RUN_BY(x, "stx_rezero_fwd", four, stx__rezero_fwd_kernel, n, Y, H, F, A, n);
 }
+
 /* y = h + alpha f:   df = or += alpha dy ; dalpha += sum of dy f (two stages, in double). As forward. */
-template<int W>
-STX__GLOBAL(256) stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n,
-                                        int accumulate) {
+template <int W>
+STX__GLOBAL(256)
+stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha, size_t n, int accumulate) {
     float s = stx__get(alpha, 0);
     STX__STEP(i, n, W) {
         float v[W];
@@ -981,54 +1343,78 @@ STX__GLOBAL(256) stx__rezero_bwd_kernel(stx__num df, stx__num dy, stx__num alpha
         stx__addn<W>(df, i, v, accumulate);
     }
 }
-void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f, const stx_real *alpha,
-                         size_t n, int accumulate) {
+
+void stx_rezero_bwd_cuda(stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy,
+                         const stx_real *f, const stx_real *alpha, size_t n, int accumulate) {
     stx__num D = stx__num_of(x, df), G = stx__num_of(x, dy), A = stx__num_of(x, alpha);
     if (dalpha) stx__sum_cuda(x, "stx_rezero_bwd", STX__SUM_PRODUCTS, dalpha, dy, f, n, 1, 1);
-    if (df && n) STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G), stx__rezero_bwd_kernel, n, D, G, A, n,
-                             accumulate);
+    if (df && n)
+        STX__RUN_BY(x, "stx_rezero_bwd", n % 4 == 0 && stx__by4(D) && stx__by4(G),
+                    stx__rezero_bwd_kernel, n, D, G, A, n, accumulate);
 }
+
 
 // >>softmax -----------------------------------------------------------------------------------------------------------
 
-/* The block of such a kernel, and its launch bound. Two kernels also name a number of blocks on a
-   multiprocessor: without one the compiler aims at too many and spills. */
+/* The block of such a kernel, and its launch bound. Two kernels also name a number of
+   blocks on a multiprocessor: without one the compiler aims at too many and spills. */
 #define STX__ROW_BLOCK(T) ((T) == 32 ? 256 : (T))
 #define STX__EACH_ROW(n, N, T) \
-    for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
-/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row stand before the first four that is aligned, the
-   fours follow, then the tail. Rows of several arrays go together if their heads are the same. */
+  for (size_t n = (size_t)blockIdx.x * (STX__ROW_BLOCK(T) / T) + threadIdx.x / T; n < N; \
+       n += (size_t)gridDim.x * (STX__ROW_BLOCK(T) / T))
+
+/* Row lengths need not be multiples of four (a vocabulary): numbers [0, head) of a row
+   stand before the first four that is aligned, the fours follow, then the tail. Rows
+   of several arrays go together if their heads are the same. */
 static __device__ __forceinline__ size_t stx__head(const stx__num &a, size_t start, size_t n) {
     size_t h = (size_t)(0 - ((uintptr_t)a.p / (a.half ? 2 : 4) + start)) & 3;
     return h < n ? h : n;
 }
+
 static __device__ __forceinline__ int stx__fours(const stx__num &a, const stx__num &b) {
     return (((uintptr_t)a.p / (a.half ? 2 : 4)) & 3) == (((uintptr_t)b.p / (b.half ? 2 : 4)) & 3);
 }
-#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
-    do { \
-        if ((C) <= 512) STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
-        else if ((C) <= 32768) STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, __VA_ARGS__); \
-        else STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, __VA_ARGS__); \
-    } while (0)
 
-/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a maximum, but gets into the sum. */
-typedef struct stx__lse { float top, sum; } stx__lse;
-template<int K> static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
+#define STX__RUN_ROWS(x, name, N, C, kernel, ...) \
+  do { \
+    if ((C) <= 512) \
+      STX__RUN_KERNEL(x, name, kernel<32>, stx__blocks(N, 8, (size_t)1 << 30), 256, 0, \
+                      __VA_ARGS__); \
+    else if ((C) <= 32768) \
+      STX__RUN_KERNEL(x, name, kernel<256>, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, \
+                      __VA_ARGS__); \
+    else \
+      STX__RUN_KERNEL(x, name, kernel<1024>, stx__blocks(N, 1, (size_t)1 << 30), 1024, 0, \
+                      __VA_ARGS__); \
+  } while (0)
+
+/* The running maximum of some numbers and the sum of e^(v - max). NaN is not a
+   maximum, but gets into the sum. */
+typedef struct stx__lse {
+    float top, sum;
+} stx__lse;
+
+template <int K>
+static __device__ __forceinline__ void stx__lse_add(stx__lse &l, const float (&v)[K]) {
     float top = v[0];
-    #pragma unroll
+#pragma unroll
     for (int e = 1; e < K; e++) top = fmaxf(top, v[e]);
     if (top > l.top) {
         l.sum *= expf(l.top - top);
         l.top = top;
     }
-    #pragma unroll
+#pragma unroll
     for (int e = 0; e < K; e++) l.sum += v[e] == -HUGE_VALF ? 0 : expf(v[e] - l.top);
 }
-/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in all threads of the row. A thread has four fours under
-   way. -infinity alone gives NaN, as e^(a - max) would. */
-template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n, float *sh) {
-    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4, body = start + head;
+
+/* max and sum of e^(v - max) over the n numbers at a[start], in one pass, the same in
+   all threads of the row. A thread has four fours under way. -infinity alone gives
+   NaN, as e^(a - max) would. */
+template <int T>
+static __device__ __forceinline__ stx__lse stx__row_lse(const stx__num &a, size_t start, size_t n,
+                                                        float *sh) {
+    const size_t t = threadIdx.x % T, head = stx__head(a, start, n), fours = (n - head) / 4,
+                 body = start + head;
     stx__lse l = {-HUGE_VALF, 0};
     float v[16], one[1], top;
     size_t i, q;
@@ -1038,10 +1424,15 @@ template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const st
     }
     for (q = t; q + 3 * T < fours; q += 4 * T) {
         float4 u[4];
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) u[e] = stx__get4(a, body + 4 * (q + e * T));
-        #pragma unroll
-        for (int e = 0; e < 4; e++) { v[4 * e] = u[e].x; v[4 * e + 1] = u[e].y; v[4 * e + 2] = u[e].z; v[4 * e + 3] = u[e].w; }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v[4 * e] = u[e].x;
+            v[4 * e + 1] = u[e].y;
+            v[4 * e + 2] = u[e].z;
+            v[4 * e + 3] = u[e].w;
+        }
         stx__lse_add(l, v);
     }
     for (; q < fours; q += T) {
@@ -1061,10 +1452,12 @@ template<int T> static __device__ __forceinline__ stx__lse stx__row_lse(const st
     return l;
 }
 
-/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one pass for the maximum and the sum, one that writes.
+/* y (N,C) = softmax over the C of a row; y may be a. A warp or a block does a row: one
+   pass for the maximum and the sum, one that writes.
    */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1083,18 +1476,21 @@ STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_fwd_kernel(stx__num y, stx__num a, s
         }
     }
 }
+
 void stx_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
     if (N && C) STX__RUN_ROWS(x, "stx_softmax_fwd", N, C, stx__softmax_fwd_kernel, Y, A, N, C);
 }
+
 /* da (N,C) = or += y (dy - sum y dy). As forward. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_bwd_kernel(
-    stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C,
+                     fours = (C - head) / 4;
         float s = 0;
         for (size_t i = t; i < C - 4 * fours; i += T) {
             size_t j = start + (i < head ? i : i + 4 * fours);
@@ -1120,15 +1516,19 @@ STX__GLOBAL(STX__ROW_BLOCK(T)) stx__softmax_bwd_kernel(
         }
     }
 }
-void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+
+void stx_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N,
+                          size_t C, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
-    if (N && C) STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+    if (N && C)
+        STX__RUN_ROWS(x, "stx_softmax_bwd", N, C, stx__softmax_bwd_kernel, D, G, Y, N, C,
+                      accumulate);
 }
 
 /* y (N,C) = a - log sum e^a over the C of a row. As softmax. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__log_softmax_fwd_kernel(
-    stx__num y, stx__num a, size_t N, size_t C) {
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__log_softmax_fwd_kernel(stx__num y, stx__num a, size_t N, size_t C) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
@@ -1147,20 +1547,26 @@ STX__GLOBAL(STX__ROW_BLOCK(T)) stx__log_softmax_fwd_kernel(
         }
     }
 }
+
 void stx_log_softmax_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C) {
     stx__num Y = stx__num_of(x, y), A = stx__num_of(x, a);
-    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
+    if (N && C)
+        STX__RUN_ROWS(x, "stx_log_softmax_fwd", N, C, stx__log_softmax_fwd_kernel, Y, A, N, C);
 }
+
 /* da (N,C) = or += dy - e^y sum dy. As forward. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 5) stx__log_softmax_bwd_kernel(
-    stx__num da, stx__num dy, stx__num y, size_t N, size_t C, int accumulate) {
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 5)
+stx__log_softmax_bwd_kernel(stx__num da, stx__num dy, stx__num y, size_t N, size_t C,
+                            int accumulate) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const size_t start = n * C, t = threadIdx.x % T;
-        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C, fours = (C - head) / 4;
+        const size_t head = stx__fours(da, dy) && stx__fours(da, y) ? stx__head(y, start, C) : C,
+                     fours = (C - head) / 4;
         float s = 0;
-        for (size_t i = t; i < C - 4 * fours; i += T) s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
+        for (size_t i = t; i < C - 4 * fours; i += T)
+            s += stx__get(dy, start + (i < head ? i : i + 4 * fours));
         for (size_t q = t; q < fours; q += T) {
             float v[4];
             stx__getn<4>(v, dy, start + head + 4 * q);
@@ -1180,32 +1586,44 @@ STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 5) stx__log_softmax_bwd_kernel(
         }
     }
 }
-void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate) {
+
+void stx_log_softmax_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
+                              size_t N, size_t C, int accumulate) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy), Y = stx__num_of(x, y);
-    if (N && C) STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C, accumulate);
+    if (N && C)
+        STX__RUN_ROWS(x, "stx_log_softmax_bwd", N, C, stx__log_softmax_bwd_kernel, D, G, Y, N, C,
+                      accumulate);
 }
+
 
 // >>layernorm ---------------------------------------------------------------------------------------------------------
 
-/* v as it will be read again, so that statistics are those of the numbers that backward finds */
+/* v as it will be read again, so that statistics are those of the numbers that
+   backward finds */
 static __device__ __forceinline__ float stx__as_stored(const stx__num &a, float v) {
     return a.half ? __bfloat162float(__float2bfloat16(v)) : v;
 }
 
-/* y (N,C) = layernorm(in); with RESIDUAL s = in + dropout(f + bias) is made first, written and normalised:
-     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd gain + shift
-   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q of them. C a multiple of 4, at most 128 Q. */
-struct stx__norm_fwd_nums { stx__num y, s, mean, rstd, in, f, bias, gain, shift; };
-template<int Q, int RESIDUAL>
-STX__GLOBAL(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
-                                      stx__drop d) {
-    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
-        gain = nums.gain, shift = nums.shift;
+/* y (N,C) = layernorm(in); with RESIDUAL s = in + dropout(f + bias) is made first,
+   written and normalised:
+     mean = sum s / C ; rstd = 1 / sqrt(sum (s - mean)^2 / C + eps) ; y = (s - mean) rstd
+     gain + shift
+   A warp does a row, which stays in registers: lane l holds the fours l, l + 32, .., Q
+   of them. C a multiple of 4, at most 128 Q. */
+struct stx__norm_fwd_nums {
+    stx__num y, s, mean, rstd, in, f, bias, gain, shift;
+};
+
+template <int Q, int RESIDUAL>
+STX__GLOBAL(256)
+stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__drop d) {
+    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
+                   f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
         float v[Q][4], sum = 0, m, r;
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k), i = n * C + c;
             for (int e = 0; e < 4; e++) v[k][e] = 0;
@@ -1225,11 +1643,11 @@ STX__GLOBAL(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t 
                 }
             }
         }
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) sum += (v[k][0] + v[k][1]) + (v[k][2] + v[k][3]);
         m = stx__warp_sum(sum) / (float)C;
         sum = 0;
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++)
             if (4 * (lane + 32 * k) < C)
                 for (int e = 0; e < 4; e++) {
@@ -1237,7 +1655,7 @@ STX__GLOBAL(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t 
                     sum = fmaf(v[k][e], v[k][e], sum);
                 }
         r = 1 / sqrtf(stx__warp_sum(sum) / (float)C + eps);
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             if (c < C) {
@@ -1254,12 +1672,14 @@ STX__GLOBAL(256) stx__norm_fwd_kernel(stx__norm_fwd_nums nums, size_t N, size_t 
         }
     }
 }
-/* The same for any C: a warp reads its row three times, which finds it in the caches. A lane reads what it has itself written. */
-template<int W, int RESIDUAL>
-STX__GLOBAL(256) stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
-                                          stx__drop d) {
-    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in, f = nums.f, bias = nums.bias,
-        gain = nums.gain, shift = nums.shift;
+
+/* The same for any C: a warp reads its row three times, which finds it in the caches.
+   A lane reads what it has itself written. */
+template <int W, int RESIDUAL>
+STX__GLOBAL(256)
+stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps, stx__drop d) {
+    const stx__num y = nums.y, s = nums.s, mean = nums.mean, rstd = nums.rstd, in = nums.in,
+                   f = nums.f, bias = nums.bias, gain = nums.gain, shift = nums.shift;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = RESIDUAL && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -1302,60 +1722,99 @@ STX__GLOBAL(256) stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, siz
         }
     }
 }
-template<int RESIDUAL> static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
+
+template <int RESIDUAL>
+static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     stx__norm_fwd_nums v;
     stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
     unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
     int four;
-    v.y = stx__num_of(x, a->y); v.s = stx__num_of(x, a->s); v.mean = stx__num_of(x, a->mean); v.rstd = stx__num_of(x, a->rstd);
-    v.in = stx__num_of(x, a->h); v.f = stx__num_of(x, a->f); v.bias = stx__num_of(x, a->bias);
-    v.gain = stx__num_of(x, a->gain); v.shift = stx__num_of(x, a->shift);
-    four = C % 4 == 0 && stx__by4(v.y) && stx__by4(v.s) && stx__by4(v.in) && stx__by4(v.f) && stx__by4(v.bias) && stx__by4(v.gain) &&
-        stx__by4(v.shift);
+    v.y = stx__num_of(x, a->y);
+    v.s = stx__num_of(x, a->s);
+    v.mean = stx__num_of(x, a->mean);
+    v.rstd = stx__num_of(x, a->rstd);
+    v.in = stx__num_of(x, a->h);
+    v.f = stx__num_of(x, a->f);
+    v.bias = stx__num_of(x, a->bias);
+    v.gain = stx__num_of(x, a->gain);
+    v.shift = stx__num_of(x, a->shift);
+    four = C % 4 == 0 && stx__by4(v.y) && stx__by4(v.s) && stx__by4(v.in) && stx__by4(v.f)
+           && stx__by4(v.bias) && stx__by4(v.gain) && stx__by4(v.shift);
     if (!N || !C) return;
-    if (!four) STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
-    else if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
-    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
-    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
-    else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
-    else STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps, d);
+    if (!four)
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C,
+                        eps, d);
+    else if (C <= 128)
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<1, RESIDUAL>), grid, 256, 0, v, N, C, eps,
+                        d);
+    else if (C <= 256)
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<2, RESIDUAL>), grid, 256, 0, v, N, C, eps,
+                        d);
+    else if (C <= 512)
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C, eps,
+                        d);
+    else if (C <= 1024)
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_kernel<8, RESIDUAL>), grid, 256, 0, v, N, C, eps,
+                        d);
+    else
+        STX__RUN_KERNEL(x, name, (stx__norm_fwd_any_kernel<4, RESIDUAL>), grid, 256, 0, v, N, C,
+                        eps, d);
 }
-void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
-                            const stx_real *shift, size_t N, size_t C, stx_real eps) {
+
+void stx_layernorm_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd,
+                            const stx_real *in, const stx_real *gain, const stx_real *shift,
+                            size_t N, size_t C, stx_real eps) {
     stx_residual_norm_args a;
     memset(&a, 0, sizeof a);
-    a.N = N; a.C = C; a.eps = eps;
-    a.h = in; a.gain = gain; a.shift = shift;
-    a.y = y; a.mean = mean; a.rstd = rstd;
+    a.N = N;
+    a.C = C;
+    a.eps = eps;
+    a.h = in;
+    a.gain = gain;
+    a.shift = shift;
+    a.y = y;
+    a.mean = mean;
+    a.rstd = rstd;
     stx__norm_fwd<0>(x, "stx_layernorm_fwd", &a);
 }
+
 /* s = h + dropout(f + bias) ; y = layernorm(s) */
-void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a); }
+void stx_residual_norm_fwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
+    stx__norm_fwd<1>(x, "stx_residual_norm_fwd", a);
+}
 
 /* With xhat = (x - mean) rstd and g = dy gain:   y = xhat gain + shift
-     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ; dshift += sum_n dy
+     din = or += rstd (g - mean_c(g) - xhat mean_c(g xhat)) ; dgain += sum_n dy xhat ;
+     dshift += sum_n dy
    With df (s = h + dropout(f + bias)):   df = or += din mask / keep, without what was in din ; with BIAS dbias += the sum of these over n
    A warp does a row in registers, as forward, and keeps the sums over its rows in registers too: dy and in are read once for all
    gradients. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part (blocks, 2 or 3, C). */
-struct stx__norm_nums { stx__num din, df, dy, in, gain, mean, rstd; int add_din, add_df; };
-template<int Q, int BIAS>
-STX__GLOBAL(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C,
-                                      size_t rows, stx__drop d) {
-    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
+struct stx__norm_nums {
+    stx__num din, df, dy, in, gain, mean, rstd;
+    int add_din, add_df;
+};
+
+template <int Q, int BIAS>
+STX__GLOBAL(128)
+stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, size_t C, size_t rows, stx__drop d) {
+    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
+                   rstd = v.rstd;
     STX__SHARED(float, sh, 4 * 128 * Q);
-    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lo = blockIdx.x * rows,
+                 hi = lo + rows < N ? lo + rows : N;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
-    float sums[2 + BIAS][Q][4];             /* of gain, shift, bias */
-    #pragma unroll
+    float sums[2 + BIAS][Q][4]; /* of gain, shift, bias */
+#pragma unroll
     for (int j = 0; j < 2 + BIAS; j++)
-        #pragma unroll
-        for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sums[j][k][e] = 0;
+#pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sums[j][k][e] = 0;
     for (size_t n = lo + warp; n < hi; n += 4) {
         float g[Q][4], a[Q][4], s = 0, q = 0;
         const float m = stx__get(mean, n), r = stx__get(rstd, n);
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             for (int e = 0; e < 4; e++) g[k][e] = a[k][e] = 0;
@@ -1365,7 +1824,7 @@ STX__GLOBAL(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, s
                 for (int e = 0; e < 4; e++) a[k][e] -= m;
             }
         }
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             if (c < C) {
@@ -1382,7 +1841,7 @@ STX__GLOBAL(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, s
         }
         s = stx__warp_sum(s) / (float)C;
         q = stx__warp_sum(q) * r * r / (float)C;
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k), i = n * C + c;
             if (c < C) {
@@ -1401,21 +1860,26 @@ STX__GLOBAL(128) stx__norm_bwd_kernel(stx__norm_nums v, float *part, size_t N, s
         }
     }
     if (!part) return;
-    #pragma unroll
-    for (int j = 0; j < 2 + BIAS; j++) {            /* the four warps' sums, in order */
-        #pragma unroll
+#pragma unroll
+    for (int j = 0; j < 2 + BIAS; j++) { /* the four warps' sums, in order */
+#pragma unroll
         for (int k = 0; k < Q; k++)
             for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sums[j][k][e];
         __syncthreads();
         for (size_t c = threadIdx.x; c < C; c += 128)
-            part[((2 + BIAS) * (size_t)blockIdx.x + j) * C + c] = ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
+            part[((2 + BIAS) * (size_t)blockIdx.x + j) * C + c] =
+                ((sh[c] + sh[128 * Q + c]) + sh[2 * 128 * Q + c]) + sh[3 * 128 * Q + c];
         __syncthreads();
     }
 }
-/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are stx__columns'. */
-template<int W>
-STX__GLOBAL(256) stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
-    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean, rstd = v.rstd;
+
+/* din and df for any C: a warp reads its row twice. dgain, dshift and dbias are
+   stx__columns'. */
+template <int W>
+STX__GLOBAL(256)
+stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, stx__drop d) {
+    const stx__num din = v.din, df = v.df, dy = v.dy, in = v.in, gain = v.gain, mean = v.mean,
+                   rstd = v.rstd;
     const size_t lane = threadIdx.x % 32;
     uint64_t stream = df.p && d.keep ? stx__drop_stream(d) : 0;
     for (size_t n = (size_t)blockIdx.x * 8 + threadIdx.x / 32; n < N; n += (size_t)gridDim.x * 8) {
@@ -1450,23 +1914,41 @@ STX__GLOBAL(256) stx__norm_bwd_any_kernel(stx__norm_nums v, size_t N, size_t C, 
         }
     }
 }
-template<int BIAS> static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_nums &v, float *part, size_t N, size_t C,
-                                                  size_t rows, stx__drop d) {
+
+template <int BIAS>
+static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_nums &v, float *part,
+                               size_t N, size_t C, size_t rows, stx__drop d) {
     unsigned blocks = (unsigned)((N + rows - 1) / rows);
-    if (C <= 128) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<1, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
-    else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<2, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
-    else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<4, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
-    else STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<8, BIAS>), blocks, 128, 0, v, part, N, C, rows, d);
+    if (C <= 128)
+        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<1, BIAS>), blocks, 128, 0, v, part, N, C,
+                        rows, d);
+    else if (C <= 256)
+        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<2, BIAS>), blocks, 128, 0, v, part, N, C,
+                        rows, d);
+    else if (C <= 512)
+        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<4, BIAS>), blocks, 128, 0, v, part, N, C,
+                        rows, d);
+    else
+        STX__RUN_KERNEL(x, name, (stx__norm_bwd_kernel<8, BIAS>), blocks, 128, 0, v, part, N, C,
+                        rows, d);
 }
+
 static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     const size_t N = a->N, C = a->C;
     stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
     stx__norm_nums v;
     int four;
-    v.din = stx__num_of(x, a->ds); v.df = stx__num_of(x, a->df); v.dy = stx__num_of(x, a->dy); v.in = stx__num_of(x, a->s);
-    v.gain = stx__num_of(x, a->gain); v.mean = stx__num_of(x, a->mean); v.rstd = stx__num_of(x, a->rstd);
-    v.add_din = a->add_ds; v.add_df = a->accumulate;
-    four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in) && stx__by4(v.gain);
+    v.din = stx__num_of(x, a->ds);
+    v.df = stx__num_of(x, a->df);
+    v.dy = stx__num_of(x, a->dy);
+    v.in = stx__num_of(x, a->s);
+    v.gain = stx__num_of(x, a->gain);
+    v.mean = stx__num_of(x, a->mean);
+    v.rstd = stx__num_of(x, a->rstd);
+    v.add_din = a->add_ds;
+    v.add_df = a->accumulate;
+    four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in)
+           && stx__by4(v.gain);
     if (!N || !C) return;
     if (four && C <= 1024) {
         size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
@@ -1474,38 +1956,63 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         stx_real *to[STX__COLUMN_SUMS] = {a->dgain, a->dshift, a->dbias};
         int late = a->late;
         float *part = NULL;
-        if ((a->dgain || a->dshift || a->dbias) && !(part = stx__late_part(x, name, blocks * sums * C, &late))) return;
-        if (a->dbias) stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
-        else stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
+        if ((a->dgain || a->dshift || a->dbias)
+            && !(part = stx__late_part(x, name, blocks * sums * C, &late)))
+            return;
+        if (a->dbias)
+            stx__norm_bwd_rows<1>(x, name, v, part, N, C, rows, d);
+        else
+            stx__norm_bwd_rows<0>(x, name, v, part, N, C, rows, d);
         if (part) stx__columns_sum(x, name, to, sums, part, sums * C, blocks, C, late);
         return;
     }
-    if (a->dgain || a->dshift) stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->late);
+    if (a->dgain || a->dshift)
+        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->late);
     if (!a->ds && !a->df) return;
-    if (four) STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
-    else STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20), 256, 0, v, N, C, d);
+    if (four)
+        STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20),
+                        256, 0, v, N, C, d);
+    else
+        STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20),
+                        256, 0, v, N, C, d);
     if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->late);
 }
-void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
-                            const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C, int accumulate) {
+
+void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
+                            const stx_real *dy, const stx_real *in, const stx_real *gain,
+                            const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
+                            int accumulate) {
     stx_residual_norm_args a;
     memset(&a, 0, sizeof a);
-    a.N = N; a.C = C;
-    a.s = (stx_real *)in; a.gain = gain; a.mean = (stx_real *)mean; a.rstd = (stx_real *)rstd;     /* only read */
+    a.N = N;
+    a.C = C;
+    /* only read */
+    a.s = (stx_real *)in;
+    a.gain = gain;
+    a.mean = (stx_real *)mean;
+    a.rstd = (stx_real *)rstd;
     a.dy = dy;
-    a.ds = din; a.dgain = dgain; a.dshift = dshift; a.add_ds = accumulate;
+    a.ds = din;
+    a.dgain = dgain;
+    a.dshift = dshift;
+    a.add_ds = accumulate;
     stx__norm_bwd(x, "stx_layernorm_bwd", &a);
 }
+
 /* g = layernorm' ; ds = or += g ; df = or += g mask / keep ; dbias += sum_n of that */
-void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) { stx__norm_bwd(x, "stx_residual_norm_bwd", a); }
+void stx_residual_norm_bwd_cuda(stx_ctx *x, const stx_residual_norm_args *a) {
+    stx__norm_bwd(x, "stx_residual_norm_bwd", a);
+}
 
 
 // >>embedding ---------------------------------------------------------------------------------------------------------
 
-/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a row at a time. */
-template<int W>
-STX__GLOBAL(256) stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n,
-                                           size_t C, float s) {
+/* y (N,C) = s table[ids], table (V,C), ids (N). A thread takes four neighbours of a
+   row at a time. */
+template <int W>
+STX__GLOBAL(256)
+stx__embedding_fwd_kernel(stx__num y, stx__num table, const int32_t *ids, size_t n, size_t C,
+                          float s) {
     STX__STEP(i, n, W) {
         size_t r = i / C;
         float v[W];
@@ -1514,10 +2021,14 @@ STX__GLOBAL(256) stx__embedding_fwd_kernel(stx__num y, stx__num table, const int
         stx__putn<W>(y, i, v);
     }
 }
-void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s) {
+
+void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
+                            size_t N, size_t C, stx_real s) {
     stx__num Y = stx__num_of(x, y), T = stx__num_of(x, table);
     size_t n = N * C;
-    if (n) STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T), stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
+    if (n)
+        STX__RUN_BY(x, "stx_embedding_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(T),
+                    stx__embedding_fwd_kernel, n, Y, T, ids, n, C, s);
 }
 
 /* y[n] = s table[ids[n]]:   dtable[ids[n]] += s dy[n]. Rows repeat, and no two blocks may add to one. So the positions are sorted by
@@ -1525,49 +2036,61 @@ void stx_embedding_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *table, cons
    in several tiles is added up, in order. A run belongs to one block at every stage: the order of sums is a function of the ids alone, and
    a frequent id (all N, even) keeps as many blocks busy as N rare ones.
 
-   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the chunk, by a bitonic network in shared memory. */
+   Sort, first: a block of 1024 sorts a chunk of 2048 keys = id 2^11 + place in the
+   chunk, by a bitonic network in shared memory. */
 enum { STX__SORT = 2048, STX__ID_TILE = 32 };
+
 STX__GLOBAL(1024) stx__sort_kernel(uint64_t *keys, const int32_t *ids, size_t N) {
     STX__SHARED(uint64_t, k, STX__SORT);
     size_t base = (size_t)blockIdx.x * STX__SORT;
-    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i :
-        ~(uint64_t)0;
+    for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024)
+        k[i] = base + i < N ? (uint64_t)(uint32_t)ids[base + i] * STX__SORT + i : ~(uint64_t)0;
     for (unsigned size = 2; size <= STX__SORT; size *= 2)
         for (unsigned gap = size / 2; gap; gap /= 2) {
             unsigned i = 2 * threadIdx.x - (threadIdx.x & (gap - 1)), j = i + gap;
             __syncthreads();
             uint64_t a = k[i], b = k[j];
-            if ((a > b) == !(i & size)) { k[i] = b; k[j] = a; }
+            if ((a > b) == !(i & size)) {
+                k[i] = b;
+                k[j] = a;
+            }
         }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < STX__SORT; i += 1024) keys[base + i] = k[i];
 }
-/* Sort, second: the place of a position among all is the number of keys before it, found in every chunk by bisection: earlier chunks have
-   the equal ids before it, later ones after it. A thread does one position. */
+
+/* Sort, second: the place of a position among all is the number of keys before it,
+   found in every chunk by bisection: earlier chunks have the equal ids before it,
+   later ones after it. A thread does one position. */
 STX__GLOBAL(256) stx__rank_kernel(int32_t *id, size_t *at, const uint64_t *keys, size_t chunks) {
     STX__STEP(i, chunks * STX__SORT, 1) {
         size_t mine = i / STX__SORT, place = i % STX__SORT;
         uint64_t key = keys[i];
         if (key == ~(uint64_t)0) continue;
         for (size_t c = 0; c < chunks; c++) {
-            const uint64_t *k = keys + c * STX__SORT, limit = (key / STX__SORT + (c < mine)) * STX__SORT;
+            const uint64_t *k = keys + c * STX__SORT,
+                           limit = (key / STX__SORT + (c < mine)) * STX__SORT;
             unsigned below = 0;
             if (c == mine) continue;
-            for (unsigned step = STX__SORT / 2; step; step /= 2) if (k[below + step - 1] < limit) below += step;
+            for (unsigned step = STX__SORT / 2; step; step /= 2)
+                if (k[below + step - 1] < limit) below += step;
             place += below + (k[below] < limit);
         }
         id[place] = (int32_t)(uint32_t)(key / STX__SORT);
         at[place] = mine * STX__SORT + key % STX__SORT;
     }
 }
-/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that lies in the tile as a whole goes to dtable; what a
-   run has here at the tile's beginning goes to part[tile][0], at its end (and not at its beginning) to part[tile][1]. A thread takes W
-   columns, and loads eight rows before it adds the first. */
-template<int W>
-STX__GLOBAL(128) stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy,
-                                            const int32_t *id, const size_t *at, size_t N, size_t C,
-                                            float s) {
-    STX__SHARED(int32_t, ids, STX__ID_TILE + 2);           /* with a neighbour on each side */
+
+/* Sums, first: block (tile, columns) adds the rows of each run in its tile. A run that
+   lies in the tile as a whole goes to dtable; what a run has here at the tile's
+   beginning goes to part[tile][0], at its end (and not at its beginning) to
+   part[tile][1]. A thread takes W columns, and loads eight rows before it adds the
+   first. */
+template <int W>
+STX__GLOBAL(128)
+stx__embedding_tile_kernel(stx__num dtable, float *part, stx__num dy, const int32_t *id,
+                           const size_t *at, size_t N, size_t C, float s) {
+    STX__SHARED(int32_t, ids, STX__ID_TILE + 2); /* with a neighbour on each side */
     STX__SHARED(size_t, rows, STX__ID_TILE);
     const size_t lo = (size_t)blockIdx.x * STX__ID_TILE;
     const int n = (int)(N - lo < (size_t)STX__ID_TILE ? N - lo : (size_t)STX__ID_TILE);
@@ -1576,25 +2099,30 @@ STX__GLOBAL(128) stx__embedding_tile_kernel(stx__num dtable, float *part, stx__n
         if (i < n) rows[i] = at[lo + i];
     }
     __syncthreads();
-    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C;
+         c += (size_t)gridDim.y * blockDim.x * W) {
         for (int i = 0, end; i < n; i = end) {
             int32_t me = ids[i + 1];
             int open = (i == 0 && lo && ids[0] == me), on;
             float sum[W] = {0};
-            for (end = i + 1; end < n && ids[end + 1] == me; ) end++;
+            for (end = i + 1; end < n && ids[end + 1] == me;) end++;
             on = end == n && lo + n < N && ids[n + 1] == me;
             for (int k = i; k < end; k += 8) {
                 float v[8][W];
-                #pragma unroll
+#pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    if (k + j < end) stx__getn<W>(v[j], dy, rows[k + j] * C + c);
-                    else for (int e = 0; e < W; e++) v[j][e] = 0;
+                    if (k + j < end)
+                        stx__getn<W>(v[j], dy, rows[k + j] * C + c);
+                    else
+                        for (int e = 0; e < W; e++) v[j][e] = 0;
                 }
-                #pragma unroll
-                for (int j = 0; j < 8; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    for (int e = 0; e < W; e++) sum[e] += v[j][e];
             }
             if (open || on) {
-                for (int e = 0; e < W; e++) part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
+                for (int e = 0; e < W; e++)
+                    part[(2 * (size_t)blockIdx.x + (i != 0)) * C + c + e] = sum[e];
             } else {
                 for (int e = 0; e < W; e++) sum[e] *= s;
                 stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
@@ -1602,32 +2130,42 @@ STX__GLOBAL(128) stx__embedding_tile_kernel(stx__num dtable, float *part, stx__n
         }
     }
 }
-/* Sums, second: the block of the tile in which a run begins that goes on in the next adds that run's parts. */
-template<int W>
-STX__GLOBAL(128) stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id,
-                                           size_t N, size_t C, float s) {
-    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
+
+/* Sums, second: the block of the tile in which a run begins that goes on in the next
+   adds that run's parts. */
+template <int W>
+STX__GLOBAL(128)
+stx__embedding_run_kernel(stx__num dtable, const float *part, const int32_t *id, size_t N, size_t C,
+                          float s) {
+    const size_t tile = blockIdx.x, last = (tile + 1) * STX__ID_TILE - 1,
+                 tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
     const int32_t me = last + 1 < N ? id[last] : -1;
     const int whole = last < N && id[tile * STX__ID_TILE] == me;
     size_t end = tile + 1;
-    if (last + 1 >= N || id[last + 1] != me) return;            /* nothing goes on from here */
-    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return;        /* it began earlier */
+    if (last + 1 >= N || id[last + 1] != me) return;                /* nothing goes on from here */
+    if (whole && tile && id[tile * STX__ID_TILE - 1] == me) return; /* it began earlier */
     while (end < tiles && id[end * STX__ID_TILE] == me) end++;
-    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C; c += (size_t)gridDim.y * blockDim.x * W) {
+    for (size_t c = ((size_t)blockIdx.y * blockDim.x + threadIdx.x) * W; c < C;
+         c += (size_t)gridDim.y * blockDim.x * W) {
         float sum[W];
         for (int e = 0; e < W; e++) sum[e] = part[(2 * tile + !whole) * C + c + e];
         for (size_t k = tile + 1; k < end; k += 16) {
             float v[16][W];
-            #pragma unroll
-            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
-            #pragma unroll
-            for (int j = 0; j < 16; j++) for (int e = 0; e < W; e++) sum[e] += v[j][e];
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                for (int e = 0; e < W; e++)
+                    v[j][e] = k + j < end ? part[2 * (k + j) * C + c + e] : 0;
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                for (int e = 0; e < W; e++) sum[e] += v[j][e];
         }
         for (int e = 0; e < W; e++) sum[e] *= s;
         stx__addn<W>(dtable, (size_t)me * C + c, sum, 1);
     }
 }
-void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C, stx_real s) {
+
+void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
+                            size_t N, size_t C, stx_real s) {
     const char *name = "stx_embedding_bwd";
     stx__num D = stx__num_of(x, dtable), G = stx__num_of(x, dy);
     size_t chunks = (N + STX__SORT - 1) / STX__SORT, tiles = (N + STX__ID_TILE - 1) / STX__ID_TILE;
@@ -1639,7 +2177,9 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
     float *part;
     int32_t *id;
     if (!N || !C) return;
-    work = (char *)stx__scratch_of(x, chunks * STX__SORT * sizeof *keys + N * sizeof *at + 2 * tiles * C * sizeof *part + N * sizeof *id,
+    work = (char *)stx__scratch_of(x,
+                                   chunks * STX__SORT * sizeof *keys + N * sizeof *at
+                                       + 2 * tiles * C * sizeof *part + N * sizeof *id,
                                    name);
     if (!work) return;
     keys = (uint64_t *)(void *)work;
@@ -1647,67 +2187,89 @@ void stx_embedding_bwd_cuda(stx_ctx *x, stx_real *dtable, const stx_real *dy, co
     part = (float *)(void *)(at + N);
     id = (int32_t *)(void *)(part + 2 * tiles * C);
     STX__RUN_KERNEL(x, name, stx__sort_kernel, (unsigned)chunks, 1024, 0, keys, ids, N);
-    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at, keys, chunks);
+    STX__RUN_KERNEL(x, name, stx__rank_kernel, stx__grid(x, chunks * STX__SORT), 256, 0, id, at,
+                    keys, chunks);
     if (four) {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<4>, grid, 128, 0, D, part, G, id, at, N,
+                        C, s);
         STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<4>, grid, 128, 0, D, part, id, N, C, s);
     } else {
-        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N, C, s);
+        STX__RUN_KERNEL(x, name, stx__embedding_tile_kernel<1>, grid, 128, 0, D, part, G, id, at, N,
+                        C, s);
         STX__RUN_KERNEL(x, name, stx__embedding_run_kernel<1>, grid, 128, 0, D, part, id, N, C, s);
     }
 }
 
+
 // >>gemm --------------------------------------------------------------------------------------------------------------
 
-/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's matrices are column-major, so a row-major
-   C (M,N) = op(A) op(B) is handed over as C^T (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its row-major
-   order would forbid the epilogues: "not supported when D matrix memory order is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
+/* Every matrix product goes through one wrapper of cublasLt, stx__lt_product. cublasLt's
+   matrices are column-major, so a row-major C (M,N) = op(A) op(B) is handed over as C^T
+   (N,M) = op(B)^T op(A)^T: the operands change places, and no memory changes. (Its
+   row-major order would forbid the epilogues: "not supported when D matrix memory order
+   is defined as CUBLASLT_ORDER_ROW", cublasLtMatmul.)
 
-   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or float, float gives float; the bias has the type of
-   the output. Hence in a bf16 context
+   Types, from the table of cublasLtMatmul: A and B alike; bfloat16 gives bfloat16 or
+   float, float gives float; the bias has the type of the output. Hence in a bf16 context
      activations are read as they are, parameters through their bfloat16 twin, and what is float and has no twin is rounded on the way;
      two operands that are both float, for a float result, are multiplied as floats;
      a gradient of a weight is a float sum of bfloat16 products, added to what is there.
 
-   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of algorithm. They are made when a kind comes for
-   the first time and kept. Which algorithm decides the order of the sums, and so the last bits. The default is the heuristic's first
-   answer, which depends on nothing but the kind of product, the GPU and the version of cublasLt. g->tune = 1 times the first eight instead:
-   faster at times, but another process may choose otherwise.
+   A plan is what one kind of product needs: descriptors, layouts and cublasLt's choice of
+   algorithm. They are made when a kind comes for the first time and kept. Which algorithm
+   decides the order of the sums, and so the last bits. The default is the heuristic's
+   first answer, which depends on nothing but the kind of product, the GPU and the version
+   of cublasLt. g->tune = 1 times the first eight instead: faster at times, but another
+   process may choose otherwise.
 
-   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the same bit-wise results at every run when executed on
-   GPUs with the same architecture and the same number of SMs" (Results Reproducibility), with a workspace of one's own where there are
-   several streams. Of cublasLt's own ways to add up a split K, only COMPUTE_TYPE is allowed ("intermediate results are stored in compute
-   type in the workspace and reduced in a separate step"): INPLACE promises sequence but not which, OUTPUT_TYPE would round partial sums to
-   bfloat16. Gradients of weights are cut before cublasLt sees them: PIECES OF K. */
+   Repeatability: "all cuBLAS API routines from a given toolkit version, generate the
+   same bit-wise results at every run when executed on GPUs with the same architecture
+   and the same number of SMs" (Results Reproducibility), with a workspace of one's own
+   where there are several streams. Of cublasLt's own ways to add up a split K, only
+   COMPUTE_TYPE is allowed ("intermediate results are stored in compute type in the
+   workspace and reduced in a separate step"): INPLACE promises sequence but not which,
+   OUTPUT_TYPE would round partial sums to bfloat16. Gradients of weights are cut
+   before cublasLt sees them: PIECES OF K. */
 
-typedef struct stx__plan_key {          /* compared as bytes: set to zero first */
+typedef struct stx__plan_key { /* compared as bytes: set to zero first */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
     int ta, tb, half_in, half_out, epilogue, tf32, beta0;
     int align_a, align_b, align_c;
 } stx__plan_key;
+
 typedef struct stx__plan {
     stx__plan_key key;
     cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t a, b, c;     /* ours, not cublasLt's, which has a and b the other way round */
+    /* ours, not cublasLt's, which has a and b the other way round */
+    cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
-    size_t used;                        /* of the workspace, bytes */
-    int plain;                          /* cublasLt has no algorithm, or refused it: stx__gemm_plain */
+    size_t used; /* of the workspace, bytes */
+    /* cublasLt has no algorithm, or refused it: stx__gemm_plain */
+    int plain;
     struct stx__plan *next;
 } stx__plan;
+
 enum { STX__PLAN_SLOTS = 512, STX__CANDIDATES = 8 };
+
 typedef struct stx__plans {
     stx__plan *slot[STX__PLAN_SLOTS];
     size_t count;
-    void *room;                         /* the workspace, STX__ROOM bytes */
+    void *room; /* the workspace, STX__ROOM bytes */
 } stx__plans;
 #ifndef CUDA_HOST
-  #define STX__ROOM ((size_t)32 << 20)      /* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
+  #define STX__ROOM \
+    ((size_t)32 \
+     << 20) /* "Recommended size of user-provided workspace": 32 MiB on Hopper (cublasSetWorkspace) */
 #else
-  #define STX__ROOM ((size_t)1 << 18)       /* where every page costs time at every launch */
+  #define STX__ROOM ((size_t)1 << 18) /* where every page costs time at every launch */
 #endif
 
 /* What one call brings, beyond its kind */
-typedef struct stx__operands { const void *A, *B, *bias; void *C; float alpha, beta; } stx__operands;
+typedef struct stx__operands {
+    const void *A, *B, *bias;
+    void *C;
+    float alpha, beta;
+} stx__operands;
 
 static void stx__plan_free(stx__plan *p) {
     if (p->a) cublasLtMatrixLayoutDestroy(p->a);
@@ -1716,29 +2278,39 @@ static void stx__plan_free(stx__plan *p) {
     if (p->op) cublasLtMatmulDescDestroy(p->op);
     free(p);
 }
-/* For stx_cuda_open, before anything can be captured: nothing is allocated later. For stx_cuda_close, when the device has nothing to do. */
+
+/* For stx_cuda_open, before anything can be captured: nothing is allocated later. For
+   stx_cuda_close, when the device has nothing to do. */
 static int stx__gemm_open(stx_ctx *x, stx_gpu *g) {
     stx__plans *p = (stx__plans *)calloc(1, sizeof *p);
     cublasStatus_t s;
-    if (!p) { stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return 0; }
+    if (!p) {
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory");
+        return 0;
+    }
     g->plans = p;
     s = cublasLtCreate(&g->lt);
     if (s != CUBLAS_STATUS_SUCCESS) {
         g->lt = NULL;
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)",
-                 cublasLtGetStatusName(s), g->name);
+        stx_fail(
+            x, STX_ERR_DEVICE,
+            "stx_create: cublasLt says %s on %s: look whether libcublasLt fits the driver (nvidia-smi)",
+            cublasLtGetStatusName(s), g->name);
         return 0;
     }
     if (cudaMalloc(&p->room, STX__ROOM) != cudaSuccess) {
         (void)cudaGetLastError();
         p->room = NULL;
-        stx_fail(x, STX_ERR_MEMORY, "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?",
-                 STX__ROOM >> 10, g->name);
+        stx_fail(
+            x, STX_ERR_MEMORY,
+            "stx_create: no %zu KiB of memory on %s for cublasLt's workspace: is another program using the GPU?",
+            STX__ROOM >> 10, g->name);
         return 0;
     }
     g->bytes += STX__ROOM;
     return 1;
 }
+
 static void stx__gemm_close(stx_gpu *g) {
     stx__plans *p = (stx__plans *)g->plans;
     if (!p) return;
@@ -1756,113 +2328,177 @@ static void stx__gemm_close(stx_gpu *g) {
 }
 
 static void stx__lt_fail(stx_ctx *x, const char *what, cublasStatus_t s, const stx__plan_key *k) {
-    stx_fail(x, STX_ERR_DEVICE, "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this "
-             "step made can be "
-             "used; free the context and go on from the last checkpoint", what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
-             k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
+    stx_fail(
+        x, STX_ERR_DEVICE,
+        "%s: cublasLt says %s for %zu products of (%zu,%zu) and (%zu,%zu), %s to %s, on %s: nothing that this "
+        "step made can be "
+        "used; free the context and go on from the last checkpoint",
+        what, cublasLtGetStatusName(s), k->batch, k->M, k->K, k->K, k->N,
+        k->half_in ? "bf16" : "f32", k->half_out ? "bf16" : "f32", stx__gpu(x)->name);
 }
+
 /* Calls one after the other until one fails: s is the first status that is no success */
-#define STX__LT(s, call) do { if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); } while (0)
+#define STX__LT(s, call) \
+  do { \
+    if ((s) == CUBLAS_STATUS_SUCCESS) (s) = (call); \
+  } while (0)
 
 /* A row-major (rows,cols) is a column-major (cols,rows). */
-static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols, size_t ld, size_t batch, size_t stride) {
-    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows, (int64_t)ld);
+static cublasStatus_t stx__layout(cublasLtMatrixLayout_t *l, int half, size_t rows, size_t cols,
+                                  size_t ld, size_t batch, size_t stride) {
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(l, half ? CUDA_R_16BF : CUDA_R_32F, cols, rows,
+                                                  (int64_t)ld);
     int32_t count = (int32_t)batch;
     int64_t step = (int64_t)stride;
     if (batch > 1) {
-        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                    sizeof count));
+        STX__LT(s, cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                    &step, sizeof step));
     }
     return s;
 }
-static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulAlgo_t *algo, size_t used,
-                                  void *D) {
+
+static cublasStatus_t stx__lt_run(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                                  const cublasLtMatmulAlgo_t *algo, size_t used, void *D) {
     void *room = used ? ((stx__plans *)g->plans)->room : NULL;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
-    if (o->bias) STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    if (o->bias)
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                  &o->bias, sizeof o->bias));
     (void)cudaSetDevice(g->index);
-    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c, D, p->c, algo, room, used, g->stream));
+    STX__LT(s, cublasLtMatmul(g->lt, p->op, &o->alpha, o->B, p->b, o->A, p->a, &o->beta, o->C, p->c,
+                              D, p->c, algo, room, used, g->stream));
     return s;
 }
-/* The fastest of n candidates: the best of three runs each, after one that does not count. They write to memory of their own: C must be
-   added to once, and may be an operand of the next. */
-static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o, const cublasLtMatmulHeuristicResult_t *r, int n) {
+
+/* The fastest of n candidates: the best of three runs each, after one that does not
+   count. They write to memory of their own: C must be added to once, and may be an
+   operand of the next. */
+static int stx__plan_fastest(stx_gpu *g, const stx__plan *p, const stx__operands *o,
+                             const cublasLtMatmulHeuristicResult_t *r, int n) {
     const stx__plan_key *k = &p->key;
     size_t bytes = ((k->batch - 1) * k->sc + (k->M - 1) * k->ldc + k->N) * (k->half_out ? 2 : 4);
     cudaEvent_t from = NULL, to = NULL;
     void *D = NULL;
     float best = 0, ms;
     int i, j, choice = 0, timed = 0;
-    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess || cudaEventCreate(&to) != cudaSuccess) n = 0;
+    if (cudaMalloc(&D, bytes) != cudaSuccess || cudaEventCreate(&from) != cudaSuccess
+        || cudaEventCreate(&to) != cudaSuccess)
+        n = 0;
     for (i = 0; i < n; i++) {
         if (r[i].state != CUBLAS_STATUS_SUCCESS || r[i].workspaceSize > STX__ROOM) continue;
         for (j = 0; j < 4; j++) {
             if (cudaEventRecord(from, g->stream) != cudaSuccess) break;
-            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS) break;
-            if (cudaEventRecord(to, g->stream) != cudaSuccess || cudaEventSynchronize(to) != cudaSuccess || cudaEventElapsedTime(&ms, from,
-                to) != cudaSuccess) break;
-            if (j && (!timed || ms < best)) { best = ms; choice = i; timed = 1; }
+            if (stx__lt_run(g, p, o, &r[i].algo, r[i].workspaceSize, D) != CUBLAS_STATUS_SUCCESS)
+                break;
+            if (cudaEventRecord(to, g->stream) != cudaSuccess
+                || cudaEventSynchronize(to) != cudaSuccess
+                || cudaEventElapsedTime(&ms, from, to) != cudaSuccess)
+                break;
+            if (j && (!timed || ms < best)) {
+                best = ms;
+                choice = i;
+                timed = 1;
+            }
         }
     }
     if (from) cudaEventDestroy(from);
     if (to) cudaEventDestroy(to);
     (void)cudaStreamSynchronize(g->stream);
     if (D) (void)cudaFree(D);
-    (void)cudaGetLastError();           /* of a candidate that failed */
-    return timed ? choice : -1;         /* no memory to write to: the first one then */
+    (void)cudaGetLastError();   /* of a candidate that failed */
+    return timed ? choice : -1; /* no memory to write to: the first one then */
 }
+
 static cublasStatus_t stx__plan_make(stx_gpu *g, stx__plan *p, const stx__operands *o) {
     const stx__plan_key *k = &p->key;
     cublasLtMatmulPreference_t pref = NULL;
     cublasLtMatmulHeuristicResult_t r[STX__CANDIDATES];
-    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N, opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t opA = k->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      opB = k->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k->epilogue;
     cudaDataType_t bias = k->half_out ? CUDA_R_16BF : CUDA_R_32F;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a, ab = (uint32_t)k->align_b,
-        ac = (uint32_t)k->align_c;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aa = (uint32_t)k->align_a,
+             ab = (uint32_t)k->align_b, ac = (uint32_t)k->align_c;
     uint64_t room = STX__ROOM;
     int i, n = 0, choice = -1;
     cublasStatus_t s;
-    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) { p->plain = 1; return CUBLAS_STATUS_SUCCESS; }
-    s = cublasLtMatmulDescCreate(&p->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
-    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
-    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (o->bias) {
-        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias));
-        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias, sizeof o->bias));
+    if (g->tune == -1 || (g->tune == -2 && epilogue != CUBLASLT_EPILOGUE_DEFAULT)) {
+        p->plain = 1;
+        return CUBLAS_STATUS_SUCCESS;
     }
-    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda, k->batch, k->sa));
-    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb, k->batch, k->sb));
+    s = cublasLtMatmulDescCreate(&p->op,
+                                 k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+                                 CUDA_R_32F);
+    STX__LT(s,
+            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &opB, sizeof opB));
+    STX__LT(s,
+            cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &opA, sizeof opA));
+    STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                              sizeof epilogue));
+    if (o->bias) {
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias,
+                                                  sizeof bias));
+        STX__LT(s, cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                  &o->bias, sizeof o->bias));
+    }
+    STX__LT(s, stx__layout(&p->a, k->half_in, k->ta ? k->K : k->M, k->ta ? k->M : k->K, k->lda,
+                           k->batch, k->sa));
+    STX__LT(s, stx__layout(&p->b, k->half_in, k->tb ? k->N : k->K, k->tb ? k->K : k->N, k->ldb,
+                           k->batch, k->sb));
     STX__LT(s, stx__layout(&p->c, k->half_out, k->M, k->N, k->ldc, k->batch, k->sc));
     STX__LT(s, cublasLtMatmulPreferenceCreate(&pref));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ab, sizeof ab));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aa, sizeof aa));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ac, sizeof ac));
-    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ac, sizeof ac));
+    STX__LT(s, cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                    &room, sizeof room));
+    STX__LT(s,
+            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                 &schemes, sizeof schemes));
+    STX__LT(s,
+            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                 &ab, sizeof ab));
+    STX__LT(s,
+            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                 &aa, sizeof aa));
+    STX__LT(s,
+            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                                 &ac, sizeof ac));
+    STX__LT(s,
+            cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                                                 &ac, sizeof ac));
     if (s == CUBLAS_STATUS_SUCCESS) {
-        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref, STX__CANDIDATES, r, &n);
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED) { s = CUBLAS_STATUS_SUCCESS; n = 0; }
+        s = cublasLtMatmulAlgoGetHeuristic(g->lt, p->op, p->b, p->a, p->c, p->c, pref,
+                                           STX__CANDIDATES, r, &n);
+        if (s == CUBLAS_STATUS_NOT_SUPPORTED) {
+            s = CUBLAS_STATUS_SUCCESS;
+            n = 0;
+        }
     }
     if (pref) cublasLtMatmulPreferenceDestroy(pref);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     if (n > 1 && g->tune > 0 && !g->capturing) choice = stx__plan_fastest(g, p, o, r, n);
-    for (i = 0; i < n && choice < 0; i++) if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__ROOM) choice = i;
+    for (i = 0; i < n && choice < 0; i++)
+        if (r[i].state == CUBLAS_STATUS_SUCCESS && r[i].workspaceSize <= STX__ROOM) choice = i;
     p->plain = choice < 0;
-    if (!p->plain) { p->algo = r[choice].algo; p->used = r[choice].workspaceSize; }
+    if (!p->plain) {
+        p->algo = r[choice].algo;
+        p->used = r[choice].workspaceSize;
+    }
     return s;
 }
-/* Is s an answer to the request alone, given before anything ran? cublasLt gives it each time, so
-   the plan becomes plain, and a run still has the same bits each time. Any other status may come
-   from a lack of memory or from a device that has failed. */
+
+/* Is s an answer to the request alone, given before anything ran? cublasLt gives it
+   each time, so the plan becomes plain, and a run still has the same bits each time.
+   Any other status may come from a lack of memory or from a device that has failed. */
 static int stx__lt_refused(cublasStatus_t s) {
     if (s != CUBLAS_STATUS_NOT_SUPPORTED && s != CUBLAS_STATUS_INVALID_VALUE
-        && s != CUBLAS_STATUS_ARCH_MISMATCH) return 0;
-    (void)cudaGetLastError();           /* cublasLt may leave one, which the next launch would find */
+        && s != CUBLAS_STATUS_ARCH_MISMATCH)
+        return 0;
+    /* cublasLt may leave one, which the next launch would find */
+    (void)cudaGetLastError();
     return 1;
 }
+
 static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key *key,
                                const stx__operands *o) {
     stx__plans *all = (stx__plans *)stx__gpu(x)->plans;
@@ -1873,12 +2509,19 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     cublasStatus_t s;
     for (size_t i = 0; i < sizeof *key; i++) h = (h ^ bytes[i]) * 1099511628211u;
     h = (h ^ h >> 32) % STX__PLAN_SLOTS;
-    for (p = all->slot[h]; p; p = p->next) if (!memcmp(&p->key, key, sizeof *key)) return p;
+    for (p = all->slot[h]; p; p = p->next)
+        if (!memcmp(&p->key, key, sizeof *key)) return p;
     p = (stx__plan *)calloc(1, sizeof *p);
-    if (!p) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what); return NULL; }
-    memcpy(&p->key, key, sizeof *key);          /* padding as well */
+    if (!p) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: no memory for the table of products", what);
+        return NULL;
+    }
+    memcpy(&p->key, key, sizeof *key); /* padding as well */
     /* timing waits for what runs before it, which may be other ranks */
-    if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) { stx__plan_free(p); return NULL; }
+    if (g->group && g->tune == 1 && !g->capturing && !stx__wait(x, g, g->stream, NULL, what)) {
+        stx__plan_free(p);
+        return NULL;
+    }
     s = stx__plan_make(g, p, o);
     if (stx__lt_refused(s)) {
         p->plain = 1;
@@ -1893,8 +2536,8 @@ static stx__plan *stx__plan_of(stx_ctx *x, const char *what, const stx__plan_key
     return p;
 }
 
-/* The product by its plan, unless that is plain, or becomes so because cublasLt refuses the call.
-   Returns the plan; NULL and an error if the product failed. */
+/* The product by its plan, unless that is plain, or becomes so because cublasLt
+   refuses the call. Returns the plan; NULL and an error if the product failed. */
 static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key *key,
                               const stx__operands *o) {
     stx_gpu *g = stx__gpu(x);
@@ -1911,139 +2554,191 @@ static stx__plan *stx__lt_try(stx_ctx *x, const char *what, const stx__plan_key 
     return NULL;
 }
 
-/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was there, and beta 1 renews a parameter's twin after a
-   product. A block takes rows in turn, its threads the columns. */
-STX__GLOBAL(256) stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N,
-                                   size_t rows, float beta) {
+/* C (batch,M,N) = beta C, rows ldc and matrices sc apart; beta 0 writes 0 whatever was
+   there, and beta 1 renews a parameter's twin after a product. A block takes rows in
+   turn, its threads the columns. */
+STX__GLOBAL(256)
+stx__scale_kernel(stx__num C, size_t ldc, size_t sc, size_t M, size_t N, size_t rows, float beta) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         size_t at = row / M * sc + row % M * ldc;
-        for (size_t j = threadIdx.x; j < N; j += blockDim.x) stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
-    }
-}
-/* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa apart: as bfloat16, or as floats. As stx__scale_kernel. */
-STX__GLOBAL(256) stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa,
-                                  size_t each, size_t cols, size_t rows) {
-    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        size_t at = row / each * sa + row % each * lda;
-        for (size_t j = threadIdx.x; j < cols; j += blockDim.x) stx__put(to, row * ldt + j, stx__get(a, at + j));
+        for (size_t j = threadIdx.x; j < N; j += blockDim.x)
+            stx__put(C, at + j, beta == 0 ? 0 : beta * stx__get(C, at + j));
     }
 }
 
-/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and relu if wanted; of any types, strides and alignment:
-   for what cublasLt has no algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a thread, 16 of K at a time
-   through shared memory: each number is one sum over K in order. */
+/* to (rows of all matrices, ldt) = a (batch,each,cols), rows lda and matrices sa
+   apart: as bfloat16, or as floats. As stx__scale_kernel. */
+STX__GLOBAL(256)
+stx__pack_kernel(stx__num to, size_t ldt, stx__num a, size_t lda, size_t sa, size_t each,
+                 size_t cols, size_t rows) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        size_t at = row / each * sa + row % each * lda;
+        for (size_t j = threadIdx.x; j < cols; j += blockDim.x)
+            stx__put(to, row * ldt + j, stx__get(a, at + j));
+    }
+}
+
+/* C (M,N) = alpha op(A) op(B) + beta C for each of batch matrices, then + bias (N) and
+   relu if wanted; of any types, strides and alignment: for what cublasLt has no
+   algorithm for. A block of 256 threads makes a tile of 64 x 64, 4 x 4 numbers a
+   thread, 16 of K at a time through shared memory: each number is one sum over K in
+   order. */
 enum { STX__GEMM_TILE = 64, STX__GEMM_SLAB = 16, STX__GEMM_LD = STX__GEMM_TILE + 1 };
+
 struct stx__gemm_nums {
-    stx__num A, B, C, bias;         /* as in stx_gemm_args; bias (N), or none */
+    stx__num A, B, C, bias; /* as in stx_gemm_args; bias (N), or none */
     size_t batch, M, N, K, lda, ldb, ldc, sa, sb, sc;
-    int ta, tb, relu, zero;         /* zero: so that no byte of an argument is undefined */
+    int ta, tb, relu, zero; /* zero: so that no byte of an argument is undefined */
     float alpha, beta;
 };
+
 STX__HOST_UNROLLED STX__GLOBAL(256) stx__gemm_plain_kernel(stx__gemm_nums g) {
     const stx__num A = g.A, B = g.B, C = g.C, bias = g.bias;
-    const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc, sa = g.sa, sb = g.sb, sc = g.sc;
+    const size_t batch = g.batch, M = g.M, N = g.N, K = g.K, lda = g.lda, ldb = g.ldb, ldc = g.ldc,
+                 sa = g.sa, sb = g.sb, sc = g.sc;
     const int ta = g.ta, tb = g.tb, relu = g.relu;
     const float alpha = g.alpha, beta = g.beta;
-    STX__SHARED(float, as, STX__GEMM_SLAB * STX__GEMM_LD);
-    STX__SHARED(float, bs, STX__GEMM_SLAB * STX__GEMM_LD);
-    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE, tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
+    STX__SHARED(float, as, STX__GEMM_SLAB *STX__GEMM_LD);
+    STX__SHARED(float, bs, STX__GEMM_SLAB *STX__GEMM_LD);
+    size_t across = (N + STX__GEMM_TILE - 1) / STX__GEMM_TILE,
+           tiles = (M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * across;
     int t = (int)threadIdx.x, tx = t % 16, ty = t / 16;
     for (size_t job = blockIdx.x; job < tiles * batch; job += gridDim.x) {
-        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE, n0 = job % tiles % across * STX__GEMM_TILE;
+        size_t e = job / tiles, m0 = job % tiles / across * STX__GEMM_TILE,
+               n0 = job % tiles % across * STX__GEMM_TILE;
         const bool inside = m0 + (size_t)ty < M && n0 + (size_t)tx < N;
         float s[4][4] = {{0}};
         for (size_t k0 = 0; k0 < K; k0 += STX__GEMM_SLAB) {
-            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB; q += 256) {          /* neighbouring threads read neighbours, whichever
+            for (int q = t; q < STX__GEMM_TILE * STX__GEMM_SLAB;
+                 q += 256) { /* neighbouring threads read neighbours, whichever
                                                                                          way the matrix lies */
-                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB, m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
+                int k = ta ? q / STX__GEMM_TILE : q % STX__GEMM_SLAB,
+                    m = ta ? q % STX__GEMM_TILE : q / STX__GEMM_SLAB;
                 size_t kk = k0 + (size_t)k, mm = m0 + (size_t)m;
-                as[k * STX__GEMM_LD + m] = kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk)) : 0;
+                as[k * STX__GEMM_LD + m] =
+                    kk < K && mm < M ? stx__get(A, e * sa + (ta ? kk * lda + mm : mm * lda + kk))
+                                     : 0;
                 k = tb ? q % STX__GEMM_SLAB : q / STX__GEMM_TILE;
                 m = tb ? q / STX__GEMM_SLAB : q % STX__GEMM_TILE;
                 kk = k0 + (size_t)k;
                 mm = n0 + (size_t)m;
-                bs[k * STX__GEMM_LD + m] = kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm)) : 0;
+                bs[k * STX__GEMM_LD + m] =
+                    kk < K && mm < N ? stx__get(B, e * sb + (tb ? mm * ldb + kk : kk * ldb + mm))
+                                     : 0;
             }
             __syncthreads();
             for (int k = 0; k < STX__GEMM_SLAB && inside; k++) {
                 float a[4], b[4];
-                #pragma unroll
-                for (int i = 0; i < 4; i++) { a[i] = as[k * STX__GEMM_LD + ty + 16 * i]; b[i] = bs[k * STX__GEMM_LD + tx + 16 * i]; }
-                #pragma unroll
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    a[i] = as[k * STX__GEMM_LD + ty + 16 * i];
+                    b[i] = bs[k * STX__GEMM_LD + tx + 16 * i];
+                }
+#pragma unroll
                 for (int i = 0; i < 4; i++)
-                    #pragma unroll
+#pragma unroll
                     for (int j = 0; j < 4; j++) s[i][j] = fmaf(a[i], b[j], s[i][j]);
             }
             __syncthreads();
         }
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < 4; i++)
-            #pragma unroll
+#pragma unroll
             for (int j = 0; j < 4; j++) {
-                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j), at = e * sc + m * ldc + n;
+                size_t m = m0 + (size_t)(ty + 16 * i), n = n0 + (size_t)(tx + 16 * j),
+                       at = e * sc + m * ldc + n;
                 if (m < M && n < N) {
-                    float v = beta == 0 ? alpha * s[i][j] : fmaf(alpha, s[i][j], beta * stx__get(C, at));
+                    float v = beta == 0 ? alpha * s[i][j]
+                                        : fmaf(alpha, s[i][j], beta * stx__get(C, at));
                     if (bias.p) v += stx__get(bias, n);
                     stx__put(C, at, relu && v < 0 ? 0 : v);
                 }
             }
     }
 }
+
 static void stx__gemm_plain(stx_ctx *x, const char *what, const stx__gemm_nums *g) {
-    size_t tiles = (g->M + STX__GEMM_TILE - 1) / STX__GEMM_TILE * ((g->N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * g->batch;
+    size_t tiles = (g->M + STX__GEMM_TILE - 1) / STX__GEMM_TILE
+                   * ((g->N + STX__GEMM_TILE - 1) / STX__GEMM_TILE) * g->batch;
     STX__RUN_KERNEL(x, what, stx__gemm_plain_kernel, stx__blocks(tiles, 1, 1u << 30), 256, 0, *g);
 }
 
-/* An operand as the product will read it; pack: it has to be copied first, to bfloat16 if half */
-typedef struct stx__operand { stx__num v; size_t rows, cols, ld, stride, count; int pack, half; } stx__operand;
-static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols, size_t ld, size_t stride, size_t batch) {
+/* An operand as the product will read it; pack: it has to be copied first, to bfloat16
+   if half */
+typedef struct stx__operand {
+    stx__num v;
+    size_t rows, cols, ld, stride, count;
+    int pack, half;
+} stx__operand;
+
+static stx__operand stx__operand_of(const stx_ctx *x, const stx_real *p, size_t rows, size_t cols,
+                                    size_t ld, size_t stride, size_t batch) {
     stx__operand o;
     o.v = stx__num_of(x, p);
     o.rows = rows;
     o.cols = cols;
-    o.ld = rows > 1 ? ld : cols;                /* cublasLt wants ld >= cols of a single row, too */
+    /* cublasLt wants ld >= cols of a single row, too */
+    o.ld = rows > 1 ? ld : cols;
     o.stride = batch > 1 ? stride : 0;
     o.count = o.stride ? batch : 1;
     o.pack = o.half = 0;
     return o;
 }
+
 /* It must be bfloat16, or float: decides how. */
 static void stx__want(stx__operand *o, int half, size_t align) {
-    if (half && o->v.twin) { o->v.p = o->v.twin; o->v.half = 1; }
+    if (half && o->v.twin) {
+        o->v.p = o->v.twin;
+        o->v.half = 1;
+    }
     o->v.twin = NULL;
     o->half = half;
     o->pack = o->v.p && (o->v.half != half || (uintptr_t)o->v.p % align);
 }
-/* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to where another may begin */
+
+/* Bytes of its copy: rows of whole 16 bytes, as tensor cores like them, and up to
+   where another may begin */
 static size_t stx__packed(const stx__operand *o) {
-    return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256 * 256 : 0;
+    return o->pack ? (o->count * o->rows * ((o->cols + 7) / 8 * 8) * (o->half ? 2 : 4) + 255) / 256
+                         * 256
+                   : 0;
 }
+
 static void stx__pack(stx_ctx *x, const char *what, stx__operand *o, char *to) {
     size_t rows = o->count * o->rows, ld = (o->cols + 7) / 8 * 8;
     stx__num t = {to, NULL, o->half};
     if (!o->pack) return;
-    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v, o->ld, o->stride, o->rows, o->cols, rows);
+    STX__RUN_KERNEL(x, what, stx__pack_kernel, stx__blocks(rows, 1, 4096), 256, 0, t, ld, o->v,
+                    o->ld, o->stride, o->rows, o->cols, rows);
     o->v = t;
     o->ld = ld;
     if (o->stride) o->stride = o->rows * ld;
 }
-/* What cublasLt is told of an operand's alignment: the largest power of two, up to 16 bytes, that
-   divides the address of every row. A thread accesses at most 16 bytes at once. A tensor that moves
-   in the arena, or rows that move in their buffer, keep their plan and their bits. */
+
+/* What cublasLt is told of an operand's alignment: the largest power of two, up to 16
+   bytes, that divides the address of every row. A thread accesses at most 16 bytes at
+   once. A tensor that moves in the arena, or rows that move in their buffer, keep
+   their plan and their bits. */
 static int stx__align(const void *p, int half, size_t rows, size_t ld, size_t stride) {
     const size_t size = half ? 2 : 4;
     const uintptr_t a = (uintptr_t)p | (rows > 1 ? ld * size : 0) | stride * size | 16;
     return (int)(a & (0 - a));
 }
 
-/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass. Returns 0 if that is left to be done, where cublasLt
-   has no algorithm that does it. The bias has C's type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's alignment preferences
-   cover A, B, C, D but not the epilogue bias pointer, so the heuristic can pick a kernel that assumes 16-byte bias alignment"
-   (pytorch/pytorch 194497).
-   pieces > 0: of one product A^T B (also one of a batch with one C, then K is that of all of it) C gets so many products of K / pieces rows
-   each, stx__piece_size apart. Returns -1, without an error, where cublasLt does not make that. */
-static size_t stx__piece_size(const stx_gemm_args *g) { return (g->M * g->N + 63) / 64 * 64; }
-static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g, const stx_real *bias, int relu, size_t pieces) {
+/* The product g, then, with bias (N) or relu, C = relu(C + bias) in the same pass.
+   Returns 0 if that is left to be done, where cublasLt has no algorithm that does it.
+   The bias has C's type and is aligned to 16 bytes, if need be by a copy: "cuBLASLt's
+   alignment preferences cover A, B, C, D but not the epilogue bias pointer, so the
+   heuristic can pick a kernel that assumes 16-byte bias alignment" (pytorch/pytorch
+   194497). pieces > 0: of one product A^T B (also one of a batch with one C, then K is
+   that of all of it) C gets so many products of K / pieces rows each, stx__piece_size
+   apart. Returns -1, without an error, where cublasLt does not make that. */
+static size_t stx__piece_size(const stx_gemm_args *g) {
+    return (g->M * g->N + 63) / 64 * 64;
+}
+
+static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
+                           const stx_real *bias, int relu, size_t pieces) {
     const int ta = g->ta, tb = g->tb;
     const size_t N = g->N;
     size_t batch = g->batch, M = g->M, K = g->K;
@@ -2058,26 +2753,37 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     int low, fuse = bias || relu;
     if (!stx_ok(x) || !batch || !M || !N) return 1;
     c = stx__num_of(x, g->C);
-    /* one C: the batch is more of K, where the factors' rows follow each other; else copies of them do */
+    /* one C: the batch is more of K, where the factors' rows follow each other; else
+       copies of them do */
     const int sum = batch > 1 && !g->sc;
     if (!K || alpha == 0) {
         const size_t rows = sum ? M : batch * M;
-        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, c, g->ldc, g->sc, M, N, rows, beta);
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(rows, 1, 4096), 256, 0, c, g->ldc,
+                        g->sc, M, N, rows, beta);
         return !fuse;
     }
     if (sum && (!ta || tb || !g->sa || !g->sb)) {
         stx_gemm_args one = *g;
         one.batch = 1;
-        for (size_t e = 0; e < batch; e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
-            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias, e + 1 < batch ? 0 : relu, 0) && fuse && e + 1 == batch)
+        for (size_t e = 0; e < batch;
+             e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
+            if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias,
+                                 e + 1 < batch ? 0 : relu, 0)
+                && fuse && e + 1 == batch)
                 return 0;
         return 1;
     }
     /* one matrix for all: then the batch is more rows of one product */
-    if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) { M *= batch; batch = 1; }
-    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX || (sum && batch > INT32_MAX / K)) {
-        stx_fail(x, STX_ERR_ARG, "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
-                 what, batch, M, K, K, N);
+    if (batch > 1 && !ta && !g->sb && g->sa == M * g->lda && g->sc == M * g->ldc) {
+        M *= batch;
+        batch = 1;
+    }
+    if (M > INT32_MAX || N > INT32_MAX || K > INT32_MAX || batch > INT32_MAX
+        || (sum && batch > INT32_MAX / K)) {
+        stx_fail(
+            x, STX_ERR_ARG,
+            "%s: %zu products of (%zu,%zu) and (%zu,%zu): a GPU takes sizes up to 2147483647; use smaller batches",
+            what, batch, M, K, K, N);
         return 1;
     }
     a = stx__operand_of(x, g->A, ta ? K : M, ta ? M : K, g->lda, g->sa, batch);
@@ -2101,74 +2807,130 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx__pack(x, what, &b, to + of_a);
         stx__pack(x, what, &v, to + of_a + of_b);
     }
-    if (sum) { K *= batch; batch = 1; a.stride = b.stride = 0; }
-    memset(&key, 0, sizeof key);
-    key.batch = batch; key.M = M; key.N = N; key.K = K;
-    key.lda = a.ld; key.ldb = b.ld; key.ldc = M > 1 ? g->ldc : N;
-    key.sa = a.stride; key.sb = b.stride; key.sc = batch > 1 ? g->sc : 0;
-    if (pieces > 1) {
-        key.batch = pieces; key.K = K / pieces;
-        key.sa = key.K * a.ld; key.sb = key.K * b.ld; key.sc = stx__piece_size(g);
+    if (sum) {
+        K *= batch;
+        batch = 1;
+        a.stride = b.stride = 0;
     }
-    key.ta = !!ta; key.tb = !!tb;
-    key.half_in = low; key.half_out = c.half;
-    key.tf32 = gpu->tf32 && !low; key.beta0 = beta == 0;
+    memset(&key, 0, sizeof key);
+    key.batch = batch;
+    key.M = M;
+    key.N = N;
+    key.K = K;
+    key.lda = a.ld;
+    key.ldb = b.ld;
+    key.ldc = M > 1 ? g->ldc : N;
+    key.sa = a.stride;
+    key.sb = b.stride;
+    key.sc = batch > 1 ? g->sc : 0;
+    if (pieces > 1) {
+        key.batch = pieces;
+        key.K = K / pieces;
+        key.sa = key.K * a.ld;
+        key.sb = key.K * b.ld;
+        key.sc = stx__piece_size(g);
+    }
+    key.ta = !!ta;
+    key.tb = !!tb;
+    key.half_in = low;
+    key.half_out = c.half;
+    key.tf32 = gpu->tf32 && !low;
+    key.beta0 = beta == 0;
     key.align_a = stx__align(a.v.p, low, a.rows, key.lda, key.sa);
     key.align_b = stx__align(b.v.p, low, b.rows, key.ldb, key.sb);
     key.align_c = stx__align(c.p, c.half, M, key.ldc, key.sc);
-    o.A = a.v.p; o.B = b.v.p; o.C = c.p;
-    o.alpha = alpha; o.beta = beta;
+    o.A = a.v.p;
+    o.B = b.v.p;
+    o.C = c.p;
+    o.alpha = alpha;
+    o.beta = beta;
     o.bias = v.v.p;
-    key.epilogue = bias ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS : relu ?
-        CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+    key.epilogue = bias   ? relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS
+                   : relu ? CUBLASLT_EPILOGUE_RELU
+                          : CUBLASLT_EPILOGUE_DEFAULT;
     plan = stx__lt_try(x, what, &key, &o);
-    if (plan && plan->plain && fuse) {          /* perhaps without */
+    if (plan && plan->plain && fuse) { /* perhaps without */
         o.bias = NULL;
         key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
         plan = stx__lt_try(x, what, &key, &o);
     }
     if (!plan) return 1;
-    if (plan->plain && pieces) return -1;       /* the whole product may be made */
+    if (plan->plain && pieces) return -1; /* the whole product may be made */
     if (plan->plain) {
         stx__gemm_nums p;
-        p.A = a.v; p.B = b.v; p.C = c; p.bias = v.v;
-        p.batch = batch; p.M = M; p.N = N; p.K = K;
-        p.lda = key.lda; p.ldb = key.ldb; p.ldc = key.ldc;
-        p.sa = key.sa; p.sb = key.sb; p.sc = key.sc;
-        p.ta = ta; p.tb = tb; p.relu = relu; p.zero = 0;
-        p.alpha = alpha; p.beta = beta;
+        p.A = a.v;
+        p.B = b.v;
+        p.C = c;
+        p.bias = v.v;
+        p.batch = batch;
+        p.M = M;
+        p.N = N;
+        p.K = K;
+        p.lda = key.lda;
+        p.ldb = key.ldb;
+        p.ldc = key.ldc;
+        p.sa = key.sa;
+        p.sb = key.sb;
+        p.sc = key.sc;
+        p.ta = ta;
+        p.tb = tb;
+        p.relu = relu;
+        p.zero = 0;
+        p.alpha = alpha;
+        p.beta = beta;
         stx__gemm_plain(x, what, &p);
         return 1;
     }
-    if (c.twin) STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c, key.ldc, key.sc, M, N, batch * M,
-                                1.0f);
+    if (c.twin)
+        STX__RUN_KERNEL(x, what, stx__scale_kernel, stx__blocks(batch * M, 1, 4096), 256, 0, c,
+                        key.ldc, key.sc, M, N, batch * M, 1.0f);
     return key.epilogue != CUBLASLT_EPILOGUE_DEFAULT || !fuse;
 }
 
-/* PIECES OF K. A gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small matrix and a long sum: 512 x 512 are 16 tiles of
-   128 x 128, work for an eighth of a GPU's multiprocessors, while N is tens of thousands. So the sum is cut in pieces: a batch of products
-   of N / pieces rows each, to floats of their own, and the pieces are then added to dW, the first one first (stx__piece_sums_kernel), where
-   they may wait many in one launch. cublasLt has the like (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but its choice is the heuristic's, and each
-   of its sums is a launch of its own. Here what is added, and in what order, depends on sizes alone, and a node of the graph is all
-   that a product takes.
+/* PIECES OF K. A gradient of a weight, dW (O,Ci) += dy^T (O,N) in (N,Ci), is a small
+   matrix and a long sum: 512 x 512 are 16 tiles of 128 x 128, work for an eighth of a
+   GPU's multiprocessors, while N is tens of thousands. So the sum is cut in pieces: a
+   batch of products of N / pieces rows each, to floats of their own, and the pieces are
+   then added to dW, the first one first (stx__piece_sums_kernel), where they may wait
+   many in one launch. cublasLt has the like (CUBLASLT_ALGO_CONFIG_SPLITK_NUM), but its
+   choice is the heuristic's, and each of its sums is a launch of its own. Here what is
+   added, and in what order, depends on sizes alone, and a node of the graph is all that a
+   product takes.
 
-   How many: those whose counted time is least, in the time that a tile takes for a row of K (5.5 ns at 790 TFLOP/s over 132
-   multiprocessors): waves of STX__PIECES_TILES tiles, each as many rows as a piece (a large GPU has 108 to 144 multiprocessors; a fixed
-   number, so that bits do not depend on theirs); numbers written and read back, 3072 a row (8 bytes each, 4.3 TB/s); and a launch, alone
-   or shared. Pieces have equal rows, at least STX__PIECES_ROWS of them, and together no more than STX__PIECES_BYTES, of which two fit into
-   the room where they wait. 1: not worth it. */
-enum { STX__PIECES_TILES = 128, STX__PIECES_ROWS = 256, STX__PIECES_MOST = 64, STX__PIECES_BYTES = 32 << 20 };
+   How many: those whose counted time is least, in the time that a tile takes for a row
+   of K (5.5 ns at 790 TFLOP/s over 132 multiprocessors): waves of STX__PIECES_TILES
+   tiles, each as many rows as a piece (a large GPU has 108 to 144 multiprocessors; a
+   fixed number, so that bits do not depend on theirs); numbers written and read back,
+   3072 a row (8 bytes each, 4.3 TB/s); and a launch, alone or shared. Pieces have
+   equal rows, at least STX__PIECES_ROWS of them, and together no more than
+   STX__PIECES_BYTES, of which two fit into the room where they wait. 1: not worth it. */
+enum {
+    STX__PIECES_TILES = 128,
+    STX__PIECES_ROWS = 256,
+    STX__PIECES_MOST = 64,
+    STX__PIECES_BYTES = 32 << 20
+};
+
 static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
-    size_t tiles = (M + 127) / 128 * ((N + 127) / 128), least = (tiles + STX__PIECES_TILES - 1) / STX__PIECES_TILES * K, best = 1, p;
-    for (p = 2; p <= STX__PIECES_MOST && K / p >= STX__PIECES_ROWS && p * M * N * sizeof(float) <= STX__PIECES_BYTES; p++) {
-        size_t cost = (tiles * p + STX__PIECES_TILES - 1) / STX__PIECES_TILES * (K / p) + p * M * N / 3072 + (late ? 32 : 256);
-        if (K % p == 0 && cost < least) { least = cost; best = p; }
+    size_t tiles = (M + 127) / 128 * ((N + 127) / 128),
+           least = (tiles + STX__PIECES_TILES - 1) / STX__PIECES_TILES * K, best = 1, p;
+    for (p = 2; p <= STX__PIECES_MOST && K / p >= STX__PIECES_ROWS
+                && p * M * N * sizeof(float) <= STX__PIECES_BYTES;
+         p++) {
+        size_t cost = (tiles * p + STX__PIECES_TILES - 1) / STX__PIECES_TILES * (K / p)
+                      + p * M * N / 3072 + (late ? 32 : 256);
+        if (K % p == 0 && cost < least) {
+            least = cost;
+            best = p;
+        }
     }
     return best;
 }
-/* The product g in so many pieces of K; of its rows the first `rows` are added to C. 0: not done, and nothing in error; it then has to be
-   one product */
-static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, size_t pieces, int late) {
+
+/* The product g in so many pieces of K; of its rows the first `rows` are added to C.
+   0: not done, and nothing in error; it then has to be one product */
+static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
+                          size_t pieces, int late) {
     stx_gpu *gpu = stx__use(x);
     struct stx__late *t = gpu->late;
     const size_t each = stx__piece_size(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
@@ -2178,12 +2940,21 @@ static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, 
     late = late && t->depth;
     if (bytes > STX__PIECES_ROOM) return 0;
     if (!t->pieces && !gpu->capturing) {
-        if (cudaMalloc((void **)&t->pieces, STX__PIECES_ROOM) == cudaSuccess) gpu->bytes += STX__PIECES_ROOM;
-        else { (void)cudaGetLastError(); t->pieces = NULL; }
+        if (cudaMalloc((void **)&t->pieces, STX__PIECES_ROOM) == cudaSuccess)
+            gpu->bytes += STX__PIECES_ROOM;
+        else {
+            (void)cudaGetLastError();
+            t->pieces = NULL;
+        }
     }
     if (!t->pieces) return 0;
-    for (k = 0; k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n); k++) continue;
-    if (k < t->products || t->products == STX__LATE_MOST || t->pieces_used + bytes > STX__PIECES_ROOM) stx__products_now(x);
+    for (k = 0;
+         k < t->products && !stx__columns_meet(g->C, n, t->product.s[k].d.p, t->product.s[k].n);
+         k++)
+        continue;
+    if (k < t->products || t->products == STX__LATE_MOST
+        || t->pieces_used + bytes > STX__PIECES_ROOM)
+        stx__products_now(x);
     piece.C = (stx_real *)(void *)(t->pieces + t->pieces_used);
     piece.ldc = g->N;
     piece.beta = 0;
@@ -2191,21 +2962,26 @@ static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, 
     s = &t->product.s[t->products++];
     s->d = stx__num_of(x, g->C);
     s->part = (const float *)(const void *)piece.C;
-    s->n = n; s->stride = each; s->pieces = pieces;
+    s->n = n;
+    s->stride = each;
+    s->pieces = pieces;
     t->pieces_used += bytes;
     if (!late) stx__products_now(x);
     return 1;
 }
-/* C += the first `rows` rows of the product g; late: C is a gradient of a parameter, see SUMS THAT WAIT. Rows that are not wanted (PADDED
-   LOGITS) are computed, so that the operands are aligned, and left out when the pieces are added, if it is only one; of a large C that is
-   the end of it. */
-static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows, int late) {
+
+/* C += the first `rows` rows of the product g; late: C is a gradient of a parameter,
+   see SUMS THAT WAIT. Rows that are not wanted (PADDED LOGITS) are computed, so that
+   the operands are aligned, and left out when the pieces are added, if it is only one;
+   of a large C that is the end of it. */
+static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
+                        int late) {
     stx_gpu *gpu = stx__gpu(x);
     stx_gemm_args part = *g;
     stx__num c = stx__num_of(x, g->C);
     size_t pieces = 1, first = rows / 64 * 64, K = g->batch * g->K;
-    if (stx_ok(x) && (g->batch == 1 || (!g->sc && g->sa && g->sb)) && g->ta && !g->tb && g->beta == 1 && g->ldc == g->N && g->M && g->N && K
-        && !c.half && !c.twin) {
+    if (stx_ok(x) && (g->batch == 1 || (!g->sc && g->sa && g->sb)) && g->ta && !g->tb
+        && g->beta == 1 && g->ldc == g->N && g->M && g->N && K && !c.half && !c.twin) {
         if (rows < g->M && first && g->M * g->N * sizeof(float) > STX__PIECES_ROOM) {
             part.M = first;
             stx__lt_add(x, what, &part, first, late);
@@ -2222,15 +2998,21 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
     part.M = rows;
     stx__lt_product(x, what, &part, NULL, 0, 0);
 }
+
 /* As stx_gemm; see stx__lt_product. */
-void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) { stx__lt_add(x, "stx_gemm", g, g->M, 0); }
+void stx_gemm_cuda(stx_ctx *x, const stx_gemm_args *g) {
+    stx__lt_add(x, "stx_gemm", g, g->M, 0);
+}
+
 
 // >>linear ------------------------------------------------------------------------------------------------------------
 
-/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the tanh approximation and ours is exact, so gelu, tanh and
-   sigmoid are a pass of their own over what the product left: pre, where it is wanted, or y itself. */
-void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b, size_t N,
-                         size_t I, size_t O, int act) {
+/* y = act(in W^T + b): product, bias and relu are one pass. cublasLt's GELU is the
+   tanh approximation and ours is exact, so gelu, tanh and sigmoid are a pass of their
+   own over what the product left: pre, where it is wanted, or y itself. */
+void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
+                         const stx_real *W, const stx_real *b, size_t N, size_t I, size_t O,
+                         int act) {
     stx_real *to = pre ? pre : y;
     int relu = act == STX_ACT_RELU && !pre;
     stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
@@ -2242,13 +3024,16 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
     if (pre || (act && !relu)) stx_act_fwd_cuda(x, y, to, N * O, act);
 }
 
-/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a chunk: in one pass, which reads da once. As
-   stx__columns_kernel: a block of 8 rows of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
-template<int W>
-STX__GLOBAL(256) stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre,
-                                           size_t N, size_t O, size_t rows, int act) {
+/* da (N,O) = da act'(a), and part (chunks,O) = the sums of da's columns, `rows` rows a
+   chunk: in one pass, which reads da once. As stx__columns_kernel: a block of 8 rows
+   of 32 lanes takes 32 W columns of a chunk, every lane W of them. */
+template <int W>
+STX__GLOBAL(256)
+stx__slope_columns_kernel(float *part, stx__num da, stx__num y, stx__num pre, size_t N, size_t O,
+                          size_t rows, int act) {
     STX__SHARED(float, sh, 8 * 32 * W);
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, lo = blockIdx.x * rows,
+                 hi = lo + rows < N ? lo + rows : N;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < O; c0 += (size_t)gridDim.y * 32 * W) {
         size_t c = c0 + lane * W;
         float s[W] = {0};
@@ -2256,8 +3041,10 @@ STX__GLOBAL(256) stx__slope_columns_kernel(float *part, stx__num da, stx__num y,
             for (size_t n = lo + row; n < hi; n += 8) {
                 float g[W], v[W] = {0}, u[W] = {0};
                 stx__getn<W>(g, da, n * O + c);
-                if (act == STX_ACT_GELU) stx__getn<W>(u, pre, n * O + c);
-                else stx__getn<W>(v, y, n * O + c);
+                if (act == STX_ACT_GELU)
+                    stx__getn<W>(u, pre, n * O + c);
+                else
+                    stx__getn<W>(v, y, n * O + c);
                 for (int e = 0; e < W; e++) {
                     g[e] = stx__act_slope(g[e], v[e], u[e], act);
                     s[e] += g[e];
@@ -2266,7 +3053,7 @@ STX__GLOBAL(256) stx__slope_columns_kernel(float *part, stx__num da, stx__num y,
             }
         for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[e];
         __syncthreads();
-        if (row < W && c < O) {             /* the rows' sums, number `row` of each lane's W */
+        if (row < W && c < O) { /* the rows' sums, number `row` of each lane's W */
             float t = 0;
             for (int k = 0; k < 8; k++) t += sh[(k * W + row) * 32 + lane];
             part[blockIdx.x * O + c + row] = t;
@@ -2274,20 +3061,28 @@ STX__GLOBAL(256) stx__slope_columns_kernel(float *part, stx__num da, stx__num y,
         __syncthreads();
     }
 }
-/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so the sums are the same on every GPU. */
-static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da, const stx_real *y, const stx_real *pre, size_t N,
-                               size_t O, size_t pad, int act, int late) {
-    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y), P = stx__num_of(x, act == STX_ACT_GELU ?
-        pre : NULL);
+
+/* da = da act'(a), and db += the sum of da's rows. The chunks depend on N alone, so
+   the sums are the same on every GPU. */
+static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_real *da,
+                               const stx_real *y, const stx_real *pre, size_t N, size_t O,
+                               size_t pad, int act, int late) {
+    stx__num D = stx__num_of(x, da), Y = stx__num_of(x, act == STX_ACT_GELU ? NULL : y),
+             P = stx__num_of(x, act == STX_ACT_GELU ? pre : NULL);
     size_t rows = stx__chunk(N, 64, 1024), chunks = (N + rows - 1) / rows;
     int four = O % 4 == 0 && stx__by4(D) && stx__by4(Y) && stx__by4(P);
     dim3 grid((unsigned)chunks, stx__blocks(O, four ? 128 : 32, 65535));
     float *part = stx__late_part(x, what, chunks * O, &late);
     if (!part) return;
-    if (four) STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
-    else STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O, rows, act);
+    if (four)
+        STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<4>, grid, 256, 0, part, D, Y, P, N, O,
+                        rows, act);
+    else
+        STX__RUN_KERNEL(x, what, stx__slope_columns_kernel<1>, grid, 256, 0, part, D, Y, P, N, O,
+                        rows, act);
     stx__columns_sum(x, what, &db, 1, part, O, chunks, O - pad, late);
 }
+
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da
    db is not left to cublasLt's epilogue BGRADB of dW's product: that one stores and does not add, in the type of dW, and narrows the choice
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
@@ -2297,9 +3092,14 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
-    if (act && db) stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->pad, act, late);
-    else if (act) stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
-    else if (db) stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad, late);
+    if (act && db)
+        stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->pad, act,
+                           late);
+    else if (act)
+        stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
+    else if (db)
+        stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad,
+                     late);
     if (a->dx) {
         g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
@@ -2308,24 +3108,36 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     if (a->dW) {
         g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
         g.beta = 1;
-        if (a->batch > 1) { g.batch = a->batch; g.sa = a->sda; g.sb = a->sin; g.sc = 0; }
+        if (a->batch > 1) {
+            g.batch = a->batch;
+            g.sa = a->sda;
+            g.sb = a->sin;
+            g.sc = 0;
+        }
         stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_LATE_DW) != 0);
     }
 }
 
-/* y = blocks of a and b in another order, and rows of memory behind them; backward adds the blocks to where they came from. A thread takes
-   W neighbours of what is written at a time. */
+/* y = blocks of a and b in another order, and rows of memory behind them; backward
+   adds the blocks to where they came from. A thread takes W neighbours of what is
+   written at a time. */
 typedef struct stx__heads {
     stx__num a, b, y, from[STX_HEAD_GROUPS], to[STX_HEAD_GROUPS];
-    size_t n, blocks, stride, len[STX_HEAD_GROUPS], end[STX_HEAD_GROUPS];      /* blocks: numbers of y; end: of each piece of rows */
+    /* blocks: numbers of y; end: of each piece of rows */
+    size_t n, blocks, stride, len[STX_HEAD_GROUPS], end[STX_HEAD_GROUPS];
     int half, backward;
     uint16_t of[512];
 } stx__heads;
-template<int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
+
+template <int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
     STX__STEP(i, n, W) {
         if (i >= h.blocks) {
             const int k = i < h.end[0] ? 0 : i < h.end[1] ? 1 : 2;
-            const size_t at = i - (k == 0 ? h.blocks : k == 1 ? h.end[0] : h.end[1]), len = h.len[k];
+            const size_t at = i
+                              - (k == 0   ? h.blocks
+                                 : k == 1 ? h.end[0]
+                                          : h.end[1]),
+                         len = h.len[k];
             float v[W];
             stx__getn<W>(v, h.from[k], at / len * h.stride + at % len);
             stx__putn<W>(h.to[k], at, v);
@@ -2346,16 +3158,20 @@ template<int W> STX__GLOBAL(256) stx__heads_kernel(stx__heads h, size_t n) {
         }
     }
 }
+
 static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a, int backward) {
     stx__heads h;
     memset(&h, 0, sizeof h);
     h.a = stx__num_of(x, backward ? a->da : a->a);
     h.b = stx__num_of(x, backward ? a->db : a->b);
     h.y = stx__num_of(x, backward ? a->dy : a->y);
-    h.n = a->n; h.half = (int)a->half; h.backward = backward;
+    h.n = a->n;
+    h.half = (int)a->half;
+    h.backward = backward;
     memcpy(h.of, a->of, sizeof h.of);
     size_t n = h.blocks = a->n * a->count;
-    int four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b) && stx__by4(h.y);
+    int four = a->n % 4 == 0 && a->stride % 4 == 0 && stx__by4(h.a) && stx__by4(h.b)
+               && stx__by4(h.y);
     h.stride = a->stride;
     for (int k = 0; k < STX_HEAD_GROUPS; k++) {
         h.from[k] = stx__num_of(x, a->from[k]);
@@ -2367,13 +3183,20 @@ static void stx__heads_run(stx_ctx *x, const char *what, const stx_heads_args *a
     }
     if (n) STX__RUN_BY(x, what, four, stx__heads_kernel, n, h, n);
 }
-void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_fwd", h, 0); }
-void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) { stx__heads_run(x, "stx_heads_bwd", h, 1); }
 
-/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A thread takes four neighbours of a row at a time. */
-template<int W>
-STX__GLOBAL(256) stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C,
-                                      int act) {
+void stx_heads_fwd_cuda(stx_ctx *x, const stx_heads_args *h) {
+    stx__heads_run(x, "stx_heads_fwd", h, 0);
+}
+
+void stx_heads_bwd_cuda(stx_ctx *x, const stx_heads_args *h) {
+    stx__heads_run(x, "stx_heads_bwd", h, 1);
+}
+
+/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b. A
+   thread takes four neighbours of a row at a time. */
+template <int W>
+STX__GLOBAL(256)
+stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size_t n, size_t C, int act) {
     STX__STEP(i, n, W) {
         float v[W], w[W];
         stx__getn<W>(v, y, i);
@@ -2386,25 +3209,31 @@ STX__GLOBAL(256) stx__bias_act_kernel(stx__num y, stx__num pre, stx__num b, size
         stx__putn<W>(y, i, v);
     }
 }
-void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act) {
+
+void stx_bias_act_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
+                           size_t C, int act) {
     stx__num Y = stx__num_of(x, y), P = stx__num_of(x, pre), B = stx__num_of(x, b);
     size_t n = N * C;
-    if (n && (b || pre || act)) STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B),
-                                            stx__bias_act_kernel, n, Y, P, B, n, C, act);
+    if (n && (b || pre || act))
+        STX__RUN_BY(x, "stx_bias_act_fwd", C % 4 == 0 && stx__by4(Y) && stx__by4(P) && stx__by4(B),
+                    stx__bias_act_kernel, n, Y, P, B, n, C, act);
 }
+
 
 // >>mean --------------------------------------------------------------------------------------------------------------
 
 void stx_mean_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_mean_fwd", STX__SUM, y, a, NULL, n, (double)n, 0);
 }
+
 void stx_sum_fwd_cuda(stx_ctx *x, stx_real *y, const stx_real *a, size_t n) {
     stx__sum_cuda(x, "stx_sum_fwd", STX__SUM, y, a, NULL, n, 1, 0);
 }
 
 /* da (n) += dy / divisor. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
+template <int W>
+STX__GLOBAL(256)
+stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float divisor) {
     float g = stx__get(dy, 0) / divisor;
     STX__STEP(i, n, W) {
         float v[W];
@@ -2412,17 +3241,30 @@ STX__GLOBAL(256) stx__mean_bwd_kernel(stx__num da, stx__num dy, size_t n, float 
         stx__addn<W>(da, i, v, 1);
     }
 }
+
 void stx_mean_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
     stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, (float)n);
-}
-void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
-    if (n) STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n, 1.0f);
+    if (n)
+        STX__RUN_BY(x, "stx_mean_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n,
+                    (float)n);
 }
 
-/* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after the other: they are small. */
-struct stx__means_nums { stx__num a[STX_MEANS], y0, y, dy; size_t n[STX_MEANS]; int count, fresh; float s; };
+void stx_sum_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dy, size_t n) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dy);
+    if (n)
+        STX__RUN_BY(x, "stx_sum_bwd", n % 4 == 0 && stx__by4(D), stx__mean_bwd_kernel, n, D, G, n,
+                    1.0f);
+}
+
+/* y (1) = y0 + s sum of mean a[k], and da[k] += s dy / n[k]. One block, an array after
+   the other: they are small. */
+struct stx__means_nums {
+    stx__num a[STX_MEANS], y0, y, dy;
+    size_t n[STX_MEANS];
+    int count, fresh;
+    float s;
+};
+
 STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     STX__SHARED(double, sh, 32);
     double mean = 0;
@@ -2434,14 +3276,17 @@ STX__GLOBAL(256) stx__add_means_fwd_kernel(stx__means_nums m) {
     mean = stx__row_sum<256>(mean, sh);
     if (threadIdx.x == 0) stx__put(m.y, 0, (float)((double)stx__get(m.y0, 0) + (double)m.s * mean));
 }
+
 STX__GLOBAL(256) stx__add_means_bwd_kernel(stx__means_nums m) {
     const float g = m.s * stx__get(m.dy, 0);
     for (int k = 0; k < m.count; k++) {
         if (!m.a[k].p) continue;
-        __syncthreads();                        /* arrays may overlap */
-        for (size_t i = threadIdx.x; i < m.n[k]; i += 256) stx__add(m.a[k], i, g / (float)m.n[k], !(m.fresh >> k & 1));
+        __syncthreads(); /* arrays may overlap */
+        for (size_t i = threadIdx.x; i < m.n[k]; i += 256)
+            stx__add(m.a[k], i, g / (float)m.n[k], !(m.fresh >> k & 1));
     }
 }
+
 static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, int backward) {
     stx__means_nums m;
     memset(&m, 0, sizeof m);
@@ -2452,121 +3297,160 @@ static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, 
         m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
         m.n[k] = a->n[k];
     }
-    m.y0 = stx__num_of(x, a->y0); m.y = stx__num_of(x, a->y); m.dy = stx__num_of(x, a->dy);
+    m.y0 = stx__num_of(x, a->y0);
+    m.y = stx__num_of(x, a->y);
+    m.dy = stx__num_of(x, a->dy);
     return m;
 }
+
 void stx_add_means_fwd_cuda(stx_ctx *x, const stx_means_args *a) {
-    STX__RUN_KERNEL(x, "stx_add_means_fwd", stx__add_means_fwd_kernel, 1, 256, 0, stx__means_of(x, a, 0));
+    STX__RUN_KERNEL(x, "stx_add_means_fwd", stx__add_means_fwd_kernel, 1, 256, 0,
+                    stx__means_of(x, a, 0));
 }
+
 void stx_add_means_bwd_cuda(stx_ctx *x, const stx_means_args *a) {
-    STX__RUN_KERNEL(x, "stx_add_means_bwd", stx__add_means_bwd_kernel, 1, 256, 0, stx__means_of(x, a, 1));
+    STX__RUN_KERNEL(x, "stx_add_means_bwd", stx__add_means_bwd_kernel, 1, 256, 0,
+                    stx__means_of(x, a, 1));
 }
+
 
 // >>cross_entropy -----------------------------------------------------------------------------------------------------
 
-/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv - logits[n,target]) / divisor
-   A warp or a block does a row in one pass; the rows' losses go to scratch, in double, and are added in a fixed tree. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__cross_entropy_fwd_kernel(
-    double *loss, stx__num top, stx__num inv, stx__num logits, const int32_t *targets, size_t N,
-    size_t V, size_t ld) {
+/* top = max_v logits, inv = 1 / sum_v e^(logits - top) ; loss = sum_n (top - log inv -
+   logits[n,target]) / divisor A warp or a block does a row in one pass; the rows'
+   losses go to scratch, in double, and are added in a fixed tree. */
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__cross_entropy_fwd_kernel(double *loss, stx__num top, stx__num inv, stx__num logits,
+                              const int32_t *targets, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         stx__lse l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
             stx__put(top, n, l.top);
             stx__put(inv, n, 1 / l.sum);
-            loss[n] = (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)targets[n]);
+            loss[n] = (double)l.top + log((double)l.sum)
+                      - (double)stx__get(logits, n * ld + (size_t)targets[n]);
         }
     }
 }
-void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits, const int32_t *targets,
-                                size_t N, size_t V, size_t ld, double divisor) {
+
+void stx_cross_entropy_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv,
+                                const stx_real *logits, const int32_t *targets, size_t N, size_t V,
+                                size_t ld, double divisor) {
     const char *name = "stx_cross_entropy_fwd";
-    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    stx__num L = stx__num_of(x, loss), M = stx__num_of(x, top), I = stx__num_of(x, inv),
+             A = stx__num_of(x, logits);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
     STX__RUN_ROWS(x, name, N, V, stx__cross_entropy_fwd_kernel, part, M, I, A, targets, N, V, ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, divisor, 0);
 }
-/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor; dlogits may be logits, without accumulate; then what
-   stands between rows of V numbers, which are ld apart, becomes 0.
-   A warp or a block (T threads) does a row n; every number is read and written by one thread. known 0: no target, and g is 0. */
-template<int T> static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv, stx__num logits, size_t n,
-                                                              size_t V, size_t ld, size_t target, int known, float g, int accumulate) {
+
+/* dlogits[n,v] = or += g (e^(logits - top) inv - [v = target]), g = dloss / divisor;
+   dlogits may be logits, without accumulate; then what stands between rows of V
+   numbers, which are ld apart, becomes 0. A warp or a block (T threads) does a row n;
+   every number is read and written by one thread. known 0: no target, and g is 0. */
+template <int T>
+static __device__ void stx__cross_entropy_row(stx__num dlogits, stx__num top, stx__num inv,
+                                              stx__num logits, size_t n, size_t V, size_t ld,
+                                              size_t target, int known, float g, int accumulate) {
     const size_t start = n * ld, t = threadIdx.x % T;
-    const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V, fours = (V - head) / 4;
+    const size_t head = stx__fours(dlogits, logits) ? stx__head(logits, start, V) : V,
+                 fours = (V - head) / 4;
     const float m = stx__get(top, n), f = g * stx__get(inv, n);
     for (size_t i = t; i < V - 4 * fours; i += T) {
         size_t v = i < head ? i : i + 4 * fours;
-        float d = known ? f * expf(stx__get(logits, start + v) - m) : 0, was = accumulate ? stx__get(dlogits, start + v) : 0;
+        float d = known ? f * expf(stx__get(logits, start + v) - m) : 0,
+              was = accumulate ? stx__get(dlogits, start + v) : 0;
         stx__put(dlogits, start + v, d + was - (v == target ? g : 0));
     }
-    #pragma unroll 2
+#pragma unroll 2
     for (size_t q = t; q < fours; q += T) {
         size_t v = head + 4 * q;
         float d[4], was[4] = {0, 0, 0, 0};
         stx__getn<4>(d, logits, start + v);
         if (accumulate) stx__getn<4>(was, dlogits, start + v);
-        for (int e = 0; e < 4; e++) d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
+        for (int e = 0; e < 4; e++)
+            d[e] = (known ? f * expf(d[e] - m) : 0) + was[e] - (v + e == target ? g : 0);
         stx__putn<4>(dlogits, start + v, d);
     }
     for (size_t v = V + t; v < ld && !accumulate; v += T) stx__put(dlogits, start + v, 0);
 }
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6) stx__cross_entropy_bwd_kernel(
-    stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, size_t N, size_t V, size_t ld, double divisor, int accumulate) {
+
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T), T > 256 ? 0 : 6)
+stx__cross_entropy_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                              stx__num logits, const int32_t *targets, size_t N, size_t V,
+                              size_t ld, double divisor, int accumulate) {
     const float g = (float)((double)stx__get(dloss, 0) / divisor);
-    STX__EACH_ROW(n, N, T) stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g, accumulate);
-}
-void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
-                                int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
-        logits);
-    if (dlogits == logits) accumulate = 0;
-    if (N && V) STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I, A, targets, N, V, ld,
-                              divisor, accumulate);
+    STX__EACH_ROW(n, N, T)
+    stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, (size_t)targets[n], 1, g,
+                              accumulate);
 }
 
-/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see stx_token_weights. One block, for the divisor may be a sum over
-   all rows: a thread adds every 1024th, then a fixed tree. */
-STX__GLOBAL(1024) stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets,
-                                            stx__num weights, size_t N, int ignore, int32_t ignored,
-                                            double divisor, stx__num mean) {
+void stx_cross_entropy_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
+                                const stx_real *top, const stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, size_t N, size_t V, size_t ld,
+                                double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top),
+             I = stx__num_of(x, inv), A = stx__num_of(x, logits);
+    if (dlogits == logits) accumulate = 0;
+    if (N && V)
+        STX__RUN_ROWS(x, "stx_cross_entropy_bwd", N, V, stx__cross_entropy_bwd_kernel, D, G, M, I,
+                      A, targets, N, V, ld, divisor, accumulate);
+}
+
+/* w (N) = weights / divisor, or 0, and known (N) = targets, or -1: see
+   stx_token_weights. One block, for the divisor may be a sum over all rows: a thread
+   adds every 1024th, then a fixed tree. */
+STX__GLOBAL(1024)
+stx__token_weights_kernel(stx__num w, int32_t *known, const int32_t *targets, stx__num weights,
+                          size_t N, int ignore, int32_t ignored, double divisor, stx__num mean) {
     STX__SHARED(double, sh, 32);
     double s = 0;
-    if (divisor == 0 && mean.p) divisor = (double)stx__get(mean, 0) * (double)N;
+    if (divisor == 0 && mean.p)
+        divisor = (double)stx__get(mean, 0) * (double)N;
     else if (divisor == 0) {
         for (size_t n = threadIdx.x; n < N; n += 1024)
-            if (!(ignore && targets[n] == ignored) && targets[n] >= 0) s += weights.p ? (double)stx__get(weights, n) : 1;
+            if (!(ignore && targets[n] == ignored) && targets[n] >= 0)
+                s += weights.p ? (double)stx__get(weights, n) : 1;
         divisor = stx__row_sum<1024>(s, sh);
     }
     for (size_t n = threadIdx.x; n < N; n += 1024) {
         int32_t id = ignore && targets[n] == ignored ? -1 : targets[n];
         known[n] = id;
-        stx__put(w, n, id >= 0 && divisor != 0 ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor) : 0);
+        stx__put(w, n,
+                 id >= 0 && divisor != 0
+                     ? (float)((weights.p ? (double)stx__get(weights, n) : 1) / divisor)
+                     : 0);
     }
 }
-void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                            int ignore, int32_t ignored, double divisor, const stx_real *mean) {
+
+void stx_token_weights_cuda(stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets,
+                            const stx_real *weights, size_t N, int ignore, int32_t ignored,
+                            double divisor, const stx_real *mean) {
     stx__num W = stx__num_of(x, w), A = stx__num_of(x, weights), M = stx__num_of(x, mean);
-    if (N) STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known, targets, A, N, ignore, ignored,
-                           divisor, M);
+    if (N)
+        STX__RUN_KERNEL(x, "stx_token_weights", stx__token_weights_kernel, 1, 1024, 0, W, known,
+                        targets, A, N, ignore, ignored, divisor, M);
 }
-/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As cross_entropy; rows with a negative target are 0. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__token_loss_fwd_kernel(
-    double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits, const int32_t *targets,
-    stx__num w, size_t N, size_t V, size_t ld) {
+
+/* nll[n] = top - log inv - logits[n,target] ; loss = sum_n w[n] nll[n]. As
+   cross_entropy; rows with a negative target are 0. */
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__token_loss_fwd_kernel(double *loss, stx__num nll, stx__num top, stx__num inv, stx__num logits,
+                           const int32_t *targets, stx__num w, size_t N, size_t V, size_t ld) {
     STX__SHARED(float, sh, 32);
     STX__EACH_ROW(n, N, T) {
         const int32_t target = targets[n];
         stx__lse l = {0, 0};
         if (target >= 0) l = stx__row_lse<T>(logits, n * ld, V, sh);
         if (threadIdx.x % T == 0) {
-            double v = target < 0 ? 0 : (double)l.top + log((double)l.sum) - (double)stx__get(logits, n * ld + (size_t)target);
+            double v = target < 0 ? 0
+                                  : (double)l.top + log((double)l.sum)
+                                        - (double)stx__get(logits, n * ld + (size_t)target);
             stx__put(top, n, l.top);
             stx__put(inv, n, target < 0 ? 0 : 1 / l.sum);
             stx__put(nll, n, (float)v);
@@ -2574,48 +3458,62 @@ STX__GLOBAL(STX__ROW_BLOCK(T)) stx__token_loss_fwd_kernel(
         }
     }
 }
-void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                             const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld) {
+
+void stx_token_loss_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top,
+                             stx_real *inv, const stx_real *logits, const int32_t *targets,
+                             const stx_real *w, size_t N, size_t V, size_t ld) {
     const char *name = "stx_token_loss_fwd";
-    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
-        logits), W = stx__num_of(x, w);
+    stx__num L = stx__num_of(x, loss), P = stx__num_of(x, nll), M = stx__num_of(x, top),
+             I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
     double *part;
     if (!N || !V || !(part = (double *)stx__scratch_of(x, N * sizeof *part, name))) return;
-    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V, ld);
+    STX__RUN_ROWS(x, name, N, V, stx__token_loss_fwd_kernel, part, P, M, I, A, targets, W, N, V,
+                  ld);
     STX__RUN_KERNEL(x, name, stx__total_kernel, 1, 1024, 0, L, part, N, 1.0, 0);
 }
-/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows with a negative target. As cross_entropy. */
-template<int T>
-STX__GLOBAL(STX__ROW_BLOCK(T)) stx__token_loss_bwd_kernel(
-    stx__num dlogits, stx__num dloss, stx__num top, stx__num inv, stx__num logits,
-    const int32_t *targets, stx__num w, size_t N, size_t V, size_t ld, int accumulate) {
+
+/* dlogits[n,v] = or += dloss w[n] (e^(logits - top) inv - [v = target]), 0 in rows
+   with a negative target. As cross_entropy. */
+template <int T>
+STX__GLOBAL(STX__ROW_BLOCK(T))
+stx__token_loss_bwd_kernel(stx__num dlogits, stx__num dloss, stx__num top, stx__num inv,
+                           stx__num logits, const int32_t *targets, stx__num w, size_t N, size_t V,
+                           size_t ld, int accumulate) {
     const float dl = stx__get(dloss, 0);
     STX__EACH_ROW(n, N, T) {
         const int known = targets[n] >= 0;
         if (!known && accumulate) continue;
-        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld, known ? (size_t)targets[n] : V, known,
+        stx__cross_entropy_row<T>(dlogits, top, inv, logits, n, V, ld,
+                                  known ? (size_t)targets[n] : V, known,
                                   known ? dl * stx__get(w, n) : 0, accumulate);
     }
 }
-void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                             const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
-                             int accumulate) {
-    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top), I = stx__num_of(x, inv), A = stx__num_of(x,
-        logits), W = stx__num_of(x, w);
-    if (N && V) STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A, targets, W, N, V, ld,
-                              accumulate);
+
+void stx_token_loss_bwd_cuda(stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
+                             const stx_real *top, const stx_real *inv, const stx_real *logits,
+                             const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                             size_t ld, int accumulate) {
+    stx__num D = stx__num_of(x, dlogits), G = stx__num_of(x, dloss), M = stx__num_of(x, top),
+             I = stx__num_of(x, inv), A = stx__num_of(x, logits), W = stx__num_of(x, w);
+    if (N && V)
+        STX__RUN_ROWS(x, "stx_token_loss_bwd", N, V, stx__token_loss_bwd_kernel, D, G, M, I, A,
+                      targets, W, N, V, ld, accumulate);
 }
 
-/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time: a warp counts its ids of each cluster by votes,
-   and an id's place is how many of its cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
-STX__GLOBAL(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at,
-                                           int32_t *over, const int32_t *ids, size_t n,
-                                           const stx_clusters k) {
+/* Ids sorted by cluster, stably: see stx_cluster_sort. One block, 1024 ids at a time:
+   a warp counts its ids of each cluster by votes, and an id's place is how many of its
+   cluster stood before: in earlier rounds, in the warps before, in the lanes before. */
+STX__GLOBAL(1024)
+stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+                         const int32_t *ids, size_t n, const stx_clusters k) {
     STX__SHARED(unsigned, count, 32 * STX_MAX_CLUSTERS);
     STX__SHARED(size_t, taken, STX_MAX_CLUSTERS);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int K = (int)k.count;
-    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) { local[i] = k.leftover; place[i] = 0; }
+    for (size_t i = threadIdx.x; i < k.first[K]; i += 1024) {
+        local[i] = k.leftover;
+        place[i] = 0;
+    }
     if (threadIdx.x < STX_MAX_CLUSTERS) taken[threadIdx.x] = 0;
     __syncthreads();
     for (size_t base = 0; base < n; base += 1024) {
@@ -2637,14 +3535,19 @@ STX__GLOBAL(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32
             for (unsigned w = 0; w < warp; w++) r += count[w * STX_MAX_CLUSTERS + c];
             r += k.first[c];
             fits = r < k.first[c + 1];
-            at[i] = !k.head ? (fits ? (int32_t)r : 0) : c == 0 ? id : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
+            at[i] = !k.head ? (fits ? (int32_t)r : 0)
+                    : c == 0
+                        ? id
+                        : (int32_t)(k.end[0] + (size_t)(k.forward_columns ? c - 1 : K - 1 - c));
             if (fits) {
                 local[r] = id - (c ? (int32_t)k.end[c - 1] : 0);
                 place[r] = (int32_t)i;
             }
         }
         __syncthreads();
-        if ((int)threadIdx.x < K) for (unsigned w = 0; w < 32; w++) taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
+        if ((int)threadIdx.x < K)
+            for (unsigned w = 0; w < 32; w++)
+                taken[threadIdx.x] += count[w * STX_MAX_CLUSTERS + threadIdx.x];
         __syncthreads();
     }
     if (threadIdx.x == 0) {
@@ -2653,18 +3556,23 @@ STX__GLOBAL(1024) stx__cluster_sort_kernel(int32_t *local, int32_t *place, int32
         *over = more;
     }
 }
-void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
-                           const stx_clusters *k) {
-    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at, over, ids, n, *k);
+
+void stx_cluster_sort_cuda(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over,
+                           const int32_t *ids, size_t n, const stx_clusters *k) {
+    STX__RUN_KERNEL(x, "stx_cluster_sort", stx__cluster_sort_kernel, 1, 1024, 0, local, place, at,
+                    over, ids, n, *k);
 }
+
 /* y (n) = NaN if flag[0] */
 STX__GLOBAL(256) stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
+
 void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     stx__num Y = stx__num_of(x, y);
     if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
+
 
 // >>mse ---------------------------------------------------------------------------------------------------------------
 
@@ -2672,10 +3580,12 @@ void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
 void stx_mse_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n) {
     stx__sum_cuda(x, "stx_mse_fwd", STX__SUM_SQUARES, loss, a, b, n, (double)n, 0);
 }
-/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a time. */
-template<int W>
-STX__GLOBAL(256) stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a,
-                                     stx__num b, size_t n) {
+
+/* da += 2 (a - b) dloss / n ; db -= the same. A thread takes four neighbours at a
+   time. */
+template <int W>
+STX__GLOBAL(256)
+stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, stx__num a, stx__num b, size_t n) {
     float g = 2 * stx__get(dloss, 0) / (float)n;
     STX__STEP(i, n, W) {
         float v[W], w[W];
@@ -2689,38 +3599,51 @@ STX__GLOBAL(256) stx__mse_bwd_kernel(stx__num da, stx__num db, stx__num dloss, s
         if (db.p) stx__addn<W>(db, i, w, 1);
     }
 }
-void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b, size_t n) {
-    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss), A = stx__num_of(x, a), B = stx__num_of(x, b);
+
+void stx_mse_bwd_cuda(stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
+                      const stx_real *a, const stx_real *b, size_t n) {
+    stx__num D = stx__num_of(x, da), E = stx__num_of(x, db), G = stx__num_of(x, dloss),
+             A = stx__num_of(x, a), B = stx__num_of(x, b);
     int four = n % 4 == 0 && stx__by4(D) && stx__by4(E) && stx__by4(A) && stx__by4(B);
     if (n) STX__RUN_BY(x, "stx_mse_bwd", four, stx__mse_bwd_kernel, n, D, E, G, A, B, n);
 }
 
+
 // >>attention: oracle -------------------------------------------------------------------------------------------------
 
-/* Version 0 of the attention: products, and between them one kernel a direction that works on whole rows of scores. It takes every call,
-   is what the fused kernels are compared with, and does what they refuse. All of it is float, whatever is stored.
+/* Version 0 of the attention: products, and between them one kernel a direction that
+   works on whole rows of scores. It takes every call, is what the fused kernels are
+   compared with, and does what they refuse. All of it is float, whatever is stored.
 
-   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such that the scores of a panel stay small. Of a panel
-   whose queries see the keys j0 .. j0+W-1 at most, a unit has the rows
+   Units (batch row, head) are worked on in chunks, a chunk in panels of queries, such
+   that the scores of a panel stay small. Of a panel whose queries see the keys j0 ..
+   j0+W-1 at most, a unit has the rows
 
        s (n, W + N)      column c < W: key j0 + c; column W + m: persistent vector m
 
-   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s one column further left than row r - 1, and dR is
-   ds seen the same way (skew of stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u, vb, z, pk, pv) is
-   summed in float by unit, then over the units of a chunk in their order, and added to the gradient once, at the end. */
+   The relative term needs no matrix of its own: row r of (q + vb) PE^T belongs into s
+   one column further left than row r - 1, and dR is ds seen the same way (skew of
+   stx__mat). What all queries of a unit add to (dk, dv) or several units share (pe, u,
+   vb, z, pk, pv) is summed in float by unit, then over the units of a chunk in their
+   order, and added to the gradient once, at the end. */
 
-/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's unit sz + (first + r) ld + c. Rows that are not in
-   [0,rows) there are zero (keys before the first), and rows r for which masked[b smask + r] is not 0 (padded keys). bias: h sh + c of it
-   is added. skew: column c is column c + r + off of what is stored, and zero outside of [0,width). */
+/* A matrix of each unit (b,h): row r, column c stands at `at` + b sb + h sh + chunk's
+   unit sz + (first + r) ld + c. Rows that are not in [0,rows) there are zero (keys
+   before the first), and rows r for which masked[b smask + r] is not 0 (padded keys).
+   bias: h sh + c of it is added. skew: column c is column c + r + off of what is
+   stored, and zero outside of [0,width). */
 typedef struct stx__mat {
     stx__num a, bias;
     size_t at, sb, sh, sz, ld;
     ptrdiff_t first, rows, off, width;
-    int skew, split;                    /* split: keys; those before the block stand in the call's stx__mat_past */
+    /* split: keys; those before the block stand in the call's stx__mat_past */
+    int skew, split;
     const int32_t *masked;
     size_t smask;
 } stx__mat;
-/* stx_attention_args.old, of keys, values or a gradient: row j < cut, first[g] <= j, of group g. cut 0: none */
+
+/* stx_attention_args.old, of keys, values or a gradient: row j < cut, first[g] <= j,
+   of group g. cut 0: none */
 typedef struct stx__mat_past {
     stx__num a[STX_HEAD_GROUPS];
     size_t ld[STX_HEAD_GROUPS], st[STX_HEAD_GROUPS];
@@ -2728,21 +3651,40 @@ typedef struct stx__mat_past {
     int groups;
     uint16_t head[256];
 } stx__mat_past;
+
 /* .. for one head of a batch row: row j stands at base + (j - first) ld */
-typedef struct stx__mat_old { stx__num a; size_t base, ld; ptrdiff_t first, cut; int group; } stx__mat_old;
-static __device__ __forceinline__ stx__mat_old stx__mat_old_of(const stx__mat &m, const stx__mat_past &p, size_t b, size_t h, size_t D) {
+typedef struct stx__mat_old {
+    stx__num a;
+    size_t base, ld;
+    ptrdiff_t first, cut;
+    int group;
+} stx__mat_old;
+
+static __device__ __forceinline__ stx__mat_old stx__mat_old_of(const stx__mat &m,
+                                                               const stx__mat_past &p, size_t b,
+                                                               size_t h, size_t D) {
     stx__mat_old o = {{NULL, NULL, 0}, 0, 0, 0, 0, 0};
     if (!m.split || !p.cut) return o;
     const int at = p.groups > 1 ? p.head[h] : (int)h * 4, g = at & 3;
-    o.a = p.a[g]; o.base = b * p.st[g] + (size_t)(at >> 2) * D; o.ld = p.ld[g]; o.first = p.first[g]; o.cut = p.cut; o.group = g;
+    o.a = p.a[g];
+    o.base = b * p.st[g] + (size_t)(at >> 2) * D;
+    o.ld = p.ld[g];
+    o.first = p.first[g];
+    o.cut = p.cut;
+    o.group = g;
     return o;
 }
+
 static stx__mat stx__mat_of(const stx__num &a, size_t ld, ptrdiff_t first, ptrdiff_t rows) {
     stx__mat m;
     memset(&m, 0, sizeof m);
-    m.a = a; m.ld = ld; m.first = first; m.rows = rows;
+    m.a = a;
+    m.ld = ld;
+    m.first = first;
+    m.rows = rows;
     return m;
 }
+
 /* rows of scratch: n of them, sz numbers a unit */
 static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     stx__num a = {p, NULL, 0};
@@ -2750,57 +3692,80 @@ static stx__mat stx__mat_scratch(float *p, size_t ld, size_t n, size_t sz) {
     m.sz = sz;
     return m;
 }
-static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h, size_t z) {
+
+static __device__ __forceinline__ size_t stx__mat_base(const stx__mat &m, size_t b, size_t h,
+                                                       size_t z) {
     return m.at + b * m.sb + h * m.sh + z * m.sz;
 }
+
 static __device__ __forceinline__ const int32_t *stx__mat_masked(const stx__mat &m, size_t b) {
     return m.masked ? m.masked + b * m.smask : NULL;
 }
-static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const stx__mat_old &o, size_t base, size_t bias,
-                                                     const int32_t *masked, ptrdiff_t r, ptrdiff_t c) {
+
+static __device__ __forceinline__ float stx__mat_get(const stx__mat &m, const stx__mat_old &o,
+                                                     size_t base, size_t bias,
+                                                     const int32_t *masked, ptrdiff_t r,
+                                                     ptrdiff_t c) {
     ptrdiff_t row = r + m.first;
     if (m.skew) {
         c += r + m.off;
         if (c < 0 || c >= m.width) return 0;
     }
     if (row < 0 || row >= m.rows || (masked && masked[row])) return 0;
-    if (row < o.cut) return row < o.first ? 0 : stx__get(o.a, o.base + (size_t)(row - o.first) * o.ld + (size_t)c);
+    if (row < o.cut)
+        return row < o.first ? 0
+                             : stx__get(o.a, o.base + (size_t)(row - o.first) * o.ld + (size_t)c);
     float v = stx__get(m.a, base + (size_t)row * m.ld + (size_t)c);
     return m.bias.p ? v + stx__get(m.bias, bias + (size_t)c) : v;
 }
 
-/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is scratch, and may be skewed.
-   A block makes 64 x 64 numbers of one unit (grid: columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
+/* C (M,N) of each unit = or += alpha op(A) op(B), op = transpose if ta, tb; C is
+   scratch, and may be skewed. A block makes 64 x 64 numbers of one unit (grid:
+   columns, rows, units), a thread 4 x 4 of them; operands pass through shared memory
    16 columns of op(A) at a time. */
 enum { STX__P = 64, STX__PK = 16 };
+
 STX__HOST_UNROLLED
-STX__GLOBAL(256) stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past,
-                                           int ta, int tb, size_t M, size_t N, size_t K,
-                                           float alpha, int accumulate, size_t u0, size_t H,
-                                           size_t D) {
-    STX__SHARED(float, as, STX__PK * (STX__P + 4));
-    STX__SHARED(float, bs, STX__PK * (STX__P + 4));
-    const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H, m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
-    const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z), cb = stx__mat_base(C, b, h, z);
+STX__GLOBAL(256)
+stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, stx__mat_past past, int ta, int tb,
+                          size_t M, size_t N, size_t K, float alpha, int accumulate, size_t u0,
+                          size_t H, size_t D) {
+    STX__SHARED(float, as, STX__PK *(STX__P + 4));
+    STX__SHARED(float, bs, STX__PK *(STX__P + 4));
+    const size_t z = blockIdx.z, b = (u0 + z) / H, h = (u0 + z) % H,
+                 m0 = (size_t)blockIdx.y * STX__P, n0 = (size_t)blockIdx.x * STX__P;
+    const size_t ab = stx__mat_base(A, b, h, z), bb = stx__mat_base(B, b, h, z),
+                 cb = stx__mat_base(C, b, h, z);
     const int32_t *ag = stx__mat_masked(A, b), *bg = stx__mat_masked(B, b);
-    const stx__mat_old ao = stx__mat_old_of(A, past, b, h, D), bo = stx__mat_old_of(B, past, b, h, D);
+    const stx__mat_old ao = stx__mat_old_of(A, past, b, h, D),
+                       bo = stx__mat_old_of(B, past, b, h, D);
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     float c[4][4] = {{0}};
     for (size_t k0 = 0; k0 < K; k0 += STX__PK) {
-        for (int e = tid; e < STX__P * STX__PK; e += 256) {      /* neighbouring threads take neighbouring numbers of what is stored */
-            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK, kb = tb ? e % STX__PK : e / STX__P,
-                nb = tb ? e / STX__PK : e % STX__P;
-            size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb, n = n0 + (size_t)nb;
-            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ao, ab, h * A.sh, ag, (ptrdiff_t)(ta ? k : m),
-                                                                       (ptrdiff_t)(ta ? m : k)) : 0;
-            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bo, bb, h * B.sh, bg, (ptrdiff_t)(tb ? n : l),
-                                                                       (ptrdiff_t)(tb ? l : n)) : 0;
+        /* neighbouring threads take neighbouring numbers of what is stored */
+        for (int e = tid; e < STX__P * STX__PK; e += 256) {
+            int ka = ta ? e / STX__P : e % STX__PK, ma = ta ? e % STX__P : e / STX__PK,
+                kb = tb ? e % STX__PK : e / STX__P, nb = tb ? e / STX__PK : e % STX__P;
+            size_t k = k0 + (size_t)ka, m = m0 + (size_t)ma, l = k0 + (size_t)kb,
+                   n = n0 + (size_t)nb;
+            as[ka * (STX__P + 4) + ma] = k < K && m < M ? stx__mat_get(A, ao, ab, h * A.sh, ag,
+                                                                       (ptrdiff_t)(ta ? k : m),
+                                                                       (ptrdiff_t)(ta ? m : k))
+                                                        : 0;
+            bs[kb * (STX__P + 4) + nb] = l < K && n < N ? stx__mat_get(B, bo, bb, h * B.sh, bg,
+                                                                       (ptrdiff_t)(tb ? n : l),
+                                                                       (ptrdiff_t)(tb ? l : n))
+                                                        : 0;
         }
         __syncthreads();
         for (int k = 0; k < STX__PK; k++) {
             float av[4], bv[4];
-            for (int i = 0; i < 4; i++) { av[i] = as[k * (STX__P + 4) + 4 * ty + i]; bv[i] = bs[k * (STX__P + 4) + 4 * tx + i]; }
-            for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
+            for (int i = 0; i < 4; i++) {
+                av[i] = as[k * (STX__P + 4) + 4 * ty + i];
+                bv[i] = bs[k * (STX__P + 4) + 4 * tx + i];
+            }
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++) c[i][j] += av[i] * bv[j];
         }
         __syncthreads();
     }
@@ -2820,31 +3785,40 @@ STX__GLOBAL(256) stx__attn0_product_kernel(stx__mat C, stx__mat A, stx__mat B, s
 
 /* What the kernels of rows need: rows z n + r of s and g, query i0 + r of unit u0 + z */
 typedef struct stx__attn0_rows {
-    float *s, *g, *top, *inv, *dz;      /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
+    float *s, *g, *top, *inv, *dz; /* (units,n,ld) twice; (B,H,T) twice; (units,n) or NULL */
     size_t T, H, S, N, n, ld, u0, i0, units;
     ptrdiff_t C, j0, W, span, first;
-    int delta_min, not_causal, z_shared, no_renorm, whole;      /* whole: keys with m = 0 count in the normaliser */
-    float max_span, ramp, steps, eps, wide, inv_keep;      /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
+    /* whole: keys with m = 0 count in the normaliser */
+    int delta_min, not_causal, z_shared, no_renorm, whole;
+    float max_span, ramp, steps, eps, wide,
+        inv_keep;  /* steps: stx__attn_steps; wide: sqrt(N), a persistent value's factor; inv_keep:
                                                               a kept weight's */
-    uint32_t keep;                      /* of 65536; 0: no dropout */
+    uint32_t keep; /* of 65536; 0: no dropout */
     uint64_t seed, stream, first_call;
     const uint64_t *shift;
     stx__num z;
-    const int32_t *pad;                 /* see stx_attention_args */
+    const int32_t *pad; /* see stx_attention_args */
     size_t stpad;
 } stx__attn0_rows;
-/* stx__attn_reach before it is cut off at the span. What does not depend on z the host adds up, for registers are short where this stands.
+
+/* stx__attn_reach before it is cut off at the span. What does not depend on z the host
+   adds up, for registers are short where this stands.
    */
 static __device__ __forceinline__ double stx__attn_far(float z, float max_span, float steps) {
     double e = ceil((double)z * (double)max_span) + (double)steps + 1;
-    if (!(e > 1)) e = 1;                /* also NaN */
+    if (!(e > 1)) e = 1; /* also NaN */
     return e;
 }
+
 static float stx__attn_steps(const stx_attention_args *a) {
     double r = ceil((double)a->ramp);
     return (float)(r + floor(((double)a->max_span + r) / 4194304));
 }
-static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) { return stx__get(p.z, p.z_shared ? 0 : h); }
+
+static __device__ float stx__attn0_z(const stx__attn0_rows &p, size_t h) {
+    return stx__get(p.z, p.z_shared ? 0 : h);
+}
+
 /* The largest distance that head h reaches: stx__attn_reach */
 static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h) {
     double e;
@@ -2852,8 +3826,10 @@ static __device__ ptrdiff_t stx__attn0_reach(const stx__attn0_rows &p, size_t h)
     e = stx__attn_far(stx__attn0_z(p, h), p.max_span, p.steps);
     return e < (double)p.span ? (ptrdiff_t)e : p.span;
 }
+
 /* Columns [lo,hi) of the window that query i0 + r sees */
-static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r, ptrdiff_t *lo, ptrdiff_t *hi) {
+static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, size_t r,
+                                         ptrdiff_t *lo, ptrdiff_t *hi) {
     ptrdiff_t i = p.C + (ptrdiff_t)(p.i0 + r), from = p.first, to = (ptrdiff_t)p.S;
     if (!p.not_causal) {
         ptrdiff_t reach = stx__attn0_reach(p, h);
@@ -2863,24 +3839,34 @@ static __device__ void stx__attn0_bounds(const stx__attn0_rows &p, size_t h, siz
     *lo = from > p.j0 ? from - p.j0 : 0;
     *hi = to - p.j0 < p.W ? to - p.j0 : p.W;
 }
-/* Does column c of unit u stand for a key that exists and is in [lo,hi), or for a persistent vector? */
-static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, size_t u, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t c) {
+
+/* Does column c of unit u stand for a key that exists and is in [lo,hi), or for a
+   persistent vector? */
+static __device__ __forceinline__ int stx__attn0_sees(const stx__attn0_rows &p, size_t u,
+                                                      ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t c) {
     if (c >= p.W) return 1;
-    return c >= lo && c < hi && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
+    return c >= lo && c < hi
+           && !(p.pad && p.j0 + c >= 0 && p.pad[u / p.H * p.stpad + (size_t)(p.j0 + c)]);
 }
-/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far from it. Operations in stx__attn_ramp's order, and
-   none fused. */
-static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl, size_t r, ptrdiff_t c) {
+
+/* The ramp's weight before it is clamped, of column c: 2 without a ramp, 2 or -1 far
+   from it. Operations in stx__attn_ramp's order, and none fused. */
+static __device__ __forceinline__ float stx__attn0_ramp(const stx__attn0_rows &p, float zl,
+                                                        size_t r, ptrdiff_t c) {
     float delta;
     if (!p.z.p || c >= p.W) return 2;
     delta = (float)(p.C + (ptrdiff_t)(p.i0 + r) - p.j0 - c);
     delta = __fadd_rn(1.0f - delta, zl);
-    if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;     /* off the ramp by its length: a division less */
+    /* off the ramp by its length: a division less */
+    if (delta >= p.ramp || delta <= -2 * p.ramp) return delta > 0 ? 2 : -1;
     return __fadd_rn(delta / p.ramp, 1.0f);
 }
+
 /* What column c's weight is multiplied by after normalisation: stx__attn_drop */
-static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c, uint64_t stream) {
-    uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2, row = (uint64_t)u * p.T + p.i0 + r, at;
+static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, size_t r, ptrdiff_t c,
+                                          uint64_t stream) {
+    uint64_t S = (uint64_t)p.S + (uint64_t)p.span, groups = (S + p.N) / 8 + 2,
+             row = (uint64_t)u * p.T + p.i0 + r, at;
     float f = c < p.W ? 1.0f : p.wide;
     if (!p.keep) return f;
     at = c < p.W ? (uint64_t)(p.span + p.j0 + c) : S + (uint64_t)(c - p.W);
@@ -2889,8 +3875,9 @@ static __device__ float stx__attn0_factor(const stx__attn0_rows &p, size_t u, si
     return (at % 2 ? word >> 16 : word & 0xffffu) < p.keep ? __fmul_rn(f, p.inv_keep) : 0.0f;
 }
 
-/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for keys that are not seen; top, inv: see the args.
-   A warp a row: maximum, sums, weights. */
+/* s: logits become what multiplies the values, dropout and sqrt(N) included, 0 for
+   keys that are not seen; top, inv: see the args. A warp a row: maximum, sums,
+   weights. */
 STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -2903,12 +3890,17 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP)
-        if (stx__attn0_sees(p, u, lo, hi, c) && (c >= p.W || p.whole || !(stx__attn0_ramp(p, zl, r, c) <= 0))) top = fmaxf(top, s[c]);
+        if (stx__attn0_sees(p, u, lo, hi, c)
+            && (c >= p.W || p.whole || !(stx__attn0_ramp(p, zl, r, c) <= 0)))
+            top = fmaxf(top, s[c]);
     top = stx__warp_max(top);
     for (c = lane; c < columns; c += STX__WARP) {
         float m = stx__attn0_ramp(p, zl, r, c), e;
-        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !p.whole && m <= 0)) { s[c] = 0; continue; }
-        m = m <= 0 ? 0 : m >= 1 ? 1 : m;         /* NaN stays NaN */
+        if (!stx__attn0_sees(p, u, lo, hi, c) || (c < p.W && !p.whole && m <= 0)) {
+            s[c] = 0;
+            continue;
+        }
+        m = m <= 0 ? 0 : m >= 1 ? 1 : m; /* NaN stays NaN */
         e = expf(s[c] - top);
         s[c] = m * e;
         sum += m * e;
@@ -2917,17 +3909,20 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_kernel(stx__attn0_rows p) {
     sum = stx__warp_sum(sum);
     all = stx__warp_sum(all);
     norm = p.no_renorm ? all : sum + p.eps * all;
-    inv = norm == 0 ? 0 : 1 / norm;              /* no key at all: y = 0 */
-    for (c = lane; c < columns; c += STX__WARP) if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
+    inv = norm == 0 ? 0 : 1 / norm; /* no key at all: y = 0 */
+    for (c = lane; c < columns; c += STX__WARP)
+        if (s[c] != 0) s[c] *= inv * stx__attn0_factor(p, u, r, c, stream);
     if (lane == 0) {
         p.top[u * p.T + p.i0 + r] = top;
         p.inv[u * p.T + p.i0 + r] = inv;
     }
 }
 
-/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes ds. With w = e^(s - top) inv, a = m w, f the factor
-   of dropout: G = f g, D = sum a G (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum of w (G - D) over
-   0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G. A warp a row, twice over its columns. */
+/* s: logits become what multiplied the values, as forward left them; g: dy.v becomes
+   ds. With w = e^(s - top) inv, a = m w, f the factor of dropout: G = f g, D = sum a G
+   (which is dy.y, without y's rounding), ds = a (G - D) - eps D w. dz: the row's sum
+   of w (G - D) over 0 <= ramp <= 1. With no_renorm ds = a G - D w, dz the sum of w G.
+   A warp a row, twice over its columns. */
 STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t row = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     const int lane = (int)(threadIdx.x % STX__WARP);
@@ -2935,16 +3930,20 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const size_t u = p.u0 + row / p.n, r = row % p.n, h = u % p.H;
     const ptrdiff_t columns = p.W + (ptrdiff_t)p.N;
     const uint64_t stream = p.keep ? p.stream + *p.shift : 0;
-    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f, top = p.top[u * p.T + p.i0 + r],
-        inv = p.inv[u * p.T + p.i0 + r];
+    const float zl = p.z.p ? __fmul_rn(stx__attn0_z(p, h), p.max_span) : 0.0f,
+                top = p.top[u * p.T + p.i0 + r], inv = p.inv[u * p.T + p.i0 + r];
     float *s = p.s + row * p.ld, *g = p.g + row * p.ld, D = 0, dz = 0;
     ptrdiff_t lo, hi, c;
     stx__attn0_bounds(p, h, r, &lo, &hi);
     for (c = lane; c < columns; c += STX__WARP) {
         float m = stx__attn0_ramp(p, zl, r, c), v = s[c] - top;
-        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) { s[c] = g[c] = 0; continue; }
+        if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) {
+            s[c] = g[c] = 0;
+            continue;
+        }
         m = m <= 0 ? 0 : m >= 1 ? 1 : m;
-        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;         /* m w <= 1, but w alone may not fit */
+        /* m w <= 1, but w alone may not fit */
+        s[c] = expf(v < 80 ? v : v > 80 ? 80 : v) * inv;
         g[c] *= stx__attn0_factor(p, u, r, c, stream);
         D += m * s[c] * g[c];
     }
@@ -2952,7 +3951,11 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     const float ed = p.no_renorm ? D : p.eps * D;
     if (p.no_renorm) D = 0;
     for (c = lane; c < columns; c += STX__WARP) {
-        float raw = stx__attn0_ramp(p, zl, r, c), m = raw <= 0 ? 0 : raw >= 1 ? 1 : raw, w = s[c], gd = g[c] - D;
+        float raw = stx__attn0_ramp(p, zl, r, c),
+              m = raw <= 0   ? 0
+                  : raw >= 1 ? 1
+                             : raw,
+              w = s[c], gd = g[c] - D;
         if (inv == 0 || !stx__attn0_sees(p, u, lo, hi, c)) continue;
         if (raw >= 0 && raw <= 1) dz += w * gd;
         g[c] = m * w * gd - ed * w;
@@ -2962,11 +3965,12 @@ STX__GLOBAL(4 * STX__WARP) stx__attn0_soft_bwd_kernel(stx__attn0_rows p) {
     if (lane == 0 && p.dz) p.dz[row] = dz;
 }
 
-/* to (rows,D) of each unit += p + q, scratch of stride sz a unit; q may be NULL. fresh: = instead, bit 0 in `to`, bit 1 + g in the past of
-   group g. A thread a number. */
-STX__GLOBAL(256) stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p,
-                                       const float *q, size_t sz, size_t rows, size_t D, int fresh,
-                                       size_t units, size_t u0, size_t H) {
+/* to (rows,D) of each unit += p + q, scratch of stride sz a unit; q may be NULL.
+   fresh: = instead, bit 0 in `to`, bit 1 + g in the past of group g. A thread a
+   number. */
+STX__GLOBAL(256)
+stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const float *p, const float *q, size_t sz,
+                      size_t rows, size_t D, int fresh, size_t units, size_t u0, size_t H) {
     size_t n = units * rows * D, step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         size_t z = i / (rows * D), e = i % (rows * D), u = u0 + z;
@@ -2974,62 +3978,82 @@ STX__GLOBAL(256) stx__attn0_out_kernel(stx__mat to, stx__mat_past past, const fl
         const stx__mat_old o = stx__mat_old_of(to, past, u / H, u % H, D);
         const float v = q ? p[z * sz + e] + q[z * sz + e] : p[z * sz + e];
         if (row < o.cut) {
-            if (o.a.p && row >= o.first) stx__add(o.a, o.base + (size_t)(row - o.first) * o.ld + e % D, v, !(fresh >> (1 + o.group) & 1));
+            if (o.a.p && row >= o.first)
+                stx__add(o.a, o.base + (size_t)(row - o.first) * o.ld + e % D, v,
+                         !(fresh >> (1 + o.group) & 1));
         } else if (to.a.p) {
-            stx__add(to.a, stx__mat_base(to, u / H, u % H, z) + (size_t)row * to.ld + e % D, v, !(fresh & 1));
+            stx__add(to.a, stx__mat_base(to, u / H, u % H, z) + (size_t)row * to.ld + e % D, v,
+                     !(fresh & 1));
         }
     }
 }
+
 /* to (units,D) += the sums of the columns of from (units,n,D). A thread a column. */
-STX__GLOBAL(128) stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n,
-                                           size_t D, size_t units) {
+STX__GLOBAL(128)
+stx__attn0_columns_kernel(float *to, const float *from, size_t sz, size_t n, size_t D,
+                          size_t units) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, r;
     float s = 0;
     if (i >= units * D) return;
     for (r = 0; r < n; r++) s += from[i / D * sz + r * D + i % D];
     to[i] += s;
 }
-/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of a table's heads, in order. A thread a number. */
-STX__GLOBAL(256) stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables,
-                                       size_t units, size_t u0) {
+
+/* all (tables,size) += the sums over the chunk's units of parts (units,size), those of
+   a table's heads, in order. A thread a number. */
+STX__GLOBAL(256)
+stx__attn0_sum_kernel(float *all, const float *parts, size_t size, size_t tables, size_t units,
+                      size_t u0) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * size; i += step) {
         size_t t = i / size, z;
         float s = 0;
-        for (z = (t + tables - u0 % tables) % tables; z < units; z += tables) s += parts[z * size + i % size];
+        for (z = (t + tables - u0 % tables) % tables; z < units; z += tables)
+            s += parts[z * size + i % size];
         all[i] += s;
     }
 }
-/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A thread a number. */
-STX__GLOBAL(256) stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables,
-                                       size_t rows, size_t D, size_t at, size_t st, size_t ld) {
+
+/* grad += f all (tables,rows,D): number (t,r,d) is at + t st + r ld + d of grad. A
+   thread a number. */
+STX__GLOBAL(256)
+stx__attn0_add_kernel(stx__num grad, const float *all, float f, size_t tables, size_t rows,
+                      size_t D, size_t at, size_t st, size_t ld) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < tables * rows * D; i += step)
         stx__add(grad, at + i / (rows * D) * st + i / D % rows * ld + i % D, f * all[i], 1);
 }
 
-/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one for all: */
+/* How a call is cut, and its scratch. Sums that units share, one copy a unit and one
+   for all: */
 enum { STX__S_PE, STX__S_U, STX__S_VB, STX__S_Z, STX__S_PK, STX__S_PV, STX__SHARED_SUMS };
+
 typedef struct stx__attn0 {
     stx_ctx *x;
     const stx_attention_args *a;
-    size_t n, units, ld, tables, p0, np;      /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe are met */
-    size_t size[STX__SHARED_SUMS], copies[STX__SHARED_SUMS];    /* numbers of one copy (0: not wanted), and how many there are in the
+    /* queries of a panel, units of a chunk, numbers of a row; rows p0 .. p0+np-1 of pe
+       are met */
+    size_t n, units, ld, tables, p0, np;
+    size_t size[STX__SHARED_SUMS],
+        copies
+            [STX__SHARED_SUMS]; /* numbers of one copy (0: not wanted), and how many there are in the
                                                                    gradient */
     float *s, *g, *o, *o2, *rows, *dk, *dv, *part[STX__SHARED_SUMS], *all[STX__SHARED_SUMS];
-    float *parts;                                       /* dk, dv and part[] */
+    float *parts; /* dk, dv and part[] */
     size_t parts_bytes, all_bytes, bytes;
-    size_t u0, nu, i0, nb;                              /* the chunk and the panel at hand */
+    size_t u0, nu, i0, nb; /* the chunk and the panel at hand */
     ptrdiff_t j0, W;
     stx__num q, k, v, pe, u, vb, pk, pv, y, dy;
     stx__mat_past old_k, old_v;
 } stx__attn0;
+
 /* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
 static int stx__attn_wants(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
     for (size_t g = 0; g < a->groups; g++) any |= (value ? a->old[g].dv : a->old[g].dk) != NULL;
     return any;
 }
+
 /* what: 0 keys, 1 values, 2 and 3 their gradients */
 static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args *a, int what) {
     stx__mat_past p;
@@ -3040,7 +4064,9 @@ static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args 
     for (size_t g = 0; g < a->groups; g++) {
         const stx_attention_past *o = &a->old[g];
         p.a[g] = stx__num_of(x, what == 0 ? o->k : what == 1 ? o->v : what == 2 ? o->dk : o->dv);
-        p.ld[g] = o->ld; p.st[g] = o->st; p.first[g] = (ptrdiff_t)(a->past - o->rows);
+        p.ld[g] = o->ld;
+        p.st[g] = o->st;
+        p.first[g] = (ptrdiff_t)(a->past - o->rows);
     }
     return p;
 }
@@ -3051,28 +4077,36 @@ static size_t stx__cut(size_t *at, size_t bytes) {
     *at += (bytes + 255) / 256 * 256;
     return from;
 }
-static float *stx__cut_floats(char *base, size_t *at, size_t count) {     /* NULL without a base */
+
+/* NULL without a base */
+static float *stx__cut_floats(char *base, size_t *at, size_t count) {
     size_t from = stx__cut(at, count * sizeof(float));
     return base ? (float *)(void *)(base + from) : NULL;
 }
+
 static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     const stx_attention_args *a = A->a;
     const size_t budget = (size_t)200 << 20, few = stx__gpu(A->x)->attention == 3;
-    size_t at = 0, i, all = a->B * a->H, window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit;
+    size_t at = 0, i, all = a->B * a->H,
+           window = (size_t)((ptrdiff_t)a->S - STX_MIN(a->first_key, (ptrdiff_t)a->S)), unit;
     char *base = a->work ? (char *)(((uintptr_t)a->work + 255) / 256 * 256) : NULL;
     if (a->not_causal && a->first_key < 0) window = a->S;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1 : 0;
+    A->p0 = a->P + (size_t)a->delta_min > a->span + 1 ? a->P + (size_t)a->delta_min - a->span - 1
+                                                      : 0;
     if (A->p0 > a->P) A->p0 = a->P;
     A->np = a->P - A->p0;
     memset(A->size, 0, sizeof A->size);
     for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
     if (a->z_shared) A->copies[STX__S_Z] = 1;
     if (backward) {
-        if (a->dpe) { A->size[STX__S_PE] = A->np * a->D; A->copies[STX__S_PE] = A->tables; }
-        if (a->du)  A->size[STX__S_U] = a->D;
+        if (a->dpe) {
+            A->size[STX__S_PE] = A->np * a->D;
+            A->copies[STX__S_PE] = A->tables;
+        }
+        if (a->du) A->size[STX__S_U] = a->D;
         if (a->dvb) A->size[STX__S_VB] = a->D;
-        if (a->dz)  A->size[STX__S_Z] = 1;
+        if (a->dz) A->size[STX__S_Z] = 1;
         if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
         if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
     }
@@ -3081,7 +4115,9 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         unit = A->n * (A->ld * (backward ? 2 : 1) + 2 * a->D + 1);
         if (A->n <= 32 || unit * sizeof(float) <= budget / 2) break;
     }
-    if (backward) unit += (stx__attn_wants(a, 0) ? a->S * a->D : 0) + (stx__attn_wants(a, 1) ? a->S * a->D : 0);
+    if (backward)
+        unit += (stx__attn_wants(a, 0) ? a->S * a->D : 0)
+                + (stx__attn_wants(a, 1) ? a->S * a->D : 0);
     for (i = 0; i < STX__SHARED_SUMS; i++) unit += A->size[i];
     A->units = few ? 3 : budget / (unit * sizeof(float));
     A->units = STX_MAX((size_t)1, STX_MIN(STX_MIN(A->units, all), (size_t)65535));
@@ -3095,83 +4131,117 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
         A->dk = stx__cut_floats(base, &at, stx__attn_wants(a, 0) ? A->units * a->S * a->D : 0);
         A->dv = stx__cut_floats(base, &at, stx__attn_wants(a, 1) ? A->units * a->S * a->D : 0);
         A->parts = A->dk;
-        for (i = 0; i < STX__SHARED_SUMS; i++) A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++)
+            A->part[i] = stx__cut_floats(base, &at, A->units * A->size[i]);
         A->parts_bytes = at - A->parts_bytes;
         A->all_bytes = at;
-        for (i = 0; i < STX__SHARED_SUMS; i++) A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
+        for (i = 0; i < STX__SHARED_SUMS; i++)
+            A->all[i] = stx__cut_floats(base, &at, A->copies[i] * A->size[i]);
         A->all_bytes = at - A->all_bytes;
     }
     return A->bytes = at + 256;
 }
+
 static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args *a, int backward) {
     memset(A, 0, sizeof *A);
-    A->x = x; A->a = a;
+    A->x = x;
+    A->a = a;
     stx__attn0_layout(A, backward);
-    A->q = stx__num_of(x, a->q); A->k = stx__num_of(x, a->k); A->v = stx__num_of(x, a->v);
-    A->pe = stx__num_of(x, a->pe); A->u = stx__num_of(x, a->u); A->vb = stx__num_of(x, a->vb);
-    A->pk = stx__num_of(x, a->pk); A->pv = stx__num_of(x, a->pv);
-    A->y = stx__num_of(x, a->y); A->dy = stx__num_of(x, a->dy);
+    A->q = stx__num_of(x, a->q);
+    A->k = stx__num_of(x, a->k);
+    A->v = stx__num_of(x, a->v);
+    A->pe = stx__num_of(x, a->pe);
+    A->u = stx__num_of(x, a->u);
+    A->vb = stx__num_of(x, a->vb);
+    A->pk = stx__num_of(x, a->pk);
+    A->pv = stx__num_of(x, a->pv);
+    A->y = stx__num_of(x, a->y);
+    A->dy = stx__num_of(x, a->dy);
     A->old_k = stx__attn0_past(x, a, 0);
     A->old_v = stx__attn0_past(x, a, 1);
 }
+
 /* split in a matrix of keys or values: 1 keys, 2 values */
-static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta, const stx__mat &R, int tb, size_t M,
-                               size_t N, size_t K, float alpha, int accumulate) {
-    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P), (unsigned)A->nu);
+static void stx__attn0_product(const stx__attn0 *A, const stx__mat &C, const stx__mat &L, int ta,
+                               const stx__mat &R, int tb, size_t M, size_t N, size_t K, float alpha,
+                               int accumulate) {
+    dim3 grid((unsigned)((N + STX__P - 1) / STX__P), (unsigned)((M + STX__P - 1) / STX__P),
+              (unsigned)A->nu);
     if (!M || !N || (!K && accumulate)) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R, L.split + R.split > 1 ? A->old_v : A->old_k,
-                    ta, tb, M, N, K, alpha, accumulate, A->u0, A->a->H, A->a->D);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_product_kernel, grid, 256, 0, C, L, R,
+                    L.split + R.split > 1 ? A->old_v : A->old_k, ta, tb, M, N, K, alpha, accumulate,
+                    A->u0, A->a->H, A->a->D);
 }
-static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const stx__mat_past &past, const float *p, const float *q, size_t sz,
-                           size_t rows, int fresh) {
+
+static void stx__attn0_out(const stx__attn0 *A, const stx__mat &to, const stx__mat_past &past,
+                           const float *p, const float *q, size_t sz, size_t rows, int fresh) {
     if (!rows) return;
-    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel, stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, past, p, q,
-                    sz, rows, A->a->D, fresh, A->nu, A->u0, A->a->H);
+    STX__RUN_KERNEL(A->x, "stx_attention", stx__attn0_out_kernel,
+                    stx__blocks(A->nu * rows * A->a->D, 256, 65535), 256, 0, to, past, p, q, sz,
+                    rows, A->a->D, fresh, A->nu, A->u0, A->a->H);
 }
-static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz, size_t D) {
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel, stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from,
-                    sz, A->nb, D, A->nu);
+
+static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from, size_t sz,
+                               size_t D) {
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_columns_kernel,
+                    stx__blocks(A->nu * D, 128, (size_t)1 << 30), 128, 0, to, from, sz, A->nb, D,
+                    A->nu);
 }
+
 /* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
 static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
     stx__mat m = stx__mat_of(q, A->a->ldq, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
-    m.sb = A->a->stq; m.sh = A->a->D;
+    m.sb = A->a->stq;
+    m.sh = A->a->D;
     if (bias) m.bias = *bias;
     return m;
 }
+
 static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
     stx__mat m = stx__mat_of(y, A->a->H * A->a->D, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
-    m.sb = A->a->T * m.ld; m.sh = A->a->D;
+    m.sb = A->a->T * m.ld;
+    m.sh = A->a->D;
     return m;
 }
-static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first, int split) {
+
+static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first,
+                                  int split) {
     stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
-    m.at = 0 - A->a->past * A->a->ldk;          /* row 0 as if it stood there, too */
-    m.sb = A->a->stk; m.sh = A->a->D;
+    m.at = 0 - A->a->past * A->a->ldk; /* row 0 as if it stood there, too */
+    m.sb = A->a->stk;
+    m.sh = A->a->D;
     m.split = split;
-    m.masked = A->a->pad; m.smask = A->a->stpad;
+    m.masked = A->a->pad;
+    m.smask = A->a->stpad;
     return m;
 }
+
 static stx__mat stx__attn0_rows_pe(const stx__attn0 *A) {
     stx__mat m = stx__mat_of(A->pe, A->tables * A->a->D, (ptrdiff_t)A->p0, (ptrdiff_t)A->a->P);
     m.sh = A->tables > 1 ? A->a->D : 0;
     return m;
 }
+
 static stx__mat stx__attn0_rows_p(const stx__attn0 *A, const stx__num &p) {
     stx__mat m = stx__mat_of(p, A->a->D, 0, (ptrdiff_t)A->a->N);
     m.sh = A->a->N * A->a->D;
     return m;
 }
+
 /* columns from `column` on of s or g; skewed: column p is what meets row p0 + p of pe */
 static stx__mat stx__attn0_cells(const stx__attn0 *A, float *s, size_t column, int skew) {
     const stx_attention_args *a = A->a;
     stx__mat m = stx__mat_scratch(s + column, A->ld, A->nb, A->nb * A->ld);
     m.skew = skew;
-    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
+    m.off = (ptrdiff_t)A->p0 - ((ptrdiff_t)a->P - 1 + a->delta_min) + (ptrdiff_t)a->S
+            - (ptrdiff_t)a->T + (ptrdiff_t)A->i0 - A->j0;
     m.width = A->W;
     return m;
 }
-static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) { return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D); }
+
+static stx__mat stx__attn0_wide(const stx__attn0 *A, float *o) {
+    return stx__mat_scratch(o, A->a->D, A->nb, A->nb * A->a->D);
+}
 
 /* Panel i0 .. of nb queries: the keys that they may see, and their logits into s */
 static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
@@ -3179,35 +4249,65 @@ static void stx__attn0_logits(stx__attn0 *A, size_t i0) {
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, last = (ptrdiff_t)a->S;
     A->i0 = i0;
     A->nb = STX_MIN(A->n, a->T - i0);
-    A->j0 = a->not_causal ? STX_MAX(a->first_key, 0) : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
+    A->j0 = a->not_causal ? STX_MAX(a->first_key, 0)
+                          : STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)a->span);
     if (!a->not_causal) last = C + (ptrdiff_t)(i0 + A->nb) - a->delta_min;
     A->W = STX_MAX(last - A->j0, (ptrdiff_t)0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0, stx__attn0_rows_k(A, A->k, A->j0, 1), 1,
-                       A->nb, (size_t)A->W, a->D, a->scale, 0);
-    if (a->P) stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb), 0, stx__attn0_rows_pe(A), 1,
-                                 A->nb, A->np, a->D, a->scale, 1);
-    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0), stx__attn0_rows_q(A, A->q, NULL), 0,
-                       stx__attn0_rows_p(A, A->pk), 1, A->nb, a->N, a->D, a->scale * (float)sqrt((double)a->D), 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 0), stx__attn0_rows_q(A, A->q, &A->u), 0,
+                       stx__attn0_rows_k(A, A->k, A->j0, 1), 1, A->nb, (size_t)A->W, a->D, a->scale,
+                       0);
+    if (a->P)
+        stx__attn0_product(A, stx__attn0_cells(A, A->s, 0, 1), stx__attn0_rows_q(A, A->q, &A->vb),
+                           0, stx__attn0_rows_pe(A), 1, A->nb, A->np, a->D, a->scale, 1);
+    stx__attn0_product(A, stx__attn0_cells(A, A->s, (size_t)A->W, 0),
+                       stx__attn0_rows_q(A, A->q, NULL), 0, stx__attn0_rows_p(A, A->pk), 1, A->nb,
+                       a->N, a->D, a->scale * (float)sqrt((double)a->D), 0);
 }
+
 static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     const stx_attention_args *a = A->a;
     stx__attn0_rows p;
     memset(&p, 0, sizeof p);
-    p.s = A->s; p.g = A->g; p.top = a->top; p.inv = a->inv;
-    p.T = a->T; p.H = a->H; p.S = a->S; p.N = a->N; p.n = A->nb; p.ld = A->ld; p.u0 = A->u0; p.i0 = A->i0; p.units = A->nu;
-    p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T; p.j0 = A->j0; p.W = A->W; p.span = (ptrdiff_t)a->span; p.first = a->first_key;
-    p.delta_min = a->delta_min; p.not_causal = a->not_causal;
-    p.z_shared = a->z_shared; p.no_renorm = a->no_renorm; p.whole = a->eps > 0 || a->no_renorm;
-    p.max_span = a->max_span; p.ramp = a->ramp; p.steps = stx__attn_steps(a); p.eps = a->eps;
+    p.s = A->s;
+    p.g = A->g;
+    p.top = a->top;
+    p.inv = a->inv;
+    p.T = a->T;
+    p.H = a->H;
+    p.S = a->S;
+    p.N = a->N;
+    p.n = A->nb;
+    p.ld = A->ld;
+    p.u0 = A->u0;
+    p.i0 = A->i0;
+    p.units = A->nu;
+    p.C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
+    p.j0 = A->j0;
+    p.W = A->W;
+    p.span = (ptrdiff_t)a->span;
+    p.first = a->first_key;
+    p.delta_min = a->delta_min;
+    p.not_causal = a->not_causal;
+    p.z_shared = a->z_shared;
+    p.no_renorm = a->no_renorm;
+    p.whole = a->eps > 0 || a->no_renorm;
+    p.max_span = a->max_span;
+    p.ramp = a->ramp;
+    p.steps = stx__attn_steps(a);
+    p.eps = a->eps;
     p.wide = (float)sqrt((double)a->N);
     if (a->drop > 0) {
-        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
         p.keep = (uint32_t)(k < 1 ? 1 : k);
         p.inv_keep = (float)(65536.0 / p.keep);
-        p.seed = a->seed; p.stream = a->stream; p.first_call = a->first; p.shift = stx__gpu(A->x)->shift;
+        p.seed = a->seed;
+        p.stream = a->stream;
+        p.first_call = a->first;
+        p.shift = stx__gpu(A->x)->shift;
     }
     p.z = stx__num_of(A->x, a->z);
-    p.pad = a->pad; p.stpad = a->stpad;
+    p.pad = a->pad;
+    p.stpad = a->stpad;
     return p;
 }
 
@@ -3219,13 +4319,17 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
         A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
-            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel, stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0,
+            STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn0_soft_kernel,
+                            stx__blocks(A.nu * A.nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0,
                             stx__attn0_rows_of(&A));
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0, stx__attn0_rows_k(&A, A.v, A.j0, 2), 0,
-                               A.nb, a->D, (size_t)A.W, 1, 0);
-            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0, stx__attn0_rows_p(&A, A.pv), 0,
-                               A.nb, a->D, a->N, 1, 1);
-            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.old_k, A.o, NULL, A.nb * a->D, A.nb, 1);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o), stx__attn0_cells(&A, A.s, 0, 0), 0,
+                               stx__attn0_rows_k(&A, A.v, A.j0, 2), 0, A.nb, a->D, (size_t)A.W, 1,
+                               0);
+            stx__attn0_product(&A, stx__attn0_wide(&A, A.o),
+                               stx__attn0_cells(&A, A.s, (size_t)A.W, 0), 0,
+                               stx__attn0_rows_p(&A, A.pv), 0, A.nb, a->D, a->N, 1, 1);
+            stx__attn0_out(&A, stx__attn0_rows_y(&A, A.y), A.old_k, A.o, NULL, A.nb * a->D, A.nb,
+                           1);
         }
     }
 }
@@ -3233,118 +4337,158 @@ static void stx__attn0_fwd(stx_ctx *x, const stx_attention_args *a) {
 /* One panel of the backward pass, after the logits */
 static void stx__attn0_bwd_panel(stx__attn0 *A) {
     const stx_attention_args *a = A->a;
-    const size_t D = a->D, W = (size_t)A->W, zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W), real = (size_t)STX_MAX(A->j0,
-        (ptrdiff_t)0);
+    const size_t D = a->D, W = (size_t)A->W,
+                 zeros = (size_t)STX_MIN(STX_MAX(-A->j0, (ptrdiff_t)0), A->W),
+                 real = (size_t)STX_MAX(A->j0, (ptrdiff_t)0);
     const float far = a->scale * (float)sqrt((double)D);
-    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o), o2 = stx__attn0_wide(A, A->o2);
+    stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o),
+             o2 = stx__attn0_wide(A, A->o2);
     stx__attn0_rows p = stx__attn0_rows_of(A);
     if (a->dz && p.z.p) p.dz = A->rows;
-    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0, stx__attn0_rows_k(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
-    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1, A->nb, a->N, D, 1, 0);
-    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel, stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP,
-                    0, p);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0,
+                       stx__attn0_rows_k(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
+    stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1,
+                       A->nb, a->N, D, 1, 0);
+    STX__RUN_KERNEL(A->x, "stx_attention_bwd", stx__attn0_soft_bwd_kernel,
+                    stx__blocks(A->nu * A->nb, 4, (size_t)1 << 30), 4 * STX__WARP, 0, p);
     if (stx__attn_wants(a, 1))
-        stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0,
-                           W - zeros, D, A->nb, 1, 1);
+        stx__attn0_product(A, stx__mat_scratch(A->dv + real * D, D, a->S, a->S * D),
+                           stx__attn0_cells(A, A->s, zeros, 0), 1, dy, 0, W - zeros, D, A->nb, 1,
+                           1);
     if (stx__attn_wants(a, 0))
-        stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D), stx__attn0_cells(A, A->g, zeros, 0), 1,
+        stx__attn0_product(A, stx__mat_scratch(A->dk + real * D, D, a->S, a->S * D),
+                           stx__attn0_cells(A, A->g, zeros, 0), 1,
                            stx__attn0_rows_q(A, A->q, &A->u), 0, W - zeros, D, A->nb, a->scale, 1);
     if (p.dz) stx__attn0_columns(A, A->part[STX__S_Z], A->rows, A->nb, 1);
-    if (A->size[STX__S_PV]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D), stx__attn0_cells(A, A->s, W, 0),
-                                               1, dy, 0, a->N, D, A->nb, 1, 1);
-    if (A->size[STX__S_PK]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D),
-                                               stx__attn0_cells(A, A->g, W, 0), 1, stx__attn0_rows_q(A, A->q, NULL), 0, a->N, D,
-                                               A->nb, far, 1);
-    if (A->size[STX__S_PE]) stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
-                                               stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb), 0, A->np, D,
-                                               A->nb, a->scale, 1);
-    if (a->dq || a->du) stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0, stx__attn0_rows_k(A, A->k, A->j0, 1), 0, A->nb, D, W,
-                                           a->scale, 0);
-    if (a->P && (a->dq || a->dvb)) stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0, A->nb, D, A->np,
-                                                      a->scale, 0);
+    if (A->size[STX__S_PV])
+        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PV], D, a->N, a->N * D),
+                           stx__attn0_cells(A, A->s, W, 0), 1, dy, 0, a->N, D, A->nb, 1, 1);
+    if (A->size[STX__S_PK])
+        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PK], D, a->N, a->N * D),
+                           stx__attn0_cells(A, A->g, W, 0), 1, stx__attn0_rows_q(A, A->q, NULL), 0,
+                           a->N, D, A->nb, far, 1);
+    if (A->size[STX__S_PE])
+        stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
+                           stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb),
+                           0, A->np, D, A->nb, a->scale, 1);
+    if (a->dq || a->du)
+        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0,
+                           stx__attn0_rows_k(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale, 0);
+    if (a->P && (a->dq || a->dvb))
+        stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0,
+                           A->nb, D, A->np, a->scale, 0);
     if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
     if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
     if (a->dq) {
-        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0, A->nb, D, a->N, far, 1);
-        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o, a->P ? A->o2 : NULL, A->nb * D, A->nb,
-                       a->fresh & STX_FRESH_Q);
+        stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0,
+                           A->nb, D, a->N, far, 1);
+        stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o,
+                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->fresh & STX_FRESH_Q);
     }
 }
+
 static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->du, a->dvb, a->dz, a->dpk, a->dpv};
     stx__attn0 A;
     size_t i0, i;
     stx__attn0_open(&A, x, a, 1);
-    if (A.all_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream), "stx_attention_bwd");
+    if (A.all_bytes && stx_ok(x))
+        stx__cuda_failed(x, cudaMemsetAsync(A.all[0], 0, A.all_bytes, stx__gpu(x)->stream),
+                         "stx_attention_bwd");
     for (A.u0 = 0; A.u0 < a->B * a->H; A.u0 += A.nu) {
         A.nu = STX_MIN(A.units, a->B * a->H - A.u0);
-        if (A.parts_bytes && stx_ok(x)) stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream),
-                                                         "stx_attention_bwd");
+        if (A.parts_bytes && stx_ok(x))
+            stx__cuda_failed(x, cudaMemsetAsync(A.parts, 0, A.parts_bytes, stx__gpu(x)->stream),
+                             "stx_attention_bwd");
         for (i0 = 0; i0 < a->T; i0 += A.nb) {
             stx__attn0_logits(&A, i0);
             stx__attn0_bwd_panel(&A);
         }
         if (stx__attn_wants(a, 0))
-            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1), stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
+            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
+                           stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
                            (a->fresh & STX_FRESH_K ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
         if (stx__attn_wants(a, 1))
-            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1), stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
+            stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
+                           stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
                            (a->fresh & STX_FRESH_V ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
-            if (A.size[i]) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
-                                           stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i], A.part[i], A.size[i],
-                                           A.copies[i], A.nu, A.u0);
+            if (A.size[i])
+                STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
+                                stx__blocks(A.copies[i] * A.size[i], 256, 65535), 256, 0, A.all[i],
+                                A.part[i], A.size[i], A.copies[i], A.nu, A.u0);
     }
     for (i = 0; i < STX__SHARED_SUMS; i++) {
-        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1, cols = rows ? A.size[i] / rows : 0,
-            n = A.copies[i] * A.size[i];
-        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i], at = i == STX__S_PE ? A.p0 * ld : 0;
-        if (n) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel, stx__blocks(n, 256, 65535), 256, 0,
-                               stx__num_of(x, grads[i]), A.all[i], i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows,
-                               cols, at, st, ld);
+        size_t rows = A.size[i] >= a->D && i != STX__S_Z ? A.size[i] / a->D : 1,
+               cols = rows ? A.size[i] / rows : 0, n = A.copies[i] * A.size[i];
+        size_t ld = i == STX__S_PE ? A.tables * a->D : cols, st = i == STX__S_PE ? a->D : A.size[i],
+               at = i == STX__S_PE ? A.p0 * ld : 0;
+        if (n)
+            STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_add_kernel,
+                            stx__blocks(n, 256, 65535), 256, 0, stx__num_of(x, grads[i]), A.all[i],
+                            i == STX__S_Z ? a->max_span / a->ramp : 1.0f, A.copies[i], rows, cols,
+                            at, st, ld);
     }
 }
+
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
 /* What the fused kernels, forward and backward, share (prefix stx__at_).
 
-   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta = C + i - j. Head h sees the keys
+   THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta =
+   C + i - j. Head h sees the keys
        dmin <= delta <= live        live <= reach <= span
        lo <= j < S, and not padded: WHICH KEYS EXIST below, also for attention without causality
-   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp weight is not 0, for such a key must not even
-   enter the running maximum (far keys may have the largest logits). full: up to here the weight is surely 1. Between full and live it is
+   reach: the CPU's formula, from z in device memory. live: the largest delta whose ramp
+   weight is not 0, for such a key must not even enter the running maximum (far keys may
+   have the largest logits). full: up to here the weight is surely 1. Between full and
+   live it is
        m(delta) = min(1, ((1 - delta) + z max_span) / ramp + 1)        in floats, in this order of operations, as on the CPU.
-   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin - delta = (P - 1 + dmin - C) + u: it depends on
-   j - i alone. Rows outside [0,P) are zeros.
+   With u = j - i, delta = C - u, and the row of the relative table is p = P - 1 + dmin -
+   delta = (P - 1 + dmin - C) + u: it depends on j - i alone. Rows outside [0,P) are
+   zeros.
 
-   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random numbers, persistent vector n has S + span + n. Philox call
-   (row groups + at / 8) gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of keys begin where span + j is
-   a multiple of 8, and a block of 8 columns is one call. */
+   DROPOUT. Key j of row (b,h,i) has position at = span + j in its row's random
+   numbers, persistent vector n has S + span + n. Philox call (row groups + at / 8)
+   gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of
+   keys begin where span + j is a multiple of 8, and a block of 8 columns is one call. */
 /* stx_attention_past; first: its first key */
-typedef struct stx__at_past { const void *k, *v; size_t ld, st; int first; } stx__at_past;
+typedef struct stx__at_past {
+    const void *k, *v;
+    size_t ld, st;
+    int first;
+} stx__at_past;
+
 typedef struct stx__at {
-    const void *q, *k, *v, *pe, *pk, *pv;       /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
+    const void *q, *k, *v, *pe, *pk,
+        *pv; /* (B,T,H D), (B,S,H D) twice, (P,D) or (P,H D), (H,N,D) twice: bfloat16s or floats, as the
                                                    policy says */
-    void *y;                                    /* (B,T,H D) */
-    float *top, *inv;                           /* (B,H,T) */
-    stx__num u, vb, z;                          /* (H D) twice, (H) */
-    size_t ldq, ldk, stq, stk;                  /* numbers between rows and batches */
-    uint64_t groups, seed, stream, first;              /* Philox calls of a row of the dropout */
+    void *y;                              /* (B,T,H D) */
+    float *top, *inv;                     /* (B,H,T) */
+    stx__num u, vb, z;                    /* (H D) twice, (H) */
+    size_t ldq, ldk, stq, stk;            /* numbers between rows and batches */
+    uint64_t groups, seed, stream, first; /* Philox calls of a row of the dropout */
     const uint64_t *shift;
-    int B, T, S, H, D, P, N, C, ldpe, pe_head;  /* numbers between rows of pe, and between its heads (0: shared) */
-    int span, dmin, lo;                         /* lo: the first key that there is */
-    uint32_t keep;                              /* of 65536; 0: no dropout */
-    float scale, max_span, ramp, steps, unkeep; /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
-    const uint32_t *bits;                       /* WHICH KEYS EXIST, below; NULL: all of the window */
-    int stbits;                                 /* words between its batch rows */
-    int past, sets;                             /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS STAND */
+    /* numbers between rows of pe, and between its heads (0: shared) */
+    int B, T, S, H, D, P, N, C, ldpe, pe_head;
+    int span, dmin, lo; /* lo: the first key that there is */
+    uint32_t keep;      /* of 65536; 0: no dropout */
+    /* steps: stx__attn_steps; unkeep: 65536 / keep, or 1 */
+    float scale, max_span, ramp, steps, unkeep;
+    /* WHICH KEYS EXIST, below; NULL: all of the window */
+    const uint32_t *bits;
+    int stbits; /* words between its batch rows */
+    /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS
+       STAND */
+    int past, sets;
     stx__at_past old[STX_HEAD_GROUPS];
     uint16_t head[256];
 } stx__at;
 
-/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or floats. ok becomes 0 if it is stored otherwise or
-   rows are not 16 bytes apart and aligned. */
+/* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or
+   floats. ok becomes 0 if it is stored otherwise or rows are not 16 bytes apart and
+   aligned. */
 static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
     stx__num v;
     const void *r = p;
@@ -3354,23 +4498,31 @@ static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t 
     if (!r || (!half && v.half) || (uintptr_t)r % 16 || ld % (half ? 8 : 4)) *ok = 0;
     return r;
 }
-/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half filled */
+
+/* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half
+   filled */
 static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
     stx_gpu *g = stx__gpu(x);
     size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0) || a->D < 8 || a->D > 128 ||
-        a->D % 8 || !a->B || !a->T || !a->H || a->H > 256) return 0;
-    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big || a->S + a->span + a->N >= big) return 0;
+    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0)
+        || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256)
+        return 0;
+    if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big
+        || a->S + a->span + a->N >= big)
+        return 0;
     if (a->not_causal ? a->z || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
     p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
     p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
     p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
     p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
     if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
-    if (a->N) { p->pk = stx__at_in(x, a->pk, h, a->D, &ok); p->pv = stx__at_in(x, a->pv, h, a->D, &ok); }
+    if (a->N) {
+        p->pk = stx__at_in(x, a->pk, h, a->D, &ok);
+        p->pv = stx__at_in(x, a->pv, h, a->D, &ok);
+    }
     p->past = (int)a->past;
     p->sets = (int)a->groups;
     memcpy(p->head, a->head, sizeof p->head);
@@ -3378,7 +4530,9 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
         const stx_attention_past *o = &a->old[i];
         p->old[i].k = stx__at_in(x, o->k, h, o->ld, &ok);
         p->old[i].v = stx__at_in(x, o->v, h, o->ld, &ok);
-        p->old[i].ld = o->ld; p->old[i].st = o->st; p->old[i].first = (int)(a->past - o->rows);
+        p->old[i].ld = o->ld;
+        p->old[i].st = o->st;
+        p->old[i].first = (int)(a->past - o->rows);
         if (o->st % 8) return 0;
     }
     if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
@@ -3387,31 +4541,53 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
     p->u = stx__num_of(x, a->u);
     p->vb = stx__num_of(x, a->P ? a->vb : NULL);
     p->z = stx__num_of(x, a->z);
-    p->ldq = a->ldq; p->ldk = a->ldk; p->stq = a->stq; p->stk = a->stk;
-    p->B = (int)a->B; p->T = (int)a->T; p->S = (int)a->S; p->H = (int)a->H; p->D = (int)a->D; p->P = (int)a->P; p->N = (int)a->N;
+    p->ldq = a->ldq;
+    p->ldk = a->ldk;
+    p->stq = a->stq;
+    p->stk = a->stk;
+    p->B = (int)a->B;
+    p->T = (int)a->T;
+    p->S = (int)a->S;
+    p->H = (int)a->H;
+    p->D = (int)a->D;
+    p->P = (int)a->P;
+    p->N = (int)a->N;
     p->C = p->S - p->T;
     p->ldpe = (int)(tables * a->D);
     p->pe_head = tables > 1 ? (int)a->D : 0;
-    p->span = (int)a->span; p->dmin = a->not_causal ? 1 - p->T : a->delta_min;
+    p->span = (int)a->span;
+    p->dmin = a->not_causal ? 1 - p->T : a->delta_min;
     p->lo = a->first_key > (ptrdiff_t)a->S ? p->S : (int)a->first_key;
-    p->scale = a->scale; p->max_span = a->max_span; p->ramp = a->ramp; p->steps = stx__attn_steps(a);
+    p->scale = a->scale;
+    p->max_span = a->max_span;
+    p->ramp = a->ramp;
+    p->steps = stx__attn_steps(a);
     p->unkeep = 1;
     if (a->drop > 0) {
-        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5);      /* stx__keep16 */
+        double k = floor((1.0 - (double)a->drop) * 65536.0 + 0.5); /* stx__keep16 */
         p->keep = (uint32_t)(k < 1 ? 1 : k);
         p->unkeep = (float)(65536.0 / p->keep);
         p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
-        p->seed = a->seed; p->stream = a->stream; p->first = a->first; p->shift = g->shift;
+        p->seed = a->seed;
+        p->stream = a->stream;
+        p->first = a->first;
+        p->shift = g->shift;
     }
     return 1;
 }
 
 /* What head h sees */
-typedef struct stx__at_head { int reach, live, full; float zl; } stx__at_head;
+typedef struct stx__at_head {
+    int reach, live, full;
+    float zl;
+} stx__at_head;
+
 /* The ramp at a distance before its clamps; 1 and more where the span is not learned */
-static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w, int delta) {
+static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w,
+                                                     int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
 }
+
 static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
     stx__at_head w;
     w.reach = w.live = w.full = p.span;
@@ -3422,54 +4598,87 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
         w.zl = __fmul_rn(z, p.max_span);
         e = stx__attn_far(z, p.max_span, p.steps);
         w.reach = w.live = e < (double)p.span ? (int)e : p.span;
-        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;      /* a step or two: reach is hardly more */
-        f = floorf(w.zl) + 1;                           /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
-        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1;                /* NaN: -1 */
+        /* a step or two: reach is hardly more */
+        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;
+        /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
+        f = floorf(w.zl) + 1;
+        w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1; /* NaN: -1 */
     }
     return w;
 }
-/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins where a block of 8 does: first may be below lo, or
-   even below 0, by 7. */
-static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w, int i0, int n, int *first, int *last) {
+
+/* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins
+   where a block of 8 does: first may be below lo, or even below 0, by 7. */
+static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w,
+                                                     int i0, int n, int *first, int *last) {
     int f = max(p.lo, p.C + i0 - w.live);
     *last = p.C + min(i0 + n, p.T) - p.dmin;
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
 }
-/* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first key and the last persistent vector. A strip of 16
-   queries from i on, distances up to far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of its queries sees,
-   were there queries beyond T, too. The other groups are left out: all they would give is zeros. */
-typedef struct stx__at_band { int lo, hi; } stx__at_band;
-template<int BK> static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, int persistent, int far, int i, int j0) {
+
+/* WHAT A STRIP MEETS. An edge of the window cuts a tile of keys, and so do the first
+   key and the last persistent vector. A strip of 16 queries from i on, distances up to
+   far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of
+   its queries sees, were there queries beyond T, too. The other groups are left out:
+   all they would give is zeros. */
+typedef struct stx__at_band {
+    int lo, hi;
+} stx__at_band;
+
+template <int BK>
+static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, int persistent,
+                                                             int far, int i, int j0) {
     stx__at_band b = {0, 0};
     if (i >= p.T) return b;
-    if (persistent) { b.hi = (min(BK, p.N - j0) + 15) >> 4; return b; }
+    if (persistent) {
+        b.hi = (min(BK, p.N - j0) + 15) >> 4;
+        return b;
+    }
     b.lo = max(max(p.C + i - far, p.lo) - j0, 0) >> 4;
     b.hi = (min(min(p.C + i + 16 - p.dmin, p.S) - j0, BK) + 15) >> 4;
     if (b.hi < b.lo) b.hi = b.lo;
     return b;
 }
-/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b H + h) T + i; at: position of the first of 8 */
-static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+
+/* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b
+   H + h) T + i; at: position of the first of 8 */
+static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream,
+                                                     uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
 }
 
-/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by head and tile: the blocks that take longest start
-   first, and the short ones fill the gaps at the end. The lengths depend on z, so a kernel makes the list in each step. Within a head a
-   later tile is never shorter (of the window at its old end only the beginning of the keys cuts anything off), so an entry's rank is a
-   sum over the heads of what a binary search finds: no sort, no atomics. One thread an entry; the batch is not in the list: but for
-   padded keys, which it does not know, rows have equal lengths. */
-static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w, int tile, int bq, int bk) {
-    int last = p.C + (tile + 1) * bq - p.dmin;       /* a last tile that T cuts counts as a whole one: never shorter than the tile before */
+/* THE WORK LIST: all (head, tile of queries) by falling number of key tiles, ties by
+   head and tile: the blocks that take longest start first, and the short ones fill the
+   gaps at the end. The lengths depend on z, so a kernel makes the list in each step.
+   Within a head a later tile is never shorter (of the window at its old end only the
+   beginning of the keys cuts anything off), so an entry's rank is a sum over the heads
+   of what a binary search finds: no sort, no atomics. One thread an entry; the batch
+   is not in the list: but for padded keys, which it does not know, rows have equal
+   lengths. */
+static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w,
+                                                     int tile, int bq, int bk) {
+    /* a last tile that T cuts counts as a whole one: never shorter than the tile
+       before */
+    int last = p.C + (tile + 1) * bq - p.dmin;
     return (max(last - max(p.lo, p.C + tile * bq - w.live), 0) + bk - 1) / bk;
 }
-/* Where rows of a head stand in memory: its first column among all heads', and how many it has; no columns: it has no rows there. See
-   ROWS OF dR (backward), for which the list's kernel gives places away: heads with the fewest columns first, as long as there is room. */
-typedef struct stx__at_place { int at, width; } stx__at_place;
-static __device__ __forceinline__ int stx__at_width(const stx__at &p, const stx__at_head &w, int newest) {
+
+/* Where rows of a head stand in memory: its first column among all heads', and how
+   many it has; no columns: it has no rows there. See ROWS OF dR (backward), for which
+   the list's kernel gives places away: heads with the fewest columns first, as long as
+   there is room. */
+typedef struct stx__at_place {
+    int at, width;
+} stx__at_place;
+
+static __device__ __forceinline__ int stx__at_width(const stx__at &p, const stx__at_head &w,
+                                                    int newest) {
     return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
 }
-static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_t *list, int tiles, int bq, int bk, stx__at_place *place,
-    int newest, int room, stx__at_head *head) {
+
+static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_t *list, int tiles,
+                                                       int bq, int bk, stx__at_place *place,
+                                                       int newest, int room, stx__at_head *head) {
     int h, e;
     for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
     __syncthreads();
@@ -3485,53 +4694,73 @@ static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_
     }
     e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < p.H * tiles) {
-        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk), rank = 0;
+        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk),
+            rank = 0;
         for (h = 0; h < p.H; h++) {
-            int a = 0, b = tiles;           /* the first tile of head h that comes before this entry */
+            /* the first tile of head h that comes before this entry */
+            int a = 0, b = tiles;
             while (a < b) {
                 int m = (a + b) / 2, len = stx__at_length(p, head[h], m, bq, bk);
-                if (len > n || (len == n && (h < mine || (h == mine && m > tile)))) b = m; else a = m + 1;
+                if (len > n || (len == n && (h < mine || (h == mine && m > tile))))
+                    b = m;
+                else
+                    a = m + 1;
             }
             rank += tiles - a;
         }
         list[rank] = (uint32_t)e;
     }
 }
+
 STX__GLOBAL(128) stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
     STX__SHARED(stx__at_head, head, 256);
     stx__at_listing(p, list, tiles, bq, bk, (stx__at_place *)NULL, 0, 0, head);
 }
 
-/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or 128, in pieces of 16 bytes (CH a row). Piece c of row r
-   stands at c ^ r: the 8 rows that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4 banks; and so do the 4 x 8
-   floats of a transposed fragment. Rows of 64 bytes: two of them make a line of 128; and rows of 192 begin in the middle of one by turns,
-   so that the same holds of them. */
-template<int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
+/* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or
+   128, in pieces of 16 bytes (CH a row). Piece c of row r stands at c ^ r: the 8 rows
+   that ldmatrix reads at once, all at the same c, so lie in 8 different groups of 4
+   banks; and so do the 4 x 8 floats of a transposed fragment. Rows of 64 bytes: two of
+   them make a line of 128; and rows of 192 begin in the middle of one by turns, so
+   that the same holds of them. */
+template <int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
-/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside [lo,hi) become zeros. All threads of the block; there
-   after the next cp_wait and barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
-template<int CH, int THREADS>
-static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from, size_t ld, int bytes, int r0, int lo,
-                                                    int hi) {
-    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };        /* threads of a row: of 12 pieces 16, of whom 4 have none */
+
+/* Rows r0 .. of a table at `from`, row 0 first, into n rows of a tile; those outside
+   [lo,hi) become zeros. All threads of the block; there after the next cp_wait and
+   barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
+template <int CH, int THREADS>
+static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from,
+                                                    size_t ld, int bytes, int r0, int lo, int hi) {
+    /* threads of a row: of 12 pieces 16, of whom 4 have none */
+    enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
+
     int r = (int)threadIdx.x / ACROSS, c = (int)threadIdx.x % ACROSS, k;
-    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;          /* one product; the others are sums */
-    #pragma unroll
+    /* one product; the others are sums */
+    const char *p = (const char *)from + (ptrdiff_t)(r0 + r) * (ptrdiff_t)ld + c * 16;
+#pragma unroll
     for (k = 0; k < n; k += ROWS) {
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
         if ((n % ROWS == 0 || r + k < n) && (ACROSS == CH || c < CH))
-            stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from, yes ? 16 : 0);
+            stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from,
+                      yes ? 16 : 0);
         p += ROWS * ld;
     }
 }
 
-/* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before in the memory of the head's group, (B,rows,..), which
-   has the newest of them, from key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
-static __device__ __forceinline__ int stx__at_place_of(const stx__at &p, int h) { return p.sets > 1 ? p.head[h] : 4 * h; }
-/* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as stx__at_load */
-template<int CH, int THREADS, int SIZE>
-static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigned char *kt, unsigned char *vt, int n, int b, int h,
+/* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before
+   in the memory of the head's group, (B,rows,..), which has the newest of them, from
+   key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
+static __device__ __forceinline__ int stx__at_place_of(const stx__at &p, int h) {
+    return p.sets > 1 ? p.head[h] : 4 * h;
+}
+
+/* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as
+   stx__at_load */
+template <int CH, int THREADS, int SIZE>
+static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigned char *kt,
+                                                       unsigned char *vt, int n, int b, int h,
                                                        int j0) {
     const int bytes = p.D * SIZE;
     const size_t at = ((size_t)b * p.stk + (size_t)h * p.D) * SIZE, ld = p.ldk * SIZE;
@@ -3546,31 +4775,41 @@ static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigne
     const size_t ato = ((size_t)b * o.st + (size_t)(place >> 2) * p.D) * SIZE, ldo = o.ld * SIZE;
     const char *ko = (const char *)o.k + ato, *vo = (const char *)o.v + ato;
     if (j0 + n <= p.past) {
-        stx__at_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0), p.past - o.first);
-        stx__at_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0), p.past - o.first);
+        stx__at_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
+                                  p.past - o.first);
+        stx__at_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
+                                  p.past - o.first);
         return;
     }
-    #pragma unroll 1
+#pragma unroll 1
     for (int e = (int)threadIdx.x; e < n * CH; e += THREADS) {
-        const int r = e / CH, c = e % CH, j = j0 + r, old = j < p.past, row = j - (old ? o.first : p.past),
-            yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
+        const int r = e / CH, c = e % CH, j = j0 + r, old = j < p.past,
+                  row = j - (old ? o.first : p.past),
+                  yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
         stx__cp16(kt + stx__at_piece<CH>(r, c), yes ? (old ? ko : k) + from : k, yes ? 16 : 0);
         stx__cp16(vt + stx__at_piece<CH>(r, c), yes ? (old ? vo : v) + from : v, yes ? 16 : 0);
     }
 }
 
-/* Rows of zeros for those of the tile's keys that do not exist, once their copies have come; before a barrier */
-template<int CH, int THREADS, int BK> static __device__ __forceinline__ void stx__at_blank(unsigned char *tile, uint64_t seen) {
-    #pragma unroll 1
+/* Rows of zeros for those of the tile's keys that do not exist, once their copies have
+   come; before a barrier */
+template <int CH, int THREADS, int BK>
+static __device__ __forceinline__ void stx__at_blank(unsigned char *tile, uint64_t seen) {
+#pragma unroll 1
     for (int e = (int)threadIdx.x; e < BK * CH; e += THREADS)
-        if (!(seen >> (e / CH) & 1)) *(uint4 *)(tile + stx__at_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
+        if (!(seen >> (e / CH) & 1))
+            *(uint4 *)(tile + stx__at_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
-/* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t + (e & 1) */
-template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t, float v) {
+
+/* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t +
+   (e & 1) */
+template <int NB>
+static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t,
+                                                      float v) {
     uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
     int n;
-    #pragma unroll
+#pragma unroll
     for (n = 0; n < NB; n++) {
         const uint32_t w = n < 4 ? lo : hi;
         if (!(w >> 8 * (n & 3) & 1)) x[n][0] = x[n][2] = v;
@@ -3578,55 +4817,81 @@ template<int NB> static __device__ __forceinline__ void stx__at_forbid(float (&x
     }
 }
 
-/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or 8 tf32s, and ldmatrix, which moves units of 4
-   bytes, gives the fragments of both.
-   a: 16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0 + g + 8
-   b: the same rows as two right factors of 8 columns each (the tile transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8
-   b2: rows r0 .. r0+7 as a right factor, steps k (b[0..1]) and k + 1
-   v: rows r0 .. r0+15 as k, 16 columns 8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of 2 bytes) */
-template<int CH>
-static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile, int r0, int k,
+/* FRAGMENTS. 32 bytes of a row are one step of k in either precision: 16 bfloat16s or
+   8 tf32s, and ldmatrix, which moves units of 4 bytes, gives the fragments of both. a:
+   16 rows r0.. (r0 % 8 == 0) and step k of a tile, as the left factor: rows r0 + g, r0
+   + g + 8 b: the same rows as two right factors of 8 columns each (the tile
+   transposed): b[0..1] for rows r0 .. r0+7, b[2..3] for the next 8 b2: rows r0 .. r0+7
+   as a right factor, steps k (b[0..1]) and k + 1 v: rows r0 .. r0+15 as k, 16 columns
+   8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of
+   2 bytes) */
+template <int CH>
+static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile,
+                                                      int r0, int k,
                                                       int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
-template<int CH>
-static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile, int r0, int k,
+
+template <int CH>
+static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile,
+                                                      int r0, int k,
                                                       int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+    stx__ldmatrix_x4(b, tile
+                            + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                                                2 * k + ((lane >> 3) & 1)));
 }
-template<int CH>
-static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile, int r0, int k,
+
+template <int CH>
+static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile,
+                                                       int r0, int k,
                                                        int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
-template<int CH>
-static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile, int r0, int c,
+
+template <int CH>
+static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile,
+                                                      int r0, int c,
                                                       int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
-/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32 bytes) b; mma2: c and d, with
-   two right factors. A kernel is a template over these.
-   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products: nearly float accuracy. tf32: the high parts alone. */
-/* Asking for a mask makes the sweep of queries spill more; for the head sizes QUERIES_TWICE (filled up, one bit each) it is compiled a
-   second time for masks, by precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor, D up to 32; 0: nvcc
-   decides. SMALL_KEYS: the same of the sweep of keys. */
+/* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32
+   bytes) b; mma2: c and d, with two right factors. A kernel is a template over these.
+   f32: each operand in two tf32 parts, x = hi + lo up to 2^-22 x, and three products:
+   nearly float accuracy. tf32: the high parts alone. */
+/* Asking for a mask makes the sweep of queries spill more; for the head sizes
+   QUERIES_TWICE (filled up, one bit each) it is compiled a second time for masks, by
+   precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor,
+   D up to 32; 0: nvcc decides. SMALL_KEYS: the same of the sweep of keys. */
 struct stx__at_bf16 {
     typedef stx__bf16 num;
     typedef stx__at_bf16 masked;
+
     enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 2 };
-    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
         uint32_t b[2] = {b0, b1};
         stx__mma_bf16(c, a, b);
     }
-    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4],
+                                                const uint32_t (&a)[4], const uint32_t (&b)[4]) {
         stx__mma_bf16_2(c, d, a, b);
     }
-    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
+
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+        mma(c, a, b0, b1);
+    }
 };
-/* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded up to -0. */
+
+/* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded
+   up to -0. */
 #ifdef CUDA_HOST
-static inline uint32_t stx__at_hi(uint32_t v) { return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u; }
+static inline uint32_t stx__at_hi(uint32_t v) {
+    return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u;
+}
 #else
 static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) {
     uint32_t r;
@@ -3638,63 +4903,116 @@ static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) {
     return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
 }
 struct stx__at_f32;
+
 struct stx__at_tf32 {
     typedef float num;
-    typedef stx__at_f32 masked;         /* better numbers and slower ones; its kernels are there anyway */
+    /* better numbers and slower ones; its kernels are there anyway */
+    typedef stx__at_f32 masked;
+
     enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4, SMALL_KEYS = 3 };
-    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])},
+                 b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
-    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4],
+                                                const uint32_t (&a)[4], const uint32_t (&b)[4]) {
         mma(c, a, b[0], b[1]);
         mma(d, a, b[2], b[3]);
     }
-    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { mma(c, a, b0, b1); }
+
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+        mma(c, a, b0, b1);
+    }
 };
+
 struct stx__at_f32 {
     typedef float num;
     typedef stx__at_f32 masked;
+
     enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 3 };
-    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])}, b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
-        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]), stx__at_lo(a[3], h[3])};
+
+    static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])},
+                 b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]),
+                         stx__at_lo(a[3], h[3])};
         uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
         stx__mma_tf32_3(c, l, h, m, b);
     }
-    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+
+    static __device__ __forceinline__ void mma2(float (&c)[4], float (&d)[4],
+                                                const uint32_t (&a)[4], const uint32_t (&b)[4]) {
         mma(c, a, b[0], b[1]);
         mma(d, a, b[2], b[3]);
     }
-    /* The same for sums over thousands of keys or queries: tensor cores cut off what they add to c, which in a long sum of one sign leaves
-       a part in 1e4; so each product is summed apart and added as floats are. */
-    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+
+    /* The same for sums over thousands of keys or queries: tensor cores cut off what
+       they add to c, which in a long sum of one sign leaves a part in 1e4; so each
+       product is summed apart and added as floats are. */
+    static __device__ __forceinline__ void add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
         float d[4] = {0, 0, 0, 0};
         mma(d, a, b0, b1);
-        c[0] += d[0]; c[1] += d[1]; c[2] += d[2]; c[3] += d[3];
+        c[0] += d[0];
+        c[1] += d[1];
+        c[2] += d[2];
+        c[3] += d[3];
     }
 };
-/* The float of a stored number, and back */
-static __device__ __forceinline__ float stx__at_float(stx__bf16 v) { return __bfloat162float(v); }
-static __device__ __forceinline__ float stx__at_float(float v) { return v; }
-static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
-static __device__ __forceinline__ void stx__at_store(float *p, float v) { *p = v; }
-static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) { *(uint32_t *)p = stx__pair(a, b); }
-static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) { *(float2 *)p = make_float2(a, b); }
 
-/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for the rows r = 0 .. 15 of one strip. A thread (g, t)
-   of a fragment holds columns 8n+2t and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
+/* The float of a stored number, and back */
+static __device__ __forceinline__ float stx__at_float(stx__bf16 v) {
+    return __bfloat162float(v);
+}
+
+static __device__ __forceinline__ float stx__at_float(float v) {
+    return v;
+}
+
+static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) {
+    *p = __float2bfloat16(v);
+}
+
+static __device__ __forceinline__ void stx__at_store(float *p, float v) {
+    *p = v;
+}
+
+static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) {
+    *(uint32_t *)p = stx__pair(a, b);
+}
+
+static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) {
+    *(float2 *)p = make_float2(a, b);
+}
+
+/* THE SKEW, in registers. R[r][c'] = q_r . pe of column c' is wanted at S[r][c'+r], for
+   the rows r = 0 .. 15 of one strip. A thread (g, t) of a fragment holds columns 8n+2t
+   and 8n+2t+1 of rows g and g+8, and wants, for its cells of S,
        row g:    column 8n + 2t + e - g          lies in block n or n-1, in the same row, so in one of the 4 lanes of the same g
        row g+8:  column 8(n-1) + 2t + e - g      what the formula above gives for block n-1
-   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^ (g & 1): lane (t - k) mod 4, its element e', of
-   block n if t >= k and of block n-1 otherwise. Each lane is asked by exactly one other for each e, so it can put the right block's
-   number forward itself: a shuffle for each cell, no shared memory, no rounding, no barrier. Two blocks of 8 columns are carried from one
-   tile of keys to the next: that is the ring.
-   turn: one block of R; returns in s what belongs to block n of S. */
+   Whose? 2t + e - g = 2(t - k) + e' with k = (g + 1 - e) / 2 rounded down and e' = e ^
+   (g & 1): lane (t - k) mod 4, its element e', of block n if t >= k and of block n-1
+   otherwise. Each lane is asked by exactly one other for each e, so it can put the
+   right block's number forward itself: a shuffle for each cell, no shared memory, no
+   rounding, no barrier. Two blocks of 8 columns are carried from one tile of keys to
+   the next: that is the ring. turn: one block of R; returns in s what belongs to block
+   n of S. */
 struct stx__at_skew {
-    float lo[2], hi[2], next[2];        /* the block before, its elements already in the order e; row g+8's part of the next block of S */
+    /* the block before, its elements already in the order e; row g+8's part of the
+       next block of S */
+    float lo[2], hi[2], next[2];
 };
-struct stx__at_lanes { int from[2], odd, now[2]; };
+
+struct stx__at_lanes {
+    int from[2], odd, now[2];
+};
+
 static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
     stx__at_lanes l;
     int g = lane >> 2, t = lane & 3, e;
@@ -3702,11 +5020,15 @@ static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int
     for (e = 0; e < 2; e++) {
         int k = (g + 1 - e) >> 1;
         l.from[e] = (t - k) & 3;
-        l.now[e] = t + k < 4;           /* the one who asks this lane has t + k as his t, or has it 4 less and wants the block before */
+        /* the one who asks this lane has t + k as his t, or has it 4 less and wants
+           the block before */
+        l.now[e] = t + k < 4;
     }
     return l;
 }
-static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx__at_lanes &l, const float (&r)[4], float (&s)[4]) {
+
+static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx__at_lanes &l,
+                                                     const float (&r)[4], float (&s)[4]) {
     int e;
     for (e = 0; e < 2; e++) {
         float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
@@ -3718,41 +5040,54 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
     }
 }
 
-/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows each; it walks the keys in tiles of BK, from the
-   oldest that its head reaches to the youngest that it may see, then the persistent vectors, under one running softmax.
+/* FORWARD. One block has BQ queries of one head of one batch row, its 4 warps 16 MT rows
+   each; it walks the keys in tiles of BK, from the oldest that its head reaches to the
+   youngest that it may see, then the persistent vectors, under one running softmax.
 
        for each tile:     S  = skew(Qv PE^T)                  BK new columns a tile, see THE SKEW; 0 for persistent vectors
                           S += Q K^T                          summed onto it by the tensor cores
                           x  = S scale log2 e ;  top' = max(top, max x) ;  w = m 2^(x - top')
                           sum = sum 2^(top - top') + sum w ;  O = O 2^(top - top') + (dropped w) V
 
-   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N) pv: in w) and q without u: nothing else is
-   different.
+   A tile of persistent vectors has other scales (keys sqrt(D) pk: in x; values sqrt(N)
+   pv: in w) and q without u: nothing else is different.
 
-   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what the 4 warps' skewed bands meet, BQ + BK, and the
-   next BK. While tile s is worked on, tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that everybody's copies
-   of tile s have come (each thread waits for its own before), and that everybody has left tile s - 1, whose room the copies issued right
-   after it take. Q stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is there) and floats stand in shared
-   memory, read back by the warp that wrote them, so that a barrier of the warp is enough. One block an entry of the work list: the GPU
-   starts blocks in order, so the longest come first, and a multiprocessor takes the next one when it has room.
+   Memory: K and V have two tiles each, the relative table a ring of BQ + 2 BK rows: what
+   the 4 warps' skewed bands meet, BQ + BK, and the next BK. While tile s is worked on,
+   tile s + 1 is on its way by cp.async. One barrier a tile is enough: it says that
+   everybody's copies of tile s have come (each thread waits for its own before), and that
+   everybody has left tile s - 1, whose room the copies issued right after it take. Q
+   stands in registers as fragments, if numbers are bfloat16s; a second query (u or vb is
+   there) and floats stand in shared memory, read back by the warp that wrote them, so
+   that a barrier of the warp is enough. One block an entry of the work list: the GPU
+   starts blocks in order, so the longest come first, and a multiprocessor takes the next
+   one when it has room.
 
-   A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16 columns to the left of the tile. Masks are
-   applied only where a tile meets an edge of some row's window or the ramp (EDGES; the test is the same for a whole warp). A row
-   without keys has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after it was summed; 1/keep waits until the end. top
-   is the largest logit of a key with m > 0, in natural units, inv = 1 / sum m e^(s - top).
-   bfloat16: w is rounded before it is summed, so that the rounding of numerator and normaliser cancel where one key has most of the mass:
-   a row of one key gives exactly its value. Else y would be off by a common factor of up to 2^-9, and with it dy.y, from which backward
-   takes nearly the same number away: there gradients that are 0 came out as 3.
+   A warp passes tiles by that none of its rows sees. Its first tile starts the skew: 16
+   columns to the left of the tile. Masks are applied only where a tile meets an edge of
+   some row's window or the ramp (EDGES; the test is the same for a whole warp). A row
+   without keys has top = -inf, inv = 0 and y = 0, as on the CPU. w may be dropped after
+   it was summed; 1/keep waits until the end. top is the largest logit of a key with m >
+   0, in natural units, inv = 1 / sum m e^(s - top). bfloat16: w is rounded before it is
+   summed, so that the rounding of numerator and normaliser cancel where one key has most
+   of the mass: a row of one key gives exactly its value. Else y would be off by a common
+   factor of up to 2^-9, and with it dy.y, from which backward takes nearly the same
+   number away: there gradients that are 0 came out as 3.
 
-   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57 MFLOP against 3 x 8 KiB from L2. With 16 rows a warp
-   each of the 4 warps reads K, V and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the tensor cores need
-   (~620). With 32 rows (MT = 2) a fragment serves two products: twice the work for 104 KiB. So long spans take 128 queries a block. Tiles
-   have 8 KiB or less whatever D and the precision: that sets BK. */
-/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows beyond T become zeros */
-template<class P, int CH>
-static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0, int n, int i0, int b, int h,
+   Cost of a tile of 64 queries, 64 keys and D = 64 in bfloat16: 3 x 2 x 64^3 = 1.57
+   MFLOP against 3 x 8 KiB from L2. With 16 rows a warp each of the 4 warps reads K, V
+   and 64 rows of the table once from shared memory, 96 KiB = 768 clocks, more than the
+   tensor cores need (~620). With 32 rows (MT = 2) a fragment serves two products:
+   twice the work for 104 KiB. So long spans take 128 queries a block. Tiles have 8 KiB
+   or less whatever D and the precision: that sets BK. */
+/* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
+   beyond T become zeros */
+template <class P, int CH>
+static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0,
+                                                     int n, int i0, int b, int h,
                                                      const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
+
     const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
     int i;
     for (i = (int)threadIdx.x & 31; i < n * CH; i += 32) {
@@ -3763,7 +5098,9 @@ static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned 
             if (bias.p) {
                 typename P::num x[PER];
                 memcpy(x, &v, 16);
-                for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
+                for (e = 0; e < PER; e++)
+                    stx__at_store(x + e, stx__at_float(x[e])
+                                             + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
                 memcpy(&v, x, 16);
             }
         }
@@ -3771,32 +5108,44 @@ static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned 
     }
     __syncwarp();
 }
-/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as x[t] */
+
+/* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as
+   x[t] */
 static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
         uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
-        if (t & 1) x[e] = v; else x[e + 1] = v;
+        if (t & 1)
+            x[e] = v;
+        else
+            x[e + 1] = v;
     }
     for (e = 0; e < 2; e++) {
         uint32_t v = __shfl_xor_sync(STX__ALL, t & 2 ? x[e] : x[e + 2], 2);
-        if (t & 2) x[e] = v; else x[e + 2] = v;
+        if (t & 2)
+            x[e] = v;
+        else
+            x[e + 2] = v;
     }
 }
-/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as bits: 4 n + e for cell e of block n of an
-   accumulator. The 4 lanes of a quad share the calls of their two rows. row: of g = 0; at: position of the first column, a multiple
-   of 8. All lanes. */
-template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream, uint64_t row, int at) {
+
+/* Which cells of a strip of 16 rows and NB blocks of 8 columns the dropout keeps, as
+   bits: 4 n + e for cell e of block n of an accumulator. The 4 lanes of a quad share
+   the calls of their two rows. row: of g = 0; at: position of the first column, a
+   multiple of 8. All lanes. */
+template <int NB>
+static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream,
+                                                        uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;
     row += (uint64_t)(lane >> 2);
-    #pragma unroll 1
+#pragma unroll 1
     for (q = 0; q < NB / 2; q++) {
         int c = 4 * q + t;
         uint4 w = stx__at_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
         uint32_t x[4] = {w.x, w.y, w.z, w.w};
         stx__at_swap(x);
-        #pragma unroll
+#pragma unroll
         for (l = 0; l < 4; l++) {
             uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
             c = 4 * q + l;
@@ -3805,53 +5154,66 @@ template<int NB> static __device__ __forceinline__ uint32_t stx__at_kept(const s
     }
     return kept;
 }
-/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are, packed, fragments of a left factor: bfloat16s as they
-   stand, tf32s if key 2t is taken for k = t and key 2t+1 for k = t+4, by both factors. */
+
+/* o += w V for one strip of rows; the tile's rows are k. Accumulators of S are,
+   packed, fragments of a left factor: bfloat16s as they stand, tf32s if key 2t is
+   taken for k = t and key 2t+1 for k = t+4, by both factors. */
 /* EDGE: of the groups that a strip meets */
-template<int MT> static __device__ __forceinline__ int stx__at_met(const stx__at_band (&band)[MT], int group) {
-    return (group >= band[0].lo && group < band[0].hi) || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
+template <int MT>
+static __device__ __forceinline__ int stx__at_met(const stx__at_band (&band)[MT], int group) {
+    return (group >= band[0].lo && group < band[0].hi)
+           || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
-template<class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
-        const stx__at_band (&band)[MT]) {
+
+template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
+                                               const unsigned char *tile, int lane,
+                                               const stx__at_band (&band)[MT]) {
         int g = lane >> 2, t = lane & 3, k, n, m;
-        #pragma unroll
+#pragma unroll
         for (k = 0; k < NB; k++) {
             if (EDGE && !stx__at_met(band, k / 2)) continue;
-            #pragma unroll
+#pragma unroll
             for (n = 0; n < ND; n++) {
-                uint32_t b0 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2)) + (g & 3) * 4);
-                uint32_t b1 = *(const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2)) + (g & 3) * 4);
-                #pragma unroll
+                uint32_t b0 = *(
+                    const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
+                                      + (g & 3) * 4);
+                uint32_t b1 = *(
+                    const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
+                                      + (g & 3) * 4);
+#pragma unroll
                 for (m = 0; m < MT; m++) {
-                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]), __float_as_uint(w[m][k][1]),
-                        __float_as_uint(w[m][k][3])};
+                    uint32_t a[4] = {__float_as_uint(w[m][k][0]), __float_as_uint(w[m][k][2]),
+                                     __float_as_uint(w[m][k][1]), __float_as_uint(w[m][k][3])};
                     P::add(o[m][n], a, b0, b1);
                 }
             }
         }
     }
 };
-template<int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
-    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4], const unsigned char *tile, int lane,
-        const stx__at_band (&band)[MT]) {
+
+template <int CH, int MT, int NB, int ND, int EDGE>
+struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
+    static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
+                                               const unsigned char *tile, int lane,
+                                               const stx__at_band (&band)[MT]) {
         int k, n, m;
-        #pragma unroll
+#pragma unroll
         for (k = 0; k < NB / 2; k++) {
             uint32_t a[MT][4];
             if (EDGE && !stx__at_met(band, k)) continue;
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) {
                 a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
                 a[m][1] = stx__pair(w[m][2 * k][2], w[m][2 * k][3]);
                 a[m][2] = stx__pair(w[m][2 * k + 1][0], w[m][2 * k + 1][1]);
                 a[m][3] = stx__pair(w[m][2 * k + 1][2], w[m][2 * k + 1][3]);
             }
-            #pragma unroll
+#pragma unroll
             for (n = 0; n < ND; n += 2) {
                 uint32_t b[4];
                 stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) {
                     if (EDGE && MT > 1 && (k < band[m].lo || k >= band[m].hi)) continue;
                     stx__at_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
@@ -3861,83 +5223,145 @@ template<int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values<stx__at
     }
 };
 
-/* v, but the compiler cannot know: what is made of it inside a loop is not worth registers throughout the loop */
-static __device__ __forceinline__ int stx__at_again(int v) { asm volatile("" : "+r"(v)); return v; }
+/* v, but the compiler cannot know: what is made of it inside a loop is not worth
+   registers throughout the loop */
+static __device__ __forceinline__ int stx__at_again(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
 
-/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the window: bit STX__AT_BEFORE + j of a batch row's
-   words is 1 if key j exists: lo <= j < S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without it (bits
-   NULL) kernels do what they did before there was one, at a branch a tile, the same for all threads.
-   A tile without any key costs no copies of K and V and no products. In one with keys missing
+/* WHICH KEYS EXIST. Padded keys and attention without causality have a mask beside the
+   window: bit STX__AT_BEFORE + j of a batch row's words is 1 if key j exists: lo <= j <
+   S, and not padded. It is made anew in each call, a few bytes that stay in L1. Without
+   it (bits NULL) kernels do what they did before there was one, at a branch a tile, the
+   same for all threads. A tile without any key costs no copies of K and V and no
+   products. In one with keys missing
        forward, queries     those become rows of zeros once they have come, for they may hold anything, and 0 times NaN is NaN; and their
-                            logits become -inf before the softmax (forward) or before a and ds are made
+                            logits become -inf before the softmax (forward) or before a
+                            and ds are made
        diagonals            their ds becomes 0
        keys                 nothing: a key's column makes its own dK and dV alone, which are not stored
-   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every query see every key, and the mask ends it at S. */
-enum { STX__AT_BEFORE = 64 };           /* zeros before key 0, where a tile may begin; and behind the last key */
-static size_t stx__at_words(const stx_attention_args *a) { return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0; }
-static size_t stx__at_rows(const stx_attention_args *a) { return a->pad ? a->B : 1; }
+   Without causality the window is a rectangle: dmin = 1 - T and span >= S let every
+   query see every key, and the mask ends it at S. */
+/* zeros before key 0, where a tile may begin; and behind the last key */
+enum { STX__AT_BEFORE = 64 };
+
+static size_t stx__at_words(const stx_attention_args *a) {
+    return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0;
+}
+
+static size_t stx__at_rows(const stx_attention_args *a) {
+    return a->pad ? a->B : 1;
+}
+
 /* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
-template<int BK> static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
+template <int BK>
+static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
     const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
     const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
     uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
     if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
     return v & (((uint64_t)1 << (BK & 63)) - 1);
 }
+
 /* Are they all there? */
-template<int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) { return seen == ~(uint64_t)0 >> (64 - BK); }
+template <int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) {
+    return seen == ~(uint64_t)0 >> (64 - BK);
+}
+
 /* A word a warp, a key a lane */
-STX__GLOBAL(256) stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S,
-                                     int lo, size_t words, size_t n) {
+STX__GLOBAL(256)
+stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
+                    size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     if (k >= n) return;
     ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
-    uint32_t v = __ballot_sync(STX__ALL, j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
+    uint32_t v = __ballot_sync(STX__ALL,
+                               j >= lo && j < S && !(pad && pad[k / words * stpad + (size_t)j]));
     if (!(threadIdx.x % STX__WARP)) bits[k] = v;
 }
-static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p, void *room) {
+
+static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p,
+                             void *room) {
     size_t words = stx__at_words(a), n = words * stx__at_rows(a);
     if (!n) return;
     p->bits = (const uint32_t *)room;
     p->stbits = a->pad ? (int)words : 0;
-    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0, (uint32_t *)room, a->pad, a->stpad, p->S,
-                    p->lo, words, n);
+    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
+                    (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
 }
 
 /* What a block works on. In shared memory, for registers are scarce. */
-typedef struct stx__at_job { stx__at_head w; int b, h, i0, first, windows, steps; } stx__at_job;
-/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two queries, or floats) */
-template<class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
-    enum { CH = DP * P::SIZE / 16, KS = CH / 2, NB = BK / 8, ND = DP / 8, BQ = 64 * MT, ROW = CH * 16, KEYS = BK, TILE = BK * ROW,
-        SIZE = P::SIZE, RING = BQ + 2 * BK, REGS = P::SIZE == 2, QS = REGS ? KS : 1, THREADS = 128, RAMP = BK + 16 * MT,
-            HEAD = (64 + 16 * RAMP + 127) / 128 * 128 };
-    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which may use the second K and V if they move on to
-       registers */
+typedef struct stx__at_job {
+    stx__at_head w;
+    int b, h, i0, first, windows, steps;
+} stx__at_job;
+
+/* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two
+   queries, or floats) */
+template <class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+    enum {
+        CH = DP * P::SIZE / 16,
+        KS = CH / 2,
+        NB = BK / 8,
+        ND = DP / 8,
+        BQ = 64 * MT,
+        ROW = CH * 16,
+        KEYS = BK,
+        TILE = BK * ROW,
+        SIZE = P::SIZE,
+        RING = BQ + 2 * BK,
+        REGS = P::SIZE == 2,
+        QS = REGS ? KS : 1,
+        THREADS = 128,
+        RAMP = BK + 16 * MT,
+        HEAD = (64 + 16 * RAMP + 127) / 128 * 128
+    };
+
+    /* The job and each warp's ramp weights; K, V, K, V; the ring; the queries, which
+       may use the second K and V if they move on to registers */
     static size_t shared(int pe, int two) {
-        return HEAD + (size_t)ROW * (4 * BK + (pe ? RING : 0) + (!REGS ? (two ? 2 * BQ : BQ) : TWO ? BQ : 0));
+        return HEAD
+               + (size_t)ROW
+                     * (4 * BK + (pe ? RING : 0)
+                        + (!REGS ? (two ? 2 * BQ : BQ)
+                           : TWO ? BQ
+                                 : 0));
     }
-    /* blocks that should fit on a multiprocessor: so many registers less may a thread take */
+
+    /* blocks that should fit on a multiprocessor: so many registers less may a thread
+       take */
     enum { BLOCKS = MT > 1 || DP > 64 || !REGS ? 2 : 3 };
 };
+
 /* Copies of step s, into what step s - 2 had */
-template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job, unsigned char *shared,
-    int s) {
-    const int window = s < job.windows, j0 = window ? job.first + s * X::KEYS : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
-        bytes = p.D * X::SIZE;
+template <class X>
+static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job,
+                                                        unsigned char *shared, int s) {
+    const int window = s < job.windows,
+              j0 = window ? job.first + s * X::KEYS
+                          : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
+              bytes = p.D * X::SIZE;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
     if (window) {
         if (!p.bits || stx__at_exist<X::KEYS>(p, job.b, j0))
-            stx__at_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h, j0);
+            stx__at_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h,
+                                                        j0);
     } else {
         const size_t o = (size_t)job.h * p.N * p.D * X::SIZE;
-        stx__at_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes, j0, 0, p.N);
-        stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o, (size_t)bytes, bytes, j0, 0, p.N);
+        stx__at_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes,
+                                        j0, 0, p.N);
+        stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o,
+                                        (size_t)bytes, bytes, j0, 0, p.N);
     }
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
         int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
-        if (!s) stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes, row - X::BQ, 0, p.P);
-        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE, bytes, row, 0, p.P);
+        if (!s)
+            stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes,
+                                            row - X::BQ, 0, p.P);
+        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE,
+                                        bytes, row, 0, p.P);
     }
     stx__cp_commit();
 }
@@ -3945,69 +5369,78 @@ template<class X> static __device__ __forceinline__ void stx__at_fwd_load(const 
 /* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
    loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
    loops are unrolled, for accumulators have no index. */
-typedef struct stx__at_here {           /* a warp and a tile */
+typedef struct stx__at_here { /* a warp and a tile */
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
-    int lane, s, j0, i;                 /* s: of the steps; i: the warp's first query */
-    float sc;                           /* the logits' scale */
+    int lane, s, j0, i; /* s: of the steps; i: the warp's first query */
+    float sc;           /* the logits' scale */
 } stx__at_here;
-template<class P, int DP, int BK, int MT, int TWO>
-static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx__at_job &job, const stx__at_here &w,
-    const uint32_t (&kept)[MT], const uint32_t (&qf)[MT][stx__at_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
+
+template <class P, int DP, int BK, int MT, int TWO>
+static __device__ __forceinline__ void stx__at_edge(
+    const stx__at &p, const stx__at_job &job, const stx__at_here &w, const uint32_t (&kept)[MT],
+    const uint32_t (&qf)[MT][stx__at_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
     float (&top)[MT][2], float (&sum)[MT][2], stx__at_skew (&skew)[MT], int &started) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND };
-    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT, g = w.lane >> 2, t = w.lane & 3, window = w.s < job.windows,
-        near = p.C + w.i - (w.j0 + BK - 1), ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
+
+    const int warp = (int)threadIdx.x >> 5, r0 = warp * 16 * MT, g = w.lane >> 2, t = w.lane & 3,
+              window = w.s < job.windows, near = p.C + w.i - (w.j0 + BK - 1),
+              ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
     float x[MT][NB][4];
     stx__at_band band[MT];
     int m, n, k, e;
-    #pragma unroll
+#pragma unroll
     for (m = 0; m < MT; m++) {
         band[m] = stx__at_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
-        #pragma unroll
+#pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
-    if (ramped) {                                           /* m by near + e */
+    if (ramped) { /* m by near + e */
         __syncwarp();
         for (e = w.lane; e < BK + 16 * MT - 1; e += 32) {
             float f = stx__at_ramp(p, job.w, near + e);
-            w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f;        /* NaN stays NaN */
+            w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f; /* NaN stays NaN */
         }
         __syncwarp();
     }
     if (window && p.pe) {
-        /* as below: round c serves block c + 2m of strip m, from its first group on, or from two blocks before */
+        /* as below: round c serves block c + 2m of strip m, from its first group on,
+           or from two blocks before */
         const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
         const stx__at_lanes lanes = stx__at_lanes_of(w.lane);
         int from[MT], to[MT], c;
-        #pragma unroll
+#pragma unroll
         for (m = 0; m < MT; m++) {
             to[m] = 2 * band[m].hi;
             from[m] = band[m].lo == band[m].hi ? to[m] : started >> m & 1 ? 0 : 2 * band[m].lo - 2;
         }
-        #pragma unroll
+#pragma unroll
         for (c = -2 * MT; c < NB; c++) {
             float r[MT][4];
             int row = at + 8 * c, some = 0;
             row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) {
                 some |= c + 2 * m >= from[m] && c + 2 * m < to[m];
                 r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
             }
             if (!some) continue;
-            #pragma unroll
+#pragma unroll
             for (k = 0; k < KS; k += 2) {
                 uint32_t f[4];
                 stx__at_frag_b2<CH>(f, w.ring, row, k, w.lane);
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) {
-                    if (c + 2 * m < -2 || c + 2 * m >= NB || (MT > 1 && (c + 2 * m < from[m] || c + 2 * m >= to[m]))) continue;
-                    #pragma unroll
+                    if (c + 2 * m < -2 || c + 2 * m >= NB
+                        || (MT > 1 && (c + 2 * m < from[m] || c + 2 * m >= to[m])))
+                        continue;
+#pragma unroll
                     for (e = 0; e < 2; e++) {
-                        if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                        if (X::REGS)
+                            P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                         else {
                             uint32_t a[4];
                             stx__at_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
@@ -4016,31 +5449,36 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
                     }
                 }
             }
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) {
                 const int col = c + 2 * m;
                 float unseen[4];
                 if (col < -2 || col >= NB || (MT > 1 && (col < from[m] || col >= to[m]))) continue;
-                if (col < 0) stx__at_shift(skew[m], lanes, r[m], unseen);
-                else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                if (col < 0)
+                    stx__at_shift(skew[m], lanes, r[m], unseen);
+                else
+                    stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
             }
         }
-        #pragma unroll
-        for (m = 0; m < MT; m++) if (band[m].lo < band[m].hi) started |= 1 << m;
+#pragma unroll
+        for (m = 0; m < MT; m++)
+            if (band[m].lo < band[m].hi) started |= 1 << m;
     }
-    #pragma unroll
+#pragma unroll
     for (n = 0; n < NB; n += 2) {
         if (!stx__at_met(band, n / 2)) continue;
-        #pragma unroll
+#pragma unroll
         for (k = 0; k < KS; k++) {
             uint32_t f[4];
             stx__at_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) {
                 uint32_t a[4];
                 if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
-                if (TWO) stx__at_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
-                else for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
+                if (TWO)
+                    stx__at_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
+                else
+                    for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
                 P::mma2(x[m][n], x[m][n + 1], a, f);
             }
         }
@@ -4048,27 +5486,28 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
     if (p.bits && window) {
         const uint64_t seen = stx__at_exist<BK>(p, job.b, w.j0);
         if (!stx__at_whole<BK>(seen))
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
     }
-    #pragma unroll
+#pragma unroll
     for (m = 0; m < MT; m++) {
         const int i = p.C + w.i + 16 * m + g - w.j0 - 2 * t;
         float most[2] = {-INFINITY, -INFINITY}, from[2], f[2], add[2] = {0, 0};
         if (band[m].lo == band[m].hi) continue;
-        #pragma unroll
+#pragma unroll
         for (n = 0; n < NB; n++) {
             if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
-            #pragma unroll
+#pragma unroll
             for (e = 0; e < 2; e++) {
-                const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t) : -w.j0 - 2 * t,
-                    hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
+                const int lo = window ? max(i + 8 * e - job.w.live, p.lo - w.j0 - 2 * t)
+                                      : -w.j0 - 2 * t,
+                          hi = window ? i + 8 * e - p.dmin + 1 : p.N - w.j0 - 2 * t;
                 if (8 * n < lo || 8 * n >= hi) x[m][n][2 * e] = -INFINITY;
                 if (8 * n + 1 < lo || 8 * n + 1 >= hi) x[m][n][2 * e + 1] = -INFINITY;
                 most[e] = fmaxf(most[e], fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
             }
         }
-        #pragma unroll
+#pragma unroll
         for (e = 0; e < 2; e++) {
             const float old = top[m][e];
             most[e] = fmaxf(most[e], __shfl_xor_sync(STX__ALL, most[e], 1));
@@ -4077,15 +5516,18 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
             from[e] = top[m][e] == -INFINITY ? 0 : top[m][e];
             f[e] = stx__exp2((old - from[e]) * (LOG2E / unit));
         }
-        #pragma unroll
+#pragma unroll
         for (n = 0; n < NB; n++) {
             const float *f0 = w.ramp + BK - 1 + 16 * m + g - 2 * t - 8 * n;
             if (n / 2 < band[m].lo || n / 2 >= band[m].hi) continue;
-            #pragma unroll
+#pragma unroll
             for (e = 0; e < 2; e++) {
                 float a = stx__exp2(fmaf(x[m][n][2 * e], w.sc, -from[e]) * (LOG2E / unit));
                 float b = stx__exp2(fmaf(x[m][n][2 * e + 1], w.sc, -from[e]) * (LOG2E / unit));
-                if (ramped) { a *= f0[8 * e]; b *= f0[8 * e - 1]; }
+                if (ramped) {
+                    a *= f0[8 * e];
+                    b *= f0[8 * e - 1];
+                }
                 if (X::REGS) {
                     uint32_t u = stx__pair(a, b);
                     a = __uint_as_float(u << 16);
@@ -4096,34 +5538,44 @@ static __device__ __forceinline__ void stx__at_edge(const stx__at &p, const stx_
                 x[m][n][2 * e + 1] = b;
             }
         }
-        #pragma unroll
+#pragma unroll
         for (e = 0; e < 2; e++) {
             sum[m][e] = fmaf(sum[m][e], f[e], add[e]);
-            #pragma unroll
-            for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f[e]; o[m][n][2 * e + 1] *= f[e]; }
+#pragma unroll
+            for (n = 0; n < ND; n++) {
+                o[m][n][2 * e] *= f[e];
+                o[m][n][2 * e + 1] *= f[e];
+            }
         }
         if (p.keep)
-            #pragma unroll
-            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+#pragma unroll
+            for (n = 0; n < NB; n++)
+                for (e = 0; e < 4; e++)
+                    if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
         if (!window) {
             float root = sqrtf((float)p.N);
-            #pragma unroll
-            for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= root;
+#pragma unroll
+            for (n = 0; n < NB; n++)
+                for (e = 0; e < 4; e++) x[m][n][e] *= root;
         }
     }
     stx__at_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
-template<class P, int DP, int BK, int MT, int TWO>
-STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
-    stx__at p, const uint32_t *list, int tiles) {
+template <class P, int DP, int BK, int MT, int TWO>
+STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS)
+stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
+
     STX__DYNAMIC(memory);
     const stx__at_job &job = *(const stx__at_job *)memory;
     unsigned char *shared = memory + X::HEAD;
-    unsigned char *ring = shared + 4 * BK * X::ROW, *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW : ring + (p.pe ? X::RING * X::ROW : 0);
+    unsigned char *ring = shared + 4 * BK * X::ROW,
+                  *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW
+                                        : ring + (p.pe ? X::RING * X::ROW : 0);
     unsigned char *qr = X::REGS || !(p.u.p || p.vb.p) ? qs : qs + BQ * X::ROW;
     const int warp = (int)threadIdx.x >> 5, r0 = warp * ROWS;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
@@ -4133,7 +5585,8 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
     float o[MT][ND][4], top[MT][2], sum[MT][2];
     stx__at_skew skew[MT];
     stx__at_band whole[MT] = {};
-    int s, m, n, k, e, started = 0;     /* started: a bit for each strip whose skew goes on from tile to tile */
+    /* started: a bit for each strip whose skew goes on from tile to tile */
+    int s, m, n, k, e, started = 0;
 
     if (!threadIdx.x) {
         stx__at_job *j = (stx__at_job *)memory;
@@ -4148,7 +5601,9 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
             while (j->first < last && !stx__at_exist<BK>(p, j->b, j->first)) j->first += BK;
         }
         j->windows = (last - j->first + BK - 1) / BK;
-        if (p.bits) while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK)) j->windows--;
+        if (p.bits)
+            while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
+                j->windows--;
         j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
     }
     __syncthreads();
@@ -4156,31 +5611,33 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
     /* the queries, first those that meet positions */
     if (X::REGS) {
         stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
-        #pragma unroll
+#pragma unroll
         for (m = 0; m < MT; m++)
-            #pragma unroll
+#pragma unroll
             for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
         stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
     if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
-    #pragma unroll
+#pragma unroll
     for (m = 0; m < MT; m++) {
-        #pragma unroll
+#pragma unroll
         for (n = 0; n < ND; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
         top[m][0] = top[m][1] = -INFINITY;
         sum[m][0] = sum[m][1] = 0;
-        #pragma unroll
+#pragma unroll
         for (e = 0; e < 2; e++) skew[m].lo[e] = skew[m].hi[e] = skew[m].next[e] = 0;
     }
 
     for (s = 0; s < job.steps; s++) {
         const int lane = stx__at_again((int)threadIdx.x & 31), t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
-        const int window = s < job.windows, j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
-            iw = job.i0 + r0;
-        const int far = p.C + iw + ROWS - 1 - j0, near = p.C + iw - (j0 + BK - 1);          /* the largest and the smallest delta of the
+        const int window = s < job.windows,
+                  j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
+                  iw = job.i0 + r0;
+        const int far = p.C + iw + ROWS - 1 - j0,
+                  near = p.C + iw - (j0 + BK - 1); /* the largest and the smallest delta of the
                                                                                                warp's rows */
         const float sc = (window ? p.scale : p.scale * sqrtf((float)p.D)) * unit;
         float x[MT][NB][4];
@@ -4197,17 +5654,23 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
             }
         }
         if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
-        if (TWO && s == job.windows && p.u.p) {                     /* u has no part in the persistent keys' logits */
+        /* u has no part in the persistent keys' logits */
+        if (TWO && s == job.windows && p.u.p) {
             __syncwarp();
             stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
-        if (!some) { started = 0; continue; }        /* the next tile's skew begins anew: the ring has all that it meets */
+        /* the next tile's skew begins anew: the ring has all that it meets */
+        if (!some) {
+            started = 0;
+            continue;
+        }
         if (iw >= p.T || (window && (near > job.w.live || far < p.dmin))) continue;
 
         if (p.keep)
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++)
-                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift, ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
+                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift,
+                                           ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
                                            (window ? p.span : p.S + p.span) + j0);
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         if (edge) {
@@ -4216,31 +5679,35 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
             continue;
         }
         if (window && p.pe) {
-            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and, at the start, two to their left. Block 0 of strip 0
-               is row `at` of the ring; strip 1 lies 16 columns further left. So round c serves block c + 2m of strip m: a fragment for
-               both. */
-            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16) * 16;         /* in this way the compiler sees that it is a
+            /* By blocks of 8 columns. Strip m of rows needs blocks n = 0 .. NB-1 and,
+               at the start, two to their left. Block 0 of strip 0 is row `at` of the
+               ring; strip 1 lies 16 columns further left. So round c serves block c +
+               2m of strip m: a fragment for both. */
+            const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16)
+                           * 16; /* in this way the compiler sees that it is a
                                                                                                  multiple of 16 */
             const stx__at_lanes lanes = stx__at_lanes_of(lane);
             int c;
-            #pragma unroll
+#pragma unroll
             for (c = -2 * MT; c < NB; c++) {
                 float r[MT][4];
                 int row = at + 8 * c;
-                if (c < 2 - 2 * MT && started >> (MT - 1)) continue;        /* what the tile before left behind is there */
+                /* what the tile before left behind is there */
+                if (c < 2 - 2 * MT && started >> (MT - 1)) continue;
                 row += row < 0 ? (int)X::RING : row >= (int)X::RING ? -(int)X::RING : 0;
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) r[m][0] = r[m][1] = r[m][2] = r[m][3] = 0;
-                #pragma unroll
+#pragma unroll
                 for (k = 0; k < KS; k += 2) {
                     uint32_t f[4];
                     stx__at_frag_b2<CH>(f, ring, row, k, lane);
-                    #pragma unroll
+#pragma unroll
                     for (m = 0; m < MT; m++) {
                         if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
-                        #pragma unroll
+#pragma unroll
                         for (e = 0; e < 2; e++) {
-                            if (X::REGS) P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
+                            if (X::REGS)
+                                P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                             else {
                                 uint32_t a[4];
                                 stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
@@ -4249,34 +5716,38 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
                         }
                     }
                 }
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) {
                     const int col = c + 2 * m;
                     float unseen[4];
                     if (col < -2 || col >= NB) continue;
-                    if (col < 0) stx__at_shift(skew[m], lanes, r[m], unseen);
-                    else stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                    if (col < 0)
+                        stx__at_shift(skew[m], lanes, r[m], unseen);
+                    else
+                        stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
             started = (1 << MT) - 1;
         } else {
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++)
-                #pragma unroll
+#pragma unroll
                 for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
         }
-        #pragma unroll
+#pragma unroll
         for (k = 0; k < KS; k++) {
             uint32_t a[MT][4], f[4];
-            #pragma unroll
+#pragma unroll
             for (m = 0; m < MT; m++) {
-                if (TWO) stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
-                else for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
+                if (TWO)
+                    stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                else
+                    for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
             }
-            #pragma unroll
+#pragma unroll
             for (n = 0; n < NB; n += 2) {
                 stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) {
                     P::mma2(x[m][n], x[m][n + 1], a[m], f);
                 }
@@ -4286,65 +5757,80 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
         if (p.bits && window) {
             const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
             if (!stx__at_whole<BK>(seen))
-                #pragma unroll
+#pragma unroll
                 for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
         }
-        #pragma unroll
+#pragma unroll
         for (m = 0; m < MT; m++) {
-            #pragma unroll
+#pragma unroll
             for (e = 0; e < 2; e++) {
                 float most = -INFINITY, old = top[m][e], from, f, add = 0;
-                #pragma unroll
-                for (n = 0; n < NB; n++) most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
+#pragma unroll
+                for (n = 0; n < NB; n++)
+                    most = fmaxf(most, fmaxf(x[m][n][2 * e], x[m][n][2 * e + 1]));
                 most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 1));
                 most = fmaxf(most, __shfl_xor_sync(STX__ALL, most, 2));
                 top[m][e] = fmaxf(old, most * sc);
-                from = top[m][e] == -INFINITY ? 0 : top[m][e];        /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+                /* no key yet: 2^-inf, and not 2^(-inf + inf) */
+                from = top[m][e] == -INFINITY ? 0 : top[m][e];
                 f = stx__exp2((old - from) * (LOG2E / unit));
-                #pragma unroll
+#pragma unroll
                 for (n = 0; n < NB; n++) {
                     x[m][n][2 * e] = stx__exp2(fmaf(x[m][n][2 * e], sc, -from) * (LOG2E / unit));
-                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from) * (LOG2E / unit));
+                    x[m][n][2 * e + 1] = stx__exp2(fmaf(x[m][n][2 * e + 1], sc, -from)
+                                                   * (LOG2E / unit));
                 }
-                if (X::REGS)                    /* what multiplies V is what is summed: see the comment above */
-                    #pragma unroll
+                /* what multiplies V is what is summed: see the comment above */
+                if (X::REGS)
+#pragma unroll
                     for (n = 0; n < NB; n++) {
                         uint32_t u = stx__pair(x[m][n][2 * e], x[m][n][2 * e + 1]);
                         x[m][n][2 * e] = __uint_as_float(u << 16);
                         x[m][n][2 * e + 1] = __uint_as_float(u & 0xffff0000u);
                     }
-                #pragma unroll
+#pragma unroll
                 for (n = 0; n < NB; n++) add += x[m][n][2 * e] + x[m][n][2 * e + 1];
                 sum[m][e] = fmaf(sum[m][e], f, add);
-                #pragma unroll
-                for (n = 0; n < ND; n++) { o[m][n][2 * e] *= f; o[m][n][2 * e + 1] *= f; }
+#pragma unroll
+                for (n = 0; n < ND; n++) {
+                    o[m][n][2 * e] *= f;
+                    o[m][n][2 * e + 1] *= f;
+                }
             }
             if (p.keep)
-                #pragma unroll
-                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
+#pragma unroll
+                for (n = 0; n < NB; n++)
+                    for (e = 0; e < 4; e++)
+                        if (!(kept[m] >> (4 * n + e) & 1)) x[m][n][e] = 0;
             if (!window) {
                 float f = sqrtf((float)p.N);
-                #pragma unroll
-                for (n = 0; n < NB; n++) for (e = 0; e < 4; e++) x[m][n][e] *= f;
+#pragma unroll
+                for (n = 0; n < NB; n++)
+                    for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
         stx__at_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
     }
 
-    #pragma unroll
+#pragma unroll
     for (m = 0; m < MT; m++)
-        #pragma unroll
+#pragma unroll
         for (e = 0; e < 2; e++) {
-            const int t = (int)threadIdx.x & 3, i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
+            const int t = (int)threadIdx.x & 3,
+                      i = job.i0 + r0 + 16 * m + ((int)threadIdx.x >> 2 & 7) + 8 * e;
             float norm = sum[m][e], f;
             norm += __shfl_xor_sync(STX__ALL, norm, 1);
             norm += __shfl_xor_sync(STX__ALL, norm, 2);
             f = norm == 0 ? 0 : 1 / norm;
             if (i < p.T) {
-                typename P::num *y = (typename P::num *)p.y + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
+                typename P::num *y = (typename P::num *)p.y
+                                     + (((size_t)job.b * p.T + i) * p.H + job.h) * p.D;
                 const float of = f * p.unkeep;
-                #pragma unroll
-                for (n = 0; n < ND; n++) if (8 * n < p.D) stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of, o[m][n][2 * e + 1] * of);
+#pragma unroll
+                for (n = 0; n < ND; n++)
+                    if (8 * n < p.D)
+                        stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of,
+                                       o[m][n][2 * e + 1] * of);
                 if (!t) {
                     const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
                     p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
@@ -4355,44 +5841,74 @@ STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS) stx__at_fwd(
 }
 
 typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__at_kernel;
-typedef struct stx__at_pick { stx__at_kernel run; size_t shared; int bq, bk, tiles; } stx__at_pick;
-template<class P, int DP, int BK, int MT, int TWO> static stx__at_pick stx__at_choice(const stx__at *p, int two) {
+
+typedef struct stx__at_pick {
+    stx__at_kernel run;
+    size_t shared;
+    int bq, bk, tiles;
+} stx__at_pick;
+
+template <class P, int DP, int BK, int MT, int TWO>
+static stx__at_pick stx__at_choice(const stx__at *p, int two) {
     typedef stx__at_shape<P, DP, BK, MT, TWO> X;
-    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK, (p->T + X::BQ - 1) / X::BQ};
+    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK,
+                      (p->T + X::BQ - 1) / X::BQ};
     return c;
 }
-template<class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
-    return p->D <= 32 ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
-         : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two) : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+
+template <class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
+    return p->D <= 32   ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
+           : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two)
+                        : stx__at_choice<P, 128, 16, 1, 1>(p, two);
 }
-template<int DP, int BK, int MT> static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
-    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1) : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
+
+template <int DP, int BK, int MT>
+static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
+    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1)
+               : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
 }
-/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks enough for a large GPU: two on each of 132
-   multiprocessors. The GPU at hand must not decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key cuts the
-   window off, so they sum in another order, and the bits of a run would change from one GPU to another. */
+
+/* Two strips a warp where the span is worth a tile of 128 queries and there are blocks
+   enough for a large GPU: two on each of 132 multiprocessors. The GPU at hand must not
+   decide. Tiles of 64 and of 128 queries begin at different keys where the oldest key
+   cuts the window off, so they sum in another order, and the bits of a run would
+   change from one GPU to another. */
 enum { STX__AT_MANY = 264 };
+
 static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
     const stx_gpu *g = stx__gpu(x);
     int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
-    if (!half) return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two) : stx__at_choose_float<stx__at_f32>(p, two);
-    if (p->D <= 32) return wide ? stx__at_choose_bf16<32, 64, 2>(p, two) : stx__at_choose_bf16<32, 64, 1>(p, two);
-    if (p->D <= 64) return wide ? stx__at_choose_bf16<64, 64, 2>(p, two) : stx__at_choose_bf16<64, 64, 1>(p, two);
-    return p->D <= 96 ? stx__at_choose_bf16<96, 32, 1>(p, two) : stx__at_choose_bf16<128, 32, 1>(p, two);
+    if (!half)
+        return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two)
+                       : stx__at_choose_float<stx__at_f32>(p, two);
+    if (p->D <= 32)
+        return wide ? stx__at_choose_bf16<32, 64, 2>(p, two)
+                    : stx__at_choose_bf16<32, 64, 1>(p, two);
+    if (p->D <= 64)
+        return wide ? stx__at_choose_bf16<64, 64, 2>(p, two)
+                    : stx__at_choose_bf16<64, 64, 1>(p, two);
+    return p->D <= 96 ? stx__at_choose_bf16<96, 32, 1>(p, two)
+                      : stx__at_choose_bf16<128, 32, 1>(p, two);
 }
+
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
     int half;
-    return stx__at_make(x, a, &p, &half) && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max &&
-           (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
+    return stx__at_make(x, a, &p, &half)
+           && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max
+           && (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
-static size_t stx__attn2_fwd_list(const stx_attention_args *a) { return a->H * ((a->T + 63) / 64); }
+
+static size_t stx__attn2_fwd_list(const stx_attention_args *a) {
+    return a->H * ((a->T + 63) / 64);
+}
 
 static size_t stx__attn2_fwd_work(const stx_attention_args *a) {
     return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t);
 }
+
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
     stx__at_pick c;
@@ -4402,128 +5918,200 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     n = p.H * c.tiles;
     if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
     stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
-    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list, stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list,
+                    stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
                     c.tiles, c.bq, c.bk);
-    STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p, (const uint32_t *)a->work, c.tiles);
+    STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p,
+                    (const uint32_t *)a->work, c.tiles);
 }
+
 
 // >>attention: backward -----------------------------------------------------------------------------------------------
 
-/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1 without it):
+/* For each cell, with w = e^(s - top) inv, a = m w, and r the dropout (0 or 1/keep; 1
+   without it):
 
        gamma = r dO.V_j     Dsum = dO.O      ds = a (gamma - Dsum)
        dV_j += r a dO       dK_j += scale ds (q+u)       dPE_p += scale ds (q+vb)       dQ_i += scale ds (K_j + PE_p)
        dz   += max_span/ramp  sum of w (gamma - Dsum) over 0 <= m' <= 1, both ends, whatever m is
 
-   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ along its rows, dK and dV along its columns, dPE
-   along its diagonals, where j - i and so the row of the table is the same. Three sweeps, each stationary in what it sums, so that sums
-   stay in registers and have one order, without atomics:
+   ds is a matrix of queries by keys, and every gradient sums it along another line: dQ
+   along its rows, dK and dV along its columns, dPE along its diagonals, where j - i and
+   so the row of the table is the same. Three sweeps, each stationary in what it sums, so
+   that sums stay in registers and have one order, without atomics:
 
        stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
        stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
        stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
 
-   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of a tile, from operands to a and
-   ds, is the same in all three (stx__ab_front: logits, probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at
-   BQ = BK = 64:
+   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of
+   a tile, from operands to a and ds, is the same in all three (stx__ab_front: logits,
+   probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ =
+   BK = 64:
 
        queries     R 1.25   S 1   dP 1   ds K 1    dR PE 1.25      5.5
        keys        R 1.25   S 1   dP 1   dV 1      dK 1            5.25
        diagonals   R 1.25   S 1   dP 1   dPE 1.25                  4.5
        table       dPE 1                                           1
 
-   ROWS OF dR. In bfloat16 most heads do without the third sweep: that of queries has dR in its registers anyway, and writes it, and a
-   product of its rows by q + vb gives dPE (stx__ab_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A row has
-   the distances that its head sees, rounded to 16, so that a short head costs little memory and multiplies little that is 0; the sweep's
-   tiles are half empty there. What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns from STX__AB_ROWS
-   bytes, the shortest first, and those for whom none are left take the sweep (stx__at_listing; STX__AB_ROWS is the one place that says how
-   much). Both kernels are launched unless all heads have room whatever their spans. Padded keys and floats take the sweep.
-   dR is rounded as in the sweep, where it goes through shared memory as bfloat16s; dPE has other bits by the order of its sums alone.
+   ROWS OF dR. In bfloat16 most heads do without the third sweep: that of queries has dR
+   in its registers anyway, and writes it, and a product of its rows by q + vb gives dPE
+   (stx__ab_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A
+   row has the distances that its head sees, rounded to 16, so that a short head costs
+   little memory and multiplies little that is 0; the sweep's tiles are half empty there.
+   What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns
+   from STX__AB_ROWS bytes, the shortest first, and those for whom none are left take the
+   sweep (stx__at_listing; STX__AB_ROWS is the one place that says how much). Both kernels
+   are launched unless all heads have room whatever their spans. Padded keys and floats
+   take the sweep. dR is rounded as in the sweep, where it goes through shared memory as
+   bfloat16s; dPE has other bits by the order of its sums alone.
 
        column y of a row of head h stands for j - i = newest - width + y       newest: one more than the youngest key's, C - dmin, or up to
-                                                                               15 more, so that 16 columns are a strip's chunk
-       a strip writes 16 rows by 16 columns at once, each thread four numbers of a row side by side: in memory, position 4t + k of 16 is
-       column 2t + (k & 1) + 8 (k >> 1)
-       a tile gives BK + 16 columns of which the last 16 lack what the next tile has of them: they wait in shared memory
-       not written, and so never read: columns of keys before the first one, strips beyond T
+                                                                               15 more, so
+                                                                               that 16
+                                                                               columns are
+                                                                               a strip's
+                                                                               chunk
+       a strip writes 16 rows by 16 columns at once, each thread four numbers of a row
+       side by side: in memory, position 4t + k of 16 is column 2t + (k & 1) + 8 (k >> 1)
+       a tile gives BK + 16 columns of which the last 16 lack what the next tile has of
+       them: they wait in shared memory not written, and so never read: columns of keys
+       before the first one, strips beyond T
 
-   Parts of either way, (diagonals or blocks of columns) x tables x splits of the batch x rows of D floats, stay below STX__AB_PARTS by
-   fewer splits.
+   Parts of either way, (diagonals or blocks of columns) x tables x splits of the batch x
+   rows of D floats, stay below STX__AB_PARTS by fewer splits.
 
-   Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88 MFLOP; keys q (twice with biases), dO, 64 rows of
-   the table, 24 KiB for 2.75 MFLOP; diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block: queries 49 KiB (with
-   rows of dR 51), keys and diagonals 65, with u or vb 8 more; with the next tile 73 (75), 89 and 97. Registers leave two blocks to a
-   multiprocessor of 64 Ki, so that 228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the first, without u and vb.
+   Loads of one tile, D 64, bfloat16: queries K, V, 64 rows of the table, 24 KiB for 2.88
+   MFLOP; keys q (twice with biases), dO, 64 rows of the table, 24 KiB for 2.75 MFLOP;
+   diagonals q, dO, K, V, 32 KiB for 2.36 MFLOP; all from L2. Shared memory a block:
+   queries 49 KiB (with rows of dR 51), keys and diagonals 65, with u or vb 8 more; with
+   the next tile 73 (75), 89 and 97. Registers leave two blocks to a multiprocessor of 64
+   Ki, so that 228 KiB are enough for the next tile in all three, 164 KiB (sm_80) in the
+   first, without u and vb.
 
-   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the tile meet row u'' = c - r + 16 of the BK + 16 rows of
-   the table that the strip meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles the other way (stx__ab_back).
-   The tile meets a window of W = BQ + BK rows; strip n's begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows,
-   so that a step of a sweep loads only the BK or BQ rows that come in. */
+   THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the
+   tile meet row u'' = c - r + 16 of the BK + 16 rows of the table that the strip
+   meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles
+   the other way (stx__ab_back). The tile meets a window of W = BQ + BK rows; strip n's
+   begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows, so
+   that a step of a sweep loads only the BK or BQ rows that come in. */
 
 /* What the three sweeps take beside the forward's */
 typedef struct stx__ab {
     stx__at p;
-    const void *dy;                     /* (B,T,H D), stored as y */
+    const void *dy; /* (B,T,H D), stored as y */
     stx__num dq, dk, dv;
-    stx__num old_dk[STX_HEAD_GROUPS], old_dv[STX_HEAD_GROUPS];     /* of keys and values before the block */
-    int fresh;                          /* stx_attention_args' */
-    float *dsum;                        /* (B,H,T): dO.O */
-    float *du, *dvb, *dz;               /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
-    float *dpk, *dpv;                   /* parts of keys: (splits,H,N,D) */
-    float *dpe;                         /* parts of diagonals: (diagonals,tables,splits,W,D); of rows of dR: (blocks,tables,splits,columns,
+    /* of keys and values before the block */
+    stx__num old_dk[STX_HEAD_GROUPS], old_dv[STX_HEAD_GROUPS];
+    int fresh;            /* stx_attention_args' */
+    float *dsum;          /* (B,H,T): dO.O */
+    float *du, *dvb, *dz; /* parts of queries: (B tiles,H D) twice, (B tiles,H) */
+    float *dpk, *dpv;     /* parts of keys: (splits,H,N,D) */
+    float *
+        dpe; /* parts of diagonals: (diagonals,tables,splits,W,D); of rows of dR: (blocks,tables,splits,columns,
                                            D) */
-    int *used;                          /* (diagonals or blocks,tables,splits): was a part written? */
-    stx__bf16 *rows;                    /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at` on; or NULL */
-    const stx__at_place *place;         /* (H), where there are rows */
-    int newest;                         /* the j - i behind the last column of a row */
-    int tiles;                          /* of queries */
-    int first;                          /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
-    int splits, combos;                /* into how many parts the batch is cut (diagonals with a shared table: batch and heads); its size */
-    int persistent;                     /* keys: are they the persistent vectors? */
-    int ahead;                          /* is there shared memory for the next tile? */
-    float root_d, root_n;               /* sqrt(D), sqrt(N) */
+    /* (diagonals or blocks,tables,splits): was a part written? */
+    int *used;
+    /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at`
+       on; or NULL */
+    stx__bf16 *rows;
+    const stx__at_place *place; /* (H), where there are rows */
+    int newest;                 /* the j - i behind the last column of a row */
+    int tiles;                  /* of queries */
+    /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
+    int first;
+    /* into how many parts the batch is cut (diagonals with a shared table: batch and
+       heads); its size */
+    int splits, combos;
+    int persistent;       /* keys: are they the persistent vectors? */
+    int ahead;            /* is there shared memory for the next tile? */
+    float root_d, root_n; /* sqrt(D), sqrt(N) */
 } stx__ab;
+
 #define STX__AB_LOG2E 1.44269504f
 
-/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers, CH pieces of 16 bytes. */
-template<class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
+/* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers,
+   CH pieces of 16 bytes. */
+template <class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
     typedef P_ P;
-    enum { DP = DP_, BQ = BQ_, BK = BK_, STRIPS = BQ / 16, THREADS = 32 * STRIPS, W = BQ + BK, CHUNKS = W / 16, NB = BK / 8,
-           /* addresses of more steps cost registers */
-           SIZE = P_::SIZE, CH = DP * SIZE / 16, STEPS = DP / P_::K, UNROLL = STEPS > 8 ? 1 : STEPS == 8 ? 4 : STEPS,
-           CHA = BK * SIZE / 16,                                /* pieces in a row of a or ds */
-           CHG = (BK + 16) * SIZE > 256 ? 32 : (BK + 16) * SIZE > 128 ? 16 : 8,     /* of dR, up to a power of two */
-           KEY_PIECES = STRIPS / (BK / 16),                     /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
-           KEY_NB = DP / KEY_PIECES / 8,
-           ROW_PIECES = DP % (16 * STRIPS) ? 2 : STRIPS,        /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
-                                                                   columns, a multiple of 16 */
-           ROW_GROUPS = STRIPS / ROW_PIECES, ROW_NB = DP / ROW_PIECES / 8,
-           TILE_Q = BQ * CH * 16, TILE_K = BK * CH * 16, TILE_W = W * CH * 16, CHUNK = 16 * CH * 16,
-           DISTANCES = BK + 16, EDGE = STRIPS * DISTANCES * 4,  /* of a strip and a tile, 15 + BK, and a table of them for each warp */
-           /* that should fit on a multiprocessor; 0: nvcc decides, which would rather spill than have 2 of wide heads */
-           QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0, KEY_BLOCKS = DP == 32 ? (int)P::SMALL_KEYS : THREADS == 128 ? 2 : 0,
-           MASK = 1 };                                          /* does it ask whether all keys exist? */
-};
-/* The shapes of a kernel that may be there twice: for masks, and for calls whose keys all exist */
-template<class Sh, int TWICE> struct stx__ab_twice {
-    typedef stx__ab_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
-    struct plain : Sh { enum { MASK = 0 }; };
-};
-template<class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
 
-/* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is memory for that (stx__ab.ahead): then the copies
-   of the next tile are on their way while this one is worked on.
+    enum {
+        DP = DP_,
+        BQ = BQ_,
+        BK = BK_,
+        STRIPS = BQ / 16,
+        THREADS = 32 * STRIPS,
+        W = BQ + BK,
+        CHUNKS = W / 16,
+        NB = BK / 8,
+        /* addresses of more steps cost registers */
+        SIZE = P_::SIZE,
+        CH = DP * SIZE / 16,
+        STEPS = DP / P_::K,
+        UNROLL = STEPS > 8    ? 1
+                 : STEPS == 8 ? 4
+                              : STEPS,
+        CHA = BK * SIZE / 16, /* pieces in a row of a or ds */
+        /* of dR, up to a power of two */
+        CHG = (BK + 16) * SIZE > 256   ? 32
+              : (BK + 16) * SIZE > 128 ? 16
+                                       : 8,
+        KEY_PIECES = STRIPS / (BK / 16), /* keys: a warp has 16 keys and DP / KEY_PIECES columns */
+        KEY_NB = DP / KEY_PIECES / 8,
+        ROW_PIECES =
+            DP % (16 * STRIPS)
+                ? 2
+                : STRIPS, /* diagonals: a warp has every ROW_GROUPS-th chunk and DP / ROW_PIECES
+                                                                   columns, a multiple of 16 */
+        ROW_GROUPS = STRIPS / ROW_PIECES,
+        ROW_NB = DP / ROW_PIECES / 8,
+        TILE_Q = BQ * CH * 16,
+        TILE_K = BK * CH * 16,
+        TILE_W = W * CH * 16,
+        CHUNK = 16 * CH * 16,
+        DISTANCES = BK + 16,
+        EDGE = STRIPS * DISTANCES
+               * 4, /* of a strip and a tile, 15 + BK, and a table of them for each warp */
+        /* that should fit on a multiprocessor; 0: nvcc decides, which would rather
+           spill than have 2 of wide heads */
+        QUERY_BLOCKS = DP == 32 ? (int)P::SMALL : 0,
+        KEY_BLOCKS = DP == 32         ? (int)P::SMALL_KEYS
+                     : THREADS == 128 ? 2
+                                      : 0,
+        MASK = 1
+    }; /* does it ask whether all keys exist? */
+};
+
+/* The shapes of a kernel that may be there twice: for masks, and for calls whose keys
+   all exist */
+template <class Sh, int TWICE> struct stx__ab_twice {
+    typedef stx__ab_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
+
+    struct plain : Sh {
+        enum { MASK = 0 };
+    };
+};
+
+template <class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
+
+/* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is
+   memory for that (stx__ab.ahead): then the copies of the next tile are on their way
+   while this one is worked on.
 
        edge | K  V  q  dO | what moves of these, again | q+vb | window (+ what comes in next) | exchange
 
-   edge: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table wants another query. In the sweep of queries K and V
-   move, in that of keys q and dO, in that of diagonals all four. The window has BK or BQ rows more for the next tile's; that of a diagonal
-   stands still. exchange: what warps tell each other. */
-enum { STX__AB_K = 1, STX__AB_Q = 2 };          /* what moves */
-template<class Sh> struct stx__ab_shared {
+   edge: EDGE TILES, below. q becomes q+u in its place; q+vb is there if the table
+   wants another query. In the sweep of queries K and V move, in that of keys q and dO,
+   in that of diagonals all four. The window has BK or BQ rows more for the next
+   tile's; that of a diagonal stands still. exchange: what warps tell each other. */
+enum { STX__AB_K = 1, STX__AB_Q = 2 }; /* what moves */
+
+template <class Sh> struct stx__ab_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
-    float *edge;                        /* the warp's own */
-    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int moves, int ahead, int two, int rows) {
+    float *edge; /* the warp's own */
+
+    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int moves, int ahead, int two,
+                                              int rows) {
         edge = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
         k = base + Sh::EDGE;
         v = k + Sh::TILE_K;
@@ -4534,68 +6122,110 @@ template<class Sh> struct stx__ab_shared {
         if (!two) qv = q;
         more = pe + rows * Sh::CH * 16;
     }
+
     /* of tile number n: what moves stands in two places by turns */
-    __device__ __forceinline__ stx__ab_shared(const stx__ab_shared &m, int moves, int ahead, int n) {
-        const int by = ahead && n & 1 ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q) : 0;
+    __device__ __forceinline__ stx__ab_shared(const stx__ab_shared &m, int moves, int ahead,
+                                              int n) {
+        const int by = ahead && n & 1
+                           ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q)
+                           : 0;
         *this = m;
-        if (moves & STX__AB_K) { k += by; v += by; }
-        if (moves & STX__AB_Q) { q += by; dy += by; if (m.qv == m.q) qv = q; }
+        if (moves & STX__AB_K) {
+            k += by;
+            v += by;
+        }
+        if (moves & STX__AB_Q) {
+            q += by;
+            dy += by;
+            if (m.qv == m.q) qv = q;
+        }
     }
+
     static constexpr __host__ __device__ int extra(int moves) {
         return (moves & STX__AB_K ? 2 * Sh::TILE_K : 0) + (moves & STX__AB_Q ? 2 * Sh::TILE_Q : 0);
     }
 };
 
-/* FRAGMENTS that the forward does not need. A step of k is P::K rows here.
-   acc: 16 rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the order 0 2 4 6 1 3 5 7, which leaves every
-   number in its lane; rows: P::K rows r0.. and 16 columns 8c.. as two right factors, with k in that order; cols: the same and 16 columns
-   as a left factor, transposed. */
-static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4], const float (*c)[4], int step) {
+/* FRAGMENTS that the forward does not need. A step of k is P::K rows here. acc: 16
+   rows by P::K columns of an accumulator as a left factor. Of floats it takes k in the
+   order 0 2 4 6 1 3 5 7, which leaves every number in its lane; rows: P::K rows r0..
+   and 16 columns 8c.. as two right factors, with k in that order; cols: the same and
+   16 columns as a left factor, transposed. */
+static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4],
+                                                   const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
     a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
     a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
     a[3] = stx__pair(c[2 * step + 1][2], c[2 * step + 1][3]);
 }
-template<class P> static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4], int step) {
+
+template <class P>
+static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4],
+                                                   int step) {
     a[0] = __float_as_uint(c[step][0]);
     a[1] = __float_as_uint(c[step][2]);
     a[2] = __float_as_uint(c[step][1]);
     a[3] = __float_as_uint(c[step][3]);
 }
-template<int CH> static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4], const unsigned char *tile, int r0,
-    int c, int lane = (int)threadIdx.x & 31) {
+
+template <int CH>
+static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4],
+                                                    const unsigned char *tile, int r0, int c,
+                                                    int lane = (int)threadIdx.x & 31) {
     stx__at_frag_v<CH>(b, tile, r0, c, lane);
 }
-template<int CH, class P> static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile, int r0,
-    int c, int lane = (int)threadIdx.x & 31) {
+
+template <int CH, class P>
+static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile,
+                                                    int r0, int c,
+                                                    int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
-    for (e = 0; e < 4; e++) b[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2)) +
-                                                       (g & 3) * 4);
+    for (e = 0; e < 4; e++)
+        b[e] = *(
+            const uint32_t *)(tile
+                              + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2))
+                              + (g & 3) * 4);
 }
-template<int CH> static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4], const unsigned char *tile, int r0,
-    int c, int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4_trans(a, tile + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8, c + ((lane >> 3) & 1)));
+
+template <int CH>
+static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4],
+                                                    const unsigned char *tile, int r0, int c,
+                                                    int lane = (int)threadIdx.x & 31) {
+    stx__ldmatrix_x4_trans(a, tile
+                                  + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                                                      c + ((lane >> 3) & 1)));
 }
-template<int CH, class P> static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile, int r0,
-    int c, int lane = (int)threadIdx.x & 31) {
+
+template <int CH, class P>
+static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile,
+                                                    int r0, int c,
+                                                    int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
-    for (e = 0; e < 4; e++) a[e] = *(const uint32_t *)(tile + stx__at_piece<CH>(r0 + 2 * t + (e >> 1), 2 * c + (e & 1) * 2 + (g >> 2)) +
-                                                       (g & 3) * 4);
+    for (e = 0; e < 4; e++)
+        a[e] = *(const uint32_t *)(tile
+                                   + stx__at_piece<CH>(r0 + 2 * t + (e >> 1),
+                                                       2 * c + (e & 1) * 2 + (g >> 2))
+                                   + (g & 3) * 4);
 }
+
 /* A pair of neighbours, column c even, into row r of a tile of numbers */
-template<class P, int CH> static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x, float y) {
+template <class P, int CH>
+static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x,
+                                                    float y) {
     int at = c * P::SIZE;
     stx__at_store2((typename P::num *)(tile + stx__at_piece<CH>(r, at / 16) + at % 16), x, y);
 }
-template<int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
+
+template <int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
     int n, e;
 #pragma unroll
     for (n = 0; n < N; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) c[n][e] = 0;
 }
+
 static __device__ __forceinline__ void stx__ab_copy(float (&to)[4], const float (&from)[4]) {
     int e;
 #pragma unroll
@@ -4603,10 +6233,12 @@ static __device__ __forceinline__ void stx__ab_copy(float (&to)[4], const float 
 }
 
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
-template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_dot(float (&c)[NB][4], const unsigned char *a, int r0,
-    const unsigned char *b, int lane = (int)threadIdx.x & 31) {
+template <class Sh, int NB>
+static __device__ __forceinline__ void stx__ab_dot(float (&c)[NB][4], const unsigned char *a,
+                                                   int r0, const unsigned char *b,
+                                                   int lane = (int)threadIdx.x & 31) {
     int k, n;
-#pragma unroll (Sh::UNROLL)
+#pragma unroll(Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
         stx__at_frag_a<Sh::CH>(f, a, r0, k, lane);
@@ -4618,10 +6250,14 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_dot(fl
     }
 }
 
-/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not P::add, for which there are no registers left: a row of
-   ds sums to nothing, so what is cut off goes both ways. */
-template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4], const float (&x)[NB][4],
-    const unsigned char *tile, int lane = (int)threadIdx.x & 31) {
+/* c (16,DP) += x (16,8 NB) times the tile's NB * 8 rows; x is an accumulator. Not
+   P::add, for which there are no registers left: a row of ds sums to nothing, so what
+   is cut off goes both ways. */
+template <class Sh, int NB>
+static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4],
+                                                     const float (&x)[NB][4],
+                                                     const unsigned char *tile,
+                                                     int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     int k, n;
 #pragma unroll
@@ -4638,23 +6274,39 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_times(
 
 /* Where a strip stands */
 typedef struct stx__ab_tile {
-    int i, j0, b, h;                    /* first query of the strip, first key of the tile (or persistent vector), batch row, head */
-    int far, ring, chunks;              /* largest distance that counts; chunk of the window's first row, and how many the ring has */
+    /* first query of the strip, first key of the tile (or persistent vector), batch
+       row, head */
+    int i, j0, b, h;
+    /* largest distance that counts; chunk of the window's first row, and how many the
+       ring has */
+    int far, ring, chunks;
     int persistent;
-    float top[2], inv[2], dsum[2];      /* of the thread's rows g and g + 8; zeros where there is no query */
+    /* of the thread's rows g and g + 8; zeros where there is no query */
+    float top[2], inv[2], dsum[2];
 } stx__ab_tile;
-static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) { return c >= chunks ? c - chunks : c; }
-/* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and the one after it */
-template<class Sh> static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int n) {
+
+static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) {
+    return c >= chunks ? c - chunks : c;
+}
+
+/* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and
+   the one after it */
+template <class Sh>
+static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int n) {
     return stx__ab_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks) * Sh::CHUNK;
 }
-template<class Sh> static __device__ __forceinline__ int stx__ab_after(const stx__ab_tile &t, int at) {
+
+template <class Sh>
+static __device__ __forceinline__ int stx__ab_after(const stx__ab_tile &t, int at) {
     return stx__ab_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
-static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b, int h) {
+
+static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b,
+                                                     int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
-    t.b = b; t.h = h;
+    t.b = b;
+    t.h = h;
 #pragma unroll
     for (e = 0; e < 2; e++) {
         int i = t.i + g + 8 * e, yes = i < a.p.T;
@@ -4665,25 +6317,37 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
 }
 
 /* Does every query of the strip see all keys of the tile, by the weight 1? */
-template<class Sh> static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx__at_head &w, const stx__ab_tile &t) {
-    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;         /* the strip's smallest and largest distance */
-    return t.i < p.T && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
-                                      : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full);
+template <class Sh>
+static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx__at_head &w,
+                                                    const stx__ab_tile &t) {
+    /* the strip's smallest and largest distance */
+    const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;
+    return t.i < p.T
+           && (t.persistent ? t.j0 >= 0 && t.j0 + Sh::BK <= p.N
+                            : t.j0 >= p.lo && near >= p.dmin && far <= t.far && far < w.full);
 }
 
-/* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The window, K and V and the strip's own rows of q, qv
-   and dO must have landed; but for the warp's own edge table nothing is written to shared memory, so that warps need not meet. A plain tile
-   goes through at once (stx__ab_front), an edge by groups of 16 keys (stx__ab_group), in the same order of sums.
+/* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The
+   window, K and V and the strip's own rows of q, qv and dO must have landed; but for the
+   warp's own edge table nothing is written to shared memory, so that warps need not meet.
+   A plain tile goes through at once (stx__ab_front), an edge by groups of 16 keys
+   (stx__ab_group), in the same order of sums.
 
-   s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by the tensor cores: the forward's order. -infinity for
-   keys that do not exist, if asked. */
-/* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing, only the shuffles' carry is wanted */
-template<class Sh> static __device__ __forceinline__ void stx__ab_positions(const stx__ab_shared<Sh> &m, const unsigned char *pe,
-    const stx__at_lanes &l, stx__at_skew &turn, float (&s0)[4], float (&s1)[4], int lane = (int)threadIdx.x & 31) {
+   s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by
+   the tensor cores: the forward's order. -infinity for keys that do not exist, if
+   asked. */
+/* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing,
+   only the shuffles' carry is wanted */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_positions(const stx__ab_shared<Sh> &m,
+                                                         const unsigned char *pe,
+                                                         const stx__at_lanes &l, stx__at_skew &turn,
+                                                         float (&s0)[4], float (&s1)[4],
+                                                         int lane = (int)threadIdx.x & 31) {
     float u[2][4];
     int k;
     stx__ab_clear(u);
-#pragma unroll (Sh::UNROLL)
+#pragma unroll(Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
         stx__at_frag_a<Sh::CH>(f, m.qv, (int)threadIdx.x / 32 * 16, k, lane);
@@ -4693,13 +6357,17 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_positions(cons
     stx__at_shift(turn, l, u[0], s0);
     stx__at_shift(turn, l, u[1], s1);
 }
+
 static __device__ __forceinline__ void stx__ab_start(stx__at_skew &turn) {
     int e;
 #pragma unroll
     for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 }
-template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const stx__ab_shared<Sh> &m,
-    const stx__ab_tile &t, float (&s)[Sh::NB][4]) {
+
+template <class Sh, int ASK>
+static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                      const stx__ab_tile &t,
+                                                      float (&s)[Sh::NB][4]) {
     int n;
     if (a.p.P && !t.persistent) {
         const stx__at_lanes l = stx__at_lanes_of();
@@ -4723,11 +6391,15 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_logit
     }
 }
 
-/* s becomes w = e^(s - top) inv: what the ramp leaves of it comes with ds. Where a query does not see a key its logit may be anything, also
-   far above the top, so that edges bound w. */
-template<class Sh, int EDGE, int NB> static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a, const stx__ab_tile &t,
-    float (&s)[NB][4]) {
-    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;    /* logits in powers of 2, or of e: as the forward has them, to the bit */
+/* s becomes w = e^(s - top) inv: what the ramp leaves of it comes with ds. Where a
+   query does not see a key its logit may be anything, also far above the top, so that
+   edges bound w. */
+template <class Sh, int EDGE, int NB>
+static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a,
+                                                             const stx__ab_tile &t,
+                                                             float (&s)[NB][4]) {
+    /* logits in powers of 2, or of e: as the forward has them, to the bit */
+    const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
     int n, e;
 #pragma unroll
@@ -4735,27 +6407,33 @@ template<class Sh, int EDGE, int NB> static __device__ __forceinline__ void stx_
 #pragma unroll
         for (e = 0; e < 4; e++) {
             /* a row that saw no key has top = -infinity, and inv = 0 */
-            float top = t.inv[e >> 1] != 0 ? t.top[e >> 1] : 0, x = fmaf(s[n][e], sc, -top * unit) * (STX__AB_LOG2E / unit);
+            float top = t.inv[e >> 1] != 0 ? t.top[e >> 1] : 0,
+                  x = fmaf(s[n][e], sc, -top * unit) * (STX__AB_LOG2E / unit);
             s[n][e] = stx__exp2(EDGE ? fminf(x, 115.0f) : x) * t.inv[e >> 1];
         }
 }
 
-/* EDGES. Whether a key counts, and how much, depends on its distance and on what keys there are. A strip and a tile have BK + 15
-   distances, so a warp works out once each that its groups have, a lane one to three, into its table: m, the ramp's weight; 0 where no
-   query sees a key; with a minus sign, also before 0, where the ramp is in force and dz counts the cell. Entry 0: the strip's first query
-   and the tile's last key. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w, const stx__ab_tile &t,
-    const stx__at_band &band, float *edge) {
+/* EDGES. Whether a key counts, and how much, depends on its distance and on what keys
+   there are. A strip and a tile have BK + 15 distances, so a warp works out once each
+   that its groups have, a lane one to three, into its table: m, the ramp's weight; 0
+   where no query sees a key; with a minus sign, also before 0, where the ramp is in
+   force and dz counts the cell. Entry 0: the strip's first query and the tile's last
+   key. */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w,
+                                                    const stx__ab_tile &t, const stx__at_band &band,
+                                                    float *edge) {
     const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
     __syncwarp();
     for (k = Sh::BK - 16 * band.hi + ((int)threadIdx.x & 31); k < end; k += 32) {
         const int delta = near + k;
         float m = 1;
-        if (!t.persistent && (delta < a.p.dmin || delta > t.far)) m = 0;
+        if (!t.persistent && (delta < a.p.dmin || delta > t.far))
+            m = 0;
         else if (!t.persistent && a.p.z.p && delta >= w.full) {
             float ramp = stx__at_ramp(a.p, w, delta);
-            m = ramp >= 1 ? 1 : ramp <= 0 ? 0 : fabsf(ramp);            /* NaN stays NaN */
+            m = ramp >= 1 ? 1 : ramp <= 0 ? 0 : fabsf(ramp); /* NaN stays NaN */
             if (ramp >= 0 && ramp <= 1) m = -m;
         }
         edge[k] = m;
@@ -4763,10 +6441,14 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_edge(const stx
     __syncwarp();
 }
 
-/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V; dz += its sum. vf: the factor of V. For an edge c0 is
-   the first of the tile's keys that these are. */
-template<class Sh, int EDGE, int DROP, int NB> static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
-    const float *edge, int c0, uint32_t kept, float (&s)[NB][4], float (&g)[NB][4], float &dz, int lane = (int)threadIdx.x & 31) {
+/* g, which is dO V^T, becomes ds, and s, which is w, becomes r a, what multiplied V;
+   dz += its sum. vf: the factor of V. For an edge c0 is the first of the tile's keys
+   that these are. */
+template <class Sh, int EDGE, int DROP, int NB>
+static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
+                                                  const float *edge, int c0, uint32_t kept,
+                                                  float (&s)[NB][4], float (&g)[NB][4], float &dz,
+                                                  int lane = (int)threadIdx.x & 31) {
     const int c2 = (lane & 3) * 2, j = t.j0 + c0 + c2;
     const int lo = (t.persistent ? 0 : a.p.lo) - j, hi = (t.persistent ? a.p.N : INT_MAX / 2) - j;
     const float vf = t.persistent ? a.root_n * a.p.unkeep : a.p.unkeep;
@@ -4782,21 +6464,28 @@ template<class Sh, int EDGE, int DROP, int NB> static __device__ __forceinline__
             if (EDGE) {
                 float m = c >= lo && c < hi ? edge[8 * (e >> 1) - c] : 0;
                 if (__float_as_int(m) < 0) dz += x * d;
-                x = m == 0 ? 0 : fabsf(m) * x;          /* m w <= 1, but w alone may not fit where m is 0 */
+                /* m w <= 1, but w alone may not fit where m is 0 */
+                x = m == 0 ? 0 : fabsf(m) * x;
             }
             s[n][e] = yes ? x * vf : 0;
             g[n][e] = x * d;
         }
 }
-template<class Sh> static __device__ __forceinline__ uint32_t stx__ab_kept(const stx__ab &a, const stx__ab_tile &t) {
+
+template <class Sh>
+static __device__ __forceinline__ uint32_t stx__ab_kept(const stx__ab &a, const stx__ab_tile &t) {
     const stx__at &p = a.p;
-    return !p.keep ? 0xffffffffu : stx__at_kept<Sh::NB>(p, p.stream + *p.shift, ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
-                                                        (t.persistent ? p.S : 0) + p.span + t.j0);
+    return !p.keep ? 0xffffffffu
+                   : stx__at_kept<Sh::NB>(p, p.stream + *p.shift,
+                                          ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
+                                          (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
 /* All of it for a plain tile: s becomes r a, g becomes ds */
-template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx__ab_shared<Sh> &m,
-    const stx__ab_tile &t, float (&s)[Sh::NB][4], float (&g)[Sh::NB][4]) {
+template <class Sh, int ASK>
+static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                     const stx__ab_tile &t, float (&s)[Sh::NB][4],
+                                                     float (&g)[Sh::NB][4]) {
     uint32_t kept;
     float none = 0;
     int n, e;
@@ -4806,26 +6495,34 @@ template<class Sh, int ASK> static __device__ __forceinline__ void stx__ab_front
     kept = stx__ab_kept<Sh>(a, t);
     stx__ab_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
-        /* all of s before ds, or nvcc would begin so many cells at once that a register or two spill */
+        /* all of s before ds, or nvcc would begin so many cells at once that a
+           register or two spill */
         if (Sh::DP == 32 && Sh::SIZE == 2)
 #pragma unroll
             for (n = 0; n < Sh::NB; n++)
 #pragma unroll
-                for (e = 0; e < 4; e++) s[n][e] = __uint_as_float((uint32_t)stx__at_again((int)__float_as_uint(s[n][e])));
+                for (e = 0; e < 4; e++)
+                    s[n][e] = __uint_as_float(
+                        (uint32_t)stx__at_again((int)__float_as_uint(s[n][e])));
         stx__ab_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
-    } else stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+    } else
+        stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
 }
 
-/* An edge, on its way from group to group: what one leaves to the next. lane: the thread's, see stx__at_again */
+/* An edge, on its way from group to group: what one leaves to the next. lane: the
+   thread's, see stx__at_again */
 typedef struct stx__ab_walk {
     stx__at_band band;
     int lane;
     uint32_t kept;
     stx__at_skew turn;
 } stx__ab_walk;
+
 /* Before the first of them. Does the strip meet all groups of the tile? */
-template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx__at_head &w,
-    const stx__ab_shared<Sh> &m, const stx__ab_tile &t, stx__ab_walk &walk) {
+template <class Sh>
+static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx__at_head &w,
+                                                    const stx__ab_shared<Sh> &m,
+                                                    const stx__ab_tile &t, stx__ab_walk &walk) {
     float none[2][4];
     walk.band = stx__at_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
     walk.lane = stx__at_again((int)threadIdx.x & 31);
@@ -4833,34 +6530,46 @@ template<class Sh> static __device__ __forceinline__ int stx__ab_begin(const stx
     stx__ab_edge<Sh>(a, w, t, walk.band, m.edge);
     walk.kept = stx__ab_kept<Sh>(a, t);
     stx__ab_start(walk.turn);
-    if (a.p.P && !t.persistent) stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, walk.band.lo), stx__at_lanes_of(walk.lane),
-        walk.turn, none[0], none[1], walk.lane);
+    if (a.p.P && !t.persistent)
+        stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, walk.band.lo),
+                              stx__at_lanes_of(walk.lane), walk.turn, none[0], none[1], walk.lane);
     return !walk.band.lo && walk.band.hi == Sh::BK / 16;
 }
-/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a key. AGAIN: addresses are made in each
-   group, by a quarter more instructions, where they would not all fit into registers. */
-template<class Sh, int ASK, int AGAIN> static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
-    const stx__ab_tile &t, stx__ab_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
+
+/* Group n of them: s becomes r a, g becomes ds, zeros where a query does not see a
+   key. AGAIN: addresses are made in each group, by a quarter more instructions, where
+   they would not all fit into registers. */
+template <class Sh, int ASK, int AGAIN>
+static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                     const stx__ab_tile &t, stx__ab_walk &walk,
+                                                     int n, float (&s)[2][4], float (&g)[2][4],
+                                                     float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
     if (AGAIN) walk.lane = stx__at_again((int)threadIdx.x & 31);
-    if (a.p.P && !t.persistent) stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, n + 1), stx__at_lanes_of(walk.lane), walk.turn,
-        s[0], s[1], walk.lane);
-    else stx__ab_clear(s);
+    if (a.p.P && !t.persistent)
+        stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, n + 1), stx__at_lanes_of(walk.lane),
+                              walk.turn, s[0], s[1], walk.lane);
+    else
+        stx__ab_clear(s);
     stx__ab_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
     if (ASK && a.p.bits && !t.persistent)
-        stx__at_forbid(s, stx__at_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3, -INFINITY);
+        stx__at_forbid(s, stx__at_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3,
+                       -INFINITY);
     stx__ab_clear(g);
     stx__ab_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
     stx__ab_probabilities<Sh, 1, 2>(a, t, s);
     stx__ab_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
 }
 
-/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16]. With k = (g + e) / 2 and e' = e ^ (g & 1) that is
-   element e' of lane (t + k) mod 4 of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block further. As in
-   stx__at_shift each lane is asked by one other, and puts forward the right block's number. Blocks outside the tile are zeros: the corners
-   that no key meets. */
-template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m,
-    int lane = (int)threadIdx.x & 31) {
+/* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16].
+   With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e' of lane (t + k) mod 4
+   of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block
+   further. As in stx__at_shift each lane is asked by one other, and puts forward the
+   right block's number. Blocks outside the tile are zeros: the corners that no key
+   meets. */
+template <int NB>
+static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m,
+                                                    int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -4868,64 +6577,88 @@ template<int NB> static __device__ __forceinline__ void stx__ab_back(float (&u)[
 #pragma unroll
         for (half = 0; half < 2; half++) {
             int lo = m - 2 + half, hi = m - 1 + half;
-            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e] : ds[lo >= 0 && lo < NB
-                    ? lo : 0][2 * half + e]) : 0;
-            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e] : ds[hi >= 0 && hi < NB
-                    ? hi : 0][2 * half + e]) : 0;
+            float a = lo >= 0 && lo < NB ? (odd ? ds[lo >= 0 && lo < NB ? lo : 0][2 * half + 1 - e]
+                                                : ds[lo >= 0 && lo < NB ? lo : 0][2 * half + e])
+                                         : 0;
+            float b = hi >= 0 && hi < NB ? (odd ? ds[hi >= 0 && hi < NB ? hi : 0][2 * half + 1 - e]
+                                                : ds[hi >= 0 && hi < NB ? hi : 0][2 * half + e])
+                                         : 0;
             u[2 * half + e] = __shfl_sync(STX__ALL, t >= k ? a : b, (t + k) & 3, 4);
         }
     }
 }
 
-/* Copies of a tile. All threads of the block; there after the next cp_wait and barrier. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int b,
-    int h) {
+/* Copies of a tile. All threads of the block; there after the next cp_wait and
+   barrier. */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                      int i0, int b, int h) {
     const stx__at &p = a.p;
     const char *q = (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE;
     const size_t ld = (size_t)p.H * p.D;
     stx__at_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
-    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ, (const char *)a.dy + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
+    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ,
+                                      (const char *)a.dy
+                                          + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
                                       ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
-/* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u in place. Rows beyond T stay zeros. */
-template<class Sh> static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx__ab_shared<Sh> &m, int i0, int h) {
+
+/* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u
+   in place. Rows beyond T stay zeros. */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                    int i0, int h) {
     typedef typename Sh::P::num num;
+
     enum { PER = 16 / Sh::SIZE };
+
     const stx__at &p = a.p;
     int i, e;
     if (!p.u.p && m.qv == m.q) return;
     for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
-        const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH, yes = i0 + r < p.T && c * PER < p.D;
+        const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH,
+                  yes = i0 + r < p.T && c * PER < p.D;
         const unsigned at = stx__at_piece<Sh::CH>(r, c);
         num x[PER], y[PER];
         memcpy(x, m.q + at, 16);
         if (m.qv != m.q) {
             for (e = 0; e < PER; e++) {
                 y[e] = x[e];
-                if (yes && p.vb.p) stx__at_store(y + e, stx__at_float(x[e]) + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
+                if (yes && p.vb.p)
+                    stx__at_store(y + e, stx__at_float(x[e])
+                                             + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
             }
             memcpy(m.qv + at, y, 16);
         }
         if (yes && p.u.p) {
-            for (e = 0; e < PER; e++) stx__at_store(x + e, stx__at_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
+            for (e = 0; e < PER; e++)
+                stx__at_store(x + e,
+                              stx__at_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
             memcpy(m.q + at, x, 16);
         }
     }
     __syncwarp();
 }
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int j0, int b,
-    int h, int persistent) {
+
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m,
+                                                      int j0, int b, int h, int persistent) {
     const stx__at &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
-        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
-        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o, (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o,
+                                          (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o,
+                                          (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
     } else {
         stx__at_load_kv<Sh::CH, Sh::THREADS, Sh::SIZE>(p, m.k, m.v, Sh::BK, b, h, j0);
     }
 }
+
 /* With K and V there: zeros for keys that do not exist, and a barrier */
-template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a, const stx__ab_shared<Sh> &m, int b, int j0) {
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a,
+                                                       const stx__ab_shared<Sh> &m, int b, int j0) {
     const uint64_t seen = stx__at_exist<Sh::BK>(a.p, b, j0);
     if (stx__at_whole<Sh::BK>(seen)) return;
     stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
@@ -4933,23 +6666,31 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_blank_k(const 
     __syncthreads();
 }
 
-/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table row p0; by pieces that do not wrap */
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a, const stx__ab_shared<Sh> &m,
-    const stx__ab_tile &t, int ring, int p0, int h, int from, int n) {
+/* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table
+   row p0; by pieces that do not wrap */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a,
+                                                       const stx__ab_shared<Sh> &m,
+                                                       const stx__ab_tile &t, int ring, int p0,
+                                                       int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * Sh::CHUNK, Sh::BK, pe,
-                                          (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
+        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * Sh::CHUNK,
+                                          Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE,
+                                          p0 + r, 0, p.P);
 }
+
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
-template<class Sh> static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) {
+template <class Sh>
+static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) {
     return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ;
 }
 
 /* x, y = or += at i, i+1 */
-static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y, int accumulate) {
+static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y,
+                                                    int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
         uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
         *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
@@ -4958,10 +6699,13 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
         stx__add(to, i + 1, y, accumulate);
     }
 }
+
 /* Rows row .. row+15 of an array, those in [lo,hi), columns d.., = or += f c */
-template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld, int row,
-                                                                         int lo, int hi, int d, int D, const float (&c)[NB][4],
-                                                                         float f, int accumulate) {
+template <int NB>
+static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld,
+                                                        int row, int lo, int hi, int d, int D,
+                                                        const float (&c)[NB][4], float f,
+                                                        int accumulate) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -4970,35 +6714,49 @@ template<int NB> static __device__ __forceinline__ void stx__ab_add_rows(const s
 #pragma unroll
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
-            if (at < D) stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1], accumulate);
+            if (at < D)
+                stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1],
+                             accumulate);
         }
     }
 }
-/* The same into the gradient of the keys (or values) key .. key+15 of a head, wherever they stand. Of keys that do not exist, or whose bit
-   in `rows` is 0, it is zero: written where it is fresh, else left as it is. */
-template<int NB> static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value, int b, int h, int key, int d,
-                                                                     const float (&c)[NB][4], float f, uint32_t rows) {
+
+/* The same into the gradient of the keys (or values) key .. key+15 of a head, wherever
+   they stand. Of keys that do not exist, or whose bit in `rows` is 0, it is zero:
+   written where it is fresh, else left as it is. */
+template <int NB>
+static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value, int b, int h,
+                                                    int key, int d, const float (&c)[NB][4],
+                                                    float f, uint32_t rows) {
     const stx__at &p = a.p;
-    const int lane = (int)threadIdx.x & 31, place = stx__at_place_of(p, h), g = p.past ? place & 3 : 0;
+    const int lane = (int)threadIdx.x & 31, place = stx__at_place_of(p, h),
+              g = p.past ? place & 3 : 0;
     int n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
-        const int j = key + (lane >> 2) + 8 * e, old = j < p.past, yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
+        const int j = key + (lane >> 2) + 8 * e, old = j < p.past,
+                  yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
         const stx__num to = old ? (value ? a.old_dv[g] : a.old_dk[g]) : (value ? a.dv : a.dk);
         const int fresh = a.fresh & (old ? STX_FRESH_PAST << g : value ? STX_FRESH_V : STX_FRESH_K);
-        const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D + (size_t)(j - p.old[g].first) * p.old[g].ld
+        const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
+                                    + (size_t)(j - p.old[g].first) * p.old[g].ld
                               : (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
         if (j < 0 || j >= p.S || !to.p || (!yes && !fresh) || (old && j < p.old[g].first)) continue;
 #pragma unroll
         for (n = 0; n < NB; n++) {
             const int i = d + 8 * n + (lane & 3) * 2;
-            if (i < p.D) stx__ab_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0, !fresh);
+            if (i < p.D)
+                stx__ab_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0,
+                             !fresh);
         }
     }
 }
+
 /* The same into a part: written, not added */
-template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo, int hi, int d, int D,
-    const float (&c)[NB][4], float f) {
+template <int NB>
+static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo,
+                                                        int hi, int d, int D,
+                                                        const float (&c)[NB][4], float f) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -5007,18 +6765,28 @@ template<int NB> static __device__ __forceinline__ void stx__ab_put_rows(float *
 #pragma unroll
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
-            if (at < D) *(float2 *)(to + (size_t)i * ld + at) = make_float2(f * c[n][2 * e], f * c[n][2 * e + 1]);
+            if (at < D)
+                *(float2 *)(to + (size_t)i * ld + at) = make_float2(f * c[n][2 * e],
+                                                                    f * c[n][2 * e + 1]);
         }
     }
 }
 
-/* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row; lanes D apart by 32, then the warp's sum.
-   And the list of the queries' tiles (l.blocks; 0: not wanted), in the launch's first blocks. */
-typedef struct stx__at_listed { uint32_t *list; int tiles, bq, bk, newest, room; stx__at_place *place; unsigned blocks; } stx__at_listed;
+/* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row;
+   lanes D apart by 32, then the warp's sum. And the list of the queries' tiles
+   (l.blocks; 0: not wanted), in the launch's first blocks. */
+typedef struct stx__at_listed {
+    uint32_t *list;
+    int tiles, bq, bk, newest, room;
+    stx__at_place *place;
+    unsigned blocks;
+} stx__at_listed;
+
 STX__GLOBAL(256) stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
     STX__SHARED(stx__at_head, head, 256);
     const int T = p.T, H = p.H, D = p.D;
-    const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32, n = (size_t)p.B * T * H;
+    const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
+                 n = (size_t)p.B * T * H;
     int lane = (int)threadIdx.x & 31, d;
     float s = 0;
     if (blockIdx.x < l.blocks) {
@@ -5036,42 +6804,62 @@ STX__GLOBAL(256) stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__nu
        wait for the copies; barrier, for they are there when everybody's are
        early:   copies of the next tile, on their way while this one is worked on
        the work
-   Early where a.ahead says that there is memory, late else and where the tile before could not know; the bits are the same. */
+   Early where a.ahead says that there is memory, late else and where the tile before
+   could not know; the bits are the same. */
 
-/* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`: column y and on, if they are the head's */
-static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, int y, const uint4 &f) {
+/* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`:
+   column y and on, if they are the head's */
+static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, int y,
+                                                    const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
     if (y < 0 || y >= width) return;
     to += (lane >> 2) * width + y + 4 * (lane & 3);
     *(uint2 *)to = make_uint2(f.x, f.z);
     *(uint2 *)(to + 8 * width) = make_uint2(f.y, f.w);
 }
-/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has zeros where the other has cells; the last one
-   waits */
-template<class P> static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, int y, const float (*u)[4], uint4 *wait,
-    int first, int last) {
+
+/* A chunk u of dR from accumulators: the first of a tile with what waits, for each has
+   zeros where the other has cells; the last one waits */
+template <class P>
+static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, int y,
+                                                    const float (*u)[4], uint4 *wait, int first,
+                                                    int last) {
     uint32_t f[4];
     stx__ab_acc(P(), f, u, 0);
     uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
-    if (first) { const uint4 o = *wait; v.x |= o.x; v.y |= o.y; v.z |= o.z; v.w |= o.w; }
-    if (last) *wait = v; else stx__ab_send(to, width, y, v);
+    if (first) {
+        const uint4 o = *wait;
+        v.x |= o.x;
+        v.y |= o.y;
+        v.z |= o.z;
+        v.w |= o.w;
+    }
+    if (last)
+        *wait = v;
+    else
+        stx__ab_send(to, width, y, v);
 }
 
-/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and walks the keys as the forward does; longest blocks
-   first (stx__at_listing). dQ's two halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums over the queries.
+/* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and
+   walks the keys as the forward does; longest blocks first (stx__at_listing). dQ's two
+   halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums
+   over the queries.
        for each tile:  K, V and the BK new rows of the table have come
                        front: a, ds in registers;  dk += ds K;  dp += dR PE;  dR to memory, if the head has rows there
                        (an edge: the same for each group of 16 keys that the strip meets)
-   In between nothing is shared: ds goes from accumulators to left factors as it stands, or turned by shuffles. Two blocks fit on an SM, and
-   one computes while the other waits. Then the persistent vectors: q without u, no positions. */
-template<class Sh>
-STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const uint32_t *list) {
+   In between nothing is shared: ds goes from accumulators to left factors as it
+   stands, or turned by shuffles. Two blocks fit on an SM, and one computes while the
+   other waits. Then the persistent vectors: q without u, no positions. */
+template <class Sh>
+STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS)
+stx__ab_queries(stx__ab a, const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
-    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B], h = entry / a.tiles,
-        i0 = entry % a.tiles * Sh::BQ;
+    const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
+              h = entry / a.tiles, i0 = entry % a.tiles * Sh::BQ;
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
-    const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;            /* rows of the table */
+    /* rows of the table */
+    const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;
     const stx__ab_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
     const stx__at_head w = stx__at_open(p, h);
     stx__at_head all = w;
@@ -5084,17 +6872,25 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
     stx__bf16 *rows = NULL;
     int width = 0, waits = -1;
 
-    all.live = w.reach;                 /* dz counts the key at which the ramp has just come down to 0 */
+    /* dz counts the key at which the ramp has just come down to 0 */
+    all.live = w.reach;
     stx__at_range(p, all, i0, Sh::BQ, &first, &last);
-    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;       /* chunks of 16 columns of dR begin alike for all tiles */
+    /* chunks of 16 columns of dR begin alike for all tiles */
+    if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
     if (Sh::MASK && p.bits) {
         last = min(last, p.S);
         while (first < last && !stx__at_exist<Sh::BK>(p, b, first)) first += Sh::BK;
     }
-    t.i = i0 + strip * 16; t.far = w.reach; t.ring = 0; t.chunks = held / 16; t.persistent = 0;
+    t.i = i0 + strip * 16;
+    t.far = w.reach;
+    t.ring = 0;
+    t.chunks = held / 16;
+    t.persistent = 0;
     if (Sh::SIZE == 2 && a.rows) {
         width = a.place[h].width;
-        if (width) rows = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ) + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
+        if (width)
+            rows = a.rows + (size_t)a.place[h].at * p.B * (a.tiles * Sh::BQ)
+                   + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
         *wait = make_uint4(0, 0, 0, 0);
     }
     stx__ab_state(a, t, b, h);
@@ -5110,25 +6906,35 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
     __syncthreads();
     stx__ab_bias<Sh>(a, m, i0, h);
     for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
-        const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step), then(m, STX__AB_K, a.ahead, step + 1);
-        const int ring = stx__ab_wrap(t.ring + Sh::BK / 16, t.chunks);          /* if the next tile is the neighbour */
+        const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+            then(m, STX__AB_K, a.ahead, step + 1);
+        /* if the next tile is the neighbour */
+        const int ring = stx__ab_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
-            const int gap = Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK);        /* after tiles without keys all of the
+            const int gap =
+                Sh::MASK && p.bits
+                && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK); /* after tiles without keys all of the
                                                                                                       window is new */
             __syncthreads();
             stx__ab_load_k<Sh>(a, now, j0, b, h, 0);
-            if (table) stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+            if (table)
+                stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h,
+                                    gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
             stx__cp_commit();
         }
-        for (next = j0 + Sh::BK; Sh::MASK && p.bits && next < last && !stx__at_exist<Sh::BK>(p, b, next);) next += Sh::BK;
+        for (next = j0 + Sh::BK;
+             Sh::MASK && p.bits && next < last && !stx__at_exist<Sh::BK>(p, b, next);)
+            next += Sh::BK;
         stx__cp_wait<0>();
         __syncthreads();
         if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, now, b, j0);
         come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
         if (come) {
             stx__ab_load_k<Sh>(a, then, next, b, h, 0);
-            if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ, Sh::BK);
+            if (table)
+                stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ,
+                                    Sh::BK);
             stx__cp_commit();
         }
         if (Sh::BK > 16 && stx__ab_plain<Sh>(p, w, t)) {
@@ -5148,7 +6954,7 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
                 }
             }
         } else {
-            float two[4][4];            /* ds of the group before, and of this one */
+            float two[4][4]; /* ds of the group before, and of this one */
             stx__ab_begin<Sh>(a, w, now, t, walk);
             stx__ab_clear(two);
             const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
@@ -5157,7 +6963,8 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
                 float x[2][4], y[2][4];
                 stx__ab_clear(y);
                 if (n < walk.band.hi) {
-                    stx__ab_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n,
+                                                                               x, y, dz);
                     stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
                 if (!table) continue;
@@ -5170,7 +6977,8 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
                 stx__ab_times<Sh, 2>(dp, x, m.pe + stx__ab_chunk<Sh>(t, n), walk.lane);
                 if (Sh::SIZE == 2 && rows) {
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__ab_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo, n == walk.band.hi);
+                    stx__ab_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo,
+                                                 n == walk.band.hi);
                 }
             }
         }
@@ -5178,15 +6986,19 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
     }
     if (Sh::SIZE == 2 && rows) stx__ab_send(rows, width, waits, *wait);
     __syncthreads();
-    if (a.du || a.dvb || a.dz) {        /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
-        float *red = (float *)m.k;      /* (STRIPS,2,DP), then (STRIPS) */
+    /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
+    if (a.du || a.dvb || a.dz) {
+        float *red = (float *)m.k; /* (STRIPS,2,DP), then (STRIPS) */
         size_t part = (size_t)b * a.tiles + (size_t)i0 / Sh::BQ, C = (size_t)p.H * p.D;
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
             for (e = 0; e < 2; e++) {
                 float x = dk[n][e] + dk[n][e + 2], y = dp[n][e] + dp[n][e + 2];
-                for (k = 4; k < 32; k *= 2) { x += __shfl_xor_sync(STX__ALL, x, k); y += __shfl_xor_sync(STX__ALL, y, k); }
+                for (k = 4; k < 32; k *= 2) {
+                    x += __shfl_xor_sync(STX__ALL, x, k);
+                    y += __shfl_xor_sync(STX__ALL, y, k);
+                }
                 if (lane < 4) {
                     red[2 * strip * Sh::DP + 8 * n + 2 * lane + e] = x;
                     red[(2 * strip + 1) * Sh::DP + 8 * n + 2 * lane + e] = y;
@@ -5197,7 +7009,10 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
         __syncthreads();
         for (k = (int)threadIdx.x; k < p.D; k += Sh::THREADS) {
             float x = 0, y = 0;
-            for (n = 0; n < Sh::STRIPS; n++) { x += red[2 * n * Sh::DP + k]; y += red[(2 * n + 1) * Sh::DP + k]; }
+            for (n = 0; n < Sh::STRIPS; n++) {
+                x += red[2 * n * Sh::DP + k];
+                y += red[(2 * n + 1) * Sh::DP + k];
+            }
             if (a.du) a.du[part * C + (size_t)h * p.D + k] = x;
             if (a.dvb) a.dvb[part * C + (size_t)h * p.D + k] = y;
         }
@@ -5205,24 +7020,27 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
             for (dz = 0, n = 0; n < Sh::STRIPS; n++) dz += red[2 * Sh::STRIPS * Sh::DP + n];
             a.dz[part * p.H + h] = dz;
         }
-        __syncthreads();                /* the persistent keys take the same room */
+        __syncthreads(); /* the persistent keys take the same room */
     }
 #pragma unroll
     for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
         for (e = 0; e < 4; e++) dk[n][e] += dp[n][e];
-    if (p.N && a.dq.p) {                /* from here on in units of the persistent keys' scale; what is there has had none */
+    /* from here on in units of the persistent keys' scale; what is there has had none */
+    if (p.N && a.dq.p) {
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n++)
 #pragma unroll
             for (e = 0; e < 4; e++) dk[n][e] /= a.root_d;
-        if (p.u.p) {                                    /* a warp's own rows, which only it reads */
+        /* a warp's own rows, which only it reads */
+        if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
             stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
         }
         t.persistent = 1;
         for (j0 = -((p.S + p.span) & 7), step = come = 0; j0 < p.N; j0 += Sh::BK, step++) {
-            const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step), then(m, STX__AB_K, a.ahead, step + 1);
+            const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+                then(m, STX__AB_K, a.ahead, step + 1);
             t.j0 = j0;
             if (!come) {
                 __syncthreads();
@@ -5244,19 +7062,23 @@ STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS) stx__ab_queries(stx__ab a, const
 #pragma unroll 1
                 for (n = walk.band.lo; n < walk.band.hi; n++) {
                     float x[2][4], y[2][4];
-                    stx__ab_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y, dz);
+                    stx__ab_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y,
+                                                                        dz);
                     stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
             }
         }
     }
-    if (a.dq.p) stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
-                                 p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_FRESH_Q));
+    if (a.dq.p)
+        stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
+                         p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_FRESH_Q));
 }
 
 /* a or ds of a strip, of keys c.. of the tile, to shared memory */
-template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_put_group(unsigned char *tile, const float (&x)[NB][4], int c,
-    int lane = (int)threadIdx.x & 31) {
+template <class Sh, int NB>
+static __device__ __forceinline__ void stx__ab_put_group(unsigned char *tile,
+                                                         const float (&x)[NB][4], int c,
+                                                         int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     const int r = (int)threadIdx.x / 32 * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
     int n;
@@ -5266,9 +7088,12 @@ template<class Sh, int NB> static __device__ __forceinline__ void stx__ab_put_gr
         stx__ab_put2<P, Sh::CHA>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
     }
 }
+
 /* dV += a^T dO and dK += ds^T (q+u), of queries k .. k+P::K-1 of the tile */
-template<class Sh> static __device__ __forceinline__ void stx__ab_key_sums(float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4],
-    const unsigned char *wa, const unsigned char *wg, const stx__ab_shared<Sh> &m, int k, int group, int column,
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_key_sums(
+    float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
+    const unsigned char *wg, const stx__ab_shared<Sh> &m, int k, int group, int column,
     int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     uint32_t fa[4], fg[4], x[4];
@@ -5286,27 +7111,31 @@ template<class Sh> static __device__ __forceinline__ void stx__ab_key_sums(float
     }
 }
 
-/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries that see one of them. The front half is as above,
-   so that a warp has rows of queries; but dK and dV sum over the queries, so a and ds go through shared memory, and there a warp takes 16
-   keys (and, where warps are left over, a piece of the columns): transposed left factors.
+/* KEYS. A block has BK keys of one head of one batch row and walks the tiles of queries
+   that see one of them. The front half is as above, so that a warp has rows of queries;
+   but dK and dV sum over the queries, so a and ds go through shared memory, and there a
+   warp takes 16 keys (and, where warps are left over, a piece of the columns): transposed
+   left factors.
        for each tile:  q, dO and the BQ new rows of the table have come
                        front;  a, ds to shared memory
                        barrier: they are all there, and do all strips meet all keys?
                        dV += a^T dO;  dK += ds^T (q+u)                 if not: of those strips that meet the warp's keys
-   The window of the table moves down by BQ rows a tile.
-   Persistent vectors: a block walks its part of the batch, too, and its sums are a
-   part of dpk, dpv. */
-template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(stx__ab a) {
+   The window of the table moves down by BQ rows a tile. Persistent vectors: a block
+   walks its part of the batch, too, and its sums are a part of dpk, dpv. */
+template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int strip = (int)threadIdx.x / 32;
-    const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK, table = p.P > 0 && !a.persistent;
-    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z, b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) :
-        z + 1;
+    const int h = (int)blockIdx.y, z = (int)blockIdx.z, j0 = a.first + (int)blockIdx.x * Sh::BK,
+              table = p.P > 0 && !a.persistent;
+    const int b0 = a.persistent ? (int)((int64_t)p.B * z / a.splits) : z,
+              b1 = a.persistent ? (int)((int64_t)p.B * (z + 1) / a.splits) : z + 1;
     /* the warp's 16 keys, and its columns / 8 */
-    const int group = strip % (Sh::BK / 16), column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
-    const int held = table ? Sh::W + (a.ahead ? Sh::BQ : 0) : 0;            /* rows of the table */
+    const int group = strip % (Sh::BK / 16),
+              column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
+    /* rows of the table */
+    const int held = table ? Sh::W + (a.ahead ? Sh::BQ : 0) : 0;
     const stx__ab_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
     const stx__at_head w = stx__at_open(p, h);
@@ -5318,25 +7147,33 @@ template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(st
     if (!a.persistent) {
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
-        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) {      /* no query reaches it: zeros, if anything */
+        /* no query reaches it: zeros, if anything */
+        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) {
             stx__ab_clear(dk);
             stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             return;
         }
     }
-    t.j0 = j0; t.far = w.live; t.ring = 0; t.chunks = held / 16; t.persistent = a.persistent;
+    t.j0 = j0;
+    t.far = w.live;
+    t.ring = 0;
+    t.chunks = held / 16;
+    t.persistent = a.persistent;
     stx__ab_clear(dk);
     stx__ab_clear(dv);
     stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
     if (table) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
     for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
-        const stx__ab_shared<Sh> now(m, STX__AB_Q, a.ahead, step), then(m, STX__AB_Q, a.ahead, step + 1);
-        const int ring = stx__ab_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks), end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
+        const stx__ab_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
+            then(m, STX__AB_Q, a.ahead, step + 1);
+        const int ring = stx__ab_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
+                  end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
         if (!come) {
             __syncthreads();
             stx__ab_load_q<Sh>(a, now, i0, b, h);
-            if (table) stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+            if (table)
+                stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
             stx__cp_commit();
         }
         t.i = i0 + strip * 16;
@@ -5347,7 +7184,8 @@ template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(st
         come = a.ahead && b + end < b1;
         if (come) {
             stx__ab_load_q<Sh>(a, then, next, b + end, h);
-            if (table) stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, next, j0), h, 0, Sh::BQ);
+            if (table)
+                stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, next, j0), h, 0, Sh::BQ);
             stx__cp_commit();
         }
         all = 1;
@@ -5366,17 +7204,21 @@ template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(st
             }
         }
         all = __syncthreads_and(all);
-        if (all && Sh::SIZE == 2) {                     /* floats' sums are long enough for a loop */
+        /* floats' sums are long enough for a loop */
+        if (all && Sh::SIZE == 2) {
 #pragma unroll
-            for (k = 0; k < Sh::BQ; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
+            for (k = 0; k < Sh::BQ; k += P::K)
+                stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
         } else {
 #pragma unroll 1
-            for (n = 0; n < Sh::BQ; n += 16) {          /* strips that meet the warp's keys: others have left nothing there */
+            /* strips that meet the warp's keys: others have left nothing there */
+            for (n = 0; n < Sh::BQ; n += 16) {
                 const stx__at_band band = stx__at_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
                 const int again = stx__at_again((int)threadIdx.x & 31);
                 if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
-                for (k = 0; k < 16; k += P::K) stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
+                for (k = 0; k < 16; k += P::K)
+                    stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
             }
         }
         t.ring = ring;
@@ -5385,38 +7227,54 @@ template<class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(st
     }
     if (a.persistent) {
         size_t o = ((size_t)z * p.H + h) * p.N * p.D;
-        if (a.dpk) stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk, p.scale * a.root_d);
-        if (a.dpv) stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+        if (a.dpk)
+            stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk,
+                             p.scale * a.root_d);
+        if (a.dpv)
+            stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         /* what another key would get is nobody's */
-        uint32_t rows = Sh::MASK && p.bits ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16) : ~0u;
+        uint32_t rows = Sh::MASK && p.bits
+                            ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16)
+                            : ~0u;
         stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, p.scale, rows);
         stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dv, 1.0f, rows);
     }
 }
 
-/* The next tile of a diagonal that has keys: query i0 of batch row b, from those of rows b .. end-1 and queries lo .. hi-1 */
-template<class Sh> static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end, int lo, int hi,
-    int off) {
+/* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
+   rows b .. end-1 and queries lo .. hi-1 */
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end,
+                                                    int lo, int hi, int off) {
     do {
         i0 += Sh::BQ;
-        if (i0 >= hi) { i0 = lo; b++; }
+        if (i0 >= hi) {
+            i0 = lo;
+            b++;
+        }
     } while (Sh::MASK && p.bits && b < end && !stx__at_exist<Sh::BK>(p, b, i0 + off));
 }
 
 /* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
-template<class Sh, int XS> static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW_NB][4], const unsigned char *dr,
-    const unsigned char *q, int strip, int group, int column, int first, int last) {
+template <class Sh, int XS>
+static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW_NB][4],
+                                                        const unsigned char *dr,
+                                                        const unsigned char *q, int strip,
+                                                        int group, int column, int first,
+                                                        int last) {
     typedef typename Sh::P P;
     int k, n, x;
 #pragma unroll
     for (k = 0; k < 16; k += P::K) {
         uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
 #pragma unroll
-        for (n = 0; n < Sh::ROW_NB; n += 2) stx__ab_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
+        for (n = 0; n < Sh::ROW_NB; n += 2)
+            stx__ab_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
-            const int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - strip);        /* of the strip's BK + 16 columns */
+            /* of the strip's BK + 16 columns */
+            const int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
             stx__ab_cols<Sh::CHG>(P(), f, dr, strip * 16 + k, 2 * chunk);
 #pragma unroll
@@ -5428,23 +7286,35 @@ template<class Sh, int XS> static __device__ __forceinline__ void stx__ab_row_su
     }
 }
 
-/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0; together the diagonals hold every cell once. All tiles of
-   one meet the same window of the table, which stays in shared memory, and the gradient of its W rows stays in registers: row u' of the
-   window is table row P - 1 + e - BK (n+1) + u', with e = first + dmin - C - BQ + BK what rounding `first` up for the dropout has added.
-   A block walks its part of the batch (for a shared table: of heads and batch) and its tiles. dR of all strips goes through shared memory,
-   each with its own BK + 16 columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th chunk. Barriers as in
-   stx__ab_keys. What a block found is a part: (W,D) floats, added up by stx__ab_fold_table; a block that found nothing writes only that. */
-template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+/* DIAGONALS. Diagonal n has the tiles (i0, j0 = i0 + first - BK n) for all i0;
+   together the diagonals hold every cell once. All tiles of one meet the same window
+   of the table, which stays in shared memory, and the gradient of its W rows stays in
+   registers: row u' of the window is table row P - 1 + e - BK (n+1) + u', with e =
+   first + dmin - C - BQ + BK what rounding `first` up for the dropout has added. A
+   block walks its part of the batch (for a shared table: of heads and batch) and its
+   tiles. dR of all strips goes through shared memory, each with its own BK + 16
+   columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th
+   chunk. Barriers as in stx__ab_keys. What a block found is a part: (W,D) floats,
+   added up by stx__ab_fold_table; a block that found nothing writes only that. */
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
+
     enum { XS = Sh::CHUNKS / Sh::ROW_GROUPS, MOVES = STX__AB_K | STX__AB_Q };
-    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2, c2 = (lane & 3) * 2;
-    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z, off = a.first - Sh::BK * diagonal;
-    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
-    const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES, column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
-    const int nearest = p.C - off - (Sh::BK - 1);           /* the smallest distance in these tiles: query 0, key BK - 1 */
-    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);     /* of tiles that have a key */
+
+    const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, r = lane >> 2,
+              c2 = (lane & 3) * 2;
+    const int diagonal = (int)blockIdx.x, own = p.pe_head > 0, split = (int)blockIdx.z,
+              off = a.first - Sh::BK * diagonal;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits),
+              c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int group = Sh::ROW_GROUPS == 1 ? 0 : strip / Sh::ROW_PIECES,
+              column = strip % Sh::ROW_PIECES * Sh::ROW_NB;
+    /* the smallest distance in these tiles: query 0, key BK - 1 */
+    const int nearest = p.C - off - (Sh::BK - 1);
+    /* of tiles that have a key */
+    const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
     const stx__ab_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
     stx__at_head w;
@@ -5453,10 +7323,13 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, all, used = 0;
 
-    t.ring = 0; t.chunks = Sh::CHUNKS; t.persistent = 0;
+    t.ring = 0;
+    t.chunks = Sh::CHUNKS;
+    t.persistent = 0;
 #pragma unroll
     for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
-    for (c = c0; c < c1 && lo < hi; c = end) {              /* a head, and its batch rows in this part */
+    /* a head, and its batch rows in this part */
+    for (c = c0; c < c1 && lo < hi; c = end) {
         h = own ? (int)blockIdx.y : c / p.B;
         b = own ? c : c % p.B;
         end = own ? c1 : min(c1, (h + 1) * p.B);
@@ -5465,20 +7338,24 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
         t.far = w.live;
         const int stop = b + end - c;
         i0 = lo;
-        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, i0 + off)) stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
+        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, i0 + off))
+            stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
         while (b < stop) {
-            const stx__ab_shared<Sh> now(m, MOVES, a.ahead, step), then(m, MOVES, a.ahead, step + 1);
+            const stx__ab_shared<Sh> now(m, MOVES, a.ahead, step),
+                then(m, MOVES, a.ahead, step + 1);
             const int i1 = i0, b1 = b, j0 = i0 + off;
             stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
             if (!come) {
                 __syncthreads();
-                if (!used) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i1, j0), h, 0, Sh::W);
+                if (!used)
+                    stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i1, j0), h, 0, Sh::W);
                 stx__ab_load_k<Sh>(a, now, j0, b1, h, 0);
                 stx__ab_load_q<Sh>(a, now, i1, b1, h);
                 stx__cp_commit();
             }
             used = 1;
-            t.i = i1 + strip * 16; t.j0 = j0;
+            t.i = i1 + strip * 16;
+            t.j0 = j0;
             stx__ab_state(a, t, b1, h);
             stx__cp_wait<0>();
             __syncthreads();
@@ -5515,28 +7392,35 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
                     stx__ab_clear(v);
                     if (n < walk.band.hi) {
                         stx__ab_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
-                        if (Sh::MASK && p.bits) stx__at_forbid(v, stx__at_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3, 0);
+                        if (Sh::MASK && p.bits)
+                            stx__at_forbid(v, stx__at_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3,
+                                           0);
                     }
                     stx__ab_copy(two[2], v[0]);
                     stx__ab_copy(two[3], v[1]);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
                         stx__ab_back<4>(u[k], two, 2 + k, walk.lane);
-                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2, u[k][0], u[k][1]);
-                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2, u[k][2], u[k][3]);
+                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2,
+                                                 u[k][0], u[k][1]);
+                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2,
+                                                 u[k][2], u[k][3]);
                     }
                     stx__ab_copy(two[0], v[0]);
                     stx__ab_copy(two[1], v[1]);
                 }
             }
             if (__syncthreads_and(all)) {
-#pragma unroll (Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
-                for (i = 0; i < Sh::STRIPS; i++) stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
+#pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
+                for (i = 0; i < Sh::STRIPS; i++)
+                    stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
             } else {
 #pragma unroll 1
                 for (i = 0; i < Sh::STRIPS; i++) {
                     const stx__at_band band = stx__at_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
-                    if (band.lo < band.hi) stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo, band.hi);
+                    if (band.lo < band.hi)
+                        stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo,
+                                                 band.hi);
                 }
             }
         }
@@ -5545,56 +7429,79 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D, acc[x],
-                             p.scale);
+            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0,
+                             Sh::W, column * 8, p.D, acc[x], p.scale);
 }
 
-/* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a warp 16 XS of them, all of D; it walks its part of
-   the heads and batch rows, 64 queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What has not been written
-   comes as zeros. Only heads with columns in the block cost anything. Parts as those of diagonals, by column. */
-template<class Sh> struct stx__ab_columns {
-    enum { COLUMNS = Sh::DP > 64 ? 64 : 128, CH = COLUMNS / 8, XS = COLUMNS / 16 / Sh::STRIPS, TILE = Sh::BQ * CH * 16,
-           SHARED = 2 * (TILE + Sh::TILE_Q) };
+/* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a
+   warp 16 XS of them, all of D; it walks its part of the heads and batch rows, 64
+   queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What
+   has not been written comes as zeros. Only heads with columns in the block cost
+   anything. Parts as those of diagonals, by column. */
+template <class Sh> struct stx__ab_columns {
+    enum {
+        COLUMNS = Sh::DP > 64 ? 64 : 128,
+        CH = COLUMNS / 8,
+        XS = COLUMNS / 16 / Sh::STRIPS,
+        TILE = Sh::BQ * CH * 16,
+        SHARED = 2 * (TILE + Sh::TILE_Q)
+    };
+
     static_assert((int)SHARED <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
 };
-template<class Sh> static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsigned char *tile, const stx__at_place &f,
-    int b, int h, int i0, int back) {
+
+template <class Sh>
+static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsigned char *tile,
+                                                         const stx__at_place &f, int b, int h,
+                                                         int i0, int back) {
     typedef stx__ab_columns<Sh> X;
     const stx__at &p = a.p;
-    const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c, far = (y & ~15) + a.newest - f.width,
-        lo = ((p.lo + p.span) & ~15) - p.span;      /* where the sweep of queries begins, if not later */
+    const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
+              far = (y & ~15) + a.newest - f.width,
+              lo = ((p.lo + p.span) & ~15)
+                   - p.span; /* where the sweep of queries begins, if not later */
     const size_t T = (size_t)a.tiles * Sh::BQ;
     const stx__bf16 *from = a.rows + (size_t)f.at * p.B * T + ((size_t)b * T + i0) * f.width + y;
     const int some = y >= 0 && p.C + min(i0 + Sh::BQ, p.T) - p.dmin > p.lo;
     int k;
 #pragma unroll
-    for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {     /* 8 or 16 rows at once, of one strip */
+    /* 8 or 16 rows at once, of one strip */
+    for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {
         const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
-            yes = some && i < p.T && far + i + 16 >= lo && p.C + i + 15 - lo >= p.dmin;
-        stx__cp16(tile + stx__at_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows, yes ? 16 : 0);
+                  yes = some && i < p.T && far + i + 16 >= lo && p.C + i + 15 - lo >= p.dmin;
+        stx__cp16(tile + stx__at_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows,
+                  yes ? 16 : 0);
     }
-    stx__at_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ, (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
+    stx__at_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ,
+                                      (const char *)p.q
+                                          + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
                                       p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__cp_commit();
 }
-template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
+
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
     typedef typename Sh::P P;
     typedef typename P::num num;
     typedef stx__ab_columns<Sh> X;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
+
     enum { PER = 16 / Sh::SIZE };
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, own = p.pe_head > 0, split = (int)blockIdx.z,
-        back = (int)blockIdx.x * X::COLUMNS;
-    const int c0 = (int)((int64_t)a.combos * split / a.splits), c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
-    const int lo = max(0, p.lo - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ, steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
+
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, own = p.pe_head > 0,
+              split = (int)blockIdx.z, back = (int)blockIdx.x * X::COLUMNS;
+    const int c0 = (int)((int64_t)a.combos * split / a.splits),
+              c1 = (int)((int64_t)a.combos * (split + 1) / a.splits);
+    const int lo = max(0, p.lo - (a.newest - 1 - back)) / Sh::BQ * Sh::BQ,
+              steps = max(0, p.T - lo + Sh::BQ - 1) / Sh::BQ;
     const size_t part = ((size_t)blockIdx.x * gridDim.y + blockIdx.y) * a.splits + split;
     float acc[X::XS][Sh::DP / 8][4];
     int c, end, used = 0, s, k, n, x, e;
 
 #pragma unroll
     for (x = 0; x < X::XS; x++) stx__ab_clear(acc[x]);
-    for (c = c0; c < c1; c = end) {                         /* a head, and its batch rows in this part */
+    /* a head, and its batch rows in this part */
+    for (c = c0; c < c1; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
         const stx__at_place f = a.place[h];
         end = own ? c1 : min(c1, (h + 1) * p.B);
@@ -5606,16 +7513,20 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
             stx__cp_wait<0>();
             __syncthreads();
             if (s + 1 < (end - c) * steps)
-                stx__ab_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f, b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
-                                      back);
+                stx__ab_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
+                                      b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ, back);
             if (p.vb.p) {
                 for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
                     unsigned char *at = q + stx__at_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
                     num v[PER];
-                    if (lo + s % steps * Sh::BQ + k / Sh::CH >= p.T || k % Sh::CH * PER >= p.D) continue;
+                    if (lo + s % steps * Sh::BQ + k / Sh::CH >= p.T || k % Sh::CH * PER >= p.D)
+                        continue;
                     memcpy(v, at, 16);
                     for (e = 0; e < PER; e++)
-                        stx__at_store(v + e, stx__at_float(v[e]) + stx__get(p.vb, (size_t)(h * p.D + k % Sh::CH * PER + e)));
+                        stx__at_store(v + e,
+                                      stx__at_float(v[e])
+                                          + stx__get(p.vb,
+                                                     (size_t)(h * p.D + k % Sh::CH * PER + e)));
                     memcpy(at, v, 16);
                 }
                 __syncthreads();
@@ -5624,7 +7535,8 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
             for (k = 0; k < Sh::BQ; k += P::K) {
                 uint32_t l[X::XS][4], y[4];
 #pragma unroll
-                for (x = 0; x < X::XS; x++) stx__ab_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
+                for (x = 0; x < X::XS; x++)
+                    stx__ab_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
 #pragma unroll
                 for (n = 0; n < Sh::DP / 8; n += 2) {
                     stx__ab_rows<Sh::CH>(P(), y, q, k, n);
@@ -5640,22 +7552,27 @@ template<class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
 #pragma unroll
     for (x = 0; x < X::XS; x++)
 #pragma unroll
-        for (e = 0; e < 2; e++) {           /* positions in memory become columns */
-            const int at = (lane >> 2) + 8 * e, column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
+        for (e = 0; e < 2; e++) { /* positions in memory become columns */
+            const int at = (lane >> 2) + 8 * e,
+                      column = (warp * X::XS + x) * 16 + (at >> 2) * 2 + (at & 1) + (at & 2) * 4;
             float *to = a.dpe + (part * X::COLUMNS + column) * p.D + (lane & 3) * 2;
 #pragma unroll
             for (n = 0; n < Sh::DP / 8; n++)
-                if (8 * n < p.D) *(float2 *)(to + 8 * n) = make_float2(p.scale * acc[x][n][2 * e], p.scale * acc[x][n][2 * e + 1]);
+                if (8 * n < p.D)
+                    *(float2 *)(to + 8 * n) = make_float2(p.scale * acc[x][n][2 * e],
+                                                          p.scale * acc[x][n][2 * e + 1]);
         }
 }
 
-/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours, in order, and within one its splits. A thread a
-   number. */
-STX__GLOBAL(256) stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P,
-                                    int tables, int D, int W, int BK, int e, int diagonals,
-                                    int splits) {
+/* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
+   in order, and within one its splits. A thread a number. */
+STX__GLOBAL(256)
+stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
+                   int W, int BK, int e, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
-    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e, n, s;      /* u' = BK (n+1) - from */
+    /* u' = BK (n+1) - from */
+    int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e,
+        n, s;
     float sum = 0;
     if (i >= (size_t)P * C) return;
     for (n = from / BK; n < diagonals && BK * (n + 1) - from < W; n++)
@@ -5666,30 +7583,41 @@ STX__GLOBAL(256) stx__ab_fold_table(stx__num dpe, const float *part, const int *
     if (sum != 0) stx__add(dpe, i, sum, 1);
 }
 
-/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block of 8 x 32 threads: warp s sums parts
-   s, s + 8, .., and the eight sums are added in order.
-   one: to[i] += f times the sum over k of part[k n + i], i < n.
-   rows: dpe of blocks of columns of rows of dR. A row of the table is one column, counted from the newest, and `extra` columns
-   are newer than it has rows. The launch's first blocks. */
-enum { STX__AB_FOLDS = 5 };             /* du, dvb, dz, dpk, dpv */
-typedef struct stx__ab_fold_one { stx__num to; const float *part; size_t n, parts; float f; unsigned blocks; } stx__ab_fold_one;
+/* PARTS ADDED UP, of all gradients that have some, in one launch. 32 numbers a block
+   of 8 x 32 threads: warp s sums parts s, s + 8, .., and the eight sums are added in
+   order. one: to[i] += f times the sum over k of part[k n + i], i < n. rows: dpe of
+   blocks of columns of rows of dR. A row of the table is one column, counted from the
+   newest, and `extra` columns are newer than it has rows. The launch's first blocks. */
+enum { STX__AB_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
+
+typedef struct stx__ab_fold_one {
+    stx__num to;
+    const float *part;
+    size_t n, parts;
+    float f;
+    unsigned blocks;
+} stx__ab_fold_one;
+
 typedef struct stx__ab_folds {
     stx__ab_fold_one one[STX__AB_FOLDS];
     int count;
-    unsigned rows;                      /* blocks of these; 0: there are none */
+    unsigned rows; /* blocks of these; 0: there are none */
     stx__num dpe;
     const float *part;
     const int *used;
     int P, tables, D, columns, extra, blocks, splits;
 } stx__ab_folds;
+
 /* The eight warps' sums, in the first one */
 static __device__ __forceinline__ float stx__ab_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     sum[threadIdx.x] = x;
     __syncthreads();
-    if (!slice) for (int s = 1; s < 8; s++) x += sum[s * 32 + lane];
+    if (!slice)
+        for (int s = 1; s < 8; s++) x += sum[s * 32 + lane];
     return x;
 }
+
 STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
     STX__SHARED(float, sum, 256);
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
@@ -5699,12 +7627,14 @@ STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
     if (block < a.rows) {
         const size_t C = (size_t)a.tables * a.D;
         i = (size_t)block * 32 + lane;
-        const int v = a.P - 1 - (int)(i / C) + a.extra, n = v / a.columns, column = a.columns - 1 - v % a.columns;
+        const int v = a.P - 1 - (int)(i / C) + a.extra, n = v / a.columns,
+                  column = a.columns - 1 - v % a.columns;
         const int some = i < (size_t)a.P * C && n < a.blocks;
-        if (some) for (int s = slice; s < a.splits; s += 8) {
-            k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
-            if (a.used[k]) x += a.part[(k * a.columns + column) * a.D + i % a.D];
-        }
+        if (some)
+            for (int s = slice; s < a.splits; s += 8) {
+                k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
+                if (a.used[k]) x += a.part[(k * a.columns + column) * a.D + i % a.D];
+            }
         x = stx__ab_slices(sum, x);
         if (!slice && some && x != 0) stx__add(a.dpe, i, x, 1);
         return;
@@ -5714,7 +7644,8 @@ STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
         const stx__ab_fold_one &o = a.one[j];
         if (block >= o.blocks) continue;
         i = (size_t)block * 32 + lane;
-        if (i < o.n) for (k = slice; k < o.parts; k += 8) x += o.part[k * o.n + i];
+        if (i < o.n)
+            for (k = slice; k < o.parts; k += 8) x += o.part[k * o.n + i];
         x = stx__ab_slices(sum, x);
         if (!slice && i < o.n) stx__add(o.to, i, o.f * x, 1);
         return;
@@ -5723,31 +7654,52 @@ STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
 
 typedef stx__kernel_of<stx__ab> stx__ab_kernel;
 typedef stx__kernel_of<stx__ab, const uint32_t *> stx__ab_kernel_list;
+
 typedef struct stx__ab_pick {
     stx__ab_kernel_list queries;
     stx__ab_kernel keys, diagonals;
-    size_t shared_queries, shared_keys, shared_diagonals;       /* bytes */
-    size_t more_queries, more_keys, more_diagonals;             /* with the next tile */
+    size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
+    size_t more_queries, more_keys, more_diagonals;       /* with the next tile */
     int bq, bk, threads;
-    stx__ab_kernel table;               /* of rows of dR; NULL in floats */
+    stx__ab_kernel table; /* of rows of dR; NULL in floats */
     size_t shared_table;
-    int columns, rows;                  /* of a block of that; how much room rows of dR have: 0 none, 1 STX__AB_ROWS, 2 half of what they
+    int columns,
+        rows; /* of a block of that; how much room rows of dR have: 0 none, 1 STX__AB_ROWS, 2 half of what they
                                            want (tests) */
 } stx__ab_pick;
-template<class Sh> static void stx__ab_choose_table(stx__ab_pick *, ...) {}
-template<class Sh> static void stx__ab_choose_table(stx__ab_pick *c, const stx__at_bf16 *) {
+
+template <class Sh> static void stx__ab_choose_table(stx__ab_pick *, ...) {}
+
+template <class Sh> static void stx__ab_choose_table(stx__ab_pick *c, const stx__at_bf16 *) {
     c->table = stx__ab_table<Sh>;
     c->shared_table = stx__ab_columns<Sh>::SHARED;
     c->columns = stx__ab_columns<Sh>::COLUMNS;
 }
-template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
+
+template <class P, int DP, int BQ, int BK>
+static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
     typedef stx__ab_shape<P, DP, BQ, BK> Sh;
     typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
-    stx__ab_pick c = {stx__at_words(a) ? stx__ab_queries<typename Q::masked> : stx__ab_queries<typename Q::plain>, stx__ab_keys<Sh>,
-                      stx__ab_diagonals<Sh>, 0, 0, 0, 0, 0, 0, BQ, BK, Sh::THREADS, NULL, 0, 0, 0};
+    stx__ab_pick c = {stx__at_words(a) ? stx__ab_queries<typename Q::masked>
+                                       : stx__ab_queries<typename Q::plain>,
+                      stx__ab_keys<Sh>,
+                      stx__ab_diagonals<Sh>,
+                      0,
+                      0,
+                      0,
+                      0,
+                      0,
+                      0,
+                      BQ,
+                      BK,
+                      Sh::THREADS,
+                      NULL,
+                      0,
+                      0,
+                      0};
     stx__ab_choose_table<Sh>(&c, (const P *)NULL);
-    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2) + 2 * (size_t)Sh::TILE_K + (a->P ?
-        (size_t)Sh::TILE_W : 0);
+    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2)
+                       + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
     c.more_queries = stx__ab_shared<Sh>::extra(STX__AB_K) + (a->P ? (size_t)Sh::TILE_K : 0);
@@ -5755,37 +7707,53 @@ template<class P, int DP, int BQ, int BK> static stx__ab_pick stx__ab_choice(con
     c.more_diagonals = stx__ab_shared<Sh>::extra(STX__AB_K | STX__AB_Q);
     return c;
 }
-template<class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
-    return a->D <= 32 ? stx__ab_choice<P, 32, 64, 32>(a) : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a) : stx__ab_choice<P, 128, 32,
-        16>(a);
+
+template <class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
+    return a->D <= 32   ? stx__ab_choice<P, 32, 64, 32>(a)
+           : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a)
+                        : stx__ab_choice<P, 128, 32, 16>(a);
 }
+
 static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
     const int version = stx__gpu(x)->attention;
     stx__ab_pick c;
-    if (!half) return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a) : stx__ab_choose_float<stx__at_f32>(a);
-    c = a->D <= 32 ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a) : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a)
-      : a->D <= 96 ? stx__ab_choice<stx__at_bf16, 96, 64, 32>(a) : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+    if (!half)
+        return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a)
+                                 : stx__ab_choose_float<stx__at_f32>(a);
+    c = a->D <= 32   ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a)
+        : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a)
+        : a->D <= 96 ? stx__ab_choice<stx__at_bf16, 96, 64, 32>(a)
+                     : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
     c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
     return c;
 }
 
 /* How the work is cut, and the scratch: from sizes alone */
 typedef struct stx__ab_plan {
-    int tiles;                                  /* of queries */
-    int first, key_tiles;                       /* of keys */
-    int vector_tiles, vector_splits;            /* of persistent vectors */
+    int tiles;                       /* of queries */
+    int first, key_tiles;            /* of keys */
+    int vector_tiles, vector_splits; /* of persistent vectors */
     int diagonal_first, diagonal_extra, diagonals, tables, combos, table_splits;
-    int W, queries, keys, vectors, table;       /* which sweeps are wanted: table, that of diagonals */
-    int rows, newest, blocks, row_splits;       /* rows of dR: how many columns they may have together; 0: there are none */
-    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;        /* offsets; their end */
-    size_t dr;                                  /* bytes for rows of dR: see stx__attn2_bwd */
+    /* which sweeps are wanted: table, that of diagonals */
+    int W, queries, keys, vectors, table;
+    /* rows of dR: how many columns they may have together; 0: there are none */
+    int rows, newest, blocks, row_splits;
+    /* offsets; their end */
+    size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;
+    size_t dr; /* bytes for rows of dR: see stx__attn2_bwd */
 } stx__ab_plan;
-enum { STX__AB_PARTS = 128 << 20,               /* bytes for the parts of dpe, at most, unless a single split needs more */
-       STX__AB_ROWS = 256 << 20 };              /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
+
+/* bytes for the parts of dpe, at most, unless a single split needs more */
+enum {
+    STX__AB_PARTS = 128 << 20,
+    STX__AB_ROWS = 256 << 20
+}; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
                                                    distances a head on average: learned spans, but for a long head or two of a layer */
+
 static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
     stx__ab_plan s;
-    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B, H = (int)a->H;
+    int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B,
+        H = (int)a->H;
     size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
     memset(&s, 0, sizeof s);
     s.queries = a->dq || a->du || a->dvb || a->dz;
@@ -5808,26 +7776,34 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     if (s.table && c->rows && !stx__at_words(a)) {
         s.newest = C - a->delta_min + 1;
         s.newest += -(s.newest + span) & 15;
-        one = (size_t)(span + s.newest - C + 15) / 16 * 16;                 /* columns of a head that sees the whole window */
+        /* columns of a head that sees the whole window */
+        one = (size_t)(span + s.newest - C + 15) / 16 * 16;
         want = one * a->H;
         most = c->rows == 2 ? want / 2 : STX__AB_ROWS / (a->B * s.tiles * c->bq * 2);
         if (most > want) most = want;
-        if (most == want || most >= (c->rows == 2 ? 16 : 64)) {         /* else no head has room */
+        /* else no head has room */
+        if (most == want || most >= (c->rows == 2 ? 16 : 64)) {
             s.rows = (int)(most / 16 * 16);
-            s.table = most < want;                      /* else no head can be left for the sweep */
-            s.dr = STX_MIN((size_t)STX__AB_ROWS, (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H * a->B * s.tiles * c->bq * 2);
-            s.queries = 1;                              /* also where nothing else is asked of them: dPE has the same bits then */
-            one = STX_MIN(one, most);                   /* of the longest head that may have rows */
+            /* else no head can be left for the sweep */
+            s.table = most < want;
+            s.dr = STX_MIN((size_t)STX__AB_ROWS, (STX_MAX(a->span, a->P) + 31) / 16 * 16 * a->H
+                                                     * a->B * s.tiles * c->bq * 2);
+            /* also where nothing else is asked of them: dPE has the same bits then */
+            s.queries = 1;
+            /* of the longest head that may have rows */
+            one = STX_MIN(one, most);
             s.blocks = (int)((one + c->columns - 1) / c->columns);
             one = (size_t)s.blocks * s.tables * c->columns * a->D * sizeof(float);
             most = STX_MAX((size_t)1, STX__AB_PARTS / one);
-            s.row_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 256 / s.tables)));
+            s.row_splits = (int)STX_MIN(most,
+                                        (size_t)STX_MIN(s.combos, STX_MAX(1, 256 / s.tables)));
             parts = s.row_splits * one;
             flags = (size_t)s.blocks * s.tables * s.row_splits * 4;
         }
     }
     if (s.table) {
-        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7 keys later */
+        /* diagonal 0 ends with the youngest key of a tile's last query, or up to 7
+           keys later */
         s.diagonal_first = C - a->delta_min + c->bq - c->bk;
         s.diagonal_extra = -(s.diagonal_first + span) & 7;
         s.diagonal_first += s.diagonal_extra;
@@ -5835,7 +7811,7 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         one = (size_t)s.diagonals * s.tables * s.W * a->D * sizeof(float);
         most = STX_MAX((size_t)1, STX__AB_PARTS / one);
         s.table_splits = (int)STX_MIN(most, (size_t)STX_MIN(s.combos, STX_MAX(1, 64 / s.tables)));
-        parts = STX_MAX(parts, s.table_splits * one);   /* one way after the other */
+        parts = STX_MAX(parts, s.table_splits * one); /* one way after the other */
         flags = STX_MAX(flags, (size_t)s.diagonals * s.tables * s.table_splits * 4);
     }
     s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
@@ -5852,41 +7828,58 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     s.bytes = at;
     return s;
 }
+
 static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__ab_pick *c) {
     int half, ok = 1;
     memset(p, 0, sizeof *p);
     if (!stx__at_make(x, a, &p->p, &half)) return 0;
     *c = stx__ab_choose(x, a, half);
     p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
-    if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31) return 0;      /* blocks are counted in ints */
-    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max && c->shared_diagonals <= stx__gpu(x)->shared_max;
+    /* blocks are counted in ints */
+    if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31)
+        return 0;
+    return ok && p->p.B < 65536 && c->shared_keys <= stx__gpu(x)->shared_max
+           && c->shared_diagonals <= stx__gpu(x)->shared_max;
 }
+
 /* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
 static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
     stx__ab_pick c;
     return stx__ab_make(x, a, &p, &c);
 }
+
 static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
     stx__ab_pick c;
     return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
 }
-/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile where no fewer blocks fit on a multiprocessor for it,
-   which says *ahead. The GPU may decide that, for it changes no bits. 0 after an error. */
-static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more, int *ahead) {
+
+/* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile
+   where no fewer blocks fit on a multiprocessor for it, which says *ahead. The GPU may
+   decide that, for it changes no bits. 0 after an error. */
+static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more,
+                        int *ahead) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
     *ahead = 0;
     if (!stx__may_share(x, kernel, can ? all : *bytes, "stx_attention_bwd")) return 0;
     if (!can) return 1;
-    if (stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&many, kernel, threads, *bytes), "stx_attention_bwd") ||
-        stx__cuda_failed(x, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&few, kernel, threads, all), "stx_attention_bwd")) return 0;
+    if (stx__cuda_failed(x,
+                         cudaOccupancyMaxActiveBlocksPerMultiprocessor(&many, kernel, threads,
+                                                                       *bytes),
+                         "stx_attention_bwd")
+        || stx__cuda_failed(x,
+                            cudaOccupancyMaxActiveBlocksPerMultiprocessor(&few, kernel, threads,
+                                                                          all),
+                            "stx_attention_bwd"))
+        return 0;
     if (few < many) return 1;
     *ahead = 1;
     *bytes = all;
     return 1;
 }
+
 static void stx__ab_fold_now(stx_ctx *x, stx__ab_folds *all) {
     unsigned blocks = all->rows;
     for (int k = 0; k < all->count; k++) blocks += all->one[k].blocks;
@@ -5894,17 +7887,26 @@ static void stx__ab_fold_now(stx_ctx *x, stx__ab_folds *all) {
     all->count = 0;
     all->rows = 0;
 }
-/* Waits for the launch of all, unless it adds to what another one adds to (u and vb may be one parameter): sums of one launch have
-   no order */
-static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to, const float *part, size_t n, size_t parts, float f) {
+
+/* Waits for the launch of all, unless it adds to what another one adds to (u and vb
+   may be one parameter): sums of one launch have no order */
+static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to, const float *part,
+                              size_t n, size_t parts, float f) {
     stx__ab_fold_one *o;
     for (int k = 0; k < all->count; k++)
-        if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) { stx__ab_fold_now(x, all); break; }
+        if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) {
+            stx__ab_fold_now(x, all);
+            break;
+        }
     o = &all->one[all->count++];
-    o->to = stx__num_of(x, to); o->part = part;
-    o->n = n; o->parts = parts; o->f = f;
+    o->to = stx__num_of(x, to);
+    o->part = part;
+    o->n = n;
+    o->parts = parts;
+    o->f = f;
     o->blocks = stx__blocks(n, 32, (size_t)1 << 28);
 }
+
 static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
     stx__ab_pick c;
@@ -5918,7 +7920,9 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.tiles = s.tiles;
     p.root_d = (float)sqrt((double)a->D);
     p.root_n = (float)sqrt((double)a->N);
-    p.dq = stx__num_of(x, a->dq); p.dk = stx__num_of(x, a->dk); p.dv = stx__num_of(x, a->dv);
+    p.dq = stx__num_of(x, a->dq);
+    p.dk = stx__num_of(x, a->dk);
+    p.dv = stx__num_of(x, a->dv);
     for (size_t g = 0; g < a->groups; g++) {
         p.old_dk[g] = stx__num_of(x, a->old[g].dk);
         p.old_dv[g] = stx__num_of(x, a->old[g].dv);
@@ -5933,8 +7937,9 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.dpe = (float *)(work + s.dpe);
     p.used = (int *)(work + s.used);
     if (s.rows) {
-        /* not of the step's memory, where layers with other windows would each have their own; and as much as the whole table wants, so
-           that it does not grow with the spans */
+        /* not of the step's memory, where layers with other windows would each have
+           their own; and as much as the whole table wants, so that it does not grow
+           with the spans */
         p.rows = (stx__bf16 *)stx__scratch_of(x, s.dr, "stx_attention_bwd");
         if (!p.rows) return;
         p.place = (const stx__at_place *)(work + s.place);
@@ -5946,134 +7951,196 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     memset(&folds, 0, sizeof folds);
     if (s.queries) {
         list.list = (uint32_t *)(work + s.list);
-        list.tiles = s.tiles; list.bq = c.bq; list.bk = c.bk; list.newest = s.newest; list.room = s.rows;
+        list.tiles = s.tiles;
+        list.bq = c.bq;
+        list.bk = c.bk;
+        list.newest = s.newest;
+        list.room = s.rows;
         list.place = s.rows ? (stx__at_place *)(work + s.place) : (stx__at_place *)NULL;
         list.blocks = stx__blocks((size_t)p.p.H * s.tiles, 256, (size_t)1 << 30);
     }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_first, list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_first,
+                    list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
                     stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum);
-    if (s.queries && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries, &p.ahead)) {
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B), c.threads, c.shared_queries, p,
-                        (const uint32_t *)list.list);
+    if (s.queries
+        && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries,
+                        &p.ahead)) {
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B),
+                        c.threads, c.shared_queries, p, (const uint32_t *)list.list);
         if (a->du) stx__ab_add_parts(x, &folds, a->du, p.du, C, a->B * s.tiles, a->scale);
-        if (a->dvb && a->P) stx__ab_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
-        if (a->dz && a->z) stx__ab_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+        if (a->dvb && a->P)
+            stx__ab_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dz && a->z)
+            stx__ab_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
-    if ((s.keys || s.vectors) && !stx__ab_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead)) return;
+    if ((s.keys || s.vectors)
+        && !stx__ab_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead))
+        return;
     if (s.keys) {
         p.first = s.first;
-        if (s.key_tiles > 0) STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B),
-                                             c.threads, c.shared_keys, p);
+        if (s.key_tiles > 0)
+            STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys,
+                            dim3((unsigned)s.key_tiles, (unsigned)a->H, (unsigned)a->B), c.threads,
+                            c.shared_keys, p);
     }
     if (s.vectors) {
         p.persistent = 1;
         p.first = -(int)((a->S + a->span) & 7);
         p.splits = s.vector_splits;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys, dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys,
+                        dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
                         c.threads, c.shared_keys, p);
-        if (a->dpk) stx__ab_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
-        if (a->dpv) stx__ab_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpk)
+            stx__ab_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpv)
+            stx__ab_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
-    if (s.table && stx__ab_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals, c.more_diagonals, &p.ahead)) {
+    if (s.table
+        && stx__ab_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals,
+                        c.more_diagonals, &p.ahead)) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
         p.combos = s.combos;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals, dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals,
+                        dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
                         c.threads, c.shared_diagonals, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table, stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256,
-                        0, stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P, s.tables, p.p.D, s.W, c.bk,
-                        s.diagonal_extra, s.diagonals, s.table_splits);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table,
+                        stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0,
+                        stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P,
+                        s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
     }
     if (s.rows && stx__may_share(x, (const void *)c.table, c.shared_table, "stx_attention_bwd")) {
         p.splits = s.row_splits;
         p.combos = s.combos;
-        STX__RUN_KERNEL(x, "stx_attention_bwd", c.table, dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits), c.threads,
-                        c.shared_table, p);
+        STX__RUN_KERNEL(x, "stx_attention_bwd", c.table,
+                        dim3((unsigned)s.blocks, (unsigned)s.tables, (unsigned)s.row_splits),
+                        c.threads, c.shared_table, p);
         folds.rows = stx__blocks(a->P * s.tables * a->D, 32, (size_t)1 << 29);
         folds.dpe = stx__num_of(x, a->dpe);
-        folds.part = p.dpe; folds.used = p.used;
-        folds.P = p.p.P; folds.tables = s.tables; folds.D = p.p.D; folds.columns = c.columns;
+        folds.part = p.dpe;
+        folds.used = p.used;
+        folds.P = p.p.P;
+        folds.tables = s.tables;
+        folds.D = p.p.D;
+        folds.columns = c.columns;
         folds.extra = s.newest - 1 + a->delta_min - (int)(a->S - a->T);
-        folds.blocks = s.blocks; folds.splits = s.row_splits;
+        folds.blocks = s.blocks;
+        folds.splits = s.row_splits;
     }
     stx__ab_fold_now(x, &folds);
 }
+
 
 // >>attention ---------------------------------------------------------------------------------------------------------
 
 enum { STX__MOST_HEADS = 256 };
 
-/* Version 2 where it can take the call, else version 0: g->attention decides (stx_cuda_attention). top, inv are floats in any case: rows
-   of the two passes may come from different versions. */
+/* Version 2 where it can take the call, else version 0: g->attention decides
+   (stx_cuda_attention). top, inv are floats in any case: rows of the two passes may
+   come from different versions. */
 static int stx__attn_fused(stx_ctx *x, const stx_attention_args *a) {
     int version = stx__gpu(x)->attention;
     return version != 1 && version != 3 && stx__attn2_can(x, a);
 }
+
 static int stx__attn_refused(stx_ctx *x, const stx_attention_args *a, const char *what) {
     if (a->H <= STX__MOST_HEADS) return !stx_ok(x) || !a->B || !a->T || !a->H || !a->D;
     stx_fail(x, STX_ERR_SHAPE, "%s: %zu heads, want at most %d", what, a->H, (int)STX__MOST_HEADS);
     return 1;
 }
+
 extern "C" size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward) {
     stx__attn0 A;
     if (a->H > STX__MOST_HEADS || !a->B || !a->T || !a->H || !a->D) return 0;
-    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a))) return backward ? stx__attn2_bwd_work(x,
-        a) : stx__attn2_fwd_work(a);
+    if (stx__attn_fused(x, a) && (!backward || stx__attn2_bwd_can(x, a)))
+        return backward ? stx__attn2_bwd_work(x, a) : stx__attn2_fwd_work(a);
     memset(&A, 0, sizeof A);
-    A.x = x; A.a = a;
+    A.x = x;
+    A.a = a;
     return stx__attn0_layout(&A, backward);
 }
+
 extern "C" void stx_attention_fwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_fwd")) return;
-    if (stx__attn_fused(x, a)) stx__attn2_fwd(x, a);
-    else stx__attn0_fwd(x, a);
+    if (stx__attn_fused(x, a))
+        stx__attn2_fwd(x, a);
+    else
+        stx__attn0_fwd(x, a);
 }
+
 extern "C" void stx_attention_bwd_cuda(stx_ctx *x, const stx_attention_args *a) {
     if (stx__attn_refused(x, a, "stx_attention_bwd")) return;
-    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a)) stx__attn2_bwd(x, a);
-    else stx__attn0_bwd(x, a);
+    if (stx__attn_fused(x, a) && stx__attn2_bwd_can(x, a))
+        stx__attn2_bwd(x, a);
+    else
+        stx__attn0_bwd(x, a);
 }
-extern "C" void stx_cuda_attention(stx_ctx *x, int version) { if (stx__gpu(x)) stx__gpu(x)->attention = version; }
+
+extern "C" void stx_cuda_attention(stx_ctx *x, int version) {
+    if (stx__gpu(x)) stx__gpu(x)->attention = version;
+}
+
 
 // >>recurrence --------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_SRU_H
-/* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some 40 instructions, so it waits for memory, or, with
-   few columns, for the chain c -> f -> c of about 60 cycles a step: what counts is that loads are under way long before they are needed,
-   and that columns spread over all of the GPU. So a warp has 32 columns (64 bytes a plane and step of bfloat16) of one batch row and one
-   direction, a lane each, and nothing is shared between warps but what is said below.
+/* The recurrence of stx_sru_args. It moves 12 bytes a column and step (bfloat16) for some
+   40 instructions, so it waits for memory, or, with few columns, for the chain c -> f ->
+   c of about 60 cycles a step: what counts is that loads are under way long before they
+   are needed, and that columns spread over all of the GPU. So a warp has 32 columns (64
+   bytes a plane and step of bfloat16) of one batch row and one direction, a lane each,
+   and nothing is shared between warps but what is said below.
 
-   Forward: a warp is a block and walks over all steps; a ring of cp.async stages in shared memory runs 40 steps and more ahead of it.
-   Forward without v and V: f does not depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns the warps of
-   a block take a tile each, tell each other P and Q, and then know where they start. Nothing is read twice from global memory.
-   Backward: a warp loads a tile, makes its states from the saved one, then walks back. The adjoint e before a tile is P e + Q of e after
-   it for any v (J below), so with few columns the warps of a block take a tile each here too. P and Q come from the walk that makes the
-   states. How e goes from tile to tile does not depend on the number of warps.
+   Forward: a warp is a block and walks over all steps; a ring of cp.async stages in
+   shared memory runs 40 steps and more ahead of it. Forward without v and V: f does not
+   depend on c, and c after a tile of 32 steps is P c + Q of c before it. With few columns
+   the warps of a block take a tile each, tell each other P and Q, and then know where
+   they start. Nothing is read twice from global memory. Backward: a warp loads a tile,
+   makes its states from the saved one, then walks back. The adjoint e before a tile is P
+   e + Q of e after it for any v (J below), so with few columns the warps of a block take
+   a tile each here too. P and Q come from the walk that makes the states. How e goes from
+   tile to tile does not depend on the number of warps.
 
-   Which of them, and how many warps, follows from the sizes alone, so that bits do not depend on the GPU. Arithmetic is float. */
-enum { STX__SRU_FEW = 30000, STX__SRU_VERY_FEW = 8192, STX__SRU_BYTES = 96 << 10, STX__SRU_SLOT = 32 * STX_SRU_TILE };
+   Which of them, and how many warps, follows from the sizes alone, so that bits do not
+   depend on the GPU. Arithmetic is float. */
+enum {
+    STX__SRU_FEW = 30000,
+    STX__SRU_VERY_FEW = 8192,
+    STX__SRU_BYTES = 96 << 10,
+    STX__SRU_SLOT = 32 * STX_SRU_TILE
+};
 
 typedef struct stx__sru {
-    size_t T, H, O, k, tiles, groups;       /* groups of 32 columns in one direction */
+    size_t T, H, O, k, tiles, groups; /* groups of 32 columns in one direction */
     int D, add_xr;
-    float alpha;                            /* of the highway: 1 for k = 4 */
+    float alpha; /* of the highway: 1 for k = 4 */
     stx__num u, xr, V, h, last, v, bias, c0, m, dh, dlast, du, dV, dxr, dc0;
     const int32_t *pad;
-    float *c, *part;                        /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
+    /* (B,tiles,O); (B,4,O): sums of dvf, dvr, dbf, dbr of a batch row, or NULL */
+    float *c, *part;
 } stx__sru;
 
-/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write what it writes, so that nothing has to be asked about
-   them.
-   Step n in the order of the direction has row(n) of (B,T). */
+/* A lane's column: o of batch row b. Lanes that have none take lane 0's, and write
+   what it writes, so that nothing has to be asked about them. Step n in the order of
+   the direction has row(n) of (B,T). */
 typedef struct stx__sru_column {
-    size_t b, o, o0, first;                 /* o0: of lane 0; first: row of step 0 */
-    int lane, col, width, back;             /* col: place among the warp's columns */
-    float vf, vr, bf, br, m;                /* gates' numbers times -log2 e, for e^-z is 2^(that) */
+    size_t b, o, o0, first;     /* o0: of lane 0; first: row of step 0 */
+    int lane, col, width, back; /* col: place among the warp's columns */
+    /* gates' numbers times -log2 e, for e^-z is 2^(that) */
+    float vf, vr, bf, br, m;
 } stx__sru_column;
-#define STX__NLOG2E (-1.44269504088896340736f)
-static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, size_t n) { return q.back ? q.first - n : q.first + n; }
-static __device__ __forceinline__ float stx__sru_number(const stx__num &a, size_t i, float none) { return a.p ? stx__get(a, i) : none; }
+
+  #define STX__NLOG2E (-1.44269504088896340736f)
+
+static __device__ __forceinline__ size_t stx__sru_row(const stx__sru_column &q, size_t n) {
+    return q.back ? q.first - n : q.first + n;
+}
+
+static __device__ __forceinline__ float stx__sru_number(const stx__num &a, size_t i, float none) {
+    return a.p ? stx__get(a, i) : none;
+}
+
 static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru &p) {
     stx__sru_column q;
     size_t at = blockIdx.x, s, j0;
@@ -6096,63 +8163,97 @@ static __device__ __forceinline__ stx__sru_column stx__sru_place(const stx__sru 
     return q;
 }
 
-/* What a warp reads of one array: planes of 32 columns. p: where this lane's first piece of step 0 is; by: bytes to the next step. */
-typedef struct stx__sru_in { const char *p; ptrdiff_t by, plane; int there; } stx__sru_in;
-template<class E> static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld, size_t plane,
-    const stx__sru &p, const stx__sru_column &q) {
+/* What a warp reads of one array: planes of 32 columns. p: where this lane's first
+   piece of step 0 is; by: bytes to the next step. */
+typedef struct stx__sru_in {
+    const char *p;
+    ptrdiff_t by, plane;
+    int there;
+} stx__sru_in;
+
+template <class E>
+static __device__ __forceinline__ stx__sru_in stx__sru_in_of(const stx__num &a, size_t ld,
+                                                             size_t plane, const stx__sru &p,
+                                                             const stx__sru_column &q) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN;
     stx__sru_in f;
     f.by = (q.back ? -(ptrdiff_t)ld : (ptrdiff_t)ld) * (ptrdiff_t)sizeof(E);
-    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN) + q.lane / PIECES * f.by;
+    f.p = (const char *)((const E *)a.p + q.first * ld + plane + q.o0 + q.lane % PIECES * IN)
+          + q.lane / PIECES * f.by;
     f.plane = (ptrdiff_t)(p.O * sizeof(E));
     f.there = a.p && q.lane % PIECES * IN < q.width;
     return f;
 }
-/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in pieces of 16
-   bytes, to be waited for. A piece that is not there takes u's address instead of its own, which may
-   be outside of any array. */
-template<class E, int STEPS, int PLANES> static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f,
-    const stx__sru &p, const stx__sru_column &q, size_t n0) {
+
+/* Steps n0 .. n0+STEPS-1 into PLANES slots (STEPS,32), zero where there is nothing: in
+   pieces of 16 bytes, to be waited for. A piece that is not there takes u's address
+   instead of its own, which may be outside of any array. */
+template <class E, int STEPS, int PLANES>
+static __device__ __forceinline__ void stx__sru_fetch(E *slot, const stx__sru_in &f,
+                                                      const stx__sru &p, const stx__sru_column &q,
+                                                      size_t n0) {
     constexpr int IN = 16 / (int)sizeof(E), PIECES = 32 / IN, ROWS = 32 / PIECES;
     const char *from = f.p + (ptrdiff_t)n0 * f.by;
-    const int left = f.there ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0) : 0, i = q.lane / PIECES;
+    const int left = f.there
+                         ? (int)(p.T > n0 ? p.T - n0 < (size_t)STEPS ? p.T - n0 : (size_t)STEPS : 0)
+                         : 0,
+              i = q.lane / PIECES;
     E *to = slot + q.lane * IN;
-    #pragma unroll
+  #pragma unroll
     for (int j = 0; j < STEPS / ROWS; j++) {
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < PLANES; k++) {
             const int yes = i + j * ROWS < left;
-            stx__cp16(to + (k * STEPS + j * ROWS) * 32, yes ? from + k * f.plane : (const char *)p.u.p, yes ? 16 : 0);
+            stx__cp16(to + (k * STEPS + j * ROWS) * 32,
+                      yes ? from + k * f.plane : (const char *)p.u.p, yes ? 16 : 0);
         }
         from += ROWS * f.by;
     }
 }
+
 /* The same for any storage and address: one by one, each lane its own column */
-template<class E, int STEPS> static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld,
-    size_t plane, const stx__sru &p, const stx__sru_column &q, size_t n0) {
-    #pragma unroll 4
-    for (int i = 0; i < STEPS; i++) slot[i * 32 + q.lane] = a.p && n0 + i < p.T ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o) :
-        0.0f;
+template <class E, int STEPS>
+static __device__ __forceinline__ void stx__sru_fetch_plain(E *slot, const stx__num &a, size_t ld,
+                                                            size_t plane, const stx__sru &p,
+                                                            const stx__sru_column &q, size_t n0) {
+  #pragma unroll 4
+    for (int i = 0; i < STEPS; i++)
+        slot[i * 32 + q.lane] = a.p && n0 + i < p.T
+                                    ? stx__get(a, stx__sru_row(q, n0 + i) * ld + plane + q.o)
+                                    : 0.0f;
 }
-/* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if it is added to, dxr */
-template<class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
+
+/* Slots: u0 u1 u2, the highway (u3 or xr), with HASV V's two, in backward dh and, if
+   it is added to, dxr */
+template <class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_source {
     stx__sru_in u, x, V, dh, dxr;
+
     __device__ __forceinline__ stx__sru_source(const stx__sru &p, const stx__sru_column &q) {
         if (PLAIN) return;
         u = stx__sru_in_of<E>(p.u, p.k * p.O, 0, p, q);
-        x = p.k == 4 ? stx__sru_in_of<E>(p.u, 4 * p.O, 3 * p.O, p, q) : stx__sru_in_of<E>(p.xr, p.O, 0, p, q);
+        x = p.k == 4 ? stx__sru_in_of<E>(p.u, 4 * p.O, 3 * p.O, p, q)
+                     : stx__sru_in_of<E>(p.xr, p.O, 0, p, q);
         if (HASV) V = stx__sru_in_of<E>(p.V, 2 * p.O, 0, p, q);
         if (BACK) dh = stx__sru_in_of<E>(p.dh, p.O, 0, p, q);
         if (BACK && p.add_xr) dxr = stx__sru_in_of<E>(p.dxr, p.O, 0, p, q);
     }
-    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0) const {
+
+    __device__ __forceinline__ void fetch(E *slot, const stx__sru &p, const stx__sru_column &q,
+                                          size_t n0) const {
         constexpr int N = 32 * STEPS, GRAD = HASV ? 6 : 4;
         if constexpr (PLAIN) {
-            for (int i = 0; i < 3; i++) stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
-            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr, p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q, n0);
-            if (HASV) for (int i = 0; i < 2; i++) stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q, n0);
+            for (int i = 0; i < 3; i++)
+                stx__sru_fetch_plain<E, STEPS>(slot + i * N, p.u, p.k * p.O, i * p.O, p, q, n0);
+            stx__sru_fetch_plain<E, STEPS>(slot + 3 * N, p.k == 4 ? p.u : p.xr,
+                                           p.k == 4 ? 4 * p.O : p.O, p.k == 4 ? 3 * p.O : 0, p, q,
+                                           n0);
+            if (HASV)
+                for (int i = 0; i < 2; i++)
+                    stx__sru_fetch_plain<E, STEPS>(slot + (4 + i) * N, p.V, 2 * p.O, i * p.O, p, q,
+                                                   n0);
             if (BACK) stx__sru_fetch_plain<E, STEPS>(slot + GRAD * N, p.dh, p.O, 0, p, q, n0);
-            if (BACK && p.add_xr) stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
+            if (BACK && p.add_xr)
+                stx__sru_fetch_plain<E, STEPS>(slot + (GRAD + 1) * N, p.dxr, p.O, 0, p, q, n0);
         } else {
             stx__sru_fetch<E, STEPS, 3>(slot, u, p, q, n0);
             stx__sru_fetch<E, STEPS, 1>(slot + 3 * N, x, p, q, n0);
@@ -6163,52 +8264,93 @@ template<class E, int PLAIN, int HASV, int STEPS, int BACK> struct stx__sru_sour
         stx__cp_commit();
     }
 };
-static __device__ __forceinline__ float stx__sru_float(float v) { return v; }
-static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) { return __bfloat162float(v); }
-static __device__ __forceinline__ void stx__sru_store(float *p, float v) { *p = v; }
-static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) { *p = __float2bfloat16(v); }
+
+static __device__ __forceinline__ float stx__sru_float(float v) {
+    return v;
+}
+
+static __device__ __forceinline__ float stx__sru_float(stx__bf16 v) {
+    return __bfloat162float(v);
+}
+
+static __device__ __forceinline__ void stx__sru_store(float *p, float v) {
+    *p = v;
+}
+
+static __device__ __forceinline__ void stx__sru_store(stx__bf16 *p, float v) {
+    *p = __float2bfloat16(v);
+}
+
 /* A place in an array that is written, and walks */
-template<class E, int PLAIN> struct stx__sru_to {
+template <class E, int PLAIN> struct stx__sru_to {
     E *p;
+
     __device__ __forceinline__ stx__sru_to(const stx__num &a, size_t i) : p((E *)a.p + i) {}
-    __device__ __forceinline__ void put(size_t i, float v) const { stx__sru_store(p + i, v); }
-    __device__ __forceinline__ void step(ptrdiff_t by) { p += by; }
+
+    __device__ __forceinline__ void put(size_t i, float v) const {
+        stx__sru_store(p + i, v);
+    }
+
+    __device__ __forceinline__ void step(ptrdiff_t by) {
+        p += by;
+    }
 };
-template<class E> struct stx__sru_to<E, 1> {
+
+template <class E> struct stx__sru_to<E, 1> {
     stx__num a;
     size_t at;
+
     __device__ __forceinline__ stx__sru_to(const stx__num &b, size_t i) : a(b), at(i) {}
-    __device__ __forceinline__ void put(size_t i, float v) const { stx__put(a, at + i, v); }
-    __device__ __forceinline__ void step(ptrdiff_t by) { at += (size_t)by; }
+
+    __device__ __forceinline__ void put(size_t i, float v) const {
+        stx__put(a, at + i, v);
+    }
+
+    __device__ __forceinline__ void step(ptrdiff_t by) {
+        at += (size_t)by;
+    }
 };
-/* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of step n0 + lane. */
-static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q, size_t n) {
+
+/* Bits of the 32 steps from n0: is there no step, or padding? pad: stx__sru_pad of
+   step n0 + lane. */
+static __device__ __forceinline__ int stx__sru_pad(const stx__sru &p, const stx__sru_column &q,
+                                                   size_t n) {
     return p.pad && n < p.T ? p.pad[stx__sru_row(q, n)] != 0 : 0;
 }
-static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p, const stx__sru_column &q, size_t n0, int pad) {
+
+static __device__ __forceinline__ uint32_t stx__sru_skips(const stx__sru &p,
+                                                          const stx__sru_column &q, size_t n0,
+                                                          int pad) {
     return __ballot_sync(STX__ALL, pad || n0 + q.lane >= p.T);
 }
 
 /* sigmoid(u + v c + b), number `at` of slots (STEPS,32): gate 0 forgets, 1 resets */
-template<class E, int HASV, int STEPS> static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
-    const stx__sru_column &q, float c) {
-    float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]), STX__NLOG2E, gate ? q.br : q.bf);
+template <class E, int HASV, int STEPS>
+static __device__ __forceinline__ float stx__sru_gate(const E *slot, int gate, int at,
+                                                      const stx__sru_column &q, float c) {
+    float v = gate ? q.vr : q.vf, z = fmaf(stx__sru_float(slot[(1 + gate) * 32 * STEPS + at]),
+                                           STX__NLOG2E, gate ? q.br : q.bf);
     if (HASV) v = fmaf(stx__sru_float(slot[(4 + gate) * 32 * STEPS + at]), STX__NLOG2E, v);
     return stx__rcp(1.0f + stx__exp2(fmaf(v, c, z)));
 }
+
 /* h = xt + (g(c) - xt) m r */
-template<class E, int TANH, int STEPS> static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
-    const stx__sru_column &q, float c, float r) {
+template <class E, int TANH, int STEPS>
+static __device__ __forceinline__ float stx__sru_out(const E *slot, int at, const stx__sru &p,
+                                                     const stx__sru_column &q, float c, float r) {
     float xt = p.alpha * stx__sru_float(slot[3 * 32 * STEPS + at]), g = TANH ? tanhf(c) : c;
     return fmaf(g - xt, q.m * r, xt);
 }
-/* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the last. FULL: none is. A v of zero for SCAN. */
-template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL,
-    int SCAN> static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0,
-        uint32_t skip, float c) {
+
+/* STEPS steps from n0 in slot; skip: bits of those that are padding, or beyond the
+   last. FULL: none is. A v of zero for SCAN. */
+template <class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL, int SCAN>
+static __device__ __forceinline__ float stx__sru_walk(const E *slot, const stx__sru &p,
+                                                      const stx__sru_column &q, size_t n0,
+                                                      uint32_t skip, float c) {
     stx__sru_to<E, PLAIN> to(p.h, stx__sru_row(q, n0) * p.O + q.o);
     const ptrdiff_t by = q.back ? -(ptrdiff_t)p.O : (ptrdiff_t)p.O;
-    #pragma unroll (!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
+  #pragma unroll(!FULL ? 1 : PLAIN ? 4 : STEPS < 16 ? STEPS : 16)
     for (int i = 0; i < STEPS; i++, to.step(by)) {
         int at = i * 32 + q.col;
         if (!FULL && (skip >> i & 1)) {
@@ -6224,9 +8366,11 @@ template<class E, int PLAIN, int HASV, int TANH, int STEPS, int FULL,
     return c;
 }
 
-/* Forward. A block is a warp; the ring has STAGES of STEPS steps, all but one of them under way. */
-template<class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
-    constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6, STAGE = (HASV ? 6 : 4) * 32 * STEPS;
+/* Forward. A block is a warp; the ring has STAGES of STEPS steps, all but one of them
+   under way. */
+template <class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_kernel(stx__sru p) {
+    constexpr int STEPS = sizeof(E) == 2 ? 16 : 8, STAGES = sizeof(E) == 2 ? 4 : 6,
+                  STAGE = (HASV ? 6 : 4) * 32 * STEPS;
     STX__SHARED(E, ring, STAGES * STAGE);
     const stx__sru_column q = stx__sru_place(p);
     const stx__sru_source<E, PLAIN, HASV, STEPS, 0> from(p, q);
@@ -6237,20 +8381,26 @@ template<class E, int PLAIN, int HASV, int TANH> STX__GLOBAL(32) stx__sru_fwd_ke
         uint32_t skip = stx__sru_skips(p, q, n0, pad) & ((1u << STEPS) - 1);
         pad = stx__sru_pad(p, q, n0 + STEPS + q.lane);
         stx__cp_wait<STAGES - 2>();
-        __syncwarp();                       /* this stage is there for all lanes, and none reads the one before it any more */
+        /* this stage is there for all lanes, and none reads the one before it any more */
+        __syncwarp();
         from.fetch(ring + (at ? at - 1 : STAGES - 1) * STAGE, p, q, n0 + (STAGES - 1) * STEPS);
         if (p.c && n0 % STX_SRU_TILE == 0) p.c[(q.b * p.tiles + n0 / STX_SRU_TILE) * p.O + q.o] = c;
-        if (skip) c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip, c);
-        else c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0, c);
+        if (skip)
+            c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 0, 0>(ring + at * STAGE, p, q, n0, skip,
+                                                                 c);
+        else
+            c = stx__sru_walk<E, PLAIN, HASV, TANH, STEPS, 1, 0>(ring + at * STAGE, p, q, n0, 0, c);
         at = at + 1 < STAGES ? at + 1 : 0;
     }
     stx__cp_wait<0>();
     if (p.last.p) stx__put(p.last, q.b * p.O + q.o, c);
 }
 
-/* What a tile does to the number that goes through it, P and Q, told to all warps of the block: `mine` becomes the number before this
-   warp's tile, x that after the tiles of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
-static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp, int lane, float P, float Q, float &mine,
+/* What a tile does to the number that goes through it, P and Q, told to all warps of
+   the block: `mine` becomes the number before this warp's tile, x that after the tiles
+   of all. told: (2,warps,2,32), in turns, so that one barrier a round is enough. */
+static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int warps, int warp,
+                                                     int lane, float P, float Q, float &mine,
                                                      float &x) {
     float *to = told + (round & 1) * warps * 64;
     to[warp * 64 + lane] = P;
@@ -6263,13 +8413,14 @@ static __device__ __forceinline__ void stx__sru_tell(float *told, int round, int
 }
 
 /* Forward without v and V: each warp of a block has a tile, by turns. */
-template<class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
+template <class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(stx__sru p) {
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     const stx__sru_source<E, PLAIN, 0, STX_SRU_TILE, 0> from(p, q);
     E *slot = (E *)raw + warp * 4 * STX__SRU_SLOT;
-    float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT), c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
+    float *told = (float *)((E *)raw + warps * 4 * STX__SRU_SLOT),
+          c = stx__sru_number(p.c0, q.b * p.O + q.o, 0);
     for (size_t tile = warp, round = 0; tile - warp < p.tiles; tile += warps, round++) {
         size_t n0 = tile * STX_SRU_TILE;
         float P = 1, Q = 0, mine = 0;
@@ -6280,10 +8431,12 @@ template<class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(
             skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
             stx__cp_wait<0>();
             __syncwarp();
-            #pragma unroll 8
+  #pragma unroll 8
             for (int i = 0; i < STX_SRU_TILE; i++) {
                 int at = i * 32 + q.col;
-                float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0), next = fmaf(Q - u0, f, u0);
+                float u0 = stx__sru_float(slot[at]),
+                      f = stx__sru_gate<E, 0, STX_SRU_TILE>(slot, 0, at, q, 0),
+                      next = fmaf(Q - u0, f, u0);
                 P = skip >> i & 1 ? P : P * f;
                 Q = skip >> i & 1 ? Q : next;
             }
@@ -6291,8 +8444,10 @@ template<class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(
         stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, c);
         if (tile >= p.tiles) continue;
         if (p.c) p.c[(q.b * p.tiles + tile) * p.O + q.o] = mine;
-        if (skip) (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
-        else (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
+        if (skip)
+            (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 0, 1>(slot, p, q, n0, skip, mine);
+        else
+            (void)stx__sru_walk<E, PLAIN, 0, TANH, STX_SRU_TILE, 1, 1>(slot, p, q, n0, 0, mine);
     }
     if (p.last.p && warp == 0) stx__put(p.last, q.b * p.O + q.o, c);
 }
@@ -6304,20 +8459,27 @@ template<class E, int PLAIN, int TANH> STX__GLOBAL(256, 1) stx__sru_scan_kernel(
        dvf += dzf c ; dvr += dzr c ; dbf += dzf ; dbr += dzr
        e = a f + dzf vf + dzr vr = a J + dzr vr,   J = f + vf (c - u0) f (1 - f)
    What both walks of backward make of step `at`; cn is c'. */
-typedef struct stx__sru_slope { float d, f, r, s, kept, gr, dzr, J, rest; } stx__sru_slope;
-template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at,
-    const stx__sru &p, const stx__sru_column &q, float c, float cn, float f, float r) {
+typedef struct stx__sru_slope {
+    float d, f, r, s, kept, gr, dzr, J, rest;
+} stx__sru_slope;
+
+template <class E, int HASV, int TANH>
+static __device__ __forceinline__ stx__sru_slope stx__sru_slopes(const E *slot, int at,
+                                                                 const stx__sru &p,
+                                                                 const stx__sru_column &q, float c,
+                                                                 float cn, float f, float r) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     const float unscale = 1.0f / STX__NLOG2E;
     stx__sru_slope k;
-    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn, xt = p.alpha * stx__sru_float(slot[3 * N + at]),
-        G = stx__sru_float(slot[GRAD * N + at]);
+    float vf = q.vf * unscale, vr = q.vr * unscale, g = TANH ? tanhf(cn) : cn,
+          xt = p.alpha * stx__sru_float(slot[3 * N + at]), G = stx__sru_float(slot[GRAD * N + at]);
     if (HASV) {
         vf += stx__sru_float(slot[4 * N + at]);
         vr += stx__sru_float(slot[5 * N + at]);
     }
     k.d = c - stx__sru_float(slot[at]);
-    k.f = f; k.r = r;
+    k.f = f;
+    k.r = r;
     k.s = f * (1 - f);
     k.kept = q.m * r;
     k.gr = G * k.kept;
@@ -6327,18 +8489,24 @@ template<class E, int HASV, int TANH> static __device__ __forceinline__ stx__sru
     k.rest = k.dzr * vr;
     return k;
 }
-/* The walk that makes the states of a tile (32,32) from c, and with MANY the tile's P and Q: e before it is P e + Q */
-template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __forceinline__ float stx__sru_states(float *state,
-    const E *slot, const stx__sru &p, const stx__sru_column &q, uint32_t skip, float c, float &P, float &Q) {
-    #pragma unroll (FULL ? 8 : 1)
+
+/* The walk that makes the states of a tile (32,32) from c, and with MANY the tile's P
+   and Q: e before it is P e + Q */
+template <class E, int HASV, int TANH, int MANY, int FULL>
+static __device__ __forceinline__ float stx__sru_states(float *state, const E *slot,
+                                                        const stx__sru &p, const stx__sru_column &q,
+                                                        uint32_t skip, float c, float &P,
+                                                        float &Q) {
+  #pragma unroll(FULL ? 8 : 1)
     for (int i = 0; i < STX_SRU_TILE; i++) {
         int at = i * 32 + q.col;
         state[i * 32 + q.lane] = c;
         if (!FULL && (skip >> i & 1)) continue;
-        float u0 = stx__sru_float(slot[at]), f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
+        float u0 = stx__sru_float(slot[at]),
+              f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), cn = fmaf(c - u0, f, u0);
         if (MANY) {
-            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at,
-                q, c));
+            stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(
+                slot, at, p, q, c, cn, f, stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c));
             Q = fmaf(P, fmaf(k.gr, k.J, k.rest), Q);
             P *= k.J;
         }
@@ -6346,22 +8514,32 @@ template<class E, int HASV, int TANH, int MANY, int FULL> static __device__ __fo
     }
     return c;
 }
-/* The walk back: from e after the tile to e before it, and all gradients. sum: dvf, dvr, dbf, dbr of this tile. */
-template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __forceinline__ float stx__sru_walk_back(const float *state,
-    const E *slot, const stx__sru &p, const stx__sru_column &q, size_t n0, uint32_t skip, float cn, float e, float (&sum)[4]) {
+
+/* The walk back: from e after the tile to e before it, and all gradients. sum: dvf,
+   dvr, dbf, dbr of this tile. */
+template <class E, int PLAIN, int HASV, int TANH, int FULL>
+static __device__ __forceinline__ float stx__sru_walk_back(const float *state, const E *slot,
+                                                           const stx__sru &p,
+                                                           const stx__sru_column &q, size_t n0,
+                                                           uint32_t skip, float cn, float e,
+                                                           float (&sum)[4]) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
-    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);      /* may be beyond the last: it is not used then */
-    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k, by_x = p.k == 4 ? by_u : by;
-    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o), dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O +
-                                                              q.o), dV(p.dV, row * 2 * p.O + q.o);
+    /* may be beyond the last: it is not used then */
+    const size_t row = stx__sru_row(q, n0 + STX_SRU_TILE - 1);
+    const ptrdiff_t by = q.back ? (ptrdiff_t)p.O : -(ptrdiff_t)p.O, by_u = by * (ptrdiff_t)p.k,
+                    by_x = p.k == 4 ? by_u : by;
+    stx__sru_to<E, PLAIN> du(p.du, row * p.k * p.O + q.o),
+        dx(p.k == 4 ? p.du : p.dxr, p.k == 4 ? (row * 4 + 3) * p.O + q.o : row * p.O + q.o),
+        dV(p.dV, row * 2 * p.O + q.o);
     const int has_x = p.k == 4 || p.dxr.p, has_V = HASV && p.dV.p;
-    #pragma unroll (FULL && !PLAIN ? 4 : 1)
+  #pragma unroll(FULL && !PLAIN ? 4 : 1)
     for (int i = STX_SRU_TILE - 1; i >= 0; i--, du.step(by_u), dx.step(by_x), dV.step(2 * by)) {
         int at = i * 32 + q.col;
-        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0, was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) :
-            0.0f;
+        float c = state[i * 32 + q.lane], du0 = 0, dzf = 0, dzr = 0, dxt = 0,
+              was = p.add_xr ? stx__sru_float(slot[(GRAD + 1) * N + at]) : 0.0f;
         if (FULL || !(skip >> i & 1)) {
-            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c), r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
+            float f = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 0, at, q, c),
+                  r = stx__sru_gate<E, HASV, STX_SRU_TILE>(slot, 1, at, q, c);
             stx__sru_slope k = stx__sru_slopes<E, HASV, TANH>(slot, at, p, q, c, cn, f, r);
             float a = k.gr + e;
             du0 = fmaf(-a, f, a);
@@ -6387,13 +8565,17 @@ template<class E, int PLAIN, int HASV, int TANH, int FULL> static __device__ __f
     }
     return e;
 }
-/* Backward. MANY: each warp of a block has a tile, by turns, from the last one on; else a block is a warp. */
-template<class E, int PLAIN, int HASV, int TANH, int MANY>
-STX__GLOBAL(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
+
+/* Backward. MANY: each warp of a block has a tile, by turns, from the last one on;
+   else a block is a warp. */
+template <class E, int PLAIN, int HASV, int TANH, int MANY>
+STX__GLOBAL(MANY ? 256 : 32, 1)
+stx__sru_bwd_kernel(stx__sru p) {
     constexpr int N = STX__SRU_SLOT, GRAD = HASV ? 6 : 4;
     STX__DYNAMIC(raw);
     const stx__sru_column q = stx__sru_place(p);
-    const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0, slots = GRAD + 1 + p.add_xr;
+    const int warps = MANY ? blockDim.x / 32 : 1, warp = MANY ? threadIdx.x / 32 : 0,
+              slots = GRAD + 1 + p.add_xr;
     const stx__sru_source<E, PLAIN, HASV, STX_SRU_TILE, 1> from(p, q);
     const size_t each = N * (slots * sizeof(E) + sizeof(float));
     E *slot = (E *)(raw + warp * each);
@@ -6410,94 +8592,142 @@ STX__GLOBAL(MANY ? 256 : 32, 1) stx__sru_bwd_kernel(stx__sru p) {
             skip = stx__sru_skips(p, q, n0, stx__sru_pad(p, q, n0 + q.lane));
             stx__cp_wait<0>();
             __syncwarp();
-            if (skip) c = stx__sru_states<E, HASV, TANH, MANY, 0>(state, slot, p, q, skip, c, P, Q);
-            else c = stx__sru_states<E, HASV, TANH, MANY, 1>(state, slot, p, q, 0, c, P, Q);
+            if (skip)
+                c = stx__sru_states<E, HASV, TANH, MANY, 0>(state, slot, p, q, skip, c, P, Q);
+            else
+                c = stx__sru_states<E, HASV, TANH, MANY, 1>(state, slot, p, q, 0, c, P, Q);
         }
-        if (MANY) stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
-        else mine = e;
+        if (MANY)
+            stx__sru_tell(told, (int)round, warps, warp, q.lane, P, Q, mine, e);
+        else
+            mine = e;
         if (turn < p.tiles) {
             float sum[4] = {0, 0, 0, 0};
-            if (skip) mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c, mine, sum);
-            else mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c, mine, sum);
+            if (skip)
+                mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 0>(state, slot, p, q, n0, skip, c,
+                                                                   mine, sum);
+            else
+                mine = stx__sru_walk_back<E, PLAIN, HASV, TANH, 1>(state, slot, p, q, n0, 0, c,
+                                                                   mine, sum);
             for (int k = 0; k < 4; k++) total[k] += sum[k];
         }
         if (!MANY) e = mine;
     }
-    if (MANY && p.part) {                   /* the warps' sums, in order */
+    if (MANY && p.part) { /* the warps' sums, in order */
         __syncthreads();
         for (int k = 0; k < 4; k++) told[(warp * 4 + k) * 32 + q.lane] = total[k];
         __syncthreads();
-        if (warp == 0) for (int k = 0; k < 4; k++) for (int w = 1; w < warps; w++) total[k] += told[(w * 4 + k) * 32 + q.lane];
+        if (warp == 0)
+            for (int k = 0; k < 4; k++)
+                for (int w = 1; w < warps; w++) total[k] += told[(w * 4 + k) * 32 + q.lane];
     }
     if (warp || q.lane >= q.width) return;
-    if (p.part) for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
+    if (p.part)
+        for (int k = 0; k < 4; k++) p.part[(q.b * 4 + k) * p.O + q.o] = total[k];
     if (p.dc0.p) stx__add(p.dc0, q.b * p.O + q.o, e, 1);
 }
 
 typedef stx__kernel_of<stx__sru> stx__sru_kernel;
-template<class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
-    if (hasV) return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
+
+template <class E, int PLAIN> static stx__sru_kernel stx__sru_fwd_of(int hasV, int tanh) {
+    if (hasV)
+        return tanh ? stx__sru_fwd_kernel<E, PLAIN, 1, 1> : stx__sru_fwd_kernel<E, PLAIN, 1, 0>;
     return tanh ? stx__sru_fwd_kernel<E, PLAIN, 0, 1> : stx__sru_fwd_kernel<E, PLAIN, 0, 0>;
 }
-template<class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) {
+
+template <class E, int PLAIN> static stx__sru_kernel stx__sru_scan_of(int tanh) {
     return tanh ? stx__sru_scan_kernel<E, PLAIN, 1> : stx__sru_scan_kernel<E, PLAIN, 0>;
 }
-template<class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
-    if (hasV) return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 1, 0, MANY>;
-    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, MANY> : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
+
+template <class E, int PLAIN, int MANY> static stx__sru_kernel stx__sru_bwd_of(int hasV, int tanh) {
+    if (hasV)
+        return tanh ? stx__sru_bwd_kernel<E, PLAIN, 1, 1, MANY>
+                    : stx__sru_bwd_kernel<E, PLAIN, 1, 0, MANY>;
+    return tanh ? stx__sru_bwd_kernel<E, PLAIN, 0, 1, MANY>
+                : stx__sru_bwd_kernel<E, PLAIN, 0, 0, MANY>;
 }
+
 static stx__sru stx__sru_of(stx_ctx *x, const stx_sru_args *a, int backward) {
     stx__sru p;
     memset(&p, 0, sizeof p);
-    p.T = a->T; p.H = a->H; p.O = a->D * a->H; p.k = a->k; p.tiles = stx_sru_tiles(a);
+    p.T = a->T;
+    p.H = a->H;
+    p.O = a->D * a->H;
+    p.k = a->k;
+    p.tiles = stx_sru_tiles(a);
     p.groups = (a->H + 31) / 32;
     p.D = (int)a->D;
     p.alpha = a->k == 4 ? 1 : a->alpha;
-    p.u = stx__num_of(x, a->u); p.xr = stx__num_of(x, a->k == 4 ? NULL : a->xr); p.V = stx__num_of(x, a->V);
-    p.v = stx__num_of(x, a->v); p.bias = stx__num_of(x, a->bias); p.c0 = stx__num_of(x, a->c0); p.m = stx__num_of(x, a->m);
+    p.u = stx__num_of(x, a->u);
+    p.xr = stx__num_of(x, a->k == 4 ? NULL : a->xr);
+    p.V = stx__num_of(x, a->V);
+    p.v = stx__num_of(x, a->v);
+    p.bias = stx__num_of(x, a->bias);
+    p.c0 = stx__num_of(x, a->c0);
+    p.m = stx__num_of(x, a->m);
     p.pad = a->pad;
     p.c = (float *)a->c;
     if (!backward) {
-        p.h = stx__num_of(x, a->h); p.last = stx__num_of(x, a->last);
+        p.h = stx__num_of(x, a->h);
+        p.last = stx__num_of(x, a->last);
         return p;
     }
-    p.dh = stx__num_of(x, a->dh); p.dlast = stx__num_of(x, a->dlast); p.dc0 = stx__num_of(x, a->dc0);
-    p.du = stx__num_of(x, a->du); p.dV = stx__num_of(x, a->dV); p.dxr = stx__num_of(x, p.xr.p ? a->dxr : NULL);
+    p.dh = stx__num_of(x, a->dh);
+    p.dlast = stx__num_of(x, a->dlast);
+    p.dc0 = stx__num_of(x, a->dc0);
+    p.du = stx__num_of(x, a->du);
+    p.dV = stx__num_of(x, a->dV);
+    p.dxr = stx__num_of(x, p.xr.p ? a->dxr : NULL);
     p.add_xr = p.dxr.p && a->add_xr;
     p.part = a->dv || a->dbias ? (float *)a->work : NULL;
     return p;
 }
-/* Can the kernels for one kind of storage take it? in: what they read in pieces of 16 bytes. */
+
+/* Can the kernels for one kind of storage take it? in: what they read in pieces of 16
+   bytes. */
 static int stx__sru_in_pieces(const stx__sru &p) {
-    const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL}, *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
+    const stx__num *in[5] = {&p.u, &p.xr, &p.V, &p.dh, p.add_xr ? &p.dxr : NULL},
+                   *out[4] = {&p.h, &p.du, &p.dV, &p.dxr};
     int i;
-    for (i = 0; i < 5; i++) if (in[i] && in[i]->p && (in[i]->half != p.u.half || (uintptr_t)in[i]->p % 16)) return 0;
-    for (i = 0; i < 4; i++) if (out[i]->p && (out[i]->half != p.u.half || out[i]->twin)) return 0;
+    for (i = 0; i < 5; i++)
+        if (in[i] && in[i]->p && (in[i]->half != p.u.half || (uintptr_t)in[i]->p % 16)) return 0;
+    for (i = 0; i < 4; i++)
+        if (out[i]->p && (out[i]->half != p.u.half || out[i]->twin)) return 0;
     return p.H % (p.u.half ? 8 : 4) == 0;
 }
+
 /* How many warps have tiles of the same columns: 1 when columns alone fill a GPU */
 static int stx__sru_warps(const stx_sru_args *a, size_t each) {
-    size_t columns = a->B * a->D * a->H, w = columns >= STX__SRU_FEW ? 1 : columns >= STX__SRU_VERY_FEW ? 4 : 8;
+    size_t columns = a->B * a->D * a->H, w = columns >= STX__SRU_FEW        ? 1
+                                             : columns >= STX__SRU_VERY_FEW ? 4
+                                                                            : 8;
     w = STX_MIN(w, (size_t)STX__SRU_BYTES / each);
     return (int)STX_MIN(w, stx_sru_tiles(a));
 }
-static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel, const stx_sru_args *a, const stx__sru &p, int warps,
-                         size_t each) {
+
+static void stx__sru_run(stx_ctx *x, const char *name, stx__sru_kernel kernel,
+                         const stx_sru_args *a, const stx__sru &p, int warps, size_t each) {
     size_t blocks = a->B * a->D * p.groups, bytes = (size_t)warps * each;
-    static_assert((int)STX__SRU_BYTES <= (int)STX__SHARED_LEAST, "some GPUs have less shared memory");
+    static_assert((int)STX__SRU_BYTES <= (int)STX__SHARED_LEAST,
+                  "some GPUs have less shared memory");
     if (!stx__may_share(x, (const void *)kernel, bytes, name)) return;
     STX__RUN_KERNEL(x, name, kernel, (unsigned)blocks, 32 * warps, bytes, p);
 }
+
 static int stx__sru_refused(stx_ctx *x, const stx_sru_args *a, const char *what) {
     if (!stx_ok(x) || !a->B || !a->D || !a->H) return 1;
-    if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31) return 0;
-    stx_fail(x, STX_ERR_SHAPE, "%s: k %zu, %zu directions: want 3 or 4, and 1 or 2", what, a->k, a->D);
+    if ((a->k == 3 || a->k == 4) && a->D <= 2 && (a->H + 31) / 32 * a->D * a->B < (size_t)1 << 31)
+        return 0;
+    stx_fail(x, STX_ERR_SHAPE, "%s: k %zu, %zu directions: want 3 or 4, and 1 or 2", what, a->k,
+             a->D);
     return 1;
 }
+
 size_t stx_sru_work_cuda(stx_ctx *x, const stx_sru_args *a, int backward) {
     (void)x;
     return backward ? a->B * 4 * a->D * a->H * sizeof(float) : 0;
 }
+
 void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru p;
     stx__sru_kernel kernel;
@@ -6509,15 +8739,18 @@ void stx_sru_fwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     each = STX__SRU_SLOT * 4 * (plain || !p.u.half ? sizeof(float) : 2) + 4 * 32 * sizeof(float);
     warps = a->v || a->V ? 1 : stx__sru_warps(a, each);
     if (warps > 1) {
-        kernel = plain ? stx__sru_scan_of<float, 1>(a->tanh) : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh) : stx__sru_scan_of<float,
-            0>(a->tanh);
+        kernel = plain      ? stx__sru_scan_of<float, 1>(a->tanh)
+                 : p.u.half ? stx__sru_scan_of<stx__bf16, 0>(a->tanh)
+                            : stx__sru_scan_of<float, 0>(a->tanh);
         stx__sru_run(x, "stx_sru_fwd", kernel, a, p, warps, each);
         return;
     }
-    kernel = plain ? stx__sru_fwd_of<float, 1>(hasV, a->tanh) : p.u.half ? stx__sru_fwd_of<stx__bf16,
-        0>(hasV, a->tanh) : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
+    kernel = plain      ? stx__sru_fwd_of<float, 1>(hasV, a->tanh)
+             : p.u.half ? stx__sru_fwd_of<stx__bf16, 0>(hasV, a->tanh)
+                        : stx__sru_fwd_of<float, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_fwd", kernel, a, p, 1, 0);
 }
+
 void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     stx__sru p;
     stx__sru_kernel kernel;
@@ -6527,41 +8760,62 @@ void stx_sru_bwd_cuda(stx_ctx *x, const stx_sru_args *a) {
     if (stx__sru_refused(x, a, "stx_sru_bwd")) return;
     p = stx__sru_of(x, a, 1);
     plain = !stx__sru_in_pieces(p);
-    each = STX__SRU_SLOT * ((5 + 2 * hasV + p.add_xr) * (plain || !p.u.half ? sizeof(float) : 2) + sizeof(float)) + 4 * 32 * sizeof(float);
+    each = STX__SRU_SLOT
+               * ((5 + 2 * hasV + p.add_xr) * (plain || !p.u.half ? sizeof(float) : 2)
+                  + sizeof(float))
+           + 4 * 32 * sizeof(float);
     warps = stx__sru_warps(a, each);
-    if (warps > 1) kernel = plain ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0,
-        1>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
-    else kernel = plain ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh) : p.u.half ? stx__sru_bwd_of<stx__bf16, 0,
-        0>(hasV, a->tanh) : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
+    if (warps > 1)
+        kernel = plain      ? stx__sru_bwd_of<float, 1, 1>(hasV, a->tanh)
+                 : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 1>(hasV, a->tanh)
+                            : stx__sru_bwd_of<float, 0, 1>(hasV, a->tanh);
+    else
+        kernel = plain      ? stx__sru_bwd_of<float, 1, 0>(hasV, a->tanh)
+                 : p.u.half ? stx__sru_bwd_of<stx__bf16, 0, 0>(hasV, a->tanh)
+                            : stx__sru_bwd_of<float, 0, 0>(hasV, a->tanh);
     stx__sru_run(x, "stx_sru_bwd", kernel, a, p, warps < 1 ? 1 : warps, each);
-    to[0] = a->dv; to[1] = a->dbias;
+    to[0] = a->dv;
+    to[1] = a->dbias;
     stx__columns_sum(x, "stx_sru_bwd", to, 2, p.part, 2 * O2, a->B, O2, 0);
 }
 #endif /* SEQTX_SRU_H */
 
+
 // >>groups ------------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_COMPRESSIVE_H
-/* The kernels of seqtx_compressive.h: they move rows and gates. What computes (convolutions, the losses' attention) is the core's products
+    /* The kernels of seqtx_compressive.h: they move rows and gates. What computes
+       (convolutions, the losses' attention) is the core's products
    and attention.
 
-   Kernels of rows: a warp takes a row, lanes W neighbours each, so that where the row comes from is worked out once a row, and loads and
-   stores are of whole lines. STX__WARPS: every n below N, shared by all warps of the grid, which may be fewer. */
-#define STX__WARPS(n, N) for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
-                              n += (size_t)gridDim.x * blockDim.x / 32)
-#define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
+   Kernels of rows: a warp takes a row, lanes W neighbours each, so that where the row
+   comes from is worked out once a row, and loads and stores are of whole lines.
+   STX__WARPS: every n below N, shared by all warps of the grid, which may be fewer. */
+  #define STX__WARPS(n, N) \
+    for (size_t n = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; n < N; \
+         n += (size_t)gridDim.x * blockDim.x / 32)
+  #define STX__RUN_WARPS(x, name, four, kernel, N, ...) \
     do { \
-        if (four) STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
-        else STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+      if (four) \
+        STX__RUN_KERNEL(x, name, kernel<4>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
+      else \
+        STX__RUN_KERNEL(x, name, kernel<1>, stx__grid(x, 32 * (N)), 256, 0, __VA_ARGS__); \
     } while (0)
 
-/* Rows and groups of stream b: tap t of group i meets row base + i step + t, if that is in [first, rows) and pad does not mark it */
-typedef struct stx__comp_stream { ptrdiff_t base, first; size_t own; const int32_t *pad; } stx__comp_stream;
-static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx_comp_groups &g, size_t b) {
+/* Rows and groups of stream b: tap t of group i meets row base + i step + t, if that
+   is in [first, rows) and pad does not mark it */
+typedef struct stx__comp_stream {
+    ptrdiff_t base, first;
+    size_t own;
+    const int32_t *pad;
+} stx__comp_stream;
+
+static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx_comp_groups &g,
+                                                                       size_t b) {
     stx__comp_stream s;
     s.base = g.at;
     s.first = 0;
-    s.own = g.groups;                       /* G_b */
+    s.own = g.groups; /* G_b */
     s.pad = g.pad ? g.pad + b * g.rows : NULL;
     if (g.first) {
         s.first = g.first[b];
@@ -6570,28 +8824,35 @@ static __device__ __forceinline__ stx__comp_stream stx__comp_stream_of(const stx
     }
     return s;
 }
+
 /* -1: the row is missing */
-static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g, const stx__comp_stream &s, size_t group, size_t t) {
+static __device__ __forceinline__ ptrdiff_t stx__comp_row(const stx_comp_groups &g,
+                                                          const stx__comp_stream &s, size_t group,
+                                                          size_t t) {
     ptrdiff_t row = s.base + (ptrdiff_t)(group * g.step + t);
     return row < s.first || row >= (ptrdiff_t)g.rows || (s.pad && s.pad[row]) ? -1 : row;
 }
+
 static int stx__comp_refused(stx_ctx *x, const stx_comp_groups *g, const char *what) {
-    if (stx_ok(x) && !g->step) stx_fail(x, STX_ERR_SHAPE, "%s: groups that are 0 rows apart, want at least 1", what);
+    if (stx_ok(x) && !g->step)
+        stx_fail(x, STX_ERR_SHAPE, "%s: groups that are 0 rows apart, want at least 1", what);
     return !stx_ok(x);
 }
 
 /* The same with its stride as a number, and whether rows are read by fours */
-static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows, int *four) {
+static stx_comp_groups stx__comp_strided(const stx_comp_groups *g, const stx__num &rows,
+                                         int *four) {
     stx_comp_groups s = *g;
     if (!s.stride) s.stride = s.rows * s.D;
     *four = s.D % 4 == 0 && s.stride % 4 == 0 && stx__by4(rows);
     return s;
 }
 
-/* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is missing. A warp a tap. */
-template<int W>
-STX__GLOBAL(256) stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g,
-                                         int accumulate) {
+/* y (B,groups,taps,D) = or += the rows (B,rows,D) that the taps meet, 0 where one is
+   missing. A warp a tap. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_groups g, int accumulate) {
     const size_t taps = g.groups * g.taps;
     STX__WARPS(n, g.B * taps) {
         size_t b = n / taps, in = n - b * taps, group = in / g.taps;
@@ -6604,47 +8865,60 @@ STX__GLOBAL(256) stx__comp_unfold_kernel(stx__num y, stx__num rows, stx_comp_gro
         }
     }
 }
-void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int accumulate) {
+
+void stx_comp_unfold_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
+                          int accumulate) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups * g->taps;
     int four;
     const stx_comp_groups s = stx__comp_strided(g, R, &four);
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_unfold")) return;
-    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__by4(Y), stx__comp_unfold_kernel, n, Y, R, s, accumulate);
+    STX__RUN_WARPS(x, "stx_comp_unfold", four && stx__by4(Y), stx__comp_unfold_kernel, n, Y, R, s,
+                   accumulate);
 }
 
-/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups ascending; 0 where none does, and in missing rows.
-   A warp a row: the groups that reach it are known beforehand. */
-template<int W>
-STX__GLOBAL(256) stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
+/* rows (B,rows,D) = the sum of the taps of y (B,groups,taps,D) that meet a row, groups
+   ascending; 0 where none does, and in missing rows. A warp a row: the groups that
+   reach it are known beforehand. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_fold_kernel(stx__num rows, stx__num y, stx_comp_groups g) {
     STX__WARPS(n, g.B * g.rows) {
         size_t b = n / g.rows, row = n - b * g.rows;
         stx__comp_stream s = stx__comp_stream_of(g, b);
-        ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step, before = from - (ptrdiff_t)g.taps;      /* t = from - i step */
+        /* t = from - i step */
+        ptrdiff_t from = (ptrdiff_t)row - s.base, step = (ptrdiff_t)g.step,
+                  before = from - (ptrdiff_t)g.taps;
         ptrdiff_t lo = before < 0 ? 0 : before / step + 1, hi = from < 0 ? -1 : from / step;
         if (hi >= (ptrdiff_t)g.groups) hi = (ptrdiff_t)g.groups - 1;
         if ((ptrdiff_t)row < s.first || (s.pad && s.pad[row])) hi = -1;
         for (size_t c = threadIdx.x % 32 * W; c < g.D; c += 32 * W) {
             float v[W] = {0}, w[W];
             for (ptrdiff_t i = lo; i <= hi; i++) {
-                stx__getn<W>(w, y, ((b * g.groups + (size_t)i) * g.taps + (size_t)(from - i * step)) * g.D + c);
+                stx__getn<W>(w, y,
+                             ((b * g.groups + (size_t)i) * g.taps + (size_t)(from - i * step)) * g.D
+                                 + c);
                 for (int e = 0; e < W; e++) v[e] += w[e];
             }
             stx__putn<W>(rows, n * g.D + c, v);
         }
     }
 }
+
 void stx_comp_fold_cuda(stx_ctx *x, stx_real *rows, const stx_real *y, const stx_comp_groups *g) {
     stx__num R = stx__num_of(x, rows), Y = stx__num_of(x, y);
     size_t n = g->B * g->rows;
     if (!n || !g->D || stx__comp_refused(x, g, "stx_comp_fold")) return;
-    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R), stx__comp_fold_kernel, n, R, Y, *g);
+    STX__RUN_WARPS(x, "stx_comp_fold", g->D % 4 == 0 && stx__by4(Y) && stx__by4(R),
+                   stx__comp_fold_kernel, n, R, Y, *g);
 }
 
-/* y (B,groups,D) = the mean (max 0) or the largest (max 1), channel by channel, of the rows that a group meets; 0 where all are missing. A
-   warp a group; a channel's rows are added by one lane, in the order of time. */
-template<int W>
-STX__GLOBAL(256) stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
+/* y (B,groups,D) = the mean (max 0) or the largest (max 1), channel by channel, of the
+   rows that a group meets; 0 where all are missing. A warp a group; a channel's rows
+   are added by one lane, in the order of time. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_groups g, int max) {
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, group = n - b * g.groups;
         stx__comp_stream s = stx__comp_stream_of(g, b);
@@ -6655,15 +8929,22 @@ STX__GLOBAL(256) stx__comp_pool_kernel(stx__num y, stx__num rows, stx_comp_group
                 ptrdiff_t row = stx__comp_row(g, s, group, t);
                 if (row < 0) continue;
                 stx__getn<W>(w, rows, b * g.stride + (size_t)row * g.D + c);
-                for (int e = 0; e < W; e++) v[e] = !met ? w[e] : !max ? v[e] + w[e] : w[e] > v[e] || w[e] != w[e] ? w[e] : v[e];
+                for (int e = 0; e < W; e++)
+                    v[e] = !met                          ? w[e]
+                           : !max                        ? v[e] + w[e]
+                           : w[e] > v[e] || w[e] != w[e] ? w[e]
+                                                         : v[e];
                 met++;
             }
-            if (!max && met > 1) for (int e = 0; e < W; e++) v[e] /= (float)met;
+            if (!max && met > 1)
+                for (int e = 0; e < W; e++) v[e] /= (float)met;
             stx__putn<W>(y, n * g.D + c, v);
         }
     }
 }
-void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g, int max) {
+
+void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_comp_groups *g,
+                        int max) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows);
     size_t n = g->B * g->groups;
     int four;
@@ -6672,15 +8953,17 @@ void stx_comp_pool_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     STX__RUN_WARPS(x, "stx_comp_pool", four && stx__by4(Y), stx__comp_pool_kernel, n, Y, R, s, max);
 }
 
-/* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time, in the last G_b places; the places before are 0.
-   First kept (B,rows) = is the row among them? Its rank is the number of rows that come before it. A thread a row; the others' usage
-   passes through shared memory, a block of them at a time. */
+/* y (B,groups,D) = the G_b rows of stream b that were used most, in the order of time,
+   in the last G_b places; the places before are 0. First kept (B,rows) = is the row
+   among them? Its rank is the number of rows that come before it. A thread a row; the
+   others' usage passes through shared memory, a block of them at a time. */
 static __device__ __forceinline__ float stx__comp_used(const stx__num &usage, size_t i) {
     float all = stx__get(usage, i + 1);
     return all > 0 ? stx__get(usage, i) / all : 0;
 }
-STX__GLOBAL(256) stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g,
-                                       size_t blocks) {
+
+STX__GLOBAL(256)
+stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu, stx_comp_groups g, size_t blocks) {
     STX__SHARED(float, used, 256);
     STX__SHARED(int32_t, lost, 256);
     for (size_t n = blockIdx.x; n < g.B * blocks; n += gridDim.x) {
@@ -6699,19 +8982,24 @@ STX__GLOBAL(256) stx__comp_rank_kernel(int32_t *kept, stx__num usage, size_t ldu
             for (size_t e = 0; e < left; e++) {
                 float u = used[e];
                 if (k0 + e == i) continue;
-                if (lost[e] != mine_lost) better += !lost[e];
-                else if (mine_lost) better += k0 + e < i;
-                else better += u > mine || (!(mine > u) && k0 + e > i);
+                if (lost[e] != mine_lost)
+                    better += !lost[e];
+                else if (mine_lost)
+                    better += k0 + e < i;
+                else
+                    better += u > mine || (!(mine > u) && k0 + e > i);
             }
             __syncthreads();
         }
         if (i < g.rows) kept[b * g.rows + i] = i >= (size_t)s.first && better < s.own;
     }
 }
-/* Then the row of each place: the m-th that is kept, counted 32 at a time. A warp a place. */
-template<int W>
-STX__GLOBAL(256) stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept,
-                                       stx_comp_groups g) {
+
+/* Then the row of each place: the m-th that is kept, counted 32 at a time. A warp a
+   place. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t *kept, stx_comp_groups g) {
     const size_t lane = threadIdx.x % 32;
     STX__WARPS(n, g.B * g.groups) {
         size_t b = n / g.groups, place = n - b * g.groups, row = g.rows, k0, m;
@@ -6719,7 +9007,8 @@ STX__GLOBAL(256) stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t 
         if (place + s.own >= g.groups) {
             m = place + s.own - g.groups;
             for (k0 = 0; k0 < g.rows; k0 += 32) {
-                uint32_t some = __ballot_sync(STX__ALL, k0 + lane < g.rows && kept[b * g.rows + k0 + lane]);
+                uint32_t some = __ballot_sync(STX__ALL,
+                                              k0 + lane < g.rows && kept[b * g.rows + k0 + lane]);
                 size_t here = (size_t)__popc(some);
                 if (m < here) {
                     for (; m; m--) some &= some - 1;
@@ -6737,7 +9026,9 @@ STX__GLOBAL(256) stx__comp_pick_kernel(stx__num y, stx__num rows, const int32_t 
         }
     }
 }
-void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage, size_t ldu, const stx_comp_groups *g) {
+
+void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx_real *usage,
+                        size_t ldu, const stx_comp_groups *g) {
     stx__num Y = stx__num_of(x, y), R = stx__num_of(x, rows), U = stx__num_of(x, usage);
     size_t n = g->B * g->groups, blocks = (g->rows + 255) / 256;
     int32_t *kept;
@@ -6750,64 +9041,85 @@ void stx_comp_pick_cuda(stx_ctx *x, stx_real *y, const stx_real *rows, const stx
     }
     kept = (int32_t *)stx__scratch_of(x, g->B * g->rows * sizeof *kept, "stx_comp_pick");
     if (!kept) return;
-    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel, stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
+    STX__RUN_KERNEL(x, "stx_comp_pick", stx__comp_rank_kernel,
+                    stx__blocks(g->B * blocks, 1, (size_t)1 << 30), 256, 0, kept, U, ldu, *g,
                     blocks);
-    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__by4(Y), stx__comp_pick_kernel, n, Y, R, kept, s);
+    STX__RUN_WARPS(x, "stx_comp_pick", four && stx__by4(Y), stx__comp_pick_kernel, n, Y, R, kept,
+                   s);
 }
+
 
 // >>usage -------------------------------------------------------------------------------------------------------------
 
-/* usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i ; usage[b][j][1] += how many queries i there are. Each
-   weight is made again from its logit and the row's statistics.
-   First part (B,H,n): sums over the queries of one head. A block has 64 keys of a unit (batch row, head) and walks over its queries, 64 at
-   a time; a thread has 4 x 4 logits, operands pass through shared memory 16 channels at a time. The positions of a tile are 127 neighbours
-   of the table, number (query - key) + 63 of the tile; a thread's 16 logits meet 7 of them. */
+/* usage[b][j][0] += 1/H sum_h sum_i softmax weight of key first + j for query i ;
+   usage[b][j][1] += how many queries i there are. Each weight is made again from its
+   logit and the row's statistics. First part (B,H,n): sums over the queries of one
+   head. A block has 64 keys of a unit (batch row, head) and walks over its queries, 64
+   at a time; a thread has 4 x 4 logits, operands pass through shared memory 16
+   channels at a time. The positions of a tile are 127 neighbours of the table, number
+   (query - key) + 63 of the tile; a thread's 16 logits meet 7 of them. */
 enum { STX__CU = 64, STX__CUK = 16, STX__CUR = 2 * STX__CU };
+
 typedef struct stx__comp_usage {
     stx__num q, k, pe, u, vb;
-    const float *top, *inv;                 /* (B,H,T) */
+    const float *top, *inv; /* (B,H,T) */
     const int32_t *pad;
     size_t T, S, H, D, P, ldq, ldk, stq, stk, stpad, span, first, n, tiles;
     int delta_min, pe_heads;
     float scale;
 } stx__comp_usage;
-template<int PE> STX__HOST_UNROLLED
-STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
+
+template <int PE>
+STX__HOST_UNROLLED STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
     enum { LD = STX__CU + 4, LR = STX__CUR + 4 };
-    STX__SHARED(float, qu, STX__CUK * LD);
-    STX__SHARED(float, qv, PE ? STX__CUK * LD : 4);
-    STX__SHARED(float, ks, STX__CUK * LD);
-    STX__SHARED(float, ps, PE ? STX__CUK * LR : 4);
+
+    STX__SHARED(float, qu, STX__CUK *LD);
+    STX__SHARED(float, qv, PE ? STX__CUK *LD : 4);
+    STX__SHARED(float, ks, STX__CUK *LD);
+    STX__SHARED(float, ps, PE ? STX__CUK *LR : 4);
     STX__SHARED(double, sums, 16 * STX__CU);
-    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__CU, b = unit / p.H, h = unit - b * p.H;
+    const size_t unit = blockIdx.x / p.tiles, j0 = (blockIdx.x - unit * p.tiles) * STX__CU,
+                 b = unit / p.H, h = unit - b * p.H;
     const int tid = (int)threadIdx.x, tx = tid % 16, ty = tid / 16;
     const int32_t *pad = p.pad ? p.pad + b * p.stpad : NULL;
     double sum[4] = {0};
     for (size_t i0 = 0; i0 < p.T; i0 += STX__CU) {
         /* distance of the tile's number 0 */
-        const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0) - (STX__CU - 1);
+        const ptrdiff_t d0 = (ptrdiff_t)(p.S - p.T + i0) - (ptrdiff_t)(p.first + j0)
+                             - (STX__CU - 1);
         float c[4][4] = {{0}};
         for (size_t c0 = 0; c0 < p.D; c0 += STX__CUK) {
             for (int e = tid; e < STX__CU * STX__CUK; e += 256) {
                 int d = e % STX__CUK, r = e / STX__CUK;
                 size_t ch = c0 + (size_t)d, i = i0 + (size_t)r, j = j0 + (size_t)r;
-                float q = ch < p.D && i < p.T ? stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch) : 0;
+                float q = ch < p.D && i < p.T ? stx__get(p.q, b * p.stq + i * p.ldq + h * p.D + ch)
+                                              : 0;
                 qu[d * LD + r] = p.u.p && ch < p.D ? q + stx__get(p.u, h * p.D + ch) : q;
                 if (PE) qv[d * LD + r] = p.vb.p && ch < p.D ? q + stx__get(p.vb, h * p.D + ch) : q;
-                ks[d * LD + r] = ch < p.D && j < p.n ? stx__get(p.k, b * p.stk + (p.first + j) * p.ldk + h * p.D + ch) : 0;
+                ks[d * LD + r] = ch < p.D && j < p.n
+                                     ? stx__get(p.k,
+                                                b * p.stk + (p.first + j) * p.ldk + h * p.D + ch)
+                                     : 0;
             }
-            if (PE) for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
-                int d = e % STX__CUK, r = e / STX__CUK;
-                size_t ch = c0 + (size_t)d;
-                ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
-                ps[d * LR + r] = ch < p.D && row >= 0 && row < (ptrdiff_t)p.P ?
-                    stx__get(p.pe, p.pe_heads > 1 ? ((size_t)row * p.H + h) * p.D + ch : (size_t)row * p.D + ch) : 0;
-            }
+            if (PE)
+                for (int e = tid; e < STX__CUR * STX__CUK; e += 256) {
+                    int d = e % STX__CUK, r = e / STX__CUK;
+                    size_t ch = c0 + (size_t)d;
+                    ptrdiff_t row = (ptrdiff_t)p.P - 1 + p.delta_min - (d0 + r);
+                    ps[d * LR + r] = ch < p.D && row >= 0 && row < (ptrdiff_t)p.P
+                                         ? stx__get(p.pe, p.pe_heads > 1
+                                                              ? ((size_t)row * p.H + h) * p.D + ch
+                                                              : (size_t)row * p.D + ch)
+                                         : 0;
+                }
             __syncthreads();
-            #pragma unroll 4                /* 3 blocks a multiprocessor, and nothing spills */
+  #pragma unroll 4 /* 3 blocks a multiprocessor, and nothing spills */
             for (int d = 0; d < STX__CUK; d++) {
                 float a[4], k[4], v[4], w[7];
-                for (int e = 0; e < 4; e++) { a[e] = qu[d * LD + 4 * ty + e]; k[e] = ks[d * LD + 4 * tx + e]; }
+                for (int e = 0; e < 4; e++) {
+                    a[e] = qu[d * LD + 4 * ty + e];
+                    k[e] = ks[d * LD + 4 * tx + e];
+                }
                 if (PE) {
                     for (int e = 0; e < 4; e++) v[e] = qv[d * LD + 4 * ty + e];
                     for (int e = 0; e < 7; e++) w[e] = ps[d * LR + 4 * (ty - tx) + STX__CU - 4 + e];
@@ -6821,7 +9133,8 @@ STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
             __syncthreads();
         }
         for (int i = 0; i < 4; i++) {
-            size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query, row = unit * p.T + query;
+            size_t query = i0 + (size_t)(4 * ty + i), here = p.S - p.T + query,
+                   row = unit * p.T + query;
             if (query >= p.T || (pad && pad[here])) continue;
             float top = p.top[row], inv = p.inv[row];
             for (int j = 0; j < 4; j++) {
@@ -6839,14 +9152,18 @@ STX__GLOBAL(256, 3) stx__comp_usage_kernel(double *part, stx__comp_usage p) {
         part[unit * p.n + j0 + (size_t)tid] = all;
     }
 }
-/* Then the sums over heads, and the count of queries: a thread a key, all threads of a block count. */
-STX__GLOBAL(256) stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part,
-                                            stx__comp_usage p, size_t B, size_t blocks) {
+
+/* Then the sums over heads, and the count of queries: a thread a key, all threads of a
+   block count. */
+STX__GLOBAL(256)
+stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const double *part, stx__comp_usage p,
+                           size_t B, size_t blocks) {
     STX__SHARED(double, sh, 32);
     for (size_t at = blockIdx.x; at < B * blocks; at += gridDim.x) {
         const size_t b = at / blocks, j = (at - b * blocks) * 256 + threadIdx.x;
         double queries = 0, all = 0;
-        for (size_t i = threadIdx.x; i < p.T; i += 256) queries += !(p.pad && p.pad[b * p.stpad + p.S - p.T + i]);
+        for (size_t i = threadIdx.x; i < p.T; i += 256)
+            queries += !(p.pad && p.pad[b * p.stpad + p.S - p.T + i]);
         queries = stx__row_sum<256>(queries, sh);
         if (j >= p.n) continue;
         for (size_t h = 0; h < p.H; h++) all += part[(b * p.H + h) * p.n + j];
@@ -6854,52 +9171,84 @@ STX__GLOBAL(256) stx__comp_usage_sum_kernel(stx__num usage, size_t ldu, const do
         stx__add(usage, b * ldu + 2 * j + 1, (float)queries, 1);
     }
 }
-void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a, size_t first, size_t n) {
+
+void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_attention_args *a,
+                         size_t first, size_t n) {
     stx__comp_usage p;
     size_t blocks = (n + 255) / 256;
     double *part;
     if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
-    if (a->z || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T || n > a->S - a->T - first) {
-        stx_fail(x, STX_ERR_ARG, "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
-                 "those, and causal attention without learned span, eps and persistent vectors", n, first, a->T, a->S);
+    if (a->z || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T
+        || n > a->S - a->T - first) {
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
+            "those, and causal attention without learned span, eps and persistent vectors",
+            n, first, a->T, a->S);
         return;
     }
     memset(&p, 0, sizeof p);
-    p.q = stx__num_of(x, a->q); p.k = stx__num_of(x, a->k); p.pe = stx__num_of(x, a->P ? a->pe : NULL); p.u = stx__num_of(x, a->u);
+    p.q = stx__num_of(x, a->q);
+    p.k = stx__num_of(x, a->k);
+    p.pe = stx__num_of(x, a->P ? a->pe : NULL);
+    p.u = stx__num_of(x, a->u);
     p.vb = stx__num_of(x, a->vb);
-    p.top = (const float *)a->top; p.inv = (const float *)a->inv;
+    p.top = (const float *)a->top;
+    p.inv = (const float *)a->inv;
     p.pad = a->pad;
-    p.T = a->T; p.S = a->S; p.H = a->H; p.D = a->D; p.P = a->P; p.ldq = a->ldq; p.ldk = a->ldk; p.stq = a->stq; p.stk = a->stk;
-    p.stpad = a->stpad; p.span = a->span; p.first = first; p.n = n; p.tiles = (n + STX__CU - 1) / STX__CU;
-    p.delta_min = a->delta_min; p.pe_heads = a->pe_heads;
+    p.T = a->T;
+    p.S = a->S;
+    p.H = a->H;
+    p.D = a->D;
+    p.P = a->P;
+    p.ldq = a->ldq;
+    p.ldk = a->ldk;
+    p.stq = a->stq;
+    p.stk = a->stk;
+    p.stpad = a->stpad;
+    p.span = a->span;
+    p.first = first;
+    p.n = n;
+    p.tiles = (n + STX__CU - 1) / STX__CU;
+    p.delta_min = a->delta_min;
+    p.pe_heads = a->pe_heads;
     p.scale = (float)a->scale;
     part = (double *)stx__scratch_of(x, a->B * a->H * n * sizeof *part, "stx_comp_usage");
     if (!part) return;
-    if (p.pe.p) STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<1>, (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
-    else STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>, (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
-    STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel, stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0,
-                    stx__num_of(x, usage), ldu, part, p, a->B, blocks);
+    if (p.pe.p)
+        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<1>,
+                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    else
+        STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_kernel<0>,
+                        (unsigned)(a->B * a->H * p.tiles), 256, 0, part, p);
+    STX__RUN_KERNEL(x, "stx_comp_usage", stx__comp_usage_sum_kernel,
+                    stx__blocks(a->B * blocks, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, usage),
+                    ldu, part, p, a->B, blocks);
 }
+
 
 // >>error -------------------------------------------------------------------------------------------------------------
 
-/* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that is 0), over the rows of a, t (N,C) that skip does not
-   mark. First the two sums of each row, into work (N,2): a warp a row. */
-template<int W>
-STX__GLOBAL(256) stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip,
-                                        size_t N, size_t C) {
+/* loss (1) = sum (a - t)^2 / divisor, ratio (1) = sum (a - t)^2 / sum t^2 (0 if that
+   is 0), over the rows of a, t (N,C) that skip does not mark. First the two sums of
+   each row, into work (N,2): a warp a row. */
+template <int W>
+STX__GLOBAL(256)
+stx__comp_error_kernel(double *work, stx__num a, stx__num t, const int32_t *skip, size_t N,
+                       size_t C) {
     STX__WARPS(n, N) {
         double off = 0, all = 0;
-        if (!skip || !skip[n]) for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
-            float v[W], w[W];
-            stx__getn<W>(v, a, n * C + c);
-            stx__getn<W>(w, t, n * C + c);
-            for (int e = 0; e < W; e++) {
-                double d = (double)v[e] - (double)w[e];
-                off += d * d;
-                all += (double)w[e] * (double)w[e];
+        if (!skip || !skip[n])
+            for (size_t c = threadIdx.x % 32 * W; c < C; c += 32 * W) {
+                float v[W], w[W];
+                stx__getn<W>(v, a, n * C + c);
+                stx__getn<W>(w, t, n * C + c);
+                for (int e = 0; e < W; e++) {
+                    double d = (double)v[e] - (double)w[e];
+                    off += d * d;
+                    all += (double)w[e] * (double)w[e];
+                }
             }
-        }
         off = stx__warp_sum_f64(off);
         all = stx__warp_sum_f64(all);
         if (threadIdx.x % 32 == 0) {
@@ -6908,12 +9257,14 @@ STX__GLOBAL(256) stx__comp_error_kernel(double *work, stx__num a, stx__num t, co
         }
     }
 }
+
 /* Then those of all rows: one block, a thread adds every 1024th, then a fixed tree. */
-STX__GLOBAL(1024) stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work,
-                                             size_t N, double divisor) {
+STX__GLOBAL(1024)
+stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, const double *work, size_t N,
+                           double divisor) {
     STX__SHARED(double, sh, 32);
     double off = 0, all = 0;
-    #pragma unroll 4
+  #pragma unroll 4
     for (size_t n = threadIdx.x; n < N; n += 1024) {
         off += work[2 * n];
         all += work[2 * n + 1];
@@ -6924,19 +9275,24 @@ STX__GLOBAL(1024) stx__comp_error_sum_kernel(stx__num loss, stx__num ratio, cons
     stx__put(loss, 0, (float)(off / divisor));
     stx__put(ratio, 0, (float)(all > 0 ? off / all : 0));
 }
-void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work, const stx_real *a, const stx_real *t,
-                             const int32_t *skip, size_t N, size_t C, double divisor) {
+
+void stx_comp_error_fwd_cuda(stx_ctx *x, stx_real *loss, stx_real *ratio, double *work,
+                             const stx_real *a, const stx_real *t, const int32_t *skip, size_t N,
+                             size_t C, double divisor) {
     stx__num A = stx__num_of(x, a), T = stx__num_of(x, t);
     int four = C % 4 == 0 && stx__by4(A) && stx__by4(T);
-    if (N) STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip, N, C);
-    STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0, stx__num_of(x, loss), stx__num_of(x, ratio), work, N,
-                    divisor);
+    if (N)
+        STX__RUN_WARPS(x, "stx_comp_error_fwd", four, stx__comp_error_kernel, N, work, A, T, skip,
+                       N, C);
+    STX__RUN_KERNEL(x, "stx_comp_error_fwd", stx__comp_error_sum_kernel, 1, 1024, 0,
+                    stx__num_of(x, loss), stx__num_of(x, ratio), work, N, divisor);
 }
+
 /* loss = sum (a - t)^2 / divisor:   da = or += dloss 2 (a - t) / divisor, 0 in rows that skip marks. A warp a row. */
-template<int W>
-STX__GLOBAL(256) stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t,
-                                            const int32_t *skip, size_t N, size_t C, double divisor,
-                                            int accumulate) {
+template <int W>
+STX__GLOBAL(256)
+stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__num a, stx__num t, const int32_t *skip,
+                           size_t N, size_t C, double divisor, int accumulate) {
     const float scale = (float)(2 * (double)stx__get(dloss, 0) / divisor);
     STX__WARPS(n, N) {
         const int out = skip && skip[n];
@@ -6952,70 +9308,103 @@ STX__GLOBAL(256) stx__comp_error_bwd_kernel(stx__num da, stx__num dloss, stx__nu
         }
     }
 }
-void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a, const stx_real *t, const int32_t *skip,
-                             size_t N, size_t C, double divisor, int accumulate) {
-    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a), T = stx__num_of(x, t);
+
+void stx_comp_error_bwd_cuda(stx_ctx *x, stx_real *da, const stx_real *dloss, const stx_real *a,
+                             const stx_real *t, const int32_t *skip, size_t N, size_t C,
+                             double divisor, int accumulate) {
+    stx__num D = stx__num_of(x, da), G = stx__num_of(x, dloss), A = stx__num_of(x, a),
+             T = stx__num_of(x, t);
     int four = C % 4 == 0 && stx__by4(D) && stx__by4(A) && stx__by4(T);
-    if (N && C) STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T, skip, N, C, divisor,
-                              accumulate);
+    if (N && C)
+        STX__RUN_WARPS(x, "stx_comp_error_bwd", four, stx__comp_error_bwd_kernel, N, D, G, A, T,
+                       skip, N, C, divisor, accumulate);
 }
+
 
 // >>gates -------------------------------------------------------------------------------------------------------------
 
-/* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread takes four neighbours at a time; the kind is chosen
-   outside of its loop. */
-typedef struct stx__comp_gate { int kind, accumulate; size_t n, D; stx__num x, y, p[4], out, dout, dx, dy, dp[4]; } stx__comp_gate;
+/* What of a gate is not a product, number by number: see stx_comp_gate_args. A thread
+   takes four neighbours at a time; the kind is chosen outside of its loop. */
+typedef struct stx__comp_gate {
+    int kind, accumulate;
+    size_t n, D;
+    stx__num x, y, p[4], out, dout, dx, dy, dp[4];
+} stx__comp_gate;
+
 /* Planes of p that a kind has, gru r, z, n of p0 and then of p1; has it y, and x? */
-template<int K> struct stx__comp_kind {
-    static constexpr int P = K == STX_COMP_GRU ? 6 : K == STX_COMP_GTRXL ? 4 : K == STX_COMP_SIGTANH || K == STX_COMP_RESET ||
-                             K == STX_COMP_GLU ? 2 : 1;
+template <int K> struct stx__comp_kind {
+    static constexpr int P = K == STX_COMP_GRU     ? 6
+                             : K == STX_COMP_GTRXL ? 4
+                             : K == STX_COMP_SIGTANH || K == STX_COMP_RESET || K == STX_COMP_GLU
+                                 ? 2
+                                 : 1;
     static constexpr int X = K != STX_COMP_GLU;
-    static constexpr int side = K == STX_COMP_GRU ? 3 : K == STX_COMP_GLU ? 2 : 1;      /* planes side by side in one p */
+    /* planes side by side in one p */
+    static constexpr int side = K == STX_COMP_GRU ? 3 : K == STX_COMP_GLU ? 2 : 1;
     static constexpr int Y = K == STX_COMP_INPUT || K == STX_COMP_OUTPUT || K == STX_COMP_HIGHWAY;
 };
-static __device__ __forceinline__ float stx__comp_sigmoid(float v) { return 1 / (1 + expf(-v)); }
+
+static __device__ __forceinline__ float stx__comp_sigmoid(float v) {
+    return 1 / (1 + expf(-v));
+}
+
 /* Where plane k of number i stands */
-template<int K> static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
+template <int K>
+static __device__ __forceinline__ const stx__num &stx__comp_plane(const stx__num (&p)[4], int k) {
     return p[k / stx__comp_kind<K>::side];
 }
-template<int K> static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i, int k) {
+
+template <int K>
+static __device__ __forceinline__ size_t stx__comp_plane_at(const stx__comp_gate &a, size_t i,
+                                                            int k) {
     constexpr int side = stx__comp_kind<K>::side;
     return side > 1 ? i + (side - 1) * a.D * (i / a.D) + (size_t)(k % side) * a.D : i;
 }
-template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i, float (&x)[W],
-    float (&y)[W], float (&p)[6][W]) {
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_get(const stx__comp_gate &a, size_t i,
+                                                          float (&x)[W], float (&y)[W],
+                                                          float (&p)[6][W]) {
     if (stx__comp_kind<K>::X) stx__getn<W>(x, a.x, i);
     if (stx__comp_kind<K>::Y) stx__getn<W>(y, a.y, i);
-    #pragma unroll
-    for (int k = 0; k < stx__comp_kind<K>::P; k++) stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
+  #pragma unroll
+    for (int k = 0; k < stx__comp_kind<K>::P; k++)
+        stx__getn<W>(p[k], stx__comp_plane<K>(a.p, k), stx__comp_plane_at<K>(a, i, k));
 }
-template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_forward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
         float x[W] = {0}, y[W] = {0}, p[6][W];
         stx__comp_gate_get<W, K>(a, i, x, y, p);
-        #pragma unroll
+  #pragma unroll
         for (int e = 0; e < W; e++) {
             if constexpr (K == STX_COMP_GRU) {
-                float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+                float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
+                      z = stx__comp_sigmoid(p[1][e] + p[4][e]);
                 float n = tanhf(fmaf(r, p[5][e], p[2][e]));
                 x[e] = fmaf(z, x[e] - n, n);
             } else if constexpr (K == STX_COMP_GTRXL) {
-                x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e], x[e]);
+                x[e] = fmaf(stx__comp_sigmoid(p[0][e] + p[1][e]), tanhf(p[2][e] + p[3][e]) - x[e],
+                            x[e]);
             } else if constexpr (K == STX_COMP_RESET) {
                 x[e] = stx__comp_sigmoid(p[0][e] + p[1][e]) * x[e];
             } else if constexpr (K == STX_COMP_GLU) {
                 x[e] = p[0][e] * stx__phi(p[0][e]) * p[1][e];
             } else {
                 float s = stx__comp_sigmoid(p[0][e]);
-                x[e] = K == STX_COMP_INPUT ? fmaf(s, x[e], y[e]) : K == STX_COMP_OUTPUT ? fmaf(s, y[e], x[e]) :
-                       K == STX_COMP_HIGHWAY ? fmaf(s, x[e] - y[e], y[e]) : K == STX_COMP_SIGTANH ? fmaf(s, tanhf(p[1][e]), x[e]) :
-                       2 * s * x[e];
+                x[e] = K == STX_COMP_INPUT     ? fmaf(s, x[e], y[e])
+                       : K == STX_COMP_OUTPUT  ? fmaf(s, y[e], x[e])
+                       : K == STX_COMP_HIGHWAY ? fmaf(s, x[e] - y[e], y[e])
+                       : K == STX_COMP_SIGTANH ? fmaf(s, tanhf(p[1][e]), x[e])
+                                               : 2 * s * x[e];
             }
         }
         stx__putn<W>(a.out, i, x);
     }
 }
-template<int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
     switch (a.kind) {
     case STX_COMP_GRU: stx__comp_gate_forward<W, STX_COMP_GRU>(a); break;
     case STX_COMP_INPUT: stx__comp_gate_forward<W, STX_COMP_INPUT>(a); break;
@@ -7028,16 +9417,22 @@ template<int W> STX__GLOBAL(256) stx__comp_gate_fwd_kernel(stx__comp_gate a) {
     default: stx__comp_gate_forward<W, STX_COMP_MOGRIFY>(a);
     }
 }
-/* Number i .. i + W - 1; p gets the gradients of the planes. With g = dout, s' = s (1 - s), and out as in stx__comp_gate_forward. gru:
+
+/* Number i .. i + W - 1; p gets the gradients of the planes. With g = dout, s' = s (1 -
+   s), and out as in stx__comp_gate_forward. gru:
        dn = g (1 - z) (1 - n^2);   dz = g (x - n) z';   dr = dn gh_n r';   dgi = dr dz dn;   dgh = dr dz (r dn);   dx = g z */
-template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_gate &a, size_t i, float (&p)[6][W]) {
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_back_at(const stx__comp_gate &a, size_t i,
+                                                              float (&p)[6][W]) {
     float x[W] = {0}, y[W] = {0}, g[W];
     stx__getn<W>(g, a.dout, i);
     stx__comp_gate_get<W, K>(a, i, x, y, p);
-    #pragma unroll
-    for (int e = 0; e < W; e++) {       /* gradients take the place of what they are the gradients of */
+  #pragma unroll
+    /* gradients take the place of what they are the gradients of */
+    for (int e = 0; e < W; e++) {
         if constexpr (K == STX_COMP_GRU) {
-            float r = stx__comp_sigmoid(p[0][e] + p[3][e]), z = stx__comp_sigmoid(p[1][e] + p[4][e]);
+            float r = stx__comp_sigmoid(p[0][e] + p[3][e]),
+                  z = stx__comp_sigmoid(p[1][e] + p[4][e]);
             float n = tanhf(fmaf(r, p[5][e], p[2][e])), dn = g[e] * (1 - z) * fmaf(-n, n, 1.0f);
             p[0][e] = p[3][e] = dn * p[5][e] * r * (1 - r);
             p[1][e] = p[4][e] = g[e] * (x[e] - n) * z * (1 - z);
@@ -7067,7 +9462,9 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_bac
             p[0][e] = g[e] * p[1][e] * fmaf(v, 0.39894228040143267794f * expf(-0.5f * v * v), phi);
             p[1][e] = g[e] * v * phi;
         } else {
-            float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT ? x[e] : K == STX_COMP_OUTPUT ? y[e] : x[e] - y[e];
+            float s = stx__comp_sigmoid(p[0][e]), by = K == STX_COMP_INPUT    ? x[e]
+                                                       : K == STX_COMP_OUTPUT ? y[e]
+                                                                              : x[e] - y[e];
             p[0][e] = g[e] * by * s * (1 - s);
             x[e] = K == STX_COMP_OUTPUT ? g[e] : g[e] * s;
             y[e] = K == STX_COMP_INPUT ? g[e] : K == STX_COMP_OUTPUT ? g[e] * s : g[e] * (1 - s);
@@ -7075,17 +9472,21 @@ template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_bac
     }
     if (stx__comp_kind<K>::X) stx__addn<W>(a.dx, i, x, a.accumulate);
     if (stx__comp_kind<K>::Y) stx__addn<W>(a.dy, i, y, a.accumulate);
-    #pragma unroll
+  #pragma unroll
     for (int k = 0; k < stx__comp_kind<K>::P; k++)
-        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k], a.accumulate);
+        stx__addn<W>(stx__comp_plane<K>(a.dp, k), stx__comp_plane_at<K>(a, i, k), p[k],
+                     a.accumulate);
 }
-template<int W, int K> static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
+
+template <int W, int K>
+static __device__ __forceinline__ void stx__comp_gate_backward(const stx__comp_gate &a) {
     STX__STEP(i, a.n, W) {
         float p[6][W];
         stx__comp_gate_back_at<W, K>(a, i, p);
     }
 }
-template<int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
+
+template <int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     switch (a.kind) {
     case STX_COMP_GRU: stx__comp_gate_backward<W, STX_COMP_GRU>(a); break;
     case STX_COMP_INPUT: stx__comp_gate_backward<W, STX_COMP_INPUT>(a); break;
@@ -7098,13 +9499,17 @@ template<int W> STX__GLOBAL(256) stx__comp_gate_bwd_kernel(stx__comp_gate a) {
     default: stx__comp_gate_backward<W, STX_COMP_MOGRIFY>(a);
     }
 }
-/* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a chunk: as stx__columns_kernel, a block of 8 rows of 32
-   lanes takes 32 W columns of a chunk, every lane W of them in all planes. */
-template<int W, int K>
-STX__GLOBAL(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
+
+/* The same, and part (chunks,P D) = the sums of the planes' gradients, `rows` rows a
+   chunk: as stx__columns_kernel, a block of 8 rows of 32 lanes takes 32 W columns of a
+   chunk, every lane W of them in all planes. */
+template <int W, int K>
+STX__GLOBAL(256)
+stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * W);
     constexpr int P = stx__comp_kind<K>::P;
-    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D, lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
+    const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, N = a.n / a.D,
+                 lo = blockIdx.x * rows, hi = lo + rows < N ? lo + rows : N;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < a.D; c0 += (size_t)gridDim.y * 32 * W) {
         const size_t c = c0 + lane * W;
         float s[P][W] = {};
@@ -7112,14 +9517,16 @@ STX__GLOBAL(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_
             for (size_t n = lo + row; n < hi; n += 8) {
                 float p[6][W];
                 stx__comp_gate_back_at<W, K>(a, n * a.D + c, p);
-                #pragma unroll
-                for (int k = 0; k < P; k++) for (int e = 0; e < W; e++) s[k][e] += p[k][e];
+  #pragma unroll
+                for (int k = 0; k < P; k++)
+                    for (int e = 0; e < W; e++) s[k][e] += p[k][e];
             }
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < P; k++) {
             for (int e = 0; e < W; e++) sh[(row * W + e) * 32 + lane] = s[k][e];
             __syncthreads();
-            if (row < W && c < a.D) {           /* the rows' sums, number `row` of each lane's W */
+            /* the rows' sums, number `row` of each lane's W */
+            if (row < W && c < a.D) {
                 float t = 0;
                 for (int r = 0; r < 8; r++) t += sh[(r * W + row) * 32 + lane];
                 part[(blockIdx.x * P + k) * a.D + c + row] = t;
@@ -7128,20 +9535,28 @@ STX__GLOBAL(256) stx__comp_gate_sums_kernel(stx__comp_gate a, float *part, size_
         }
     }
 }
-template<int K> static void stx__comp_gate_sums(stx_ctx *x, const stx_comp_gate_args *a, const stx__comp_gate *p, int four) {
+
+template <int K>
+static void stx__comp_gate_sums(stx_ctx *x, const stx_comp_gate_args *a, const stx__comp_gate *p,
+                                int four) {
     const char *what = "stx_comp_gate_bwd, sums";
-    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024), chunks = (a->N + rows - 1) / rows;
+    const size_t P = stx__comp_kind<K>::P, rows = stx__chunk(a->N, 64, 1024),
+                 chunks = (a->N + rows - 1) / rows;
     const int count = K == STX_COMP_GRU ? 2 : 1;
     dim3 grid((unsigned)chunks, stx__blocks(a->D, four ? 128 : 32, 65535));
     int late = a->late;
     float *part = stx__late_part(x, what, chunks * P * a->D, &late);
     if (!part) return;
-    if (four) STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
-    else STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
+    if (four)
+        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<4, K>), grid, 256, 0, *p, part, rows);
+    else
+        STX__RUN_KERNEL(x, what, (stx__comp_gate_sums_kernel<1, K>), grid, 256, 0, *p, part, rows);
     stx__columns_sum(x, what, a->db, count, part, P * a->D, chunks, P / (size_t)count * a->D, late);
 }
+
 /* 1, and *four: does everything go by fours? 0: there is nothing to do, or an error */
-static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward, stx__comp_gate *p, int *four) {
+static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backward,
+                             stx__comp_gate *p, int *four) {
     const char *what = backward ? "stx_comp_gate_bwd" : "stx_comp_gate_fwd";
     int i;
     if (!stx_ok(x) || !a->N || !a->D) return 0;
@@ -7150,38 +9565,53 @@ static int stx__comp_gate_of(stx_ctx *x, const stx_comp_gate_args *a, int backwa
         return 0;
     }
     memset(p, 0, sizeof *p);
-    p->kind = a->kind; p->accumulate = a->accumulate; p->n = a->N * a->D; p->D = a->D;
-    p->x = stx__num_of(x, a->x); p->y = stx__num_of(x, a->y);
-    p->out = stx__num_of(x, backward ? NULL : a->out); p->dout = stx__num_of(x, backward ? a->dout : NULL);
-    p->dx = stx__num_of(x, backward ? a->dx : NULL); p->dy = stx__num_of(x, backward ? a->dy : NULL);
-    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out) && stx__by4(p->dout) && stx__by4(p->dx) &&
-            stx__by4(p->dy);
+    p->kind = a->kind;
+    p->accumulate = a->accumulate;
+    p->n = a->N * a->D;
+    p->D = a->D;
+    p->x = stx__num_of(x, a->x);
+    p->y = stx__num_of(x, a->y);
+    p->out = stx__num_of(x, backward ? NULL : a->out);
+    p->dout = stx__num_of(x, backward ? a->dout : NULL);
+    p->dx = stx__num_of(x, backward ? a->dx : NULL);
+    p->dy = stx__num_of(x, backward ? a->dy : NULL);
+    *four = a->D % 4 == 0 && stx__by4(p->x) && stx__by4(p->y) && stx__by4(p->out)
+            && stx__by4(p->dout) && stx__by4(p->dx) && stx__by4(p->dy);
     for (i = 0; i < 4; i++) {
-        p->p[i] = stx__num_of(x, a->p[i]); p->dp[i] = stx__num_of(x, backward ? a->dp[i] : NULL);
+        p->p[i] = stx__num_of(x, a->p[i]);
+        p->dp[i] = stx__num_of(x, backward ? a->dp[i] : NULL);
         *four = *four && stx__by4(p->p[i]) && stx__by4(p->dp[i]);
     }
     return 1;
 }
+
 void stx_comp_gate_fwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     stx__comp_gate p;
     int four;
-    if (stx__comp_gate_of(x, a, 0, &p, &four)) STX__RUN_BY(x, "stx_comp_gate_fwd", four, stx__comp_gate_fwd_kernel, p.n, p);
+    if (stx__comp_gate_of(x, a, 0, &p, &four))
+        STX__RUN_BY(x, "stx_comp_gate_fwd", four, stx__comp_gate_fwd_kernel, p.n, p);
 }
+
 void stx_comp_gate_bwd_cuda(stx_ctx *x, const stx_comp_gate_args *a) {
     stx__comp_gate p;
     int four;
     if (!stx__comp_gate_of(x, a, 1, &p, &four)) return;
-    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU) stx__comp_gate_sums<STX_COMP_GRU>(x, a, &p, four);
-    else if (a->db[0] && a->kind == STX_COMP_GLU) stx__comp_gate_sums<STX_COMP_GLU>(x, a, &p, four);
-    else STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
+    if ((a->db[0] || a->db[1]) && a->kind == STX_COMP_GRU)
+        stx__comp_gate_sums<STX_COMP_GRU>(x, a, &p, four);
+    else if (a->db[0] && a->kind == STX_COMP_GLU)
+        stx__comp_gate_sums<STX_COMP_GLU>(x, a, &p, four);
+    else
+        STX__RUN_BY(x, "stx_comp_gate_bwd", four, stx__comp_gate_bwd_kernel, p.n, p);
 }
 #endif /* SEQTX_COMPRESSIVE_H */
+
 
 // >>gate --------------------------------------------------------------------------------------------------------------
 
 #ifdef SEQTX_PAR_H
-/* The kernels of seqtx_par.h. A block's gate is three numbers, or three a draw: in double, as on the CPU, and on the device from the noise
-   to the gradient of its parameters, so that nothing of it goes to the host. */
+/* The kernels of seqtx_par.h. A block's gate is three numbers, or three a draw: in
+   double, as on the CPU, and on the device from the noise to the gradient of its
+   parameters, so that nothing of it goes to the host. */
 typedef struct stx__par_gate {
     size_t R, ldu;
     int kind, hard, noisy, latency;
@@ -7189,27 +9619,47 @@ typedef struct stx__par_gate {
     const uint64_t *shift;
     stx__num al, tau, u, cost, before, w, y, lat, dw, dlat, dal, dbefore;
 } stx__par_gate;
+
 static stx__par_gate stx__par_gate_of(stx_ctx *x, const stx_par_gate_args *a) {
     stx__par_gate g;
     memset(&g, 0, sizeof g);
-    g.R = a->R; g.ldu = a->ldu;
-    g.kind = a->kind; g.hard = a->hard; g.noisy = a->noisy; g.latency = a->latency;
-    g.seed = a->seed; g.stream = a->stream; g.first = a->first; g.shift = stx__gpu(x)->shift;
-    g.al = stx__num_of(x, a->al); g.tau = stx__num_of(x, a->tau); g.u = stx__num_of(x, a->u);
-    g.cost = stx__num_of(x, a->cost); g.before = stx__num_of(x, a->before);
-    g.w = stx__num_of(x, a->w); g.y = stx__num_of(x, a->y); g.lat = stx__num_of(x, a->lat);
-    g.dw = stx__num_of(x, a->dw); g.dlat = stx__num_of(x, a->dlat);
-    g.dal = stx__num_of(x, a->dal); g.dbefore = stx__num_of(x, a->dbefore);
+    g.R = a->R;
+    g.ldu = a->ldu;
+    g.kind = a->kind;
+    g.hard = a->hard;
+    g.noisy = a->noisy;
+    g.latency = a->latency;
+    g.seed = a->seed;
+    g.stream = a->stream;
+    g.first = a->first;
+    g.shift = stx__gpu(x)->shift;
+    g.al = stx__num_of(x, a->al);
+    g.tau = stx__num_of(x, a->tau);
+    g.u = stx__num_of(x, a->u);
+    g.cost = stx__num_of(x, a->cost);
+    g.before = stx__num_of(x, a->before);
+    g.w = stx__num_of(x, a->w);
+    g.y = stx__num_of(x, a->y);
+    g.lat = stx__num_of(x, a->lat);
+    g.dw = stx__num_of(x, a->dw);
+    g.dlat = stx__num_of(x, a->dlat);
+    g.dal = stx__num_of(x, a->dal);
+    g.dbefore = stx__num_of(x, a->dbefore);
     return g;
 }
+
 /* q of the parameters, their logarithms, and p = q / sum q; returns sum q */
-static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, double (&lnq)[3], double (&q)[3], double (&p)[3]) {
+static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, double (&lnq)[3],
+                                                    double (&q)[3], double (&p)[3]) {
     double al[3], top, sum = 0;
     for (int k = 0; k < 3; k++) al[k] = (double)stx__get(a.al, (size_t)k);
     top = al[0];
-    for (int k = 1; k < 3; k++) if (al[k] > top) top = al[k];
+    for (int k = 1; k < 3; k++)
+        if (al[k] > top) top = al[k];
     for (int k = 0; k < 3; k++) {
-        q[k] = al[k] != al[k] ? al[k] : a.kind == STX_PAR_PI ? (al[k] > 0 ? al[k] : 0) + 1e-5 : exp(al[k] - top);
+        q[k] = al[k] != al[k]         ? al[k]
+               : a.kind == STX_PAR_PI ? (al[k] > 0 ? al[k] : 0) + 1e-5
+                                      : exp(al[k] - top);
         sum += q[k];
     }
     for (int k = 0; k < 3; k++) {
@@ -7219,12 +9669,14 @@ static __device__ __forceinline__ double stx__par_q(const stx__par_gate &a, doub
     return sum;
 }
 
-/* y and w of each draw, a thread a draw, and the latency. A block has T draws; with more than one block the sum over draws, which latency 2
-   wants, is left in part (blocks). */
+/* y and w of each draw, a thread a draw, and the latency. A block has T draws; with
+   more than one block the sum over draws, which latency 2 wants, is left in part
+   (blocks). */
 static __device__ __forceinline__ void stx__par_gate_lat(const stx__par_gate &a, double lat) {
     stx__put(a.lat, 0, (float)(lat + (a.before.p ? (double)stx__get(a.before, 0) : 0)));
 }
-template<int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
+
+template <int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, double *part) {
     STX__SHARED(double, sh, 32);
     const size_t r = (size_t)blockIdx.x * T + threadIdx.x;
     double lnq[3], q[3], p[3], v[3], lat = 0;
@@ -7234,19 +9686,29 @@ template<int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, doub
         double sum = 0, top;
         int best = 0;
         uint4 bits = make_uint4(0, 0, 0, 0);
-        if (a.noisy && !a.u.p) bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
-        #pragma unroll
+        if (a.noisy && !a.u.p)
+            bits = stx__philox(a.seed, a.stream + *a.shift, a.first + (uint64_t)r);
+  #pragma unroll
         for (int k = 0; k < 3; k++) {
-            double u = a.noisy && a.u.p ? (double)stx__get(a.u, r * a.ldu + (size_t)k) :
-                       ((double)((k == 0 ? bits.x : k == 1 ? bits.y : bits.z) >> 9) + 0.5) / 8388608;
+            double u = a.noisy && a.u.p ? (double)stx__get(a.u, r * a.ldu + (size_t)k)
+                                        : ((double)((k == 0   ? bits.x
+                                                     : k == 1 ? bits.y
+                                                              : bits.z)
+                                                    >> 9)
+                                           + 0.5)
+                                              / 8388608;
             v[k] = (lnq[k] + (a.noisy ? -log(-log(u)) : 0)) / tau;
         }
         top = v[0];
-        #pragma unroll
-        for (int k = 1; k < 3; k++) if (v[k] > top) { top = v[k]; best = k; }
-        #pragma unroll
+  #pragma unroll
+        for (int k = 1; k < 3; k++)
+            if (v[k] > top) {
+                top = v[k];
+                best = k;
+            }
+  #pragma unroll
         for (int k = 0; k < 3; k++) sum += v[k] = exp(v[k] - top);
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < 3; k++) {
             double y = v[k] / sum;
             stx__put(a.y, 3 * r + (size_t)k, (float)y);
@@ -7263,6 +9725,7 @@ template<int T> STX__GLOBAL(T, 1) stx__par_gate_fwd_kernel(stx__par_gate a, doub
     }
     if (a.latency && !part && blockIdx.x == 0 && threadIdx.x == 0) stx__par_gate_lat(a, lat);
 }
+
 /* What the blocks left: one block, a thread adds every 256th, then a fixed tree. */
 STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
@@ -7271,59 +9734,80 @@ STX__GLOBAL(256) stx__par_gate_lat_kernel(stx__par_gate a, const double *part, s
     lat = stx__row_sum<256>(lat, sh);
     if (threadIdx.x == 0) stx__par_gate_lat(a, lat);
 }
+
 /* Draws of a call of a network are at most its tokens; a grid has 2^31 - 1 blocks. */
 static int stx__par_gate_refused(stx_ctx *x, const stx_par_gate_args *a, const char *what) {
-    if (stx_ok(x) && a->R > (size_t)1 << 36) stx_fail(x, STX_ERR_SHAPE, "%s: %zu draws, want at most 2^36", what, a->R);
+    if (stx_ok(x) && a->R > (size_t)1 << 36)
+        stx_fail(x, STX_ERR_SHAPE, "%s: %zu draws, want at most 2^36", what, a->R);
     return !stx_ok(x);
 }
+
 void stx_par_gate_fwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
     const size_t blocks = a->R ? (a->R + 255) / 256 : 1;
     double *part = NULL;
     stx__par_gate g;
     if (stx__par_gate_refused(x, a, "stx_par_gate_fwd")) return;
     g = stx__par_gate_of(x, a);
-    if (blocks > 1 && a->latency == 2 && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd"))) return;
-    if (a->R <= 32) STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<32>, 1, 32, 0, g, part);
-    else STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<256>, (unsigned)blocks, 256, 0, g, part);
-    if (part) STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_lat_kernel, 1, 256, 0, g, part, blocks);
+    if (blocks > 1 && a->latency == 2
+        && !(part = (double *)stx__scratch_of(x, blocks * sizeof *part, "stx_par_gate_fwd")))
+        return;
+    if (a->R <= 32)
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<32>, 1, 32, 0, g, part);
+    else
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_fwd_kernel<256>, (unsigned)blocks, 256,
+                        0, g, part);
+    if (part)
+        STX__RUN_KERNEL(x, "stx_par_gate_fwd", stx__par_gate_lat_kernel, 1, 256, 0, g, part,
+                        blocks);
 }
 
 /* w = y = softmax((ln q + g) / tau) ;  lat = before + mean sum v cost, with s_k = sum_r da_k / tau:
      LOGITS  dal_k += s_k - p_k sum s + p_k dp_k        dp_k = dlat (cost_k - sum p cost)
      PI      dal_k += s_k / q_k + dp_k / sum q, where al_k >= 0
    The end, for one thread. */
-static __device__ __forceinline__ void stx__par_gate_end(const stx__par_gate &a, const double (&s)[3], double dlat) {
+static __device__ __forceinline__ void stx__par_gate_end(const stx__par_gate &a,
+                                                         const double (&s)[3], double dlat) {
     double lnq[3], q[3], p[3], mean = 0, sum = stx__par_q(a, lnq, q, p), all = (s[0] + s[1]) + s[2];
-    for (int k = 0; k < 3 && a.latency == 1; k++) mean += p[k] * (double)stx__get(a.cost, (size_t)k);
+    for (int k = 0; k < 3 && a.latency == 1; k++)
+        mean += p[k] * (double)stx__get(a.cost, (size_t)k);
     for (int k = 0; k < 3; k++) {
         double dp = a.latency == 1 ? dlat * ((double)stx__get(a.cost, (size_t)k) - mean) : 0;
-        if (a.kind == STX_PAR_LOGITS) stx__add(a.dal, (size_t)k, (float)(s[k] - p[k] * all + p[k] * dp), 1);
-        else if (!(stx__get(a.al, (size_t)k) < 0)) stx__add(a.dal, (size_t)k, (float)(s[k] / q[k] + dp / sum), 1);
+        if (a.kind == STX_PAR_LOGITS)
+            stx__add(a.dal, (size_t)k, (float)(s[k] - p[k] * all + p[k] * dp), 1);
+        else if (!(stx__get(a.al, (size_t)k) < 0))
+            stx__add(a.dal, (size_t)k, (float)(s[k] / q[k] + dp / sum), 1);
     }
 }
+
 static __device__ __forceinline__ double stx__par_gate_dlat(const stx__par_gate &a) {
     return a.latency && a.dlat.p ? (double)stx__get(a.dlat, 0) : 0;
 }
-/* A block adds up `each` draws, a thread every T-th of them; with more than one block the three sums are left in part (blocks,3). */
-template<int T>
-STX__GLOBAL(T) stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
+
+/* A block adds up `each` draws, a thread every T-th of them; with more than one block
+   the three sums are left in part (blocks,3). */
+template <int T>
+STX__GLOBAL(T)
+stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t each) {
     STX__SHARED(double, sh, 32);
     const size_t lo = (size_t)blockIdx.x * each, hi = lo + each < a.R ? lo + each : a.R;
-    const double dlat = stx__par_gate_dlat(a), tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
+    const double dlat = stx__par_gate_dlat(a),
+                 tau = a.noisy && a.dal.p ? (double)stx__get(a.tau, 0) : 1;
     double s[3] = {0, 0, 0};
-    if (a.dal.p) for (size_t r = lo + threadIdx.x; r < hi; r += T) {
-        double y[3], dw[3], dot = 0;
-        #pragma unroll
-        for (int k = 0; k < 3; k++) {
-            y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
-            dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
-            if (a.latency == 2) dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
-            dot += y[k] * dw[k];
+    if (a.dal.p)
+        for (size_t r = lo + threadIdx.x; r < hi; r += T) {
+            double y[3], dw[3], dot = 0;
+  #pragma unroll
+            for (int k = 0; k < 3; k++) {
+                y[k] = (double)stx__get(a.y, 3 * r + (size_t)k);
+                dw[k] = a.dw.p ? (double)stx__get(a.dw, 3 * r + (size_t)k) : 0;
+                if (a.latency == 2)
+                    dw[k] += dlat * (double)stx__get(a.cost, (size_t)k) / (double)a.R;
+                dot += y[k] * dw[k];
+            }
+  #pragma unroll
+            for (int k = 0; k < 3; k++) s[k] += y[k] * (dw[k] - dot) / tau;
         }
-        #pragma unroll
-        for (int k = 0; k < 3; k++) s[k] += y[k] * (dw[k] - dot) / tau;
-    }
-    #pragma unroll
+  #pragma unroll
     for (int k = 0; k < 3; k++) {
         s[k] = stx__row_sum<T>(s[k], sh);
         if (part && threadIdx.x == 0) part[3 * (size_t)blockIdx.x + (size_t)k] = s[k];
@@ -7332,6 +9816,7 @@ STX__GLOBAL(T) stx__par_gate_bwd_kernel(stx__par_gate a, double *part, size_t ea
     if (a.dbefore.p && a.latency) stx__add(a.dbefore, 0, (float)dlat, 1);
     if (a.dal.p && !part) stx__par_gate_end(a, s, dlat);
 }
+
 STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, size_t blocks) {
     STX__SHARED(double, sh, 32);
     double s[3] = {0, 0, 0};
@@ -7340,17 +9825,27 @@ STX__GLOBAL(256) stx__par_gate_sum_kernel(stx__par_gate a, const double *part, s
     for (int k = 0; k < 3; k++) s[k] = stx__row_sum<256>(s[k], sh);
     if (threadIdx.x == 0) stx__par_gate_end(a, s, stx__par_gate_dlat(a));
 }
+
 void stx_par_gate_bwd_cuda(stx_ctx *x, const stx_par_gate_args *a) {
     const size_t each = stx__chunk(a->R, 1024, 1024), blocks = a->R ? (a->R + each - 1) / each : 1;
     double *part = NULL;
     stx__par_gate g;
     if (stx__par_gate_refused(x, a, "stx_par_gate_bwd")) return;
     g = stx__par_gate_of(x, a);
-    if (blocks > 1 && a->dal && !(part = (double *)stx__scratch_of(x, 3 * blocks * sizeof *part, "stx_par_gate_bwd"))) return;
-    if (a->R <= 32) STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<32>, 1, 32, 0, g, part, each);
-    else STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<256>, (unsigned)blocks, 256, 0, g, part, each);
-    if (part) STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_sum_kernel, 1, 256, 0, g, part, blocks);
+    if (blocks > 1 && a->dal
+        && !(part = (double *)stx__scratch_of(x, 3 * blocks * sizeof *part, "stx_par_gate_bwd")))
+        return;
+    if (a->R <= 32)
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<32>, 1, 32, 0, g, part,
+                        each);
+    else
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_bwd_kernel<256>, (unsigned)blocks, 256,
+                        0, g, part, each);
+    if (part)
+        STX__RUN_KERNEL(x, "stx_par_gate_bwd", stx__par_gate_sum_kernel, 1, 256, 0, g, part,
+                        blocks);
 }
+
 
 // >>mix ---------------------------------------------------------------------------------------------------------------
 
@@ -7363,55 +9858,76 @@ typedef struct stx__par_mix {
     stx__num h, b[2], w, gain[2], shift[2], y, mean[2], rstd[2], dy, dh, db[2];
     double *work;
 } stx__par_mix;
+
 static stx__par_mix stx__par_mix_of(stx_ctx *x, const stx_par_mix_args *a, int backward) {
     stx__par_mix m;
     int i;
     memset(&m, 0, sizeof m);
-    m.N = a->N; m.C = a->C; m.T = a->T; m.run = a->run; m.per = (a->T + a->run - 1) / a->run;
+    m.N = a->N;
+    m.C = a->C;
+    m.T = a->T;
+    m.run = a->run;
+    m.per = (a->T + a->run - 1) / a->run;
     m.eps = a->eps;
-    m.h = stx__num_of(x, a->h); m.w = stx__num_of(x, a->w);
+    m.h = stx__num_of(x, a->h);
+    m.w = stx__num_of(x, a->w);
     m.y = stx__num_of(x, backward ? NULL : a->y);
-    m.dy = stx__num_of(x, backward ? a->dy : NULL); m.dh = stx__num_of(x, backward ? a->dh : NULL);
+    m.dy = stx__num_of(x, backward ? a->dy : NULL);
+    m.dh = stx__num_of(x, backward ? a->dh : NULL);
     m.add_h = a->add_h;
     m.work = backward && a->dw ? a->work : NULL;
     for (i = 0; i < 2; i++) {
         m.b[i] = stx__num_of(x, a->b[i]);
-        m.gain[i] = stx__num_of(x, a->gain[i]); m.shift[i] = stx__num_of(x, a->shift[i]);
-        m.mean[i] = stx__num_of(x, a->mean[i]); m.rstd[i] = stx__num_of(x, a->rstd[i]);
+        m.gain[i] = stx__num_of(x, a->gain[i]);
+        m.shift[i] = stx__num_of(x, a->shift[i]);
+        m.mean[i] = stx__num_of(x, a->mean[i]);
+        m.rstd[i] = stx__num_of(x, a->rstd[i]);
         m.db[i] = stx__num_of(x, backward ? a->db[i] : NULL);
         m.add[i] = a->add[i];
     }
     return m;
 }
+
 static int stx__par_mix_by4(const stx__par_mix &m) {
-    int four = m.C % 4 == 0 && stx__by4(m.h) && stx__by4(m.y) && stx__by4(m.dy) && stx__by4(m.dh), i;
+    int four = m.C % 4 == 0 && stx__by4(m.h) && stx__by4(m.y) && stx__by4(m.dy) && stx__by4(m.dh),
+        i;
     for (i = 0; i < 2; i++)
-        four = four && stx__by4(m.b[i]) && stx__by4(m.gain[i]) && stx__by4(m.shift[i]) && stx__by4(m.db[i]);
+        four = four && stx__by4(m.b[i]) && stx__by4(m.gain[i]) && stx__by4(m.shift[i])
+               && stx__by4(m.db[i]);
     return four;
 }
+
 static int stx__par_mix_refused(stx_ctx *x, const stx_par_mix_args *a, const char *what) {
-    if (stx_ok(x) && (!a->T || !a->run)) stx_fail(x, STX_ERR_SHAPE, "%s: streams of %zu rows in runs of %zu, want at least 1", what, a->T,
-                                                  a->run);
+    if (stx_ok(x) && (!a->T || !a->run))
+        stx_fail(x, STX_ERR_SHAPE, "%s: streams of %zu rows in runs of %zu, want at least 1", what,
+                 a->T, a->run);
     return !stx_ok(x);
 }
+
 /* The weights of row n */
-static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a, size_t n) {
+static __device__ __forceinline__ void stx__par_weights(float (&w)[3], const stx__par_mix &a,
+                                                        size_t n) {
     size_t stream = n / a.T, r = stream * a.per + (n - stream * a.T) / a.run;
-    #pragma unroll
+  #pragma unroll
     for (int i = 0; i < 3; i++) w[i] = stx__get(a.w, 3 * r + (size_t)i);
 }
-/* o += w t, where w is not 0: a branch that is not chosen may hold anything. From -0 on, which changes no number: 1 t is t to the bit. */
-template<int W> static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
-    if (w != 0) for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
+
+/* o += w t, where w is not 0: a branch that is not chosen may hold anything. From -0
+   on, which changes no number: 1 t is t to the bit. */
+template <int W>
+static __device__ __forceinline__ void stx__par_term(float (&o)[W], float w, const float (&t)[W]) {
+    if (w != 0)
+        for (int e = 0; e < W; e++) o[e] = fmaf(w, t[e], o[e]);
 }
 
-/* With layer norms a warp does a row, which stays in registers, as in stx__norm_fwd_kernel, whose sums these are number by number. */
-template<int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
+/* With layer norms a warp does a row, which stays in registers, as in
+   stx__norm_fwd_kernel, whose sums these are number by number. */
+template <int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[Q][4], s[2][Q][4], w[3], sum[2] = {0, 0}, m[2], r[2];
         stx__par_weights(w, a, n);
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k), i = n * C + c;
             for (int e = 0; e < 4; e++) h[k][e] = s[0][k][e] = s[1][k][e] = 0;
@@ -7425,15 +9941,16 @@ template<int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
                 }
             }
         }
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++)
-            for (int i = 0; i < 2; i++) sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
-        #pragma unroll
+            for (int i = 0; i < 2; i++)
+                sum[i] += (s[i][k][0] + s[i][k][1]) + (s[i][k][2] + s[i][k][3]);
+  #pragma unroll
         for (int i = 0; i < 2; i++) {
             m[i] = stx__warp_sum(sum[i]) / (float)C;
             sum[i] = 0;
         }
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++)
             if (4 * (lane + 32 * k) < C)
                 for (int i = 0; i < 2; i++)
@@ -7441,14 +9958,14 @@ template<int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
                         s[i][k][e] -= m[i];
                         sum[i] = fmaf(s[i][k][e], s[i][k][e], sum[i]);
                     }
-        #pragma unroll
+  #pragma unroll
         for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++) {
             size_t c = 4 * (lane + 32 * k);
             if (c < C) {
                 float o[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
-                #pragma unroll
+  #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float g[4], b[4];
                     stx__getn<4>(g, a.gain[i], c);
@@ -7467,8 +9984,11 @@ template<int Q> STX__GLOBAL(256) stx__par_mix_fwd_kernel(stx__par_mix a) {
             }
     }
 }
+
 /* h + bi, W numbers from i on */
-template<int W> static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2][W], const stx__par_mix &a, size_t i) {
+template <int W>
+static __device__ __forceinline__ void stx__par_sums(float (&h)[W], float (&s)[2][W],
+                                                     const stx__par_mix &a, size_t i) {
     stx__getn<W>(h, a.h, i);
     stx__getn<W>(s[0], a.b[0], i);
     stx__getn<W>(s[1], a.b[1], i);
@@ -7477,8 +9997,10 @@ template<int W> static __device__ __forceinline__ void stx__par_sums(float (&h)[
         s[1][e] += h[e];
     }
 }
-/* The same for any C: a warp reads its row three times, which finds it in the caches; without layer norms once. */
-template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
+
+/* The same for any C: a warp reads its row three times, which finds it in the caches;
+   without layer norms once. */
+template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32, C = a.C;
     STX__EACH_ROW(n, a.N, 32) {
         float h[W], s[2][W], w[3], sum[2] = {0, 0}, m[2] = {0, 0}, r[2] = {1, 1};
@@ -7486,7 +10008,8 @@ template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_
         if (NORM) {
             for (size_t c = lane * W; c < C; c += 32 * W) {
                 stx__par_sums<W>(h, s, a, n * C + c);
-                for (int i = 0; i < 2; i++) for (int e = 0; e < W; e++) sum[i] += s[i][e];
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < W; e++) sum[i] += s[i][e];
             }
             for (int i = 0; i < 2; i++) {
                 m[i] = stx__warp_sum(sum[i]) / (float)C;
@@ -7494,7 +10017,9 @@ template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_
             }
             for (size_t c = lane * W; c < C; c += 32 * W) {
                 stx__par_sums<W>(h, s, a, n * C + c);
-                for (int i = 0; i < 2; i++) for (int e = 0; e < W; e++) sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
+                for (int i = 0; i < 2; i++)
+                    for (int e = 0; e < W; e++)
+                        sum[i] = fmaf(s[i][e] - m[i], s[i][e] - m[i], sum[i]);
             }
             for (int i = 0; i < 2; i++) r[i] = 1 / sqrtf(stx__warp_sum(sum[i]) / (float)C + a.eps);
         }
@@ -7502,7 +10027,7 @@ template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_
             float o[W];
             for (int e = 0; e < W; e++) o[e] = -0.0f;
             stx__par_sums<W>(h, s, a, n * C + c);
-            #pragma unroll
+  #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (NORM) {
                     float g[W], b[W];
@@ -7522,20 +10047,30 @@ template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_fwd_any_kernel(stx__par_
             }
     }
 }
-template<int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
+
+template <int NORM> static void stx__par_mix_fwd(stx_ctx *x, const stx__par_mix &m) {
     const char *name = "stx_par_mix_fwd";
     unsigned grid = stx__blocks(m.N, 8, (size_t)1 << 20);
-    if (!stx__par_mix_by4(m)) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
-    else if (!NORM || m.C > 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
-    else if (m.C <= 128) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
-    else if (m.C <= 256) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
-    else if (m.C <= 512) STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
-    else STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
+    if (!stx__par_mix_by4(m))
+        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<1, NORM>), grid, 256, 0, m);
+    else if (!NORM || m.C > 1024)
+        STX__RUN_KERNEL(x, name, (stx__par_mix_fwd_any_kernel<4, NORM>), grid, 256, 0, m);
+    else if (m.C <= 128)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<1>, grid, 256, 0, m);
+    else if (m.C <= 256)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<2>, grid, 256, 0, m);
+    else if (m.C <= 512)
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<4>, grid, 256, 0, m);
+    else
+        STX__RUN_KERNEL(x, name, stx__par_mix_fwd_kernel<8>, grid, 256, 0, m);
 }
+
 void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
     if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_fwd")) return;
-    if (a->gain[0]) stx__par_mix_fwd<1>(x, stx__par_mix_of(x, a, 0));
-    else stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
+    if (a->gain[0])
+        stx__par_mix_fwd<1>(x, stx__par_mix_of(x, a, 0));
+    else
+        stx__par_mix_fwd<0>(x, stx__par_mix_of(x, a, 0));
 }
 
 /* The sums of a row, of which backward is made: with d = dy gain_i, xi = h + bi - mean_i
@@ -7544,25 +10079,33 @@ void stx_par_mix_fwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
    then a row's gradients, with k0 = mean d and k1 = rstd^2 mean d xi:
      dsi = wi rstd_i (d - k0 - xi k1) ;  dh = w2 dy + ds0 + ds1 */
 enum { STX__PAR_DOTS = 7 };
-typedef struct stx__par_row { float w[3], m[2], r[2], k0[2], k1[2]; } stx__par_row;
-template<int NORM> static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mix &a, size_t n) {
+
+typedef struct stx__par_row {
+    float w[3], m[2], r[2], k0[2], k1[2];
+} stx__par_row;
+
+template <int NORM>
+static __device__ __forceinline__ stx__par_row stx__par_row_of(const stx__par_mix &a, size_t n) {
     stx__par_row q = {{0, 0, 0}, {0, 0}, {1, 1}, {0, 0}, {0, 0}};
     stx__par_weights(q.w, a, n);
-    #pragma unroll
+  #pragma unroll
     for (int i = 0; i < 2 && NORM; i++) {
         q.m[i] = stx__get(a.mean[i], n);
         q.r[i] = stx__get(a.rstd[i], n);
     }
     return q;
 }
+
 /* W numbers of a row into its sums; s becomes xi */
-template<int W, int NORM> static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W], float (&s)[2][W],
-    const stx__par_mix &a, const stx__par_row &q, size_t n, size_t c) {
+template <int W, int NORM>
+static __device__ __forceinline__ void stx__par_dots(float (&t)[STX__PAR_DOTS], float (&dy)[W],
+                                                     float (&s)[2][W], const stx__par_mix &a,
+                                                     const stx__par_row &q, size_t n, size_t c) {
     float h[W];
     stx__getn<W>(dy, a.dy, n * a.C + c);
     stx__par_sums<W>(h, s, a, n * a.C + c);
     for (int e = 0; e < W; e++) t[2] = fmaf(dy[e], h[e], t[2]);
-    #pragma unroll
+  #pragma unroll
     for (int i = 0; i < 2; i++) {
         float g[W], b[W];
         if (!NORM) {
@@ -7580,30 +10123,41 @@ template<int W, int NORM> static __device__ __forceinline__ void stx__par_dots(f
         }
     }
 }
-/* The whole sums, for all lanes -> k0, k1; and `first`, one of them, writes the row's dots */
-template<int NORM> static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q, const float (&t)[STX__PAR_DOTS],
-    const stx__par_mix &a, size_t n, int first) {
-    #pragma unroll
+
+/* The whole sums, for all lanes -> k0, k1; and `first`, one of them, writes the row's
+   dots */
+template <int NORM>
+static __device__ __forceinline__ void stx__par_dots_end(stx__par_row &q,
+                                                         const float (&t)[STX__PAR_DOTS],
+                                                         const stx__par_mix &a, size_t n,
+                                                         int first) {
+  #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (NORM) {
             q.k0[i] = t[3 + i] / (float)a.C;
             q.k1[i] = t[i] * q.r[i] * q.r[i] / (float)a.C;
         }
-        if (a.work && first) a.work[3 * n + (size_t)i] = NORM ? (double)(t[i] * q.r[i]) + (double)t[5 + i] : (double)t[i];
+        if (a.work && first)
+            a.work[3 * n + (size_t)i] = NORM ? (double)(t[i] * q.r[i]) + (double)t[5 + i]
+                                             : (double)t[i];
     }
     if (a.work && first) a.work[3 * n + 2] = (double)t[2];
 }
-template<int W, int NORM> static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], const float (&s)[2][W],
-    const stx__par_mix &a, const stx__par_row &q, size_t n, size_t c) {
+
+template <int W, int NORM>
+static __device__ __forceinline__ void stx__par_grads(const float (&dy)[W], const float (&s)[2][W],
+                                                      const stx__par_mix &a, const stx__par_row &q,
+                                                      size_t n, size_t c) {
     float dh[W];
     for (int e = 0; e < W; e++) dh[e] = q.w[2] * dy[e];
-    #pragma unroll
+  #pragma unroll
     for (int i = 0; i < 2; i++) {
         float d[W];
         if (NORM) {
             const float wr = q.w[i] * q.r[i];
             stx__getn<W>(d, a.gain[i], c);
-            for (int e = 0; e < W; e++) d[e] = wr * (fmaf(dy[e], d[e], -q.k0[i]) - s[i][e] * q.k1[i]);
+            for (int e = 0; e < W; e++)
+                d[e] = wr * (fmaf(dy[e], d[e], -q.k0[i]) - s[i][e] * q.k1[i]);
         } else {
             for (int e = 0; e < W; e++) d[e] = q.w[i] * dy[e];
         }
@@ -7612,46 +10166,56 @@ template<int W, int NORM> static __device__ __forceinline__ void stx__par_grads(
     }
     if (a.dh.p) stx__addn<W>(a.dh, n * a.C + c, dh, a.add_h);
 }
-/* With layer norms a row is done by G warps in registers, everything is read once, and the sums over rows, dgain_0, dshift_0, dgain_1,
-   dshift_1, are kept in registers too. A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums in part
-   (blocks,4,C). C a multiple of 4, at most 128 Q G. */
-template<int Q, int G>
-STX__GLOBAL(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
+
+/* With layer norms a row is done by G warps in registers, everything is read once, and
+   the sums over rows, dgain_0, dshift_0, dgain_1, dshift_1, are kept in registers too.
+   A block of 4 warps has `rows` rows, which depend on N alone, and leaves their sums
+   in part (blocks,4,C). C a multiple of 4, at most 128 Q G. */
+template <int Q, int G>
+STX__GLOBAL(128, 2)
+stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 4 * 128 * Q);
     STX__SHARED(float, dots, 2 * 4 * 8);
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, c0 = warp % G * 128 * Q + 4 * lane;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+                   c0 = warp % G * 128 * Q + 4 * lane;
     const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
     float sum[4][Q][4];
     int turn = 0;
-    #pragma unroll
-    for (int k = 0; k < Q; k++) for (int i = 0; i < 4; i++) for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
-    for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {        /* the same for the whole block, whose warps meet if G > 1 */
+  #pragma unroll
+    for (int k = 0; k < Q; k++)
+        for (int i = 0; i < 4; i++)
+            for (int e = 0; e < 4; e++) sum[i][k][e] = 0;
+    /* the same for the whole block, whose warps meet if G > 1 */
+    for (size_t n0 = lo; n0 < hi; n0 += 4 / G) {
         const size_t n = n0 + warp / G;
         const unsigned C = n < hi ? (unsigned)a.C : 0;
         float dy[Q][4], s[Q][2][4], t[STX__PAR_DOTS] = {0};
         stx__par_row q = stx__par_row_of<1>(a, n < hi ? n : lo);
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++) {
             unsigned c = c0 + 128 * (unsigned)k;
-            if (c < C) stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
-            else for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
+            if (c < C)
+                stx__par_dots<4, 1>(t, dy[k], s[k], a, q, n, c);
+            else
+                for (int e = 0; e < 4; e++) dy[k][e] = s[k][0][e] = s[k][1][e] = 0;
         }
-        #pragma unroll
+  #pragma unroll
         for (int i = 0; i < STX__PAR_DOTS; i++) {
             t[i] = stx__warp_sum(t[i]);
             if (G > 1 && lane == 0) dots[(turn * 4 + warp) * 8 + i] = t[i];
         }
-        if (G > 1) {            /* two sets in turn, so that one barrier a row is enough */
+        if (G > 1) { /* two sets in turn, so that one barrier a row is enough */
             __syncthreads();
-            #pragma unroll
+  #pragma unroll
             for (int i = 0; i < STX__PAR_DOTS; i++) {
                 t[i] = 0;
-                for (unsigned j = 0; j < G; j++) t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
+                for (unsigned j = 0; j < G; j++)
+                    t[i] += dots[(turn * 4 + warp / G * G + j) * 8 + i];
             }
             turn ^= 1;
         }
         if (n < hi) stx__par_dots_end<1>(q, t, a, n, lane == 0 && warp % G == 0);
-        #pragma unroll
+  #pragma unroll
         for (int k = 0; k < Q; k++) {
             unsigned c = c0 + 128 * (unsigned)k;
             if (c < C) stx__par_grads<4, 1>(dy[k], s[k], a, q, n, c);
@@ -7664,10 +10228,11 @@ STX__GLOBAL(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t 
         }
     }
     if (!part) return;
-    #pragma unroll
-    for (int i = 0; i < 4; i++) {       /* the warps' sums, in order */
-        #pragma unroll
-        for (int k = 0; k < Q; k++) for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
+  #pragma unroll
+    for (int i = 0; i < 4; i++) { /* the warps' sums, in order */
+  #pragma unroll
+        for (int k = 0; k < Q; k++)
+            for (int e = 0; e < 4; e++) sh[(warp * Q + k) * 128 + 4 * lane + e] = sum[i][k][e];
         __syncthreads();
         for (size_t c = threadIdx.x; c < a.C; c += 128) {
             float v = 0;
@@ -7677,14 +10242,16 @@ STX__GLOBAL(128, 2) stx__par_mix_bwd_kernel(stx__par_mix a, float *part, size_t 
         __syncthreads();
     }
 }
+
 /* For any C: a warp reads its row twice, without layer norms all but dy once. */
-template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
+template <int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_mix a) {
     const size_t lane = threadIdx.x % 32;
     STX__EACH_ROW(n, a.N, 32) {
         stx__par_row q = stx__par_row_of<NORM>(a, n);
         float dy[W], s[2][W], t[STX__PAR_DOTS] = {0}, none[STX__PAR_DOTS] = {0};
-        for (size_t c = lane * W; c < a.C; c += 32 * W) stx__par_dots<W, NORM>(t, dy, s, a, q, n, c);
-        #pragma unroll
+        for (size_t c = lane * W; c < a.C; c += 32 * W)
+            stx__par_dots<W, NORM>(t, dy, s, a, q, n, c);
+  #pragma unroll
         for (int i = 0; i < (NORM ? STX__PAR_DOTS : 3); i++) t[i] = stx__warp_sum(t[i]);
         stx__par_dots_end<NORM>(q, t, a, n, lane == 0);
         for (size_t c = lane * W; c < a.C; c += 32 * W) {
@@ -7693,13 +10260,17 @@ template<int W, int NORM> STX__GLOBAL(256) stx__par_mix_bwd_any_kernel(stx__par_
         }
     }
 }
-/* ... and its sums over rows, as stx__columns_kernel, for branch blockIdx.z, into part (chunks,4,C) */
-template<int W>
-STX__GLOBAL(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
+
+/* ... and its sums over rows, as stx__columns_kernel, for branch blockIdx.z, into part
+   (chunks,4,C) */
+template <int W>
+STX__GLOBAL(256)
+stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t rows) {
     STX__SHARED(float, sh, 8 * 32 * 4);
     STX__SHARED(float, sh2, 8 * 32 * 4);
     const int i = (int)blockIdx.z;
-    const stx__num b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0], rstd = i ? a.rstd[1] : a.rstd[0];
+    const stx__num b = i ? a.b[1] : a.b[0], mean = i ? a.mean[1] : a.mean[0],
+                   rstd = i ? a.rstd[1] : a.rstd[0];
     const size_t lane = threadIdx.x % 32, row = threadIdx.x / 32, C = a.C;
     const size_t lo = blockIdx.x * rows, hi = lo + rows < a.N ? lo + rows : a.N;
     for (size_t c0 = (size_t)blockIdx.y * 32 * W; c0 < C; c0 += (size_t)gridDim.y * 32 * W) {
@@ -7724,7 +10295,7 @@ STX__GLOBAL(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t
             sh2[(row * W + e) * 32 + lane] = s2[e];
         }
         __syncthreads();
-        if (row < W && c < C) {             /* the rows' sums, number `row` of each lane's W */
+        if (row < W && c < C) { /* the rows' sums, number `row` of each lane's W */
             float t = 0, t2 = 0;
             for (int k = 0; k < 8; k++) {
                 t += sh[(k * W + row) * 32 + lane];
@@ -7736,22 +10307,33 @@ STX__GLOBAL(256) stx__par_mix_columns_kernel(stx__par_mix a, float *part, size_t
         __syncthreads();
     }
 }
+
 /* d[k] (C) += sum over the chunks of part (chunks,4,C): those of sum k = blockIdx.y */
-typedef struct stx__par_four { stx__num d[4]; } stx__par_four;
-STX__GLOBAL(1024) stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks,
-                                                  size_t C) {
+typedef struct stx__par_four {
+    stx__num d[4];
+} stx__par_four;
+
+STX__GLOBAL(1024)
+stx__par_mix_columns_sum_kernel(stx__par_four t, const float *part, size_t chunks, size_t C) {
     STX__SHARED(float, sh, 32 * 33);
-    const stx__num d = blockIdx.y == 0 ? t.d[0] : blockIdx.y == 1 ? t.d[1] : blockIdx.y == 2 ? t.d[2] : t.d[3];
+    const stx__num d = blockIdx.y == 0   ? t.d[0]
+                       : blockIdx.y == 1 ? t.d[1]
+                       : blockIdx.y == 2 ? t.d[2]
+                                         : t.d[3];
     if (d.p) stx__columns_add(d, part + blockIdx.y * C, 4 * C, chunks, C, sh);
 }
-/* dw (draws,3) += the rows' dots over the rows of each draw. T threads do a draw: each adds every T-th row, then a fixed tree. */
-template<int T>
-STX__GLOBAL(256) stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws, size_t N,
-                                        size_t rows, size_t run, size_t per) {
+
+/* dw (draws,3) += the rows' dots over the rows of each draw. T threads do a draw: each
+   adds every T-th row, then a fixed tree. */
+template <int T>
+STX__GLOBAL(256)
+stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t draws, size_t N, size_t rows,
+                       size_t run, size_t per) {
     STX__SHARED(double, sh, 32);
     STX__EACH_ROW(r, draws, T) {
         const size_t stream = r / per, end = (stream + 1) * rows < N ? (stream + 1) * rows : N;
-        const size_t lo = stream * rows + (r - stream * per) * run, hi = end - lo > run ? lo + run : end;
+        const size_t lo = stream * rows + (r - stream * per) * run,
+                     hi = end - lo > run ? lo + run : end;
         double s[3] = {0, 0, 0};
         for (size_t n = lo + threadIdx.x % T; n < hi; n += T)
             for (int k = 0; k < 3; k++) s[k] += work[3 * n + (size_t)k];
@@ -7761,28 +10343,42 @@ STX__GLOBAL(256) stx__par_mix_dw_kernel(stx__num dw, const double *work, size_t 
         }
     }
 }
-template<int NORM> static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
+
+template <int NORM>
+static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_args *a, const stx__par_mix &m) {
     const char *name = "stx_par_mix_bwd";
-    const size_t N = m.N, C = m.C, last = (N - 1) % m.T, draws = (N - 1) / m.T * m.per + last / m.run + 1;
+    const size_t N = m.N, C = m.C, last = (N - 1) % m.T,
+                 draws = (N - 1) / m.T * m.per + last / m.run + 1;
     const int four = stx__par_mix_by4(m), fast = NORM && four && C <= 2048;
-    const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024), blocks = (N + rows - 1) / rows;
+    const size_t rows = fast ? stx__chunk(N, 8, 512) : stx__chunk(N, 64, 1024),
+                 blocks = (N + rows - 1) / rows;
     float *part = NULL;
-    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1]) &&
-        !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name))) return;
+    if (NORM && (a->dgain[0] || a->dshift[0] || a->dgain[1] || a->dshift[1])
+        && !(part = (float *)stx__scratch_of(x, 4 * blocks * C * sizeof *part, name)))
+        return;
     if (fast) {
         const unsigned grid = (unsigned)blocks;
-        if (C <= 128) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 256) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 512) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
-        else if (C <= 1024) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
-        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
+        if (C <= 128)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<1, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 256)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<2, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 512)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 1>), grid, 128, 0, m, part, rows);
+        else if (C <= 1024)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 2>), grid, 128, 0, m, part, rows);
+        else
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_kernel<4, 4>), grid, 128, 0, m, part, rows);
     } else {
         const dim3 grid((unsigned)blocks, stx__blocks(C, four ? 128 : 32, 65535), 2);
         const unsigned each = stx__blocks(N, 8, (size_t)1 << 20);
-        if (four) STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
-        else STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
-        if (part && four) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
-        else if (part) STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
+        if (four)
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<4, NORM>), each, 256, 0, m);
+        else
+            STX__RUN_KERNEL(x, name, (stx__par_mix_bwd_any_kernel<1, NORM>), each, 256, 0, m);
+        if (part && four)
+            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<4>, grid, 256, 0, m, part, rows);
+        else if (part)
+            STX__RUN_KERNEL(x, name, stx__par_mix_columns_kernel<1>, grid, 256, 0, m, part, rows);
     }
     if (part) {
         const dim3 grid(stx__blocks(C, 32, 65535), 4);
@@ -7792,68 +10388,99 @@ template<int NORM> static void stx__par_mix_bwd(stx_ctx *x, const stx_par_mix_ar
             t.d[2 * i] = stx__num_of(x, a->dgain[i]);
             t.d[2 * i + 1] = stx__num_of(x, a->dshift[i]);
         }
-        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks, C);
+        STX__RUN_KERNEL(x, name, stx__par_mix_columns_sum_kernel, grid, 1024, 0, t, part, blocks,
+                        C);
     }
     if (a->dw && (m.run < m.T ? m.run : m.T) <= 64)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw), m.work,
-                        draws, N, m.T, m.run, m.per);
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<32>, stx__blocks(draws, 8, (size_t)1 << 30),
+                        256, 0, stx__num_of(x, a->dw), m.work, draws, N, m.T, m.run, m.per);
     else if (a->dw)
-        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>, stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw), m.work,
-                        draws, N, m.T, m.run, m.per);
+        STX__RUN_KERNEL(x, name, stx__par_mix_dw_kernel<256>,
+                        stx__blocks(draws, 1, (size_t)1 << 30), 256, 0, stx__num_of(x, a->dw),
+                        m.work, draws, N, m.T, m.run, m.per);
 }
+
 void stx_par_mix_bwd_cuda(stx_ctx *x, const stx_par_mix_args *a) {
     if (!a->N || !a->C || stx__par_mix_refused(x, a, "stx_par_mix_bwd")) return;
-    if (a->gain[0]) stx__par_mix_bwd<1>(x, a, stx__par_mix_of(x, a, 1));
-    else stx__par_mix_bwd<0>(x, a, stx__par_mix_of(x, a, 1));
+    if (a->gain[0])
+        stx__par_mix_bwd<1>(x, a, stx__par_mix_of(x, a, 1));
+    else
+        stx__par_mix_bwd<0>(x, a, stx__par_mix_of(x, a, 1));
 }
+
 
 // >>latency -----------------------------------------------------------------------------------------------------------
 
 /* See stx_par_latency_args. One thread: the step stays on the device. */
-typedef struct stx__par_latency { double weight, target, power; size_t kind; } stx__par_latency;        /* without bytes between them */
+/* without bytes between them */
+typedef struct stx__par_latency {
+    double weight, target, power;
+    size_t kind;
+} stx__par_latency;
+
 static stx__par_latency stx__par_latency_of(const stx_par_latency_args *a) {
     stx__par_latency p = {a->weight, a->target, a->power, (size_t)a->kind};
     return p;
 }
-STX__GLOBAL(32) stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat,
-                                            stx__par_latency a) {
+
+STX__GLOBAL(32)
+stx__par_latency_fwd_kernel(stx__num loss, stx__num nll, stx__num lat, stx__par_latency a) {
     double v = (double)stx__get(lat, 0), more = v / a.target - 1;
-    if (a.kind == STX_PAR_LATENCY_FBNET) v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
-    else v = (double)stx__get(nll, 0) + a.weight * (a.kind == STX_PAR_LATENCY_ADD ? v : more < 0 ? 0 : more);
+    if (a.kind == STX_PAR_LATENCY_FBNET)
+        v = (double)stx__get(nll, 0) * a.weight * (v > 1 ? pow(log(v), a.power) : v <= 1 ? 0 : v);
+    else
+        v = (double)stx__get(nll, 0)
+            + a.weight
+                  * (a.kind == STX_PAR_LATENCY_ADD ? v
+                     : more < 0                    ? 0
+                                                   : more);
     stx__put(loss, 0, (float)v);
 }
-void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat, const stx_par_latency_args *a) {
+
+void stx_par_latency_fwd_cuda(stx_ctx *x, stx_real *loss, const stx_real *nll, const stx_real *lat,
+                              const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
-    STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0, stx__num_of(x, loss), stx__num_of(x, nll),
-                    stx__num_of(x, lat), stx__par_latency_of(a));
+    STX__RUN_KERNEL(x, "stx_par_latency_fwd", stx__par_latency_fwd_kernel, 1, 1, 0,
+                    stx__num_of(x, loss), stx__num_of(x, nll), stx__num_of(x, lat),
+                    stx__par_latency_of(a));
 }
-STX__GLOBAL(32) stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss,
-                                            stx__num nll, stx__num lat, stx__par_latency a) {
-    double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1, by_lat = a.weight;
+
+STX__GLOBAL(32)
+stx__par_latency_bwd_kernel(stx__num dnll, stx__num dlat, stx__num dloss, stx__num nll,
+                            stx__num lat, stx__par_latency a) {
+    double v = (double)stx__get(lat, 0), d = (double)stx__get(dloss, 0), by_nll = 1,
+           by_lat = a.weight;
     if (a.kind == STX_PAR_LATENCY_HINGE) by_lat = v > a.target ? a.weight / a.target : 0;
     if (a.kind == STX_PAR_LATENCY_FBNET) {
         by_nll = v > 1 ? a.weight * pow(log(v), a.power) : 0;
-        by_lat = v > 1 ? (double)stx__get(nll, 0) * a.weight * a.power * pow(log(v), a.power - 1) / v : 0;
+        by_lat = v > 1
+                     ? (double)stx__get(nll, 0) * a.weight * a.power * pow(log(v), a.power - 1) / v
+                     : 0;
     }
     if (dnll.p) stx__add(dnll, 0, (float)(d * by_nll), 1);
     if (dlat.p) stx__add(dlat, 0, (float)(d * by_lat), 1);
 }
-void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss, const stx_real *nll, const stx_real *lat,
+
+void stx_par_latency_bwd_cuda(stx_ctx *x, stx_real *dnll, stx_real *dlat, const stx_real *dloss,
+                              const stx_real *nll, const stx_real *lat,
                               const stx_par_latency_args *a) {
     if (!stx_ok(x)) return;
-    STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0, stx__num_of(x, dnll), stx__num_of(x, dlat),
-                    stx__num_of(x, dloss), stx__num_of(x, nll), stx__num_of(x, lat), stx__par_latency_of(a));
+    STX__RUN_KERNEL(x, "stx_par_latency_bwd", stx__par_latency_bwd_kernel, 1, 1, 0,
+                    stx__num_of(x, dnll), stx__num_of(x, dlat), stx__num_of(x, dloss),
+                    stx__num_of(x, nll), stx__num_of(x, lat), stx__par_latency_of(a));
 }
 #endif /* SEQTX_PAR_H */
 
+
 // >>adaptive input and output -----------------------------------------------------------------------------------------
 
-/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of its cluster, gate (N,K), for c > 0; for c = 0 the
-   columns from size on are the other clusters', and make gate. A block does a row, with sums in double: this is for evaluation and
-   generation. */
-STX__GLOBAL(256) stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N,
-                                     size_t V, size_t start, size_t size, size_t w, size_t K,
-                                     size_t c, int forward) {
+/* Adaptive softmax: log p(word) = logit - log sum e^logits (N,w), plus the log p of
+   its cluster, gate (N,K), for c > 0; for c = 0 the columns from size on are the other
+   clusters', and make gate. A block does a row, with sums in double: this is for
+   evaluation and generation. */
+STX__GLOBAL(256)
+stx__cluster_kernel(stx__num out, stx__num gate, stx__num logits, size_t N, size_t V, size_t start,
+                    size_t size, size_t w, size_t K, size_t c, int forward) {
     STX__SHARED(float, sh, 32);
     STX__SHARED(double, sums, 32);
     for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
@@ -7861,27 +10488,46 @@ STX__GLOBAL(256) stx__cluster_kernel(stx__num out, stx__num gate, stx__num logit
         double z = 0, add = c ? (double)stx__get(gate, n * K + c) : 0;
         for (size_t j = threadIdx.x; j < w; j += 256) m = fmaxf(m, stx__get(logits, n * w + j));
         m = stx__row_max<256>(m, sh);
-        for (size_t j = threadIdx.x; j < w; j += 256) z += exp((double)(stx__get(logits, n * w + j) - m));
+        for (size_t j = threadIdx.x; j < w; j += 256)
+            z += exp((double)(stx__get(logits, n * w + j) - m));
         z = (double)m + log(stx__row_sum<256>(z, sums));
-        if (!c) for (size_t j = 1 + threadIdx.x; j < K; j += 256)
-            stx__put(gate, n * K + j, (float)((double)stx__get(logits, n * w + (forward ? size + j - 1 : size + K - 1 - j)) - z));
-        for (size_t j = threadIdx.x; j < size; j += 256) stx__put(out, n * V + start + j, (float)((double)stx__get(logits,
-            n * w + j) - z + add));
+        if (!c)
+            for (size_t j = 1 + threadIdx.x; j < K; j += 256)
+                stx__put(gate, n * K + j,
+                         (float)((double)stx__get(
+                                     logits, n * w + (forward ? size + j - 1 : size + K - 1 - j))
+                                 - z));
+        for (size_t j = threadIdx.x; j < size; j += 256)
+            stx__put(out, n * V + start + j,
+                     (float)((double)stx__get(logits, n * w + j) - z + add));
     }
 }
-void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V, size_t start,
-                                size_t size, size_t w, size_t K, size_t c, int forward) {
+
+void stx_cluster_log_probs_cuda(stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits,
+                                size_t N, size_t V, size_t start, size_t size, size_t w, size_t K,
+                                size_t c, int forward) {
     stx__num O = stx__num_of(x, out), G = stx__num_of(x, gate), A = stx__num_of(x, logits);
-    if (N && w) STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel, stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V,
-                                start, size, w, K, c, forward);
+    if (N && w)
+        STX__RUN_KERNEL(x, "stx_cluster_log_probs", stx__cluster_kernel,
+                        stx__blocks(N, 1, (size_t)1 << 30), 256, 0, O, G, A, N, V, start, size, w,
+                        K, c, forward);
 }
+
 
 // >>optimisers --------------------------------------------------------------------------------------------------------
 
-/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address. More allocations than the table holds are left to
-   stx__twin_kernel, table by table, after the update. */
+/* Where the parameters' bfloat16 twins are: a kernel finds a piece's by its address.
+   More allocations than the table holds are left to stx__twin_kernel, table by table,
+   after the update. */
 enum { STX__TWINS = 64 };
-typedef struct stx__twins { const char *base[STX__TWINS]; size_t bytes[STX__TWINS]; stx__bf16 *twin[STX__TWINS]; int n; } stx__twins;
+
+typedef struct stx__twins {
+    const char *base[STX__TWINS];
+    size_t bytes[STX__TWINS];
+    stx__bf16 *twin[STX__TWINS];
+    int n;
+} stx__twins;
+
 /* Fills t from the allocations r, ..; what is left over, or NULL */
 static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     memset(t, 0, sizeof *t);
@@ -7894,28 +10540,40 @@ static const stx__range *stx__twins_from(const stx__range *r, stx__twins *t) {
     while (r && !r->twin) r = r->next;
     return r;
 }
-/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at allocation i. */
-static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p, stx__bf16 **sh) {
+
+/* The twin of the numbers at p, or NULL, for the whole block: thread i looks at
+   allocation i. */
+static __device__ __forceinline__ stx__num stx__piece_num(const stx__twins &t, float *p,
+                                                          stx__bf16 **sh) {
     stx__num a = {p, NULL, 0};
     if (!t.n) return a;
     __syncthreads();
     if (threadIdx.x == 0) *sh = NULL;
     __syncthreads();
-    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x] && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
+    if ((int)threadIdx.x < t.n && (const char *)p >= t.base[threadIdx.x]
+        && (const char *)p < t.base[threadIdx.x] + t.bytes[threadIdx.x])
         *sh = t.twin[threadIdx.x] + (p - (const float *)(const void *)t.base[threadIdx.x]);
     __syncthreads();
     a.twin = *sh;
     return a;
 }
-static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+
+static __device__ __forceinline__ int stx__aligned(const void *p, size_t to) {
+    return (uintptr_t)p % to == 0;
+}
+
 /* A block of 256 per piece */
 #define STX__EACH_PIECE(k, count) for (size_t k = blockIdx.x; k < count; k += gridDim.x)
-static unsigned stx__piece_blocks(size_t count) { return stx__blocks(count, 1, (size_t)1 << 20); }
 
-/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not ok. States that the piece has not are 0 and stay
-   away. */
-template<int W, class F> static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p, size_t lo,
-    size_t hi, F update) {
+static unsigned stx__piece_blocks(size_t count) {
+    return stx__blocks(count, 1, (size_t)1 << 20);
+}
+
+/* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not
+   ok. States that the piece has not are 0 and stay away. */
+template <int W, class F>
+static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p,
+                                                         size_t lo, size_t hi, F update) {
     const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
     const float zero[W] = {0};
     for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
@@ -7931,9 +10589,14 @@ template<int W, class F> static __device__ __forceinline__ void stx__update_rang
         if (s1.p) stx__putn<W>(s1, i, v1);
     }
 }
-template<class F> static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p, int ok, F update) {
-    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16) && stx__aligned(q.s[1], 16) &&
-        stx__aligned(p.twin, 8) ? q.n / 4 * 4 : 0;
+
+template <class F>
+static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p,
+                                                         int ok, F update) {
+    size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16)
+                           && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8)
+                       ? q.n / 4 * 4
+                       : 0;
     if (!ok) {
         for (size_t i = threadIdx.x; i < q.n; i += 256) q.g[i] = 0;
         return;
@@ -7941,24 +10604,31 @@ template<class F> static __device__ __forceinline__ void stx__update_piece(const
     stx__update_range<4>(q, p, 0, fours, update);
     stx__update_range<1>(q, p, fours, q.n, update);
 }
-/* What writers of parameters whose allocations the first table could not hold have left to do: the twins of t = p. */
+
+/* What writers of parameters whose allocations the first table could not hold have
+   left to do: the twins of t = p. */
 STX__GLOBAL(256) stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         stx__num p = stx__piece_num(t, piece[k].p, sh);
-        if (p.twin) for (size_t i = threadIdx.x; i < piece[k].n; i += 256) p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
+        if (p.twin)
+            for (size_t i = threadIdx.x; i < piece[k].n; i += 256)
+                p.twin[i] = __float2bfloat16(((const float *)p.p)[i]);
     }
 }
+
 #define STX__RUN_PIECES(x, name, kernel, piece, count, ...) \
-    do { \
-        stx__twins twins; \
-        const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
-        STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, __VA_ARGS__); \
-        while (rest) { \
-            rest = stx__twins_from(rest, &twins); \
-            STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, twins); \
-        } \
-    } while (0)
+  do { \
+    stx__twins twins; \
+    const stx__range *rest = stx__twins_from(stx__gpu(x)->ranges, &twins); \
+    STX__RUN_KERNEL(x, name, kernel, stx__piece_blocks(count), 256, 0, piece, count, twins, \
+                    __VA_ARGS__); \
+    while (rest) { \
+      rest = stx__twins_from(rest, &twins); \
+      STX__RUN_KERNEL(x, name, stx__twin_kernel, stx__piece_blocks(count), 256, 0, piece, count, \
+                      twins); \
+    } \
+  } while (0)
 
 /* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
 STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
@@ -7971,50 +10641,71 @@ STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_piece *piece, si
             float4 v = stx__get4(g, i);
             s += ((double)v.x * v.x + (double)v.y * v.y) + ((double)v.z * v.z + (double)v.w * v.w);
         }
-        for (size_t i = fours + threadIdx.x; i < n; i += 256) s += (double)piece[k].g[i] * piece[k].g[i];
+        for (size_t i = fours + threadIdx.x; i < n; i += 256)
+            s += (double)piece[k].g[i] * piece[k].g[i];
         s = stx__row_sum<256>(s, sh);
         if (threadIdx.x == 0) out[k] = s;
     }
 }
+
 void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
-    if (count) STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count), 256, 0, out, piece, count);
+    if (count)
+        STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count),
+                        256, 0, out, piece, count);
 }
 
-/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor, by the warp in whose 32 pieces it begins, which
-   finds its end by bisection (a tensor's pieces are together). */
-template<class F> static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count, F of) {
+/* In a block of 1024: of(first, end, lane) for the pieces [first, end) of each tensor,
+   by the warp in whose 32 pieces it begins, which finds its end by bisection (a
+   tensor's pieces are together). */
+template <class F>
+static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count,
+                                                        F of) {
     const unsigned lane = threadIdx.x % 32;
     for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
         size_t k = base + lane;
-        unsigned begins = __ballot_sync(STX__ALL, k < count && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
+        unsigned begins = __ballot_sync(STX__ALL,
+                                        k < count
+                                            && (k == 0 || piece[k - 1].tensor != piece[k].tensor));
         for (; begins; begins &= begins - 1) {
-            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor, end = first + 1, above = count;
+            size_t first = base + (size_t)(__ffs((int)begins) - 1), tensor = piece[first].tensor,
+                   end = first + 1, above = count;
             while (end < above) {
                 size_t mid = end + (above - end) / 2;
-                if (piece[mid].tensor == tensor) end = mid + 1; else above = mid;
+                if (piece[mid].tensor == tensor)
+                    end = mid + 1;
+                else
+                    above = mid;
             }
             of(first, end, lane);
         }
     }
 }
 
-/* What the plan's kernel wants of stx_optim_desc, without gaps: what stands in those is whatever was there before, and arguments are
-   searched for addresses of the host (tests/cuda_host) */
-typedef struct stx__plan_rule { int kind, eps_hat, radam_skip, no_correction; double clip, beta1, beta2; } stx__plan_rule;
-/* From the squares' sums: the norm, whether there is an update at all, and the pieces' lr. One block. The total is a fixed tree over every
-   1024th piece, where the CPU adds in order: the same but for the rounding of doubles. Adagrad's clipping needs the norm of each tensor. */
-STX__GLOBAL(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count,
-                                      const double *squares, const stx__plan_rule d) {
+/* What the plan's kernel wants of stx_optim_desc, without gaps: what stands in those
+   is whatever was there before, and arguments are searched for addresses of the host
+   (tests/cuda_host) */
+typedef struct stx__plan_rule {
+    int kind, eps_hat, radam_skip, no_correction;
+    double clip, beta1, beta2;
+} stx__plan_rule;
+
+/* From the squares' sums: the norm, whether there is an update at all, and the pieces'
+   lr. One block. The total is a fixed tree over every 1024th piece, where the CPU adds
+   in order: the same but for the rounding of doubles. Adagrad's clipping needs the
+   norm of each tensor. */
+STX__GLOBAL(1024, 1)
+stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
+                 const stx__plan_rule d) {
     STX__SHARED(double, sh, 32);
     const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
     const int kind = d.kind;
     double lr = u->lr, total = 0, norm;
-    #pragma unroll 8
+#pragma unroll 8
     for (size_t k = threadIdx.x; k < count; k += 1024) total += squares[k];
     norm = sqrt(stx__row_sum<1024>(total, sh));
     if (threadIdx.x == 0) {
         u->norm = norm;
-        u->ok = norm <= DBL_MAX;                        /* false for NaN as well */
+        u->ok = norm <= DBL_MAX; /* false for NaN as well */
         if (u->ok) {
             double step = (double)++u->step, power = pow(beta2, step), rectify = 1;
             u->plain = 0;
@@ -8023,9 +10714,13 @@ STX__GLOBAL(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t co
                 double most = 2 / (1 - beta2) - 1, rho = most - 2 * step * power / (1 - power);
                 u->plain = !(rho >= 5);
                 u->correction2 = 1;
-                if (rho >= 5) rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho));
+                if (rho >= 5)
+                    rectify = sqrt((1 - power) * (rho - 4) * (rho - 2) * most
+                                   / ((most - 4) * (most - 2) * rho));
             }
-            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1 ? clip / (norm + 1e-6) : 1);
+            u->factor = (float)(clip > 0 && kind != STX_ADAGRAD && clip / (norm + 1e-6) < 1
+                                    ? clip / (norm + 1e-6)
+                                    : 1);
             if (d.eps_hat) {
                 rectify = sqrt(1 - power);
                 u->correction2 = 1;
@@ -8038,7 +10733,7 @@ STX__GLOBAL(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t co
     }
     if (!(norm <= DBL_MAX)) return;
     if (d.radam_skip) {
-        __syncthreads();                                /* what the first thread wrote */
+        __syncthreads(); /* what the first thread wrote */
         if (u->plain) lr = 0;
     }
     if (!(clip > 0 && kind == STX_ADAGRAD)) {
@@ -8047,22 +10742,27 @@ STX__GLOBAL(1024, 1) stx__plan_kernel(stx_update *u, stx_piece *piece, size_t co
     }
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
         double sq = 0, eta = lr;
-        #pragma unroll 8
+#pragma unroll 8
         for (size_t i = first + lane; i < end; i += 32) sq += squares[i];
         sq = sqrt(stx__warp_sum_f64(sq));
         if (sq > clip) eta = lr * clip / (sq + 1e-10);
         for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)eta;
     });
 }
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d) {
-    const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction, d->clip, d->beta1, d->beta2};
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares, rule);
+
+void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count,
+                         const double *squares, const stx_optim_desc *d) {
+    const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction,
+                                 d->clip, d->beta1,   d->beta2};
+    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares,
+                    rule);
 }
 
-/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has a piece, a thread four neighbours at a time; so
-   the others below. */
-STX__GLOBAL(256) stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t,
-                                 const stx_update *u, float momentum, float decay) {
+/* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has
+   a piece, a thread four neighbours at a time; so the others below. */
+STX__GLOBAL(256)
+stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+                float momentum, float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
     STX__EACH_PIECE(k, count) {
@@ -8076,13 +10776,17 @@ STX__GLOBAL(256) stx__sgd_kernel(const stx_piece *piece, size_t count, const stx
         });
     }
 }
-void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay) {
-    if (count) STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
+
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+                         stx_real momentum, stx_real decay) {
+    if (count)
+        STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
-STX__GLOBAL(256) stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t,
-                                     const stx_update *u, float eps) {
+STX__GLOBAL(256)
+stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+                    float eps) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx_piece q = piece[k];
@@ -8093,16 +10797,19 @@ STX__GLOBAL(256) stx__adagrad_kernel(const stx_piece *piece, size_t count, const
         });
     }
 }
-void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps) {
+
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+                             stx_real eps) {
     if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
 }
 
 /* g' = factor g + decay p ; m = b1 m + (1-b1) g' ; v = b2 v + (1-b2) g'^2
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
-STX__GLOBAL(256) stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t,
-                                  const stx_update *u, float beta1, float rest1, float beta2,
-                                  float rest2, float eps, float decay, float decoupled) {
+STX__GLOBAL(256)
+stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+                 float beta1, float rest1, float beta2, float rest2, float eps, float decay,
+                 float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
@@ -8118,16 +10825,21 @@ STX__GLOBAL(256) stx__adam_kernel(const stx_piece *piece, size_t count, const st
         });
     }
 }
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
-                          stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
-    if (count) STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1, beta2, rest2, eps, decay, decoupled);
+
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+                          stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
+                          stx_real eps, stx_real decay, stx_real decoupled) {
+    if (count)
+        STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1,
+                        beta2, rest2, eps, decay, decoupled);
 }
 
-/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m / c1) / (sqrt(v / c2) + eps) + decay p, and the
-   piece's sums of p^2 and g^2, in double. A block has a piece. */
-STX__GLOBAL(256) stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u,
-                                  double *squares, float beta1, float rest1, float beta2,
-                                  float rest2, float eps, float decay) {
+/* LAMB, first: d = factor g ; m = b1 m + (1-b1) d ; v = b2 v + (1-b2) d^2 ; g = (m /
+   c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of p^2 and g^2, in
+   double. A block has a piece. */
+STX__GLOBAL(256)
+stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares,
+                 float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
@@ -8135,7 +10847,8 @@ STX__GLOBAL(256) stx__lamb_kernel(const stx_piece *piece, size_t count, const st
         const stx_piece q = piece[k];
         double pp = 0, gg = 0;
         for (size_t i = threadIdx.x; i < q.n; i += 256) {
-            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d), v = fmaf(beta2, q.s[1][i], rest2 * d * d);
+            float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d),
+                  v = fmaf(beta2, q.s[1][i], rest2 * d * d);
             float r = fmaf(decay, p, rate * m / (sqrtf(v * unbias) + eps));
             q.s[0][i] = m;
             q.s[1][i] = v;
@@ -8145,59 +10858,82 @@ STX__GLOBAL(256) stx__lamb_kernel(const stx_piece *piece, size_t count, const st
         }
         pp = stx__row_sum<256>(pp, sh);
         gg = stx__row_sum<256>(gg, sh);
-        if (threadIdx.x == 0) { squares[2 * k] = pp; squares[2 * k + 1] = gg; }
+        if (threadIdx.x == 0) {
+            squares[2 * k] = pp;
+            squares[2 * k + 1] = gg;
+        }
     }
 }
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares, stx_real beta1,
-                             stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
-    if (count) STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0, piece, count, u, squares,
-                               beta1, rest1, beta2, rest2, eps, decay);
+
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+                             double *squares, stx_real beta1, stx_real rest1, stx_real beta2,
+                             stx_real rest2, stx_real eps, stx_real decay) {
+    if (count)
+        STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0,
+                        piece, count, u, squares, beta1, rest1, beta2, rest2, eps, decay);
 }
-/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see stx__plan_kernel. */
-STX__GLOBAL(1024) stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count,
-                                        const double *squares, double trust_max) {
+
+/* LAMB, second: each tensor's phi, times the pieces' lr. One block; see
+   stx__plan_kernel. */
+STX__GLOBAL(1024)
+stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count, const double *squares,
+                      double trust_max) {
     if (!u->ok) return;
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
         double p = 0, g = 0;
-        for (size_t i = first + lane; i < end; i += 32) { p += squares[2 * i]; g += squares[2 * i + 1]; }
+        for (size_t i = first + lane; i < end; i += 32) {
+            p += squares[2 * i];
+            g += squares[2 * i + 1];
+        }
         p = sqrt(stx__warp_sum_f64(p));
         g = stx__warp_sum_f64(g);
         if (trust_max > 0 && p > trust_max) p = trust_max;
-        if (p > 0 && g > 0) for (size_t i = first + lane; i < end; i += 32) piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
+        if (p > 0 && g > 0)
+            for (size_t i = first + lane; i < end; i += 32)
+                piece[i].lr = (float)((double)piece[i].lr * p / sqrt(g));
     });
 }
+
 /* LAMB, third: p -= lr g ; g = 0 */
-STX__GLOBAL(256) stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t,
-                                         const stx_update *u) {
+STX__GLOBAL(256)
+stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+                        const stx_update *u) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         stx_piece q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
-        q.s[0] = q.s[1] = NULL;                         /* they are what they are */
-        stx__update_piece(q, p, u->ok, [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
+        q.s[0] = q.s[1] = NULL; /* they are what they are */
+        stx__update_piece(q, p, u->ok,
+                          [=](float &w, float g, float &, float &) { w = fmaf(-q.lr, g, w); });
     }
 }
-void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max) {
+
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count,
+                          const double *squares, double trust_max) {
     if (!count) return;
-    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count, squares, trust_max);
+    STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count,
+                    squares, trust_max);
     STX__RUN_PIECES(x, "stx_lamb_update", stx__lamb_update_kernel, piece, count, u);
 }
 
 /* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
 STX__GLOBAL(256) stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
     STX__EACH_PIECE(k, count)
-        for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
-            float v = piece[k].g[i];
-            if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
-        }
+    for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
+        float v = piece[k].g[i];
+        if (fabsf(v) > c && fabsf(v) <= FLT_MAX) piece[k].g[i] = v < 0 ? -c : c;
+    }
 }
+
 void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
-    if (count) STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count), 256, 0, piece, count, c);
+    if (count)
+        STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count),
+                        256, 0, piece, count, c);
 }
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
-STX__GLOBAL(256) stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t,
-                                   float lo, float hi) {
+STX__GLOBAL(256)
+stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -8207,9 +10943,11 @@ STX__GLOBAL(256) stx__clamp_kernel(const stx_piece *piece, size_t count, const s
         }
     }
 }
+
 void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
     if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
 }
+
 
 // >>steps -------------------------------------------------------------------------------------------------------------
 
@@ -8217,37 +10955,47 @@ void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real l
 STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accumulate) {
     *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
 }
+
 void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
-    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s, accumulate);
+    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s,
+                    accumulate);
 }
+
 
 // >>device ------------------------------------------------------------------------------------------------------------
 
-/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does wrong while it runs is told by whoever waits next.
+/* An error of the runtime becomes the context's: 1 if there is none. What a kernel does
+   wrong while it runs is told by whoever waits next.
    */
 static int stx__ok_or(stx_ctx *x, stx_gpu *g, cudaError_t e, const char *what) {
     if (e == cudaSuccess || stx__capture_lost(g)) return 1;
-    (void)cudaGetLastError();               /* not sticky: it is told here */
-    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE, "%s: CUDA says \"%s\" (%s)%s%s", what,
-             cudaGetErrorString(e), cudaGetErrorName(e), g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
+    (void)cudaGetLastError(); /* not sticky: it is told here */
+    stx_fail(x, e == cudaErrorMemoryAllocation ? STX_ERR_MEMORY : STX_ERR_DEVICE,
+             "%s: CUDA says \"%s\" (%s)%s%s", what, cudaGetErrorString(e), cudaGetErrorName(e),
+             g && g->name[0] ? " on " : "", g && g->name[0] ? g->name : "");
     return 0;
 }
 #ifdef SEQTX_NCCL
-static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what);
+static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
+                               const char *what);
 static int stx__group_lives(const stx_gpu *g);
 #endif
 static void stx__group_free(stx_gpu *g);
 static cudaError_t stx__group_join_streams(stx_gpu *g);
 static int stx__group_may_capture(stx_ctx *x, stx_gpu *g);
 static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured);
-static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what) {
+
+static int stx__wait(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
+                     const char *what) {
 #ifdef SEQTX_NCCL
     if (stx__group_lives(g)) return stx__group_wait_for(x, g, stream, event, what);
 #endif
-    return stx__ok_or(x, g, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(stream), what);
+    return stx__ok_or(x, g, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(stream),
+                      what);
 }
 
-/* One kernel in this file that does nothing: whether the device can run the code is asked of it, before anything is allocated. */
+/* One kernel in this file that does nothing: whether the device can run the code is
+   asked of it, before anything is allocated. */
 STX__GLOBAL(32) stx__probe_kernel(void) {}
 
 stx_gpu *stx_cuda_open(stx_ctx *x) {
@@ -8260,24 +11008,33 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     e = cudaGetDeviceCount(&count);
     if (e != cudaSuccess || count < 1) {
         (void)cudaGetLastError();
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and "
-                 "CUDA_VISIBLE_DEVICES hides it",
-                 e == cudaSuccess ? "none found" : cudaGetErrorString(e));
+        stx_fail(
+            x, STX_ERR_DEVICE,
+            "stx_create: no CUDA device (%s): use STX_CPU, or look whether the driver is loaded (nvidia-smi) and "
+            "CUDA_VISIBLE_DEVICES hides it",
+            e == cudaSuccess ? "none found" : cudaGetErrorString(e));
         return NULL;
     }
     if (d->gpu < 0 || d->gpu >= count) {
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d, there are %d: want 0 to %d", d->gpu, count, count - 1);
+        stx_fail(x, STX_ERR_DEVICE, "stx_create: desc.gpu is %d, there are %d: want 0 to %d",
+                 d->gpu, count, count - 1);
         return NULL;
     }
     g = (stx_gpu *)calloc(1, sizeof *g);
     if (g) g->late = (struct stx__late *)calloc(1, sizeof *g->late);
-    if (!g || !g->late) { free(g); stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory"); return NULL; }
+    if (!g || !g->late) {
+        free(g);
+        stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory");
+        return NULL;
+    }
     g->index = d->gpu;
     g->half = d->precision == STX_PREC_BF16;
     g->tf32 = d->tf32;
     g->tune = d->tune != 0;
-    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create") || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) {
-        stx_cuda_close(g); return NULL;
+    if (!stx__ok_or(x, g, cudaSetDevice(d->gpu), "stx_create")
+        || !stx__ok_or(x, g, cudaGetDeviceProperties(&p, d->gpu), "stx_create")) {
+        stx_cuda_close(g);
+        return NULL;
     }
     g->sms = p.multiProcessorCount;
     g->major = p.major;
@@ -8286,23 +11043,40 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
     snprintf(g->name, sizeof g->name, "%.80s, sm_%d%d", p.name, p.major, p.minor);
     if (p.major < 8 || cudaFuncGetAttributes(&attributes, stx__probe_kernel) != cudaSuccess) {
         (void)cudaGetLastError();
-        stx_fail(x, STX_ERR_DEVICE, "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 "
-                 "or newer is needed)", d->gpu, g->name, p.major, p.minor);
+        stx_fail(
+            x, STX_ERR_DEVICE,
+            "stx_create: this program has no code for GPU %d (%s): build seqtx_cuda.cu with -arch=sm_%d%d (sm_80 "
+            "or newer is needed)",
+            d->gpu, g->name, p.major, p.minor);
         stx_cuda_close(g);
         return NULL;
     }
-    if (!stx__ok_or(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stx_create")) { stx_cuda_close(g); return NULL; }
+    if (!stx__ok_or(x, g, cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking),
+                    "stx_create")) {
+        stx_cuda_close(g);
+        return NULL;
+    }
     for (i = 0; i < 4; i++)
-        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->staged[i], cudaEventDisableTiming), "stx_create") ||
-            !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES), "stx_create") ||
-            !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming), "stx_create") ||
-            !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) { stx_cuda_close(g); return NULL; }
+        if (!stx__ok_or(x, g, cudaEventCreateWithFlags(&g->staged[i], cudaEventDisableTiming),
+                        "stx_create")
+            || !stx__ok_or(x, g, cudaMallocHost((void **)&g->stage[i], STX__STAGE_BYTES),
+                           "stx_create")
+            || !stx__ok_or(x, g, cudaEventCreateWithFlags(&g->reported[i], cudaEventDisableTiming),
+                           "stx_create")
+            || !stx__ok_or(x, g, cudaMallocHost(&g->report[i], STX__REPORT_BYTES), "stx_create")) {
+            stx_cuda_close(g);
+            return NULL;
+        }
     if (!stx__ok_or(x, g, cudaMalloc((void **)&g->shift, 256), "stx_create")
         || !stx__ok_or(x, g, cudaMemsetAsync(g->shift, 0, 256, g->stream), "stx_create")
-        || !stx__gemm_open(x, g)) { stx_cuda_close(g); return NULL; }
-    (void)cudaGetLastError();                   /* what others left there is not ours */
+        || !stx__gemm_open(x, g)) {
+        stx_cuda_close(g);
+        return NULL;
+    }
+    (void)cudaGetLastError(); /* what others left there is not ours */
     return g;
 }
+
 void stx_cuda_close(stx_gpu *g) {
     int i;
     if (!g) return;
@@ -8331,19 +11105,25 @@ void stx_cuda_close(stx_gpu *g) {
     if (g->stream) (void)cudaStreamDestroy(g->stream);
     free(g);
 }
+
 void stx_cuda_late(stx_ctx *x, int by) {
     struct stx__late *t = stx__gpu(x)->late;
     t->depth += by;
     if (by == 0 || t->depth == 0) stx__late_now(x);
 }
+
 void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     stx_gpu *g = stx__use(x);
     stx__range *r = (stx__range *)calloc(1, sizeof *r);
     void *p = NULL, *twin = NULL;
     cudaError_t e;
     if (!r || g->capturing) {
-        if (r) stx_fail(x, STX_ERR_MEMORY, "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it "
-                        "from one that wants less", bytes);
+        if (r)
+            stx_fail(
+                x, STX_ERR_MEMORY,
+                "%zu more bytes of GPU memory are wanted while a step is captured: its key does not tell it "
+                "from one that wants less",
+                bytes);
         free(r);
         return NULL;
     }
@@ -8352,7 +11132,8 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         if (p) (void)cudaFree(p);
-        if (e != cudaErrorMemoryAllocation) stx__ok_or(x, g, e, "allocating GPU memory");      /* something that went wrong before */
+        /* something that went wrong before */
+        if (e != cudaErrorMemoryAllocation) stx__ok_or(x, g, e, "allocating GPU memory");
         free(r);
         return NULL;
     }
@@ -8365,34 +11146,41 @@ void *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind) {
     g->bytes += bytes + (twin ? bytes / 2 : 0);
     return p;
 }
+
 void stx_cuda_free(stx_ctx *x, void *p) {
     stx_gpu *g = stx__use(x);
     stx__range **at, *r;
-    for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {}
+    for (at = &g->ranges; *at && (*at)->base != (char *)p; at = &(*at)->next) {
+    }
     r = *at;
     if (!r) return;
-    if (g->capturing) {                 /* what is freed here would be freed once, not in every replay; it goes when the device is closed */
+    /* what is freed here would be freed once, not in every replay; it goes when the
+       device is closed */
+    if (g->capturing) {
         g->repeatable = 0;
         return;
     }
     *at = r->next;
     if (g->last == r) g->last = NULL;
-    (void)stx__group_join_streams(g);       /* what the other ranks still need of it, too */
+    (void)stx__group_join_streams(g); /* what the other ranks still need of it, too */
     stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
     g->bytes -= r->bytes + (r->twin ? r->bytes / 2 : 0);
     (void)cudaFree(r->base);
     if (r->twin) (void)cudaFree(r->twin);
     free(r);
 }
+
 size_t stx_cuda_bytes(const stx_ctx *x) {
     const stx_gpu *g = stx__gpu(x);
     return g ? g->bytes + g->scratch_bytes : 0;
 }
+
 int stx_cuda_half(const stx_ctx *x, const void *p) {
     stx_gpu *g = stx__gpu(x);
     const stx__range *r = stx__range_of(g, p);
     return g->half && r && r->kind == STX_MEM_NUMBERS;
 }
+
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x)) return NULL;
@@ -8400,18 +11188,30 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
         void *p = NULL;
         size_t want = bytes < ((size_t)1 << 20) ? (size_t)1 << 20 : bytes + bytes / 4;
         if (g->capturing) {
-            stx_fail(x, STX_ERR_MEMORY, "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one "
-                     "that wants less", what, bytes); return NULL;
-        }
-        if (cudaMalloc(&p, want) != cudaSuccess && ((void)cudaGetLastError(), want = bytes, cudaMalloc(&p, want)) != cudaSuccess) {
-            (void)cudaGetLastError();
-            stx_fail(x, STX_ERR_MEMORY, "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model", what,
-                     bytes);
+            stx_fail(
+                x, STX_ERR_MEMORY,
+                "%s: %zu bytes of scratch are wanted while a step is captured: its key does not tell it from one "
+                "that wants less",
+                what, bytes);
             return NULL;
         }
-        if (g->scratch) {                            /* the old one stays: a captured step may know its address */
+        if (cudaMalloc(&p, want) != cudaSuccess
+            && ((void)cudaGetLastError(), want = bytes, cudaMalloc(&p, want)) != cudaSuccess) {
+            (void)cudaGetLastError();
+            stx_fail(
+                x, STX_ERR_MEMORY,
+                "%s: the GPU has no memory for %zu bytes of scratch: use a smaller batch, block or model",
+                what, bytes);
+            return NULL;
+        }
+        /* the old one stays: a captured step may know its address */
+        if (g->scratch) {
             stx__range *r = (stx__range *)calloc(1, sizeof *r);
-            if (!r) { (void)cudaFree(p); stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what); return NULL; }
+            if (!r) {
+                (void)cudaFree(p);
+                stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what);
+                return NULL;
+            }
             r->base = g->scratch;
             r->bytes = g->scratch_bytes;
             r->next = g->ranges;
@@ -8424,44 +11224,62 @@ static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
     return g->scratch;
 }
 
-/* What comes from the host while a step is captured would be the same in every replay: such a step cannot be repeated. */
+/* What comes from the host while a step is captured would be the same in every replay:
+   such a step cannot be repeated. */
 static int stx__not_captured(stx_gpu *g) {
     if (g->capturing) g->repeatable = 0;
     return !g->capturing;
 }
+
 void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
     while (bytes && stx_ok(x)) {
         unsigned k = g->stages++ % 4;
         size_t n = bytes < (size_t)STX__STAGE_BYTES ? bytes : (size_t)STX__STAGE_BYTES;
-        if (!stx__wait(x, g, g->stream, g->staged[k], "a copy to the GPU")) return;      /* the copy before the last three has left */
+        /* the copy before the last three has left */
+        if (!stx__wait(x, g, g->stream, g->staged[k], "a copy to the GPU")) return;
         memcpy(g->stage[k], host, n);
-        if (!stx__ok_or(x, g, cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream), "a copy to the GPU")) return;
+        if (!stx__ok_or(x, g,
+                        cudaMemcpyAsync(to, g->stage[k], n, cudaMemcpyHostToDevice, g->stream),
+                        "a copy to the GPU"))
+            return;
         stx__ok_or(x, g, cudaEventRecord(g->staged[k], g->stream), "a copy to the GPU");
         to = (char *)to + n;
         host = (const char *)host + n;
         bytes -= n;
     }
 }
+
 void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes) return;
-    if (!stx__not_captured(g)) { memset(host, 0, bytes); return; }
-    if (g->group && !stx__wait(x, g, g->stream, NULL, "a copy from the GPU")) return;       /* a copy to such memory waits by itself */
-    if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream), "a copy from the GPU"))
+    if (!stx__not_captured(g)) {
+        memset(host, 0, bytes);
+        return;
+    }
+    /* a copy to such memory waits by itself */
+    if (g->group && !stx__wait(x, g, g->stream, NULL, "a copy from the GPU")) return;
+    if (stx__ok_or(x, g, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, g->stream),
+                   "a copy from the GPU"))
         stx__wait(x, g, g->stream, NULL, "a copy from the GPU");
 }
+
 /* to (n) = from (n), whatever is stored in either; a thread a number. */
 STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) stx__put(to, i,
-        stx__get(from, i));
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x)
+        stx__put(to, i, stx__get(from, i));
 }
+
 void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
-    if (!v.half && !v.twin) { stx_cuda_put(x, to, host, n * sizeof *host); return; }
+    if (!v.half && !v.twin) {
+        stx_cuda_put(x, to, host, n * sizeof *host);
+        return;
+    }
     if (!stx_ok(x) || !stx__not_captured(g)) return;
     for (at = 0; at < n && stx_ok(x); at += part) {
         size_t w = n - at < part ? n - at : part;
@@ -8469,120 +11287,186 @@ void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t
         v = stx__num_of(x, stx_at(x, to, at));
         if (!f.p) return;
         stx_cuda_put(x, f.p, host + at, w * sizeof *host);
-        STX__RUN_KERNEL(x, "a copy to the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256, 0, v, f, w);
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256,
+                        0, v, f, w);
     }
 }
+
 void stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, from), t = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
-    if (!v.half || g->capturing) { stx_cuda_get(x, host, from, n * sizeof *host); return; }
+    if (!v.half || g->capturing) {
+        stx_cuda_get(x, host, from, n * sizeof *host);
+        return;
+    }
     for (at = 0; at < n && stx_ok(x); at += part) {
         size_t w = n - at < part ? n - at : part;
         t.p = stx__scratch_of(x, w * sizeof *host, "a copy from the GPU");
         v = stx__num_of(x, stx_at(x, from, at));
         if (!t.p) return;
-        STX__RUN_KERNEL(x, "a copy from the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256, 0, t, v, w);
+        STX__RUN_KERNEL(x, "a copy from the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096),
+                        256, 0, t, v, w);
         stx_cuda_get(x, host + at, t.p, w * sizeof *host);
     }
 }
+
 void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
     stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, p);
     if (!stx_ok(x) || !bytes) return;
     stx__ok_or(x, g, cudaMemsetAsync(p, 0, bytes, g->stream), "clearing GPU memory");
-    if (v.twin) stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
+    if (v.twin)
+        stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
 }
+
 void stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && bytes) stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream), "a copy on the GPU");
+    if (stx_ok(x) && bytes)
+        stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream),
+                   "a copy on the GPU");
 }
+
 void stx_cuda_sync(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (g && !g->capturing) stx__wait(x, g, g->stream, NULL, "waiting for the GPU");
 }
-void *stx_cuda_stream(const stx_ctx *x) { return (void *)stx__gpu(x)->stream; }
-const char *stx_cuda_name(const stx_ctx *x) { return stx__gpu(x)->name; }
 
-STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) { *p = v; }
-STX__GLOBAL(32) stx__set_f32_kernel(float *p, float v) { *p = v; }
-
-STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) { *p = v; }
-void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
-    if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+void *stx_cuda_stream(const stx_ctx *x) {
+    return (void *)stx__gpu(x)->stream;
 }
+
+const char *stx_cuda_name(const stx_ctx *x) {
+    return stx__gpu(x)->name;
+}
+
+STX__GLOBAL(32) stx__set_f64_kernel(double *p, double v) {
+    *p = v;
+}
+
+STX__GLOBAL(32) stx__set_f32_kernel(float *p, float v) {
+    *p = v;
+}
+
+STX__GLOBAL(32) stx__set_u64_kernel(uint64_t *p, uint64_t v) {
+    *p = v;
+}
+
+void stx_cuda_set_f64(stx_ctx *x, double *p, double v) {
+    if (stx__not_captured(stx__gpu(x)))
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f64_kernel, 1, 1, 0, p, v);
+}
+
 void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
-    if (stx__not_captured(stx__gpu(x))) STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
+    if (stx__not_captured(stx__gpu(x)))
+        STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 
 void stx_cuda_shift(stx_ctx *x, uint64_t shift) {
-    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift, shift);
+    STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
+                    shift);
 }
 
-/* to = the pieces' p, one after the other; a block a piece, whose place is the sum of the sizes before it. */
+/* to = the pieces' p, one after the other; a block a piece, whose place is the sum of
+   the sizes before it. */
 STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_piece *piece) {
     size_t at = 0, i;
     for (i = 0; i < blockIdx.x; i++) at += piece[i].n;
-    for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x) to[at + i] = piece[blockIdx.x].p[i];
+    for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x)
+        to[at + i] = piece[blockIdx.x].p[i];
 }
+
 void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t count) {
-    if (count) STX__RUN_KERNEL(x, "stx_watch", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
+    if (count)
+        STX__RUN_KERNEL(x, "stx_watch", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
 }
+
 void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
     stx_gpu *g = stx__use(x);
     unsigned k = ++g->reports % 4;
     if (!stx_ok(x)) return;
     if (bytes > STX__REPORT_BYTES) {
-        stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes, (size_t)STX__REPORT_BYTES); return;
+        stx_fail(x, STX_ERR_ARG, "the report of a step has %zu bytes, want at most %zu", bytes,
+                 (size_t)STX__REPORT_BYTES);
+        return;
     }
-    if (stx__ok_or(x, g, cudaMemcpyAsync(g->report[k], report, bytes, cudaMemcpyDeviceToHost, g->stream), "the report of a step"))
+    if (stx__ok_or(x, g,
+                   cudaMemcpyAsync(g->report[k], report, bytes, cudaMemcpyDeviceToHost, g->stream),
+                   "the report of a step"))
         stx__ok_or(x, g, cudaEventRecord(g->reported[k], g->stream), "the report of a step");
 }
+
 const void *stx_cuda_report_wait(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     unsigned k = g->reports % 4;
-    return stx_ok(x) && stx__wait(x, g, g->stream, g->reported[k], "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which "
-                                  "op it is)") ? g->report[k] : NULL;
+    return stx_ok(x)
+                   && stx__wait(
+                       x, g, g->stream, g->reported[k],
+                       "a step on the GPU (desc.no_graph and CUDA_LAUNCH_BLOCKING=1 tell which "
+                       "op it is)")
+               ? g->report[k]
+               : NULL;
 }
+
 
 // >>graph -------------------------------------------------------------------------------------------------------------
 
-struct stx_graph { cudaGraphExec_t exec; stx_graph *next; };      /* exec: NULL once the group that it was captured in has ended */
+struct stx_graph {
+    cudaGraphExec_t exec;
+    stx_graph *next;
+}; /* exec: NULL once the group that it was captured in has ended */
 
-/* Without a graph the step is launched anew, which is right and slower: no error, but told (stx_step_note). What the device itself
-   has suffered is told by the launch that comes next. */
+/* Without a graph the step is launched anew, which is right and slower: no error, but
+   told (stx_step_note). What the device itself has suffered is told by the launch that
+   comes next. */
 static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
     g->graph_error[0] = 0;
     if (e == cudaSuccess) return 0;
     (void)cudaGetLastError();
-    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
+    snprintf(g->graph_error, sizeof g->graph_error, "CUDA %s: %s (%.60s)", what,
+             cudaGetErrorName(e), cudaGetErrorString(e));
     return 1;
 }
-int stx_cuda_capturing(const stx_ctx *x) { return stx__gpu(x) && stx__gpu(x)->capturing; }
+
+int stx_cuda_capturing(const stx_ctx *x) {
+    return stx__gpu(x) && stx__gpu(x)->capturing;
+}
+
 int stx_cuda_capture_begin(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || g->capturing) return 0;
-    if (!stx__ok_or(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;       /* what is under way is not the step's */
+    /* what is under way is not the step's */
+    if (!stx__ok_or(x, g, stx__group_join_streams(g), "stx_step_run")) return 0;
     if (!stx__group_may_capture(x, g)) return 0;
-    if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "cannot capture the step")) return 0;
+    if (stx__no_graph(g, cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
+                      "cannot capture the step"))
+        return 0;
     g->capturing = g->repeatable = 1;
     return 1;
 }
-const char *stx_cuda_capture_error(const stx_ctx *x) { return stx__gpu(x)->graph_error; }
+
+const char *stx_cuda_capture_error(const stx_ctx *x) {
+    return stx__gpu(x)->graph_error;
+}
+
 stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     cudaGraph_t graph = NULL;
     stx_graph *r = NULL;
     int failed;
-    (void)stx__group_join_streams(g);       /* a step that has not come to its update has not waited for the ranks' means */
+    /* a step that has not come to its update has not waited for the ranks' means */
+    (void)stx__group_join_streams(g);
     failed = stx__no_graph(g, cudaStreamEndCapture(g->stream, &graph), "cannot capture the step");
     g->capturing = 0;
     if (!failed && !g->repeatable)
-        snprintf(g->graph_error, sizeof g->graph_error, "while it is captured something goes between host and GPU that did not before");
+        snprintf(g->graph_error, sizeof g->graph_error,
+                 "while it is captured something goes between host and GPU that did not before");
     if (graph && !failed && g->repeatable && stx_ok(x)) {
         r = (stx_graph *)calloc(1, sizeof *r);
-        if (!r) snprintf(g->graph_error, sizeof g->graph_error, "there is no memory on the host");
-        else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0), "cannot make a graph of the step")) {
+        if (!r)
+            snprintf(g->graph_error, sizeof g->graph_error, "there is no memory on the host");
+        else if (stx__no_graph(g, cudaGraphInstantiate(&r->exec, graph, 0),
+                               "cannot make a graph of the step")) {
             free(r);
             r = NULL;
         } else {
@@ -8594,68 +11478,96 @@ stx_graph *stx_cuda_capture_end(stx_ctx *x) {
     stx__group_after_capture(x, g, r != NULL);
     return r;
 }
+
 void stx_cuda_graph_launch(stx_ctx *x, stx_graph *r) {
     stx_gpu *g = stx__use(x);
-    if (stx_ok(x) && r && !r->exec) stx_fail(x, STX_ERR_ARG, "stx_step_run: the group that the step was captured in has ended");
-    if (stx_ok(x) && r) stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream), "replaying a step (desc.no_graph and "
-                                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
+    if (stx_ok(x) && r && !r->exec)
+        stx_fail(x, STX_ERR_ARG, "stx_step_run: the group that the step was captured in has ended");
+    if (stx_ok(x) && r)
+        stx__ok_or(x, g, cudaGraphLaunch(r->exec, g->stream),
+                   "replaying a step (desc.no_graph and "
+                   "CUDA_LAUNCH_BLOCKING=1 tell which op it is)");
 }
+
 void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
     stx_graph **at;
     if (!r) return;
     stx_cuda_sync(x);
-    for (at = &stx__gpu(x)->graphs; *at; at = &(*at)->next) if (*at == r) { *at = r->next; break; }
+    for (at = &stx__gpu(x)->graphs; *at; at = &(*at)->next)
+        if (*at == r) {
+            *at = r->next;
+            break;
+        }
     if (r->exec) (void)cudaGraphExecDestroy(r->exec);
     free(r);
 }
 
+
 // >>group -------------------------------------------------------------------------------------------------------------
 
-/* A group of ranks, each with a GPU and a process of its own, by NCCL. The ranks' means run on a stream of their own, so that the kernels
-   of earlier layers go on meanwhile: an event lets it begin behind the work so far (the fork), another lets the context's stream go on
-   behind it (the join). Both are dependencies of a CUDA graph when a step is captured.
-   No call blocks: the communicator is made so (ncclConfig_t.blocking = 0), and what is under way is asked for until it is done, or the
-   group has an error, or the others have kept this rank waiting for too long. In the last two cases the group is given up (ncclCommAbort,
-   which ends the kernels that wait for others), and the context has the error.
-   NCCL documents captures and it documents communicators that do not block, but not both together.
-   If the first capture fails because of NCCL, steps are launched without a graph, with the same bits,
-   and stx_step_note says so. Should the communicator have failed with the capture, the ranks make
-   another one, under a name that they exchange when they join. */
+/* A group of ranks, each with a GPU and a process of its own, by NCCL. The ranks'
+   means run on a stream of their own, so that the kernels of earlier layers go on
+   meanwhile: an event lets it begin behind the work so far (the fork), another lets
+   the context's stream go on behind it (the join). Both are dependencies of a CUDA
+   graph when a step is captured. No call blocks: the communicator is made so
+   (ncclConfig_t.blocking = 0), and what is under way is asked for until it is done, or
+   the group has an error, or the others have kept this rank waiting for too long. In
+   the last two cases the group is given up (ncclCommAbort, which ends the kernels that
+   wait for others), and the context has the error. NCCL documents captures and it
+   documents communicators that do not block, but not both together. If the first
+   capture fails because of NCCL, steps are launched without a graph, with the same
+   bits, and stx_step_note says so. Should the communicator have failed with the
+   capture, the ranks make another one, under a name that they exchange when they join. */
 #ifdef SEQTX_NCCL
-#if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
-  #error "SEQTX_NCCL needs NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
-#endif
+  #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
+    #error "SEQTX_NCCL needs NCCL 2.14 or newer (ncclCommInitRankConfig, ncclCommFinalize)"
+  #endif
 typedef struct stx__group {
-    ncclComm_t comm;                    /* NULL: given up, or not there yet */
+    ncclComm_t comm; /* NULL: given up, or not there yet */
     int rank, ranks;
-    int forked;                         /* there are means that the context's stream has not been made to wait for */
-    int given_up;                       /* while a step is captured: comm ends with the capture */
-    int captured;                       /* a capture was successful */
-    char no_capture[112];               /* why NCCL cannot be captured; "" while nothing is known of that */
-    ncclUniqueId spare;                 /* the name of another communicator, should this one fail in the first capture */
-    double timeout;                     /* seconds */
+    /* there are means that the context's stream has not been made to wait for */
+    int forked;
+    int given_up; /* while a step is captured: comm ends with the capture */
+    int captured; /* a capture was successful */
+    /* why NCCL cannot be captured; "" while nothing is known of that */
+    char no_capture[112];
+    /* the name of another communicator, should this one fail in the first capture */
+    ncclUniqueId spare;
+    double timeout; /* seconds */
     cudaStream_t stream;
     cudaEvent_t ready, done;
-    char *pinned, *device;              /* STX__GROUP_BYTES each, on their way between host and ranks */
+    /* STX__GROUP_BYTES each, on their way between host and ranks */
+    char *pinned, *device;
 } stx__group;
+
 enum { STX__GROUP_BYTES = 1 << 20 };
 
-/* NCCL waits until the last graph that holds its kernels is gone before it lets a communicator go: they go first. What runs still runs. */
+/* NCCL waits until the last graph that holds its kernels is gone before it lets a
+   communicator go: they go first. What runs still runs. */
 static void stx__graphs_end(stx_gpu *g) {
     for (stx_graph *r = g->graphs; r; r = r->next) {
         if (r->exec) (void)cudaGraphExecDestroy(r->exec);
         r->exec = NULL;
     }
 }
+
 static void stx__group_give_up(stx_gpu *g) {
     stx__group *c = g->group;
     if (!c || !c->comm) return;
-    if (g->capturing) { c->given_up = 1; return; }          /* the graph to be holds its kernels, too */
+    /* the graph to be holds its kernels, too */
+    if (g->capturing) {
+        c->given_up = 1;
+        return;
+    }
     stx__graphs_end(g);
     (void)ncclCommAbort(c->comm);
     c->comm = NULL;
 }
-static int stx__group_lives(const stx_gpu *g) { return g->group && g->group->comm && !g->group->given_up; }
+
+static int stx__group_lives(const stx_gpu *g) {
+    return g->group && g->group->comm && !g->group->given_up;
+}
+
 /* Is there a group to talk to? 0 and an error. */
 static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
     if (!stx_ok(x)) return 0;
@@ -8663,23 +11575,31 @@ static int stx__group_here(stx_ctx *x, const stx_gpu *g, const char *what) {
     stx_fail(x, STX_ERR_DEVICE, "%s: the context is in no group, or its group has ended", what);
     return 0;
 }
+
 static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && r != ncclRemoteError && r != ncclSystemError) {
-        snprintf(c->no_capture, sizeof c->no_capture, "NCCL cannot capture an exchange: %s (%.40s)", ncclGetErrorString(r),
-                 ncclGetLastError(c->comm));
+        snprintf(c->no_capture, sizeof c->no_capture, "NCCL cannot capture an exchange: %s (%.40s)",
+                 ncclGetErrorString(r), ncclGetLastError(c->comm));
         g->repeatable = 0;
         return 0;
     }
-    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank, c->ranks, ncclGetErrorString(r),
-             ncclGetLastError(c->comm), r == ncclInvalidUsage ? ": each rank needs a GPU of its own, as desc.gpu = stx_started().local" :
-             r == ncclRemoteError || r == ncclSystemError ? ": another rank may have ended; NCCL_DEBUG=WARN tells more" : "");
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank,
+             c->ranks, ncclGetErrorString(r), ncclGetLastError(c->comm),
+             r == ncclInvalidUsage
+                 ? ": each rank needs a GPU of its own, as desc.gpu = stx_started().local"
+             : r == ncclRemoteError || r == ncclSystemError
+                 ? ": another rank may have ended; NCCL_DEBUG=WARN tells more"
+                 : "");
     stx__group_give_up(g);
     return 0;
 }
-/* The event, or the stream, or else NCCL's own last call, is done: 1. Who waits looks again and again, for NCCL has no other way; after
-   some milliseconds it sleeps between two looks, for a small part of what it has waited so far. */
-static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event, const char *what) {
+
+/* The event, or the stream, or else NCCL's own last call, is done: 1. Who waits looks
+   again and again, for NCCL has no other way; after some milliseconds it sleeps
+   between two looks, for a small part of what it has waited so far. */
+static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cudaEvent_t event,
+                               const char *what) {
     typedef std::chrono::steady_clock watch;
     const watch::time_point begin = watch::now();
     const stx__group *c = g->group;
@@ -8689,7 +11609,7 @@ static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cuda
         if (event || stream) {
             cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
             if (e != cudaErrorNotReady) return stx__ok_or(x, g, e, what);
-            (void)cudaGetLastError();                       /* "not yet" is no error */
+            (void)cudaGetLastError(); /* "not yet" is no error */
         }
         r = ncclCommGetAsyncError(c->comm, &state);
         if (r != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
@@ -8697,26 +11617,38 @@ static int stx__group_wait_for(stx_ctx *x, stx_gpu *g, cudaStream_t stream, cuda
         if (!event && !stream && state == ncclSuccess) return 1;
         seconds = std::chrono::duration<double>(watch::now() - begin).count();
         if (seconds > c->timeout) break;
-        if (seconds < 0.01) std::this_thread::yield();
-        else std::this_thread::sleep_for(std::chrono::duration<double>(seconds < 1 ? seconds / 200 : 0.005));
+        if (seconds < 0.01)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(
+                std::chrono::duration<double>(seconds < 1 ? seconds / 200 : 0.005));
     }
-    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have ended (who may be "
-             "kept waiting for longer sets SEQTX_GROUP_TIMEOUT, in seconds)", what, c->rank, c->ranks, c->timeout);
+    stx_fail(
+        x, STX_ERR_DEVICE,
+        "%s: rank %d of %d: the other ranks did not answer within %g s: one of them may have ended (who may be "
+        "kept waiting for longer sets SEQTX_GROUP_TIMEOUT, in seconds)",
+        what, c->rank, c->ranks, c->timeout);
     stx__group_give_up(g);
     return 0;
 }
+
 /* What a call of NCCL's gave: 1, or 0 and an error */
 static int stx__nccl_ok(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *what) {
     if (r == ncclInProgress) return stx__group_wait_for(x, g, NULL, NULL, what);
     return r == ncclSuccess || stx__nccl_failed(x, g, r, what);
 }
 
-/* "gpu[03-05,9]" and "gpu03-ib,gpu07" begin with the hosts gpu03 and gpu03-ib: a list of SLURM's. 0: it does not fit. */
+/* "gpu[03-05,9]" and "gpu03-ib,gpu07" begin with the hosts gpu03 and gpu03-ib: a list
+   of SLURM's. 0: it does not fit. */
 static int stx__first_host(char *out, size_t size, const char *list) {
     size_t n = 0;
-    int in = 0, first = 1;           /* within brackets; and still in their first number */
+    int in = 0, first = 1; /* within brackets; and still in their first number */
     for (; *list && (in || *list != ','); list++) {
-        if (*list == '[' || *list == ']') { in = *list == '['; first = 1; continue; }
+        if (*list == '[' || *list == ']') {
+            in = *list == '[';
+            first = 1;
+            continue;
+        }
         if (in && (*list == '-' || *list == ',')) first = 0;
         if (in && !first) continue;
         if (n + 1 >= size) return 0;
@@ -8725,17 +11657,22 @@ static int stx__first_host(char *out, size_t size, const char *list) {
     out[n] = 0;
     return n > 0;
 }
-/* NCCL_COMM_ID, which makes ncclGetUniqueId give the same at all ranks; rank 0 listens there. */
+
+/* NCCL_COMM_ID, which makes ncclGetUniqueId give the same at all ranks; rank 0 listens
+   there. */
 static int stx__group_address(stx_ctx *x) {
-    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *list = getenv("SLURM_STEP_NODELIST");
+    const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"),
+               *list = getenv("SLURM_STEP_NODELIST");
     char host[256], id[300], *end;
     long n = 29500;
     if (getenv("NCCL_COMM_ID") && *getenv("NCCL_COMM_ID")) return 1;
     if (!list || !*list) list = getenv("SLURM_JOB_NODELIST");
     if (!addr || !*addr) {
         if (!list || !*list) {
-            stx_fail(x, STX_ERR_DEVICE, "stx_group_join: where is rank 0? Set MASTER_ADDR (and MASTER_PORT), which torchrun does, or "
-                     "NCCL_COMM_ID=host:port; srun's SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not there");
+            stx_fail(
+                x, STX_ERR_DEVICE,
+                "stx_group_join: where is rank 0? Set MASTER_ADDR (and MASTER_PORT), which torchrun does, or "
+                "NCCL_COMM_ID=host:port; srun's SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are not there");
             return 0;
         }
         addr = stx__first_host(host, sizeof host, list) ? host : NULL;
@@ -8745,16 +11682,21 @@ static int stx__group_address(stx_ctx *x) {
         if (*end) n = 0;
     }
     if (!addr || strlen(addr) >= sizeof host || n < 1 || n > 65534) {
-        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: MASTER_ADDR is %.80s, MASTER_PORT %.40s, the list of hosts %.80s: want the host of "
-                 "rank 0 and a port from 1 to 65534", addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
+        stx_fail(
+            x, STX_ERR_DEVICE,
+            "stx_group_join: MASTER_ADDR is %.80s, MASTER_PORT %.40s, the list of hosts %.80s: want the host of "
+            "rank 0 and a port from 1 to 65534",
+            addr ? addr : "missing", port ? port : "missing", list ? list : "missing");
         return 0;
     }
     /* an address of IPv6 stands in brackets */
-    snprintf(id, sizeof id, strchr(addr, ':') && addr[0] != '[' ? "[%s]:%ld" : "%s:%ld", addr, n + 1);
+    snprintf(id, sizeof id, strchr(addr, ':') && addr[0] != '[' ? "[%s]:%ld" : "%s:%ld", addr,
+             n + 1);
     if (setenv("NCCL_COMM_ID", id, 1) == 0) return 1;
     stx_fail(x, STX_ERR_MEMORY, "stx_group_join: no memory");
     return 0;
 }
+
 int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
     ncclUniqueId u;
     ncclResult_t r;
@@ -8763,17 +11705,23 @@ int stx_cuda_group_id(stx_ctx *x, void *id, int by_address) {
     memset(&u, 0, sizeof u);
     r = ncclGetUniqueId(&u);
     if (r != ncclSuccess)
-        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: NCCL says \"%s\" (%.200s)%s%.80s", ncclGetErrorString(r), ncclGetLastError(NULL),
+        stx_fail(x, STX_ERR_DEVICE, "stx_group_join: NCCL says \"%s\" (%.200s)%s%.80s",
+                 ncclGetErrorString(r), ncclGetLastError(NULL),
                  by_address ? ": NCCL_COMM_ID is " : "", by_address ? getenv("NCCL_COMM_ID") : "");
     memcpy(id, &u, sizeof u);
     return stx_ok(x);
 }
+
 static void stx__group_free(stx_gpu *g) {
     stx__group *c = g->group;
     if (!c) return;
     stx__group_give_up(g);
     if (c->stream) (void)cudaStreamSynchronize(c->stream);
-    if (c->device) { (void)cudaStreamSynchronize(g->stream); (void)cudaFree(c->device); g->bytes -= STX__GROUP_BYTES; }
+    if (c->device) {
+        (void)cudaStreamSynchronize(g->stream);
+        (void)cudaFree(c->device);
+        g->bytes -= STX__GROUP_BYTES;
+    }
     if (c->pinned) (void)cudaFreeHost(c->pinned);
     if (c->ready) (void)cudaEventDestroy(c->ready);
     if (c->done) (void)cudaEventDestroy(c->done);
@@ -8781,13 +11729,17 @@ static void stx__group_free(stx_gpu *g) {
     free(c);
     g->group = NULL;
 }
+
 static int stx__group_connect(stx_ctx *x, stx_gpu *g, ncclUniqueId id, const char *what) {
     stx__group *c = g->group;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    return stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, c->ranks, id, c->rank, &config), what);
+    return stx__nccl_ok(x, g, ncclCommInitRankConfig(&c->comm, c->ranks, id, c->rank, &config),
+                        what);
 }
-/* Before a capture. Nothing is under way in the first one: the communicator may have to end with it. */
+
+/* Before a capture. Nothing is under way in the first one: the communicator may have
+   to end with it. */
 static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
     const stx__group *c = g->group;
     if (!stx__group_lives(g) || c->captured) return 1;
@@ -8795,6 +11747,7 @@ static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
     snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
     return 0;
 }
+
 static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
     static const char what[] = "stx_step_run";
     stx__group *c = g->group;
@@ -8804,9 +11757,12 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
     if (captured) c->captured = 1;
     if (!c->comm || !c->no_capture[0]) return;
     snprintf(g->graph_error, sizeof g->graph_error, "%s", c->no_capture);
-    if (ncclCommGetAsyncError(c->comm, &state) == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) return;
-    if (c->captured) {          /* other graphs have exchanges of this communicator */
-        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank, c->ranks, c->no_capture);
+    if (ncclCommGetAsyncError(c->comm, &state) == ncclSuccess
+        && (state == ncclSuccess || state == ncclInProgress))
+        return;
+    if (c->captured) { /* other graphs have exchanges of this communicator */
+        stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: %s: use desc.no_graph", what, c->rank,
+                 c->ranks, c->no_capture);
         stx__group_give_up(g);
         return;
     }
@@ -8814,6 +11770,7 @@ static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
     c->comm = NULL;
     stx__group_connect(x, g, c->spare, what);
 }
+
 int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     static const char what[] = "stx_group_join";
     stx_gpu *g = stx__use(x);
@@ -8822,41 +11779,51 @@ int stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks) {
     stx__group *c;
     int version = 0;
     if (!g || !stx_ok(x)) return 0;
-    if (g->group) { stx_fail(x, STX_ERR_ARG, "%s: the context is in a group: it joins once", what); return 0; }
+    if (g->group) {
+        stx_fail(x, STX_ERR_ARG, "%s: the context is in a group: it joins once", what);
+        return 0;
+    }
     if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 14, 0)) {
-        stx_fail(x, STX_ERR_DEVICE, "%s: the NCCL that was loaded is of version %d, want 2.14 (%d) or newer", what, version,
-                 NCCL_VERSION(2, 14, 0));
+        stx_fail(x, STX_ERR_DEVICE,
+                 "%s: the NCCL that was loaded is of version %d, want 2.14 (%d) or newer", what,
+                 version, NCCL_VERSION(2, 14, 0));
         return 0;
     }
     c = (stx__group *)calloc(1, sizeof *c);
-    if (!c) { stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what); return 0; }
+    if (!c) {
+        stx_fail(x, STX_ERR_MEMORY, "%s: no memory", what);
+        return 0;
+    }
     g->group = c;
     c->rank = rank;
     c->ranks = ranks;
     c->timeout = seconds ? strtod(seconds, NULL) : 0;
     if (!(c->timeout > 0)) c->timeout = 600;
     memcpy(&u, id, sizeof u);
-    if (stx__ok_or(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what) &&
-        stx__ok_or(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what) &&
-        stx__ok_or(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what) &&
-        stx__ok_or(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what) &&
-        stx__ok_or(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what)) {
+    if (stx__ok_or(x, g, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), what)
+        && stx__ok_or(x, g, cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming), what)
+        && stx__ok_or(x, g, cudaEventCreateWithFlags(&c->done, cudaEventDisableTiming), what)
+        && stx__ok_or(x, g, cudaMallocHost((void **)&c->pinned, STX__GROUP_BYTES), what)
+        && stx__ok_or(x, g, cudaMalloc((void **)&c->device, STX__GROUP_BYTES), what)) {
         g->bytes += STX__GROUP_BYTES;
-        if (stx__group_connect(x, g, u, what) && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
+        if (stx__group_connect(x, g, u, what)
+            && (rank || stx__nccl_ok(x, g, ncclGetUniqueId(&c->spare), what)))
             stx_cuda_group_broadcast(x, &c->spare, sizeof c->spare, 0);
     }
     if (!stx_ok(x)) stx__group_free(g);
     return stx_ok(x);
 }
-/* The fork: what comes next on the group's stream stands behind the work so far. 0 after an error, or if
-   there is no exchange because NCCL cannot capture it. */
+
+/* The fork: what comes next on the group's stream stands behind the work so far. 0
+   after an error, or if there is no exchange because NCCL cannot capture it. */
 static int stx__group_fork(stx_ctx *x, stx_gpu *g, const char *what) {
     stx__group *c = g->group;
     if (g->capturing && c->no_capture[0]) return 0;
     c->forked = 1;
-    return stx__ok_or(x, g, cudaEventRecord(c->ready, g->stream), what) &&
-           stx__ok_or(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
+    return stx__ok_or(x, g, cudaEventRecord(c->ready, g->stream), what)
+           && stx__ok_or(x, g, cudaStreamWaitEvent(c->stream, c->ready, 0), what);
 }
+
 /* The join; also in error, for what a capture has forked must come together again */
 static cudaError_t stx__group_join_streams(stx_gpu *g) {
     stx__group *c = g->group;
@@ -8866,51 +11833,79 @@ static cudaError_t stx__group_join_streams(stx_gpu *g) {
     e = cudaEventRecord(c->done, c->stream);
     return e == cudaSuccess ? cudaStreamWaitEvent(g->stream, c->done, 0) : e;
 }
+
 static const char stx__of_mean[] = "the mean of the ranks' gradients";
+
 void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
     stx_gpu *g = stx__use(x);
     if (n && stx__group_here(x, g, stx__of_mean) && stx__group_fork(x, g, stx__of_mean))
-        stx__nccl_ok(x, g, owner < 0 ? ncclAllReduce(p, p, n, ncclFloat, ncclAvg, g->group->comm, g->group->stream)
-                                     : ncclReduce(p, p, n, ncclFloat, ncclAvg, owner, g->group->comm, g->group->stream), stx__of_mean);
+        stx__nccl_ok(x, g,
+                     owner < 0 ? ncclAllReduce(p, p, n, ncclFloat, ncclAvg, g->group->comm,
+                                               g->group->stream)
+                               : ncclReduce(p, p, n, ncclFloat, ncclAvg, owner, g->group->comm,
+                                            g->group->stream),
+                     stx__of_mean);
 }
+
 void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
     static const char what[] = "the ranks' parameters";
     stx_gpu *g = stx__use(x);
     if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what))
-        stx__nccl_ok(x, g, ncclBroadcast(p, p, n, ncclFloat, owner, g->group->comm, g->group->stream), what);
+        stx__nccl_ok(x, g,
+                     ncclBroadcast(p, p, n, ncclFloat, owner, g->group->comm, g->group->stream),
+                     what);
 }
+
 void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n) {
     static const char what[] = "sums over the ranks' parameters";
     stx_gpu *g = stx__use(x);
     if (n && stx__group_here(x, g, what) && stx__group_fork(x, g, what)) {
-        stx__nccl_ok(x, g, ncclAllReduce(p, p, n, ncclDouble, ncclSum, g->group->comm, g->group->stream), what);
+        stx__nccl_ok(x, g,
+                     ncclAllReduce(p, p, n, ncclDouble, ncclSum, g->group->comm, g->group->stream),
+                     what);
         stx_cuda_group_wait(x);
     }
 }
+
 void stx_cuda_group_wait(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (stx_ok(x)) stx__ok_or(x, g, stx__group_join_streams(g), stx__of_mean);
 }
 
-/* What the host exchanges stands behind the work so far, too, though it needs none of it: the exchanges of one communicator must come in
-   the same order at all ranks, and a replayed step has its own. A part: at most STX__GROUP_BYTES. */
+/* What the host exchanges stands behind the work so far, too, though it needs none of
+   it: the exchanges of one communicator must come in the same order at all ranks, and
+   a replayed step has its own. A part: at most STX__GROUP_BYTES. */
 static int stx__group_begin(stx_ctx *x, stx_gpu *g, const char *what) {
-    /* a step that exchanges something with the host is not repeated: it will be launched anew, and exchanges then */
+    /* a step that exchanges something with the host is not repeated: it will be
+       launched anew, and exchanges then */
     return stx__group_here(x, g, what) && stx__not_captured(g) && stx__group_fork(x, g, what);
 }
-static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes, const char *what) {
+
+static int stx__group_put(stx_ctx *x, stx_gpu *g, const void *part, size_t bytes,
+                          const char *what) {
     stx__group *c = g->group;
     memcpy(c->pinned, part, bytes);
-    return stx__ok_or(x, g, cudaMemcpyAsync(c->device, c->pinned, bytes, cudaMemcpyHostToDevice, c->stream), what);
+    return stx__ok_or(x, g,
+                      cudaMemcpyAsync(c->device, c->pinned, bytes, cudaMemcpyHostToDevice,
+                                      c->stream),
+                      what);
 }
-/* to: where the device's part goes on the host; NULL: nowhere. Waits in any case: the next part takes the same memory. */
+
+/* to: where the device's part goes on the host; NULL: nowhere. Waits in any case: the
+   next part takes the same memory. */
 static int stx__group_end(stx_ctx *x, stx_gpu *g, void *to, size_t bytes, const char *what) {
     stx__group *c = g->group;
-    if (to && !stx__ok_or(x, g, cudaMemcpyAsync(c->pinned, c->device, bytes, cudaMemcpyDeviceToHost, c->stream), what)) return 0;
+    if (to
+        && !stx__ok_or(x, g,
+                       cudaMemcpyAsync(c->pinned, c->device, bytes, cudaMemcpyDeviceToHost,
+                                       c->stream),
+                       what))
+        return 0;
     if (!stx__wait(x, g, c->stream, NULL, what)) return 0;
     if (to) memcpy(to, c->pinned, bytes);
     return 1;
 }
+
 int stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most) {
     static const char what[] = "stx_group_sum";
     stx_gpu *g = stx__use(x);
@@ -8919,14 +11914,22 @@ int stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most) {
     int ok = n && stx__group_begin(x, g, what);
     for (c = g->group; ok && n; v += m, n -= m) {
         m = n < STX__GROUP_BYTES / sizeof *v ? n : STX__GROUP_BYTES / sizeof *v;
-        /* to one rank, and from there: not each its own sum, whose last bits might differ */
-        ok = stx__group_put(x, g, v, m * sizeof *v, what) &&
-             stx__nccl_ok(x, g, ncclReduce(c->device, c->device, m, ncclDouble, most ? ncclMax : ncclSum, 0, c->comm, c->stream), what) &&
-             stx__nccl_ok(x, g, ncclBroadcast(c->device, c->device, m, ncclDouble, 0, c->comm, c->stream), what) &&
-             stx__group_end(x, g, v, m * sizeof *v, what);
+        /* to one rank, and from there: not each its own sum, whose last bits might
+           differ */
+        ok = stx__group_put(x, g, v, m * sizeof *v, what)
+             && stx__nccl_ok(x, g,
+                             ncclReduce(c->device, c->device, m, ncclDouble,
+                                        most ? ncclMax : ncclSum, 0, c->comm, c->stream),
+                             what)
+             && stx__nccl_ok(x, g,
+                             ncclBroadcast(c->device, c->device, m, ncclDouble, 0, c->comm,
+                                           c->stream),
+                             what)
+             && stx__group_end(x, g, v, m * sizeof *v, what);
     }
     return stx_ok(x);
 }
+
 int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
     static const char what[] = "stx_group_broadcast";
     stx_gpu *g = stx__use(x);
@@ -8936,12 +11939,16 @@ int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
     int ok = n && stx__group_begin(x, g, what);
     for (c = g->group; ok && n; at += m, n -= m) {
         m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
-        ok = (c->rank != from || stx__group_put(x, g, at, m, what)) &&
-             stx__nccl_ok(x, g, ncclBroadcast(c->device, c->device, m, ncclUint8, from, c->comm, c->stream), what) &&
-             stx__group_end(x, g, c->rank == from ? NULL : at, m, what);
+        ok = (c->rank != from || stx__group_put(x, g, at, m, what))
+             && stx__nccl_ok(x, g,
+                             ncclBroadcast(c->device, c->device, m, ncclUint8, from, c->comm,
+                                           c->stream),
+                             what)
+             && stx__group_end(x, g, c->rank == from ? NULL : at, m, what);
     }
     return stx_ok(x);
 }
+
 int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     static const char what[] = "stx_group_send";
     stx_gpu *g = stx__use(x);
@@ -8952,21 +11959,28 @@ int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     for (c = g->group; ok && n; at += m, n -= m) {
         m = n < STX__GROUP_BYTES ? n : (size_t)STX__GROUP_BYTES;
         if (c->rank == from)
-            ok = stx__group_put(x, g, at, m, what) &&
-                 stx__nccl_ok(x, g, ncclSend(c->device, m, ncclUint8, to, c->comm, c->stream), what) && stx__group_end(x, g, NULL, m, what);
+            ok = stx__group_put(x, g, at, m, what)
+                 && stx__nccl_ok(x, g, ncclSend(c->device, m, ncclUint8, to, c->comm, c->stream),
+                                 what)
+                 && stx__group_end(x, g, NULL, m, what);
         else if (c->rank == to)
-            ok = stx__nccl_ok(x, g, ncclRecv(c->device, m, ncclUint8, from, c->comm, c->stream), what) && stx__group_end(x, g, at, m, what);
-        else break;
+            ok = stx__nccl_ok(x, g, ncclRecv(c->device, m, ncclUint8, from, c->comm, c->stream),
+                              what)
+                 && stx__group_end(x, g, at, m, what);
+        else
+            break;
     }
     return stx_ok(x);
 }
+
 void stx_cuda_group_leave(stx_ctx *x) {
     static const char what[] = "stx_group_leave";
     stx_gpu *g = stx__use(x);
     stx__group *c = g ? g->group : NULL;
     if (!c) return;
     /* together, if all is well: else the others may be gone */
-    if (stx_ok(x) && c->comm && stx__ok_or(x, g, stx__group_join_streams(g), what) && stx__wait(x, g, g->stream, NULL, what)) {
+    if (stx_ok(x) && c->comm && stx__ok_or(x, g, stx__group_join_streams(g), what)
+        && stx__wait(x, g, g->stream, NULL, what)) {
         stx__graphs_end(g);
         if (stx__nccl_ok(x, g, ncclCommFinalize(c->comm), what)) {
             (void)ncclCommDestroy(c->comm);
@@ -8975,13 +11989,30 @@ void stx_cuda_group_leave(stx_ctx *x) {
     }
     stx__group_free(g);
 }
+
 void stx_cuda_group_abort(stx_ctx *x) {
     stx_gpu *g = stx__use(x);
     if (g) stx__group_give_up(g);
 }
 #else
-static void stx__group_free(stx_gpu *g) { (void)g; }
-static cudaError_t stx__group_join_streams(stx_gpu *g) { (void)g; return cudaSuccess; }
-static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) { (void)x; (void)g; return 1; }
-static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) { (void)x; (void)g; (void)captured; }
+static void stx__group_free(stx_gpu *g) {
+    (void)g;
+}
+
+static cudaError_t stx__group_join_streams(stx_gpu *g) {
+    (void)g;
+    return cudaSuccess;
+}
+
+static int stx__group_may_capture(stx_ctx *x, stx_gpu *g) {
+    (void)x;
+    (void)g;
+    return 1;
+}
+
+static void stx__group_after_capture(stx_ctx *x, stx_gpu *g, int captured) {
+    (void)x;
+    (void)g;
+    (void)captured;
+}
 #endif
