@@ -5,16 +5,19 @@
        #define SEQTX_IMPLEMENTATION             #include "seqtx_attn_span.h"
        #include "seqtx_attn_span.h"             #include "seqtx_text.h"
        #include "seqtx_text.h"
-   It needs seqtx.h only: any family header may come before it, or seqtx.h itself; with none of them it includes
-   seqtx.h, which must then stand beside it or on the compiler's path. Link -lm (and -pthread on older systems).
-   (SEQTX_TEXT_IMPLEMENTATION compiles this header's part alone, when seqtx.h's is compiled elsewhere.)
+   It needs seqtx.h only: any family header may come before it, or seqtx.h itself; with
+   none of them it includes seqtx.h, which must then stand beside it or on the compiler's
+   path. Link -lm (and -pthread on older systems). (SEQTX_TEXT_IMPLEMENTATION compiles
+   this header's part alone, when seqtx.h's is compiled elsewhere.)
 
-   The models know token ids only and need none of this. It is what the trainers read text with, and free to copy.
+   The models know token ids only and need none of this. It is what the trainers read text
+   with, and free to copy.
 
    MANUAL
 
-       text file --stx_vocab_build--> vocabulary
-       text file + vocabulary --stx_corpus_open--> tokens --stx_batches_create--> batches --stx_batches_next--> x, y (R,T)
+       text file --stx_vocab_build--> vocabulary text file + vocabulary
+       --stx_corpus_open--> tokens --stx_batches_create--> batches --stx_batches_next-->
+       x, y (R,T)
 
      STX_TOK_BYTES            V = 256, token = byte, nothing to build
      STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
@@ -22,25 +25,30 @@
      STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
      STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
      STX_TOK_PIECES           each line cut by a SentencePiece model, then its end-of-sentence piece; join_lines: without that one.
-                              The model's library is linked with SEQTX_SENTENCEPIECE and spm.cpp only; decoding needs none
+                              The model's library is linked with SEQTX_SENTENCEPIECE and
+                              spm.cpp only; decoding needs none
      STX_TOK_IDS              the text is numbers of pieces, cut elsewhere, with white space between; a .vocab file says what they are
 
-   A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text that does not end in a line end gets
-   one more <eos>, as in the references.
-   Text is UTF-8. A byte-order mark at the beginning of a file, of a text to encode or of
-   a .vocab file is skipped. Text in UTF-16 or UTF-32, with or without a mark, is an error
-   that says how to convert it. BYTES reads every file as it is: a mark is three tokens,
-   and stx_text_encoding tells a caller what the file seems to be.
-   Pieces begin words with U+2581, which decodes as a blank; one that stands at the beginning of a line is left to the caller.
-   Byte ranges [begin, end) cut one file into training, validation and test part; end = 0 is the end of the file. A limit
-   inside a character or a \r\n (not BYTES) moves forward to its end; WORDS, PIECES, IDS: to the next word or line. The part that ends
-   and the part that begins there move alike: adjoining ranges lose nothing and share nothing.
+   A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text
+   that does not end in a line end gets one more <eos>, as in the references. Text is
+   UTF-8. A byte-order mark at the beginning of a file, of a text to encode or of a .vocab
+   file is skipped. Text in UTF-16 or UTF-32, with or without a mark, is an error that
+   says how to convert it. BYTES reads every file as it is: a mark is three tokens, and
+   stx_text_encoding tells a caller what the file seems to be. Pieces begin words with
+   U+2581, which decodes as a blank; one that stands at the beginning of a line is left to
+   the caller. Byte ranges [begin, end) cut one file into training, validation and test
+   part; end = 0 is the end of the file. A limit inside a character or a \r\n (not BYTES)
+   moves forward to its end; WORDS, PIECES, IDS: to the next word or line. The part that
+   ends and the part that begins there move alike: adjoining ranges lose nothing and share
+   nothing.
 
-   Everything made here belongs to the caller and must be freed before its context is destroyed. All functions accept NULL for
-   their object, and do nothing once the context is in error; errors are the context's, as everywhere (STX_ERR_IO cannot read,
+   Everything made here belongs to the caller and must be freed before its context is
+   destroyed. All functions accept NULL for their object, and do nothing once the context
+   is in error; errors are the context's, as everywhere (STX_ERR_IO cannot read,
    STX_ERR_FORMAT is not what it should be, STX_ERR_ARG).
 
-   Quick start (compiles as it stands): the words of its own source, in blocks of two streams.
+   Quick start (compiles as it stands): the words of its own source, in blocks of two
+   streams.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
@@ -71,88 +79,115 @@
        }
    //<quickstart
 
-   Another kind of token. What knows the kinds: stx__scan_next cuts a text into pieces, stx__range_limit says where a part of a
-   file may begin, stx_vocab_decode what stands between pieces, stx__piece_valid which pieces a stored vocabulary of the kind
-   may have; the number of a kind is in stored vocabularies, so new ones go to the end. What cuts text elsewhere needs none of
-   that: stx_corpus_wrap takes token ids, and STX_TOK_IDS reads them from a file.
+   Another kind of token. What knows the kinds: stx__scan_next cuts a text into pieces,
+   stx__range_limit says where a part of a file may begin, stx_vocab_decode what stands
+   between pieces, stx__piece_valid which pieces a stored vocabulary of the kind may have;
+   the number of a kind is in stored vocabularies, so new ones go to the end. What cuts
+   text elsewhere needs none of that: stx_corpus_wrap takes token ids, and STX_TOK_IDS
+   reads them from a file.
 
-   Reading order: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill, stx_batches_next.
+   Reading order: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill,
+   stx_batches_next.
 */
 #if !defined(SEQTX_H) || (defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE))
-#include "seqtx.h"
+  #include "seqtx.h"
 #endif
 
 #define STX__LETTERS 1
-#include "seqtx.h"      /* see there */
+#include "seqtx.h" /* see there */
 #ifndef SEQTX_TEXT_H
-#define SEQTX_TEXT_H
+  #define SEQTX_TEXT_H
 
-#ifdef __cplusplus
+  #ifdef __cplusplus
 extern "C" {
-#endif
+  #endif
+
 
 // >>vocabulary ---------------------------------------------------------------------------------------------
 
-enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS };      /* stx_vocab_desc.kind */
-enum {                                                              /* stx_vocab_desc.order */
-    STX_ORDER_FIRST,            /* first occurrence (Adaptive Span, plain input) */
-    STX_ORDER_COUNT_LATER,      /* count, descending; equal counts: LATER first occurrence first (Adaptive Span, adapt_io) */
-    STX_ORDER_COUNT_EARLIER     /* count, descending; equal counts: earlier first occurrence first (Transformer-XL) */
+enum {
+    STX_TOK_BYTES,
+    STX_TOK_CHARS,
+    STX_TOK_WORDS,
+    STX_TOK_PIECES,
+    STX_TOK_IDS
+}; /* stx_vocab_desc.kind */
+
+enum {                  /* stx_vocab_desc.order */
+       STX_ORDER_FIRST, /* first occurrence (Adaptive Span, plain input) */
+       /* count, descending; equal counts: LATER first occurrence first (Adaptive Span,
+          adapt_io) */
+       STX_ORDER_COUNT_LATER,
+       STX_ORDER_COUNT_EARLIER /* count, descending; equal counts: earlier first occurrence first (Transformer-XL) */
 };
 
-#define STX_NPOS SIZE_MAX       /* what encode and decode return in error */
+  #define STX_NPOS SIZE_MAX /* what encode and decode return in error */
 
-typedef struct stx_vocab_desc {     /* zero means default */
-    int      kind;              /* STX_TOK_BYTES */
-    int      order;             /* STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order */
-    int      compact;           /* BYTES: see above */
-    int      eos;               /* CHARS: a line end is <eos> */
-    int      eos_first;         /* <eos> is index 0 whatever the order (Transformer-XL on WikiText-103) */
-    /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep all; then a piece that is not in the
-       vocabulary is an error later, unless the text itself has the word <unk>. */
+typedef struct stx_vocab_desc { /* zero means default */
+    int kind;                   /* STX_TOK_BYTES */
+    /* STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order */
+    int order;
+    int compact; /* BYTES: see above */
+    int eos;     /* CHARS: a line end is <eos> */
+    /* <eos> is index 0 whatever the order (Transformer-XL on WikiText-103) */
+    int eos_first;
+    /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep
+       all; then a piece that is not in the vocabulary is an error later, unless the
+       text itself has the word <unk>. */
     uint64_t min_count;
-    /* PIECES: a SentencePiece .model. IDS: a .vocab, one line per piece: its text, or its
-       text, a tab and a score, as SentencePiece writes it. The score follows the last
-       tab, so a piece may hold tabs; it may begin or end with newlines. */
+    /* PIECES: a SentencePiece .model. IDS: a .vocab, one line per piece: its text, or
+       its text, a tab and a score, as SentencePiece writes it. The score follows the
+       last tab, so a piece may hold tabs; it may begin or end with newlines. */
     const char *pieces;
-    int      join_lines;        /* PIECES: line ends are no token (the reference of PAR) */
+    int join_lines; /* PIECES: line ends are no token (the reference of PAR) */
 } stx_vocab_desc;
 
 typedef struct stx_vocab stx_vocab;
 
-/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain bytes, PIECES and IDS do not read it: path may be
-   NULL.
-   NULL and an error when the file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS, WORDS). */
-STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path, uint64_t begin, uint64_t end);
+/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain
+   bytes, PIECES and IDS do not read it: path may be NULL. NULL and an error when the
+   file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS,
+   WORDS). */
+STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
+                                   uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
 
-STX_DEF int     stx_vocab_kind(const stx_vocab *v);                 /* STX_TOK_BYTES .. */
-STX_DEF size_t  stx_vocab_size(const stx_vocab *v);                 /* V */
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v);                  /* id of <eos>, -1 without */
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v);                  /* id of <unk>, -1 without */
-STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);      /* id, or -1 */
-/* The bytes of a piece and their number, without a terminating zero ("<eos>" for the line end); NULL for an id out of range. */
+STX_DEF int stx_vocab_kind(const stx_vocab *v);    /* STX_TOK_BYTES .. */
+STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V */
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* id of <eos>, -1 without */
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* id of <unk>, -1 without */
+/* id, or -1 */
+STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);
+/* The bytes of a piece and their number, without a terminating zero ("<eos>" for the
+   line end); NULL for an id out of range. */
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
 
-/* Text to ids, as a corpus is read, but without the additional <eos> at the end (a prompt goes on). Writes at most cap ids
-   and returns how many there are (call with out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and
-   its position when something is not in the vocabulary and there is no <unk>, or the text is not UTF-8. */
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap);
-/* Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding token by token gives the same as
-   decoding at once. Writes at most cap bytes (no terminator) and returns how many there are. STX_NPOS and an error for an id
-   out of range. */
-STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap);
+/* Text to ids, as a corpus is read, but without the additional <eos> at the end (a
+   prompt goes on). Writes at most cap ids and returns how many there are (call with
+   out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and its
+   position when something is not in the vocabulary and there is no <unk>, or the text
+   is not UTF-8. */
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
+                                size_t cap);
+/* Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding
+   token by token gives the same as decoding at once. Writes at most cap bytes (no
+   terminator) and returns how many there are. STX_NPOS and an error for an id out of
+   range. */
+STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
+                                size_t cap);
 
-/* How a text of n bytes is encoded, as iconv names it, where it cannot be UTF-8: "UTF-16"
-   and "UTF-32" begin with a mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and "UTF-32BE" have
-   none, and are recognised by the zeros among their first 4096 bytes. NULL: UTF-8, or no
-   text. */
+/* How a text of n bytes is encoded, as iconv names it, where it cannot be UTF-8:
+   "UTF-16" and "UTF-32" begin with a mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and
+   "UTF-32BE" have none, and are recognised by the zeros among their first 4096 bytes.
+   NULL: UTF-8, or no text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
-/* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob when cap suffices, and returns its
-   length. load trusts nothing: NULL and STX_ERR_FORMAT for anything that save cannot have written. */
+/* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob
+   when cap suffices, and returns its length. load trusts nothing: NULL and
+   STX_ERR_FORMAT for anything that save cannot have written. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
+
 
 // >>corpus -------------------------------------------------------------------------------------------------
 
@@ -161,128 +196,168 @@ typedef struct stx_corpus stx_corpus;
 /* Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
    characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
    stx_vocab_encode, with the position in the file. v is not needed afterwards; the file must not be cut shorter meanwhile. */
-STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end);
-/* Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the corpus. */
-STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes);
+STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
+                                    uint64_t begin, uint64_t end);
+/* Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the
+   corpus. */
+STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
+                                    uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
-STX_DEF size_t   stx_corpus_size(const stx_corpus *c);              /* tokens */
-/* Bytes of the text behind the tokens; IDS: of the decoded text, for the other is not known. True bits per byte of the raw text,
-   whatever the kind: (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes. */
+STX_DEF size_t stx_corpus_size(const stx_corpus *c); /* tokens */
+/* Bytes of the text behind the tokens; IDS: of the decoded text, for the other is not
+   known. True bits per byte of the raw text, whatever the kind: (nats per token) / ln
+   2 * stx_corpus_size / stx_corpus_bytes. */
 STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
-/* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the corpus. */
+/* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the
+   corpus. */
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
+
 
 // >>batches ------------------------------------------------------------------------------------------------
 
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
+
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
-enum {                                                              /* stx_batches_desc.how */
-    STX_BATCH_STREAMS,          /* B streams that go through the text, then again from a random one of the first T places */
-    STX_BATCH_ROLL,             /* ... then again from place 0, where each stream has been turned by a random number of tokens, which it
+
+enum { /* stx_batches_desc.how */
+       /* B streams that go through the text, then again from a random one of the first
+          T places */
+       STX_BATCH_STREAMS,
+       STX_BATCH_ROLL, /* ... then again from place 0, where each stream has been turned by a random number of tokens, which it
                                    has been from the start (Transformer-XL by NVIDIA); what is left of less than T is not read */
-    STX_BATCH_RECORDS           /* the records of the reference of PAR, see below */
+       STX_BATCH_RECORDS /* the records of the reference of PAR, see below */
 };
 
 typedef struct stx_batches_desc {
-    size_t   B;                 /* streams, over all ranks; required */
-    size_t   T;                 /* block length; required */
-    uint64_t seed;              /* of the positions after a wrap, of how streams are turned */
-    size_t   rank, world;       /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
-    int      how;               /* STX_BATCH_STREAMS */
-    size_t   first, count;      /* only these tokens of the corpus; count 0: all behind first */
+    size_t B;      /* streams, over all ranks; required */
+    size_t T;      /* block length; required */
+    uint64_t seed; /* of the positions after a wrap, of how streams are turned */
+    /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
+    size_t rank, world;
+    int how;             /* STX_BATCH_STREAMS */
+    size_t first, count; /* only these tokens of the corpus; count 0: all behind first */
 } stx_batches_desc;
-/* Records: the text is cut in blocks of S = T + 1 tokens, one behind the other, what is left at the end is dropped: blocks = tokens / S.
-   With stride = blocks / B, row b of record q is block q + b stride, q = 0 .. blocks - (B-1) stride - 1; the last records run into the
-   blocks that the next row began with. x: a block's first T tokens, y: its last T; so its first token is no target, and its last one is
-   never seen. What is remembered ends with the last record. */
 
-typedef struct stx_batches_state {      /* what a resumed run needs */
-    uint64_t p, wraps;          /* position in the streams, wraps so far */
-    int      fresh;             /* the next block does not continue the last one */
+/* Records: the text is cut in blocks of S = T + 1 tokens, one behind the other, what
+   is left at the end is dropped: blocks = tokens / S. With stride = blocks / B, row b
+   of record q is block q + b stride, q = 0 .. blocks - (B-1) stride - 1; the last
+   records run into the blocks that the next row began with. x: a block's first T
+   tokens, y: its last T; so its first token is no target, and its last one is never
+   seen. What is remembered ends with the last record. */
+
+typedef struct stx_batches_state { /* what a resumed run needs */
+    uint64_t p, wraps;             /* position in the streams, wraps so far */
+    int fresh;                     /* the next block does not continue the last one */
 } stx_batches_state;
 
 typedef struct stx_batches stx_batches;
 
-/* B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b n, (b+1) n), the rest is dropped.
-   The corpus must outlive it. Errors: B or T zero, B no multiple of world, fewer than B (T+1) tokens. */
+/* B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b
+   n, (b+1) n), the rest is dropped. The corpus must outlive it. Errors: B or T zero, B
+   no multiple of world, fewer than B (T+1) tokens. */
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
-STX_DEF size_t stx_batches_rows(const stx_batches *b);              /* rows of this rank, R = B / world */
-STX_DEF size_t stx_batches_stream(const stx_batches *b);            /* n, tokens of a stream; of records: T for each */
-/* Blocks of an epoch, from the start to the first wrap. Without errors; 0 when there are none: for a corpus that may be NULL. */
+/* rows of this rank, R = B / world */
+STX_DEF size_t stx_batches_rows(const stx_batches *b);
+/* n, tokens of a stream; of records: T for each */
+STX_DEF size_t stx_batches_stream(const stx_batches *b);
+/* Blocks of an epoch, from the start to the first wrap. Without errors; 0 when there
+   are none: for a corpus that may be NULL. */
 STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d);
 
-/* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH: it does not continue the last one
-   (first block, or after a wrap), reset the memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error.
-   Streams: after a block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the reference of 1905.07799 forgets the
-   minimum), drawn from (seed, wraps): the same on every rank and after a resume. */
+/* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH:
+   it does not continue the last one (first block, or after a wrap), reset the
+   memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error. Streams: after a
+   block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the
+   reference of 1905.07799 forgets the minimum), drawn from (seed, wraps): the same on
+   every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
-STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);   /* 0 and an error when s does not fit data, B and T */
+/* 0 and an error when s does not fit data, B and T */
+STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);
 
-/* Evaluation pass, from position 0, in order; it has its own cursor and does not move the training position.
+/* Evaluation pass, from position 0, in order; it has its own cursor and does not move the
+   training position.
      STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
      STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
-   Records have their own rule: all of them, in order. Streams that are turned in training are not in evaluation.
-   next_eval writes (R,t) and t = *T_this <= T, packed; STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others,
-   STX_BATCH_END (t = 0) after the last one. */
+   Records have their own rule: all of them, in order. Streams that are turned in
+   training are not in evaluation. next_eval writes (R,t) and t = *T_this <= T, packed;
+   STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others, STX_BATCH_END (t =
+   0) after the last one. */
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
 
+
 // >>sentencepiece ------------------------------------------------------------------------------------------
 
-/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and linked with
-   -lsentencepiece. This header calls the first five where SEQTX_SENTENCEPIECE is defined. Errors are
-   written into err. */
-enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };     /* what a piece decodes to: itself, nothing, U+2047, a
+/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and
+   linked with -lsentencepiece. This header calls the first five where
+   SEQTX_SENTENCEPIECE is defined. Errors are written into err. */
+enum {
+    STX_PIECE_TEXT,
+    STX_PIECE_CONTROL,
+    STX_PIECE_UNKNOWN,
+    STX_PIECE_BYTE
+}; /* what a piece decodes to: itself, nothing, U+2047, a
                                                                                       byte */
 
 /* A model as it stands in its file; NULL and err */
-void  *stx_spm_open(const void *model, size_t n, char *err, size_t room);
-void   stx_spm_close(void *spm);
+void *stx_spm_open(const void *model, size_t n, char *err, size_t room);
+void stx_spm_close(void *spm);
 /* Its V pieces; the numbers of its end of sentence and its unknown piece, -1: none */
 size_t stx_spm_size(const void *spm, int32_t *eos, int32_t *unk);
 const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
-/* A line of text (UTF-8, without its end) to ids, which stay until the next call. 0: err. Nothing is added, nothing drawn at random. */
-int    stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count, char *err, size_t room);
-/* Trains a model with n of the library's own options, as input, model_prefix, vocab_size, and their values; 0: err */
-int    stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err, size_t room);
+/* A line of text (UTF-8, without its end) to ids, which stay until the next call. 0:
+   err. Nothing is added, nothing drawn at random. */
+int stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count,
+                   char *err, size_t room);
+/* Trains a model with n of the library's own options, as input, model_prefix,
+   vocab_size, and their values; 0: err */
+int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err,
+                  size_t room);
 
-#ifdef __cplusplus
+  #ifdef __cplusplus
 }
-#endif
+  #endif
 
 /* Stop here if you only want the API. */
 #endif /* SEQTX_TEXT_H */
 
-#if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_TEXT_IMPLEMENTATION)) && !defined(SEQTX_TEXT_IMPLEMENTATION_DONE)
-#define SEQTX_TEXT_IMPLEMENTATION_DONE
+#if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_TEXT_IMPLEMENTATION)) \
+    && !defined(SEQTX_TEXT_IMPLEMENTATION_DONE)
+  #define SEQTX_TEXT_IMPLEMENTATION_DONE
 
-#include <stdlib.h>
-#include <string.h>
+  #include <stdlib.h>
+  #include <string.h>
+
 
 // >>text to pieces
 
-enum { STX__SPECIAL = 5 };              /* the length of both */
+enum { STX__SPECIAL = 5 }; /* the length of both */
+
 static const unsigned char stx__eos[] = "<eos>", stx__unk[] = "<unk>";
 
-static int stx__is_eos(const unsigned char *s, size_t n) { return n == STX__SPECIAL && !memcmp(s, stx__eos, n); }
+static int stx__is_eos(const unsigned char *s, size_t n) {
+    return n == STX__SPECIAL && !memcmp(s, stx__eos, n);
+}
 
 /* Python's str.isspace, which the references' split() uses */
 static int stx__is_white(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0
+           || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029
+           || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 typedef struct {
-    const unsigned char *s;     /* n bytes, read up to i */
+    const unsigned char *s; /* n bytes, read up to i */
     size_t n, i;
-    int kind, eos;              /* STX_TOK_.., not PIECES; whether a line end is <eos> */
-    int final;                  /* whether a text that does not end in a line end gets an <eos> */
-    int open;                   /* there was something after the last line end */
+    int kind, eos; /* STX_TOK_.., not PIECES; whether a line end is <eos> */
+    int final;     /* whether a text that does not end in a line end gets an <eos> */
+    int open;      /* there was something after the last line end */
 } stx__scan;
 
-static void stx__scan_begin(stx__scan *c, int kind, int eos, int final, const unsigned char *s, size_t n) {
+static void stx__scan_begin(stx__scan *c, int kind, int eos, int final, const unsigned char *s,
+                            size_t n) {
     memset(c, 0, sizeof *c);
     c->s = s;
     c->n = n;
@@ -344,8 +419,8 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     return NULL;
 }
 
-/* Bytes of the byte-order mark that a text begins with, 0 or 3. SIZE_MAX and an error for
-   text that is not UTF-8 but wider. */
+/* Bytes of the byte-order mark that a text begins with, 0 or 3. SIZE_MAX and an error
+   for text that is not UTF-8 but wider. */
 static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const char *where) {
     const char *wide = stx_text_encoding(s, n);
     if (!wide) return n >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
@@ -354,8 +429,8 @@ static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const
     return SIZE_MAX;
 }
 
-/* Moves a limit of a byte range forward to where a piece may begin (see the manual). A limit in malformed text
-   stays near where it is; reading the text reports it. */
+/* Moves a limit of a byte range forward to where a piece may begin (see the manual). A
+   limit in malformed text stays near where it is; reading the text reports it. */
 static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     const unsigned char *s = m->data;
     size_t n = m->size, k;
@@ -365,7 +440,8 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; i++) at++;
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {       /* i: the word is over */
+    /* i: the word is over */
+    for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {
         if ((k = stx_utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
         if (u == '\n') return at + 1;
@@ -374,47 +450,66 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     return at;
 }
 
-/* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an error when they are outside or none. */
-static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin, uint64_t end, size_t *b, size_t *e) {
+/* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an
+   error when they are outside or none. */
+static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin,
+                      uint64_t end, size_t *b, size_t *e) {
     size_t mark = kind == STX_TOK_BYTES ? 0 : stx__text_mark(x, m->data, m->size, path);
     if (mark == SIZE_MAX) return 0;
     if (!end) end = m->size;
     if (begin > end || end > m->size) {
-        stx_fail(x, STX_ERR_ARG, "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file", path, m->size,
-                 (unsigned long long)begin, (unsigned long long)end);
+        stx_fail(x, STX_ERR_ARG,
+                 "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file",
+                 path, m->size, (unsigned long long)begin, (unsigned long long)end);
         return 0;
     }
     *b = stx__range_limit(m, kind, (size_t)begin);
     *e = stx__range_limit(m, kind, (size_t)end);
     if (*b < mark) *b = *e < mark ? *e : mark;
     if (*b == *e) {
-        stx_fail(x, STX_ERR_FORMAT, "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it", path,
-                 (unsigned long long)begin, (unsigned long long)end, m->size);
+        stx_fail(
+            x, STX_ERR_FORMAT,
+            "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it",
+            path, (unsigned long long)begin, (unsigned long long)end, m->size);
         return 0;
     }
     return 1;
 }
 
+
 // >>vocabulary
 
-typedef struct { const unsigned char *s; size_t n; uint64_t count; size_t first; } stx__piece;
+typedef struct {
+    const unsigned char *s;
+    size_t n;
+    uint64_t count;
+    size_t first;
+} stx__piece;
 
-/* Pieces by number and by their bytes: an open hash table of numbers + 1, at most half full. */
-typedef struct { stx_ctx *x; stx__piece *p; size_t n; uint32_t *slot; size_t nslot; } stx__dict;
+/* Pieces by number and by their bytes: an open hash table of numbers + 1, at most half
+   full. */
+typedef struct {
+    stx_ctx *x;
+    stx__piece *p;
+    size_t n;
+    uint32_t *slot;
+    size_t nslot;
+} stx__dict;
 
 struct stx_vocab {
     stx_ctx *x;
-    int kind, compact, has_eos;         /* has_eos: line ends are <eos> */
+    int kind, compact, has_eos; /* has_eos: line ends are <eos> */
     int32_t eos, unk;
     stx__dict d;
-    unsigned char *pool;                /* the bytes of all pieces */
-    int32_t byte_id[256];               /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
-    unsigned char *type;                /* PIECES, IDS: STX_PIECE_.. of each piece, */
-    unsigned char *text;                /* .. what all decode to, */
-    size_t *text_at, *text_n;           /* .. and where of it, and how long, each one is */
-    unsigned char *model;               /* PIECES: the SentencePiece model, of so many bytes, */
+    unsigned char *pool; /* the bytes of all pieces */
+    /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
+    int32_t byte_id[256];
+    unsigned char *type;      /* PIECES, IDS: STX_PIECE_.. of each piece, */
+    unsigned char *text;      /* .. what all decode to, */
+    size_t *text_at, *text_n; /* .. and where of it, and how long, each one is */
+    unsigned char *model;     /* PIECES: the SentencePiece model, of so many bytes, */
     size_t model_n;
-    void *spm;                          /* .. and opened; NULL in a build without the library */
+    void *spm; /* .. and opened; NULL in a build without the library */
 };
 
 static void stx__dict_free(stx__dict *d) {
@@ -424,7 +519,8 @@ static void stx__dict_free(stx__dict *d) {
 
 /* The slot of a piece, or the empty one where it belongs. */
 static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
-    uint64_t h = 0xCBF29CE484222325u;                       /* FNV-1a, then mixed: the slot is taken from the low bits */
+    /* FNV-1a, then mixed: the slot is taken from the low bits */
+    uint64_t h = 0xCBF29CE484222325u;
     size_t i, at;
     for (i = 0; i < n; i++) h = (h ^ s[i]) * 0x100000001B3u;
     h ^= h >> 32;
@@ -436,6 +532,7 @@ static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t 
     }
     return at;
 }
+
 static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t n) {
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
@@ -463,7 +560,9 @@ static int stx__dict_grow(stx__dict *d) {
     for (i = 0; i < d->n; i++) slot[stx__dict_slot(d, p[i].s, p[i].n)] = (uint32_t)i + 1;
     return 1;
 }
-/* The number of a piece, which is appended when it is new (its bytes are not copied). -1 with the error set. */
+
+/* The number of a piece, which is appended when it is new (its bytes are not copied).
+   -1 with the error set. */
 static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at;
@@ -484,7 +583,8 @@ static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
 }
 
 /* A vocabulary of V pieces in this order, copied. */
-static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos, const stx__piece *p, size_t V) {
+static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos,
+                                  const stx__piece *p, size_t V) {
     stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
     size_t i, bytes = 0;
     int ok = v != NULL;
@@ -514,6 +614,7 @@ static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos
         }
     return v;
 }
+
 static stx_vocab *stx__vocab_bytes(stx_ctx *x) {
     unsigned char all[256];
     stx__piece p[256];
@@ -526,65 +627,87 @@ static stx_vocab *stx__vocab_bytes(stx_ctx *x) {
     }
     return stx__vocab_make(x, STX_TOK_BYTES, 0, 0, p, 256);
 }
+
 static int stx__cmp_later(const void *a, const void *b) {
     const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
     if (p->count != q->count) return p->count > q->count ? -1 : 1;
     return p->first > q->first ? -1 : p->first < q->first;
 }
+
 static int stx__cmp_earlier(const void *a, const void *b) {
     const stx__piece *p = (const stx__piece *)a, *q = (const stx__piece *)b;
     if (p->count != q->count) return p->count > q->count ? -1 : 1;
     return p->first < q->first ? -1 : p->first > q->first;
 }
+
 static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c) {
-    stx_fail(x, STX_ERR_FORMAT, "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
-             "kind bytes", where, (unsigned long long)at, c);
+    stx_fail(
+        x, STX_ERR_FORMAT,
+        "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
+        "kind bytes",
+        where, (unsigned long long)at, c);
 }
+
 
 // >>pieces
 
-/* What a piece decodes to, and how long it is: at most as long as the piece, or 5 bytes. */
+/* What a piece decodes to, and how long it is: at most as long as the piece, or 5
+   bytes. */
 static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out) {
     static const unsigned char blank[] = "\xe2\x96\x81", unknown[] = " \xe2\x81\x87 ";
     const unsigned char *s = v->d.p[id].s;
     size_t n = v->d.p[id].n, i, k = 0;
     if (v->type[id] == STX_PIECE_CONTROL) return 0;
-    if (v->type[id] == STX_PIECE_UNKNOWN) { memcpy(out, unknown, 5); return 5; }
-    if (v->type[id] == STX_PIECE_BYTE) {                    /* <0x41>; the form was checked */
+    if (v->type[id] == STX_PIECE_UNKNOWN) {
+        memcpy(out, unknown, 5);
+        return 5;
+    }
+    if (v->type[id] == STX_PIECE_BYTE) { /* <0x41>; the form was checked */
         static const char hex[] = "0123456789ABCDEF";
         out[0] = (unsigned char)((strchr(hex, s[3]) - hex) * 16 + (strchr(hex, s[4]) - hex));
         return 1;
     }
     for (i = 0; i < n; k++)
-        if (n - i >= 3 && !memcmp(s + i, blank, 3)) { out[k] = ' '; i += 3; }
-        else out[k] = s[i++];
+        if (n - i >= 3 && !memcmp(s + i, blank, 3)) {
+            out[k] = ' ';
+            i += 3;
+        } else
+            out[k] = s[i++];
     return k;
 }
+
 /* A byte piece is <0x00> to <0xFF>. */
 static int stx__piece_byte(const unsigned char *s, size_t n) {
-    return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' && s[3] && s[4] && strchr("0123456789ABCDEF", s[3]) && strchr("0123456789ABCDEF",
-        s[4]);
+    return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' && s[3] && s[4]
+           && strchr("0123456789ABCDEF", s[3]) && strchr("0123456789ABCDEF", s[4]);
 }
+
 /* The library opens v->model, if there is a library. 0 with the error set. */
 static int stx__pieces_open(stx_vocab *v, const char *who) {
-#ifdef SEQTX_SENTENCEPIECE
+  #ifdef SEQTX_SENTENCEPIECE
     char err[256];
     int32_t eos, unk;
     size_t V;
     v->spm = stx_spm_open(v->model, v->model_n, err, sizeof err);
     V = v->spm ? stx_spm_size(v->spm, &eos, &unk) : 0;
-    if (!v->spm) stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
-    else if (V != v->d.n)       /* its ids would not be the vocabulary's */
-        stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who, V, v->d.n);
+    if (!v->spm)
+        stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
+    else if (V != v->d.n) /* its ids would not be the vocabulary's */
+        stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who,
+                 V, v->d.n);
     return v->spm && V == v->d.n;
-#else
-    (void)v; (void)who;
+  #else
+    (void)v;
+    (void)who;
     return 1;
-#endif
+  #endif
 }
-/* A vocabulary of pieces with what they are; p and type are copied. eos, unk: -1: none. */
-static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx__piece *p, const unsigned char *type, size_t V,
-                                   int32_t eos, int32_t unk, const void *model, size_t model_n) {
+
+/* A vocabulary of pieces with what they are; p and type are copied. eos, unk: -1:
+   none. */
+static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx__piece *p,
+                                   const unsigned char *type, size_t V, int32_t eos, int32_t unk,
+                                   const void *model, size_t model_n) {
     stx_vocab *v = stx__vocab_make(x, kind, 0, has_eos, p, V);
     size_t i, bytes = 1;
     if (!v) return NULL;
@@ -596,17 +719,24 @@ static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx_
     v->text_at = (size_t *)stx_block(x, V * sizeof *v->text_at);
     v->text_n = (size_t *)stx_block(x, V * sizeof *v->text_n);
     v->model = model_n ? (unsigned char *)stx_block(x, model_n) : NULL;
-    if (!v->type || !v->text || !v->text_at || !v->text_n || (model_n && !v->model)) { stx_vocab_free(v); return NULL; }
+    if (!v->type || !v->text || !v->text_at || !v->text_n || (model_n && !v->model)) {
+        stx_vocab_free(v);
+        return NULL;
+    }
     memcpy(v->type, type, V);
     for (bytes = i = 0; i < v->d.n; bytes += v->text_n[i++]) {
         v->text_at[i] = bytes;
         v->text_n[i] = stx__piece_text(v, (int32_t)i, v->text + bytes);
-        if ((int32_t)i == eos) { v->text[bytes] = '\n'; v->text_n[i] = 1; }
+        if ((int32_t)i == eos) {
+            v->text[bytes] = '\n';
+            v->text_n[i] = 1;
+        }
     }
     if (model_n) memcpy(v->model, model, model_n);
     v->model_n = model_n;
     return v;
 }
+
 /* v, which has V pieces; or NULL and an error, for two of them are the same */
 static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const char *path) {
     if (!v || v->d.n == V) return v;
@@ -614,9 +744,11 @@ static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const cha
     stx_vocab_free(v);
     return NULL;
 }
+
 /* The pieces of a SentencePiece model. */
-static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path, int join_lines) {
-#ifdef SEQTX_SENTENCEPIECE
+static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path,
+                                       int join_lines) {
+  #ifdef SEQTX_SENTENCEPIECE
     stx_vocab *v = NULL;
     char err[256];
     int32_t eos, unk;
@@ -624,30 +756,43 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     size_t V = spm ? stx_spm_size(spm, &eos, &unk) : 0, i;
     stx__piece *p = V ? (stx__piece *)stx_block(x, V * sizeof *p) : NULL;
     unsigned char *type = V ? (unsigned char *)stx_block(x, V) : NULL;
-    if (!spm) stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
+    if (!spm)
+        stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
     else if (!join_lines && eos < 0)
-        stx_fail(x, STX_ERR_FORMAT, "%s has no piece for the end of a sentence, which line ends become; train it with one, or use "
-                 "join_lines (--join-lines)", path);
+        stx_fail(
+            x, STX_ERR_FORMAT,
+            "%s has no piece for the end of a sentence, which line ends become; train it with one, or use "
+            "join_lines (--join-lines)",
+            path);
     else if (p && type) {
         for (i = 0; i < V; i++) {
             int what;
             p[i].s = (const unsigned char *)stx_spm_piece(spm, i, &p[i].n, &what);
-            type[i] = (unsigned char)(what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n) ? STX_PIECE_TEXT : what);
+            type[i] = (unsigned char)(what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)
+                                          ? STX_PIECE_TEXT
+                                          : what);
         }
-        v = stx__pieces_make(x, STX_TOK_PIECES, !join_lines, p, type, V, eos, unk, m->data, m->size);
+        v = stx__pieces_make(x, STX_TOK_PIECES, !join_lines, p, type, V, eos, unk, m->data,
+                             m->size);
         v = stx__pieces_once(x, v, V, path);
     }
     stx_block_free(x, p);
     stx_block_free(x, type);
-    if (v) v->spm = spm;
-    else if (spm) stx_spm_close(spm);
+    if (v)
+        v->spm = spm;
+    else if (spm)
+        stx_spm_close(spm);
     return v;
-#else
-    (void)m; (void)join_lines;
-    stx_fail(x, STX_ERR_ARG, "%s: a SentencePiece model needs its library, which is not in this build (make SENTENCEPIECE=1); or cut the "
-             "text elsewhere and give the pieces' numbers (--tokens ids)", path);
+  #else
+    (void)m;
+    (void)join_lines;
+    stx_fail(
+        x, STX_ERR_ARG,
+        "%s: a SentencePiece model needs its library, which is not in this build (make SENTENCEPIECE=1); or cut the "
+        "text elsewhere and give the pieces' numbers (--tokens ids)",
+        path);
     return NULL;
-#endif
+  #endif
 }
 
 /* Whether a line of n bytes is a piece, a tab and a number. *piece: the bytes of the
@@ -670,34 +815,40 @@ static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
     return (size_t)(s - line);
 }
 
-/* The next piece of a .vocab file from *s on, of n bytes; *line counts. 0 with the error
-   set. Where the pieces have scores, a line without one begins a piece that holds a
-   newline. It can only be told from a line whose score is missing if one side of that
-   newline is empty: no piece is. */
+/* The next piece of a .vocab file from *s on, of n bytes; *line counts. 0 with the
+   error set. Where the pieces have scores, a line without one begins a piece that
+   holds a newline. It can only be told from a line whose score is missing if one side
+   of that newline is empty: no piece is. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
     size_t len = stx__list_line(at, end), before, now;
     for (++*line; scored && !stx__list_scored(at, len, &now); ++*line) {
         before = len;
-        at += len + 1;                  /* the last line has a score */
+        at += len + 1; /* the last line has a score */
         len = stx__list_line(at, end);
         if (before && (stx__list_scored(at, len, &now) ? now : len)) {
-            stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no score after a tab, as the last line "
-                     "has; give it one, as 0", path, *line);
+            stx_fail(x, STX_ERR_FORMAT,
+                     "%s: line %zu has no score after a tab, as the last line "
+                     "has; give it one, as 0",
+                     path, *line);
             return 0;
         }
     }
-    if (scored) *n = (size_t)(at - *s) + now;
-    else for (*n = 0; *n < len && at[*n] != '\t' && (at[*n] != '\r' || *n + 1 < len);) ++*n;
+    if (scored)
+        *n = (size_t)(at - *s) + now;
+    else
+        for (*n = 0; *n < len && at[*n] != '\t' && (at[*n] != '\r' || *n + 1 < len);) ++*n;
     if (!*n) stx_fail(x, STX_ERR_FORMAT, "%s: line %zu has no piece", path, *line);
     *s = at + len + 1;
     return *n > 0;
 }
 
-/* The pieces of a .vocab file. It does not say what they are: control pieces are known by their brackets. */
+/* The pieces of a .vocab file. It does not say what they are: control pieces are known
+   by their brackets. */
 static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
-    static const char *const control[] = {"<s>", "</s>", "<eos>", "<pad>", "[PAD]", "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
+    static const char *const control[] = {"<s>",   "</s>",  "<eos>", "<pad>", "[PAD]",
+                                          "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
     size_t mark = stx__text_mark(x, m->data, m->size, path), V = 0, n, i, k, line = 0;
     const unsigned char *s, *end, *last;
     stx_vocab *v = NULL;
@@ -712,7 +863,8 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     }
     s = m->data + mark;
     end = m->data + m->size;
-    for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';     /* lines: no less than pieces */
+    /* lines: no less than pieces */
+    for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';
     for (last = end - 1; last > s && last[-1] != '\n';) last--;
     scored = stx__list_scored(last, stx__list_line(last, end), &n);
     p = (stx__piece *)stx_block(x, V * sizeof *p);
@@ -740,28 +892,35 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     stx_block_free(x, type);
     return v;
 }
+
 static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
     stx_vocab *v = NULL;
     stx_map m;
     if (!d->pieces || !*d->pieces) {
-        stx_fail(x, STX_ERR_ARG, "pieces are known from a file: give %s (--pieces)", d->kind == STX_TOK_IDS ?
-                 "a .vocab" : "a SentencePiece .model");
+        stx_fail(x, STX_ERR_ARG, "pieces are known from a file: give %s (--pieces)",
+                 d->kind == STX_TOK_IDS ? "a .vocab" : "a SentencePiece .model");
         return NULL;
     }
     if (!stx_map_open(x, &m, d->pieces)) return NULL;
-    v = d->kind == STX_TOK_IDS ? stx__pieces_of_list(x, &m, d->pieces) : stx__pieces_of_model(x, &m, d->pieces, d->join_lines);
+    v = d->kind == STX_TOK_IDS ? stx__pieces_of_list(x, &m, d->pieces)
+                               : stx__pieces_of_model(x, &m, d->pieces, d->join_lines);
     stx_map_close(&m);
     return v;
 }
-/* Text to pieces, line by line, into a growing array of the context: *n ids in *ids, which has room for *room. final: a text that does
-   not end in a line end gets one. 0 with the error set; where and base are for it. */
-static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final, const char *where, uint64_t base,
-                              int32_t **ids, size_t *n, size_t *room) {
+
+/* Text to pieces, line by line, into a growing array of the context: *n ids in *ids,
+   which has room for *room. final: a text that does not end in a line end gets one. 0
+   with the error set; where and base are for it. */
+static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final,
+                              const char *where, uint64_t base, int32_t **ids, size_t *n,
+                              size_t *room) {
     size_t at = 0;
     *n = 0;
     if (!v->spm) {
-        stx_fail(v->x, STX_ERR_ARG, "%s: this vocabulary cuts text by SentencePiece, which is not in this build (make SENTENCEPIECE=1)",
-                 where);
+        stx_fail(
+            v->x, STX_ERR_ARG,
+            "%s: this vocabulary cuts text by SentencePiece, which is not in this build (make SENTENCEPIECE=1)",
+            where);
         return 0;
     }
     while (at < len) {
@@ -770,21 +929,31 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
         uint32_t u;
         int ended;
         for (i = at; i < len && s[i] != '\n' && s[i] != '\r'; i += k)
-            if ((k = stx_utf8(s + i, len - i, &u)) == 0) { stx__bad_utf8(v->x, where, base + i, s[i]); return 0; }
-#ifdef SEQTX_SENTENCEPIECE
+            if ((k = stx_utf8(s + i, len - i, &u)) == 0) {
+                stx__bad_utf8(v->x, where, base + i, s[i]);
+                return 0;
+            }
+  #ifdef SEQTX_SENTENCEPIECE
         if (i > at) {
             char err[256];
-            if (!stx_spm_encode(v->spm, (const char *)s + at, i - at, &got, &count, err, sizeof err)) {
-                stx_fail(v->x, STX_ERR_FORMAT, "%s: the line at byte %llu cannot be cut: %s", where, (unsigned long long)(base + at), err);
+            if (!stx_spm_encode(v->spm, (const char *)s + at, i - at, &got, &count, err,
+                                sizeof err)) {
+                stx_fail(v->x, STX_ERR_FORMAT, "%s: the line at byte %llu cannot be cut: %s", where,
+                         (unsigned long long)(base + at), err);
                 return 0;
             }
         }
-#endif
+  #endif
         ended = i < len || final;
         if (*room - *n < count + 1) {
             size_t more = (*n + count + 1) * 2 > 1024 ? (*n + count + 1) * 2 : 1024;
-            int32_t *wider = more < SIZE_MAX / 2 / sizeof *wider ? (int32_t *)stx_block(v->x, more * sizeof *wider) : NULL;
-            if (!wider) { stx_fail(v->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", where, *n); return 0; }
+            int32_t *wider = more < SIZE_MAX / 2 / sizeof *wider
+                                 ? (int32_t *)stx_block(v->x, more * sizeof *wider)
+                                 : NULL;
+            if (!wider) {
+                stx_fail(v->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", where, *n);
+                return 0;
+            }
             if (*n) memcpy(wider, *ids, *n * sizeof *wider);
             stx_block_free(v->x, *ids);
             *ids = wider;
@@ -798,7 +967,8 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
     return 1;
 }
 
-/* Drops the pieces seen less than min_count times in favour of <unk>, which is made when the text has none. */
+/* Drops the pieces seen less than min_count times in favour of <unk>, which is made
+   when the text has none. */
 static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
     size_t i, n = 0;
@@ -810,13 +980,15 @@ static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
         }
     for (i = 0; i < d->n; i++)
         if (d->p[i].n) d->p[n++] = d->p[i];
-    d->n = n;                           /* the table no longer fits the numbers; only the list is used from here */
+    /* the table no longer fits the numbers; only the list is used from here */
+    d->n = n;
     return 1;
 }
 
-/* The list of pieces of a text, in the order wanted. `where` and `base` are for errors. */
-static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s, size_t n, const char *where,
-                                   uint64_t base) {
+/* The list of pieces of a text, in the order wanted. `where` and `base` are for
+   errors. */
+static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s,
+                                   size_t n, const char *where, uint64_t base) {
     stx__dict dict;
     stx__scan c;
     stx_vocab *v = NULL;
@@ -825,7 +997,9 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
     int r;
     memset(&dict, 0, sizeof dict);
     dict.x = x;
-    stx__scan_begin(&c, d->kind, d->kind == STX_TOK_WORDS || (d->kind == STX_TOK_CHARS ? d->eos : d->compact), 1, s, n);
+    stx__scan_begin(&c, d->kind,
+                    d->kind == STX_TOK_WORDS || (d->kind == STX_TOK_CHARS ? d->eos : d->compact), 1,
+                    s, n);
     while ((r = stx__scan_next(&c, &piece, &len)) > 0) {
         int32_t id = stx__dict_add(&dict, piece, len);
         if (id < 0) break;
@@ -834,7 +1008,8 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
     if (r < 0) stx__bad_utf8(x, where, base + c.i, s[c.i]);
     if (r == 0 && (d->min_count < 2 || stx__dict_prune(&dict, d->min_count))) {
         if (d->order != STX_ORDER_FIRST)
-            qsort(dict.p, dict.n, sizeof *dict.p, d->order == STX_ORDER_COUNT_LATER ? stx__cmp_later : stx__cmp_earlier);
+            qsort(dict.p, dict.n, sizeof *dict.p,
+                  d->order == STX_ORDER_COUNT_LATER ? stx__cmp_later : stx__cmp_earlier);
         for (i = 0; d->eos_first && c.eos && i < dict.n; i++)
             if (stx__is_eos(dict.p[i].s, dict.p[i].n)) {
                 stx__piece e = dict.p[i];
@@ -842,12 +1017,15 @@ static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const un
                 dict.p[0] = e;
                 break;
             }
-        v = stx__vocab_make(x, d->kind, d->kind == STX_TOK_BYTES && d->compact, c.eos, dict.p, dict.n);
+        v = stx__vocab_make(x, d->kind, d->kind == STX_TOK_BYTES && d->compact, c.eos, dict.p,
+                            dict.n);
     }
     stx__dict_free(&dict);
     return v;
 }
-STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path, uint64_t begin, uint64_t end) {
+
+STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const char *path,
+                                   uint64_t begin, uint64_t end) {
     stx_vocab_desc d;
     stx_vocab *v = NULL;
     stx_map m;
@@ -855,21 +1033,30 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     if (!stx_ok(x)) return NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_IDS || d.order < STX_ORDER_FIRST || d.order > STX_ORDER_COUNT_EARLIER) {
-        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_IDS and STX_ORDER_FIRST .. "
-                 "STX_ORDER_COUNT_EARLIER", d.kind, d.order);
+    if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_IDS || d.order < STX_ORDER_FIRST
+        || d.order > STX_ORDER_COUNT_EARLIER) {
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_IDS and STX_ORDER_FIRST .. "
+            "STX_ORDER_COUNT_EARLIER",
+            d.kind, d.order);
         return NULL;
     }
     d.compact = d.compact != 0;
     d.eos = d.eos != 0;
     if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
     if (d.kind >= STX_TOK_PIECES) return stx__pieces_build(x, &d);
-    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text"); return NULL; }
+    if (!path) {
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text");
+        return NULL;
+    }
     if (!stx_map_open(x, &m, path)) return NULL;
-    if (stx__range(x, &m, path, d.kind, begin, end, &b, &e)) v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
+    if (stx__range(x, &m, path, d.kind, begin, end, &b, &e))
+        v = stx__vocab_count(x, &d, m.data + b, e - b, path, b);
     stx_map_close(&m);
     return v;
 }
+
 STX_DEF void stx_vocab_free(stx_vocab *v) {
     if (!v) return;
     stx__dict_free(&v->d);
@@ -879,48 +1066,72 @@ STX_DEF void stx_vocab_free(stx_vocab *v) {
     stx_block_free(v->x, v->text_at);
     stx_block_free(v->x, v->text_n);
     stx_block_free(v->x, v->model);
-#ifdef SEQTX_SENTENCEPIECE
+  #ifdef SEQTX_SENTENCEPIECE
     if (v->spm) stx_spm_close(v->spm);
-#endif
+  #endif
     stx_block_free(v->x, v);
 }
-STX_DEF int stx_vocab_kind(const stx_vocab *v) { return v ? v->kind : 0; }
-STX_DEF size_t stx_vocab_size(const stx_vocab *v) { return v ? v->d.n : 0; }
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v) { return v ? v->eos : -1; }
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v) { return v ? v->unk : -1; }
+
+STX_DEF int stx_vocab_kind(const stx_vocab *v) {
+    return v ? v->kind : 0;
+}
+
+STX_DEF size_t stx_vocab_size(const stx_vocab *v) {
+    return v ? v->d.n : 0;
+}
+
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v) {
+    return v ? v->eos : -1;
+}
+
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v) {
+    return v ? v->unk : -1;
+}
+
 STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len) {
     return v && piece ? stx__dict_find(&v->d, (const unsigned char *)piece, len) : -1;
 }
+
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len) {
     if (!v || id < 0 || (size_t)id >= v->d.n) return NULL;
     if (len) *len = v->d.p[id].n;
     return (const char *)v->d.p[id].s;
 }
 
-/* The id of a piece that stands at byte `at` of `where`; -1 with the error set when there is none, not even <unk>. */
-static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len, const char *where, uint64_t at) {
+/* The id of a piece that stands at byte `at` of `where`; -1 with the error set when
+   there is none, not even <unk>. */
+static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len,
+                             const char *where, uint64_t at) {
     static const char *const what[] = {"byte", "character", "word"};
     char q[STX_QUOTE];
     int32_t id;
     if (v->kind == STX_TOK_IDS) {
         size_t i;
         uint64_t n = 0;
-        for (i = 0; i < len && i < 12 && piece[i] >= '0' && piece[i] <= '9'; i++) n = n * 10 + (uint64_t)(piece[i] - '0');
+        for (i = 0; i < len && i < 12 && piece[i] >= '0' && piece[i] <= '9'; i++)
+            n = n * 10 + (uint64_t)(piece[i] - '0');
         if (i == len && n < v->d.n) return (int32_t)n;
-        stx_fail(v->x, STX_ERR_FORMAT, "%s: '%s' at byte %llu is no number of a piece, 0 to %zu; a text of ids is such numbers with white "
-                 "space between", where, stx_quote(q, piece, len), (unsigned long long)at, v->d.n - 1);
+        stx_fail(
+            v->x, STX_ERR_FORMAT,
+            "%s: '%s' at byte %llu is no number of a piece, 0 to %zu; a text of ids is such numbers with white "
+            "space between",
+            where, stx_quote(q, piece, len), (unsigned long long)at, v->d.n - 1);
         return -1;
     }
     id = stx__dict_find(&v->d, piece, len);
     if (id < 0) id = v->unk;
     if (id < 0)
-        stx_fail(v->x, STX_ERR_FORMAT, "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a "
-                 "text that has it, or with min_count (--min-count) 2, which makes <unk>%s", where,
-                 piece == stx__eos ? "line end" : what[v->kind], stx_quote(q, piece, len), (unsigned long long)at, v->d.n,
-                 v->kind == STX_TOK_BYTES ? ", or without compact" : "");
+        stx_fail(
+            v->x, STX_ERR_FORMAT,
+            "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a "
+            "text that has it, or with min_count (--min-count) 2, which makes <unk>%s",
+            where, piece == stx__eos ? "line end" : what[v->kind], stx_quote(q, piece, len),
+            (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
     return id;
 }
-STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out, size_t cap) {
+
+STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
+                                size_t cap) {
     stx__scan c;
     const unsigned char *piece;
     const char *const where = "the text to encode";
@@ -941,8 +1152,8 @@ STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len
     if (v->kind == STX_TOK_PIECES) {
         int32_t *ids = NULL;
         size_t room = 0;
-        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, where, mark, &ids,
-                                      &n, &room);
+        int done = stx__pieces_encode(v, (const unsigned char *)text, len, 0, where, mark, &ids, &n,
+                                      &room);
         if (done && n && cap) memcpy(out, ids, (n < cap ? n : cap) * sizeof *out);
         stx_block_free(v->x, ids);
         return done ? n : STX_NPOS;
@@ -960,7 +1171,9 @@ STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len
     }
     return n;
 }
-STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out, size_t cap) {
+
+STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
+                                size_t cap) {
     size_t i, k, at = 0;
     if (!v || !stx_ok(v->x)) return STX_NPOS;
     if ((n && !ids) || (cap && !out)) {
@@ -970,11 +1183,18 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
     for (i = 0; i < n; i++) {
         const char *s = stx_vocab_piece(v, ids[i], &k);
         if (!s) {
-            stx_fail(v->x, STX_ERR_ARG, "stx_vocab_decode: id %ld at place %zu is not in a vocabulary of %zu", (long)ids[i], i, v->d.n);
+            stx_fail(v->x, STX_ERR_ARG,
+                     "stx_vocab_decode: id %ld at place %zu is not in a vocabulary of %zu",
+                     (long)ids[i], i, v->d.n);
             return STX_NPOS;
         }
-        if (ids[i] == v->eos) { s = "\n"; k = 1; }
-        else if (v->type) { s = (const char *)v->text + v->text_at[ids[i]]; k = v->text_n[ids[i]]; }
+        if (ids[i] == v->eos) {
+            s = "\n";
+            k = 1;
+        } else if (v->type) {
+            s = (const char *)v->text + v->text_at[ids[i]];
+            k = v->text_n[ids[i]];
+        }
         if (at < cap) memcpy(out + at, s, k < cap - at ? k : cap - at);
         at += k;
         if (v->kind == STX_TOK_WORDS && ids[i] != v->eos) {
@@ -991,13 +1211,16 @@ static uint64_t stx__little(const unsigned char *s, size_t n) {
     while (n--) v = v << 8 | s[n];
     return v;
 }
+
 static unsigned char *stx__little_put(unsigned char *o, uint64_t v, size_t n) {
     for (; n; n--, v >>= 8) *o++ = (unsigned char)(v & 0xFF);
     return o;
 }
-/* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per piece its length as 4 bytes and its
-   bytes; PIECES, IDS: then what each one is, a byte each, the numbers of eos and unk + 1 as 4 bytes each, the length of the model as 8
-   bytes and the model; little-endian. */
+
+/* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per
+   piece its length as 4 bytes and its bytes; PIECES, IDS: then what each one is, a
+   byte each, the numbers of eos and unk + 1 as 4 bytes each, the length of the model
+   as 8 bytes and the model; little-endian. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     unsigned char *o = (unsigned char *)out;
     size_t n = 16, i;
@@ -1033,28 +1256,42 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     if (special || !n) return special;
     if (kind == STX_TOK_BYTES) return n == 1 && *s != '\n';
     for (i = 0; i < n; i += k)
-        if ((k = stx_utf8(s + i, n - i, &u)) == 0 || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n) ||
-            (has_eos && (u == '\n' || u == '\r'))) return 0;
+        if ((k = stx_utf8(s + i, n - i, &u)) == 0
+            || (kind == STX_TOK_WORDS ? stx__is_white(u) : k != n)
+            || (has_eos && (u == '\n' || u == '\r')))
+            return 0;
     return 1;
 }
+
 /* What stands behind the pieces: n bytes at s. NULL and *why when it is not that. */
-static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx__piece *p, size_t V, const unsigned char *s, size_t n,
-                                   const char **why) {
+static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx__piece *p, size_t V,
+                                   const unsigned char *s, size_t n, const char **why) {
     const unsigned char *type = s;
     uint64_t eos, unk, model;
     size_t i;
-    if (n < 16 || n - 16 < V) { *why = "it is cut short"; return NULL; }
+    if (n < 16 || n - 16 < V) {
+        *why = "it is cut short";
+        return NULL;
+    }
     s += V;
-    eos = stx__little(s, 4); unk = stx__little(s + 4, 4); model = stx__little(s + 8, 8);
+    eos = stx__little(s, 4);
+    unk = stx__little(s + 4, 4);
+    model = stx__little(s + 8, 8);
     s += 16;
     n -= 16 + V;
-    if (model != n || (kind == STX_TOK_PIECES) != (n > 0)) *why = "its size does not fit its length";
-    else if (eos > V || unk > V || (has_eos && !eos)) *why = "it names a piece that it does not have";
+    if (model != n || (kind == STX_TOK_PIECES) != (n > 0))
+        *why = "its size does not fit its length";
+    else if (eos > V || unk > V || (has_eos && !eos))
+        *why = "it names a piece that it does not have";
     for (i = 0; i < V && !*why; i++)
-        if (type[i] > STX_PIECE_BYTE || (type[i] == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)))
+        if (type[i] > STX_PIECE_BYTE
+            || (type[i] == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)))
             *why = "it has a piece that its kind cannot have";
-    return *why ? NULL : stx__pieces_make(x, kind, has_eos, p, type, V, (int32_t)eos - 1, (int32_t)unk - 1, s, n);
+    return *why ? NULL
+                : stx__pieces_make(x, kind, has_eos, p, type, V, (int32_t)eos - 1, (int32_t)unk - 1,
+                                   s, n);
 }
+
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     const unsigned char *s = (const unsigned char *)blob;
     stx__piece *p;
@@ -1065,36 +1302,52 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     int kind, compact, has_eos;
     if (!stx_ok(x)) return NULL;
     if (!s || len < 16 || memcmp(s, "STXV", 4)) {
-        stx_fail(x, STX_ERR_FORMAT, "this is not a stored vocabulary (%zu bytes without its mark); give the bytes that "
-                 "stx_vocab_save wrote", s ? len : 0);
+        stx_fail(
+            x, STX_ERR_FORMAT,
+            "this is not a stored vocabulary (%zu bytes without its mark); give the bytes that "
+            "stx_vocab_save wrote",
+            s ? len : 0);
         return NULL;
     }
     kind = s[5];
     compact = s[6] & 1;
     has_eos = s[6] >> 1;
     V = stx__little(s + 8, 8);
-    if (s[4] != 1 || s[7]) why = "it was written by another version";
-    else if (kind > STX_TOK_IDS || has_eos > 1 || (kind == STX_TOK_BYTES ? has_eos != compact : compact) ||
-             (kind == STX_TOK_WORDS && !has_eos) || (kind == STX_TOK_IDS && has_eos))
+    if (s[4] != 1 || s[7])
+        why = "it was written by another version";
+    else if (kind > STX_TOK_IDS || has_eos > 1
+             || (kind == STX_TOK_BYTES ? has_eos != compact : compact)
+             || (kind == STX_TOK_WORDS && !has_eos) || (kind == STX_TOK_IDS && has_eos))
         why = "its kind and flags do not fit together";
-    else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5) why = "its size does not fit its length";
+    else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5)
+        why = "its size does not fit its length";
     else if (kind == STX_TOK_BYTES && !compact) {
         v = stx__vocab_bytes(x);
-        if (v && (stx_vocab_save(v, NULL, 0) != len || V != 256)) why = "its size does not fit its length";
+        if (v && (stx_vocab_save(v, NULL, 0) != len || V != 256))
+            why = "its size does not fit its length";
         for (i = 0; v && !why && i < 256; i++, at += 5)
             if (stx__little(s + at, 4) != 1 || s[at + 4] != i) why = "its bytes are not in order";
     } else if ((p = (stx__piece *)stx_block(x, (size_t)V * sizeof *p)) != NULL) {
         for (i = 0; i < (size_t)V && !why; i++) {
             size_t n = len - at < 4 ? 0 : (size_t)stx__little(s + at, 4);
-            if (len - at < 4 || n > len - at - 4) { why = "it is cut short"; break; }
-            if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) { why = "it has a piece that its kind cannot have"; break; }
+            if (len - at < 4 || n > len - at - 4) {
+                why = "it is cut short";
+                break;
+            }
+            if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) {
+                why = "it has a piece that its kind cannot have";
+                break;
+            }
             p[i].s = s + at + 4;
             p[i].n = n;
             at += 4 + n;
         }
-        if (!why && kind >= STX_TOK_PIECES) v = stx__pieces_load(x, kind, has_eos, p, (size_t)V, s + at, len - at, &why);
-        else if (!why && at != len) why = "there is something behind its end";
-        else if (!why) v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
+        if (!why && kind >= STX_TOK_PIECES)
+            v = stx__pieces_load(x, kind, has_eos, p, (size_t)V, s + at, len - at, &why);
+        else if (!why && at != len)
+            why = "there is something behind its end";
+        else if (!why)
+            v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
         if (v && v->d.n != (size_t)V) why = "it has a piece twice";
         if (v && !why && v->model_n && !stx__pieces_open(v, "the model of a stored vocabulary")) {
             stx_vocab_free(v);
@@ -1110,22 +1363,25 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     return v;
 }
 
+
 // >>corpus
 
 struct stx_corpus {
     stx_ctx *x;
-    stx_map map;                    /* BYTES: the file */
-    const unsigned char *bytes;     /* .. and the range in it */
-    size_t nbytes, size;            /* size = tokens */
-    int32_t byte_id[256], eos;      /* .. what its bytes become, and the last token when size = nbytes + 1 */
-    uint16_t *tok16;                /* CHARS, WORDS: one of these */
+    stx_map map;                /* BYTES: the file */
+    const unsigned char *bytes; /* .. and the range in it */
+    size_t nbytes, size;        /* size = tokens */
+    /* .. what its bytes become, and the last token when size = nbytes + 1 */
+    int32_t byte_id[256], eos;
+    uint16_t *tok16; /* CHARS, WORDS: one of these */
     int32_t *tok32;
-    const int32_t *own;             /* wrapped */
+    const int32_t *own; /* wrapped */
     uint64_t raw;
 };
 
 /* The same for PIECES, which nobody wants to cut twice. */
-static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
+static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
+                              const char *path, size_t base) {
     int32_t *ids = NULL;
     size_t room = 0, i;
     int ok = stx__pieces_encode(v, s, n, 1, path, base, &ids, &c->size, &room);
@@ -1138,8 +1394,10 @@ static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned 
     c->tok32 = ids;
     return ok;
 }
+
 /* Tokens of [b, e) into the corpus: counts them, allocates, fills. */
-static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n, const char *path, size_t base) {
+static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
+                            const char *path, size_t base) {
     stx__scan k;
     const unsigned char *piece;
     size_t len, i;
@@ -1147,31 +1405,49 @@ static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned ch
     if (v->kind == STX_TOK_PIECES) return stx__corpus_pieces(c, v, s, n, path, base);
     stx__scan_begin(&k, v->kind, v->has_eos, 1, s, n);
     while ((r = stx__scan_next(&k, &piece, &len)) > 0) c->size++;
-    if (r < 0) { stx__bad_utf8(c->x, path, (uint64_t)base + k.i, s[k.i]); return 0; }
-    if (c->size > SIZE_MAX / sizeof *c->tok32) { stx_fail(c->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", path, c->size); return 0; }
-    if (v->d.n <= 65536) c->tok16 = (uint16_t *)stx_block(c->x, c->size * sizeof *c->tok16);
-    else c->tok32 = (int32_t *)stx_block(c->x, c->size * sizeof *c->tok32);
+    if (r < 0) {
+        stx__bad_utf8(c->x, path, (uint64_t)base + k.i, s[k.i]);
+        return 0;
+    }
+    if (c->size > SIZE_MAX / sizeof *c->tok32) {
+        stx_fail(c->x, STX_ERR_MEMORY, "%s: %zu tokens are too many", path, c->size);
+        return 0;
+    }
+    if (v->d.n <= 65536)
+        c->tok16 = (uint16_t *)stx_block(c->x, c->size * sizeof *c->tok16);
+    else
+        c->tok32 = (int32_t *)stx_block(c->x, c->size * sizeof *c->tok32);
     if (!c->tok16 && !c->tok32) return 0;
     stx__scan_begin(&k, v->kind, v->has_eos, 1, s, n);
     for (i = 0; i < c->size && stx__scan_next(&k, &piece, &len) > 0; i++) {
-        int32_t id = stx__vocab_id(v, piece, len, path, (uint64_t)base + k.i - (piece == stx__eos ? 1 : len));
+        int32_t id = stx__vocab_id(v, piece, len, path,
+                                   (uint64_t)base + k.i - (piece == stx__eos ? 1 : len));
         if (id < 0) return 0;
-        if (c->tok16) c->tok16[i] = (uint16_t)id;
-        else c->tok32[i] = id;
+        if (c->tok16)
+            c->tok16[i] = (uint16_t)id;
+        else
+            c->tok32[i] = id;
     }
     if (v->kind == STX_TOK_IDS)
-        for (c->raw = 0, i = 0; i < c->size; i++) c->raw += v->text_n[c->tok16 ? c->tok16[i] : c->tok32[i]];
+        for (c->raw = 0, i = 0; i < c->size; i++)
+            c->raw += v->text_n[c->tok16 ? c->tok16[i] : c->tok32[i]];
     return 1;
 }
-STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path, uint64_t begin, uint64_t end) {
+
+STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
+                                    uint64_t begin, uint64_t end) {
     stx_corpus *c;
     size_t b = 0, e = 0, i;
     int ok;
     if (!stx_ok(x) || !v) return NULL;
-    if (!path) { stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file"); return NULL; }
+    if (!path) {
+        stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file");
+        return NULL;
+    }
     if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
     c->x = x;
-    ok = stx_map_open(x, &c->map, path) && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
+    ok = stx_map_open(x, &c->map, path)
+         && stx__range(x, &c->map, path, v->kind, begin, end, &b, &e);
     c->raw = e - b;
     if (ok && v->kind != STX_TOK_BYTES) {
         ok = stx__corpus_fill(c, v, c->map.data + b, e - b, path, b);
@@ -1183,8 +1459,9 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
         memcpy(c->byte_id, v->byte_id, sizeof c->byte_id);
         for (i = 0; v->compact && ok && i < c->nbytes; i++)
             if (c->byte_id[c->bytes[i]] < 0)
-                ok = stx__vocab_id(v, c->bytes[i] == '\n' ? stx__eos : c->bytes + i, c->bytes[i] == '\n' ? STX__SPECIAL : 1, path,
-                                   (uint64_t)b + i) >= 0;
+                ok = stx__vocab_id(v, c->bytes[i] == '\n' ? stx__eos : c->bytes + i,
+                                   c->bytes[i] == '\n' ? STX__SPECIAL : 1, path, (uint64_t)b + i)
+                     >= 0;
         if (ok && v->compact && c->bytes[c->nbytes - 1] != '\n') {
             c->eos = stx__vocab_id(v, stx__eos, STX__SPECIAL, path, e);
             ok = c->eos >= 0;
@@ -1197,10 +1474,15 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
     }
     return c;
 }
-STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n, uint64_t raw_bytes) {
+
+STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
+                                    uint64_t raw_bytes) {
     stx_corpus *c;
     if (!stx_ok(x)) return NULL;
-    if (!tokens || !n) { stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens"); return NULL; }
+    if (!tokens || !n) {
+        stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens");
+        return NULL;
+    }
     if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
     c->x = x;
     c->own = tokens;
@@ -1208,6 +1490,7 @@ STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
     c->raw = raw_bytes;
     return c;
 }
+
 STX_DEF void stx_corpus_close(stx_corpus *c) {
     stx_ctx *x;
     if (!c) return;
@@ -1217,36 +1500,51 @@ STX_DEF void stx_corpus_close(stx_corpus *c) {
     stx_block_free(x, c->tok32);
     stx_block_free(x, c);
 }
-STX_DEF size_t stx_corpus_size(const stx_corpus *c) { return c ? c->size : 0; }
-STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c) { return c ? c->raw : 0; }
+
+STX_DEF size_t stx_corpus_size(const stx_corpus *c) {
+    return c ? c->size : 0;
+}
+
+STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c) {
+    return c ? c->raw : 0;
+}
+
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out) {
     size_t i;
     if (!c || !stx_ok(c->x)) return 0;
     if (pos > c->size || n > c->size - pos || (n && !out)) {
-        stx_fail(c->x, STX_ERR_ARG, "stx_corpus_read: tokens %zu to %zu + %zu of %zu%s", pos, pos, n, c->size, out ? "" : " into NULL");
+        stx_fail(c->x, STX_ERR_ARG, "stx_corpus_read: tokens %zu to %zu + %zu of %zu%s", pos, pos,
+                 n, c->size, out ? "" : " into NULL");
         return 0;
     }
-    if (c->own) memcpy(out, c->own + pos, n * sizeof *out);
-    else if (c->tok16) for (i = 0; i < n; i++) out[i] = c->tok16[pos + i];
-    else if (c->tok32) memcpy(out, c->tok32 + pos, n * sizeof *out);
-    else for (i = 0; i < n; i++) out[i] = pos + i < c->nbytes ? c->byte_id[c->bytes[pos + i]] : c->eos;
+    if (c->own)
+        memcpy(out, c->own + pos, n * sizeof *out);
+    else if (c->tok16)
+        for (i = 0; i < n; i++) out[i] = c->tok16[pos + i];
+    else if (c->tok32)
+        memcpy(out, c->tok32 + pos, n * sizeof *out);
+    else
+        for (i = 0; i < n; i++)
+            out[i] = pos + i < c->nbytes ? c->byte_id[c->bytes[pos + i]] : c->eos;
     return 1;
 }
 
+
 // >>batches
 
-#define STX__BATCH_STREAM 0x6261746368657321u       /* keeps these numbers apart from all others of the same seed */
+  #define STX__BATCH_STREAM \
+    0x6261746368657321u /* keeps these numbers apart from all others of the same seed */
 
 struct stx_batches {
     stx_ctx *x;
     const stx_corpus *c;
-    size_t T, n, row0, rows;        /* n: tokens of a stream, from one row to the next */
-    size_t first;                   /* token of the corpus at which the first stream begins */
-    size_t records;                 /* STX_BATCH_RECORDS: how many; p is T a record */
+    size_t T, n, row0, rows; /* n: tokens of a stream, from one row to the next */
+    size_t first;            /* token of the corpus at which the first stream begins */
+    size_t records;          /* STX_BATCH_RECORDS: how many; p is T a record */
     int how;
     uint64_t seed;
     stx_batches_state s;
-    size_t eval;                    /* position of the evaluation pass */
+    size_t eval; /* position of the evaluation pass */
     int rule;
 };
 
@@ -1256,36 +1554,50 @@ static size_t stx__batches_tokens(const stx_corpus *c, const stx_batches_desc *d
     return d->count && d->count < left ? d->count : left;
 }
 
-STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d) {
+STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
+                                        const stx_batches_desc *d) {
     stx_batches *b;
     size_t world, tokens;
     if (!stx_ok(x) || !c) return NULL;
     if (!d || !d->B || !d->T || d->how < STX_BATCH_STREAMS || d->how > STX_BATCH_RECORDS) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams of blocks of T = %zu tokens, how %d; both must be at least 1, and "
-                 "how STX_BATCH_STREAMS .. STX_BATCH_RECORDS", d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_batches_create: B = %zu streams of blocks of T = %zu tokens, how %d; both must be at least 1, and "
+            "how STX_BATCH_STREAMS .. STX_BATCH_RECORDS",
+            d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
         return NULL;
     }
     if (d->first > c->size || d->count > c->size - d->first) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: tokens %zu to %zu + %zu of %zu: make first and count fit the corpus", d->first,
-                 d->first,
-                 d->count, c->size);
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_batches_create: tokens %zu to %zu + %zu of %zu: make first and count fit the corpus",
+            d->first, d->first, d->count, c->size);
         return NULL;
     }
     tokens = stx__batches_tokens(c, d);
     world = d->world ? d->world : 1;
     if (d->rank >= world || d->B % world) {
-        stx_fail(x, STX_ERR_ARG, "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
-                 "of ranks", d->B, d->rank, world);
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
+            "of ranks",
+            d->B, d->rank, world);
         return NULL;
     }
     if (d->T >= tokens / d->B) {
         size_t T1 = d->T + 1;
         if (!T1 || d->B > SIZE_MAX / T1)
-            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
-                     "smaller batch size or block length", tokens, d->B, d->T);
+            stx_fail(
+                x, STX_ERR_ARG,
+                "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
+                "smaller batch size or block length",
+                tokens, d->B, d->T);
         else
-            stx_fail(x, STX_ERR_ARG, "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); "
-                     "use more data, or a smaller batch size or block length", tokens, d->B, d->T, d->B * T1);
+            stx_fail(
+                x, STX_ERR_ARG,
+                "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); "
+                "use more data, or a smaller batch size or block length",
+                tokens, d->B, d->T, d->B * T1);
         return NULL;
     }
     if ((b = (stx_batches *)stx_block(x, sizeof *b)) == NULL) return NULL;
@@ -1306,21 +1618,31 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const s
     b->s.fresh = 1;
     return b;
 }
+
 STX_DEF void stx_batches_free(stx_batches *b) {
     if (b) stx_block_free(b->x, b);
 }
-STX_DEF size_t stx_batches_rows(const stx_batches *b) { return b ? b->rows : 0; }
-STX_DEF size_t stx_batches_stream(const stx_batches *b) { return !b ? 0 : b->records ? b->records * b->T : b->n; }
+
+STX_DEF size_t stx_batches_rows(const stx_batches *b) {
+    return b ? b->rows : 0;
+}
+
+STX_DEF size_t stx_batches_stream(const stx_batches *b) {
+    return !b ? 0 : b->records ? b->records * b->T : b->n;
+}
+
 STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d) {
     size_t n, blocks, T;
     if (!c || !d || !d->B || !d->T || d->T == SIZE_MAX) return 0;
     T = d->T;
     n = stx__batches_tokens(c, d);
     blocks = n / (T + 1);
-    if (d->how == STX_BATCH_RECORDS) return blocks < d->B ? 0 : blocks - (d->B - 1) * (blocks / d->B);
+    if (d->how == STX_BATCH_RECORDS)
+        return blocks < d->B ? 0 : blocks - (d->B - 1) * (blocks / d->B);
     n /= d->B;
-    return n <= T ? 0 : (n - T + T - 1) / T;            /* until p >= n - T */
+    return n <= T ? 0 : (n - T + T - 1) / T; /* until p >= n - T */
 }
+
 /* Where a stream that is turned begins, in the epoch that the seed and the wraps name */
 static size_t stx__batches_turn(const stx_batches *b, size_t row, int eval) {
     uint32_t u[4];
@@ -1328,6 +1650,7 @@ static size_t stx__batches_turn(const stx_batches *b, size_t row, int eval) {
     stx_philox(b->seed ^ STX__BATCH_STREAM, row + 1, b->s.wraps, u);
     return (size_t)(((uint64_t)u[1] << 32 | u[0]) % b->n);
 }
+
 /* n tokens of a stream from place p on, where the stream is a ring */
 static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t n, int32_t *out) {
     size_t k;
@@ -1337,24 +1660,37 @@ static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t 
     }
     return 1;
 }
-static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval, int32_t *x, int32_t *y) {
+
+static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval, int32_t *x,
+                             int32_t *y) {
     size_t r;
     if (b->records) p = p / b->T * (b->T + 1);
     for (r = 0; r < b->rows; r++) {
-        size_t row = b->row0 + r, at = b->first + row * b->n + p, turn = stx__batches_turn(b, row, eval);
+        size_t row = b->row0 + r, at = b->first + row * b->n + p,
+               turn = stx__batches_turn(b, row, eval);
         if (turn) {
             if (!stx__batches_ring(b, row, (turn + p) % b->n, T, x + r * T)
-                || !stx__batches_ring(b, row, (turn + p + 1) % b->n, T, y + r * T)) return 0;
-        } else if (!stx_corpus_read(b->c, at, T, x + r * T) || !stx_corpus_read(b->c, at + 1, T, y + r * T)) return 0;
+                || !stx__batches_ring(b, row, (turn + p + 1) % b->n, T, y + r * T))
+                return 0;
+        } else if (!stx_corpus_read(b->c, at, T, x + r * T)
+                   || !stx_corpus_read(b->c, at + 1, T, y + r * T))
+            return 0;
     }
     return 1;
 }
+
 /* Is the training position p behind the last block? */
-static int stx__batches_end(const stx_batches *b, uint64_t p) { return b->records ? p >= b->records * b->T : p >= b->n - b->T; }
+static int stx__batches_end(const stx_batches *b, uint64_t p) {
+    return b->records ? p >= b->records * b->T : p >= b->n - b->T;
+}
+
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
     int fresh;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
-    if (!x || !y) { stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL"); return STX_BATCH_END; }
+    if (!x || !y) {
+        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next: x or y is NULL");
+        return STX_BATCH_END;
+    }
     if (!stx__batches_read(b, (size_t)b->s.p, b->T, 0, x, y)) return STX_BATCH_END;
     fresh = b->s.fresh;
     b->s.fresh = 0;
@@ -1368,38 +1704,47 @@ STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y) {
     }
     return fresh ? STX_BATCH_FRESH : STX_BATCH_OK;
 }
+
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b) {
     stx_batches_state s;
     memset(&s, 0, sizeof s);
     return b ? b->s : s;
 }
+
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s) {
     if (!b || !stx_ok(b->x)) return 0;
     if (stx__batches_end(b, s.p) || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)
         || (b->how != STX_BATCH_STREAMS && (s.p % b->T || s.fresh != (s.p == 0)))) {
-        stx_fail(b->x, STX_ERR_ARG, "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with "
-                 "the data, batch size and block length of the saved run, or start at position 0", (unsigned long long)s.p,
-                 s.fresh ? "fresh" : "continued", b->n, b->T);
+        stx_fail(
+            b->x, STX_ERR_ARG,
+            "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with "
+            "the data, batch size and block length of the saved run, or start at position 0",
+            (unsigned long long)s.p, s.fresh ? "fresh" : "continued", b->n, b->T);
         return 0;
     }
     b->s = s;
     return 1;
 }
+
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule) {
     if (!b) return;
     b->eval = 0;
     b->rule = rule;
 }
+
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this) {
     size_t p, T;
     if (T_this) *T_this = 0;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
-        stx_fail(b->x, STX_ERR_ARG, "stx_batches_next_eval: x, y or T_this is NULL, or rule %d is none", b->rule);
+        stx_fail(b->x, STX_ERR_ARG,
+                 "stx_batches_next_eval: x, y or T_this is NULL, or rule %d is none", b->rule);
         return STX_BATCH_END;
     }
     p = b->eval;
-    if (b->records ? p >= b->records * b->T : p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1)) return STX_BATCH_END;
+    if (b->records ? p >= b->records * b->T
+                   : p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1))
+        return STX_BATCH_END;
     T = b->records || b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
     if (!stx__batches_read(b, p, T, 1, x, y)) return STX_BATCH_END;
     *T_this = T;

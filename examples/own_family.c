@@ -1,14 +1,17 @@
-/* own_family.c - a model family of one's own: parameters, a forward pass made of stx_ ops, a memory, training with AdamW, a gradient check.
+/* own_family.c - a model family of one's own: parameters, a forward pass made of stx_
+   ops, a memory, training with AdamW, a gradient check.
        cc -O2 own_family.c -lm -o own_family && ./own_family own_family.c                  trains on a file [STEPS]
        cc -O2 -DSEQTX_DOUBLE own_family.c -lm -o own_check && ./own_check                  checks gradients and memory
    (beside the headers; in the source tree with -I.)
 
-   The model: gated convolutions over time, each of which sees twice as far as the one below (the gates of WaveNet, van den Oord et al.
-   2016, 1609.03499). Layer l joins a row with the one k = 2^l times before, so L layers see 2^L - 1 tokens back:
+   The model: gated convolutions over time, each of which sees twice as far as the one
+   below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l joins a row
+   with the one k = 2^l times before, so L layers see 2^L - 1 tokens back:
 
        z_t = [h_{t-k}, h_t]      h_t <- layernorm(h_t + sigmoid(Wg z_t + bg) tanh(Wc z_t + bc))
 
-   The memory holds the last k inputs of each layer, so that a text read in segments is one text. docs/cookbook.md goes through it. */
+   The memory holds the last k inputs of each layer, so that a text read in segments is
+   one text. docs/cookbook.md goes through it. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx.h"
 #include "seqtx_text.h"
@@ -16,21 +19,28 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { V = 256, L = 5, D = 64 };        /* vocabulary, layers, channels */
+enum { V = 256, L = 5, D = 64 }; /* vocabulary, layers, channels */
 
 typedef struct conv {
-    stx_ctx    *x;
-    stx_params *params;                 /* one named list: for the optimiser, checkpoints and the check below */
-    stx_tensor *emb, *out, *out_b;      /* (V,D), (V,D), (V) */
-    struct { stx_tensor *wg, *bg, *wc, *bc, *gain, *shift; } layer[L];       /* (D,2D), (D), (D,2D), (D), (D), (D) */
+    stx_ctx *x;
+    /* one named list: for the optimiser, checkpoints and the check below */
+    stx_params *params;
+    stx_tensor *emb, *out, *out_b; /* (V,D), (V,D), (V) */
+
+    /* (D,2D), (D), (D,2D), (D), (D), (D) */
+    struct {
+        stx_tensor *wg, *bg, *wc, *bc, *gain, *shift;
+    } layer[L];
 } conv;
 
 /* A parameter of a layer: matrices (d0,d1), vectors (d0) */
-static stx_tensor *param(conv *m, int l, const char *field, int init, double a, size_t d0, size_t d1) {
+static stx_tensor *param(conv *m, int l, const char *field, int init, double a, size_t d0,
+                         size_t d1) {
     char name[64];
     snprintf(name, sizeof name, "layers.%d.%s", l, field);
     return stx_param(m->params, init, a, name, d0, d1, 0, 0);
 }
+
 static conv conv_create(stx_ctx *x) {
     conv m;
     double a = 1 / sqrt(2.0 * D);
@@ -47,51 +57,67 @@ static conv conv_create(stx_ctx *x) {
     }
     m.out = stx_param(m.params, STX_NORMAL, 1 / sqrt((double)D), "out_emb.weight", V, D, 0, 0);
     m.out_b = stx_param(m.params, STX_ZEROS, 0, "out_emb.bias", V, 0, 0, 0);
-    return m;                           /* errors are in the context: who calls looks there once */
+    /* errors are in the context: who calls looks there once */
+    return m;
 }
 
-/* The memory of B streams, before a text: rows of zeros. stx_rows_save and _load carry it through a file. */
+/* The memory of B streams, before a text: rows of zeros. stx_rows_save and _load carry
+   it through a file. */
 static stx_rows *conv_memory(const conv *m, size_t B) {
     stx_rows_desc d = {0};
     stx_real *zeros = (stx_real *)calloc((B << (L - 1)) * D, sizeof *zeros);
-    d.layers = L; d.B = B; d.width = D;
+    d.layers = L;
+    d.B = B;
+    d.width = D;
     stx_rows *s = stx_rows_create(m->x, &d);
     if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "no memory for a memory");
-    for (size_t l = 0; l < L && stx_ok(m->x); l++) stx_rows_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
+    for (size_t l = 0; l < L && stx_ok(m->x); l++)
+        stx_rows_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
     free(zeros);
     return s;
 }
 
-/* ids (B,T) -> logits (B,T,V). in: what is remembered; out: where that goes on (may be in; NULL: nowhere). */
-static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_rows *in, stx_rows *out) {
+/* ids (B,T) -> logits (B,T,V). in: what is remembered; out: where that goes on (may be
+   in; NULL: nowhere). */
+static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_rows *in,
+                                stx_rows *out) {
     stx_ctx *x = m->x;
     stx_tensor *h = stx_embedding(x, m->emb, ids);
     for (size_t l = 0; l < L; l++) {
         size_t k = (size_t)1 << l;
-        stx_tensor *past = stx_rows_read(in, l, k);                                     /* (B,k,D), a constant: gradients end here */
-        stx_tensor *older = stx_slice(x, stx_concat(x, past, h), 0, ids->T);            /* (B,T,D): h, k times later */
-        stx_tensor *z = stx_concat_channels(x, older, h);                               /* (B,T,2D) */
+        /* (B,k,D), a constant: gradients end here */
+        stx_tensor *past = stx_rows_read(in, l, k);
+        /* (B,T,D): h, k times later */
+        stx_tensor *older = stx_slice(x, stx_concat(x, past, h), 0, ids->T);
+        /* (B,T,2D) */
+        stx_tensor *z = stx_concat_channels(x, older, h);
         stx_tensor *gate = stx_linear(x, z, m->layer[l].wg, m->layer[l].bg, STX_ACT_SIGMOID);
         stx_tensor *c = stx_linear(x, z, m->layer[l].wc, m->layer[l].bc, STX_ACT_TANH);
         if (out) stx_rows_push(out, in, l, k, h, NULL);
-        h = stx_layernorm(x, stx_add(x, h, stx_mul(x, gate, c)), m->layer[l].gain, m->layer[l].shift, 0);
+        h = stx_layernorm(x, stx_add(x, h, stx_mul(x, gate, c)), m->layer[l].gain,
+                          m->layer[l].shift, 0);
     }
     return stx_linear(x, h, m->out, m->out_b, STX_ACT_NONE);
 }
 
 /* Mean nll of next (B,T), nats a token */
-static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next, const stx_rows *in, stx_rows *out) {
+static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next,
+                             const stx_rows *in, stx_rows *out) {
     return stx_cross_entropy(m->x, conv_forward(m, ids, in, out), next, 0);
 }
 
 #ifdef SEQTX_DOUBLE
 /* Loss of the n tokens behind text[0] */
-static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_rows *in, stx_rows *out) {
+static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_rows *in,
+                           stx_rows *out) {
     return conv_loss(m, stx_tokens(m->x, text, 1, n), stx_tokens(m->x, text + 1, 1, n), in, out);
 }
-/* Gradients by stx_backward against central differences of the loss, and a text in two parts against the whole. */
+
+/* Gradients by stx_backward against central differences of the loss, and a text in two
+   parts against the whole. */
 int main(void) {
     enum { T = 64, PART = 40 };
+
     stx_ctx *x = stx_create(NULL);
     conv m = conv_create(x);
     stx_rows *memory = conv_memory(&m, 1), *parts = conv_memory(&m, 1);
@@ -103,11 +129,14 @@ int main(void) {
     stx_backward(x, loss_of(&m, text, T, memory, NULL));
     for (size_t p = 0; p < m.params->count && stx_ok(x); p++) {
         stx_tensor *w = m.params->tensor[p];
-        double top = 1e-3, error = 0;                   /* the largest number of the gradient; the largest error, as a share of it */
+        /* the largest number of the gradient; the largest error, as a share of it */
+        double top = 1e-3, error = 0;
         stx_get(x, w, value);
         stx_get_grad(x, w, grad);
-        for (size_t i = 0; i < w->size; i++) if (fabs((double)grad[i]) > top) top = fabs((double)grad[i]);
-        for (size_t i = p % 7; i < w->size; i += w->size / 8 + 1) {      /* eight numbers of each parameter */
+        for (size_t i = 0; i < w->size; i++)
+            if (fabs((double)grad[i]) > top) top = fabs((double)grad[i]);
+        /* eight numbers of each parameter */
+        for (size_t i = p % 7; i < w->size; i += w->size / 8 + 1) {
             stx_real was = value[i];
             double f[2], e;
             for (int up = 0; up < 2; up++) {
@@ -122,13 +151,16 @@ int main(void) {
             if (!(e <= error)) error = e;
         }
         if (!(error <= worst)) worst = error;
-        if (!(error < 1e-6)) printf("%s: the gradient is off by %g of its largest number\n", m.params->name[p], error);
+        if (!(error < 1e-6))
+            printf("%s: the gradient is off by %g of its largest number\n", m.params->name[p],
+                   error);
     }
     stx_begin(x, STX_EVAL);
     whole = stx_item(x, loss_of(&m, text, T, memory, NULL));
     two = PART * stx_item(x, loss_of(&m, text, PART, parts, parts));
     two = (two + (T - PART) * stx_item(x, loss_of(&m, text + PART, T - PART, parts, parts))) / T;
-    printf("gradients: off by %g at most. Loss in two parts: %.12f, whole: %.12f %s\n", worst, two, whole, stx_error(x));
+    printf("gradients: off by %g at most. Loss in two parts: %.12f, whole: %.12f %s\n", worst, two,
+           whole, stx_error(x));
     int ok = stx_ok(x) && worst < 1e-6 && fabs(two - whole) < 1e-12;
     stx_destroy(x);
     return !ok;
@@ -137,7 +169,9 @@ int main(void) {
 int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "examples/own_family.c";
     int steps = argc > 2 ? atoi(argv[2]) : 600;
+
     enum { B = 8, T = 32 };
+
     static int32_t in[B * T], next[B * T];
     stx_ctx *x = stx_create(NULL);
     conv m = conv_create(x);
@@ -145,20 +179,26 @@ int main(int argc, char **argv) {
     stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
     stx_batches_desc bd = {0};
     stx_optim_desc od = {0};
-    bd.B = B; bd.T = T;
-    od.kind = STX_ADAMW; od.weight_decay = 0.01; od.clip = 1;
+    bd.B = B;
+    bd.T = T;
+    od.kind = STX_ADAMW;
+    od.weight_decay = 0.01;
+    od.clip = 1;
     stx_batches *batches = stx_batches_create(x, text, &bd);
     stx_optim *optim = stx_optim_create(m.params, &od);
     stx_rows *memory = conv_memory(&m, B);
     for (int step = 1; step <= steps && stx_ok(x); step++) {
-        if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) {       /* another text begins */
+        /* another text begins */
+        if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) {
             stx_rows_free(memory);
             memory = conv_memory(&m, B);
         }
         stx_begin(x, STX_TRAIN);
-        stx_tensor *nll = conv_loss(&m, stx_tokens(x, in, B, T), stx_tokens(x, next, B, T), memory, memory);
+        stx_tensor *nll = conv_loss(&m, stx_tokens(x, in, B, T), stx_tokens(x, next, B, T), memory,
+                                    memory);
         stx_backward(x, nll);
-        if (step % 100 == 0 || step == steps) printf("step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.69314718);
+        if (step % 100 == 0 || step == steps)
+            printf("step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.69314718);
         stx_optim_step(optim, 0.003);
     }
     if (!stx_ok(x)) fprintf(stderr, "own_family: %s\n", stx_error(x));

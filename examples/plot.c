@@ -5,8 +5,9 @@
        ./plot long.jsonl short.jsonl --log-x --smooth 50 --title "two spans" -o spans.svg
        ssh machine cat run.jsonl | ./plot - -o run.svg
 
-   Panels stand there if a run has what they show: loss in the unit of the run by step and by time, learning rate, tokens a second, norm of
-   the gradient; spans of all heads, probabilities of PAR's blocks and what steers them, compression. */
+   Panels stand there if a run has what they show: loss in the unit of the run by step
+   and by time, learning rate, tokens a second, norm of the gradient; spans of all
+   heads, probabilities of PAR's blocks and what steers them, compression. */
 #include "train.h"
 #include "svg.h"
 #include "../seqtx.h"
@@ -18,45 +19,92 @@ static struct {
 } opt;
 
 static tr_opt table[] = {
-    TR_TEXT_ALSO("out", "o", TR_LOCAL, &opt.out, "the picture, an SVG; -: standard output. Also -o FILE"),
+    TR_TEXT_ALSO("out", "o", TR_LOCAL, &opt.out,
+                 "the picture, an SVG; -: standard output. Also -o FILE"),
     TR_TEXT("title", TR_LOCAL, &opt.title, "what stands above it; none: what was trained"),
-    TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30, "lines are means of so many records of the log, the records themselves faint; "
+    TR_SIZE("smooth", TR_LOCAL, &opt.smooth, 0, 1u << 30,
+            "lines are means of so many records of the log, the records themselves faint; "
             "1: no means; 0: a fortieth of each log"),
     TR_FLAG("log-x", TR_LOCAL, &opt.log_x, "steps by their logarithms"),
     TR_FLAG("version", TR_LOCAL, &opt.version, "print the version, then stop"),
-    TR_END
-};
-static tr_options options = {"plot", "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg; a log named - is "
-    "standard input.", table, NULL, "", NULL, ""};
+    TR_END};
+static tr_options options = {
+    "plot",
+    "Draws the logs of training runs: plot run.jsonl [more.jsonl ..] -o run.svg; a log named - is "
+    "standard input.",
+    table,
+    NULL,
+    "",
+    NULL,
+    ""};
+
 
 // >>logs: what a run has, by step -------------------------------------------------------------------------------------
 
-enum { STEP, SECONDS, METRIC, LR, SPEED, NORM, SPAN, TAU, LATENCY, COLUMNS };    /* a record of training */
-static const char *const column[COLUMNS] = {"step", "seconds", NULL, "lr", "tokens_per_s", "grad_norm", "span_avg", "tau", "latency"};
+enum {
+    STEP,
+    SECONDS,
+    METRIC,
+    LR,
+    SPEED,
+    NORM,
+    SPAN,
+    TAU,
+    LATENCY,
+    COLUMNS
+}; /* a record of training */
+
+static const char *const column[COLUMNS] = {"step",     "seconds",      NULL,
+                                            "lr",       "tokens_per_s", "grad_norm",
+                                            "span_avg", "tau",          "latency"};
+
 enum { SPANS, PI, AUX, RATIO, LISTS };
+
 static const char *const list_name[LISTS] = {"spans", "pi", "aux", "ratio"};
+
 enum { VALID, TEST, SPLITS };
+
 static const char *const split_name[SPLITS] = {"valid", "test"};
+
 enum { UNITS = 5 };
-static const struct { const char *key, *title; int log; } unit[UNITS] = {
-    {"bpb", "bits per byte", 0}, {"bpc", "bits per character", 0}, {"ppl", "perplexity", 1}, {"word_ppl", "perplexity of a word", 1},
-    {"loss", "loss, nats per token", 0}
-};
 
-typedef struct rows { double *v; size_t n, room, width; } rows;      /* each begins with its step; steps rise */
+static const struct {
+    const char *key, *title;
+    int log;
+} unit[UNITS] = {{"bpb", "bits per byte", 0},
+                 {"bpc", "bits per character", 0},
+                 {"ppl", "perplexity", 1},
+                 {"word_ppl", "perplexity of a word", 1},
+                 {"loss", "loss, nats per token", 0}};
+
+/* each begins with its step; steps rise */
+typedef struct rows {
+    double *v;
+    size_t n, room, width;
+} rows;
+
 typedef struct run {
-    char    name[80], family[48];
-    int     unit;               /* -1: not known yet */
-    double  params, per_step;   /* tokens of a step, from the configuration; 0: not known */
-    size_t  layers;
-    char    memories[200];      /* --memory-layers */
-    rows    train, list[LISTS], eval[SPLITS];      /* lists: shares, spans, losses, none of them below 0 */
-    double  before, clock;      /* seconds of earlier starts; of this one, so far */
-    int     timed;              /* the log has seconds */
+    char name[80], family[48];
+    int unit;                /* -1: not known yet */
+    double params, per_step; /* tokens of a step, from the configuration; 0: not known */
+    size_t layers;
+    char memories[200]; /* --memory-layers */
+    /* lists: shares, spans, losses, none of them below 0 */
+    rows train, list[LISTS], eval[SPLITS];
+    double before, clock; /* seconds of earlier starts; of this one, so far */
+    int timed;            /* the log has seconds */
 } run;
-typedef struct runs { run *v; size_t n, here; } runs;      /* here: those of the log that is read */
 
-static double *row_of(const rows *t, size_t i) { return t->v + i * t->width; }
+/* here: those of the log that is read */
+typedef struct runs {
+    run *v;
+    size_t n, here;
+} runs;
+
+static double *row_of(const rows *t, size_t i) {
+    return t->v + i * t->width;
+}
+
 /* A new last row, NULL where memory is short */
 static double *add_row(rows *t) {
     if (t->n == t->room) {
@@ -68,6 +116,7 @@ static double *add_row(rows *t) {
     }
     return row_of(t, t->n++);
 }
+
 /* A run goes on from `step`: what an earlier start did after it is done again */
 static void go_back(run *r, double step) {
     rows *t[1 + LISTS + SPLITS];
@@ -75,8 +124,10 @@ static void go_back(run *r, double step) {
     t[n++] = &r->train;
     for (k = 0; k < LISTS; k++) t[n++] = &r->list[k];
     for (k = 0; k < SPLITS; k++) t[n++] = &r->eval[k];
-    for (k = 0; k < n; k++) while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
+    for (k = 0; k < n; k++)
+        while (t[k]->n && row_of(t[k], t[k]->n - 1)[0] > step) t[k]->n--;
 }
+
 /* Time of the last record that has one */
 static double so_far(const run *r) {
     size_t n = r->train.n;
@@ -85,7 +136,11 @@ static double so_far(const run *r) {
 }
 
 /* One member after the other of an object that tr_json_find found well-formed */
-typedef struct member { const char *p, *key, *value; size_t n; } member;
+typedef struct member {
+    const char *p, *key, *value;
+    size_t n;
+} member;
+
 static int next_member(member *m) {
     const char *p = tr_json_blank(m->p);
     if (*p == '{' || *p == ',') p = tr_json_blank(p + 1);
@@ -100,11 +155,16 @@ static int next_member(member *m) {
     m->p = tr_json_past_value(m->value);
     return m->p != NULL;
 }
-static int is_key(const member *m, const char *key) { return strlen(key) == m->n && memcmp(m->key, key, m->n) == 0; }
+
+static int is_key(const member *m, const char *key) {
+    return strlen(key) == m->n && memcmp(m->key, key, m->n) == 0;
+}
+
 static double number_of(const member *m) {
     double x;
     return svg_read(m->value, &x) == m->p ? x : (double)NAN;
 }
+
 /* A text's inside as it is written, cut to fit */
 static void text_of(const member *m, char *out, size_t size) {
     size_t n = *m->value == '"' ? (size_t)(m->p - m->value) - 2 : 0;
@@ -112,35 +172,55 @@ static void text_of(const member *m, char *out, size_t size) {
     memcpy(out, m->value + 1, n);
     out[n] = 0;
 }
+
 static void configure(run *r, const char *config) {
     double batch = 0, block = 0, updates = 1;
     char word[40] = "", cell[40] = "";
     member m = {config, NULL, NULL, 0};
     int cmem = 0, span = 0;
     while (next_member(&m)) {
-        if (is_key(&m, "batch-sz")) batch = number_of(&m);
-        else if (is_key(&m, "block-sz")) block = number_of(&m);
-        else if (is_key(&m, "update-param-freq")) updates = number_of(&m);
-        else if (is_key(&m, "nlayers")) r->layers = number_of(&m) > 0 && number_of(&m) < 1e6 ? (size_t)number_of(&m) : 0;
-        else if (is_key(&m, "memory-layers")) text_of(&m, r->memories, sizeof r->memories);
-        else if (is_key(&m, "pattern")) text_of(&m, word, sizeof word);
-        else if (is_key(&m, "cell")) text_of(&m, cell, sizeof cell);
-        else if (is_key(&m, "cmem")) cmem = 1;
-        else if (is_key(&m, "adapt-span")) span = *m.value == 't' ? 2 : 1;
+        if (is_key(&m, "batch-sz"))
+            batch = number_of(&m);
+        else if (is_key(&m, "block-sz"))
+            block = number_of(&m);
+        else if (is_key(&m, "update-param-freq"))
+            updates = number_of(&m);
+        else if (is_key(&m, "nlayers"))
+            r->layers = number_of(&m) > 0 && number_of(&m) < 1e6 ? (size_t)number_of(&m) : 0;
+        else if (is_key(&m, "memory-layers"))
+            text_of(&m, r->memories, sizeof r->memories);
+        else if (is_key(&m, "pattern"))
+            text_of(&m, word, sizeof word);
+        else if (is_key(&m, "cell"))
+            text_of(&m, cell, sizeof cell);
+        else if (is_key(&m, "cmem"))
+            cmem = 1;
+        else if (is_key(&m, "adapt-span"))
+            span = *m.value == 't' ? 2 : 1;
     }
     r->per_step = batch * block * updates > 0 ? batch * block * updates : 0;
-    if (span) snprintf(r->family, sizeof r->family, span == 2 ? "Adaptive attention span" : "Sequential Transformer");
-    else if (*cell) snprintf(r->family, sizeof r->family, strcmp(cell, "sru++") ? "SRU" : "SRU++");
-    else if (cmem) snprintf(r->family, sizeof r->family, "Compressive Transformer");
-    else if (strcmp(word, "search") == 0) snprintf(r->family, sizeof r->family, "PAR search");
-    else if (*word) snprintf(r->family, sizeof r->family, strcmp(word, "xl") ? "PAR %s" : "Transformer-XL", word);
+    if (span)
+        snprintf(r->family, sizeof r->family,
+                 span == 2 ? "Adaptive attention span" : "Sequential Transformer");
+    else if (*cell)
+        snprintf(r->family, sizeof r->family, strcmp(cell, "sru++") ? "SRU" : "SRU++");
+    else if (cmem)
+        snprintf(r->family, sizeof r->family, "Compressive Transformer");
+    else if (strcmp(word, "search") == 0)
+        snprintf(r->family, sizeof r->family, "PAR search");
+    else if (*word)
+        snprintf(r->family, sizeof r->family, strcmp(word, "xl") ? "PAR %s" : "Transformer-XL",
+                 word);
 }
+
 /* The unit is that of the first record; the others stay with it */
 static double metric_of(run *r, const double *v, const int *there) {
     int k;
-    for (k = 0; r->unit < 0 && k < UNITS; k++) if (there[k]) r->unit = k;
+    for (k = 0; r->unit < 0 && k < UNITS; k++)
+        if (there[k]) r->unit = k;
     return r->unit >= 0 ? v[r->unit] : (double)NAN;
 }
+
 /* Adds one record. 1: done, also if it has nothing to draw; 0: damaged; -1: no memory. */
 static int take(runs *all, const char *line) {
     run *r = &all->v[all->n - 1];
@@ -153,7 +233,8 @@ static int take(runs *all, const char *line) {
     if (tr_json_find(line, "event", event, sizeof event) != 1) return 0;
     training = strcmp(event, "train") == 0;
     evaluation = strcmp(event, "eval") == 0;
-    if (strcmp(event, "start") == 0 && (r->train.n || r->eval[VALID].n || r->eval[TEST].n)) {        /* another run in the same log */
+    /* another run in the same log */
+    if (strcmp(event, "start") == 0 && (r->train.n || r->eval[VALID].n || r->eval[TEST].n)) {
         run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
         char number[32];
         if (!more) return -1;
@@ -170,12 +251,21 @@ static int take(runs *all, const char *line) {
     for (k = 0; k < COLUMNS; k++) v[k] = (double)NAN;
     for (k = 0; k < UNITS; k++) metric[k] = (double)NAN;
     while (next_member(&m)) {
-        if (is_key(&m, "config") && *m.value == '{') configure(r, m.value);
-        else if (is_key(&m, "params")) r->params = number_of(&m);
-        else if (is_key(&m, "split")) text_of(&m, split, sizeof split);
-        for (k = 0; k < UNITS; k++) if (is_key(&m, unit[k].key)) { metric[k] = number_of(&m); there[k] = 1; }
-        for (k = 0; k < COLUMNS; k++) if (column[k] && is_key(&m, column[k])) v[k] = number_of(&m);
-        for (k = 0; k < LISTS; k++) if (is_key(&m, list_name[k])) list[k] = m.value;
+        if (is_key(&m, "config") && *m.value == '{')
+            configure(r, m.value);
+        else if (is_key(&m, "params"))
+            r->params = number_of(&m);
+        else if (is_key(&m, "split"))
+            text_of(&m, split, sizeof split);
+        for (k = 0; k < UNITS; k++)
+            if (is_key(&m, unit[k].key)) {
+                metric[k] = number_of(&m);
+                there[k] = 1;
+            }
+        for (k = 0; k < COLUMNS; k++)
+            if (column[k] && is_key(&m, column[k])) v[k] = number_of(&m);
+        for (k = 0; k < LISTS; k++)
+            if (is_key(&m, list_name[k])) list[k] = m.value;
     }
     if (!(v[SECONDS] >= 0 && v[SECONDS] < 1e12)) v[SECONDS] = (double)NAN;
     if (strcmp(event, "resume") == 0 && v[STEP] >= 0) {
@@ -192,17 +282,25 @@ static int take(runs *all, const char *line) {
             if (strcmp(split, split_name[k]) != 0 || !isfinite(v[METRIC])) continue;
             t->width = 2;
             if (!add_row(t)) return -1;
-            /* an earlier checkpoint may be evaluated later: to its place; of two of one step the later one counts */
-            for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= v[STEP]; i--) memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
+            /* an earlier checkpoint may be evaluated later: to its place; of two of
+               one step the later one counts */
+            for (i = t->n - 1; i > 0 && row_of(t, i - 1)[0] >= v[STEP]; i--)
+                memcpy(row_of(t, i), row_of(t, i - 1), 2 * sizeof *t->v);
             row = row_of(t, i);
-            row[0] = v[STEP]; row[1] = v[METRIC];
-            if (i + 1 < t->n && row[2] <= row[0]) { memmove(row + 2, row + 4, (t->n - i - 2) * 2 * sizeof *row); t->n--; }
+            row[0] = v[STEP];
+            row[1] = v[METRIC];
+            if (i + 1 < t->n && row[2] <= row[0]) {
+                memmove(row + 2, row + 4, (t->n - i - 2) * 2 * sizeof *row);
+                t->n--;
+            }
         }
         return 1;
     }
-    if (r->train.n && v[STEP] <= row_of(&r->train, r->train.n - 1)[STEP]) go_back(r, v[STEP] > 0 ? v[STEP] - 0.5 : -1);
+    if (r->train.n && v[STEP] <= row_of(&r->train, r->train.n - 1)[STEP])
+        go_back(r, v[STEP] > 0 ? v[STEP] - 0.5 : -1);
     if (isfinite(v[SECONDS])) {
-        if (v[SECONDS] < r->clock) r->before = so_far(r);       /* another start, whose record is lost */
+        /* another start, whose record is lost */
+        if (v[SECONDS] < r->clock) r->before = so_far(r);
         r->clock = v[SECONDS];
         v[SECONDS] += r->before;
         r->timed = 1;
@@ -225,17 +323,20 @@ static int take(runs *all, const char *line) {
         if (!row) return -1;
         row[0] = v[STEP];
         svg_numbers(list[k], row + 1, n);
-        for (i = 1; i <= n && row[i] >= 0 && row[i] < 1e30; i++) {}
+        for (i = 1; i <= n && row[i] >= 0 && row[i] < 1e30; i++) {
+        }
         if (i <= n) t->n--;
     }
     return 1;
 }
+
 static void free_run(run *r) {
     int k;
     free(r->train.v);
     for (k = 0; k < LISTS; k++) free(r->list[k].v);
     for (k = 0; k < SPLITS; k++) free(r->eval[k].v);
 }
+
 /* Reads a log as one run more, or several where it has several beginnings. 0: err */
 static int read_log(runs *all, const char *path, const char *name, char err[TR_ERR]) {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
@@ -244,14 +345,19 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     ssize_t len;
     int got = 1, drawn = 0, tensors = 0;
     run *more = (run *)realloc(all->v, (all->n + 1) * sizeof *more);
-    if (!in) { if (more) all->v = more; return tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)); }
-    if (!more) got = -1;
+    if (!in) {
+        if (more) all->v = more;
+        return tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno));
+    }
+    if (!more)
+        got = -1;
     else {
         all->v = more;
         memset(&more[all->n], 0, sizeof *more);
         more[all->n].unit = -1;
         len = (ssize_t)strlen(name);
-        snprintf(more[all->n].name, sizeof more->name, "%s%.60s", len > 60 ? ".." : "", len > 60 ? name + len - 60 : name);
+        snprintf(more[all->n].name, sizeof more->name, "%s%.60s", len > 60 ? ".." : "",
+                 len > 60 ? name + len - 60 : name);
         all->n++;
         all->here = 1;
     }
@@ -259,28 +365,42 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
         lines++;
         /* eight bytes with the length of a header, then the header */
         tensors |= lines == 1 && len > 9 && line[8] == '{' && !line[7];
-        if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);      /* the mark that editors put before UTF-8 */
+        /* the mark that editors put before UTF-8 */
+        if (lines == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0) memset(line, ' ', 3);
         if (line[strspn(line, " \t\r\n")] == 0 && (size_t)len == strlen(line)) continue;
         got = strlen(line) == (size_t)len ? take(all, line) : 0;
         if (!got && !bad++) first_bad = lines;
-        if (lines == bad && lines > 1000) break;                    /* it is something else */
+        if (lines == bad && lines > 1000) break; /* it is something else */
     }
-    if (got < 0) tr_fail(err, TR_ERR, "%.300s: out of memory", path);
-    else if (ferror(in)) got = tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)) - 1;
+    if (got < 0)
+        tr_fail(err, TR_ERR, "%.300s: out of memory", path);
+    else if (ferror(in))
+        got = tr_fail(err, TR_ERR, "%.300s: %s", path, strerror(errno)) - 1;
     free(line);
     if (in != stdin) fclose(in);
     if (got < 0) return 0;
-    for (i = n0; i < all->n; i++) drawn |= all->v[i].train.n || all->v[i].eval[VALID].n || all->v[i].eval[TEST].n;
+    for (i = n0; i < all->n; i++)
+        drawn |= all->v[i].train.n || all->v[i].eval[VALID].n || all->v[i].eval[TEST].n;
     if (!lines) return tr_fail(err, TR_ERR, "%.300s: it is empty", path);
     if (tensors)
-        return tr_fail(err, TR_ERR, "%.300s: it is a safetensors file, such as a checkpoint; give "
+        return tr_fail(err, TR_ERR,
+                       "%.300s: it is a safetensors file, such as a checkpoint; give "
                        "the log of the run, which --log of the trainers writes (with --out DIR: "
-                       "DIR/log.jsonl)", path);
-    if (lines == bad) return tr_fail(err, TR_ERR, "%.300s: no log of a run (want JSON lines, as --log of the trainers writes them)", path);
-    if (!drawn) return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet", path);
-    if (bad) fprintf(stderr, "plot: %.300s: %zu damaged line%s left out, the first is line %zu\n", path, bad, bad > 1 ? "s" : "",
-        first_bad);
-    for (i = all->n; i-- > n0; )                                    /* a beginning without anything behind it */
+                       "DIR/log.jsonl)",
+                       path);
+    if (lines == bad)
+        return tr_fail(
+            err, TR_ERR,
+            "%.300s: no log of a run (want JSON lines, as --log of the trainers writes them)",
+            path);
+    if (!drawn)
+        return tr_fail(err, TR_ERR, "%.300s: the log has no record of training or evaluation yet",
+                       path);
+    if (bad)
+        fprintf(stderr, "plot: %.300s: %zu damaged line%s left out, the first is line %zu\n", path,
+                bad, bad > 1 ? "s" : "", first_bad);
+    /* a beginning without anything behind it */
+    for (i = all->n; i-- > n0;)
         if (!all->v[i].train.n && !all->v[i].eval[VALID].n && !all->v[i].eval[TEST].n) {
             free_run(&all->v[i]);
             memmove(&all->v[i], &all->v[i + 1], (all->n - i - 1) * sizeof *all->v);
@@ -289,27 +409,44 @@ static int read_log(runs *all, const char *path, const char *name, char err[TR_E
     return 1;
 }
 
+
 // >>panels ------------------------------------------------------------------------------------------------------------
 
-/* Okabe and Ito's colours without the yellow, which is faint on white: the colour-blind tell them apart. After them with dashes again */
-static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
+/* Okabe and Ito's colours without the yellow, which is faint on white: the
+   colour-blind tell them apart. After them with dashes again */
+static const char *const colour[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                     "#E69F00", "#56B4E9", "#000000"};
+
 enum { COLOURS = sizeof colour / sizeof *colour };
-static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"", " stroke-dasharray=\"8 3 2 3\""};
+
+static const char *const dash[] = {"", " stroke-dasharray=\"6 3\"", " stroke-dasharray=\"2 2\"",
+                                   " stroke-dasharray=\"8 3 2 3\""};
 
 enum { NOISY, PLAIN, DOTS, DIAMONDS };
-typedef struct series { double *x, *y, *mean; size_t n; int style; const char *colour, *dash; } series;
-/* as: takes the range of values from there, or where that has none yet leaves its own there */
+
+typedef struct series {
+    double *x, *y, *mean;
+    size_t n;
+    int style;
+    const char *colour, *dash;
+} series;
+
+/* as: takes the range of values from there, or where that has none yet leaves its own
+   there */
 enum { MAYBE = 2 };
+
 typedef struct panel {
-    series     *v;
-    size_t      n;
-    double      x, y, w, h, lo, hi;      /* lo, hi: of the axis below */
+    series *v;
+    size_t n;
+    double x, y, w, h, lo, hi; /* lo, hi: of the axis below */
     const char *title, *below;
-    int         log_x, log_y, zero;      /* log_y: MAYBE: see spread; zero: the axis of values begins there, if it is not logarithmic */
-    svg_axis   *as;
+    /* log_y: MAYBE: see spread; zero: the axis of values begins there, if it is not
+       logarithmic */
+    int log_x, log_y, zero;
+    svg_axis *as;
 } panel;
 
-static int no_memory;      /* for something that belongs into the picture: there will be none */
+static int no_memory; /* for something that belongs into the picture: there will be none */
 
 /* An empty line, for at most n points; NULL where n is 0, or memory is short */
 static series *add_series(panel *p, size_t n, int style, const char *ink, const char *strokes) {
@@ -323,26 +460,34 @@ static series *add_series(panel *p, size_t n, int style, const char *ink, const 
     if (!s->x) return NULL;
     s->y = s->x + n;
     s->mean = s->y + n;
-    s->n = 0; s->style = style; s->colour = ink; s->dash = strokes;
+    s->n = 0;
+    s->style = style;
+    s->colour = ink;
+    s->dash = strokes;
     p->n++;
     return s;
 }
+
 static void add_point(series *s, double x, double y) {
     if (!isfinite(x) || !(fabs(y) < 1e30)) return;
     s->x[s->n] = x;
     s->y[s->n++] = y;
 }
+
 static void free_panel(panel *p) {
     size_t i;
     for (i = 0; i < p->n; i++) free(p->v[i].x);
     free(p->v);
     memset(p, 0, sizeof *p);
 }
-/* Means of N points around each, as many before as behind, so fewer at the ends; of logarithms where they are drawn. Over logarithmic steps
-   the first ones are far apart: of fewer there. */
+
+/* Means of N points around each, as many before as behind, so fewer at the ends; of
+   logarithms where they are drawn. Over logarithmic steps the first ones are far
+   apart: of fewer there. */
 static void smooth(series *s, int logs) {
     size_t n = s->n, N = opt.smooth ? (size_t)opt.smooth : n / 40, i, k;
-    double *sum = s->style == NOISY && N > 1 && n > 2 ? (double *)malloc((n + 1) * sizeof *sum) : NULL;
+    double *sum = s->style == NOISY && N > 1 && n > 2 ? (double *)malloc((n + 1) * sizeof *sum)
+                                                      : NULL;
     for (i = 0; i < n; i++) s->mean[i] = s->y[i];
     no_memory |= !sum && s->style == NOISY && N > 1 && n > 2;
     if (!sum) return;
@@ -356,9 +501,15 @@ static void smooth(series *s, int logs) {
     }
     free(sum);
 }
+
 /* Points that fall on the same few pixels as one: */
-typedef struct bin { double x, lo, hi, mean; int falls; } bin;
+typedef struct bin {
+    double x, lo, hi, mean;
+    int falls;
+} bin;
+
 enum { BIN = 2, MOST_BINS = 1000 };
+
 static size_t gather(const series *s, const svg_axis *x, bin *b) {
     size_t i, n = 0, count = 0;
     double at = -1e9;
@@ -367,24 +518,36 @@ static size_t gather(const series *s, const svg_axis *x, bin *b) {
         if (here > at || !n) {
             if (n == MOST_BINS) break;
             at = here;
-            b[n].x = s->x[i]; b[n].lo = b[n].hi = s->y[i]; b[n].mean = s->mean[i]; b[n].falls = 1;
+            b[n].x = s->x[i];
+            b[n].lo = b[n].hi = s->y[i];
+            b[n].mean = s->mean[i];
+            b[n].falls = 1;
             n++;
             count = 1;
             continue;
         }
-        if (s->y[i] < b[n-1].lo) { b[n-1].lo = s->y[i]; b[n-1].falls = 1; }
-        if (s->y[i] > b[n-1].hi) { b[n-1].hi = s->y[i]; b[n-1].falls = 0; }
+        if (s->y[i] < b[n - 1].lo) {
+            b[n - 1].lo = s->y[i];
+            b[n - 1].falls = 1;
+        }
+        if (s->y[i] > b[n - 1].hi) {
+            b[n - 1].hi = s->y[i];
+            b[n - 1].falls = 0;
+        }
         count++;
-        b[n-1].x += (s->x[i] - b[n-1].x) / (double)count;
-        b[n-1].mean += (s->mean[i] - b[n-1].mean) / (double)count;
+        b[n - 1].x += (s->x[i] - b[n - 1].x) / (double)count;
+        b[n - 1].mean += (s->mean[i] - b[n - 1].mean) / (double)count;
     }
     return n;
 }
+
 static int rising(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
-/* Are more than a few of the values far above most of them? Then their logarithms say more. */
+
+/* Are more than a few of the values far above most of them? Then their logarithms say
+   more. */
 static int spread(const panel *p) {
     size_t n = 0, i;
     double *v;
@@ -392,7 +555,8 @@ static int spread(const panel *p) {
     for (i = 0; i < p->n; i++) n += p->v[i].n;
     v = (double *)malloc((n + 1) * sizeof *v);
     no_memory |= !v;
-    for (n = 0, i = 0; v && i < p->n; n += p->v[i++].n) memcpy(v + n, p->v[i].y, p->v[i].n * sizeof *v);
+    for (n = 0, i = 0; v && i < p->n; n += p->v[i++].n)
+        memcpy(v + n, p->v[i].y, p->v[i].n * sizeof *v);
     if (v && n) {
         qsort(v, n, sizeof *v, rising);
         is = v[n - 1 - 3 * n / 100] > 20 * v[n / 2];
@@ -400,9 +564,17 @@ static int spread(const panel *p) {
     free(v);
     return is;
 }
-/* From the lowest to the highest, but wild values on top of 3 % of the width may be cut off: those of the first steps. */
-typedef struct weighted { double v, width; } weighted;
-static int falling(const void *a, const void *b) { return rising(&((const weighted *)b)->v, &((const weighted *)a)->v); }
+
+/* From the lowest to the highest, but wild values on top of 3 % of the width may be
+   cut off: those of the first steps. */
+typedef struct weighted {
+    double v, width;
+} weighted;
+
+static int falling(const void *a, const void *b) {
+    return rising(&((const weighted *)b)->v, &((const weighted *)a)->v);
+}
+
 static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
     size_t room = 0, n = 0, i, k, m;
     weighted *v;
@@ -413,34 +585,57 @@ static int range(const panel *p, const svg_axis *x, bin *b, svg_axis *y) {
     if (!v) return 0;
     for (i = 0; i < p->n; i++)
         for (m = gather(&p->v[i], x, b), k = 0; k < m; k++) {
-            v[n].width = v[n + 1].width = m < 3 ? 1 : svg_at(x, b[k + (k + 1 < m)].x) - svg_at(x, b[k - (k > 0)].x);
+            v[n].width = v[n + 1].width =
+                m < 3 ? 1 : svg_at(x, b[k + (k + 1 < m)].x) - svg_at(x, b[k - (k > 0)].x);
             v[n++].v = b[k].lo;
             v[n++].v = b[k].hi;
         }
-    if (!n) { free(v); return 0; }
+    if (!n) {
+        free(v);
+        return 0;
+    }
     qsort(v, n, sizeof *v, falling);
-    for (i = 0; i < n; i++) { all += v[i].width; if (y->log) v[i].v = log(v[i].v); }
+    for (i = 0; i < n; i++) {
+        all += v[i].width;
+        if (y->log) v[i].v = log(v[i].v);
+    }
     for (i = 0; i + 1 < n && above + v[i].width <= 0.03 * all; i++) above += v[i].width;
-    hi = v[i].v; most = v[0].v; least = v[n - 1].v;
+    hi = v[i].v;
+    most = v[0].v;
+    least = v[n - 1].v;
     free(v);
     if (p->zero && !y->log && least > 0) least = 0;
     if (most - least <= 1.7 * (hi - least)) hi = most;
-    if (!(hi - least > 1e-9 * fabs(hi))) { double d = fabs(hi) > 1e-30 ? 0.1 * fabs(hi) : 1; hi += d; if (!p->zero || y->log) least -= d; }
+    if (!(hi - least > 1e-9 * fabs(hi))) {
+        double d = fabs(hi) > 1e-30 ? 0.1 * fabs(hi) : 1;
+        hi += d;
+        if (!p->zero || y->log) least -= d;
+    }
     y->hi = hi + 0.05 * (hi - least);
     y->lo = p->zero && !y->log && least >= 0 ? 0 : least - 0.05 * (hi - least);
-    if (y->log) { y->lo = exp(y->lo); y->hi = exp(y->hi); }
+    if (y->log) {
+        y->lo = exp(y->lo);
+        y->hi = exp(y->hi);
+    }
     return 1;
 }
-static void draw_line(tr_buf *out, const svg_axis *x, const svg_axis *y, const bin *b, size_t n, int raw, const char *look) {
+
+static void draw_line(tr_buf *out, const svg_axis *x, const svg_axis *y, const bin *b, size_t n,
+                      int raw, const char *look) {
     size_t i;
     svg_add(out, "<polyline fill=\"none\" stroke-linejoin=\"round\"%s points=\"", look);
     for (i = 0; i < n; i++) {
         double at = svg_at(x, b[i].x);
-        svg_add(out, i ? " %p,%p" : "%p,%p", at, svg_at(y, !raw ? b[i].mean : b[i].falls ? b[i].hi : b[i].lo));
-        if (raw && b[i].hi > b[i].lo) svg_add(out, " %p,%p", at, svg_at(y, b[i].falls ? b[i].lo : b[i].hi));
+        svg_add(out, i ? " %p,%p" : "%p,%p", at,
+                svg_at(y, !raw         ? b[i].mean
+                          : b[i].falls ? b[i].hi
+                                       : b[i].lo));
+        if (raw && b[i].hi > b[i].lo)
+            svg_add(out, " %p,%p", at, svg_at(y, b[i].falls ? b[i].lo : b[i].hi));
     }
     svg_add(out, "\"/>\n");
 }
+
 /* Draws a panel and frees it. Where there is nothing to draw it is left out: 0. */
 static int draw_panel(tr_buf *out, panel *p) {
     static int clips;
@@ -449,38 +644,64 @@ static int draw_panel(tr_buf *out, panel *p) {
     char look[200], number[32];
     size_t i, k, n;
     int pass, drawn;
-    x.lo = p->lo; x.hi = p->hi; x.from = p->x + 46; x.to = p->x + p->w - 8; x.log = p->log_x;
-    y.from = p->y + p->h - 32; y.to = p->y + 22; y.log = p->log_y == MAYBE ? spread(p) : p->log_y;
-    for (i = 0; i < p->n; i++) for (k = 0; y.log && k < p->v[i].n; k++) if (!(p->v[i].y[k] > 1e-30)) y.log = 0;
+    x.lo = p->lo;
+    x.hi = p->hi;
+    x.from = p->x + 46;
+    x.to = p->x + p->w - 8;
+    x.log = p->log_x;
+    y.from = p->y + p->h - 32;
+    y.to = p->y + 22;
+    y.log = p->log_y == MAYBE ? spread(p) : p->log_y;
+    for (i = 0; i < p->n; i++)
+        for (k = 0; y.log && k < p->v[i].n; k++)
+            if (!(p->v[i].y[k] > 1e-30)) y.log = 0;
     for (i = 0; i < p->n; i++) smooth(&p->v[i], y.log);
     no_memory |= !b;
     drawn = b != NULL && range(p, &x, b, &y);
-    if (drawn && p->as && p->as->hi > p->as->lo) { y.lo = p->as->lo; y.hi = p->as->hi; y.log = p->as->log; }
-    else if (drawn && p->as) *p->as = y;
-    if (!drawn) { free(b); free_panel(p); return 0; }
+    if (drawn && p->as && p->as->hi > p->as->lo) {
+        y.lo = p->as->lo;
+        y.hi = p->as->hi;
+        y.log = p->as->log;
+    } else if (drawn && p->as)
+        *p->as = y;
+    if (!drawn) {
+        free(b);
+        free_panel(p);
+        return 0;
+    }
     svg_frame(out, &x, &y, p->title, p->below);
     svg_number(number, (double)++clips, 0);
-    svg_add(out, "<clipPath id=\"c%s\"><rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\"/></clipPath>\n", number, x.from, y.to,
-        x.to - x.from + 4, y.from - y.to);      /* 4: the last point is seen whole */
+    svg_add(
+        out,
+        "<clipPath id=\"c%s\"><rect x=\"%n\" y=\"%n\" width=\"%n\" height=\"%n\"/></clipPath>\n",
+        number, x.from, y.to, x.to - x.from + 4,
+        y.from - y.to); /* 4: the last point is seen whole */
     svg_add(out, "<g clip-path=\"url(#c%s)\">\n", number);
-    for (pass = 0; pass < 2; pass++)                /* what is faint lies below all that is not */
+    for (pass = 0; pass < 2; pass++) /* what is faint lies below all that is not */
         for (i = 0; i < p->n; i++) {
             const series *s = &p->v[i];
             int means = s->style == NOISY && memcmp(s->y, s->mean, s->n * sizeof *s->y) != 0;
             n = gather(s, &x, b);
             if (pass == 0) {
-                snprintf(look, sizeof look, " stroke=\"%s\" stroke-opacity=\"0.3\" stroke-width=\"1\"", s->colour);
+                snprintf(look, sizeof look,
+                         " stroke=\"%s\" stroke-opacity=\"0.3\" stroke-width=\"1\"", s->colour);
                 if (means) draw_line(out, &x, &y, b, n, 1, look);
                 continue;
             }
-            snprintf(look, sizeof look, " stroke=\"%s\" stroke-width=\"%s\"%s", s->colour, s->style == DOTS ? "1" : "1.6", s->dash);
-            if (s->style != DIAMONDS) draw_line(out, &x, &y, b, n, s->style == NOISY && !means, look);
+            snprintf(look, sizeof look, " stroke=\"%s\" stroke-width=\"%s\"%s", s->colour,
+                     s->style == DOTS ? "1" : "1.6", s->dash);
+            if (s->style != DIAMONDS)
+                draw_line(out, &x, &y, b, n, s->style == NOISY && !means, look);
             for (k = 0; k < n && s->style == DOTS; k++)
-                svg_add(out, "<circle cx=\"%n\" cy=\"%n\" r=\"2.6\" fill=\"%s\" stroke=\"#fff\" stroke-width=\"0.7\"/>\n",
+                svg_add(
+                    out,
+                    "<circle cx=\"%n\" cy=\"%n\" r=\"2.6\" fill=\"%s\" stroke=\"#fff\" stroke-width=\"0.7\"/>\n",
                     svg_at(&x, b[k].x), svg_at(&y, b[k].mean), s->colour);
             for (k = 0; k < n && s->style == DIAMONDS; k++)
-                svg_add(out, "<path d=\"M%n %nl4 4 -4 4 -4 -4z\" fill=\"#fff\" stroke=\"%s\" stroke-width=\"1.5\"/>\n", svg_at(&x, b[k].x),
-                    svg_at(&y, b[k].mean) - 4, s->colour);
+                svg_add(
+                    out,
+                    "<path d=\"M%n %nl4 4 -4 4 -4 -4z\" fill=\"#fff\" stroke=\"%s\" stroke-width=\"1.5\"/>\n",
+                    svg_at(&x, b[k].x), svg_at(&y, b[k].mean) - 4, s->colour);
         }
     svg_add(out, "</g>\n");
     free(b);
@@ -488,31 +709,54 @@ static int draw_panel(tr_buf *out, panel *p) {
     return 1;
 }
 
+
 // >>picture -----------------------------------------------------------------------------------------------------------
 
 enum { WIDTH = 900, EDGE = 14 };
-typedef struct page { tr_buf out; double y, last_step, first_step, last_second; int estimated; const runs *all; } page;
+
+typedef struct page {
+    tr_buf out;
+    double y, last_step, first_step, last_second;
+    int estimated;
+    const runs *all;
+} page;
 
 /* What a run is drawn with; a run alone has another colour for its evaluations. */
-static const char *ink(const page *g, size_t i, int evaluation) { return colour[(g->all->n == 1 && evaluation ? 1 : i) % COLOURS]; }
-static const char *strokes(size_t i) { return dash[i / COLOURS % 4]; }
+static const char *ink(const page *g, size_t i, int evaluation) {
+    return colour[(g->all->n == 1 && evaluation ? 1 : i) % COLOURS];
+}
+
+static const char *strokes(size_t i) {
+    return dash[i / COLOURS % 4];
+}
+
 static void by_step(const page *g, panel *p) {
     p->lo = opt.log_x ? g->first_step : 0;
     p->hi = g->last_step;
     p->log_x = opt.log_x;
     p->below = "steps";
 }
+
 /* The steps of one run */
 static void own_steps(const rows *t, svg_axis *x) {
     x->hi = row_of(t, t->n - 1)[0] > 0 ? row_of(t, t->n - 1)[0] : 1;
-    x->lo = opt.log_x ? row_of(t, 0)[0] > 0 && row_of(t, 0)[0] < x->hi ? row_of(t, 0)[0] : x->hi / 10 : 0;
+    x->lo = opt.log_x
+                ? row_of(t, 0)[0] > 0 && row_of(t, 0)[0] < x->hi ? row_of(t, 0)[0] : x->hi / 10
+                : 0;
     x->log = opt.log_x;
 }
+
 /* When a step was done, between two records in proportion */
 static double when(const run *r, double step) {
     size_t lo = 0, hi = r->train.n;
     const double *a, *b;
-    while (lo < hi) { size_t mid = (lo + hi) / 2; if (row_of(&r->train, mid)[STEP] < step) lo = mid + 1; else hi = mid; }
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (row_of(&r->train, mid)[STEP] < step)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
     if (lo == r->train.n) return (double)NAN;
     b = row_of(&r->train, lo);
     if (b[STEP] <= step) return b[SECONDS];
@@ -520,14 +764,17 @@ static double when(const run *r, double step) {
     a = b - COLUMNS;
     return a[SECONDS] + (b[SECONDS] - a[SECONDS]) * (step - a[STEP]) / (b[STEP] - a[STEP]);
 }
-/* Loss of the runs that report it in this unit; time: the seconds of a unit of time, 0: by steps */
+
+/* Loss of the runs that report it in this unit; time: the seconds of a unit of time,
+   0: by steps */
 static int loss_panel(page *g, panel *p, int of, double time) {
     size_t i, k;
     int split, some = 0;
     p->log_y = unit[of].log;
     for (i = 0; i < g->all->n; i++) {
         const run *r = &g->all->v[i];
-        series *s = r->unit == of ? add_series(p, r->train.n, NOISY, ink(g, i, 0), strokes(i)) : NULL;
+        series *s = r->unit == of ? add_series(p, r->train.n, NOISY, ink(g, i, 0), strokes(i))
+                                  : NULL;
         for (k = 0; s && k < r->train.n; k++) {
             const double *row = row_of(&r->train, k);
             add_point(s, time > 0 ? row[SECONDS] / time : row[STEP], row[METRIC]);
@@ -538,19 +785,28 @@ static int loss_panel(page *g, panel *p, int of, double time) {
         for (split = 0; split < SPLITS; split++) {
             const run *r = &g->all->v[i];
             const rows *t = &r->eval[split];
-            series *s = r->unit == of ? add_series(p, t->n, split == VALID ? DOTS : DIAMONDS, ink(g, i, 1), strokes(i)) : NULL;
-            for (k = 0; s && k < t->n; k++) add_point(s, time > 0 ? when(r, row_of(t, k)[0]) / time : row_of(t, k)[0], row_of(t, k)[1]);
+            series *s = r->unit == of ? add_series(p, t->n, split == VALID ? DOTS : DIAMONDS,
+                                                   ink(g, i, 1), strokes(i))
+                                      : NULL;
+            for (k = 0; s && k < t->n; k++)
+                add_point(s, time > 0 ? when(r, row_of(t, k)[0]) / time : row_of(t, k)[0],
+                          row_of(t, k)[1]);
             some |= s && s->n;
         }
     return some;
 }
+
 static void draw_losses(page *g) {
-    static const struct { double seconds, from; const char *name; } units[] = {
-        {86400, 3, "days"}, {3600, 2, "hours"}, {60, 3, "minutes"}, {1, 0, "seconds"}};
+    static const struct {
+        double seconds, from;
+        const char *name;
+    } units[] = {{86400, 3, "days"}, {3600, 2, "hours"}, {60, 3, "minutes"}, {1, 0, "seconds"}};
+
     int of, k = 0;
     char below[80], title[80];
     while (g->last_second < units[k].from * units[k].seconds) k++;
-    snprintf(below, sizeof below, "%s of wall time%s", units[k].name, g->estimated ? " (from tokens per second)" : "");
+    snprintf(below, sizeof below, "%s of wall time%s", units[k].name,
+             g->estimated ? " (from tokens per second)" : "");
     for (of = 0; of < UNITS; of++) {
         panel p, q;
         svg_axis y = {0, 0, 0, 0, 0};
@@ -560,9 +816,14 @@ static void draw_losses(page *g) {
         timed = g->last_second > 0 && loss_panel(g, &q, of, units[k].seconds);
         if (loss_panel(g, &p, of, 0)) {
             by_step(g, &p);
-            p.x = EDGE / 2; q.x = WIDTH / 2 + 4; p.y = q.y = g->y;
-            p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE; q.w = WIDTH / 2 - 4 - EDGE / 2; p.h = q.h = 270;
-            p.as = q.as = opt.log_x ? NULL : &y;        /* logarithmic steps show first values that time must not have room for */
+            p.x = EDGE / 2;
+            q.x = WIDTH / 2 + 4;
+            p.y = q.y = g->y;
+            p.w = timed ? WIDTH / 2 - 4 - EDGE / 2 : WIDTH - EDGE;
+            q.w = WIDTH / 2 - 4 - EDGE / 2;
+            p.h = q.h = 270;
+            /* logarithmic steps show first values that time must not have room for */
+            p.as = q.as = opt.log_x ? NULL : &y;
             p.title = unit[of].title;
             q.hi = g->last_second / units[k].seconds;
             q.below = below;
@@ -575,11 +836,22 @@ static void draw_losses(page *g) {
         free_panel(&q);
     }
 }
+
 /* The numbers of each record, three panels in a row, or four */
 static void draw_numbers(page *g) {
-    static const struct { const char *title; int style; } is[COLUMNS] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {"learning rate", PLAIN},
-        {"tokens per second", NOISY}, {"gradient norm", NOISY}, {"mean span and ramp", PLAIN},
-        {"gate temperature", PLAIN}, {"expected time of blocks", PLAIN}};
+    static const struct {
+        const char *title;
+        int style;
+    } is[COLUMNS] = {{NULL, 0},
+                     {NULL, 0},
+                     {NULL, 0},
+                     {"learning rate", PLAIN},
+                     {"tokens per second", NOISY},
+                     {"gradient norm", NOISY},
+                     {"mean span and ramp", PLAIN},
+                     {"gate temperature", PLAIN},
+                     {"expected time of blocks", PLAIN}};
+
     panel p[COLUMNS];
     int c, n = 0, across, points;
     size_t i, k;
@@ -595,39 +867,60 @@ static void draw_numbers(page *g) {
         p[n].title = is[c].title;
         p[n].zero = 1;
         p[n].log_y = c == NORM ? MAYBE : 0;
-        if (points) n++; else free_panel(&p[n]);
+        if (points)
+            n++;
+        else
+            free_panel(&p[n]);
     }
     across = n == 4 ? 4 : 3;
     for (c = 0; c < n; c++) {
         p[c].w = (double)(WIDTH - EDGE) / across;
-        p[c].x = EDGE / 2 + p[c].w * (c % across); p[c].y = g->y + 150.0 * (c / across); p[c].h = 150;
+        p[c].x = EDGE / 2 + p[c].w * (c % across);
+        p[c].y = g->y + 150.0 * (c / across);
+        p[c].h = 150;
         draw_panel(&g->out, &p[c]);
     }
     g->y += 150.0 * ((n + across - 1) / across);
 }
+
 /* "title - name of the run", without the name if there is one only */
 static void heading(page *g, const char *title, const run *r) {
-    svg_add(&g->out, "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">%t</tspan>", EDGE + 0.0, g->y + 14, title);
+    svg_add(&g->out,
+            "<text x=\"%n\" y=\"%n\" font-size=\"12\"><tspan font-weight=\"bold\">%t</tspan>",
+            EDGE + 0.0, g->y + 14, title);
     if (g->all->n > 1) svg_add(&g->out, " of %t", r->name);
     svg_add(&g->out, "</text>\n");
 }
+
 /* Viridis, from low to high, in steps of a ninth; t from 0 to 1 */
 static const char *shade(char out[8], double t) {
-    static const unsigned char at[10][3] = {{68, 1, 84}, {72, 40, 120}, {62, 73, 137}, {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
-        {53, 183, 121}, {109, 205, 89}, {180, 222, 44}, {253, 231, 37}};
+    static const unsigned char at[10][3] = {{68, 1, 84},    {72, 40, 120},  {62, 73, 137},
+                                            {49, 104, 142}, {38, 130, 142}, {31, 158, 137},
+                                            {53, 183, 121}, {109, 205, 89}, {180, 222, 44},
+                                            {253, 231, 37}};
     int k = t >= 1 ? 8 : t > 0 ? (int)(9 * t) : 0, c, v[3];
     double part = 9 * (t < 0 ? 0 : t > 1 ? 1 : t) - k;
     for (c = 0; c < 3; c++) v[c] = (int)(at[k][c] + part * (at[k + 1][c] - at[k][c]) + 0.5);
-    snprintf(out, 8, "#%02x%02x%02x", (unsigned)v[0] & 255, (unsigned)v[1] & 255, (unsigned)v[2] & 255);
+    snprintf(out, 8, "#%02x%02x%02x", (unsigned)v[0] & 255, (unsigned)v[1] & 255,
+             (unsigned)v[2] & 255);
     return out;
 }
-/* Spans of the heads of a run by step. Equal colours side by side are one stroke, so that many heads make no large file. */
+
+/* Spans of the heads of a run by step. Equal colours side by side are one stroke, so
+   that many heads make no large file. */
 static void draw_spans(page *g, const run *r) {
     enum { CELL = 4, SHADES = 32 };
+
     const rows *t = &r->list[SPANS];
-    size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1, heads = R / layers, columns, i, c, k;
+    size_t R = t->width - 1, layers = r->layers && R % r->layers == 0 ? r->layers : 1,
+           heads = R / layers, columns, i, c, k;
     svg_axis x = {0, 0, EDGE + 46, WIDTH - 100, 0}, bar = {0, 0, 0, 0, 0};
-    double h = R <= 16 ? 14 : R <= 40 ? 9 : R <= 100 ? 5 : R <= 200 ? 3 : 2, y0 = g->y + 44, tick[SVG_TICKS], step, most = 0;
+    double h = R <= 16    ? 14
+               : R <= 40  ? 9
+               : R <= 100 ? 5
+               : R <= 200 ? 3
+                          : 2,
+           y0 = g->y + 44, tick[SVG_TICKS], step, most = 0;
     unsigned char *cell;
     size_t *count;
     double *sum;
@@ -641,23 +934,36 @@ static void draw_spans(page *g, const run *r) {
     for (i = 0; cell && sum && count && i < t->n; i++) {
         const double *row = row_of(t, i);
         double at = (svg_at(&x, row[0]) - x.from) / CELL;
-        c = at < 1 ? 0 : at < (double)columns ? (size_t)ceil(at) - 1 : columns - 1;       /* a record is of the steps before it */
-        for (k = 0; k < R; k++) { sum[c * R + k] += row[1 + k]; if (row[1 + k] > most) most = row[1 + k]; }
+        /* a record is of the steps before it */
+        c = at < 1 ? 0 : at < (double)columns ? (size_t)ceil(at) - 1 : columns - 1;
+        for (k = 0; k < R; k++) {
+            sum[c * R + k] += row[1 + k];
+            if (row[1 + k] > most) most = row[1 + k];
+        }
         count[c]++;
     }
     no_memory |= !cell || !sum || !count;
     if (!cell || !sum || !count) goto done;
     if (!(most > 0)) most = 1;
     for (c = 0; c < columns; c++)
-        for (k = 0; k < R; k++) {       /* a column between two records has the colours of the later one; behind the last one: none */
+        for (
+            k = 0; k < R;
+            k++) { /* a column between two records has the colours of the later one; behind the last one: none */
             size_t from = c;
             while (from < columns && !count[from]) from++;
-            cell[c * R + k] = from == columns ? 255 : (unsigned char)(SHADES * sum[from * R + k] / (double)count[from] / (most * 1.0001));
+            cell[c * R + k] = from == columns
+                                  ? 255
+                                  : (unsigned char)(SHADES * sum[from * R + k] / (double)count[from]
+                                                    / (most * 1.0001));
         }
     heading(g, "spans of the heads, tokens", r);
-    if (heads > 1) snprintf(text, sizeof text, "layers from above, %u heads in each", (unsigned)heads);
-    svg_text(&g->out, EDGE, g->y + 30, " fill=\"#555\"", heads > 1 ? text : "layers from above, one span in each");
-    svg_add(&g->out, "<g transform=\"translate(%n %n) scale(%n %n)\" shape-rendering=\"crispEdges\" stroke-width=\"1\" fill=\"none\">\n",
+    if (heads > 1)
+        snprintf(text, sizeof text, "layers from above, %u heads in each", (unsigned)heads);
+    svg_text(&g->out, EDGE, g->y + 30, " fill=\"#555\"",
+             heads > 1 ? text : "layers from above, one span in each");
+    svg_add(
+        &g->out,
+        "<g transform=\"translate(%n %n) scale(%n %n)\" shape-rendering=\"crispEdges\" stroke-width=\"1\" fill=\"none\">\n",
         x.from, y0, (double)CELL, h);
     for (level = 0; level < SHADES; level++) {
         for (any = 0, k = 0; k < R; k++) {
@@ -668,10 +974,15 @@ static void draw_spans(page *g, const run *r) {
                 if (cell[c * R + k] != level) continue;
                 while (to < columns && cell[to * R + k] == level) to++;
                 from = c;
-                if (!any) svg_add(&g->out, "<path stroke=\"%s\" d=\"", shade(hex, level / (SHADES - 1.0)));
+                if (!any)
+                    svg_add(&g->out, "<path stroke=\"%s\" d=\"",
+                            shade(hex, level / (SHADES - 1.0)));
                 any = 1;
-                if (!begun) svg_add(&g->out, "M%n %n", (double)from, (double)k + 0.5 + (layers > 1 ? 2.0 / h * (double)layer : 0));
-                else svg_add(&g->out, "m%n 0", (double)from - (double)at);
+                if (!begun)
+                    svg_add(&g->out, "M%n %n", (double)from,
+                            (double)k + 0.5 + (layers > 1 ? 2.0 / h * (double)layer : 0));
+                else
+                    svg_add(&g->out, "m%n 0", (double)from - (double)at);
                 svg_add(&g->out, "h%n", (double)(to - from));
                 begun = 1;
                 at = to;
@@ -682,28 +993,35 @@ static void draw_spans(page *g, const run *r) {
     svg_add(&g->out, "</g>\n<g fill=\"#555\" text-anchor=\"end\">\n");
     for (i = 0; layers > 1 && i < layers; i++)
         if ((double)heads * h >= 10 || i % 4 == 0)
-            svg_text(&g->out, x.from - 6, y0 + ((double)i + 0.5) * (double)heads * h + 2 * (double)i + 4, "",
-                svg_number(other, (double)(i + 1), 0));
+            svg_text(&g->out, x.from - 6,
+                     y0 + ((double)i + 0.5) * (double)heads * h + 2 * (double)i + 4, "",
+                     svg_number(other, (double)(i + 1), 0));
     svg_add(&g->out, "</g>\n");
     h = (double)R * h + 2 * (double)(layers - 1);
     svg_below(&g->out, &x, y0 + h, 7);
     svg_text(&g->out, x.to, y0 + h + 26, " text-anchor=\"end\" fill=\"#555\"", "steps");
-    bar.hi = most; bar.to = y0; bar.from = y0 + (h < 90 ? 90 : h);
+    bar.hi = most;
+    bar.to = y0;
+    bar.from = y0 + (h < 90 ? 90 : h);
     for (level = 0; level < SHADES; level++)
-        svg_add(&g->out, "<rect x=\"%n\" y=\"%n\" width=\"12\" height=\"%n\" fill=\"%s\"/>\n", x.to + 18,
-            bar.from - (bar.from - bar.to) * (level + 1) / SHADES, (bar.from - bar.to) / SHADES + 0.4, shade(hex, level / (SHADES - 1.0)));
+        svg_add(&g->out, "<rect x=\"%n\" y=\"%n\" width=\"12\" height=\"%n\" fill=\"%s\"/>\n",
+                x.to + 18, bar.from - (bar.from - bar.to) * (level + 1) / SHADES,
+                (bar.from - bar.to) / SHADES + 0.4, shade(hex, level / (SHADES - 1.0)));
     c = svg_ticks(&bar, 5, tick, &step);
     for (i = 0; i < c; i++)
-        svg_text(&g->out, x.to + 35, svg_at(&bar, tick[i]) + 4, " fill=\"#555\"", svg_tick_text(other, &bar, tick[i], step, tick[c - 1]));
+        svg_text(&g->out, x.to + 35, svg_at(&bar, tick[i]) + 4, " fill=\"#555\"",
+                 svg_tick_text(other, &bar, tick[i], step, tick[c - 1]));
     g->y = (h < 90 ? bar.from : y0 + h) + 34;
 done:
     free(cell);
     free(sum);
     free(count);
 }
+
 /* What compression loses, a line for each layer that has a compressed memory */
 static void draw_compression(page *g, const run *r) {
-    static const char *const title[2] = {"compression loss", "share of the squares that compression loses"};
+    static const char *const title[2] = {"compression loss",
+                                         "share of the squares that compression loses"};
     size_t n = (r->list[AUX].n ? r->list[AUX].width : r->list[RATIO].width) - 1, i, k, items = 1;
     const char *word = r->memories;
     char hex[64][8];
@@ -717,12 +1035,17 @@ static void draw_compression(page *g, const run *r) {
         memset(&p, 0, sizeof p);
         for (k = 0; t->n && k + 1 < t->width; k++) {
             size_t shown = k * 64 / (n > 64 ? n : 64);
-            const char *tint = n <= COLOURS ? colour[k % COLOURS] : shade(hex[shown], 0.9 * (double)k / (double)(n - 1));
+            const char *tint = n <= COLOURS ? colour[k % COLOURS]
+                                            : shade(hex[shown], 0.9 * (double)k / (double)(n - 1));
             series *s = add_series(&p, t->n, NOISY, tint, "");
-            for (i = 0; s && i < t->n; i++) if (row_of(t, i)[1 + k] > 0) add_point(s, row_of(t, i)[0], row_of(t, i)[1 + k]);
+            for (i = 0; s && i < t->n; i++)
+                if (row_of(t, i)[1 + k] > 0) add_point(s, row_of(t, i)[0], row_of(t, i)[1 + k]);
         }
         by_step(g, &p);
-        p.x = of ? WIDTH / 2 + 4 : EDGE / 2; p.y = g->y + 36; p.w = WIDTH / 2 - 4 - EDGE / 2; p.h = 180;
+        p.x = of ? WIDTH / 2 + 4 : EDGE / 2;
+        p.y = g->y + 36;
+        p.w = WIDTH / 2 - 4 - EDGE / 2;
+        p.h = 180;
         p.title = title[of];
         p.log_y = MAYBE;
         drawn |= draw_panel(&g->out, &p);
@@ -732,52 +1055,78 @@ static void draw_compression(page *g, const run *r) {
     for (k = 0; k < n; k++) {
         size_t shown = k * 64 / (n > 64 ? n : 64), len = strcspn(word, ",");
         char name[32], number[32];
-        if (n > 8 && k % ((n + 7) / 8) && k + 1 < n) { word += len + (word[len] == ','); continue; }
+        if (n > 8 && k % ((n + 7) / 8) && k + 1 < n) {
+            word += len + (word[len] == ',');
+            continue;
+        }
         svg_number(number, (double)(k + 1), 0);
-        snprintf(name, sizeof name, "%s %.10s", *word || n == r->layers ? "layer" : "memory", *word ? word : number);
+        snprintf(name, sizeof name, "%s %.10s", *word || n == r->layers ? "layer" : "memory",
+                 *word ? word : number);
         if (*word && len < 10) name[6 + len] = 0;
-        svg_add(&g->out, "<path d=\"M%n %nh14\" stroke=\"%s\" stroke-width=\"2\"/><text x=\"%n\" y=\"%n\">%s</text>\n", at, g->y + 26,
-            n <= COLOURS ? colour[k % COLOURS] : hex[shown], at + 18, g->y + 30, name);
+        svg_add(
+            &g->out,
+            "<path d=\"M%n %nh14\" stroke=\"%s\" stroke-width=\"2\"/><text x=\"%n\" y=\"%n\">%s</text>\n",
+            at, g->y + 26, n <= COLOURS ? colour[k % COLOURS] : hex[shown], at + 18, g->y + 30,
+            name);
         at += 92;
         word += len + (word[len] == ',');
     }
     g->y += 36 + 180;
 }
+
 /* The title, and a line for each run: what it is, how far it came */
 static void draw_head(page *g, const char **title) {
     size_t i;
     int same = 1, split, tests = 0, evals = 0;
     for (i = 1; i < g->all->n; i++) same &= strcmp(g->all->v[i].family, g->all->v[0].family) == 0;
-    if (opt.title) *title = opt.title;
-    else if (same && *g->all->v[0].family) *title = g->all->v[0].family;
-    else *title = g->all->n > 1 ? "Training runs" : "Training run";
+    if (opt.title)
+        *title = opt.title;
+    else if (same && *g->all->v[0].family)
+        *title = g->all->v[0].family;
+    else
+        *title = g->all->n > 1 ? "Training runs" : "Training run";
     svg_text(&g->out, EDGE, 24, " font-size=\"16\" font-weight=\"bold\" fill=\"#111\"", *title);
     g->y = 42;
     for (i = 0; i < g->all->n; i++, g->y += 16) {
         const run *r = &g->all->v[i];
         char text[32], line[32];
-        double last = r->train.n ? row_of(&r->train, r->train.n - 1)[STEP] : row_of(&r->eval[!r->eval[VALID].n], 0)[0];
-        svg_add(&g->out, "<path d=\"M%n %nh22\" stroke=\"%s\" stroke-width=\"2.5\"%s/>", EDGE + 0.0, g->y - 4, ink(g, i, 0), strokes(i));
-        svg_add(&g->out, "<text x=\"%n\" y=\"%n\"><tspan font-weight=\"bold\">%t</tspan>", EDGE + 29.0, g->y, r->name);
+        double last = r->train.n ? row_of(&r->train, r->train.n - 1)[STEP]
+                                 : row_of(&r->eval[!r->eval[VALID].n], 0)[0];
+        svg_add(&g->out, "<path d=\"M%n %nh22\" stroke=\"%s\" stroke-width=\"2.5\"%s/>", EDGE + 0.0,
+                g->y - 4, ink(g, i, 0), strokes(i));
+        svg_add(&g->out, "<text x=\"%n\" y=\"%n\"><tspan font-weight=\"bold\">%t</tspan>",
+                EDGE + 29.0, g->y, r->name);
         if (*r->family && *title != r->family) svg_add(&g->out, ", %t", r->family);
-        if (r->params >= 1e5) svg_add(&g->out, ", %sM parameters", svg_number(line, r->params / 1e6, r->params < 1e7 ? 2 : 1));
-        else if (r->params > 0) svg_add(&g->out, ", %s parameters", svg_number(line, r->params, 0));
+        if (r->params >= 1e5)
+            svg_add(&g->out, ", %sM parameters",
+                    svg_number(line, r->params / 1e6, r->params < 1e7 ? 2 : 1));
+        else if (r->params > 0)
+            svg_add(&g->out, ", %s parameters", svg_number(line, r->params, 0));
         svg_add(&g->out, ", step %s", svg_number(line, last, 0));
         for (split = 0; split < SPLITS; split++) {
             const rows *t = &r->eval[split];
             double v = t->n ? row_of(t, t->n - 1)[1] : 0;
             if (!t->n) continue;
-            if (split == TEST) tests = 1; else evals = 1;
+            if (split == TEST)
+                tests = 1;
+            else
+                evals = 1;
             svg_number(text, v, v < 10 ? 3 : v < 1000 ? 2 : 0);
             svg_add(&g->out, ", %s %s %s", split_name[split], unit[r->unit].title, text);
         }
         svg_add(&g->out, "</text>\n");
     }
-    svg_add(&g->out, "<text x=\"%n\" y=\"%n\" fill=\"#555\">Lines: training, means of records (faint: the records)", EDGE + 29.0, g->y);
-    if (evals) svg_add(&g->out, "<tspan%s>; dots: validation</tspan>", g->all->n > 1 ? "" : " fill=\"#D55E00\"");
+    svg_add(
+        &g->out,
+        "<text x=\"%n\" y=\"%n\" fill=\"#555\">Lines: training, means of records (faint: the records)",
+        EDGE + 29.0, g->y);
+    if (evals)
+        svg_add(&g->out, "<tspan%s>; dots: validation</tspan>",
+                g->all->n > 1 ? "" : " fill=\"#D55E00\"");
     svg_add(&g->out, tests ? "; diamonds: test</text>\n" : "</text>\n");
     g->y += 12;
 }
+
 static int draw(const runs *all, char err[TR_ERR]) {
     page g;
     const char *title;
@@ -810,22 +1159,31 @@ static int draw(const runs *all, char err[TR_ERR]) {
     head = g.y;
     draw_losses(&g);
     draw_numbers(&g);
-    for (i = 0; i < all->n; i++) if (all->v[i].list[SPANS].n) draw_spans(&g, &all->v[i]);
+    for (i = 0; i < all->n; i++)
+        if (all->v[i].list[SPANS].n) draw_spans(&g, &all->v[i]);
     for (i = 0; i < all->n; i++) {
         const rows *t = &all->v[i].list[PI];
         svg_axis steps = {0, 0, 0, 0, 0};
         if (!t->n || (t->width - 1) % 3) continue;
         own_steps(t, &steps);
-        if (all->n > 1) { heading(&g, "search", &all->v[i]); g.y += 18; }
-        g.y += 4 + svg_shares(&g.out, t->v, t->n, (t->width - 1) / 3, &steps, EDGE, g.y, WIDTH - 2 * EDGE);
+        if (all->n > 1) {
+            heading(&g, "search", &all->v[i]);
+            g.y += 18;
+        }
+        g.y += 4
+               + svg_shares(&g.out, t->v, t->n, (t->width - 1) / 3, &steps, EDGE, g.y,
+                            WIDTH - 2 * EDGE);
     }
-    for (i = 0; i < all->n; i++) if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
-    ok = no_memory ? tr_fail(err, TR_ERR, "out of memory") :
-        !(g.y > head) ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "") :
-        svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
+    for (i = 0; i < all->n; i++)
+        if (all->v[i].list[AUX].n || all->v[i].list[RATIO].n) draw_compression(&g, &all->v[i]);
+    ok = no_memory ? tr_fail(err, TR_ERR, "out of memory")
+         : !(g.y > head)
+             ? tr_fail(err, TR_ERR, "no number of the log%s can be drawn", all->n > 1 ? "s" : "")
+             : svg_save(opt.out, title, WIDTH, floor(g.y + 8), &g.out, err, TR_ERR);
     tr_buf_free(&g.out);
     return ok;
 }
+
 
 // >>main --------------------------------------------------------------------------------------------------------------
 
@@ -837,22 +1195,28 @@ static int may_write(const char *path, char **in, size_t n, char err[TR_ERR]) {
     FILE *f;
     if (strcmp(path, "-") == 0 || stat(path, &a) != 0 || !S_ISREG(a.st_mode)) return 1;
     for (i = 0; i < n; i++)
-        if (strcmp(in[i], "-") && stat(in[i], &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+        if (strcmp(in[i], "-") && stat(in[i], &b) == 0 && a.st_dev == b.st_dev
+            && a.st_ino == b.st_ino)
             return tr_fail(err, TR_ERR, "--out %.300s: that is the log itself", path);
     f = a.st_size ? fopen(path, "rb") : NULL;
     if (f) {
         i = fread(first, 1, 5, f);
         fclose(f);
         if (memcmp(first, "<svg", 4) && memcmp(first, "<?xml", 5))
-            return tr_fail(err, TR_ERR, "--out %.300s: there is such a file, and it is no SVG: give another name", path);
+            return tr_fail(
+                err, TR_ERR,
+                "--out %.300s: there is such a file, and it is no SVG: give another name", path);
     }
     return 1;
 }
+
 static int work(char **in, size_t n, char err[TR_ERR]) {
     runs all = {NULL, 0, 0};
     size_t i, k;
     int ok = 1;
-    if (!n) return tr_fail(err, TR_ERR, "give the log of a run: plot run.jsonl -o run.svg; --help says more");
+    if (!n)
+        return tr_fail(err, TR_ERR,
+                       "give the log of a run: plot run.jsonl -o run.svg; --help says more");
     if (!opt.out) return tr_fail(err, TR_ERR, "give the picture's name: -o run.svg");
     for (i = 0, k = 0; i < n; i++) k += strcmp(in[i], "-") == 0;
     if (k > 1) return tr_fail(err, TR_ERR, "standard input (-) is given twice");
@@ -860,9 +1224,12 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     for (i = 0; ok && i < n; i++) {
         const char *name = strrchr(in[i], '/');
         name = name && name[1] ? name + 1 : in[i];
-        for (k = 0; k < n; k++) {           /* two of one name: with their folders */
+        for (k = 0; k < n; k++) { /* two of one name: with their folders */
             const char *other = strrchr(in[k], '/');
-            if (k != i && strcmp(other && other[1] ? other + 1 : in[k], name) == 0) { name = in[i]; break; }
+            if (k != i && strcmp(other && other[1] ? other + 1 : in[k], name) == 0) {
+                name = in[i];
+                break;
+            }
         }
         ok = read_log(&all, in[i], strcmp(in[i], "-") ? name : "standard input", err);
     }
@@ -871,27 +1238,42 @@ static int work(char **in, size_t n, char err[TR_ERR]) {
     free(all.v);
     return ok;
 }
+
 int main(int argc, char **argv) {
-    char err[TR_ERR], **word = (char **)malloc(2 * ((size_t)argc + 1) * sizeof *word), **in = word + argc + 1;
+    char err[TR_ERR], **word = (char **)malloc(2 * ((size_t)argc + 1) * sizeof *word),
+                      **in = word + argc + 1;
     static char out[] = "--out";
     size_t n = 0;
     int i, words = 0, got, ok;
     tr_standard_streams();
-    if (!word) { fprintf(stderr, "plot: out of memory\n"); return 2; }
+    if (!word) {
+        fprintf(stderr, "plot: out of memory\n");
+        return 2;
+    }
     word[words++] = argc ? argv[0] : out;
-    for (i = 1; i < argc; i++) {            /* logs stand between the options */
+    for (i = 1; i < argc; i++) { /* logs stand between the options */
         const tr_opt *p;
-        if (strcmp(argv[i], "--") == 0) { while (++i < argc) in[n++] = argv[i]; break; }
-        if (strcmp(argv[i], "-h") != 0 && strcmp(argv[i], "-o") != 0 && strncmp(argv[i], "--", 2) != 0) { in[n++] = argv[i]; continue; }
-        p = tr_find_option(&options, argv[i] + (argv[i][1] == '-' ? 2 : 1), strlen(argv[i] + (argv[i][1] == '-' ? 2 : 1)));
+        if (strcmp(argv[i], "--") == 0) {
+            while (++i < argc) in[n++] = argv[i];
+            break;
+        }
+        if (strcmp(argv[i], "-h") != 0 && strcmp(argv[i], "-o") != 0
+            && strncmp(argv[i], "--", 2) != 0) {
+            in[n++] = argv[i];
+            continue;
+        }
+        p = tr_find_option(&options, argv[i] + (argv[i][1] == '-' ? 2 : 1),
+                           strlen(argv[i] + (argv[i][1] == '-' ? 2 : 1)));
         word[words++] = strcmp(argv[i], "-o") ? argv[i] : out;
         if (p && p->type != TR_T_FLAG && i + 1 < argc) word[words++] = argv[++i];
     }
     word[words] = NULL;
     got = tr_parse(&options, words, word, err, TR_ERR);
     ok = got == 2;
-    if (got == 1 && opt.version) ok = printf("plot, seqtx %s\n", STX_VERSION) > 0 && fflush(stdout) == 0;
-    else if (got == 1) ok = work(in, n, err);
+    if (got == 1 && opt.version)
+        ok = printf("plot, seqtx %s\n", STX_VERSION) > 0 && fflush(stdout) == 0;
+    else if (got == 1)
+        ok = work(in, n, err);
     if (!ok) fprintf(stderr, "plot: %s\n", got == 1 && opt.version ? strerror(errno) : err);
     tr_options_free(&options);
     free(word);

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 
 int main(int argc, char **argv) {
-    const char text[] = "the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. ";
+    const char text[] =
+        "the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. ";
     char out[49] = "";
     int passes = argc > 1 ? atoi(argv[1]) : 60;
     predictor *p = predictor_create();

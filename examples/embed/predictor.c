@@ -1,9 +1,11 @@
-/* predictor.c - see predictor.h. Declarations of seqtx only: its implementation is in seqtx.c. */
+/* predictor.c - see predictor.h. Declarations of seqtx only: its implementation is in
+   seqtx.c. */
 #include "predictor.h"
 #include "seqtx_attn_span.h"
 #include <stdlib.h>
 
 enum { T = 32 };
+
 struct predictor {
     stx_ctx *x;
     stx_span *model;
@@ -16,7 +18,11 @@ predictor *predictor_create(void) {
     stx_span_desc d = {0};
     stx_optim_desc od = {0};
     if (!p) return NULL;
-    d.vocab = 256; d.layers = 2; d.dim = 32; d.heads = 2; d.span = 64;
+    d.vocab = 256;
+    d.layers = 2;
+    d.dim = 32;
+    d.heads = 2;
+    d.span = 64;
     p->x = stx_create(NULL);
     p->model = stx_span_create(p->x, &d);
     p->memory = stx_span_state_create(p->model, 1);
@@ -25,20 +31,21 @@ predictor *predictor_create(void) {
 }
 
 void predictor_free(predictor *p) {
-    if (p) stx_destroy(p->x);           /* and all that it made */
+    if (p) stx_destroy(p->x); /* and all that it made */
     free(p);
 }
 
 double predictor_learn(predictor *p, const char *text, size_t n) {
     double nats = 0;
     size_t i, blocks = 0;
-    stx_span_state_reset(p->memory);        /* nothing stands before a text */
+    stx_span_state_reset(p->memory); /* nothing stands before a text */
     for (i = 0; i + T < n && stx_ok(p->x); i += T, blocks++) {
         int32_t t[T + 1];
         stx_tensor *nll;
         for (size_t k = 0; k <= T; k++) t[k] = (unsigned char)text[i + k];
         stx_begin(p->x, STX_TRAIN);
-        nll = stx_span_loss(p->model, stx_tokens(p->x, t, 1, T), stx_tokens(p->x, t + 1, 1, T), p->memory, p->memory);
+        nll = stx_span_loss(p->model, stx_tokens(p->x, t, 1, T), stx_tokens(p->x, t + 1, 1, T),
+                            p->memory, p->memory);
         stx_backward(p->x, stx_span_total(p->model, nll));
         nats += (double)stx_item(p->x, nll);
         stx_optim_step(p->adam, 0.003);
@@ -66,4 +73,6 @@ size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n)
     return i;
 }
 
-const char *predictor_error(const predictor *p) { return stx_error(p->x); }
+const char *predictor_error(const predictor *p) {
+    return stx_error(p->x);
+}
