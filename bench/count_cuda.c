@@ -1,5 +1,6 @@
-/* count_cuda.c - counts the operations and bytes of a training step of each configuration of the GPU benchmark, kernel by kernel, from
-   formulas (cuda_model.h). Nothing is run and nothing is measured.
+/* count_cuda.c - counts the operations and bytes of a training step of each configuration
+   of the GPU benchmark, kernel by kernel, from formulas (cuda_model.h). Nothing is run
+   and nothing is measured.
 
        cc -O2 bench/count_cuda.c -o build/count_cuda -lm && build/count_cuda [--kernels] [--tiny]
        build/count_cuda --sweeps        for tests/cuda_regs.sh --table: tiles of attention's kernels */
@@ -7,7 +8,8 @@
 #include "report.h"
 #include "cuda_model.h"
 
-static void kernels_of(const work *w, const char *name, const char *what, size_t streams, size_t tokens) {
+static void kernels_of(const work *w, const char *name, const char *what, size_t streams,
+                       size_t tokens) {
     int k;
     say("Counted: %s (%s), %zu streams of %zu tokens\n\n", name, what, streams, tokens);
     header("kernel|nodes|GFLOP|executed|GB|FLOP a byte|roofline ms|planned ms");
@@ -25,6 +27,7 @@ static void kernels_of(const work *w, const char *name, const char *what, size_t
     }
     print_table();
 }
+
 static void totals(const work *w, int at) {
     int k;
     for (k = 0; k < 2; k++) cell(at + k, "%.3f", work_sum(w, k, 0) * 1e-12);
@@ -38,10 +41,13 @@ static void totals(const work *w, int at) {
     cell(at + 12, "%.2f", work_sum(w, -1, 2));
     cell(at + 13, "%.2f", work_sum(w, -1, 5));
 }
-#define TOTALS "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
-    "optimiser GB|together|nodes|roofline ms|planned ms"
-/* A line for each configuration and kernel: channels that a head is filled up with, queries of a warp, sweep, plain tiles of a
-   warp that are as much work as a step's */
+
+#define TOTALS \
+  "products TFLOP|attention TFLOP|executed|needed / executed|together|of the model (MFU)|products GB|attention GB|passes GB|" \
+  "optimiser GB|together|nodes|roofline ms|planned ms"
+
+/* A line for each configuration and kernel: channels that a head is filled up with,
+   queries of a warp, sweep, plain tiles of a warp that are as much work as a step's */
 static void sweeps(void) {
     static const char *const name[SWEEPS] = {"fwd", "queries", "keys", "table", "diagonals"};
     size_t l;
@@ -52,19 +58,31 @@ static void sweeps(void) {
             tiles t = tiles_of(&configs[i], 0, 0, 0);
             for (l = 0; l < configs[i].layers; l++) {
                 t = attention_sweeps(&configs[i], l, backward, units, &bytes);
-                for (k = 0; k < SWEEPS; k++) all[k] += units[k] * (double)configs[i].batch / sweep_unit(&t, k);
+                for (k = 0; k < SWEEPS; k++)
+                    all[k] += units[k] * (double)configs[i].batch / sweep_unit(&t, k);
             }
-            for (k = 0; k < SWEEPS; k++) if (all[k] > 0) printf("%s %d %d %s %.0f\n", configs[i].name, t.DP, t.strip, name[k], all[k]);
+            for (k = 0; k < SWEEPS; k++)
+                if (all[k] > 0)
+                    printf("%s %d %d %s %.0f\n", configs[i].name, t.DP, t.strip, name[k], all[k]);
         }
 }
+
 int main(int argc, char **argv) {
     int kernels = 0, small = 0, i;
     for (i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--kernels")) kernels = 1;
-        else if (!strcmp(argv[i], "--tiny")) small = 1;
-        else if (!strcmp(argv[i], "--sweeps")) { sweeps(); return 0; }
-        else if (!strcmp(argv[i], "--append") && i + 1 < argc) report_path = argv[++i];
-        else { fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n"); return 2; }
+        if (!strcmp(argv[i], "--kernels"))
+            kernels = 1;
+        else if (!strcmp(argv[i], "--tiny"))
+            small = 1;
+        else if (!strcmp(argv[i], "--sweeps")) {
+            sweeps();
+            return 0;
+        } else if (!strcmp(argv[i], "--append") && i + 1 < argc)
+            report_path = argv[++i];
+        else {
+            fprintf(stderr, "count_cuda [--kernels] [--tiny] [--append FILE]\n");
+            return 2;
+        }
     }
     say("## Counted, not measured: one training step in bf16\n\nFrom formulas: every operand of a kernel once, memory full. Attention "
         "TFLOP: what the mathematics needs, backward with the logits made\nonce more, as they are not kept; executed: what the kernels do, "
@@ -75,8 +93,8 @@ int main(int argc, char **argv) {
         "memory in a layer. Nodes: of the step's graph. Planned: products at %.0f %% of that rate (of gradients of weights\n"
         "by the share of 132 multiprocessors that their pieces' tiles of 128 x 128 keep busy) and passes at %.0f %%, attention at %.0f "
         "and %.0f\nexecuted TFLOP/s forward and backward, and %.1f microseconds a node; what is hoped for, not what was seen.\n\n",
-        ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12, 100 * PLAN_PRODUCTS, 100 * PLAN_BYTES, PLAN_FORWARD * 1e-12, PLAN_BACKWARD * 1e-12,
-        PLAN_NODE);
+        ROOF_FLOPS * 1e-12, ROOF_BYTES * 1e-12, 100 * PLAN_PRODUCTS, 100 * PLAN_BYTES,
+        PLAN_FORWARD * 1e-12, PLAN_BACKWARD * 1e-12, PLAN_NODE);
     header("configuration|tokens|params M|E|S|" TOTALS);
     for (i = 0; i < CONFIGS; i++) {
         config c = small ? tiny(configs[i]) : configs[i];

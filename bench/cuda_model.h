@@ -1,6 +1,8 @@
-/* cuda_model.h - the configurations of the GPU benchmarks, and what one training step of each has to do, by formulas. No device is
-   needed to count. Letters: B streams, M block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest span, S_l working
-   span of layer l, E mean keys of a query and head, P persistent vectors, V vocabulary. */
+/* cuda_model.h - the configurations of the GPU benchmarks, and what one training step
+   of each has to do, by formulas. No device is needed to count. Letters: B streams, M
+   block, N = B M tokens, d width, f inner width, H heads, D = d / H, L largest span,
+   S_l working span of layer l, E mean keys of a query and head, P persistent vectors,
+   V vocabulary. */
 #ifndef BENCH_CUDA_MODEL_H
 #define BENCH_CUDA_MODEL_H
 #include <math.h>
@@ -8,71 +10,99 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };      /* all L; learned-like; all `reach`; one head L, the others `reach` */
+/* all L; learned-like; all `reach`; one head L, the others `reach` */
+enum { SPANS_FULL, SPANS_LEARNED, SPANS_ALL, SPANS_ONE };
 
 typedef struct config {
     const char *name, *what;
     size_t layers, dim, inner, heads, span, block, batch, pers;
     int spans;
-    double reach;                       /* of SPANS_ALL and SPANS_ONE, tokens */
-    int steps;                          /* timed in a round */
-    size_t vocab;                       /* 0: VOCAB */
+    double reach; /* of SPANS_ALL and SPANS_ONE, tokens */
+    int steps;    /* timed in a round */
+    size_t vocab; /* 0: VOCAB */
 } config;
 
 enum { VOCAB = 256, RAMP = 32, TRIM = 64 };
+
 static const config configs[] = {
-    {"small-full", "adaptive-span small, all spans 1024", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_FULL, 0, 30, 0},
-    {"small",      "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30, 0},
-    {"12x512",     "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 10, 0},
-    {"24x768",     "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0, SPANS_LEARNED, 0, 4, 0},
-    {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512, 0, 8, 8192, 512, 64, 1024,
-        SPANS_LEARNED, 0, 8, 0},
-    {"small-205",  "small with a vocabulary of 205, whose rows are padded to 256", 8, 256, 1024, 4, 1024, 256, 64, 0, SPANS_LEARNED, 0, 30,
-        205}};
+    {"small-full", "adaptive-span small, all spans 1024", 8, 256, 1024, 4, 1024, 256, 64, 0,
+     SPANS_FULL, 0, 30, 0},
+    {"small", "adaptive-span small, learned-like spans", 8, 256, 1024, 4, 1024, 256, 64, 0,
+     SPANS_LEARNED, 0, 30, 0},
+    {"12x512", "adaptive-span 12x512, learned-like spans", 12, 512, 2048, 8, 8192, 512, 64, 0,
+     SPANS_LEARNED, 0, 10, 0},
+    {"24x768", "adaptive-span 24x768, learned-like spans", 24, 768, 4096, 8, 8192, 512, 64, 0,
+     SPANS_LEARNED, 0, 4, 0},
+    {"all-attention", "all-attention 18x512, 1024 persistent vectors, learned-like spans", 18, 512,
+     0, 8, 8192, 512, 64, 1024, SPANS_LEARNED, 0, 8, 0},
+    {"small-205", "small with a vocabulary of 205, whose rows are padded to 256", 8, 256, 1024, 4,
+     1024, 256, 64, 0, SPANS_LEARNED, 0, 30, 205}};
+
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
-static inline size_t vocab_of(const config *c) { return c->vocab ? c->vocab : VOCAB; }
+static inline size_t vocab_of(const config *c) {
+    return c->vocab ? c->vocab : VOCAB;
+}
+
 /* The same in miniature, for a machine without a GPU */
 static inline config tiny(config c) {
-    c.layers = 3; c.dim = 32; c.inner = 64; c.heads = 2; c.span = c.span > 1024 ? 160 : 96; c.block = 16; c.batch = 2;
-    c.pers = c.pers ? 8 : 0; c.steps = 1;
+    c.layers = 3;
+    c.dim = 32;
+    c.inner = 64;
+    c.heads = 2;
+    c.span = c.span > 1024 ? 160 : 96;
+    c.block = 16;
+    c.batch = 2;
+    c.pers = c.pers ? 8 : 0;
+    c.steps = 1;
     if (c.reach > 40) c.reach = 40;
     return c;
 }
 
-/* Span of head h of layer l, tokens. Learned-like: short below, a few long heads above, as trained models have them. The longest of a
-   layer is a multiple of 64 (tokens of L = 1024 or 8192): the working span goes by steps of 64, and with the ramp of 32 half a step is
-   between these spans and the next step on either side, so that the few updates of a benchmark do not change it. */
+/* Span of head h of layer l, tokens. Learned-like: short below, a few long heads
+   above, as trained models have them. The longest of a layer is a multiple of 64
+   (tokens of L = 1024 or 8192): the working span goes by steps of 64, and with the
+   ramp of 32 half a step is between these spans and the next step on either side, so
+   that the few updates of a benchmark do not change it. */
 static inline double span_of(const config *c, size_t l, size_t h) {
     static const double small[3][4] = {{64, 20, 20, 20}, {320, 40, 40, 40}, {896, 320, 40, 40}};
-    static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24}, {1024, 512, 128, 48, 48, 48, 48, 48}, {2048, 1024, 1024, 512, 64,
-        64, 64, 64}};
+    static const double large[3][8] = {{192, 24, 24, 24, 24, 24, 24, 24},
+                                       {1024, 512, 128, 48, 48, 48, 48, 48},
+                                       {2048, 1024, 1024, 512, 64, 64, 64, 64}};
     size_t third = 3 * l / c->layers;
     double v;
     if (c->spans == SPANS_FULL) return (double)c->span;
     if (c->spans == SPANS_ALL || (c->spans == SPANS_ONE && h)) return c->reach;
     if (c->spans == SPANS_ONE) return (double)c->span;
     v = c->span > 1024 || c->heads > 4 ? large[third][h % 8] : small[third][h % 4];
-    if (c->reach > 0 && v > c->reach) v = c->reach;              /* capped: the same in models of any L */
+    /* capped: the same in models of any L */
+    if (c->reach > 0 && v > c->reach) v = c->reach;
     return v < (double)c->span ? v : (double)c->span;
 }
+
 /* Keys of a query of that head: distances 1 .. z L + R, where the mask is above 0 */
 static inline double keys_of(const config *c, size_t l, size_t h) {
     double e = span_of(c, l, h) + RAMP;
     return e < (double)c->span ? e : (double)c->span;
 }
-/* Working span of a layer: rows of memory that are projected in a step, once it is full */
+
+/* Working span of a layer: rows of memory that are projected in a step, once it is
+   full */
 static inline double window_of(const config *c, size_t l) {
     double top = 0, L = (double)c->span, reach, trim;
     size_t h;
-    for (h = 0; h < c->heads; h++) if (span_of(c, l, h) > top) top = span_of(c, l, h);
+    for (h = 0; h < c->heads; h++)
+        if (span_of(c, l, h) > top) top = span_of(c, l, h);
     reach = ceil(top) + RAMP < L ? ceil(top) + RAMP : L;
     trim = L - reach < L - 1 ? L - reach : L - 1;
     return L - TRIM * floor(trim / TRIM);
 }
-/* Heads by groups, each with its own window over those rows (stx_head_groups_of): how many groups; rows and heads of each. The cheapest
-   cuts of the heads by falling window, 64 rows of all heads for a further group; and none where all streams together save fewer rows of a
-   head's than their weights in another order take (stx__span_groups of seqtx_attn_span.h). */
+
+/* Heads by groups, each with its own window over those rows (stx_head_groups_of): how
+   many groups; rows and heads of each. The cheapest cuts of the heads by falling
+   window, 64 rows of all heads for a further group; and none where all streams
+   together save fewer rows of a head's than their weights in another order take
+   (stx__span_groups of seqtx_attn_span.h). */
 static inline int groups_of(const config *c, size_t l, double rows[3], double heads[3]) {
     double m = window_of(c, l), w[256], best, cost, saved = 0, H = (double)c->heads;
     size_t n = c->heads, h, i, j, k, a = n, b = n;
@@ -83,62 +113,99 @@ static inline int groups_of(const config *c, size_t l, double rows[3], double he
         for (i = h; i > 0 && w[i - 1] < need; i--) w[i] = w[i - 1];
         w[i] = need;
     }
-    for (best = m * H, i = 1; i < n; i++) for (j = i + 1; j <= n; j++) {
-        if (w[i] == w[i - 1] || (j < n && w[j] == w[j - 1])) continue;
-        for (cost = 64 * H * (j < n ? 2 : 1), k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
-        if (cost < best) { best = cost; a = i; b = j; }
-    }
+    for (best = m * H, i = 1; i < n; i++)
+        for (j = i + 1; j <= n; j++) {
+            if (w[i] == w[i - 1] || (j < n && w[j] == w[j - 1])) continue;
+            for (cost = 64 * H * (j < n ? 2 : 1), k = 0; k < n; k++)
+                cost += k < i ? m : w[k < j ? i : j];
+            if (cost < best) {
+                best = cost;
+                a = i;
+                b = j;
+            }
+        }
     for (k = a; k < n; k++) saved += m - w[k < b ? a : b];
     if ((double)c->batch * saved < 3 * H * (double)c->dim) a = b = n;
-    rows[0] = m; heads[0] = (double)a;
-    if (a < n) { rows[groups] = w[a]; heads[groups++] = (double)(b - a); }
-    if (b < n) { rows[groups] = w[b]; heads[groups++] = (double)(n - b); }
+    rows[0] = m;
+    heads[0] = (double)a;
+    if (a < n) {
+        rows[groups] = w[a];
+        heads[groups++] = (double)(b - a);
+    }
+    if (b < n) {
+        rows[groups] = w[b];
+        heads[groups++] = (double)(n - b);
+    }
     return groups;
 }
+
 static inline double mean_keys(const config *c) {
     double sum = 0;
     size_t l, h;
-    for (l = 0; l < c->layers; l++) for (h = 0; h < c->heads; h++) sum += keys_of(c, l, h);
+    for (l = 0; l < c->layers; l++)
+        for (h = 0; h < c->heads; h++) sum += keys_of(c, l, h);
     return sum / (double)(c->layers * c->heads);
 }
+
 static inline double mean_window(const config *c) {
     double sum = 0;
     size_t l;
     for (l = 0; l < c->layers; l++) sum += window_of(c, l);
     return sum / (double)c->layers;
 }
+
 static inline double parameters(const config *c) {
     double d = (double)c->dim, f = (double)c->inner, layer = 4 * d * d + 2 * d + (double)c->heads;
     layer += c->pers ? 2 * (double)c->pers * d : 2 * d * f + f + 3 * d;
-    return d / (double)c->heads * (double)c->span + (double)vocab_of(c) * (2 * d + 1) + (double)c->layers * layer;
+    return d / (double)c->heads * (double)c->span + (double)vocab_of(c) * (2 * d + 1)
+           + (double)c->layers * layer;
 }
+
 
 // >>counted work of one training step in bfloat16: activations 2 bytes, parameters and their gradients 4, bfloat16 copies of weights 2
 
 enum { PRODUCTS, ATTENTION, PASSES, UPDATE, GROUPS };
-/* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes, test_cuda_par nodes count them under the shim); flop: what
-   has to be done (attention backward: with the logits made once more); run: what the kernels execute; ms: roofline of flop; plan: the same
-   at the rates that are hoped for, attention by what runs, without the nodes */
-typedef struct work_row { const char *name; int group; double calls, flop, run, bytes, ms, plan; } work_row;
+
+/* calls: nodes of the step's graph (test_cuda_model nodes, test_cuda_comp nodes,
+   test_cuda_par nodes count them under the shim); flop: what has to be done (attention
+   backward: with the logits made once more); run: what the kernels execute; ms:
+   roofline of flop; plan: the same at the rates that are hoped for, attention by what
+   runs, without the nodes */
+typedef struct work_row {
+    const char *name;
+    int group;
+    double calls, flop, run, bytes, ms, plan;
+} work_row;
+
 typedef struct work {
     work_row row[40];
     int rows;
-    double model_flop;                  /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
-    double sums, sum_bytes;             /* sums over rows that wait for their second stage, and its input */
-    double cut, cut_bytes, cut_dw;      /* gradients of weights in pieces, what the pieces take, and dW, read and written */
+    /* of MFU: attention 3 products forward and 6 backward, nothing made twice */
+    double model_flop;
+    /* sums over rows that wait for their second stage, and its input */
+    double sums, sum_bytes;
+    /* gradients of weights in pieces, what the pieces take, and dW, read and written */
+    double cut, cut_bytes, cut_dw;
 } work;
 
 /* Of the machine that "roofline" is about: an H200 */
 static const double ROOF_FLOPS = 790e12, ROOF_BYTES = 4.3e12;
-/* What is hoped for there, measured nowhere: shares of the roofline of products and passes, attention's executed operations a second
-   forward and backward, and microseconds between two nodes of a graph */
-static const double PLAN_PRODUCTS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12, PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
+/* What is hoped for there, measured nowhere: shares of the roofline of products and
+   passes, attention's executed operations a second forward and backward, and
+   microseconds between two nodes of a graph */
+static const double PLAN_PRODUCTS = 0.75, PLAN_BYTES = 0.8, PLAN_FORWARD = 250e12,
+                    PLAN_BACKWARD = 200e12, PLAN_NODE = 1.5;
 
-static inline void work_add(work *w, const char *name, int group, double calls, double flop, double bytes) {
+static inline void work_add(work *w, const char *name, int group, double calls, double flop,
+                            double bytes) {
     double a = flop / ROOF_FLOPS, b = bytes / ROOF_BYTES;
     int i;
     for (i = 0; i < w->rows && strcmp(w->row[i].name, name); i++) continue;
-    if (i == w->rows) { w->row[i].name = name; w->row[i].group = group; w->rows++; }
+    if (i == w->rows) {
+        w->row[i].name = name;
+        w->row[i].group = group;
+        w->rows++;
+    }
     w->row[i].calls += calls;
     w->row[i].flop += flop;
     w->row[i].run += flop;
@@ -148,58 +215,99 @@ static inline void work_add(work *w, const char *name, int group, double calls, 
     b /= PLAN_BYTES;
     w->row[i].plan += 1e3 * (a > b && group != ATTENTION ? a : b);
 }
-/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second one that waits (SUMS THAT WAIT): 24 sums or 32 MiB of
-   first stages a node */
+
+/* `count` sums over N rows of C: a first stage in chunks (stx__chunk), and a second
+   one that waits (SUMS THAT WAIT): 24 sums or 32 MiB of first stages a node */
 static inline void work_sums(work *w, double N, double C, double count, double least, double most) {
     double rows = ceil(ceil(N / most) / 8) * 8;
     w->sums += count;
     w->sum_bytes += ceil(N / (rows < least ? least : rows)) * C * 4 * count;
 }
+
 static inline void work_sums_made(work *w) {
     double by_count = ceil(w->sums / 24), by_bytes = ceil(w->sum_bytes / (32 << 20));
-    work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, 2 * w->sum_bytes);
+    work_add(w, "sums of rows, second stage", PASSES, by_count > by_bytes ? by_count : by_bytes, 0,
+             2 * w->sum_bytes);
     by_count = ceil(w->cut / 24);
     by_bytes = ceil(w->cut_bytes / (64 << 20));
-    if (w->cut > 0) work_add(w, "sums of pieces of dW", PASSES, by_count > by_bytes ? by_count : by_bytes, 0, w->cut_bytes + w->cut_dw);
+    if (w->cut > 0)
+        work_add(w, "sums of pieces of dW", PASSES, by_count > by_bytes ? by_count : by_bytes, 0,
+                 w->cut_bytes + w->cut_dw);
 }
-/* PIECES OF K (seqtx_cuda.cu): in how many batches of rows a gradient (o,i) of a weight over n rows is made, and the share of 132
-   multiprocessors that tiles of 128 x 128 keep busy */
+
+/* PIECES OF K (seqtx_cuda.cu): in how many batches of rows a gradient (o,i) of a
+   weight over n rows is made, and the share of 132 multiprocessors that tiles of 128 x
+   128 keep busy */
 static inline double work_pieces(double o, double i, double n) {
-    size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1, least = (tiles + 127) / 128 * K, p;
+    size_t tiles = (size_t)(ceil(o / 128) * ceil(i / 128)), K = (size_t)n, best = 1,
+           least = (tiles + 127) / 128 * K, p;
     for (p = 2; p <= 64 && K / p >= 256 && (double)p * o * i * 4 <= 32 << 20; p++) {
         size_t cost = (tiles * p + 127) / 128 * (K / p) + p * (size_t)o * (size_t)i / 3072 + 32;
-        if (K % p == 0 && cost < least) { least = cost; best = p; }
+        if (K % p == 0 && cost < least) {
+            least = cost;
+            best = p;
+        }
     }
     return (double)best;
 }
+
 static inline double work_busy(double o, double i, double pieces) {
     double tiles = ceil(o / 128) * ceil(i / 128) * pieces;
     return tiles / (132 * ceil(tiles / 132));
 }
+
 /* Rows of logits as the GPU has them (PADDED LOGITS of seqtx.h) */
-static inline double work_padded(double V) { return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V; }
-/* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention of seqtx_cuda.cu): rows and columns that a tile
-   has and the window has not, channels that a head is filled up with, and what each sweep of backward makes again. Groups of 16 keys
-   that a strip of 16 queries does not meet are left out. The unit is a product of
-   16 queries, BK keys and DP channels, 32 BK DP operations. */
+static inline double work_padded(double V) {
+    return fmod(V, 8) != 0 ? ceil(V / 64) * 64 : V;
+}
+
+/* WHAT ATTENTION'S KERNELS EXECUTE in bfloat16, tile by tile as they walk (>>attention
+   of seqtx_cuda.cu): rows and columns that a tile has and the window has not, channels
+   that a head is filled up with, and what each sweep of backward makes again. Groups
+   of 16 keys that a strip of 16 queries does not meet are left out. The unit is a
+   product of 16 queries, BK keys and DP channels, 32 BK DP operations. */
 typedef struct tiles {
     double T, C, S, live, span, lo;
-    int D, DP, BQ, BK, strip, columns;  /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
-    double full;                        /* distances up to here count whole */
+    /* strip: queries of a warp; columns: of dR, those of a block of the table's kernel */
+    int D, DP, BQ, BK, strip, columns;
+    double full; /* distances up to here count whole */
 } tiles;
-static inline int tiles_channels(double D) { return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128; }
+
+static inline int tiles_channels(double D) {
+    return D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
+}
+
 static inline tiles tiles_of(const config *c, double window, double live, int wide) {
     tiles t;
-    t.T = (double)c->block; t.C = window; t.S = window + t.T; t.live = live; t.span = window;
-    t.lo = 0; t.full = live; t.D = (int)(c->dim / c->heads); t.DP = tiles_channels(t.D);
-    t.strip = wide ? 32 : 16; t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32; t.columns = t.DP <= 64 ? 128 : 64;
+    t.T = (double)c->block;
+    t.C = window;
+    t.S = window + t.T;
+    t.live = live;
+    t.span = window;
+    t.lo = 0;
+    t.full = live;
+    t.D = (int)(c->dim / c->heads);
+    t.DP = tiles_channels(t.D);
+    t.strip = wide ? 32 : 16;
+    t.BQ = 4 * t.strip;
+    t.BK = t.DP <= 64 ? 64 : 32;
+    t.columns = t.DP <= 64 ? 128 : 64;
     return t;
 }
-static inline double tiles_from(const tiles *t, double key) { return key > t->lo ? key : t->lo; }
-static inline double tiles_begin(const tiles *t, double first, int by) { return floor((first + t->span) / by) * by - t->span; }
-/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 .. far, if these were queries beyond T, too */
+
+static inline double tiles_from(const tiles *t, double key) {
+    return key > t->lo ? key : t->lo;
+}
+
+static inline double tiles_begin(const tiles *t, double first, int by) {
+    return floor((first + t->span) / by) * by - t->span;
+}
+
+/* Groups of 16 keys of that tile which 16 queries from i on meet at distances 1 ..
+   far, if these were queries beyond T, too */
 static inline double tiles_groups(const tiles *t, double i, double j0, double far) {
-    double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;           /* keys first .. last - 1 */
+    /* keys first .. last - 1 */
+    double first = t->C + i - far, last = t->C + i + 15, end = j0 + t->BK;
     if (i >= t->T) return 0;
     first = tiles_from(t, first);
     last = last < t->S ? last : t->S;
@@ -207,18 +315,22 @@ static inline double tiles_groups(const tiles *t, double i, double j0, double fa
     last = ceil(((last < end ? last : end) - j0) / 16);
     return last > first ? last - first : 0;
 }
-/* Units of a head and batch row. Forward: positions (16 columns more at a strip's start, and in each tile inside of the window of a warp
-   with 32 rows), logits, values */
+
+/* Units of a head and batch row. Forward: positions (16 columns more at a strip's
+   start, and in each tile inside of the window of a warp with 32 rows), logits, values */
 static inline double tiles_forward(const tiles *t) {
     double i0, j0, i, units = 0;
     int strips = t->strip / 16, m;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - t->live);
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1,
+               first = tiles_from(t, t->C + i0 - t->live);
         for (i = i0; i < i0 + t->BQ && first < last; i += t->strip) {
             int started[2] = {0, 0};
             for (j0 = tiles_begin(t, first, 8); j0 < last; j0 += t->BK) {
-                int edge = t->C + i - (j0 + t->BK - 1) < 1 || t->C + i + t->strip - 1 - j0 > t->full || j0 < t->lo;
-                if (!edge && i < t->T) units += strips * (3 * t->BK / 16) + strips - started[strips - 1];
+                int edge = t->C + i - (j0 + t->BK - 1) < 1 || t->C + i + t->strip - 1 - j0 > t->full
+                           || j0 < t->lo;
+                if (!edge && i < t->T)
+                    units += strips * (3 * t->BK / 16) + strips - started[strips - 1];
                 for (m = 0; m < strips; m++) {
                     double n = edge ? tiles_groups(t, i + 16 * m, j0, t->live) : 0;
                     if (n > 0) units += 3 * n + !started[m];
@@ -229,10 +341,14 @@ static inline double tiles_forward(const tiles *t) {
     }
     return units * 16 / t->BK;
 }
-static inline double tiles_queries(const tiles *t) {        /* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
-    double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;            /* dz counts one more */
+
+/* positions, logits, dO V^T, ds K, dR PE; of positions 16 more a tile */
+static inline double tiles_queries(const tiles *t) {
+    /* dz counts one more */
+    double i0, j0, i, units = 0, far = t->live < t->span ? t->live + 1 : t->span;
     for (i0 = 0; i0 < t->T; i0 += t->BQ) {
-        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1, first = tiles_from(t, t->C + i0 - far);
+        double last = t->C + (i0 + t->BQ < t->T ? i0 + t->BQ : t->T) - 1,
+               first = tiles_from(t, t->C + i0 - far);
         for (j0 = tiles_begin(t, first, 16); first < last && j0 < last; j0 += t->BK)
             for (i = i0; i < i0 + t->BQ; i += 16) {
                 double n = tiles_groups(t, i, j0, far);
@@ -241,10 +357,13 @@ static inline double tiles_queries(const tiles *t) {        /* positions, logits
     }
     return units * 16 / t->BK;
 }
-static inline double tiles_keys(const tiles *t) {           /* positions, logits, dO V^T, dV, dK */
+
+/* positions, logits, dO V^T, dV, dK */
+static inline double tiles_keys(const tiles *t) {
     double i0, j0, i, n, units = 0;
     for (j0 = tiles_begin(t, tiles_from(t, t->C - t->span), 8); j0 < t->S; j0 += t->BK) {
-        double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0, hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
+        double lo = j0 + 1 - t->C > 0 ? j0 + 1 - t->C : 0,
+               hi = j0 + t->BK + t->live - t->C < t->T ? j0 + t->BK + t->live - t->C : t->T;
         for (i0 = lo; i0 < hi; i0 += t->BQ)
             for (i = i0; i < i0 + t->BQ; i += 16) {
                 n = tiles_groups(t, i, j0, t->live);
@@ -253,7 +372,8 @@ static inline double tiles_keys(const tiles *t) {           /* positions, logits
     }
     return units * 16 / t->BK;
 }
-static inline double tiles_diagonals(const tiles *t) {      /* positions, logits, dO V^T, dPE */
+
+static inline double tiles_diagonals(const tiles *t) { /* positions, logits, dO V^T, dPE */
     double first = t->C - 1 + t->BQ - t->BK, extra, n, g, i0, i, units = 0;
     extra = ceil((first + t->span) / 8) * 8 - (first + t->span);
     first += extra;
@@ -270,11 +390,17 @@ static inline double tiles_diagonals(const tiles *t) {      /* positions, logits
     }
     return units * 16 / t->BK;
 }
-/* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of `live` distances has; and dPE from them */
-static inline double tiles_newest(const tiles *t) { return t->C + 15 - fmod(t->C + t->span + 15, 16); }
+
+/* ROWS OF dR: what a head's have, by the window's age; columns of it that a row of
+   `live` distances has; and dPE from them */
+static inline double tiles_newest(const tiles *t) {
+    return t->C + 15 - fmod(t->C + t->span + 15, 16);
+}
+
 static inline double tiles_width(const tiles *t, double live) {
     return live < 1 ? 0 : ceil((live - (t->C - tiles_newest(t))) / 16) * 16;
 }
+
 static inline double tiles_table(const tiles *t) {
     double back, units = 0, width = tiles_width(t, t->live);
     for (back = 0; back < width; back += t->columns) {
@@ -284,28 +410,39 @@ static inline double tiles_table(const tiles *t) {
     }
     return units;
 }
-/* Columns that all heads of a layer may have together, as stx__ab_plan_of decides; 0: none has rows */
+
+/* Columns that all heads of a layer may have together, as stx__ab_plan_of decides; 0:
+   none has rows */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
-    double want = tiles_width(t, t->span) * heads, most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
+    double want = tiles_width(t, t->span) * heads,
+           most = floor((256 << 20) / (batch * ceil(t->T / t->BQ) * t->BQ * 2));
     return most >= want ? want : most >= 64 ? floor(most / 16) * 16 : 0;
 }
-/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all queries there are (forward's tiles inside: for all of a
-   warp's) */
+
+/* The same of N persistent vectors: 2 products forward, 3 and 4 backward, for all
+   queries there are (forward's tiles inside: for all of a warp's) */
 static inline double tiles_vectors(const tiles *t, double N, int backward) {
-    double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16), units = 0, j;
+    double shift = (double)(((size_t)t->S + (size_t)t->span) & 7), strips = ceil(t->T / 16),
+           units = 0, j;
     for (j = N > 0 ? -shift : 0; j < N; j += t->BK) {
         double n = ceil((N - j < t->BK ? N - j : t->BK) / 16), plain = j >= 0 && j + t->BK <= N;
-        units += n * (backward ? 7 * strips : plain ? 2 * ceil(t->T / t->strip) * t->strip / 16 : 2 * strips);
+        units += n
+                 * (backward ? 7 * strips
+                    : plain  ? 2 * ceil(t->T / t->strip) * t->strip / 16
+                             : 2 * strips);
     }
     return units * 16 / t->BK;
 }
+
 /* Units of each sweep of a layer, of one batch row: forward, queries, keys, table, diagonals (persistent vectors with forward and keys);
    *bytes: of rows of dR, written and read. t: the tiles of backward, or of forward */
 enum { SWEEP_FORWARD, SWEEP_QUERIES, SWEEP_KEYS, SWEEP_TABLE, SWEEP_DIAGONALS, SWEEPS };
-static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units, double *bytes) {
+
+static inline tiles attention_sweeps(const config *c, size_t l, int backward, double *units,
+                                     double *bytes) {
     double S = window_of(c, l), room;
-    int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64 &&
-        (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
+    int wide = !backward && c->span >= 512 && c->block >= 128 && c->dim / c->heads <= 64
+               && (double)(c->batch * c->heads * ((c->block + 127) / 128)) >= 264;
     tiles t = tiles_of(c, S, 0, wide);
     size_t h, k;
     room = tiles_room(&t, (double)c->batch, (double)c->heads);
@@ -316,21 +453,28 @@ static inline tiles attention_sweeps(const config *c, size_t l, int backward, do
         t.live = floor(keys < S ? keys : S);
         t.full = floor(span_of(c, l, h)) + 1 < t.live ? floor(span_of(c, l, h)) + 1 : t.live;
         width = tiles_width(&t, t.live);
-        for (k = 0; k < c->heads; k++) {            /* the shortest heads first */
+        for (k = 0; k < c->heads; k++) { /* the shortest heads first */
             double other = keys_of(c, l, k);
             other = tiles_width(&t, floor(other < S ? other : S));
             if (other < width || (other == width && k < h)) before += other;
         }
-        if (!backward) { units[SWEEP_FORWARD] += tiles_forward(&t); continue; }
+        if (!backward) {
+            units[SWEEP_FORWARD] += tiles_forward(&t);
+            continue;
+        }
         units[SWEEP_QUERIES] += tiles_queries(&t);
         units[SWEEP_KEYS] += tiles_keys(&t);
-        if (before + width <= room) units[SWEEP_TABLE] += tiles_table(&t);
-        else units[SWEEP_DIAGONALS] += tiles_diagonals(&t);
+        if (before + width <= room)
+            units[SWEEP_TABLE] += tiles_table(&t);
+        else
+            units[SWEEP_DIAGONALS] += tiles_diagonals(&t);
         if (before + width <= room) *bytes += 4 * (double)c->batch * t.T * width;
     }
-    units[backward ? SWEEP_KEYS : SWEEP_FORWARD] += (double)c->heads * tiles_vectors(&t, (double)c->pers, backward);
+    units[backward ? SWEEP_KEYS : SWEEP_FORWARD] += (double)c->heads
+                                                    * tiles_vectors(&t, (double)c->pers, backward);
     return t;
 }
+
 /* Operations of a layer, forward (0) or backward */
 static inline double attention_runs(const config *c, size_t l, int backward, double *bytes) {
     double units[SWEEPS], sum = 0;
@@ -339,170 +483,248 @@ static inline double attention_runs(const config *c, size_t l, int backward, dou
     for (k = 0; k < SWEEPS; k++) sum += units[k];
     return sum * (double)c->batch * 32 * t.BK * t.DP;
 }
-/* Units of a plain tile of a warp: 64 queries by t.columns of four warps for the table, a strip by BK keys for all else */
+
+/* Units of a plain tile of a warp: 64 queries by t.columns of four warps for the
+   table, a strip by BK keys for all else */
 static inline double sweep_unit(const tiles *t, int sweep) {
     double wide = 1 + 16.0 / t->BK;
-    return sweep == SWEEP_FORWARD ? t->strip / 16 * 3.0 : sweep == SWEEP_QUERIES ? 3 + 2 * wide : sweep == SWEEP_KEYS ? 4 + wide
-        : sweep == SWEEP_TABLE ? t->columns / (double)t->BK : 2 + 2 * wide;
+    return sweep == SWEEP_FORWARD   ? t->strip / 16 * 3.0
+           : sweep == SWEEP_QUERIES ? 3 + 2 * wide
+           : sweep == SWEEP_KEYS    ? 4 + wide
+           : sweep == SWEEP_TABLE   ? t->columns / (double)t->BK
+                                    : 2 + 2 * wide;
 }
+
 /* What a row's kernels execute, where that is more than `flop`, which was added before */
 static inline void work_runs(work *w, const char *name, double run, double flop) {
     int i;
-    for (i = 0; i < w->rows; i++) if (!strcmp(w->row[i].name, name)) {
-        double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
-        w->row[i].run += run - flop;
-        w->row[i].plan += t;            /* of which the bytes are a small part, read and written meanwhile */
-    }
+    for (i = 0; i < w->rows; i++)
+        if (!strcmp(w->row[i].name, name)) {
+            double t = 1e3 * run / (strstr(name, "backward") ? PLAN_BACKWARD : PLAN_FORWARD);
+            w->row[i].run += run - flop;
+            /* of which the bytes are a small part, read and written meanwhile */
+            w->row[i].plan += t;
+        }
 }
-/* dW (o,i) of n rows, in pieces: these are written here and read by the sums that wait, which add to dW; a single piece adds itself. The
-   products' plan is for a GPU that is busy: here it is not, by as much as the tiles do not fill it. */
-static inline void work_weight(work *w, const char *name, double n, double i, double o, double wanted) {
-    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || wanted < o, flop = 2 * n * i * o, bytes = 2 * (n * i + n * o);
+
+/* dW (o,i) of n rows, in pieces: these are written here and read by the sums that
+   wait, which add to dW; a single piece adds itself. The products' plan is for a GPU
+   that is busy: here it is not, by as much as the tiles do not fill it. */
+static inline void work_weight(work *w, const char *name, double n, double i, double o,
+                               double wanted) {
+    double pieces = work_pieces(o, i, n), scratch = pieces > 1 || wanted < o, flop = 2 * n * i * o,
+           bytes = 2 * (n * i + n * o);
     int k;
     bytes += scratch > 0 ? 4 * pieces * i * o : 8 * i * o;
     work_add(w, name, PRODUCTS, 1, flop, bytes);
-    for (k = 0; k < w->rows; k++) if (!strcmp(w->row[k].name, name)) {
-        double a = flop / ROOF_FLOPS / PLAN_PRODUCTS, b = bytes / ROOF_BYTES / PLAN_BYTES, busy = a / work_busy(o, i, pieces);
-        w->row[k].plan += 1e3 * ((busy > b ? busy : b) - (a > b ? a : b));
-    }
+    for (k = 0; k < w->rows; k++)
+        if (!strcmp(w->row[k].name, name)) {
+            double a = flop / ROOF_FLOPS / PLAN_PRODUCTS, b = bytes / ROOF_BYTES / PLAN_BYTES,
+                   busy = a / work_busy(o, i, pieces);
+            w->row[k].plan += 1e3 * ((busy > b ? busy : b) - (a > b ? a : b));
+        }
     w->cut += scratch;
     w->cut_bytes += scratch * 4 * pieces * i * o;
     w->cut_dw += scratch * 8 * i * wanted;
 }
-/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there: more), dW into floats. Of the o outputs `wanted` are. */
-static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
-                                      int added, double wanted) {
+
+/* y (n,o) = x (n,i) W^T, and backward: dx if it is wanted (added to what is there:
+   more), dW into floats. Of the o outputs `wanted` are. */
+static inline void work_linear_padded(work *w, const char *fwd, const char *dx, const char *dw,
+                                      double n, double i, double o, double n_dx, int added,
+                                      double wanted) {
     int k;
     work_add(w, fwd, PRODUCTS, 1, 2 * n * i * o, 2 * (n * i + i * o + n * o));
-    if (n_dx > 0) work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o, 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
+    if (n_dx > 0)
+        work_add(w, dx, PRODUCTS, 1, 2 * n_dx * i * o,
+                 2 * (n_dx * o + i * o + (added ? 2 : 1) * n_dx * i));
     work_weight(w, dw, n, i, o, wanted);
     w->model_flop += 4 * n * i * wanted + 2 * n_dx * i * wanted;
-    for (k = 0; k < w->rows; k++) {             /* what padding is executed and not needed */
+    for (k = 0; k < w->rows; k++) { /* what padding is executed and not needed */
         work_row *r = &w->row[k];
         if (!strcmp(r->name, fwd) || !strcmp(r->name, dw)) r->flop -= 2 * n * i * (o - wanted);
         if (!strcmp(r->name, dx)) r->flop -= 2 * n_dx * i * (o - wanted);
     }
 }
-static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n, double i, double o, double n_dx,
-                               int added) {
+
+static inline void work_linear(work *w, const char *fwd, const char *dx, const char *dw, double n,
+                               double i, double o, double n_dx, int added) {
     work_linear_padded(w, fwd, dx, dw, n, i, o, n_dx, added, o);
 }
+
 /* Every operand of a pass counts once. Memory is full. One layer: */
 static inline void work_layer(work *w, const config *c, size_t l) {
-    double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim, f = (double)c->inner, L = (double)c->span,
-        P = (double)c->pers, rows;
-    double S = window_of(c, l), C = S + TRIM < L ? S + TRIM : L, pairs = 0, D = d / (double)c->heads, keys = N * d, window[3], heads[3];
+    double B = (double)c->batch, M = (double)c->block, N = B * M, d = (double)c->dim,
+           f = (double)c->inner, L = (double)c->span, P = (double)c->pers, rows;
+    double S = window_of(c, l), C = S + TRIM < L ? S + TRIM : L, pairs = 0,
+           D = d / (double)c->heads, keys = N * d, window[3], heads[3];
     int g, groups = groups_of(c, l, window, heads);
     size_t h;
     for (h = 0; h < c->heads; h++) pairs += N * keys_of(c, l, h);
-    work_add(w, "memory: rows move on, all streams' together", PASSES, 3, 0, 2 * 2 * d * B * (C + M + S));
-    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, 3 * d, N, 1);
+    work_add(w, "memory: rows move on, all streams' together", PASSES, 3, 0,
+             2 * 2 * d * B * (C + M + S));
+    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx",
+                "Wq, Wk, Wv, Wo backward, dW", N, d, 3 * d, N, 1);
     for (g = 0; g < groups; g++) {
-        work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW", B * window[g], d, 2 * D * heads[g], 0, 0);
-        keys += B * window[g] * D * heads[g];           /* numbers of k, and of v */
+        work_linear(w, "Wk, Wv of the memory forward", "", "Wk, Wv of the memory backward, dW",
+                    B * window[g], d, 2 * D * heads[g], 0, 0);
+        keys += B * window[g] * D * heads[g]; /* numbers of k, and of v */
     }
-    if (groups > 1) work_add(w, "weights, rows by groups of heads", PASSES, 2, 0, 2 * d * d * (4 + 2 + 4 + 4 + 4));
-    for (g = 1; g < groups; g++)            /* with the weights, or, where it takes more than the group saves, for the gradient alone */
-        work_add(w, "weights, rows by groups of heads", PASSES, window[g] * d > (S - window[g]) * 2 * D * heads[g], 0,
-                 4 * B * d * window[g]);
-    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx", "Wq, Wk, Wv, Wo backward, dW", N, d, d, N, 0);
+    if (groups > 1)
+        work_add(w, "weights, rows by groups of heads", PASSES, 2, 0,
+                 2 * d * d * (4 + 2 + 4 + 4 + 4));
+    /* with the weights, or, where it takes more than the group saves, for the gradient
+       alone */
+    for (g = 1; g < groups; g++)
+        work_add(w, "weights, rows by groups of heads", PASSES,
+                 window[g] * d > (S - window[g]) * 2 * D * heads[g], 0, 4 * B * d * window[g]);
+    work_linear(w, "Wq, Wk, Wv, Wo forward", "Wq, Wk, Wv, Wo backward, dx",
+                "Wq, Wk, Wv, Wo backward, dW", N, d, d, N, 0);
     work_add(w, "attention forward", ATTENTION, 2, 6 * D * pairs + 4 * d * N * P,
              2 * (2 * N * d + 2 * keys) + 8 * N * (double)c->heads + 2 * S * D + 4 * P * d);
     work_add(w, "attention backward", ATTENTION, c->pers ? 6 : 5, 16 * D * pairs + 10 * d * N * P,
              2 * (4 * N * d + 4 * keys) + 8 * N * (double)c->heads + 10 * S * D + 12 * P * d);
-    work_runs(w, "attention forward", attention_runs(c, l, 0, &rows), 6 * D * pairs + 4 * d * N * P);
-    work_runs(w, "attention backward", attention_runs(c, l, 1, &rows), 16 * D * pairs + 10 * d * N * P);
+    work_runs(w, "attention forward", attention_runs(c, l, 0, &rows),
+              6 * D * pairs + 4 * d * N * P);
+    work_runs(w, "attention backward", attention_runs(c, l, 1, &rows),
+              16 * D * pairs + 10 * d * N * P);
     work_add(w, "attention backward", ATTENTION, 0, 0, rows);
     w->model_flop += 18 * D * pairs + 12 * d * N * P;
-    work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+    work_add(w, "residual, LayerNorm forward", PASSES, c->pers ? 1 : 2, 0,
+             (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
     work_sums(w, N, d, c->pers ? 2 : 5, 32, 2048);
-    work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0, (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
+    work_add(w, "residual, LayerNorm backward", PASSES, c->pers ? 1 : 2, 0,
+             (c->pers ? 1 : 2) * (2 * 4 * N * d + 8 * N));
     if (c->pers) return;
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, d, f, N, 0);
     work_linear(w, "W1, W2 forward", "W1, W2 backward, dx", "W1, W2 backward, dW", N, f, d, N, 0);
     work_sums(w, N, f, 1, 64, 1024);
     work_add(w, "bias, relu backward", PASSES, 1, 0, 2 * 3 * N * f);
 }
+
 static inline void work_count(work *w, const config *c) {
-    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c), P = work_padded(V);
+    double N = (double)c->batch * (double)c->block, d = (double)c->dim, V = (double)vocab_of(c),
+           P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < c->layers; l++) work_layer(w, c, l);
-    work_linear_padded(w, "output layer forward", "output layer backward, dx", "output layer backward, dW", N, d, P, N, 0, V);
+    work_linear_padded(w, "output layer forward", "output layer backward, dx",
+                       "output layer backward, dW", N, d, P, N, 0, V);
     work_add(w, "scalars: loss, spans, notes", PASSES, 5 + 2 * ceil((double)c->layers / 8), 0, 0);
     work_sums(w, N, P, 1, 64, 1024);
     work_sums_made(w);
-    work_add(w, "cross entropy, output bias", PASSES, 4, 0, 2 * (1 + 1) * N * V + 2 * (1 + 1) * N * P + 16 * N);
+    work_add(w, "cross entropy, output bias", PASSES, 4, 0,
+             2 * (1 + 1) * N * V + 2 * (1 + 1) * N * P + 16 * N);
     work_add(w, "Adagrad: norms, update, gradients to 0", UPDATE, 3, 0, 30 * parameters(c));
 }
+
 
 // >>the other families, likewise: no dropout, memory full
 
 enum { OF_XL, OF_COMPRESSIVE, OF_SUPERNET };
+
 typedef struct family {
     const char *name, *what;
     int kind;
     size_t layers, dim, inner, heads, block, memory, cmem, batch, vocab;
-    size_t remember;                    /* layers with a memory */
+    size_t remember; /* layers with a memory */
 } family;
+
 static const family families[] = {
     {"xl", "Transformer-XL 12x512, 512 + 512", OF_XL, 12, 512, 2048, 8, 512, 512, 0, 22, 256, 12},
-    {"compressive", "Compressive Transformer 12x512, GRU gates, GLU, 1024 + 1024 + 256", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256,
-        16, 256, 7},
-    {"compressive 1", "the same, one stream", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 1, 256, 7},
-    {"par search", "PAR's supernet, 6 mixtures of 128 (512), 32 + 16", OF_SUPERNET, 6, 128, 512, 4, 32, 16, 0, 32, 205, 6},
-    {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205, 3}};
+    {"compressive", "Compressive Transformer 12x512, GRU gates, GLU, 1024 + 1024 + 256",
+     OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 16, 256, 7},
+    {"compressive 1", "the same, one stream", OF_COMPRESSIVE, 12, 512, 2048, 8, 1024, 1024, 256, 1,
+     256, 7},
+    {"par search", "PAR's supernet, 6 mixtures of 128 (512), 32 + 16", OF_SUPERNET, 6, 128, 512, 4,
+     32, 16, 0, 32, 205, 6},
+    {"par found", "PAR, (sf)3 of 128 (512), 32 + 16", OF_XL, 3, 128, 512, 4, 32, 16, 0, 32, 205,
+     3}};
+
 enum { FAMILIES = sizeof families / sizeof *families };
 
-enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };     /* summed by a pass of its own, or by that of what follows */
+/* summed by a pass of its own, or by that of what follows */
+enum { BIAS_NONE, BIAS_OWN, BIAS_AFTER };
+
 enum { ACT_NONE, ACT_RELU };
-static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias, int act, double wanted) {
-    work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n, i, o, n_dx, 1, wanted);
-    if (bias == BIAS_OWN) work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
+
+static inline void more_linear_padded(work *w, double n, double i, double o, double n_dx, int bias,
+                                      int act, double wanted) {
+    work_linear_padded(w, "products forward", "products backward, dx", "products backward, dW", n,
+                       i, o, n_dx, 1, wanted);
+    if (bias == BIAS_OWN)
+        work_add(w, "bias, activation backward", PASSES, 1, 0, 2 * (act ? 3 : 1) * n * o);
     if (bias) work_sums(w, n, o, 1, 64, 1024);
 }
-static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias, int act) {
+
+static inline void more_linear(work *w, double n, double i, double o, double n_dx, int bias,
+                               int act) {
     more_linear_padded(w, n, i, o, n_dx, bias, act, o);
 }
+
 static inline void more_norm(work *w, double n, double d, int residual) {
     work_add(w, "LayerNorm forward", PASSES, 1, 0, 2 * (residual ? 4 : 2) * n * d + 8 * n);
     work_add(w, "LayerNorm backward", PASSES, 1, 0, 2 * 4 * n * d + 8 * n);
     work_sums(w, n, d, 2, 32, 2048);
 }
-static inline void more_copy(work *w, double nodes, double numbers) { work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * numbers); }
-/* Causal, over C keys before the block; place: with positions (2 units of a product each way), of which Transformer-XL's have biases and a
-   gradient that is no parameter's. Without: not causal, over C keys, of which only k and v get gradients (back 0: none) */
-static inline void more_attention(work *w, const family *f, double T, double C, int place, int back) {
-    double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T, S = place ? C + T : C;
-    double pairs = N * H * (place ? C + (T + 1) / 2 : C), P = place ? S * (f->kind == OF_COMPRESSIVE ? D : d) : 0;
+
+static inline void more_copy(work *w, double nodes, double numbers) {
+    work_add(w, "memory: copies", PASSES, nodes, 0, 2 * 2 * numbers);
+}
+
+/* Causal, over C keys before the block; place: with positions (2 units of a product
+   each way), of which Transformer-XL's have biases and a gradient that is no
+   parameter's. Without: not causal, over C keys, of which only k and v get gradients
+   (back 0: none) */
+static inline void more_attention(work *w, const family *f, double T, double C, int place,
+                                  int back) {
+    double B = (double)f->batch, d = (double)f->dim, H = (double)f->heads, D = d / H, N = B * T,
+           S = place ? C + T : C;
+    double pairs = N * H * (place ? C + (T + 1) / 2 : C),
+           P = place ? S * (f->kind == OF_COMPRESSIVE ? D : d) : 0;
     int xl = place && f->kind != OF_COMPRESSIVE;
     tiles t;
     memset(&t, 0, sizeof t);
-    t.T = T; t.C = place ? C : 0; t.S = S; t.live = t.full = t.span = S; t.D = (int)D; t.DP = tiles_channels(D);
+    t.T = T;
+    t.C = place ? C : 0;
+    t.S = S;
+    t.live = t.full = t.span = S;
+    t.D = (int)D;
+    t.DP = tiles_channels(D);
     t.strip = S >= 512 && T >= 128 && D <= 64 && B * H * ceil(T / 128) >= 264 ? 32 : 16;
-    t.BQ = 4 * t.strip; t.BK = t.DP <= 64 ? 64 : 32;
+    t.BQ = 4 * t.strip;
+    t.BK = t.DP <= 64 ? 64 : 32;
     work_add(w, "attention forward", ATTENTION, place ? 2 : 3, (place ? 6 : 4) * D * pairs,
              2 * (2 * N * d + 2 * B * S * d) + 8 * N * H + 2 * P);
-    work_runs(w, "attention forward", place ? B * H * tiles_forward(&t) * 32 * t.BK * t.DP : 4 * D * pairs, (place ? 6 : 4) * D * pairs);
+    work_runs(w, "attention forward",
+              place ? B * H * tiles_forward(&t) * 32 * t.BK * t.DP : 4 * D * pairs,
+              (place ? 6 : 4) * D * pairs);
     w->model_flop += (place ? 6 : 4) * D * pairs;
     if (!back) return;
-    t.strip = 16; t.BQ = 64;
+    t.strip = 16;
+    t.BQ = 64;
     if (xl) work_add(w, "gradients of positions to 0", PASSES, 1, 0, 2 * P);
     work_add(w, "attention backward", ATTENTION, place ? 5 : 3, (place ? 16 : 8) * D * pairs,
              2 * (4 * N * d + 4 * B * S * d) + 8 * N * H + 10 * P);
-    work_runs(w, "attention backward", place ? B * H * (tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t)) * 32 * t.BK * t.DP
-              : 8 * D * pairs, (place ? 16 : 8) * D * pairs);
+    work_runs(w, "attention backward",
+              place ? B * H * (tiles_queries(&t) + tiles_keys(&t) + tiles_diagonals(&t)) * 32 * t.BK
+                          * t.DP
+                    : 8 * D * pairs,
+              (place ? 16 : 8) * D * pairs);
     w->model_flop += (place ? 12 : 6) * D * pairs;
 }
+
 static inline void more_gru(work *w, double n, double d) {
     more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
     more_linear(w, n, d, 3 * d, n, BIAS_AFTER, ACT_NONE);
     work_add(w, "gates", PASSES, 2, 0, 2 * (8 + 15) * n * d);
 }
+
 /* attention of Transformer-XL; late: the sum that follows has Wo's bias */
 static inline void more_xl_attention(work *w, const family *f) {
-    double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim, N = B * T;
+    double B = (double)f->batch, T = (double)f->block, C = (double)f->memory, d = (double)f->dim,
+           N = B * T;
     more_copy(w, 3, B * d * (C + C + (C < T ? C : T)));
     more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
     more_linear(w, B * C, d, 2 * d, 0, BIAS_NONE, ACT_NONE);
@@ -510,9 +732,10 @@ static inline void more_xl_attention(work *w, const family *f) {
     more_attention(w, f, T, C, 1, 1);
     more_linear(w, N, d, d, N, BIAS_NONE, ACT_NONE);
 }
+
 static inline void more_layer(work *w, const family *f, int remembers) {
-    double B = (double)f->batch, T = (double)f->block, M = remembers ? (double)f->memory : 0, Z = remembers ? (double)f->cmem : 0,
-        d = (double)f->dim, F = (double)f->inner, N = B * T;
+    double B = (double)f->batch, T = (double)f->block, M = remembers ? (double)f->memory : 0,
+           Z = remembers ? (double)f->cmem : 0, d = (double)f->dim, F = (double)f->inner, N = B * T;
     switch (f->kind) {
     case OF_XL:
         more_xl_attention(w, f);
@@ -530,7 +753,8 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         break;
     default:
         more_norm(w, N, d, 0);
-        if (remembers) more_copy(w, 1, B * d * (M + Z));           /* both memories side by side */
+        /* both memories side by side */
+        if (remembers) more_copy(w, 1, B * d * (M + Z));
         more_linear(w, N, d, 3 * d, N, BIAS_NONE, ACT_NONE);
         if (remembers) more_linear(w, B * (M + Z), d, 2 * d, 0, BIAS_NONE, ACT_NONE);
         more_attention(w, f, T, M + Z, 1, 1);
@@ -543,44 +767,64 @@ static inline void more_layer(work *w, const family *f, int remembers) {
         more_linear(w, N, F, d, N, BIAS_OWN, ACT_NONE);
         more_gru(w, N, d);
         if (!remembers) break;
-        /* what falls out is compressed, 4 rows to one, and looked at like the rows that it stands for */
-        more_copy(w, 3, B * d * (T + T + Z));          /* rows of groups side by side; both memories move on */
+        /* what falls out is compressed, 4 rows to one, and looked at like the rows
+           that it stands for */
+        /* rows of groups side by side; both memories move on */
+        more_copy(w, 3, B * d * (T + T + Z));
         more_linear(w, N / 4, 4 * d, d, 0, BIAS_OWN, ACT_NONE);
-        work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));          /* by constant weights */
-        work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
+        /* by constant weights */
+        work_add(w, "products forward", PRODUCTS, 1, N * d * d, 2 * (N / 4 * 3 * d + 2 * d * d));
+        work_add(w, "products backward, dx", PRODUCTS, 1, N * d * d,
+                 2 * (N / 4 * 3 * d + 2 * d * d));
         w->model_flop += 2 * N * d * d;
         more_attention(w, f, T, T / 4, 0, 1);
         more_attention(w, f, T, T, 0, 0);
         work_add(w, "distance", PASSES, 3, 0, 2 * (2 + 3) * N * d);
     }
 }
+
 static inline double family_parameters(const family *f) {
-    double d = (double)f->dim, F = (double)f->inner, L = (double)f->layers, r = (double)f->remember, V = (double)f->vocab;
-    double layer = f->kind == OF_COMPRESSIVE ? 4 * d * d + 3 * d * F + 12 * d * d + 2 * F + 15 * d : 5 * d * d + 2 * d * F + F + 8 * d;
-    double more = f->kind == OF_COMPRESSIVE ? r * (4 * d * d + d) + (double)(f->block + f->memory + f->cmem) * d / (double)f->heads : 0;
+    double d = (double)f->dim, F = (double)f->inner, L = (double)f->layers, r = (double)f->remember,
+           V = (double)f->vocab;
+    double layer = f->kind == OF_COMPRESSIVE ? 4 * d * d + 3 * d * F + 12 * d * d + 2 * F + 15 * d
+                                             : 5 * d * d + 2 * d * F + F + 8 * d;
+    double more = f->kind == OF_COMPRESSIVE
+                      ? r * (4 * d * d + d)
+                            + (double)(f->block + f->memory + f->cmem) * d / (double)f->heads
+                      : 0;
     return L * layer + more + (f->kind == OF_COMPRESSIVE ? 2 : 1) * V * d + V;
 }
+
 static inline void family_count(work *w, const family *f) {
-    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab, P = work_padded(V);
+    double N = (double)f->batch * (double)f->block, d = (double)f->dim, V = (double)f->vocab,
+           P = work_padded(V);
     size_t l;
     memset(w, 0, sizeof *w);
     work_add(w, "embedding", PASSES, 5, 0, N * d * 2 + N * d * 4 + N * d * 2 + V * d * 8);
     for (l = 0; l < f->layers; l++) more_layer(w, f, l < f->remember);
     more_linear_padded(w, N, d, P, N, BIAS_OWN, ACT_NONE, V);
     work_add(w, "scalars: loss, notes", PASSES, 5, 0, 0);
-    if (f->kind == OF_COMPRESSIVE) work_add(w, "scalars: loss, notes", PASSES, 2 * ceil((double)f->remember / 8), 0, 0);    /* aux losses */
+    /* aux losses */
+    if (f->kind == OF_COMPRESSIVE)
+        work_add(w, "scalars: loss, notes", PASSES, 2 * ceil((double)f->remember / 8), 0, 0);
     work_sums_made(w);
     work_add(w, "cross entropy", PASSES, 3, 0, 2 * (1 + 1) * N * V + 2 * N * P + 16 * N);
     work_add(w, "norms, update, gradients to 0", UPDATE, 3, 0, 30 * family_parameters(f));
 }
-/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with its nodes */
+
+/* group < 0: all; what: 0 flop, 1 bytes, 2 roofline ms, 3 run, 4 nodes, 5 plan with
+   its nodes */
 static inline double work_sum(const work *w, int group, int what) {
     double sum = 0;
     int i;
     for (i = 0; i < w->rows; i++)
         if (group < 0 || w->row[i].group == group)
-            sum += what == 0 ? w->row[i].flop : what == 1 ? w->row[i].bytes : what == 2 ? w->row[i].ms : what == 3 ? w->row[i].run
-                : what == 4 ? w->row[i].calls : w->row[i].plan + 1e-3 * PLAN_NODE * w->row[i].calls;
+            sum += what == 0   ? w->row[i].flop
+                   : what == 1 ? w->row[i].bytes
+                   : what == 2 ? w->row[i].ms
+                   : what == 3 ? w->row[i].run
+                   : what == 4 ? w->row[i].calls
+                               : w->row[i].plan + 1e-3 * PLAN_NODE * w->row[i].calls;
     return sum;
 }
 #endif

@@ -1,52 +1,90 @@
-/* ranks_model.c - counts what data parallel training of two presets (enwik8: 12 layers of 512, enwik8_large: 24 of 768) exchanges, how long
-   that takes on machines with several GPUs, and how much of it backward hides, bucket by bucket. Formulas and assumptions, printed with the
-   tables; nothing is run on a GPU and nothing is measured.
+/* ranks_model.c - counts what data parallel training of two presets (enwik8: 12 layers of
+   512, enwik8_large: 24 of 768) exchanges, how long that takes on machines with several
+   GPUs, and how much of it backward hides, bucket by bucket. Formulas and assumptions,
+   printed with the tables; nothing is run on a GPU and nothing is measured.
 
        cc -O2 bench/ranks_model.c -o build/ranks_model -lm && build/ranks_model [--trainer build/train_attn_span]
 
-   --trainer: compares the parameters counted here with those that the trainer's --dry-run counts; exit code 1 where they differ. */
+   --trainer: compares the parameters counted here with those that the trainer's
+   --dry-run counts; exit code 1 where they differ. */
 #define _DEFAULT_SOURCE
 #include "report.h"
 #include "cuda_model.h"
 
+
 // >>assumptions
 
-static const double NVLINK = 0.8 * 450e9;       /* bytes/s each way that a ring gets of 900 GB/s both ways together */
-static const double NET_USABLE = 0.9;           /* of a network's nominal rate */
-static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;      /* seconds: a step of a ring or tree; a call whatever its size */
-enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };         /* in a machine; numbers of a bucket (stx_group_desc); streams of the budgets */
+static const double NVLINK =
+    0.8 * 450e9; /* bytes/s each way that a ring gets of 900 GB/s both ways together */
+static const double NET_USABLE = 0.9; /* of a network's nominal rate */
+/* seconds: a step of a ring or tree; a call whatever its size */
+static const double HOP_INSIDE = 2e-6, HOP_NET = 6e-6, CALL = 10e-6;
 
-typedef struct model { const char *config, *preset; double planned; } model;
-/* planned: milliseconds of a step of 64 streams on one H200, bf16, learned spans, attention by mma.sync */
+/* in a machine; numbers of a bucket (stx_group_desc); streams of the budgets */
+enum { GPUS = 8, BUCKET = 1 << 20, WHOLE = 64 };
+
+typedef struct model {
+    const char *config, *preset;
+    double planned;
+} model;
+
+/* planned: milliseconds of a step of 64 streams on one H200, bf16, learned spans,
+   attention by mma.sync */
 static const model models[] = {{"12x512", "enwik8", 31}, {"24x768", "enwik8_large", 129}};
+
 enum { MODELS = sizeof models / sizeof *models };
 
-typedef struct net { const char *name; double gbit; int nics; } net;      /* of each network adapter; adapters of a machine */
-static const net nets[] = {{"NVLink", 0, 0}, {"200 Gb/s a machine", 200, 1}, {"400 Gb/s a machine", 400, 1},
-    {"200 Gb/s a GPU", 200, GPUS}, {"400 Gb/s a GPU", 400, GPUS}};
+/* of each network adapter; adapters of a machine */
+typedef struct net {
+    const char *name;
+    double gbit;
+    int nics;
+} net;
+
+static const net nets[] = {{"NVLink", 0, 0},
+                           {"200 Gb/s a machine", 200, 1},
+                           {"400 Gb/s a machine", 400, 1},
+                           {"200 Gb/s a GPU", 200, GPUS},
+                           {"400 Gb/s a GPU", 400, GPUS}};
+
 enum { NETS = sizeof nets / sizeof *nets };
+
 
 // >>compute
 
-/* A step of `streams` streams on one GPU, seconds; of each layer the halves in backward's order: feed-forward, then attention. */
-typedef struct phases { double forward, head, half[64][2], embedding, update, backward, all; size_t layers; } phases;
+/* A step of `streams` streams on one GPU, seconds; of each layer the halves in
+   backward's order: feed-forward, then attention. */
+typedef struct phases {
+    double forward, head, half[64][2], embedding, update, backward, all;
+    size_t layers;
+} phases;
 
 static config with_streams(const model *m, double streams) {
     int i;
     config c = configs[0];
-    for (i = 0; i < CONFIGS; i++) if (!strcmp(configs[i].name, m->config)) c = configs[i];
+    for (i = 0; i < CONFIGS; i++)
+        if (!strcmp(configs[i].name, m->config)) c = configs[i];
     c.batch = (size_t)streams;
     return c;
 }
-static int is_backward(const char *name) { return strstr(name, "backward") || !strncmp(name, "gradients", 9); }
-static int is_inner(const char *name) { return strstr(name, "W1") || strstr(name, "relu"); }
+
+static int is_backward(const char *name) {
+    return strstr(name, "backward") || !strncmp(name, "gradients", 9);
+}
+
+static int is_inner(const char *name) {
+    return strstr(name, "W1") || strstr(name, "relu");
+}
+
 static double roofline(const model *m, double streams) {
     config c = with_streams(m, streams);
     work w;
     work_count(&w, &c);
     return work_sum(&w, -1, 2) * 1e-3;
 }
-/* Nodes of a step's CUDA graph, as cuda_model.h counts them; PLAN_NODE microseconds each */
+
+/* Nodes of a step's CUDA graph, as cuda_model.h counts them; PLAN_NODE microseconds
+   each */
 static double nodes(const config *c) {
     double n = 0;
     work w;
@@ -55,9 +93,12 @@ static double nodes(const config *c) {
     for (i = 0; i < w.rows; i++) n += w.row[i].calls;
     return n;
 }
+
 static phases step_of(const model *m, double streams) {
     config c = with_streams(m, streams);
-    double launch = 1e-6 * PLAN_NODE * nodes(&c), slow = (m->planned * 1e-3 - launch) / roofline(m, WHOLE);      /* the plan / roofline */
+    /* the plan / roofline */
+    double launch = 1e-6 * PLAN_NODE * nodes(&c),
+           slow = (m->planned * 1e-3 - launch) / roofline(m, WHOLE);
     phases p;
     work w;
     size_t l;
@@ -68,18 +109,27 @@ static phases step_of(const model *m, double streams) {
         memset(&w, 0, sizeof w);
         work_layer(&w, &c, l);
         for (i = 0; i < w.rows; i++)
-            *(is_backward(w.row[i].name) ? &p.half[l][!is_inner(w.row[i].name)] : &p.forward) += slow * 1e-3 * w.row[i].ms;
+            *(is_backward(w.row[i].name) ? &p.half[l][!is_inner(w.row[i].name)]
+                                         : &p.forward) += slow * 1e-3 * w.row[i].ms;
         for (i = 0; i < 2; i++) p.half[l][i] += launch / 3 / (double)c.layers;
     }
     p.forward += launch / 3;
     work_count(&w, &c);
     for (i = 0; i < w.rows; i++) {
         double t = slow * 1e-3 * w.row[i].ms;
-        if (!strncmp(w.row[i].name, "output layer", 12)) *(is_backward(w.row[i].name) ? &p.head : &p.forward) += t;
-        if (!strncmp(w.row[i].name, "cross", 5)) { p.forward += t / 2; p.head += t / 2; }
-        if (!strcmp(w.row[i].name, "embedding")) { p.forward += t / 2; p.embedding += t / 2; }
+        if (!strncmp(w.row[i].name, "output layer", 12))
+            *(is_backward(w.row[i].name) ? &p.head : &p.forward) += t;
+        if (!strncmp(w.row[i].name, "cross", 5)) {
+            p.forward += t / 2;
+            p.head += t / 2;
+        }
+        if (!strcmp(w.row[i].name, "embedding")) {
+            p.forward += t / 2;
+            p.embedding += t / 2;
+        }
         if (w.row[i].group == UPDATE) p.update += t;
-        if (!strncmp(w.row[i].name, "sums", 4)) for (l = 0; l < 2 * c.layers; l++) p.half[l / 2][l % 2] += t / 2 / (double)c.layers;
+        if (!strncmp(w.row[i].name, "sums", 4))
+            for (l = 0; l < 2 * c.layers; l++) p.half[l / 2][l % 2] += t / 2 / (double)c.layers;
     }
     for (l = 0; l < c.layers; l++) p.backward += p.half[l][0] + p.half[l][1];
     p.backward += p.head + p.embedding;
@@ -87,19 +137,32 @@ static phases step_of(const model *m, double streams) {
     return p;
 }
 
+
 // >>buckets
 
-/* Parameters in the order of stx_span_params, and when backward has made the gradient of each (seconds after it began) */
-typedef struct gradients { double size[64 * 11 + 4], ready[64 * 11 + 4], all; int n; } gradients;
-static void add_gradient(gradients *g, double size, double ready) { g->size[g->n] = size; g->ready[g->n++] = ready; g->all += size; }
+/* Parameters in the order of stx_span_params, and when backward has made the gradient
+   of each (seconds after it began) */
+typedef struct gradients {
+    double size[64 * 11 + 4], ready[64 * 11 + 4], all;
+    int n;
+} gradients;
+
+static void add_gradient(gradients *g, double size, double ready) {
+    g->size[g->n] = size;
+    g->ready[g->n++] = ready;
+    g->all += size;
+}
+
 static void list_gradients(gradients *g, const config *c, const phases *p) {
     double d = (double)c->dim, f = (double)c->inner, at[64][2], t = p->head;
     size_t l;
     int i;
     g->n = 0;
     g->all = 0;
-    for (l = c->layers; l-- > 0; ) for (i = 0; i < 2; i++) at[l][i] = t += p->half[l][i];
-    add_gradient(g, d / (double)c->heads * (double)c->span, t);     /* key_pe, which all layers use */
+    for (l = c->layers; l-- > 0;)
+        for (i = 0; i < 2; i++) at[l][i] = t += p->half[l][i];
+    /* key_pe, which all layers use */
+    add_gradient(g, d / (double)c->heads * (double)c->span, t);
     add_gradient(g, VOCAB * d, t + p->embedding);
     add_gradient(g, VOCAB * d + VOCAB, p->head);
     for (l = 0; l < c->layers; l++) {
@@ -111,14 +174,20 @@ static void list_gradients(gradients *g, const config *c, const phases *p) {
     }
 }
 
+
 // >>exchange
 
 /* Bytes a second that leave a machine, and arrive there */
-static double rate_of(const net *w) { return w->nics * w->gbit / 8 * 1e9 * NET_USABLE; }
-/* Seconds until n numbers are the sum of all: a ring over all GPUs; by machines (halves inside by NVLink, the sums of 1/GPUs each between
-   machines by a ring or a tree); `how` says which was the shortest. */
+static double rate_of(const net *w) {
+    return w->nics * w->gbit / 8 * 1e9 * NET_USABLE;
+}
+
+/* Seconds until n numbers are the sum of all: a ring over all GPUs; by machines
+   (halves inside by NVLink, the sums of 1/GPUs each between machines by a ring or a
+   tree); `how` says which was the shortest. */
 static double all_reduce(double n, int gpus, const net *w, const char **how) {
-    double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best, lan = rate_of(w);
+    double bytes = 4 * n, N = gpus, machines = N / GPUS, inside, ring, by_ring, by_tree, best,
+           lan = rate_of(w);
     if (gpus <= GPUS) {
         *how = "ring";
         return CALL + 2 * (N - 1) / N * bytes / NVLINK + 2 * (N - 1) * HOP_INSIDE;
@@ -127,15 +196,27 @@ static double all_reduce(double n, int gpus, const net *w, const char **how) {
     ring = 2 * (N - 1) / N * bytes / (lan < NVLINK ? lan : NVLINK) + 2 * (N - 1) * HOP_NET;
     by_ring = inside + 2 * (machines - 1) / machines * bytes / lan + 2 * (machines - 1) * HOP_NET;
     by_tree = inside + 2 * bytes / lan + 2 * ceil(log2(machines)) * HOP_NET;
-    best = ring; *how = "ring";
-    if (by_ring < best) { best = by_ring; *how = "machines, ring"; }
-    if (by_tree < best) { best = by_tree; *how = "machines, tree"; }
+    best = ring;
+    *how = "ring";
+    if (by_ring < best) {
+        best = by_ring;
+        *how = "machines, ring";
+    }
+    if (by_tree < best) {
+        best = by_tree;
+        *how = "machines, tree";
+    }
     return CALL + best;
 }
-typedef struct exchange { double wire, exposed; } exchange;
-/* Buckets go one after the other, from the end of the list, each when all its gradients are made. exposed: what is left when backward
-   is done */
-static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w, double bucket) {
+
+typedef struct exchange {
+    double wire, exposed;
+} exchange;
+
+/* Buckets go one after the other, from the end of the list, each when all its
+   gradients are made. exposed: what is left when backward is done */
+static exchange overlap(const gradients *g, const phases *p, int gpus, const net *w,
+                        double bucket) {
     exchange e = {0, 0};
     double hi = g->all, lo, end = 0;
     const char *how;
@@ -150,6 +231,7 @@ static exchange overlap(const gradients *g, const phases *p, int gpus, const net
     e.exposed = gpus > 1 && end > p->backward ? end - p->backward : 0;
     return e;
 }
+
 
 // >>tables
 
@@ -186,140 +268,171 @@ static void say_assumptions(void) {
         "traffic on the\n"
         "  network, reading text, evaluation, checkpoints.\n\n");
 }
+
 static void table_models(void) {
     static const double share[] = {64, 8, 1};
     int i, k;
     say("## What a step does and exchanges\n\n");
-    header("model|preset|parameters|gradient MB|buckets|streams a GPU|forward ms|backward ms|update ms|together");
-    for (i = 0; i < MODELS; i++) for (k = 0; k < 3; k++) {
-        config c = with_streams(&models[i], share[k]);
-        phases p = step_of(&models[i], share[k]);
-        row_begin();
-        if (!k) {
-            cell(0, "%s", c.name);
-            cell(1, "%s", models[i].preset);
-            cell(2, "%.0f", parameters(&c));
-            cell(3, "%.0f", 4e-6 * parameters(&c));
-            cell(4, "%.0f", ceil(parameters(&c) / BUCKET));
+    header(
+        "model|preset|parameters|gradient MB|buckets|streams a GPU|forward ms|backward ms|update ms|together");
+    for (i = 0; i < MODELS; i++)
+        for (k = 0; k < 3; k++) {
+            config c = with_streams(&models[i], share[k]);
+            phases p = step_of(&models[i], share[k]);
+            row_begin();
+            if (!k) {
+                cell(0, "%s", c.name);
+                cell(1, "%s", models[i].preset);
+                cell(2, "%.0f", parameters(&c));
+                cell(3, "%.0f", 4e-6 * parameters(&c));
+                cell(4, "%.0f", ceil(parameters(&c) / BUCKET));
+            }
+            cell(5, "%.0f", share[k]);
+            cell(6, "%.2f", 1e3 * p.forward);
+            cell(7, "%.2f", 1e3 * p.backward);
+            cell(8, "%.2f", 1e3 * p.update);
+            cell(9, "%.2f", 1e3 * p.all);
         }
-        cell(5, "%.0f", share[k]);
-        cell(6, "%.2f", 1e3 * p.forward);
-        cell(7, "%.2f", 1e3 * p.backward);
-        cell(8, "%.2f", 1e3 * p.update);
-        cell(9, "%.2f", 1e3 * p.all);
-    }
     print_table();
 }
+
 static void table_speed(const model *m) {
     static const struct { int gpus, first, last; } kind[] = {{8, 0, 0}, {64, 1, 4}, {1024, 1, 4}};
+
     static const double share[] = {1, 8, 64}, bucket[] = {BUCKET, 4.0 * BUCKET};
     const double alone = WHOLE / step_of(m, WHOLE).all;
     int i, k, s, b;
     say("## %s\n\nSpeed: tokens a second, if one GPU with 64 streams has 1. Hidden: what backward hides of the exchange. "
         "Efficiency: of the same\n"
-        "step without an exchange. The last three: with buckets of 4 Mi numbers.\n\n", m->config);
-    header("GPUs|network|streams a GPU|whole batch|step alone ms|exchange ms|hidden|exposed ms|efficiency|speed|exposed ms|"
+        "step without an exchange. The last three: with buckets of 4 Mi numbers.\n\n",
+        m->config);
+    header(
+        "GPUs|network|streams a GPU|whole batch|step alone ms|exchange ms|hidden|exposed ms|efficiency|speed|exposed ms|"
         "efficiency|speed");
-    for (i = 0; i < 3; i++) for (k = kind[i].first; k <= kind[i].last; k++) for (s = 0; s < 3; s++) {
-        config c = with_streams(m, share[s]);
-        phases p = step_of(m, share[s]);
-        gradients g;
-        list_gradients(&g, &c, &p);
-        row_begin();
-        cell(0, "%d", kind[i].gpus);
-        cell(1, "%s", nets[k].name);
-        cell(2, "%.0f", share[s]);
-        cell(3, "%.0f", share[s] * kind[i].gpus);
-        cell(4, "%.2f", 1e3 * p.all);
-        for (b = 0; b < 2; b++) {
-            exchange e = overlap(&g, &p, kind[i].gpus, &nets[k], bucket[b]);
-            int at = 7 + 3 * b;
-            if (!b) { cell(5, "%.2f", 1e3 * e.wire); cell(6, "%.0f %%", 100 * (1 - e.exposed / e.wire)); }
-            cell(at, "%.2f", 1e3 * e.exposed);
-            cell(at + 1, "%.0f %%", 100 * p.all / (p.all + e.exposed));
-            cell(at + 2, "%.1f", share[s] * kind[i].gpus / (p.all + e.exposed) / alone);
-        }
-    }
+    for (i = 0; i < 3; i++)
+        for (k = kind[i].first; k <= kind[i].last; k++)
+            for (s = 0; s < 3; s++) {
+                config c = with_streams(m, share[s]);
+                phases p = step_of(m, share[s]);
+                gradients g;
+                list_gradients(&g, &c, &p);
+                row_begin();
+                cell(0, "%d", kind[i].gpus);
+                cell(1, "%s", nets[k].name);
+                cell(2, "%.0f", share[s]);
+                cell(3, "%.0f", share[s] * kind[i].gpus);
+                cell(4, "%.2f", 1e3 * p.all);
+                for (b = 0; b < 2; b++) {
+                    exchange e = overlap(&g, &p, kind[i].gpus, &nets[k], bucket[b]);
+                    int at = 7 + 3 * b;
+                    if (!b) {
+                        cell(5, "%.2f", 1e3 * e.wire);
+                        cell(6, "%.0f %%", 100 * (1 - e.exposed / e.wire));
+                    }
+                    cell(at, "%.2f", 1e3 * e.exposed);
+                    cell(at + 1, "%.0f %%", 100 * p.all / (p.all + e.exposed));
+                    cell(at + 2, "%.1f", share[s] * kind[i].gpus / (p.all + e.exposed) / alone);
+                }
+            }
     print_table();
 }
+
 static void table_buckets(void) {
     static const double bucket[] = {1, 4, 16};
+
     static const struct { int gpus, net; } at[] = {{8, 0}, {64, 4}, {1024, 4}};
+
     int i, k, b;
     say("## Size of the buckets\n\n8 streams a GPU; 64 and 1024 GPUs with 400 Gb/s each. Exchange and what of it is exposed, "
         "ms, for buckets of 1, 4 and 16 Mi\n"
         "numbers (`stx_group_desc.bucket`).\n\n");
     header("model|GPUs|1 Mi: exchange|exposed|4 Mi: exchange|exposed|16 Mi: exchange|exposed");
-    for (i = 0; i < MODELS; i++) for (k = 0; k < 3; k++) {
-        config c = with_streams(&models[i], 8);
-        phases p = step_of(&models[i], 8);
-        gradients g;
-        list_gradients(&g, &c, &p);
-        row_begin();
-        cell(0, "%s", models[i].config);
-        cell(1, "%d", at[k].gpus);
-        for (b = 0; b < 3; b++) {
-            exchange e = overlap(&g, &p, at[k].gpus, &nets[at[k].net], bucket[b] * (1 << 20));
-            cell(2 + 2 * b, "%.2f", 1e3 * e.wire);
-            cell(3 + 2 * b, "%.2f", 1e3 * e.exposed);
+    for (i = 0; i < MODELS; i++)
+        for (k = 0; k < 3; k++) {
+            config c = with_streams(&models[i], 8);
+            phases p = step_of(&models[i], 8);
+            gradients g;
+            list_gradients(&g, &c, &p);
+            row_begin();
+            cell(0, "%s", models[i].config);
+            cell(1, "%d", at[k].gpus);
+            for (b = 0; b < 3; b++) {
+                exchange e = overlap(&g, &p, at[k].gpus, &nets[at[k].net], bucket[b] * (1 << 20));
+                cell(2 + 2 * b, "%.2f", 1e3 * e.wire);
+                cell(3 + 2 * b, "%.2f", 1e3 * e.exposed);
+            }
         }
-    }
     print_table();
 }
+
 static void table_latency(void) {
     static const int gpus[] = {64, 1024};
     static const double mi[] = {1, 16};
     int k, b;
     say("## One all-reduce: ring and tree\n\n400 Gb/s a GPU. Waiting: the steps of it that take as long for one number. ms.\n\n");
     header("GPUs|Mi numbers|bytes alone|ring over all|waiting|shortest|waiting|which");
-    for (k = 0; k < 2; k++) for (b = 0; b < 2; b++) {
-        const net *w = &nets[4];
-        double N = gpus[k], n = mi[b] * (1 << 20), rate = rate_of(w) < NVLINK ? rate_of(w) : NVLINK;
-        const char *how, *tiny_how;
-        double best = all_reduce(n, gpus[k], w, &how), least = all_reduce(1, gpus[k], w, &tiny_how);
-        row_begin();
-        cell(0, "%d", gpus[k]);
-        cell(1, "%.0f", mi[b]);
-        cell(2, "%.3f", 1e3 * 8 * (N - 1) / N * n / rate);
-        cell(3, "%.2f", 1e3 * (CALL + 8 * (N - 1) / N * n / rate + 2 * (N - 1) * HOP_NET));
-        cell(4, "%.2f", 1e3 * (CALL + 2 * (N - 1) * HOP_NET));
-        cell(5, "%.3f", 1e3 * best);
-        cell(6, "%.3f", 1e3 * least);
-        cell(7, "%s", how);
-    }
+    for (k = 0; k < 2; k++)
+        for (b = 0; b < 2; b++) {
+            const net *w = &nets[4];
+            double N = gpus[k], n = mi[b] * (1 << 20),
+                   rate = rate_of(w) < NVLINK ? rate_of(w) : NVLINK;
+            const char *how, *tiny_how;
+            double best = all_reduce(n, gpus[k], w, &how),
+                   least = all_reduce(1, gpus[k], w, &tiny_how);
+            row_begin();
+            cell(0, "%d", gpus[k]);
+            cell(1, "%.0f", mi[b]);
+            cell(2, "%.3f", 1e3 * 8 * (N - 1) / N * n / rate);
+            cell(3, "%.2f", 1e3 * (CALL + 8 * (N - 1) / N * n / rate + 2 * (N - 1) * HOP_NET));
+            cell(4, "%.2f", 1e3 * (CALL + 2 * (N - 1) * HOP_NET));
+            cell(5, "%.3f", 1e3 * best);
+            cell(6, "%.3f", 1e3 * least);
+            cell(7, "%s", how);
+        }
     print_table();
 }
+
 static void table_share(void) {
     enum { SMS = 132, TILE = 128 };
+
     static const double share[] = {1, 2, 4, 8, 16, 64};
     int i, k;
     say("## How many streams a GPU wants\n\nTiles of 128 x 128 of a layer's smallest products (queries: rows of the block by "
         "d). An H200 has %d multiprocessors; with fewer tiles\n"
         "some have nothing to do. Step: by the assumptions above, which leave that out. Time a stream: 64 streams have 1. A "
         "stream's text: of\n"
-        "enwik8's 90 million tokens of training; a memory of 8192 tokens fills in 16 blocks.\n\n", SMS);
-    header("model|streams a GPU|rows|tiles|fill the GPU|step ms|time a stream|1024 GPUs: whole batch|tokens a step M|"
+        "enwik8's 90 million tokens of training; a memory of 8192 tokens fills in 16 blocks.\n\n",
+        SMS);
+    header(
+        "model|streams a GPU|rows|tiles|fill the GPU|step ms|time a stream|1024 GPUs: whole batch|tokens a step M|"
         "blocks of a stream's text");
-    for (i = 0; i < MODELS; i++) for (k = 0; k < 6; k++) {
-        config c = with_streams(&models[i], share[k]);
-        double rows = share[k] * (double)c.block, count = ceil(rows / TILE) * ceil((double)c.dim / TILE);
-        double t = step_of(&models[i], share[k]).all;
-        row_begin();
-        cell(0, "%s", models[i].config);
-        cell(1, "%.0f", share[k]);
-        cell(2, "%.0f", rows);
-        cell(3, "%.0f", count);
-        cell(4, "%.0f %%", 100 * (count < SMS ? count / SMS : 1));
-        cell(5, "%.2f", 1e3 * t);
-        cell(6, "%.2f", t / share[k] * WHOLE / step_of(&models[i], WHOLE).all);
-        cell(7, "%.0f", share[k] * 1024);
-        cell(8, "%.1f", rows * 1024 * 1e-6);
-        cell(9, "%.1f", 90e6 / (rows * 1024));
-    }
+    for (i = 0; i < MODELS; i++)
+        for (k = 0; k < 6; k++) {
+            config c = with_streams(&models[i], share[k]);
+            double rows = share[k] * (double)c.block,
+                   count = ceil(rows / TILE) * ceil((double)c.dim / TILE);
+            double t = step_of(&models[i], share[k]).all;
+            row_begin();
+            cell(0, "%s", models[i].config);
+            cell(1, "%.0f", share[k]);
+            cell(2, "%.0f", rows);
+            cell(3, "%.0f", count);
+            cell(4, "%.0f %%", 100 * (count < SMS ? count / SMS : 1));
+            cell(5, "%.2f", 1e3 * t);
+            cell(6, "%.2f", t / share[k] * WHOLE / step_of(&models[i], WHOLE).all);
+            cell(7, "%.0f", share[k] * 1024);
+            cell(8, "%.1f", rows * 1024 * 1e-6);
+            cell(9, "%.1f", 90e6 / (rows * 1024));
+        }
     print_table();
 }
+
 static void table_memory(void) {
-    static const struct { const char *name; double p; } of[] = {{"24x768", 208988608}, {"SRU++ lm1b-large-k5", 465318339}};
+    static const struct {
+        const char *name;
+        double p;
+    } of[] = {{"24x768", 208988608}, {"SRU++ lm1b-large-k5", 465318339}};
+
     static const double ranks[] = {1, 8, 64, 1024};
     int i, k;
     say("## Memory, and --shard\n\nGB a GPU in bfloat16: parameters 4 bytes and their "
@@ -329,25 +442,30 @@ static void table_memory(void) {
         "an all-reduce for gradients and half, which backward does not hide, for parameters. Update: 30 bytes a parameter at 80 "
         "%% of %.1f TB/s. Activations "
         "and memories of\n"
-        "streams come on top.\n\n", ROOF_BYTES * 1e-12);
-    header("model|parameters M|GPUs|parameters|gradients|states|together|states sharded|together|update ms|sharded");
-    for (i = 0; i < 2; i++) for (k = 0; k < 4; k++) {
-        double p = of[i].p * 1e-9, N = ranks[k], update = 1e3 * 30 * of[i].p / (0.8 * ROOF_BYTES);
-        row_begin();
-        cell(0, "%s", of[i].name);
-        cell(1, "%.0f", p * 1e3);
-        cell(2, "%.0f", N);
-        cell(3, "%.2f", 6 * p);
-        cell(4, "%.2f", 4 * p);
-        cell(5, "%.2f", 8 * p);
-        cell(6, "%.2f", 18 * p);
-        cell(7, "%.2f", 8 * p / N);
-        cell(8, "%.2f", 10 * p + 8 * p / N);
-        cell(9, "%.2f", update);
-        cell(10, "%.2f", update / N);
-    }
+        "streams come on top.\n\n",
+        ROOF_BYTES * 1e-12);
+    header(
+        "model|parameters M|GPUs|parameters|gradients|states|together|states sharded|together|update ms|sharded");
+    for (i = 0; i < 2; i++)
+        for (k = 0; k < 4; k++) {
+            double p = of[i].p * 1e-9, N = ranks[k],
+                   update = 1e3 * 30 * of[i].p / (0.8 * ROOF_BYTES);
+            row_begin();
+            cell(0, "%s", of[i].name);
+            cell(1, "%.0f", p * 1e3);
+            cell(2, "%.0f", N);
+            cell(3, "%.2f", 6 * p);
+            cell(4, "%.2f", 4 * p);
+            cell(5, "%.2f", 8 * p);
+            cell(6, "%.2f", 18 * p);
+            cell(7, "%.2f", 8 * p / N);
+            cell(8, "%.2f", 10 * p + 8 * p / N);
+            cell(9, "%.2f", update);
+            cell(10, "%.2f", update / N);
+        }
     print_table();
 }
+
 /* Does the trainer count as many parameters? */
 static int compare(const char *trainer) {
     int i, ok = 1;
@@ -356,10 +474,12 @@ static int compare(const char *trainer) {
         char command[512];
         double n = 0;
         FILE *f;
-        snprintf(command, sizeof command, "'%s' --preset %s --vocab %d --dry-run", trainer, models[i].preset, VOCAB);
+        snprintf(command, sizeof command, "'%s' --preset %s --vocab %d --dry-run", trainer,
+                 models[i].preset, VOCAB);
         f = popen(command, "r");
         if (!f || fscanf(f, "%lf", &n) != 1 || fabs(n - parameters(&c)) > 0.5) {
-            fprintf(stderr, "ranks_model: %s has %.0f parameters here, and %.0f by %s\n", c.name, parameters(&c), n, command);
+            fprintf(stderr, "ranks_model: %s has %.0f parameters here, and %.0f by %s\n", c.name,
+                    parameters(&c), n, command);
             ok = 0;
         }
         if (f) pclose(f);
@@ -370,8 +490,12 @@ static int compare(const char *trainer) {
 int main(int argc, char **argv) {
     int i;
     for (i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--trainer") && i + 1 < argc) { if (!compare(argv[++i])) return 1; }
-        else { fprintf(stderr, "ranks_model [--trainer build/train_attn_span]\n"); return 2; }
+        if (!strcmp(argv[i], "--trainer") && i + 1 < argc) {
+            if (!compare(argv[++i])) return 1;
+        } else {
+            fprintf(stderr, "ranks_model [--trainer build/train_attn_span]\n");
+            return 2;
+        }
     }
     say_assumptions();
     table_models();

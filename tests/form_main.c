@@ -1,11 +1,12 @@
-/* form_main.c - the program that form.sh compiles in many ways. FORM_HEADER is the header, FORM_CALL one of its functions
-   (any that takes one pointer: NULL is accepted everywhere), FORM_IMPLEMENT makes this the unit with the implementation,
-   FORM_OTHER says that form_other.c is linked too. Exits with 0 when all is well. */
+/* form_main.c - the program that form.sh compiles in many ways. FORM_HEADER is the
+   header, FORM_CALL one of its functions (any that takes one pointer: NULL is accepted
+   everywhere), FORM_IMPLEMENT makes this the unit with the implementation, FORM_OTHER
+   says that form_other.c is linked too. Exits with 0 when all is well. */
 #ifdef FORM_IMPLEMENT
   #define SEQTX_IMPLEMENTATION
 #endif
 #include FORM_HEADER
-#include FORM_HEADER      /* a second time does nothing */
+#include FORM_HEADER /* a second time does nothing */
 
 #ifdef SEQTX_TESTS_HOSTILE_H
   #if !defined(A) || !defined(C) || !defined(I) || !defined(Z) || !defined(round)
@@ -17,7 +18,8 @@
   #ifdef __cplusplus
 extern "C"
   #endif
-int form_other(void);
+    int
+    form_other(void);
 #endif
 
 int main(void) {

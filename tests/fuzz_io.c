@@ -5,30 +5,41 @@
    The first byte of an input chooses the reader. A broken promise of the library ends in abort(). */
 
 #ifdef STX_TEST_STUB
-#include "stub.h"
+  #include "stub.h"
 #else
-#include "../seqtx.h"
-#include "../seqtx_text.h"
+  #include "../seqtx.h"
+  #include "../seqtx_text.h"
 #endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MUST(c) do { if (!(c)) { fprintf(stderr, "fuzz_io.c:%d: %s (%s)\n", __LINE__, #c, stx_error(x)); abort(); } } while (0)
+#define MUST(c) \
+  do { \
+    if (!(c)) { \
+      fprintf(stderr, "fuzz_io.c:%d: %s (%s)\n", __LINE__, #c, stx_error(x)); \
+      abort(); \
+    } \
+  } while (0)
 
 static char path[512];
-static long taken[3];           /* inputs that were accepted, by reader */
-static stx_ctx *shared;         /* of 20 inputs: to make one takes longer than to read one */
+static long taken[3];   /* inputs that were accepted, by reader */
+static stx_ctx *shared; /* of 20 inputs: to make one takes longer than to read one */
 
 static void put(const unsigned char *s, size_t n) {
     FILE *f;
     if (!path[0]) {
         const char *tmp = getenv("TMPDIR");
-        snprintf(path, sizeof path, "%.200s/seqtx_fuzz.%p.tmp", tmp && *tmp ? tmp : "/tmp", (void *)path);
+        snprintf(path, sizeof path, "%.200s/seqtx_fuzz.%p.tmp", tmp && *tmp ? tmp : "/tmp",
+                 (void *)path);
     }
-    remove(path);               /* some file systems flush a file that is truncated and written again */
+    /* some file systems flush a file that is truncated and written again */
+    remove(path);
     f = fopen(path, "wb");
-    if (!f || fwrite(s, 1, n, f) != n || fclose(f) != 0) { fprintf(stderr, "cannot write %s\n", path); exit(2); }
+    if (!f || fwrite(s, 1, n, f) != n || fclose(f) != 0) {
+        fprintf(stderr, "cannot write %s\n", path);
+        exit(2);
+    }
 }
 
 static void fuzz_file(stx_ctx *x, const unsigned char *s, size_t n) {
@@ -80,8 +91,8 @@ static void fuzz_blob(stx_ctx *x, const unsigned char *s, size_t n) {
             const char *p = stx_vocab_piece(v, (int32_t)i, &len);
             int32_t id = -1;
             MUST(p && stx_vocab_find(v, p, len) == (int32_t)i);
-            if ((int32_t)i != stx_vocab_eos(v) && (int32_t)i != stx_vocab_unk(v)) MUST(stx_vocab_encode(v, p, len, &id, 1) == 1 &&
-                id == (int32_t)i);
+            if ((int32_t)i != stx_vocab_eos(v) && (int32_t)i != stx_vocab_unk(v))
+                MUST(stx_vocab_encode(v, p, len, &id, 1) == 1 && id == (int32_t)i);
         }
         taken[1]++;
     }
@@ -118,10 +129,12 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
         MUST(len == stx_corpus_size(c) || (len + 1 == stx_corpus_size(c) && stx_vocab_eos(v) >= 0));
         ids = (int32_t *)malloc((len + 1) * sizeof *ids);
         got = (int32_t *)malloc((len + 1) * sizeof *got);
-        MUST(ids && got && stx_vocab_encode(v, (const char *)s, n, ids, len) == len && stx_corpus_read(c, 0, len, got));
+        MUST(ids && got && stx_vocab_encode(v, (const char *)s, n, ids, len) == len
+             && stx_corpus_read(c, 0, len, got));
         MUST(!memcmp(ids, got, len * sizeof *ids));
         for (i = 0; i < len; i++) MUST(ids[i] >= 0 && (size_t)ids[i] < stx_vocab_size(v));
-        if (d.kind != STX_TOK_WORDS && d.min_count < 2 && (d.kind == STX_TOK_BYTES || !d.eos)) {       /* nothing is lost */
+        /* nothing is lost */
+        if (d.kind != STX_TOK_WORDS && d.min_count < 2 && (d.kind == STX_TOK_BYTES || !d.eos)) {
             char *text = (char *)malloc(n + 1);
             MUST(text && stx_vocab_decode(v, ids, len, text, n) == n - mark);
             MUST(!memcmp(text, s + mark, n - mark));
@@ -136,7 +149,8 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
             b = stx_corpus_open(x, v, path, cut, 0);
             if (!b) stx_clear_error(x);
             MUST(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n - mark);
-            if (v && stx_vocab_eos(v) < 0) MUST(stx_corpus_size(a) + stx_corpus_size(b) == stx_corpus_size(c));
+            if (v && stx_vocab_eos(v) < 0)
+                MUST(stx_corpus_size(a) + stx_corpus_size(b) == stx_corpus_size(c));
             stx_corpus_close(a);
             stx_corpus_close(b);
         }
@@ -149,22 +163,31 @@ static void fuzz_text(stx_ctx *x, const unsigned char *s, size_t n) {
 #ifdef __cplusplus
 extern "C"
 #endif
-int LLVMFuzzerTestOneInput(const uint8_t *s, size_t n);
+    int
+    LLVMFuzzerTestOneInput(const uint8_t *s, size_t n);
+
 int LLVMFuzzerTestOneInput(const uint8_t *s, size_t n) {
     static int uses;
     stx_ctx *x = shared;
     if (!n) return 0;
     if (!x && (x = shared = stx_create(NULL)) == NULL) return 0;
     stx_clear_error(x);
-    if (s[0] % 3 == 0) fuzz_file(x, s + 1, n - 1);
-    else if (s[0] % 3 == 1) fuzz_blob(x, s + 1, n - 1);
-    else fuzz_text(x, s + 1, n - 1);
-    if (++uses % 20 == 0) { stx_destroy(x); shared = NULL; }
+    if (s[0] % 3 == 0)
+        fuzz_file(x, s + 1, n - 1);
+    else if (s[0] % 3 == 1)
+        fuzz_blob(x, s + 1, n - 1);
+    else
+        fuzz_text(x, s + 1, n - 1);
+    if (++uses % 20 == 0) {
+        stx_destroy(x);
+        shared = NULL;
+    }
     return 0;
 }
 
 #ifndef STX_LIBFUZZER
 static uint64_t state;
+
 static uint32_t rnd(uint32_t n) {
     state ^= state << 13;
     state ^= state >> 7;
@@ -172,30 +195,68 @@ static uint32_t rnd(uint32_t n) {
     return (uint32_t)(state >> 33) % n;
 }
 
-#define H1 "{\"__metadata__\":{\"step\":\"1\\u00e4\\ud83d\\ude00\"},\"w\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}," \
-           "\"b\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[8,10]},\"n\":{\"dtype\":\"U8\",\"shape\":[0,3],\"data_offsets\":[10,10]}}"
-#define H3 "{\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}," \
-           "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[4,6]}," \
-           "\"d7\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[6,10]}," \
-           "\"n\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[10,12]}}"
-#define H2 "{\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]}} "
-static const struct { const char *s; size_t n; } seeds[] = {
-#define SEED(t) { t, sizeof(t) - 1 }
-    SEED("\0\0\0\0\0\0\0\0\0" H1 "0123456789"), SEED("\0\0\0\0\0\0\0\0\0" H2 "01234567"), SEED("\0\2\0\0\0\0\0\0\0{}"),
+  #define H1 \
+    "{\"__metadata__\":{\"step\":\"1\\u00e4\\ud83d\\ude00\"},\"w\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}," \
+    "\"b\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[8,10]},\"n\":{\"dtype\":\"U8\",\"shape\":[0,3],\"data_offsets\":[10,10]}}"
+  #define H3 \
+    "{\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}," \
+    "\"b\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[4,6]}," \
+    "\"d7\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[6,10]}," \
+    "\"n\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[10,12]}}"
+  #define H2 "{\"i\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]}} "
+
+static const struct {
+    const char *s;
+    size_t n;
+} seeds[] = {
+
+  #define SEED(t) \
+    { t, sizeof(t) - 1 }
+    SEED("\0\0\0\0\0\0\0\0\0" H1 "0123456789"),
+    SEED("\0\0\0\0\0\0\0\0\0" H2 "01234567"),
+    SEED("\0\2\0\0\0\0\0\0\0{}"),
     SEED("\0\0\0\0\0\0\0\0\0" H3 "0123456789AB"),
     SEED("\1STXV\1\2\2\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\3\0\0\0b\xC3\xA4"),
     SEED("\1STXV\1\0\3\0\3\0\0\0\0\0\0\0\1\0\0\0a\5\0\0\0<eos>\1\0\0\0\xFF"),
     SEED("\1STXV\1\1\0\0\3\0\0\0\0\0\0\0\1\0\0\0a\2\0\0\0\xC3\xA4\5\0\0\0<unk>"),
-    SEED("\2\2\5the cat sat\r\non the\xC2\xA0mat \xE2\x80\xA8 <unk>\n\n"), SEED("\2\1\4b\xC3\xA4 \xF0\x9F\x98\x80\r\n\xE2\x82\xAC"),
-    SEED("\2\x0A\3" "abc\nab"), SEED("\2\x95\7w w v u\nw v"), SEED("\2\x5C\1 \t\r\r\n\n x")
-};
+    SEED("\2\2\5the cat sat\r\non the\xC2\xA0mat \xE2\x80\xA8 <unk>\n\n"),
+    SEED("\2\1\4b\xC3\xA4 \xF0\x9F\x98\x80\r\n\xE2\x82\xAC"),
+    SEED("\2\x0A\3"
+         "abc\nab"),
+    SEED("\2\x95\7w w v u\nw v"),
+    SEED("\2\x5C\1 \t\r\r\n\n x")};
 /* pieces that a blind change of bytes would hardly ever find */
-static const char *const words[] = { "{", "}", "[", "]", ",", ":", "\"", "\\u0000", "\\ud800", "\\n", "\"dtype\"", "\"F64\"",
-    "\"F16\"", "\"BOOL\"", "\"F4\"", "\"shape\":[1,1,1,1,1]",
-    "\"shape\":[0]",
-    "\"data_offsets\":[0,0]", "18446744073709551615", "4294967296", "-1", "1.0", "\"__metadata__\":{}", "\xEF\xBB\xBF", "\xED\xA0\x80",
-        "\r\n", "<eos>",
-    "<unk>", "\xC2\x85", "\xE3\x80\x80", "null" };
+static const char *const words[] = {"{",
+                                    "}",
+                                    "[",
+                                    "]",
+                                    ",",
+                                    ":",
+                                    "\"",
+                                    "\\u0000",
+                                    "\\ud800",
+                                    "\\n",
+                                    "\"dtype\"",
+                                    "\"F64\"",
+                                    "\"F16\"",
+                                    "\"BOOL\"",
+                                    "\"F4\"",
+                                    "\"shape\":[1,1,1,1,1]",
+                                    "\"shape\":[0]",
+                                    "\"data_offsets\":[0,0]",
+                                    "18446744073709551615",
+                                    "4294967296",
+                                    "-1",
+                                    "1.0",
+                                    "\"__metadata__\":{}",
+                                    "\xEF\xBB\xBF",
+                                    "\xED\xA0\x80",
+                                    "\r\n",
+                                    "<eos>",
+                                    "<unk>",
+                                    "\xC2\x85",
+                                    "\xE3\x80\x80",
+                                    "null"};
 
 /* The header's length field set right, so that changes reach the parser. */
 static void fix_length(unsigned char *b, size_t n, size_t data) {
@@ -214,7 +275,9 @@ int main(int argc, char **argv) {
     long i, count = argc > 1 ? atol(argv[1]) : 20000;
     state = 0x9E3779B97F4A7C15u + (argc > 2 ? (uint64_t)atol(argv[2]) : 0);
     for (i = 0; i < count; i++) {
-        size_t which = i < (long)(sizeof seeds / sizeof *seeds) ? (size_t)i : rnd(sizeof seeds / sizeof *seeds), n = seeds[which].n, k, at;
+        size_t which = i < (long)(sizeof seeds / sizeof *seeds) ? (size_t)i
+                                                                : rnd(sizeof seeds / sizeof *seeds),
+               n = seeds[which].n, k, at;
         int changes = i < (long)(sizeof seeds / sizeof *seeds) ? 0 : 1 + (int)rnd(4);
         memcpy(b, seeds[which].s, n);
         if (b[0] == 0) fix_length(b, n, data_of(which));
@@ -223,30 +286,51 @@ int main(int argc, char **argv) {
             switch (rnd(6)) {
             case 0: b[at] ^= (unsigned char)(1 << rnd(8)); break;
             case 1: b[at] = (unsigned char)rnd(256); break;
-            case 2: if (n > 2) n = at + 1; break;                                       /* cut */
-            case 3: k = 1 + rnd(8); if (at + k < n) { memmove(b + at, b + at + k, n - at - k); n -= k; } break;
-            case 4: {                                                                   /* put in */
+            case 2:
+                if (n > 2) n = at + 1;
+                break; /* cut */
+            case 3:
+                k = 1 + rnd(8);
+                if (at + k < n) {
+                    memmove(b + at, b + at + k, n - at - k);
+                    n -= k;
+                }
+                break;
+            /* put in */
+            case 4: {
                 const char *w = words[rnd(sizeof words / sizeof *words)];
                 k = strlen(w);
-                if (n + k < sizeof b) { memmove(b + at + k, b + at, n - at); memcpy(b + at, w, k); n += k; }
+                if (n + k < sizeof b) {
+                    memmove(b + at + k, b + at, n - at);
+                    memcpy(b + at, w, k);
+                    n += k;
+                }
                 break;
             }
             /* repeat */
-            default: k = 1 + rnd(12); if (at + k < n && n + k < sizeof b) { memmove(b + at + k, b + at, n - at); n += k; } break;
+            default:
+                k = 1 + rnd(12);
+                if (at + k < n && n + k < sizeof b) {
+                    memmove(b + at + k, b + at, n - at);
+                    n += k;
+                }
+                break;
             }
         }
         if (b[0] == 0 && n > 9 && rnd(8)) fix_length(b, n, data_of(which));
         LLVMFuzzerTestOneInput(b, n);
-        if (i + 1 == (long)(sizeof seeds / sizeof *seeds) &&
-            (taken[0] != 4 || taken[1] != 3 || taken[2] != 5)) {
-            printf("a seed is refused: %ld %ld %ld\n0 passed, 1 failed\n", taken[0], taken[1], taken[2]);
+        if (i + 1 == (long)(sizeof seeds / sizeof *seeds)
+            && (taken[0] != 4 || taken[1] != 3 || taken[2] != 5)) {
+            printf("a seed is refused: %ld %ld %ld\n0 passed, 1 failed\n", taken[0], taken[1],
+                   taken[2]);
             return 1;
         }
     }
     stx_destroy(shared);
     shared = NULL;
     remove(path);
-    printf("accepted: %ld safetensors, %ld vocabularies, %ld texts\n", taken[0], taken[1], taken[2]);
+    printf("accepted: %ld safetensors, %ld vocabularies, %ld texts\n", taken[0], taken[1],
+           taken[2]);
     printf("%ld passed, %d failed\n", count, count < 1);
     return count < 1;
 }

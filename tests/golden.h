@@ -1,13 +1,18 @@
-/* golden.h - reading the golden vectors of tests/golden. Include after a header of the library and test.h. */
+/* golden.h - reading the golden vectors of tests/golden. Include after a header of the
+   library and test.h. */
 #ifndef STX_TEST_GOLDEN_H
 #define STX_TEST_GOLDEN_H
 
 static const char *dir = "tests/golden";
-#ifndef GOLDEN_DEVICE               /* STX_CUDA: the same vectors for the GPU */
+#ifndef GOLDEN_DEVICE /* STX_CUDA: the same vectors for the GPU */
   #define GOLDEN_DEVICE STX_CPU
 #endif
-/* On a GPU the number of threads changes nothing, and recomputation is of the same kernels: not all of it is repeated there */
-static inline int golden_cpu(void) { return GOLDEN_DEVICE == STX_CPU; }
+/* On a GPU the number of threads changes nothing, and recomputation is of the same
+   kernels: not all of it is repeated there */
+static inline int golden_cpu(void) {
+    return GOLDEN_DEVICE == STX_CPU;
+}
+
 static inline stx_ctx *golden_ctx(int threads) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -15,12 +20,14 @@ static inline stx_ctx *golden_ctx(int threads) {
     d.threads = threads;
     return stx_create(&d);
 }
+
 /* n numbers of a context to the host and back; to be freed */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     stx_fetch(x, h, p, n);
     return h;
 }
+
 static inline void put_f64(stx_ctx *x, stx_real *p, const double *a, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     size_t i;
@@ -37,6 +44,7 @@ static stx_file *open_golden(stx_ctx *x, const char *name) {
     CHECK(f != NULL, "%s", stx_error(x));
     return f;
 }
+
 /* the numbers of an entry, to be freed; NULL when it is not there */
 static double *entry(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
@@ -44,13 +52,18 @@ static double *entry(const stx_file *f, const char *name, size_t *n) {
     if (n) *n = e ? e->count : 0;
     if (!e) return NULL;
     out = (double *)malloc((e->count + 1) * sizeof *out);
-    if (!stx_entry_get_f64(e, out, e->count)) { free(out); return NULL; }
+    if (!stx_entry_get_f64(e, out, e->count)) {
+        free(out);
+        return NULL;
+    }
     return out;
 }
+
 static double meta(const stx_file *f, const char *key, double otherwise) {
     const char *s = stx_file_meta(f, key);
     return s ? atof(s) : otherwise;
 }
+
 /* the whole numbers of an entry, to be freed; NULL when it is not there */
 static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     const stx_entry *e = stx_file_find(f, name);
@@ -66,18 +79,24 @@ static int32_t *integers(const stx_file *f, const char *name, size_t *n) {
     free(v);
     return w;
 }
+
 static inline double need(const stx_file *f, const char *key) {
     CHECK(stx_file_meta(f, key) != NULL, "no metadata %s", key);
     return meta(f, key, 0);
 }
-/* have is the entry, within tol of the entry's largest number (floor, if all are smaller) */
-static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name, const stx_real *have, size_t n, double tol,
-                    double floor_) {
+
+/* have is the entry, within tol of the entry's largest number (floor, if all are
+   smaller) */
+static void same_as(stx_ctx *x, const stx_file *f, const char *what, const char *name,
+                    const stx_real *have, size_t n, double tol, double floor_) {
     size_t m, i;
     double *want = entry(f, name, &m), *got, e;
     stx_real *host;
     CHECK(want && m == n && have, "%s %s: %zu numbers, %zu in the file", what, name, n, m);
-    if (!want || m != n || !have) { free(want); return; }
+    if (!want || m != n || !have) {
+        free(want);
+        return;
+    }
     got = (double *)malloc((n + 1) * sizeof *got);
     host = host_of(x, have, n);
     for (i = 0; i < n; i++) got[i] = (double)host[i];

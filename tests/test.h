@@ -1,5 +1,6 @@
-/* test.h - the few lines that every test program shares. A CHECK that is false is printed with its place; NaN never
-   passes: comparisons are written so that they are false for it. The last line is "N passed, N failed". */
+/* test.h - the few lines that every test program shares. A CHECK that is false is
+   printed with its place; NaN never passes: comparisons are written so that they are
+   false for it. The last line is "N passed, N failed". */
 #ifndef STX_TEST_H
 #define STX_TEST_H
 #include <math.h>
@@ -10,22 +11,37 @@
 
 static long test_passed, test_failed;
 
-#define CHECK(cond, ...) do { if (cond) test_passed++; else { test_failed++; \
-    if (test_failed <= 40) { printf("%s:%d: FAILED %s: ", __FILE__, __LINE__, #cond); printf(__VA_ARGS__); printf("\n"); } } } while (0)
+#define CHECK(cond, ...) \
+  do { \
+    if (cond) \
+      test_passed++; \
+    else { \
+      test_failed++; \
+      if (test_failed <= 40) { \
+        printf("%s:%d: FAILED %s: ", __FILE__, __LINE__, #cond); \
+        printf(__VA_ARGS__); \
+        printf("\n"); \
+      } \
+    } \
+  } while (0)
 /* |a - b| <= tol max(1, |b|) */
-#define CLOSE(a, b, tol) (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
+#define CLOSE(a, b, tol) \
+  (fabs((double)(a) - (double)(b)) <= (tol) * (fabs((double)(b)) > 1 ? fabs((double)(b)) : 1))
 
 /* path: a file of this process in the directory where things are built */
 static inline void test_path(char *path, size_t room, const char *name) {
     const char *build = getenv("BUILD");
-    snprintf(path, room, "%s/%s.%ld.safetensors", build && *build ? build : "build", name, (long)getpid());
+    snprintf(path, room, "%s/%s.%ld.safetensors", build && *build ? build : "build", name,
+             (long)getpid());
 }
 
-/* Largest |a - b| over the largest |b| (or floor, if that is smaller); infinity if anything is not finite. */
+/* Largest |a - b| over the largest |b| (or floor, if that is smaller); infinity if
+   anything is not finite. */
 static inline double test_error(const double *a, const double *b, size_t n, double floor_) {
     double worst = 0, top = floor_;
     size_t i;
-    for (i = 0; i < n; i++) if (fabs(b[i]) > top) top = fabs(b[i]);
+    for (i = 0; i < n; i++)
+        if (fabs(b[i]) > top) top = fabs(b[i]);
     for (i = 0; i < n; i++) {
         double e = fabs(a[i] - b[i]);
         if (!(e <= 1e300)) return HUGE_VAL;
@@ -36,8 +52,11 @@ static inline double test_error(const double *a, const double *b, size_t n, doub
 
 /* A small generator for test data: deterministic, in (-1,1). */
 static uint64_t test_state = 88172645463325252u;
+
 static inline double test_rand(void) {
-    test_state ^= test_state << 13; test_state ^= test_state >> 7; test_state ^= test_state << 17;
+    test_state ^= test_state << 13;
+    test_state ^= test_state >> 7;
+    test_state ^= test_state << 17;
     return (double)(test_state >> 11) / 4503599627370496.0 - 1;
 }
 

@@ -1,5 +1,7 @@
-/* Behaviour of seqtx_compressive.h beyond the golden vectors: steps = segments, causality, streams that do not see each other, resets,
-   what moves memory and what does not, where gradients stop, states in files and hands, recomputation, bad descs, an example by hand. */
+/* Behaviour of seqtx_compressive.h beyond the golden vectors: steps = segments,
+   causality, streams that do not see each other, resets, what moves memory and what
+   does not, where gradients stop, states in files and hands, recomputation, bad descs,
+   an example by hand. */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
 #include "inner.h"
@@ -13,7 +15,9 @@ static const double TOL = 2e-5;
 #endif
 enum { V = 13, S = 6, LAYERS = 3 };
 #ifdef TEST_AMX_EMULATED
-enum { SLOW = 1 };                /* under sanitizers fewer steps and cases of a path: what they come to is seen without them */
+/* under sanitizers fewer steps and cases of a path: what they come to is seen without
+   them */
+enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
 #endif
@@ -28,52 +32,181 @@ static stx_ctx *context(int threads, uint64_t seed) {
     d.seed = seed;
     return stx_create(&d);
 }
+
 static stx_comp_desc small(void) {
     stx_comp_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.layers = LAYERS; d.dim = 16; d.heads = 4; d.inner = 20; d.segment = S; d.mem = 6; d.cmem = 4; d.ratio = 2;
+    d.vocab = V;
+    d.layers = LAYERS;
+    d.dim = 16;
+    d.heads = 4;
+    d.inner = 20;
+    d.segment = S;
+    d.mem = 6;
+    d.cmem = 4;
+    d.ratio = 2;
     return d;
 }
+
 /* Models that differ in all that there is to choose */
 static const size_t some_layers[] = {1, 3}, sizes_m[] = {4, 0, 14}, sizes_c[] = {3, 2, 0};
+
 enum { VARIANTS = 26 };
+
 static stx_comp_desc variant(int k, const char **name) {
-    static const char *const names[VARIANTS] = {"conv", "overlap", "dilated", "max", "mean without memory", "used", "used ernie", "drop",
-        "no memory", "xl after", "ernie, shared heads", "ernie xl after", "rotate", "literal", "gtrxl", "input", "output", "highway",
-        "sigtanh", "autoencode", "bptt", "several sizes", "gru", "bptt dilated", "used, small", "ernie, small"};
+    static const char *const names[VARIANTS] = {"conv",
+                                                "overlap",
+                                                "dilated",
+                                                "max",
+                                                "mean without memory",
+                                                "used",
+                                                "used ernie",
+                                                "drop",
+                                                "no memory",
+                                                "xl after",
+                                                "ernie, shared heads",
+                                                "ernie xl after",
+                                                "rotate",
+                                                "literal",
+                                                "gtrxl",
+                                                "input",
+                                                "output",
+                                                "highway",
+                                                "sigtanh",
+                                                "autoencode",
+                                                "bptt",
+                                                "several sizes",
+                                                "gru",
+                                                "bptt dilated",
+                                                "used, small",
+                                                "ernie, small"};
     stx_comp_desc d = small();
     *name = names[k];
     switch (k) {
-    case 1: d.overlap = 1; d.ratio = 3; d.mem = 10; d.conv_no_bias = 1; break;
-    case 2: d.compress = STX_COMP_DILATED; d.dilations = 2; d.dilation[0] = 1; d.dilation[1] = 2; break;
-    case 3: d.compress = STX_COMP_MAX; d.mem = 4; d.ratio = 3; break;
-    case 4: d.compress = STX_COMP_MEAN; d.mem = STX_COMP_NO_ROWS; break;
-    case 5: d.compress = STX_COMP_USED; d.mem = 9; d.cmem = 7; break;
-    case 6: d.compress = STX_COMP_USED; d.recurrence = STX_COMP_ERNIE; d.ratio = 3; break;
-    case 7: d.compress = STX_COMP_DROP; d.mem = 14; break;
+    case 1:
+        d.overlap = 1;
+        d.ratio = 3;
+        d.mem = 10;
+        d.conv_no_bias = 1;
+        break;
+    case 2:
+        d.compress = STX_COMP_DILATED;
+        d.dilations = 2;
+        d.dilation[0] = 1;
+        d.dilation[1] = 2;
+        break;
+    case 3:
+        d.compress = STX_COMP_MAX;
+        d.mem = 4;
+        d.ratio = 3;
+        break;
+    case 4:
+        d.compress = STX_COMP_MEAN;
+        d.mem = STX_COMP_NO_ROWS;
+        break;
+    case 5:
+        d.compress = STX_COMP_USED;
+        d.mem = 9;
+        d.cmem = 7;
+        break;
+    case 6:
+        d.compress = STX_COMP_USED;
+        d.recurrence = STX_COMP_ERNIE;
+        d.ratio = 3;
+        break;
+    case 7:
+        d.compress = STX_COMP_DROP;
+        d.mem = 14;
+        break;
     case 8: d.no_memory = 1; break;
-    case 9: d.positions = STX_COMP_XL; d.norm_after = d.final_norm = 1; break;
-    case 10: d.recurrence = STX_COMP_ERNIE; d.kv_heads = 2; d.mem = 8; break;
-    case 11: d.recurrence = STX_COMP_ERNIE; d.positions = STX_COMP_XL; d.norm_after = 1; d.kv_heads = 1; break;
-    case 12: d.recurrence = STX_COMP_ROTATE; d.memory_layers = some_layers; d.memory_count = 2; d.mem = 9; break;
-    case 13: d.recurrence = STX_COMP_ROTATE; d.gate = STX_COMP_GRU;
-             d.literal = AGED | STX_COMP_LITERAL_TARGET; d.mogrify = 1; d.mem = 9; break;
-    case 14: d.gate = STX_COMP_GTRXL; d.gate_relu = d.glu = 1; d.emb = 5; break;
+    case 9:
+        d.positions = STX_COMP_XL;
+        d.norm_after = d.final_norm = 1;
+        break;
+    case 10:
+        d.recurrence = STX_COMP_ERNIE;
+        d.kv_heads = 2;
+        d.mem = 8;
+        break;
+    case 11:
+        d.recurrence = STX_COMP_ERNIE;
+        d.positions = STX_COMP_XL;
+        d.norm_after = 1;
+        d.kv_heads = 1;
+        break;
+    case 12:
+        d.recurrence = STX_COMP_ROTATE;
+        d.memory_layers = some_layers;
+        d.memory_count = 2;
+        d.mem = 9;
+        break;
+    case 13:
+        d.recurrence = STX_COMP_ROTATE;
+        d.gate = STX_COMP_GRU;
+        d.literal = AGED | STX_COMP_LITERAL_TARGET;
+        d.mogrify = 1;
+        d.mem = 9;
+        break;
+    case 14:
+        d.gate = STX_COMP_GTRXL;
+        d.gate_relu = d.glu = 1;
+        d.emb = 5;
+        break;
     case 15: d.gate = STX_COMP_INPUT; break;
-    case 16: d.gate = STX_COMP_OUTPUT; d.gate_relu = 1; break;
-    case 17: d.gate = STX_COMP_HIGHWAY; d.tied = 1; break;
-    case 18: d.gate = STX_COMP_SIGTANH; d.norm_after = 1; break;
-    case 19: d.aux = STX_COMP_AUX_AUTOENCODE; d.ratio = 4; d.overlap = 2; break;
-    case 20: d.aux = STX_COMP_AUX_BPTT; d.bptt = 2; d.overlap = 1; d.mem = 8; break;
-    case 21: d.mems = sizes_m; d.cmems = sizes_c; d.positions = STX_COMP_XL; d.kv_heads = 2; break;
-    case 22: d.gate = STX_COMP_GRU; d.gate_bias = 1.5; break;
-    case 23: d.aux = STX_COMP_AUX_BPTT; d.compress = STX_COMP_DILATED; d.recurrence = STX_COMP_ERNIE; break;
-    case 24: d.compress = STX_COMP_USED; d.mem = 4; d.ratio = 4; d.positions = STX_COMP_XL; break;
-    case 25: d.recurrence = STX_COMP_ERNIE; d.mem = 4; d.ratio = 4; break;
+    case 16:
+        d.gate = STX_COMP_OUTPUT;
+        d.gate_relu = 1;
+        break;
+    case 17:
+        d.gate = STX_COMP_HIGHWAY;
+        d.tied = 1;
+        break;
+    case 18:
+        d.gate = STX_COMP_SIGTANH;
+        d.norm_after = 1;
+        break;
+    case 19:
+        d.aux = STX_COMP_AUX_AUTOENCODE;
+        d.ratio = 4;
+        d.overlap = 2;
+        break;
+    case 20:
+        d.aux = STX_COMP_AUX_BPTT;
+        d.bptt = 2;
+        d.overlap = 1;
+        d.mem = 8;
+        break;
+    case 21:
+        d.mems = sizes_m;
+        d.cmems = sizes_c;
+        d.positions = STX_COMP_XL;
+        d.kv_heads = 2;
+        break;
+    case 22:
+        d.gate = STX_COMP_GRU;
+        d.gate_bias = 1.5;
+        break;
+    case 23:
+        d.aux = STX_COMP_AUX_BPTT;
+        d.compress = STX_COMP_DILATED;
+        d.recurrence = STX_COMP_ERNIE;
+        break;
+    case 24:
+        d.compress = STX_COMP_USED;
+        d.mem = 4;
+        d.ratio = 4;
+        d.positions = STX_COMP_XL;
+        break;
+    case 25:
+        d.recurrence = STX_COMP_ERNIE;
+        d.mem = 4;
+        d.ratio = 4;
+        break;
     default: break;
     }
     return d;
 }
+
 /* A model whose tables and biases are not what they begin with */
 static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     stx_comp *m = stx_comp_create(x, d);
@@ -90,6 +223,7 @@ static stx_comp *model(stx_ctx *x, const stx_comp_desc *d) {
     }
     return m;
 }
+
 static int32_t *text(size_t B, size_t n, uint64_t seed) {
     int32_t *t = (int32_t *)malloc(B * n * sizeof *t);
     size_t i;
@@ -97,6 +231,7 @@ static int32_t *text(size_t B, size_t n, uint64_t seed) {
     for (i = 0; i < B * n; i++) t[i] = (int32_t)((test_rand() + 1) * 0.4999 * V);
     return t;
 }
+
 static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
     int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
     size_t b;
@@ -106,20 +241,29 @@ static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t a
     free(buf);
     return ids;
 }
+
 static double difference(const stx_real *a, const stx_real *b, size_t n) {
     double worst = 0;
     size_t i;
-    for (i = 0; i < n; i++) { double e = fabs((double)a[i] - (double)b[i]); if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e; }
+    for (i = 0; i < n; i++) {
+        double e = fabs((double)a[i] - (double)b[i]);
+        if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
+    }
     return worst;
 }
+
 static double largest(const stx_real *a, size_t n) {
     double top = 1;
     size_t i;
-    for (i = 0; i < n; i++) if (fabs((double)a[i]) > top) top = fabs((double)a[i]);
+    for (i = 0; i < n; i++)
+        if (fabs((double)a[i]) > top) top = fabs((double)a[i]);
     return top;
 }
-/* Hidden states (B,n,D) of a text, segment after segment; reset[s]: 1 + the stream that begins anew before segment s */
-static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, stx_comp_state *s, const int *reset) {
+
+/* Hidden states (B,n,D) of a text, segment after segment; reset[s]: 1 + the stream
+   that begins anew before segment s */
+static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, stx_comp_state *s,
+                             const int *reset) {
     const size_t D = m->desc.dim;
     stx_real *all = (stx_real *)calloc(B * n * D, sizeof *all);
     size_t at, b, w;
@@ -127,110 +271,137 @@ static stx_real *by_segments(stx_comp *m, const int32_t *t, size_t B, size_t n, 
         stx_tensor *y;
         w = STX_MIN(n - at, m->desc.segment);
         stx_begin(m->ctx, STX_EVAL);
-        if (reset && reset[at / m->desc.segment]) stx_comp_state_reset_stream(s, (size_t)reset[at / m->desc.segment] - 1);
+        if (reset && reset[at / m->desc.segment])
+            stx_comp_state_reset_stream(s, (size_t)reset[at / m->desc.segment] - 1);
         y = stx_comp_forward(m, block(m->ctx, t, B, n, at, w), NULL, s, s);
         if (!y) break;
-        for (b = 0; b < B; b++) memcpy(all + (b * n + at) * D, y->data + b * w * D, w * D * sizeof *all);
+        for (b = 0; b < B; b++)
+            memcpy(all + (b * n + at) * D, y->data + b * w * D, w * D * sizeof *all);
     }
     CHECK(stx_ok(m->ctx), "%s", stx_error(m->ctx));
     return all;
 }
+
 /* Do two states hold the same, to tol? In rows that are there */
 static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     double worst = 0;
     size_t l, i, k;
     int part;
-    for (part = 0; part < 2; part++) for (l = 0; l < a->model->desc.layers; l++) {
-        const stx_rows_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l], *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
-        const stx_tensor *u = stx_rows_read(part ? a->comp : a->mem, l, SIZE_MAX), *v = stx_rows_read(part ? b->comp : b->mem, l, SIZE_MAX);
-        if (p->real != q->real || p->masked != q->masked || !u != !v) return HUGE_VAL;
-        for (i = 0; u && v && i < a->B * p->real; i++) {
-            if (p->masked && p->pad[i] != q->pad[i]) return HUGE_VAL;
-            if (p->masked && p->pad[i]) continue;
-            for (k = 0; k < p->width; k++) {
-                double e = fabs((double)u->data[i * p->width + k] - (double)v->data[i * p->width + k]);
-                if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
+    for (part = 0; part < 2; part++)
+        for (l = 0; l < a->model->desc.layers; l++) {
+            const stx_rows_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l],
+                                 *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
+            const stx_tensor *u = stx_rows_read(part ? a->comp : a->mem, l, SIZE_MAX),
+                             *v = stx_rows_read(part ? b->comp : b->mem, l, SIZE_MAX);
+            if (p->real != q->real || p->masked != q->masked || !u != !v) return HUGE_VAL;
+            for (i = 0; u && v && i < a->B * p->real; i++) {
+                if (p->masked && p->pad[i] != q->pad[i]) return HUGE_VAL;
+                if (p->masked && p->pad[i]) continue;
+                for (k = 0; k < p->width; k++) {
+                    double e = fabs((double)u->data[i * p->width + k]
+                                    - (double)v->data[i * p->width + k]);
+                    if (!(e <= worst)) worst = isnan(e) ? HUGE_VAL : e;
+                }
             }
         }
-    }
-    for (i = 0; i < a->B; i++) if (a->seen[i] != b->seen[i]) return HUGE_VAL;
+    for (i = 0; i < a->B; i++)
+        if (a->seen[i] != b->seen[i]) return HUGE_VAL;
     return worst;
 }
 
-/* Token by token, and in steps of all lengths, against whole segments: hidden states, memories afterwards, the scores of feed; with streams
-   that are reset at a segment's edge; then on from a memory that segments made */
+/* Token by token, and in steps of all lengths, against whole segments: hidden states,
+   memories afterwards, the scores of feed; with streams that are reset at a segment's
+   edge; then on from a memory that segments made */
 static void steps(void) {
     int k, resets;
-    for (k = 0; k < VARIANTS; k++) for (resets = 0; resets < 2; resets++) {
-        static const int reset[16] = {0, 0, 2, 0, 1, 0, 2, 2};
-        const char *name;
-        stx_comp_desc d = variant(k, &name);
-        stx_ctx *x = context(2, 7);
-        stx_comp *m = model(x, &d);
-        const size_t B = 2, n = 8 * S + 4, D = m->desc.dim;
-        int32_t *t = text(B, n, 5);
-        stx_comp_state *s = stx_comp_state_create(m, B), *half = stx_comp_state_create(m, B);
-        stx_comp_gen *g = stx_comp_gen_create(m, B);
-        stx_real *whole, *got;
-        size_t i, b, w, bytes = 0;
-        double top, e;
-        if (resets && (d.literal & AGED)) { free(t); stx_destroy(x); continue; }
-        whole = by_segments(m, t, B, n, s, resets ? reset : NULL);
-        top = largest(whole, B * n * D);
-        got = (stx_real *)calloc(B * n * D, sizeof *got);
-        for (i = 0; i < n && stx_ok(x); i += w) {
-            stx_tensor *y;
-            w = i < 3 * S && !resets ? 1 + i * 7 % 11 : i < 6 * S && !resets ? 1 : 1 + i % 3;
-            if (resets) w = STX_MIN(w, S - i % S);
-            w = STX_MIN(w, n - i);
-            stx_begin(x, STX_EVAL);
-            if (resets && i % S == 0 && reset[i / S]) stx_comp_gen_reset_stream(g, (size_t)reset[i / S] - 1);
-            y = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, i, w)));
-            CHECK(y && y->dim[1] == w, "%s: %s", name, stx_error(x));
-            if (!y) break;
-            for (b = 0; b < B; b++) memcpy(got + (b * n + i) * D, y->data + b * w * D, w * D * sizeof *got);
-            if (i > 5 * S && !bytes) bytes = stx_bytes(x);
-        }
-        e = difference(got, whole, B * n * D);
-        CHECK(e <= TOL * top, "%s%s: steps differ from segments by %g", name, resets ? " with resets" : "", e);
-        if (d.recurrence != STX_COMP_ROTATE) {      /* whose state is handed down once more by a call that does not fill its segment */
-            e = states_differ(s, g->state);
-            CHECK(e <= TOL * top, "%s%s: memories differ by %g", name, resets ? " with resets" : "", e);
-        }
-        CHECK(bytes == stx_bytes(x), "%s: steps keep allocating: %zu, %zu bytes", name, bytes, stx_bytes(x));
-        if (!resets) {      /* a prompt of several segments; then from a memory of four of them */
-            const stx_real *y;
-            stx_tensor *h;
-            for (i = 0; i < 4; i++) {
+    for (k = 0; k < VARIANTS; k++)
+        for (resets = 0; resets < 2; resets++) {
+            static const int reset[16] = {0, 0, 2, 0, 1, 0, 2, 2};
+            const char *name;
+            stx_comp_desc d = variant(k, &name);
+            stx_ctx *x = context(2, 7);
+            stx_comp *m = model(x, &d);
+            const size_t B = 2, n = 8 * S + 4, D = m->desc.dim;
+            int32_t *t = text(B, n, 5);
+            stx_comp_state *s = stx_comp_state_create(m, B), *half = stx_comp_state_create(m, B);
+            stx_comp_gen *g = stx_comp_gen_create(m, B);
+            stx_real *whole, *got;
+            size_t i, b, w, bytes = 0;
+            double top, e;
+            if (resets && (d.literal & AGED)) {
+                free(t);
+                stx_destroy(x);
+                continue;
+            }
+            whole = by_segments(m, t, B, n, s, resets ? reset : NULL);
+            top = largest(whole, B * n * D);
+            got = (stx_real *)calloc(B * n * D, sizeof *got);
+            for (i = 0; i < n && stx_ok(x); i += w) {
+                stx_tensor *y;
+                w = i < 3 * S && !resets ? 1 + i * 7 % 11 : i < 6 * S && !resets ? 1 : 1 + i % 3;
+                if (resets) w = STX_MIN(w, S - i % S);
+                w = STX_MIN(w, n - i);
                 stx_begin(x, STX_EVAL);
-                stx_comp_forward(m, block(x, t, B, n, i * S, S), NULL, half, half);
+                if (resets && i % S == 0 && reset[i / S])
+                    stx_comp_gen_reset_stream(g, (size_t)reset[i / S] - 1);
+                y = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, i, w)));
+                CHECK(y && y->dim[1] == w, "%s: %s", name, stx_error(x));
+                if (!y) break;
+                for (b = 0; b < B; b++)
+                    memcpy(got + (b * n + i) * D, y->data + b * w * D, w * D * sizeof *got);
+                if (i > 5 * S && !bytes) bytes = stx_bytes(x);
             }
-            CHECK(stx_comp_gen_set(g, half), "%s: %s", name, stx_error(x));
-            stx_begin(x, STX_EVAL);
-            h = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, 4 * S, 2 * S + 1)));
-            for (e = 0, b = 0; h && b < B; b++) {
-                double off = difference(h->data + b * (2 * S + 1) * D, whole + (b * n + 4 * S) * D, (2 * S + 1) * D);
-                if (!(off <= e)) e = off;
+            e = difference(got, whole, B * n * D);
+            CHECK(e <= TOL * top, "%s%s: steps differ from segments by %g", name,
+                  resets ? " with resets" : "", e);
+            /* whose state is handed down once more by a call that does not fill its
+               segment */
+            if (d.recurrence != STX_COMP_ROTATE) {
+                e = states_differ(s, g->state);
+                CHECK(e <= TOL * top, "%s%s: memories differ by %g", name,
+                      resets ? " with resets" : "", e);
             }
-            CHECK(h && e <= TOL * top, "%s: on from a memory, off by %g %s", name, e, stx_error(x));
-            stx_comp_gen_reset(g);
-            y = stx_comp_gen_feed(g, t, n / 2);      /* B rows of n / 2: the first row's halves */
-            stx_begin(x, STX_EVAL);
-            h = y ? stx_comp_logits(m, stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D, 0)) : NULL;
-            e = h ? difference(h->data, y, V) : HUGE_VAL;
-            CHECK(e <= TOL * top * 10 && g->at == n / 2 % S, "%s: scores after a long prompt are off by %g %s", name, e, stx_error(x));
+            CHECK(bytes == stx_bytes(x), "%s: steps keep allocating: %zu, %zu bytes", name, bytes,
+                  stx_bytes(x));
+            if (!resets) { /* a prompt of several segments; then from a memory of four of them */
+                const stx_real *y;
+                stx_tensor *h;
+                for (i = 0; i < 4; i++) {
+                    stx_begin(x, STX_EVAL);
+                    stx_comp_forward(m, block(x, t, B, n, i * S, S), NULL, half, half);
+                }
+                CHECK(stx_comp_gen_set(g, half), "%s: %s", name, stx_error(x));
+                stx_begin(x, STX_EVAL);
+                h = stx_comp_gen_step(g, stx_comp_embed(m, block(x, t, B, n, 4 * S, 2 * S + 1)));
+                for (e = 0, b = 0; h && b < B; b++) {
+                    double off = difference(h->data + b * (2 * S + 1) * D,
+                                            whole + (b * n + 4 * S) * D, (2 * S + 1) * D);
+                    if (!(off <= e)) e = off;
+                }
+                CHECK(h && e <= TOL * top, "%s: on from a memory, off by %g %s", name, e,
+                      stx_error(x));
+                stx_comp_gen_reset(g);
+                y = stx_comp_gen_feed(g, t, n / 2); /* B rows of n / 2: the first row's halves */
+                stx_begin(x, STX_EVAL);
+                h = y ? stx_comp_logits(m, stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D, 0))
+                      : NULL;
+                e = h ? difference(h->data, y, V) : HUGE_VAL;
+                CHECK(e <= TOL * top * 10 && g->at == n / 2 % S,
+                      "%s: scores after a long prompt are off by %g %s", name, e, stx_error(x));
+            }
+            CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
+            stx_comp_gen_free(g);
+            stx_comp_state_free(s);
+            stx_comp_state_free(half);
+            free(t);
+            free(whole);
+            free(got);
+            stx_destroy(x);
         }
-        CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-        stx_comp_gen_free(g);
-        stx_comp_state_free(s);
-        stx_comp_state_free(half);
-        free(t); free(whole); free(got);
-        stx_destroy(x);
-    }
 }
 
-/* Another token changes nothing before it and nothing in the other row, to the bit, and something after it. Each row alone is what it is in
-   the batch. */
+/* Another token changes nothing before it and nothing in the other row, to the bit,
+   and something after it. Each row alone is what it is in the batch. */
 static void causality(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -247,20 +418,26 @@ static void causality(void) {
         stx_comp_state_reset(s);
         c = by_segments(m, t, B, n, s, NULL);
         CHECK(!memcmp(a, c, p * D * sizeof *a), "%s: a token is felt before it comes", name);
-        CHECK(!memcmp(a + n * D, c + n * D, n * D * sizeof *a), "%s: a token is felt in the other row", name);
-        CHECK(difference(a + p * D, c + p * D, D) > 0, "%s: a token is not felt at its place", name);
+        CHECK(!memcmp(a + n * D, c + n * D, n * D * sizeof *a),
+              "%s: a token is felt in the other row", name);
+        CHECK(difference(a + p * D, c + p * D, D) > 0, "%s: a token is not felt at its place",
+              name);
         far_ = difference(a + 2 * S * D, c + 2 * S * D, S * D);
         CHECK(d.no_memory ? far_ == 0 : far_ > 0, "%s: a segment later %g is felt", name, far_);
         t[p] = keep;
         r = by_segments(m, t + n, 1, n, one, NULL);
-        CHECK(difference(r, a + n * D, n * D) <= TOL * largest(a, B * n * D), "%s: a row alone differs by %g", name,
-              difference(r, a + n * D, n * D));
-        free(t); free(a); free(c); free(r);
+        CHECK(difference(r, a + n * D, n * D) <= TOL * largest(a, B * n * D),
+              "%s: a row alone differs by %g", name, difference(r, a + n * D, n * D));
+        free(t);
+        free(a);
+        free(c);
+        free(r);
         stx_destroy(x);
     }
 }
 
-/* A stream that is reset is as one that begins: values, memories, losses and gradients; also where segments were padding */
+/* A stream that is reset is as one that begins: values, memories, losses and
+   gradients; also where segments were padding */
 static void resets(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -271,35 +448,50 @@ static void resets(void) {
         const size_t n = 8 * S, D = m->desc.dim, from = 3;
         int32_t *t = text(2, n, 11);
         int reset[8] = {0};
-        stx_comp_state *s = stx_comp_state_create(m, 2), *one = stx_comp_state_create(m, 1), *cut = stx_comp_state_create(m, 1);
+        stx_comp_state *s = stx_comp_state_create(m, 2), *one = stx_comp_state_create(m, 1),
+                       *cut = stx_comp_state_create(m, 1);
         stx_real *a, *r;
         size_t l, i;
         double e;
-        if (d.literal & AGED) { free(t); stx_destroy(x); continue; }
+        if (d.literal & AGED) {
+            free(t);
+            stx_destroy(x);
+            continue;
+        }
         reset[from] = 2;
         a = by_segments(m, t, 2, n, s, reset);
         r = by_segments(m, t + n + from * S, 1, n - from * S, one, NULL);
         e = difference(r, a + (n + from * S) * D, (n - from * S) * D);
-        CHECK(e <= TOL * largest(a, 2 * n * D), "%s: a reset stream differs from a fresh one by %g", name, e);
+        CHECK(e <= TOL * largest(a, 2 * n * D), "%s: a reset stream differs from a fresh one by %g",
+              name, e);
         CHECK(stx_comp_state_copy(cut, 0, s, 1, 1), "%s: %s", name, stx_error(x));
-        for (l = 0; l < LAYERS; l++) for (i = 0; i < 2; i++) {      /* the newest rows of the one are those of the other */
-            const stx_rows_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l], *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
-            size_t there = q->real, w = p->width, c;
-            CHECK(p->real >= there, "%s: %zu rows, want %zu at least", name, p->real, there);
-            if (!there || !w) continue;
-            CHECK(difference(p->data + (p->real - there) * w, q->data, there * w) <= TOL * largest(q->data, there * w),
-                  "%s: rows of layer %zu",
-                  name, l);
-            for (c = 0; c < p->real; c++) CHECK((p->masked && p->pad[c]) == (c < p->real - there), "%s: row %zu of %zu", name, c, p->real);
-        }
-        CHECK(cut->seen[0] == one->seen[0], "%s: %zu rows seen, %zu", name, cut->seen[0], one->seen[0]);
-        free(t); free(a); free(r);
+        /* the newest rows of the one are those of the other */
+        for (l = 0; l < LAYERS; l++)
+            for (i = 0; i < 2; i++) {
+                const stx_rows_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
+                                     *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
+                size_t there = q->real, w = p->width, c;
+                CHECK(p->real >= there, "%s: %zu rows, want %zu at least", name, p->real, there);
+                if (!there || !w) continue;
+                CHECK(difference(p->data + (p->real - there) * w, q->data, there * w)
+                          <= TOL * largest(q->data, there * w),
+                      "%s: rows of layer %zu", name, l);
+                for (c = 0; c < p->real; c++)
+                    CHECK((p->masked && p->pad[c]) == (c < p->real - there), "%s: row %zu of %zu",
+                          name, c, p->real);
+            }
+        CHECK(cut->seen[0] == one->seen[0], "%s: %zu rows seen, %zu", name, cut->seen[0],
+              one->seen[0]);
+        free(t);
+        free(a);
+        free(r);
         stx_destroy(x);
     }
 }
 
 /* One training step on segment at of the text; returns nll, and total in *total */
-static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t *t, size_t B, size_t n, size_t at, double *total) {
+static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t *t, size_t B,
+                    size_t n, size_t at, double *total) {
     stx_ctx *x = m->ctx;
     stx_tensor *nll, *sum;
     double v;
@@ -313,8 +505,10 @@ static double train(stx_comp *m, stx_optim *o, stx_comp_state *s, const int32_t 
     return v;
 }
 
-/* In training, too: nll of a batch whose streams begin anew at different times is the mean of streams that stand alone, each with a fresh
-   state from there on. A stream that is copied out of its batch, and streams that are put together one by one, go on as they were. */
+/* In training, too: nll of a batch whose streams begin anew at different times is the
+   mean of streams that stand alone, each with a fresh state from there on. A stream
+   that is copied out of its batch, and streams that are put together one by one, go on
+   as they were. */
 static void resets_in_training(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -324,7 +518,8 @@ static void resets_in_training(void) {
         stx_comp *m = model(x, &d);
         const size_t segments = 11, n = segments * S + 1;
         int32_t *t = text(2, n, 13);
-        stx_comp_state *s = stx_comp_state_create(m, 2), *joined = stx_comp_state_create(m, 2), *alone[2], *out = NULL;
+        stx_comp_state *s = stx_comp_state_create(m, 2), *joined = stx_comp_state_create(m, 2),
+                       *alone[2], *out = NULL;
         size_t at, b;
         double both, one[2], was;
         alone[0] = stx_comp_state_create(m, 1);
@@ -333,11 +528,16 @@ static void resets_in_training(void) {
             stx_comp_state_reset_stream(s, 0);
             CHECK(!stx_ok(x) && strstr(stx_error(x), "STX_COMP_LITERAL_ROWS"), "%s: %s", name,
                   stx_error(x));
-            free(t); stx_destroy(x);
+            free(t);
+            stx_destroy(x);
             continue;
         }
         for (at = 0; at < segments && stx_ok(x); at++) {
-            for (b = 0; b < 2; b++) if (at == 4 + 2 * b) { stx_comp_state_reset_stream(s, b); stx_comp_state_reset(alone[b]); }
+            for (b = 0; b < 2; b++)
+                if (at == 4 + 2 * b) {
+                    stx_comp_state_reset_stream(s, b);
+                    stx_comp_state_reset(alone[b]);
+                }
             if (at == 8) {
                 stx_comp_state_copy(joined, 0, s, 0, 1);
                 stx_comp_state_copy(joined, 1, s, 1, 1);
@@ -345,14 +545,18 @@ static void resets_in_training(void) {
                 stx_comp_state_copy(out, 0, s, 1, 1);
             }
             both = train(m, NULL, s, t, 2, n, at * S, NULL);
-            for (b = 0; b < 2; b++) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
-            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, segment %zu: nll %.9g, of streams alone %.9g", name, at, both,
+            for (b = 0; b < 2; b++)
+                one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL),
+                  "%s, segment %zu: nll %.9g, of streams alone %.9g", name, at, both,
                   (one[0] + one[1]) / 2);
             if (at < 8) continue;
             was = train(m, NULL, joined, t, 2, n, at * S, NULL);
-            CHECK(CLOSE(was, both, TOL), "%s, segment %zu: nll %.9g, put together %.9g", name, at, both, was);
+            CHECK(CLOSE(was, both, TOL), "%s, segment %zu: nll %.9g, put together %.9g", name, at,
+                  both, was);
             was = train(m, NULL, out, t + n, 1, n, at * S, NULL);
-            CHECK(CLOSE(was, one[1], TOL), "%s, segment %zu: nll %.9g, taken out %.9g", name, at, one[1], was);
+            CHECK(CLOSE(was, one[1], TOL), "%s, segment %zu: nll %.9g, taken out %.9g", name, at,
+                  one[1], was);
         }
         CHECK(at == segments && stx_ok(x), "%s: %s", name, stx_error(x));
         free(t);
@@ -360,8 +564,9 @@ static void resets_in_training(void) {
     }
 }
 
-/* Streams of different ages put together go on as they were alone: what they have not seen is missing, and rows that were cut in other
-   groups are not taken for one another's. */
+/* Streams of different ages put together go on as they were alone: what they have not
+   seen is missing, and rows that were cut in other groups are not taken for one
+   another's. */
 static void ages(void) {
     int k;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -377,11 +582,15 @@ static void ages(void) {
         alone[1] = stx_comp_state_create(m, 1);
         for (at = 0; at < segments && stx_ok(x); at++) {
             double one[2] = {0, 0}, both;
-            if (at == 6) for (b = 0; b < 2; b++) stx_comp_state_copy(joined, b, alone[b], 0, 1);
-            for (b = 0; b < 2; b++) if (!b || at >= 6 - young) one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            if (at == 6)
+                for (b = 0; b < 2; b++) stx_comp_state_copy(joined, b, alone[b], 0, 1);
+            for (b = 0; b < 2; b++)
+                if (!b || at >= 6 - young)
+                    one[b] = train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
             if (at < 6 || (d.literal & AGED)) continue;
             both = train(m, NULL, joined, t, 2, n, at * S, NULL);
-            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL), "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name,
+            CHECK(CLOSE(both, (one[0] + one[1]) / 2, TOL),
+                  "%s, %zu and 6 segments old, segment %zu: nll %.9g, of streams alone %.9g", name,
                   young, at, both, (one[0] + one[1]) / 2);
         }
         CHECK(at == segments && stx_ok(x), "%s: %s", name, stx_error(x));
@@ -389,8 +598,11 @@ static void ages(void) {
         stx_destroy(x);
     }
 }
-/* ... and the gradient of later segments: what the newest compressed rows were made of is forgotten where streams of different ages are put
-   together, as those rows were cut in other groups, so that it is the gradient of streams alone that have forgotten it, too. */
+
+/* ... and the gradient of later segments: what the newest compressed rows were made of
+   is forgotten where streams of different ages are put together, as those rows were
+   cut in other groups, so that it is the gradient of streams alone that have forgotten
+   it, too. */
 static void ages_and_gradients(void) {
     int k, tried = 0;
     for (k = 0; k < 3 * VARIANTS; k++) {
@@ -406,24 +618,28 @@ static void ages_and_gradients(void) {
         for (b = 0; b < 3; b++) grad[b] = (stx_real *)calloc(count, sizeof **grad);
         for (b = 0; b < 2 && d.aux == STX_COMP_AUX_BPTT; b++) {
             alone[b] = stx_comp_state_create(m, 1);
-            for (at = b ? 6 - young : 0; at < 6; at++) train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
+            for (at = b ? 6 - young : 0; at < 6; at++)
+                train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
             stx_comp_state_copy(joined, b, alone[b], 0, 1);
             for (i = 0; i < LAYERS; i++) rows += alone[b]->source->layer[i].real;
             stx_rows_reset(alone[b]->source);
         }
         for (b = 0; b < 3 && d.aux == STX_COMP_AUX_BPTT; b++) {
             stx_params_zero_grad(m->params);
-            if (b < 2) train(m, NULL, alone[b], t + b * n, 1, n, 6 * S, NULL);
-            else train(m, NULL, joined, t, 2, n, 6 * S, NULL);
+            if (b < 2)
+                train(m, NULL, alone[b], t + b * n, 1, n, 6 * S, NULL);
+            else
+                train(m, NULL, joined, t, 2, n, 6 * S, NULL);
             for (i = 0, c = 0; i < m->params->count; c += m->params->tensor[i++]->size)
-                memcpy(grad[b] + c, m->params->tensor[i]->grad, m->params->tensor[i]->size * sizeof **grad);
+                memcpy(grad[b] + c, m->params->tensor[i]->grad,
+                       m->params->tensor[i]->size * sizeof **grad);
         }
         for (i = 0; i < count; i++) grad[0][i] = (grad[0][i] + grad[1][i]) / 2;
         if (d.aux == STX_COMP_AUX_BPTT) {
             CHECK(rows > 0, "%s: nothing was compressed", name);
             CHECK(difference(grad[0], grad[2], count) <= TOL * largest(grad[0], count),
-                    "%s, %zu and 6 segments old: gradients differ by %g",
-                  name, young, difference(grad[0], grad[2], count));
+                  "%s, %zu and 6 segments old: gradients differ by %g", name, young,
+                  difference(grad[0], grad[2], count));
             tried++;
         }
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
@@ -433,7 +649,9 @@ static void ages_and_gradients(void) {
     }
     CHECK(tried >= 6, "%d cases", tried);
 }
-/* A memory too large for the context's limit, whose positions do not fit: an error, and the model's own positions stay */
+
+/* A memory too large for the context's limit, whose positions do not fit: an error,
+   and the model's own positions stay */
 static void limit(void) {
     const size_t most[LAYERS] = {1 << 20, 1 << 20, 1 << 20};
     stx_comp_desc d = small();
@@ -469,7 +687,9 @@ static void frozen(void) {
         stx_real *g;
         int32_t *t = text(1, 40, 2);
         size_t i, n;
-        d.mem = S; d.literal = STX_COMP_LITERAL_FREEZE; d.recompute = k;
+        d.mem = S;
+        d.literal = STX_COMP_LITERAL_FREEZE;
+        d.recompute = k;
         m = model(x, &d);
         s = stx_comp_state_create(m, 1);
         stx_begin(x, STX_TRAIN);
@@ -481,12 +701,16 @@ static void frozen(void) {
         stx_get_grad(x, m->layer[1].wkv, g);
         for (norm[k] = 0, i = 0; i < n; i++) norm[k] += (double)g[i] * (double)g[i];
         CHECK(m->layer[1].frozen && stx_ok(x), "%s", stx_error(x));
-        free(g); free(t);
+        free(g);
+        free(t);
         stx_destroy(x);
     }
-    CHECK(norm[0] > 0 && CLOSE(norm[1] / norm[0], 1, TOL), "|dWkv|^2 %g, recomputed %g", norm[0], norm[1]);
+    CHECK(norm[0] > 0 && CLOSE(norm[1] / norm[0], 1, TOL), "|dWkv|^2 %g, recomputed %g", norm[0],
+          norm[1]);
 }
-/* Each dropout drops: with it the loss (aux_dropout: the aux loss) is another one, and stays near */
+
+/* Each dropout drops: with it the loss (aux_dropout: the aux loss) is another one, and
+   stays near */
 static void dropouts(void) {
     int k;
     double nll[5], aux[5];
@@ -515,13 +739,16 @@ static void dropouts(void) {
         stx_destroy(x);
     }
     for (k = 1; k < 5; k++) {
-        CHECK((nll[k] != nll[0]) == (k < 4) && fabs(nll[k] - nll[0]) < 0.5, "dropout %d: nll %g, without %g", k, nll[k], nll[0]);
-        CHECK(aux[k] != aux[0] && aux[k] > 0.2 * aux[0] && aux[k] < 5 * aux[0], "dropout %d: aux %g, without %g", k, aux[k], aux[0]);
+        CHECK((nll[k] != nll[0]) == (k < 4) && fabs(nll[k] - nll[0]) < 0.5,
+              "dropout %d: nll %g, without %g", k, nll[k], nll[0]);
+        CHECK(aux[k] != aux[0] && aux[k] > 0.2 * aux[0] && aux[k] < 5 * aux[0],
+              "dropout %d: aux %g, without %g", k, aux[k], aux[0]);
     }
 }
 
-/* Nothing moves with T < S; evaluation between steps is not noticed; a state in a file, in the caller's hands, copied and split goes on as
-   it was, to the bit; recomputation gives the same numbers, with every dropout */
+/* Nothing moves with T < S; evaluation between steps is not noticed; a state in a
+   file, in the caller's hands, copied and split goes on as it was, to the bit;
+   recomputation gives the same numbers, with every dropout */
 static void states(void) {
     char path[1024];
     int k;
@@ -539,8 +766,10 @@ static void states(void) {
         size_t i, l, b;
         double total, total2;
         memset(&od, 0, sizeof od);
-        d.attn_dropout = 0.1; d.out_dropout = 0.2; d.ff_dropout = 0.1; d.aux_dropout = d.aux == STX_COMP_AUX_AUTO &&
-            d.compress <= STX_COMP_DILATED ? 0.2 : 0;
+        d.attn_dropout = 0.1;
+        d.out_dropout = 0.2;
+        d.ff_dropout = 0.1;
+        d.aux_dropout = d.aux == STX_COMP_AUX_AUTO && d.compress <= STX_COMP_DILATED ? 0.2 : 0;
         m = model(x, &d);
         d.recompute = 1;
         m2 = model(x2, &d);
@@ -555,9 +784,10 @@ static void states(void) {
             stx_begin(x, STX_EVAL);
             stx_comp_forward(m, block(x, t, B, n, 2, S), NULL, eval, eval);
             c = train(m2, o2, s2, t, B, n, i * S, &total2);
-            CHECK(a == c && total == total2, "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s",
-                  name, i,
-                  a, c, total, total2, stx_error(x), stx_error(x2));
+            CHECK(
+                a == c && total == total2,
+                "%s step %zu: nll %.12g, recomputed and without evaluation %.12g; total %.12g %.12g %s%s",
+                name, i, a, c, total, total2, stx_error(x), stx_error(x2));
         }
         train(m, NULL, s, t, B, n, 6 * S, NULL);
         CHECK(d.no_memory || states_differ(s, s2) > 0, "%s: a segment leaves nothing", name);
@@ -566,14 +796,18 @@ static void states(void) {
         stx_comp_state_copy(other, 0, s, 0, B);
         stx_begin(x, STX_TRAIN);
         stx_comp_forward(m, block(x, t, B, n, 0, S - 1), NULL, s, s);
-        if (d.recurrence != STX_COMP_ROTATE) CHECK(states_differ(s, other) == 0, "%s: a short segment moves the memory", name);
+        if (d.recurrence != STX_COMP_ROTATE)
+            CHECK(states_differ(s, other) == 0, "%s: a short segment moves the memory", name);
         /* split in two, swapped, joined */
         stx_comp_state_copy(s, 0, other, 0, B);
         {
             stx_comp_state *two = stx_comp_state_create(m, 2), *first = stx_comp_state_create(m, 1);
-            CHECK(stx_comp_state_copy(two, 0, s, 1, 2) && stx_comp_state_copy(first, 0, s, 0, 1), "%s: %s", name, stx_error(x));
+            CHECK(stx_comp_state_copy(two, 0, s, 1, 2) && stx_comp_state_copy(first, 0, s, 0, 1),
+                  "%s: %s", name, stx_error(x));
             stx_comp_state_reset(other);
-            CHECK(stx_comp_state_copy(other, 0, first, 0, 1) && stx_comp_state_copy(other, 1, two, 0, 2), "%s: %s", name, stx_error(x));
+            CHECK(stx_comp_state_copy(other, 0, first, 0, 1)
+                      && stx_comp_state_copy(other, 1, two, 0, 2),
+                  "%s: %s", name, stx_error(x));
             CHECK(states_differ(s, other) == 0, "%s: split and joined", name);
             stx_comp_state_free(two);
             stx_comp_state_free(first);
@@ -582,7 +816,8 @@ static void states(void) {
         {
             stx_writer *w = stx_writer_create(x);
             stx_file *f;
-            CHECK(stx_comp_state_save(w, s, "memory.") && stx_writer_finish(w, path), "%s: %s", name, stx_error(x));
+            CHECK(stx_comp_state_save(w, s, "memory.") && stx_writer_finish(w, path), "%s: %s",
+                  name, stx_error(x));
             stx_comp_state_reset(other);
             f = stx_file_open(x, path);
             CHECK(stx_comp_state_load(other, f, "memory."), "%s: %s", name, stx_error(x));
@@ -594,18 +829,23 @@ static void states(void) {
                 a = train(m, NULL, s, t, B, n, i * S, &total);
                 stx_set_tick(x, tick);
                 c = train(m, NULL, other, t, B, n, i * S, &total2);
-                CHECK(a == c && total == total2, "%s: on from a file, nll %.12g and %.12g, total %.12g and %.12g", name, a, c, total,
-                      total2);
+                CHECK(a == c && total == total2,
+                      "%s: on from a file, nll %.12g and %.12g, total %.12g and %.12g", name, a, c,
+                      total, total2);
             }
         }
         /* in the caller's hands */
         stx_comp_state_reset(other);
         for (l = 0; l < LAYERS; l++) {
             size_t rows = s->mem->layer[l].real, comp = s->comp->layer[l].real, D = m->desc.dim;
-            stx_real *v = (stx_real *)calloc(B * rows * D + 1, sizeof *v), *c = (stx_real *)calloc(B * comp * D + 1, sizeof *c);
-            if (m->layer[l].memory) CHECK(stx_comp_state_get(s, l, v, c) && stx_comp_state_set(other, l, v, rows, c, comp), "%s: %s", name,
-                                          stx_error(x));
-            free(v); free(c);
+            stx_real *v = (stx_real *)calloc(B * rows * D + 1, sizeof *v),
+                     *c = (stx_real *)calloc(B * comp * D + 1, sizeof *c);
+            if (m->layer[l].memory)
+                CHECK(stx_comp_state_get(s, l, v, c)
+                          && stx_comp_state_set(other, l, v, rows, c, comp),
+                      "%s: %s", name, stx_error(x));
+            free(v);
+            free(c);
         }
         for (b = 0; b < B; b++) other->seen[b] = s->seen[b];
         CHECK(states_differ(s, other) == 0, "%s: by hand", name);
@@ -627,8 +867,9 @@ static double gradient_of(const stx_comp *m, const char *part) {
     }
     return sum;
 }
-/* The language loss reaches all but the compression, unless bptt; the aux loss reaches the compression and nothing else; neither reaches an
-   earlier segment */
+
+/* The language loss reaches all but the compression, unless bptt; the aux loss reaches
+   the compression and nothing else; neither reaches an earlier segment */
 static void detached(void) {
     static const int which[] = {0, 2, 19, 20, 23, 10, 9};
     size_t i;
@@ -651,11 +892,12 @@ static void detached(void) {
         nll = stx_comp_loss(m, block(x, t, B, n, 5 * S, S), block(x, t, B, n, 5 * S + 1, S), NULL,
                             s, s);
         stx_backward(x, nll);
-        CHECK((gradient_of(m, "compress") > 0) == (d.aux == STX_COMP_AUX_BPTT), "%s: the language loss in the compression: %g", name,
-              gradient_of(m, "compress"));
+        CHECK((gradient_of(m, "compress") > 0) == (d.aux == STX_COMP_AUX_BPTT),
+              "%s: the language loss in the compression: %g", name, gradient_of(m, "compress"));
         for (k = 0; k < m->params->count; k++)
-            if (!strstr(m->params->name[k], "compress")) CHECK(gradient_of(m, m->params->name[k]) > 0, "%s: no gradient in %s", name,
-                                                               m->params->name[k]);
+            if (!strstr(m->params->name[k], "compress"))
+                CHECK(gradient_of(m, m->params->name[k]) > 0, "%s: no gradient in %s", name,
+                      m->params->name[k]);
         stx_params_zero_grad(m->params);
         stx_begin(x, STX_TRAIN);
         nll = stx_comp_loss(m, block(x, t, B, n, 6 * S, S), block(x, t, B, n, 6 * S + 1, S), NULL,
@@ -676,9 +918,10 @@ static void detached(void) {
             CHECK(CLOSE(stx_item(x, stx_comp_total(m, nll)), sum, TOL), "%s: total", name);
             stx_backward(x, aux);
             for (k = 0; k < m->params->count; k++)
-                CHECK((gradient_of(m, m->params->name[k]) > 0) == (strstr(m->params->name[k], "compress") != NULL),
-                      "%s: the aux loss in %s: %g",
-                      name, m->params->name[k], gradient_of(m, m->params->name[k]));
+                CHECK((gradient_of(m, m->params->name[k]) > 0)
+                          == (strstr(m->params->name[k], "compress") != NULL),
+                      "%s: the aux loss in %s: %g", name, m->params->name[k],
+                      gradient_of(m, m->params->name[k]));
         }
         /* two segments in one step */
         stx_begin(x, STX_TRAIN);
@@ -688,14 +931,17 @@ static void detached(void) {
         h1 = stx_variable(x, v, B, S, D, 0);
         stx_comp_segment(m, h0, NULL, s, s);
         stx_backward(x, stx_sum(x, stx_comp_segment(m, h1, NULL, s, s)));
-        CHECK(!stx_get_grad(x, h0, v) && stx_get_grad(x, h1, v) && largest(v, B * S * D) > 0, "%s: a gradient through the memory", name);
+        CHECK(!stx_get_grad(x, h0, v) && stx_get_grad(x, h1, v) && largest(v, B * S * D) > 0,
+              "%s: a gradient through the memory", name);
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-        free(t); free(v);
+        free(t);
+        free(v);
         stx_destroy(x);
     }
 }
 
-/* A batch is learned by heart, through the table for any family; its compression loss falls, too */
+/* A batch is learned by heart, through the table for any family; its compression loss
+   falls, too */
 static void overfit(void) {
     static const int which[] = {0, 5, 13, 14, 20, 25};
     size_t k;
@@ -728,17 +974,24 @@ static void overfit(void) {
                 nll = lm.loss(m, in, out, s, s);
                 mean += stx_item(x, nll) / 4;
                 stx_backward(x, lm.total(m, nll));
-                for (aux = 0, l = 0; l < LAYERS; l++) if (m->ratio[l]) aux += stx_item(x, m->ratio[l]) / LAYERS;
+                for (aux = 0, l = 0; l < LAYERS; l++)
+                    if (m->ratio[l]) aux += stx_item(x, m->ratio[l]) / LAYERS;
                 if (stx_optim_step(o, 0.01)) lm.updated(m);
             }
-            if (!pass) { begun = mean; aux0 = aux; }
+            if (!pass) {
+                begun = mean;
+                aux0 = aux;
+            }
             last = mean;
-            if (last < 0.02) break;         /* learned; at this rate further steps may spoil it again, and which do hangs on last bits */
+            /* learned; at this rate further steps may spoil it again, and which do
+               hangs on last bits */
+            if (last < 0.02) break;
         }
-        CHECK(stx_ok(x) && begun > 2 && last < (SLOW ? begun : 0.2), "%s: from %g to %g %s", name, begun, last, stx_error(x));
-        CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION || (aux0 > 0 && aux < aux0 && aux > 0), "%s: compression from %g to %g", name, aux0,
-              aux);
-        {       /* generation by the table: what was learned comes again */
+        CHECK(stx_ok(x) && begun > 2 && last < (SLOW ? begun : 0.2), "%s: from %g to %g %s", name,
+              begun, last, stx_error(x));
+        CHECK(m->desc.aux != STX_COMP_AUX_ATTENTION || (aux0 > 0 && aux < aux0 && aux > 0),
+              "%s: compression from %g to %g", name, aux0, aux);
+        { /* generation by the table: what was learned comes again */
             void *g = lm.gen_create(m, 1, 0);
             size_t right = 0;
             stx_sampling best;
@@ -747,7 +1000,8 @@ static void overfit(void) {
                 const stx_real *y = lm.gen_feed(g, t + i, 1);
                 right += y && stx_sample(&best, 0, y, V, NULL) == t[i + 1];
             }
-            CHECK(SLOW || right > (n - 1) * 8 / 10, "%s: %zu of %zu learned tokens are generated", name, right, n - 1);
+            CHECK(SLOW || right > (n - 1) * 8 / 10, "%s: %zu of %zu learned tokens are generated",
+                  name, right, n - 1);
             lm.gen_reset(g);
             lm.gen_free(g);
         }
@@ -761,7 +1015,8 @@ static void overfit(void) {
     CHECK(!stx_comp_lm(NULL).model, "no model");
 }
 
-/* The example of the manual: one channel, two rows 0 and ln 3, and a convolution that is their mean */
+/* The example of the manual: one channel, two rows 0 and ln 3, and a convolution that
+   is their mean */
 static void by_hand(void) {
     stx_ctx *x = context(1, 1);
     stx_comp_desc d;
@@ -769,7 +1024,8 @@ static void by_hand(void) {
     stx_comp_layer *p;
     stx_comp_state *s;
     const double ln3 = log(3.0);
-    stx_real one = 1, both[2] = {1, 1}, halves[2] = {0.5, 0.5}, zero = 0, h[2] = {0, 0}, q[2] = {1, 1}, g[2];
+    stx_real one = 1, both[2] = {1, 1}, halves[2] = {0.5, 0.5}, zero = 0, h[2] = {0, 0},
+             q[2] = {1, 1}, g[2];
     memset(&d, 0, sizeof d);
     d.layers = d.dim = d.heads = d.inner = d.norm_after = 1;
     d.segment = d.mem = d.ratio = 2;
@@ -778,117 +1034,253 @@ static void by_hand(void) {
     CHECK(m != NULL, "%s", stx_error(x));
     if (!m) return;
     p = &m->layer[0];
-    stx_set(x, p->wq, &one); stx_set(x, p->wkv, both); stx_set(x, p->conv, halves); stx_set(x, p->conv_bias, &zero);
+    stx_set(x, p->wq, &one);
+    stx_set(x, p->wkv, both);
+    stx_set(x, p->conv, halves);
+    stx_set(x, p->conv_bias, &zero);
     s = stx_comp_state_create(m, 1);
     h[1] = (stx_real)ln3;
     stx_begin(x, STX_TRAIN);
     stx_comp_segment(m, stx_input(x, h, 1, 2, 1, 0), NULL, s, s);
-    CHECK(!m->aux[0] && s->mem->layer[0].real == 2 && !s->comp->layer[0].real, "the first segment compresses nothing");
+    CHECK(!m->aux[0] && s->mem->layer[0].real == 2 && !s->comp->layer[0].real,
+          "the first segment compresses nothing");
     stx_begin(x, STX_TRAIN);
     stx_comp_segment(m, stx_input(x, q, 1, 2, 1, 0), NULL, s, s);
     CHECK(s->comp->layer[0].real == 1, "one compressed row");
-    CHECK(CLOSE(s->comp->layer[0].data[0], 0.5493, 1e-4), "it is %g", (double)s->comp->layer[0].data[0]);
-    CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4) && CLOSE(stx_item(x, m->aux[0]), ln3 * ln3 / 16, 1e-6), "aux %g",
-          stx_item(x, m->aux[0]));
+    CHECK(CLOSE(s->comp->layer[0].data[0], 0.5493, 1e-4), "it is %g",
+          (double)s->comp->layer[0].data[0]);
+    CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4)
+              && CLOSE(stx_item(x, m->aux[0]), ln3 * ln3 / 16, 1e-6),
+          "aux %g", stx_item(x, m->aux[0]));
     CHECK(CLOSE(stx_item(x, m->ratio[0]), 1.0 / 9, 1e-6), "ratio %g", stx_item(x, m->ratio[0]));
     stx_backward(x, m->aux[0]);
-    CHECK(stx_get_grad(x, p->conv, g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4), "gradient of the taps %g %g", (double)g[0],
-          (double)g[1]);
-    CHECK(stx_get_grad(x, p->conv_bias, g) && CLOSE(g[0], -0.5493, 1e-4), "gradient of the bias %g", (double)g[0]);
+    CHECK(stx_get_grad(x, p->conv, g) && CLOSE(g[0], 0, 1e-6) && CLOSE(g[1], -0.6035, 1e-4),
+          "gradient of the taps %g %g", (double)g[0], (double)g[1]);
+    CHECK(stx_get_grad(x, p->conv_bias, g) && CLOSE(g[0], -0.5493, 1e-4), "gradient of the bias %g",
+          (double)g[0]);
     CHECK(stx_ok(x), "%s", stx_error(x));
     stx_destroy(x);
 }
 
 static void refused(const char *want, const stx_comp_desc *d) {
     stx_ctx *x = context(1, 1);
-    CHECK(!stx_comp_create(x, d) && test_says(stx_error(x), want) && strstr(stx_error(x), "stx_comp_create"), "want \"%s\", got \"%s\"", want,
-          stx_error(x));
+    CHECK(!stx_comp_create(x, d) && test_says(stx_error(x), want)
+              && strstr(stx_error(x), "stx_comp_create"),
+          "want \"%s\", got \"%s\"", want, stx_error(x));
     CHECK(!stx_comp_count(d), "%s: counted", want);
     stx_destroy(x);
 }
+
 static void bad_descs(void) {
-    static const size_t twice[] = {1, 2, 1}, beyond[] = {1, 4}, zeroth[] = {0}, huge[] = {1, 1, (size_t)1 << 40}, unlike[] = {4, 6, 4};
+    static const size_t twice[] = {1, 2, 1}, beyond[] = {1, 4}, zeroth[] = {0},
+                        huge[] = {1, 1, (size_t)1 << 40}, unlike[] = {4, 6, 4};
     stx_comp_desc o = small(), d;
     const size_t much = ((size_t)1 << 31) + 1;
-    d = o; d.layers = 5000; refused("layers: expected .. got 5000", &d);
-    d = o; d.dim = (size_t)1 << 30; refused("dim: expected", &d);
-    d = o; d.emb = (size_t)1 << 30; refused("emb: expected", &d);
-    d = o; d.heads = 5; refused("heads: expected a divisor of dim 16 of at most 256, got 5", &d);
-    d = o; d.kv_heads = 3; refused("kv_heads: expected .. got 3", &d);
-    d = o; d.kv_heads = 8; refused("kv_heads: expected .. got 8", &d);
-    d = o; d.inner = much; refused("inner: expected", &d);
-    d = o; d.segment = much; refused("segment: expected", &d);
-    d = o; d.memory_layers = twice; d.memory_count = 3; refused("memory_layers: expected each layer once, got 1 twice", &d);
-    d = o; d.memory_layers = beyond; d.memory_count = 2; refused("memory_layers: expected layers from 1 to 3, got 4", &d);
-    d = o; d.memory_layers = zeroth; d.memory_count = 1; refused("memory_layers: expected layers from 1 to 3, got 0", &d);
-    d = o; d.memory_layers = zeroth; refused("memory_count: expected .. got 0", &d);
-    d = o; d.memory_count = 2; refused("memory_count: expected .. got 2", &d);
-    d = o; d.memory_layers = some_layers; d.memory_count = 2; d.no_memory = 1; refused("no_memory: expected 0 with memory_layers, got 1", &d);
-    d = o; d.mem = much; refused("mem: expected", &d);
-    d = o; d.cmem = much; refused("cmem: expected", &d);
-    d = o; d.mems = huge; refused(": mems: expected 0 to 2^31, got", &d);
-    d = o; d.cmems = huge; refused(": cmems: expected 0 to 2^31, got", &d);
-    d = o; d.mems = unlike; d.recurrence = STX_COMP_ROTATE; refused("mems, cmems: expected equal sizes .. in layer 2", &d);
-    d = o; d.ratio = much; refused("ratio: expected", &d);
-    d = o; d.compress = 6; refused("compress: expected .. got 6", &d);
-    d = o; d.compress = -1; refused("compress: expected .. got -1", &d);
-    d = o; d.overlap = much; refused("overlap: expected", &d);
-    d = o; d.overlap = 1; d.compress = STX_COMP_MAX; refused("overlap: expected .. got 1", &d);
-    d = o; d.conv_no_bias = 1; d.compress = STX_COMP_DILATED; refused("conv_no_bias: expected .. got 1", &d);
-    d = o; d.dilations = 9; d.compress = STX_COMP_DILATED; refused("dilations: expected .. got 9", &d);
-    d = o; d.dilations = 1; d.dilation[0] = 1; refused("dilations: expected .. got 1", &d);
-    d = o; d.dilations = 1; d.compress = STX_COMP_DILATED; refused("dilation: expected .. got 0", &d);
-    d = o; d.aux = 5; refused("aux: expected .. got 5", &d);
-    d = o; d.aux = STX_COMP_AUX_ATTENTION; d.compress = STX_COMP_MEAN; refused("aux: expected .. got 1", &d);
-    d = o; d.aux_weight = -1; refused("aux_weight: expected .. got -1", &d);
-    d = o; d.aux_weight = NAN; refused("aux_weight: expected", &d);
-    d = o; d.bptt = 2; refused("bptt: expected .. got 2", &d);
-    d = o; d.bptt = 2000; d.aux = STX_COMP_AUX_BPTT; refused("bptt: expected .. got 2000", &d);
-    d = o; d.positions = 2; refused("positions: expected .. got 2", &d);
-    d = o; d.positions = STX_COMP_XL; d.dim = 15; d.heads = 3; refused("dim: expected .. got 15", &d);
-    d = o; d.gate = 7; refused("gate: expected .. got 7", &d);
-    d = o; d.gate_bias = 1; refused("gate_bias: expected .. got 1", &d);
-    d = o; d.no_gate_bias = 1; refused("no_gate_bias: expected .. got 1", &d);
-    d = o; d.gate = STX_COMP_GTRXL; d.gate_bias = NAN; refused("gate_bias: expected", &d);
-    d = o; d.gate = STX_COMP_GTRXL; d.gate_bias = d.no_gate_bias = 1; refused("gate_bias: expected 0 with no_gate_bias, got 1", &d);
-    d = o; d.mogrify = 1; refused("mogrify: expected .. got 1", &d);
-    d = o; d.recurrence = 3; refused("recurrence: expected .. got 3", &d);
-    d = o; d.attn_dropout = 1; refused("attn_dropout: expected .. got 1", &d);
-    d = o; d.out_dropout = -0.5; refused("out_dropout: expected .. got -0.5", &d);
-    d = o; d.ff_dropout = NAN; refused("ff_dropout: expected", &d);
-    d = o; d.aux_dropout = 2; refused("aux_dropout: expected .. got 2", &d);
-    d = o; d.vocab = 0; d.tied = 1; refused("tied: expected .. got 1", &d);
-    d = o; d.vocab = 0; d.emb = 4; refused("emb: expected .. got 4", &d);
-    d = o; d.vocab = much; refused("vocab", &d);
+    d = o;
+    d.layers = 5000;
+    refused("layers: expected .. got 5000", &d);
+    d = o;
+    d.dim = (size_t)1 << 30;
+    refused("dim: expected", &d);
+    d = o;
+    d.emb = (size_t)1 << 30;
+    refused("emb: expected", &d);
+    d = o;
+    d.heads = 5;
+    refused("heads: expected a divisor of dim 16 of at most 256, got 5", &d);
+    d = o;
+    d.kv_heads = 3;
+    refused("kv_heads: expected .. got 3", &d);
+    d = o;
+    d.kv_heads = 8;
+    refused("kv_heads: expected .. got 8", &d);
+    d = o;
+    d.inner = much;
+    refused("inner: expected", &d);
+    d = o;
+    d.segment = much;
+    refused("segment: expected", &d);
+    d = o;
+    d.memory_layers = twice;
+    d.memory_count = 3;
+    refused("memory_layers: expected each layer once, got 1 twice", &d);
+    d = o;
+    d.memory_layers = beyond;
+    d.memory_count = 2;
+    refused("memory_layers: expected layers from 1 to 3, got 4", &d);
+    d = o;
+    d.memory_layers = zeroth;
+    d.memory_count = 1;
+    refused("memory_layers: expected layers from 1 to 3, got 0", &d);
+    d = o;
+    d.memory_layers = zeroth;
+    refused("memory_count: expected .. got 0", &d);
+    d = o;
+    d.memory_count = 2;
+    refused("memory_count: expected .. got 2", &d);
+    d = o;
+    d.memory_layers = some_layers;
+    d.memory_count = 2;
+    d.no_memory = 1;
+    refused("no_memory: expected 0 with memory_layers, got 1", &d);
+    d = o;
+    d.mem = much;
+    refused("mem: expected", &d);
+    d = o;
+    d.cmem = much;
+    refused("cmem: expected", &d);
+    d = o;
+    d.mems = huge;
+    refused(": mems: expected 0 to 2^31, got", &d);
+    d = o;
+    d.cmems = huge;
+    refused(": cmems: expected 0 to 2^31, got", &d);
+    d = o;
+    d.mems = unlike;
+    d.recurrence = STX_COMP_ROTATE;
+    refused("mems, cmems: expected equal sizes .. in layer 2", &d);
+    d = o;
+    d.ratio = much;
+    refused("ratio: expected", &d);
+    d = o;
+    d.compress = 6;
+    refused("compress: expected .. got 6", &d);
+    d = o;
+    d.compress = -1;
+    refused("compress: expected .. got -1", &d);
+    d = o;
+    d.overlap = much;
+    refused("overlap: expected", &d);
+    d = o;
+    d.overlap = 1;
+    d.compress = STX_COMP_MAX;
+    refused("overlap: expected .. got 1", &d);
+    d = o;
+    d.conv_no_bias = 1;
+    d.compress = STX_COMP_DILATED;
+    refused("conv_no_bias: expected .. got 1", &d);
+    d = o;
+    d.dilations = 9;
+    d.compress = STX_COMP_DILATED;
+    refused("dilations: expected .. got 9", &d);
+    d = o;
+    d.dilations = 1;
+    d.dilation[0] = 1;
+    refused("dilations: expected .. got 1", &d);
+    d = o;
+    d.dilations = 1;
+    d.compress = STX_COMP_DILATED;
+    refused("dilation: expected .. got 0", &d);
+    d = o;
+    d.aux = 5;
+    refused("aux: expected .. got 5", &d);
+    d = o;
+    d.aux = STX_COMP_AUX_ATTENTION;
+    d.compress = STX_COMP_MEAN;
+    refused("aux: expected .. got 1", &d);
+    d = o;
+    d.aux_weight = -1;
+    refused("aux_weight: expected .. got -1", &d);
+    d = o;
+    d.aux_weight = NAN;
+    refused("aux_weight: expected", &d);
+    d = o;
+    d.bptt = 2;
+    refused("bptt: expected .. got 2", &d);
+    d = o;
+    d.bptt = 2000;
+    d.aux = STX_COMP_AUX_BPTT;
+    refused("bptt: expected .. got 2000", &d);
+    d = o;
+    d.positions = 2;
+    refused("positions: expected .. got 2", &d);
+    d = o;
+    d.positions = STX_COMP_XL;
+    d.dim = 15;
+    d.heads = 3;
+    refused("dim: expected .. got 15", &d);
+    d = o;
+    d.gate = 7;
+    refused("gate: expected .. got 7", &d);
+    d = o;
+    d.gate_bias = 1;
+    refused("gate_bias: expected .. got 1", &d);
+    d = o;
+    d.no_gate_bias = 1;
+    refused("no_gate_bias: expected .. got 1", &d);
+    d = o;
+    d.gate = STX_COMP_GTRXL;
+    d.gate_bias = NAN;
+    refused("gate_bias: expected", &d);
+    d = o;
+    d.gate = STX_COMP_GTRXL;
+    d.gate_bias = d.no_gate_bias = 1;
+    refused("gate_bias: expected 0 with no_gate_bias, got 1", &d);
+    d = o;
+    d.mogrify = 1;
+    refused("mogrify: expected .. got 1", &d);
+    d = o;
+    d.recurrence = 3;
+    refused("recurrence: expected .. got 3", &d);
+    d = o;
+    d.attn_dropout = 1;
+    refused("attn_dropout: expected .. got 1", &d);
+    d = o;
+    d.out_dropout = -0.5;
+    refused("out_dropout: expected .. got -0.5", &d);
+    d = o;
+    d.ff_dropout = NAN;
+    refused("ff_dropout: expected", &d);
+    d = o;
+    d.aux_dropout = 2;
+    refused("aux_dropout: expected .. got 2", &d);
+    d = o;
+    d.vocab = 0;
+    d.tied = 1;
+    refused("tied: expected .. got 1", &d);
+    d = o;
+    d.vocab = 0;
+    d.emb = 4;
+    refused("emb: expected .. got 4", &d);
+    d = o;
+    d.vocab = much;
+    refused("vocab", &d);
     {
         stx_ctx *x = context(1, 1);
-        CHECK(!stx_comp_create(x, NULL) && strstr(stx_error(x), "expected a desc"), "%s", stx_error(x));
+        CHECK(!stx_comp_create(x, NULL) && strstr(stx_error(x), "expected a desc"), "%s",
+              stx_error(x));
         stx_destroy(x);
     }
     CHECK(!stx_comp_create(NULL, &o) && !stx_comp_count(NULL) && !stx_comp_params(NULL), "NULLs");
-    {       /* defaults, and counts without making anything */
+    { /* defaults, and counts without making anything */
         int k;
         const char *name;
         memset(&d, 0, sizeof d);
-        d.vocab = 256; d.dim = 32; d.layers = 2;
+        d.vocab = 256;
+        d.dim = 32;
+        d.layers = 2;
         for (k = 0; k < VARIANTS; k++) {
             stx_ctx *x = context(1, 1);
             stx_comp_desc v = variant(k, &name);
             stx_comp *m = stx_comp_create(x, &v);
-            CHECK(m && stx_params_size(m->params) == stx_comp_count(&v), "%s: %zu parameters, counted %zu", name,
-                  m ? stx_params_size(m->params) : 0, stx_comp_count(&v));
+            CHECK(m && stx_params_size(m->params) == stx_comp_count(&v),
+                  "%s: %zu parameters, counted %zu", name, m ? stx_params_size(m->params) : 0,
+                  stx_comp_count(&v));
             stx_destroy(x);
         }
         {
             stx_ctx *x = context(1, 1);
             stx_comp *m = stx_comp_create(x, &d);
-            CHECK(m && m->desc.segment == 512 && m->desc.heads == 8 && m->layer[1].M == 512 && m->layer[1].C == 128 &&
-                  m->desc.inner == 128 &&
-                  m->desc.aux == STX_COMP_AUX_ATTENTION && m->A == 2 && m->key_pe->dim[0] == 512 + 512 + 128, "defaults");
+            CHECK(m && m->desc.segment == 512 && m->desc.heads == 8 && m->layer[1].M == 512
+                      && m->layer[1].C == 128 && m->desc.inner == 128
+                      && m->desc.aux == STX_COMP_AUX_ATTENTION && m->A == 2
+                      && m->key_pe->dim[0] == 512 + 512 + 128,
+                  "defaults");
             stx_destroy(x);
         }
     }
 }
+
 static void fails(stx_ctx *x, const char *want) {
     CHECK(test_says(stx_error(x), want), "want \"%s\", got \"%s\"", want, stx_error(x));
     stx_clear_error(x);
@@ -899,6 +1291,7 @@ static void fails(stx_ctx *x, const char *want) {
    the last bit. stx_comp_aux is 0 where nothing is compressed. */
 static void padded_tokens(void) {
     enum { B = 2, N = 5 * S };
+
     stx_ctx *x = context(1, 4);
     stx_comp_desc d = small();
     stx_comp *m = model(x, &d);
@@ -906,8 +1299,8 @@ static void padded_tokens(void) {
     int32_t *t = text(B, N + 1, 21), *pads = (int32_t *)calloc(B * N, sizeof *pads);
     size_t at, i;
 
-    for (i = 0; i < 4; i++) pads[i] = 1;                    /* before the first stream's text */
-    for (i = 2 * N - 9; i < 2 * N; i++) pads[i] = 1;        /* after the second one's */
+    for (i = 0; i < 4; i++) pads[i] = 1;             /* before the first stream's text */
+    for (i = 2 * N - 9; i < 2 * N; i++) pads[i] = 1; /* after the second one's */
     for (at = 0; at + S <= N; at += S) {
         stx_ids *in, *next, *pad;
         stx_tensor *h, *vectors, *tokens;
@@ -942,16 +1335,18 @@ static void padded_tokens(void) {
 /* A literal form that the model cannot have is refused by name; STX_COMP_LITERAL means
    those that it can have. */
 static void literal(void) {
-    static const struct { int compress, aux, positions; unsigned can; } model[] = {
-        {STX_COMP_CONV,    STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 31},
-        {STX_COMP_CONV,    STX_COMP_AUX_AUTO,       STX_COMP_XL,      30},
-        {STX_COMP_CONV,    STX_COMP_AUX_AUTOENCODE, STX_COMP_LEARNED, 11},
-        {STX_COMP_CONV,    STX_COMP_AUX_NONE,       STX_COMP_XL,      10},
-        {STX_COMP_DILATED, STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 29},
-        {STX_COMP_MAX,     STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 9},
-        {STX_COMP_USED,    STX_COMP_AUX_AUTO,       STX_COMP_LEARNED, 1},
-        {STX_COMP_USED,    STX_COMP_AUX_AUTO,       STX_COMP_XL,      0}
-    };
+    static const struct {
+        int compress, aux, positions;
+        unsigned can;
+    } model[] = {{STX_COMP_CONV, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 31},
+                 {STX_COMP_CONV, STX_COMP_AUX_AUTO, STX_COMP_XL, 30},
+                 {STX_COMP_CONV, STX_COMP_AUX_AUTOENCODE, STX_COMP_LEARNED, 11},
+                 {STX_COMP_CONV, STX_COMP_AUX_NONE, STX_COMP_XL, 10},
+                 {STX_COMP_DILATED, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 29},
+                 {STX_COMP_MAX, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 9},
+                 {STX_COMP_USED, STX_COMP_AUX_AUTO, STX_COMP_LEARNED, 1},
+                 {STX_COMP_USED, STX_COMP_AUX_AUTO, STX_COMP_XL, 0}};
+
     static const char *const name[5] = {"_ROWS", "_PAD", "_TARGET", "_MASK", "_FREEZE"};
     char want[64];
     size_t i, k;
@@ -992,72 +1387,115 @@ static void errors(void) {
     stx_ctx *x = context(1, 1), *y = context(1, 1);
     stx_comp_desc d = small(), none = small();
     stx_comp *m = stx_comp_create(x, &d), *other = stx_comp_create(x, &d), *bare;
-    stx_comp_state *s = stx_comp_state_create(m, 2), *strange = stx_comp_state_create(other, 2), *big;
+    stx_comp_state *s = stx_comp_state_create(m, 2), *strange = stx_comp_state_create(other, 2),
+                   *big;
     stx_comp_gen *g, *one;
     int32_t *t = text(2, 40, 1), out[6] = {1, 2, 3, 99, 1, 2};
-    const size_t more[LAYERS] = {9, 9, 9}, unlike[LAYERS] = {4, 5, 6}, over[LAYERS] = {(size_t)1 << 40, 1, 1};
+    const size_t more[LAYERS] = {9, 9, 9}, unlike[LAYERS] = {4, 5, 6},
+                 over[LAYERS] = {(size_t)1 << 40, 1, 1};
     stx_real v[6 * 16];
     stx_tensor *h;
     memset(v, 0, sizeof v);
     stx_begin(x, STX_EVAL);
     CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S + 1), NULL, s, s), "too long");
     fails(x, "T from 1 to segment (6)");
-    CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), NULL, s, s), "one row"); fails(x, "B = 1");
+    CHECK(!stx_comp_forward(m, block(x, t, 1, 40, 0, S), NULL, s, s), "one row");
+    fails(x, "B = 1");
     CHECK(!stx_comp_forward(m, block(x, t, 2, 40, 0, S), NULL, s, strange), "another model");
     fails(x, "another model");
-    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 15, 0), NULL, NULL, NULL), "too narrow"); fails(x, "stx_comp_segment");
-    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL), "padding"); fails(x, "pad: expected (1,6)");
+    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 15, 0), NULL, NULL, NULL), "too narrow");
+    fails(x, "stx_comp_segment");
+    CHECK(!stx_comp_segment(m, stx_input(x, v, 1, 6, 16, 0), block(x, t, 1, 40, 0, 5), NULL, NULL),
+          "padding");
+    fails(x, "pad: expected (1,6)");
     h = stx_comp_forward(m, block(x, t, 2, 40, 0, 3), NULL, NULL, NULL);
-    CHECK(h && !stx_comp_nll(m, h, block(x, t, 2, 40, 0, 3), block(x, t, 2, 40, 0, 2)), "padding of targets"); fails(x, "stx_comp_nll");
-    CHECK(!stx_comp_forward(m, stx_tokens(x, out, 2, 3), NULL, s, s), "99"); fails(x, "99");
-    CHECK(!stx_comp_state_create(m, 0), "no streams"); fails(x, "expected B >= 1 streams");
-    CHECK(!stx_comp_gen_create(m, 0), "no streams"); fails(x, "expected B >= 1 streams");
-    CHECK(!stx_comp_state_create_sized(m, 1, over, NULL), "too large"); fails(x, "layer 0");
-    stx_comp_state_reset_stream(s, 2); fails(x, "stream 2");
-    CHECK(!stx_comp_state_copy(s, 0, strange, 0, 2), "another model"); fails(x, "another model");
-    CHECK(!stx_comp_state_copy(s, 1, s, 0, 2), "too many"); fails(x, "stx_rows_copy");
+    CHECK(h && !stx_comp_nll(m, h, block(x, t, 2, 40, 0, 3), block(x, t, 2, 40, 0, 2)),
+          "padding of targets");
+    fails(x, "stx_comp_nll");
+    CHECK(!stx_comp_forward(m, stx_tokens(x, out, 2, 3), NULL, s, s), "99");
+    fails(x, "99");
+    CHECK(!stx_comp_state_create(m, 0), "no streams");
+    fails(x, "expected B >= 1 streams");
+    CHECK(!stx_comp_gen_create(m, 0), "no streams");
+    fails(x, "expected B >= 1 streams");
+    CHECK(!stx_comp_state_create_sized(m, 1, over, NULL), "too large");
+    fails(x, "layer 0");
+    stx_comp_state_reset_stream(s, 2);
+    fails(x, "stream 2");
+    CHECK(!stx_comp_state_copy(s, 0, strange, 0, 2), "another model");
+    fails(x, "another model");
+    CHECK(!stx_comp_state_copy(s, 1, s, 0, 2), "too many");
+    fails(x, "stx_rows_copy");
     big = stx_comp_state_create_sized(m, 2, more, NULL);
-    CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "other sizes"); fails(x, "got one with other sizes");
-    CHECK(!stx_comp_state_set(s, 3, v, 1, NULL, 0), "layer"); fails(x, "expected layer 0 to 2, got layer 3");
-    CHECK(!stx_comp_state_set(s, 0, v, 7, NULL, 0), "too many"); fails(x, "got 7 and 0");
-    CHECK(!stx_comp_state_set(s, 0, NULL, 1, NULL, 0), "NULL"); fails(x, "got NULL");
-    CHECK(!stx_comp_state_set(s, 0, v, 1, v, 5), "too many"); fails(x, "got 1 and 5");
+    CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "other sizes");
+    fails(x, "got one with other sizes");
+    CHECK(!stx_comp_state_set(s, 3, v, 1, NULL, 0), "layer");
+    fails(x, "expected layer 0 to 2, got layer 3");
+    CHECK(!stx_comp_state_set(s, 0, v, 7, NULL, 0), "too many");
+    fails(x, "got 7 and 0");
+    CHECK(!stx_comp_state_set(s, 0, NULL, 1, NULL, 0), "NULL");
+    fails(x, "got NULL");
+    CHECK(!stx_comp_state_set(s, 0, v, 1, v, 5), "too many");
+    fails(x, "got 1 and 5");
     none.recurrence = STX_COMP_ROTATE;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_state_create_sized(bare, 1, unlike, NULL), "sizes"); fails(x, "STX_COMP_ROTATE");
-    none.recurrence = 0; none.literal = STX_COMP_LITERAL_ROWS;
+    CHECK(bare && !stx_comp_state_create_sized(bare, 1, unlike, NULL), "sizes");
+    fails(x, "STX_COMP_ROTATE");
+    none.recurrence = 0;
+    none.literal = STX_COMP_LITERAL_ROWS;
     bare = stx_comp_create(x, &none);
     CHECK(bare && !stx_comp_state_create_sized(bare, 1, more, NULL), "sizes");
     fails(x, "STX_COMP_LITERAL_ROWS");
-    none = small(); none.cmem = STX_COMP_NO_ROWS;
+    none = small();
+    none.cmem = STX_COMP_NO_ROWS;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_state_create_sized(bare, 1, NULL, more), "no compression"); fails(x, "no compressed memory there");
-    none = small(); none.vocab = 0;
+    CHECK(bare && !stx_comp_state_create_sized(bare, 1, NULL, more), "no compression");
+    fails(x, "no compressed memory there");
+    none = small();
+    none.vocab = 0;
     bare = stx_comp_create(x, &none);
-    CHECK(bare && !stx_comp_embed(bare, block(x, t, 1, 40, 0, 3)), "no words"); fails(x, "expected a model with vocab");
-    CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "no words"); fails(x, "expected a model with vocab");
-    CHECK(stx_comp_segment(bare, stx_input(x, v, 1, 6, 16, 0), NULL, NULL, NULL) && !stx_comp_lm(bare).model, "vectors in and out");
+    CHECK(bare && !stx_comp_embed(bare, block(x, t, 1, 40, 0, 3)), "no words");
+    fails(x, "expected a model with vocab");
+    CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "no words");
+    fails(x, "expected a model with vocab");
+    CHECK(stx_comp_segment(bare, stx_input(x, v, 1, 6, 16, 0), NULL, NULL, NULL)
+              && !stx_comp_lm(bare).model,
+          "vectors in and out");
     g = stx_comp_gen_create(bare, 1);
-    CHECK(g && !stx_comp_gen_feed(g, t, 1), "no words"); fails(x, "expected a model with vocab");
+    CHECK(g && !stx_comp_gen_feed(g, t, 1), "no words");
+    fails(x, "expected a model with vocab");
     h = stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0));
     CHECK(h && h->dim[1] == 6, "%s", stx_error(x));
-    CHECK(!stx_comp_gen_step(g, stx_input(x, v, 2, 3, 16, 0)), "rows"); fails(x, "stx_comp_gen_step");
+    CHECK(!stx_comp_gen_step(g, stx_input(x, v, 2, 3, 16, 0)), "rows");
+    fails(x, "stx_comp_gen_step");
     stx_begin(x, STX_TRAIN);
-    CHECK(!stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0)), "training"); fails(x, "STX_EVAL");
-    CHECK(!stx_comp_gen_set(g, s), "of another model"); fails(x, "another model");
+    CHECK(!stx_comp_gen_step(g, stx_input(x, v, 1, 6, 16, 0)), "training");
+    fails(x, "STX_EVAL");
+    CHECK(!stx_comp_gen_set(g, s), "of another model");
+    fails(x, "another model");
     one = stx_comp_gen_create(m, 1);
-    CHECK(one && !stx_comp_gen_set(one, s), "more streams"); fails(x, "B = 1 streams, got 2");
-    CHECK(!stx_comp_segment(NULL, NULL, NULL, NULL, NULL) && !stx_comp_nll(m, NULL, NULL, NULL) && !stx_comp_total(NULL, NULL) &&
-          !stx_comp_state_get(NULL, 0, NULL, NULL) && !stx_comp_state_set(NULL, 0, NULL, 0, NULL, 0) && !stx_comp_gen_feed(NULL, t, 1) &&
-          !stx_comp_state_save(NULL, NULL, "") && !stx_comp_state_load(NULL, NULL, "") && !stx_comp_gen_set(NULL, s), "NULLs");
-    stx_comp_state_free(NULL); stx_comp_gen_free(NULL); stx_comp_state_reset(NULL); stx_comp_gen_reset(NULL);
-    stx_comp_state_reset_stream(NULL, 0); stx_comp_gen_reset_stream(NULL, 0);
+    CHECK(one && !stx_comp_gen_set(one, s), "more streams");
+    fails(x, "B = 1 streams, got 2");
+    CHECK(!stx_comp_segment(NULL, NULL, NULL, NULL, NULL) && !stx_comp_nll(m, NULL, NULL, NULL)
+              && !stx_comp_total(NULL, NULL) && !stx_comp_state_get(NULL, 0, NULL, NULL)
+              && !stx_comp_state_set(NULL, 0, NULL, 0, NULL, 0) && !stx_comp_gen_feed(NULL, t, 1)
+              && !stx_comp_state_save(NULL, NULL, "") && !stx_comp_state_load(NULL, NULL, "")
+              && !stx_comp_gen_set(NULL, s),
+          "NULLs");
+    stx_comp_state_free(NULL);
+    stx_comp_gen_free(NULL);
+    stx_comp_state_reset(NULL);
+    stx_comp_gen_reset(NULL);
+    stx_comp_state_reset_stream(NULL, 0);
+    stx_comp_gen_reset_stream(NULL, 0);
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
     stx_destroy(x);
     stx_destroy(y);
 }
-/* A file of other sizes, of another number of streams, or damaged; then nothing is remembered */
+
+/* A file of other sizes, of another number of streams, or damaged; then nothing is
+   remembered */
 static void bad_files(void) {
     char path[1024];
     const size_t more[LAYERS] = {14, 14, 14};
@@ -1081,13 +1519,17 @@ static void bad_files(void) {
             stx_comp_forward(m, block(x, t, 2, 40, i * S, S), NULL, s, s);
         }
         w = stx_writer_create(x);
-        if (k == 2) { s->seen[1] = (size_t)1 << 40; }
+        if (k == 2) {
+            s->seen[1] = (size_t)1 << 40;
+        }
         if (k == 3) s->usage->layer[0].real--;
         CHECK(stx_comp_state_save(w, s, "a.") && stx_writer_finish(w, path), "%s", stx_error(x));
         to = stx_comp_state_create_sized(m, k == 1 ? 1 : 2, k >= 1 ? more : NULL, NULL);
         f = stx_file_open(x, path);
-        CHECK(!stx_comp_state_load(to, f, "a.") && strstr(stx_error(x), want[k]), "want \"%s\", got \"%s\"", want[k], stx_error(x));
-        CHECK(!stx_rows_most(to->mem) && !stx_rows_most(to->comp) && !to->seen[0], "something is remembered");
+        CHECK(!stx_comp_state_load(to, f, "a.") && strstr(stx_error(x), want[k]),
+              "want \"%s\", got \"%s\"", want[k], stx_error(x));
+        CHECK(!stx_rows_most(to->mem) && !stx_rows_most(to->comp) && !to->seen[0],
+              "something is remembered");
         stx_clear_error(x);
         CHECK(!stx_comp_state_load(to, f, "b."), "another prefix");
         stx_clear_error(x);
@@ -1098,7 +1540,8 @@ static void bad_files(void) {
     unlink(path);
 }
 
-/* Targets that do not count: -1, other negative ids, and padding give the mean over the others, by their log p */
+/* Targets that do not count: -1, other negative ids, and padding give the mean over
+   the others, by their log p */
 static void targets(void) {
     int k;
     for (k = 0; k < 4; k++) {
@@ -1114,7 +1557,8 @@ static void targets(void) {
         m = model(x, &d);
         stx_begin(x, STX_TRAIN);
         ids = block(x, t, 2, 40, 0, S);
-        for (i = 0; i < 12; i++) want[i] = (k == 1 && i % 5 == 1) || (k == 3) ? -1 : k == 2 && i % 4 == 2 ? -7 : t[i];
+        for (i = 0; i < 12; i++)
+            want[i] = (k == 1 && i % 5 == 1) || (k == 3) ? -1 : k == 2 && i % 4 == 2 ? -7 : t[i];
         to = stx_tokens(x, want, 2, 6);
         no = k == 2 ? stx_tokens(x, pad, 2, 6) : NULL;
         h = stx_comp_segment(m, stx_comp_embed(m, ids), no, NULL, NULL);
@@ -1125,8 +1569,9 @@ static void targets(void) {
             sum -= (double)lp->data[i * V + (size_t)want[i]];
             count++;
         }
-        CHECK(CLOSE(stx_item(x, nll), count ? sum / (double)count : 0, 1e-5), "case %d: nll %g, want %g %s", k, stx_item(x, nll),
-              sum / (double)count, stx_error(x));
+        CHECK(CLOSE(stx_item(x, nll), count ? sum / (double)count : 0, 1e-5),
+              "case %d: nll %g, want %g %s", k, stx_item(x, nll), sum / (double)count,
+              stx_error(x));
         stx_backward(x, nll);
         CHECK(stx_ok(x), "%s", stx_error(x));
         free(t);
@@ -1134,8 +1579,8 @@ static void targets(void) {
     }
 }
 
-/* What is padding may hold anything: nothing else changes, in this segment or later, to the bit. A stream's padding in front is as if it
-   were not there. */
+/* What is padding may hold anything: nothing else changes, in this segment or later,
+   to the bit. A stream's padding in front is as if it were not there. */
 static void padding(void) {
     static const int which[] = {0, 2, 3, 4, 5, 6, 9, 10, 14, 19, 24, 25};
     size_t k;
@@ -1157,28 +1602,38 @@ static void padding(void) {
                 stx_tensor *y;
                 size_t l;
                 stx_begin(x, STX_TRAIN);
-                for (c = 0; other && c < B * n; c++) if (p[c]) t[c] = (t[c] + 1) % V;
-                y = stx_comp_segment(m, stx_comp_embed(m, block(x, t, B, n, i, S)), block(x, p, B, n, i, S), s[other], s[other]);
+                for (c = 0; other && c < B * n; c++)
+                    if (p[c]) t[c] = (t[c] + 1) % V;
+                y = stx_comp_segment(m, stx_comp_embed(m, block(x, t, B, n, i, S)),
+                                     block(x, p, B, n, i, S), s[other], s[other]);
                 CHECK(y != NULL, "%s: %s", name, stx_error(x));
                 if (!y) return;
                 h[other] = (stx_real *)malloc(y->size * sizeof **h);
                 memcpy(h[other], y->data, y->size * sizeof **h);
-                for (l = 0; l < LAYERS; l++) if (m->aux[l]) aux[other] += stx_item(x, m->aux[l]);
+                for (l = 0; l < LAYERS; l++)
+                    if (m->aux[l]) aux[other] += stx_item(x, m->aux[l]);
             }
-            for (b = 0; b < B; b++) for (c = 0; c < S; c++)
-                CHECK(p[b * n + i + c] || !memcmp(h[0] + (b * S + c) * 16, h[1] + (b * S + c) * 16, 16 * sizeof **h),
-                      "%s: row %zu step %zu sees "
-                      "padding", name, b, i + c);
+            for (b = 0; b < B; b++)
+                for (c = 0; c < S; c++)
+                    CHECK(p[b * n + i + c]
+                              || !memcmp(h[0] + (b * S + c) * 16, h[1] + (b * S + c) * 16,
+                                         16 * sizeof **h),
+                          "%s: row %zu step %zu sees "
+                          "padding",
+                          name, b, i + c);
             CHECK(aux[0] == aux[1], "%s: aux loss %g and %g", name, aux[0], aux[1]);
-            free(h[0]); free(h[1]);
+            free(h[0]);
+            free(h[1]);
         }
         CHECK(states_differ(s[0], s[1]) == 0, "%s: padding is remembered", name);
-        free(t); free(p);
+        free(t);
+        free(p);
         stx_destroy(x);
     }
 }
 
-/* Resets in the middle of a segment: what came before is not seen any more, in this segment or later */
+/* Resets in the middle of a segment: what came before is not seen any more, in this
+   segment or later */
 static void reset_midway(void) {
     static const int which[] = {0, 5, 6, 10, 11, 21, 4};
     size_t k;
@@ -1208,18 +1663,24 @@ static void reset_midway(void) {
             stx_comp_gen_free(g);
         }
         e = difference(h[0] + at * 2 * D, h[1] + at * 2 * D, (n - at) * 2 * D);
-        CHECK(e == 0 && difference(h[0], h[1], 2 * D) > 0, "%s: a stream is felt beyond its reset: %g", name, e);
-        free(t); free(h[0]); free(h[1]);
+        CHECK(e == 0 && difference(h[0], h[1], 2 * D) > 0,
+              "%s: a stream is felt beyond its reset: %g", name, e);
+        free(t);
+        free(h[0]);
+        free(h[1]);
         stx_destroy(x);
     }
 }
 
-/* The kernel of the attention that rows got, against its definition; with and without positions, biases, padding; and what it adds */
+/* The kernel of the attention that rows got, against its definition; with and without
+   positions, biases, padding; and what it adds */
 static void usage(void) {
     int k;
     for (k = 0; k < 8; k++) {
         stx_ctx *x = context(3, 1);
+
         enum { B = 3, T = 5, K = 40, H = 3, D = 19, C = H * D, first = 2, n = 33 };
+
         static stx_real q[B * T * C], kv[B * K * 2 * C], pe[K * C], u[C], got[B * (n + 2) * 2];
         int32_t pad[B * K];
         double *sum = (double *)calloc(B * n, sizeof *sum), *work, worst = 0;
@@ -1253,40 +1714,61 @@ static void usage(void) {
         stx_get(x, out, got);
         work = (double *)calloc(2 * stx_attention_keys(made), sizeof *work);
         stx_comp_usage_plain(sum, made, first, n, work);
-        for (b = 0; b < B; b++) for (j = 0; j < n + 2; j++) {
-            const stx_real *have = got + (b * (n + 2) + j) * 2;
-            double e = fabs((double)have[0] - 0.5 - (j < n ? sum[b * n + j] : 0)), queries = 0;
-            for (i = K - T; i < K; i++) queries += !(k & 4) || !pad[b * K + i];
-            if (!(e <= worst)) worst = e;
-            CHECK((double)have[1] == 0.5 + (j < n ? queries : 0), "row %zu: %g queries, want %g", j, (double)have[1] - 0.5, queries);
-        }
+        for (b = 0; b < B; b++)
+            for (j = 0; j < n + 2; j++) {
+                const stx_real *have = got + (b * (n + 2) + j) * 2;
+                double e = fabs((double)have[0] - 0.5 - (j < n ? sum[b * n + j] : 0)), queries = 0;
+                for (i = K - T; i < K; i++) queries += !(k & 4) || !pad[b * K + i];
+                if (!(e <= worst)) worst = e;
+                CHECK((double)have[1] == 0.5 + (j < n ? queries : 0),
+                      "row %zu: %g queries, want %g", j, (double)have[1] - 0.5, queries);
+            }
         CHECK(worst < 1e-5, "case %d: off by %g", k, worst);
-        free(sum); free(work);
+        free(sum);
+        free(work);
         stx_destroy(x);
     }
 }
-/* Which rows are kept: by usage, ties to the newer, missing ones last, in the order of time, those of a young stream at the end */
+
+/* Which rows are kept: by usage, ties to the newer, missing ones last, in the order of
+   time, those of a young stream at the end */
 static void pick(void) {
     static const stx_real rows[2 * 6] = {1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60};
-    static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,   0, 0, 0, 0, 6, 2, 3, 1, 5, 1, 3, 1, 9, 1};
+    static const stx_real used[2 * 7 * 2] = {3, 1, 8, 4, 4, 2, 1, 1, 2, 1, 0, 0, 9, 1,
+                                             0, 0, 0, 0, 6, 2, 3, 1, 5, 1, 3, 1, 9, 1};
     static const int32_t pad[12] = {0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1}, first[2] = {0, 2};
     stx_comp_groups g;
     stx_real y[6];
     memset(&g, 0, sizeof g);
-    g.B = 2; g.rows = 6; g.groups = 3; g.taps = g.step = 2; g.D = 1;
-    stx_comp_pick(NULL, y, rows, used, 14, &g);         /* usage 3 2 2 1 2 0, and 0 0 3 3 5 3 */
-    CHECK(y[0] == 1 && y[1] == 3 && y[2] == 5 && y[3] == 40 && y[4] == 50 && y[5] == 60, "by usage: %g %g %g, %g %g %g", (double)y[0],
-          (double)y[1], (double)y[2], (double)y[3], (double)y[4], (double)y[5]);
+    g.B = 2;
+    g.rows = 6;
+    g.groups = 3;
+    g.taps = g.step = 2;
+    g.D = 1;
+    stx_comp_pick(NULL, y, rows, used, 14, &g); /* usage 3 2 2 1 2 0, and 0 0 3 3 5 3 */
+    CHECK(y[0] == 1 && y[1] == 3 && y[2] == 5 && y[3] == 40 && y[4] == 50 && y[5] == 60,
+          "by usage: %g %g %g, %g %g %g", (double)y[0], (double)y[1], (double)y[2], (double)y[3],
+          (double)y[4], (double)y[5]);
     g.pad = pad;
     stx_comp_pick(NULL, y, rows, used, 14, &g);
-    CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "missing: %g %g %g", (double)y[3], (double)y[4], (double)y[5]);
-    g.first = first;                                    /* row 1: two groups of its own four rows */
+    CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "missing: %g %g %g", (double)y[3],
+          (double)y[4], (double)y[5]);
+    /* row 1: two groups of its own four rows */
+    g.first = first;
     stx_comp_pick(NULL, y, rows, used, 14, &g);
-    CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "a young stream: %g %g %g", (double)y[3], (double)y[4], (double)y[5]);
+    CHECK(y[0] == 1 && y[3] == 0 && y[4] == 30 && y[5] == 40, "a young stream: %g %g %g",
+          (double)y[3], (double)y[4], (double)y[5]);
 }
 #ifndef SEQTX_DOUBLE
-/* bfloat16 factors: nearly the same losses; and the same bits whenever a step is repeated, with several threads, replayed or not */
-typedef struct repeated { stx_comp *m; stx_comp_state *s; stx_ids *in, *out; stx_tensor *nll; } repeated;
+/* bfloat16 factors: nearly the same losses; and the same bits whenever a step is
+   repeated, with several threads, replayed or not */
+typedef struct repeated {
+    stx_comp *m;
+    stx_comp_state *s;
+    stx_ids *in, *out;
+    stx_tensor *nll;
+} repeated;
+
 static void one_step(void *user) {
     repeated *r = (repeated *)user;
     stx_ctx *x = r->m->ctx;
@@ -1295,6 +1777,7 @@ static void one_step(void *user) {
     stx_note(x, 0, r->nll, 1, 0);
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
+
 static void precisions(void) {
     int k, bf16;
     for (k = 0; k < VARIANTS; k += 4) {
@@ -1317,63 +1800,78 @@ static void precisions(void) {
             r.out = stx_tokens_create(x, 2, S);
             for (i = 0; i < 4; i++) {
                 int32_t v[2][2 * S];
-                for (b = 0; b < 2; b++) for (c = 0; c < S; c++) {
-                    v[0][b * S + c] = t[b * 5 * S + i * S + c];
-                    v[1][b * S + c] = t[b * 5 * S + i * S + c + 1];
-                }
+                for (b = 0; b < 2; b++)
+                    for (c = 0; c < S; c++) {
+                        v[0][b * S + c] = t[b * 5 * S + i * S + c];
+                        v[1][b * S + c] = t[b * 5 * S + i * S + c + 1];
+                    }
                 stx_tokens_set(x, r.in, v[0]);
                 stx_tokens_set(x, r.out, v[1]);
-                CHECK(stx_step_run(x, stx_comp_key(r.m, r.in, r.out, r.s, 0), one_step, &r), "%s: %s", name, stx_error(x));
+                CHECK(stx_step_run(x, stx_comp_key(r.m, r.in, r.out, r.s, 0), one_step, &r),
+                      "%s: %s", name, stx_error(x));
                 nll[bf16][i] = stx_noted(x, 0);
             }
             free(t);
             stx_destroy(x);
         }
         for (bf16 = 0; bf16 < 4; bf16++)
-            CHECK(nll[0][bf16] == nll[1][bf16] && CLOSE(nll[2][bf16], nll[0][bf16], 0.05), "%s: nll %g, again %g, bf16 %g", name,
-                  nll[0][bf16],
-                  nll[1][bf16], nll[2][bf16]);
+            CHECK(nll[0][bf16] == nll[1][bf16] && CLOSE(nll[2][bf16], nll[0][bf16], 0.05),
+                  "%s: nll %g, again %g, bf16 %g", name, nll[0][bf16], nll[1][bf16], nll[2][bf16]);
     }
 }
 #endif
 /* Each allocation in turn fails: an error and nothing worse */
 static int calls_left;
-static void *few(void *user, size_t bytes) { (void)user; return calls_left-- > 0 ? malloc(bytes) : NULL; }
-static void gives_back(void *user, void *p) { (void)user; free(p); }
+
+static void *few(void *user, size_t bytes) {
+    (void)user;
+    return calls_left-- > 0 ? malloc(bytes) : NULL;
+}
+
+static void gives_back(void *user, void *p) {
+    (void)user;
+    free(p);
+}
+
 static void no_memory(void) {
     int k, left, fine;
-    for (k = 0; k < VARIANTS; k += 5) for (fine = 0, left = 1; !fine && left < 4000; left += 1 + left / 6) {
-        const char *name;
-        stx_comp_desc d = variant(k, &name);
-        stx_desc cd;
-        stx_ctx *x;
-        int32_t *t = text(1, 40, 1);
-        memset(&cd, 0, sizeof cd);
-        cd.alloc = few; cd.release = gives_back; cd.chunk_bytes = 4096; cd.threads = 1;
-        calls_left = left;
-        x = stx_create(&cd);
-        if (x) {
-            stx_comp *m = stx_comp_create(x, &d);
-            stx_comp_state *s = stx_comp_state_create(m, 1);
-            stx_comp_gen *g = stx_comp_gen_create(m, 1);
-            size_t i;
-            for (i = 0; i < 4; i++) {
-                stx_tensor *nll;
+    for (k = 0; k < VARIANTS; k += 5)
+        for (fine = 0, left = 1; !fine && left < 4000; left += 1 + left / 6) {
+            const char *name;
+            stx_comp_desc d = variant(k, &name);
+            stx_desc cd;
+            stx_ctx *x;
+            int32_t *t = text(1, 40, 1);
+            memset(&cd, 0, sizeof cd);
+            cd.alloc = few;
+            cd.release = gives_back;
+            cd.chunk_bytes = 4096;
+            cd.threads = 1;
+            calls_left = left;
+            x = stx_create(&cd);
+            if (x) {
+                stx_comp *m = stx_comp_create(x, &d);
+                stx_comp_state *s = stx_comp_state_create(m, 1);
+                stx_comp_gen *g = stx_comp_gen_create(m, 1);
+                size_t i;
+                for (i = 0; i < 4; i++) {
+                    stx_tensor *nll;
 
-                stx_begin(x, STX_TRAIN);
-                nll = stx_comp_loss(m, block(x, t, 1, 40, i * S, S),
-                                    block(x, t, 1, 40, i * S + 1, S), NULL, s, s);
-                stx_backward(x, stx_comp_total(m, nll));
+                    stx_begin(x, STX_TRAIN);
+                    nll = stx_comp_loss(m, block(x, t, 1, 40, i * S, S),
+                                        block(x, t, 1, 40, i * S + 1, S), NULL, s, s);
+                    stx_backward(x, stx_comp_total(m, nll));
+                }
+                stx_comp_gen_feed(g, t, 20);
+                fine = stx_ok(x);
+                CHECK(fine || stx_error_code(x) == STX_ERR_MEMORY, "%s, %d allocations: %s", name,
+                      left, stx_error(x));
+                stx_comp_gen_free(g);
+                stx_comp_state_free(s);
+                stx_destroy(x);
             }
-            stx_comp_gen_feed(g, t, 20);
-            fine = stx_ok(x);
-            CHECK(fine || stx_error_code(x) == STX_ERR_MEMORY, "%s, %d allocations: %s", name, left, stx_error(x));
-            stx_comp_gen_free(g);
-            stx_comp_state_free(s);
-            stx_destroy(x);
+            free(t);
         }
-        free(t);
-    }
 }
 
 /* What a memory cannot do is refused. */

@@ -4,39 +4,71 @@
 #include "../seqtx_compressive.h"
 #include "cuda_arr.h"
 
-static int brief;               /* sanitizers are slow */
+static int brief; /* sanitizers are slow */
 
-static void put_arr(const arr *a) { stx_cuda_put_numbers(gx, a->d, a->c, a->n); }
+static void put_arr(const arr *a) {
+    stx_cuda_put_numbers(gx, a->d, a->c, a->n);
+}
+
 static const int32_t marks[] = {1, -1, 1 << 30, 2};
+
 
 // >>groups
 
-typedef struct grouped { stx_comp_groups c, d; int32_t *first, *pad, *dfirst, *dpad; } grouped;
-/* how: bit 0: streams begin at rows of their own; then 0 no row is missing, 1 some are, 2 all are. Streams may have gaps between them */
-static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step, size_t D, ptrdiff_t at, int how) {
+typedef struct grouped {
+    stx_comp_groups c, d;
+    int32_t *first, *pad, *dfirst, *dpad;
+} grouped;
+
+/* how: bit 0: streams begin at rows of their own; then 0 no row is missing, 1 some
+   are, 2 all are. Streams may have gaps between them */
+static void grouped_make(grouped *t, size_t B, size_t rows, size_t groups, size_t taps, size_t step,
+                         size_t D, ptrdiff_t at, int how) {
     size_t b, i;
     memset(t, 0, sizeof *t);
-    t->c.B = B; t->c.rows = rows; t->c.groups = groups; t->c.taps = taps; t->c.step = step; t->c.D = D; t->c.at = at;
+    t->c.B = B;
+    t->c.rows = rows;
+    t->c.groups = groups;
+    t->c.taps = taps;
+    t->c.step = step;
+    t->c.D = D;
+    t->c.at = at;
     t->first = (int32_t *)calloc(B + 1, sizeof *t->first);
     t->pad = (int32_t *)calloc(B * rows + 1, sizeof *t->pad);
     for (b = 0; b < B; b++) {
         double u = (test_rand() + 1) / 2;
-        t->first[b] = (int32_t)(b % 3 == 1 ? 0 : b % 3 == 2 ? (double)rows : floor(u * (double)(rows + 1)));
+        t->first[b] = (int32_t)(b % 3 == 1   ? 0
+                                : b % 3 == 2 ? (double)rows
+                                             : floor(u * (double)(rows + 1)));
         if (t->first[b] > (int32_t)rows) t->first[b] = (int32_t)rows;
-        for (i = 0; i < rows; i++) t->pad[b * rows + i] = how / 2 == 2 || test_rand() > 0.4 ? marks[i % 4] : 0;
+        for (i = 0; i < rows; i++)
+            t->pad[b * rows + i] = how / 2 == 2 || test_rand() > 0.4 ? marks[i % 4] : 0;
     }
     if ((rows + D + step) % 3) t->c.stride = rows * D + ((rows + D + step) % 3 == 1 ? 4 : D + 1);
     t->d = t->c;
     t->dfirst = (int32_t *)cuda_bytes(gx, t->first, B * sizeof *t->first);
     t->dpad = (int32_t *)cuda_bytes(gx, t->pad, B * rows * sizeof *t->pad);
-    if (how % 2) { t->c.first = t->first; t->d.first = t->dfirst; }
-    if (how / 2) { t->c.pad = t->pad; t->d.pad = t->dpad; }
+    if (how % 2) {
+        t->c.first = t->first;
+        t->d.first = t->dfirst;
+    }
+    if (how / 2) {
+        t->c.pad = t->pad;
+        t->d.pad = t->dpad;
+    }
 }
+
 static void grouped_free(grouped *t) {
-    free(t->first); free(t->pad);
-    stx_cuda_free(gx, t->dfirst); stx_cuda_free(gx, t->dpad);
+    free(t->first);
+    free(t->pad);
+    stx_cuda_free(gx, t->dfirst);
+    stx_cuda_free(gx, t->dpad);
 }
-static size_t stride_of(const grouped *t) { return t->c.stride ? t->c.stride : t->c.rows * t->c.D; }
+
+static size_t stride_of(const grouped *t) {
+    return t->c.stride ? t->c.stride : t->c.rows * t->c.D;
+}
+
 /* Rows that are missing, and gaps, hold what must not be used. */
 static arr rows_of(const grouped *t) {
     const size_t ld = stride_of(t), w = t->c.rows * t->c.D;
@@ -44,17 +76,23 @@ static arr rows_of(const grouped *t) {
     size_t n, i;
     for (n = 0; n < a.n; n++) {
         size_t b = ld ? n / ld : 0, row = n - b * ld < w ? (n - b * ld) / t->c.D : SIZE_MAX;
-        if (row == SIZE_MAX || (t->c.pad && t->pad[b * t->c.rows + row]) || (t->c.first && (int32_t)row < t->first[b])) a.c[n] = NAN;
+        if (row == SIZE_MAX || (t->c.pad && t->pad[b * t->c.rows + row])
+            || (t->c.first && (int32_t)row < t->first[b]))
+            a.c[n] = NAN;
     }
-    for (i = 0; i < t->c.B && t->c.stride; i++) CHECK(isnan((double)a.c[i * ld + w]), "a gap behind stream %zu", i);
+    for (i = 0; i < t->c.B && t->c.stride; i++)
+        CHECK(isnan((double)a.c[i * ld + w]), "a gap behind stream %zu", i);
     put_arr(&a);
     return a;
 }
-/* The numbers y (n) of the CPU's kernel are those of rows without gaps; kernel: 0 unfold, 1 mean, 2 max, 3 pick */
-static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u, size_t ldu, const float *y, size_t n,
-                        int kernel) {
+
+/* The numbers y (n) of the CPU's kernel are those of rows without gaps; kernel: 0
+   unfold, 1 mean, 2 max, 3 pick */
+static void dense_check(const char *name, const grouped *t, const arr *rows, const arr *u,
+                        size_t ldu, const float *y, size_t n, int kernel) {
     const size_t w = t->c.rows * t->c.D;
-    float *r = (float *)malloc((t->c.B * w + 1) * sizeof *r), *z = (float *)malloc((n + 1) * sizeof *z);
+    float *r = (float *)malloc((t->c.B * w + 1) * sizeof *r),
+          *z = (float *)malloc((n + 1) * sizeof *z);
     stx_comp_groups g = t->c;
     size_t b;
     for (b = 0; b < g.B; b++) memcpy(r + b * w, rows->c + b * stride_of(t), w * sizeof *r);
@@ -62,16 +100,20 @@ static void dense_check(const char *name, const grouped *t, const arr *rows, con
     if (kernel == 0) stx_comp_unfold(cx, z, r, &g, 0);
     if (kernel == 1 || kernel == 2) stx_comp_pool(cx, z, r, &g, kernel == 2);
     if (kernel == 3) stx_comp_pick(cx, z, r, u->c, ldu, &g);
-    if (half) cuda_round(z, n);         /* as arr_check leaves y */
+    if (half) cuda_round(z, n); /* as arr_check leaves y */
     CHECK(!memcmp(y, z, n * sizeof *z), "%s: other numbers without gaps", name);
-    free(r); free(z);
+    free(r);
+    free(z);
 }
+
 static void test_groups(void) {
-    static const size_t wide[] = {1, 3, 4, 31, 32, 33, 36, 127, 128, 132}, long_[] = {0, 1, 2, 5, 31, 33, 67}, tap[] = {1, 2, 3, 4, 7};
+    static const size_t wide[] = {1, 3, 4, 31, 32, 33, 36, 127, 128, 132},
+                        long_[] = {0, 1, 2, 5, 31, 33, 67}, tap[] = {1, 2, 3, 4, 7};
     size_t n;
     char name[128];
     for (n = 0; n < (brief ? 40 : 210); n++) {
-        size_t D = wide[n % COUNT(wide)], rows = long_[n % COUNT(long_)], taps = tap[n % COUNT(tap)], step = 1 + n / 2 % 5, B = 1 + n % 3;
+        size_t D = wide[n % COUNT(wide)], rows = long_[n % COUNT(long_)],
+               taps = tap[n % COUNT(tap)], step = 1 + n / 2 % 5, B = 1 + n % 3;
         size_t groups = n % 13 == 7 ? 1 : (rows + step - 1) / step;
         ptrdiff_t at = n % 13 == 7 ? 2 : -(ptrdiff_t)(n / 3 % 4);
         int how = (int)(n / 2 % 6), k;
@@ -81,8 +123,9 @@ static void test_groups(void) {
         rows_ = rows_of(&t);
         y = arr_of(B * groups * taps * D, 2, 0, N_);
         for (k = 0; k < 2; k++) {
-            snprintf(name, sizeof name, "%s B %zu rows %zu groups %zu taps %zu step %zu D %zu at %td how %d", k ? "unfold +" : "unfold",
-                     B, rows, groups, taps, step, D, at, how);
+            snprintf(name, sizeof name,
+                     "%s B %zu rows %zu groups %zu taps %zu step %zu D %zu at %td how %d",
+                     k ? "unfold +" : "unfold", B, rows, groups, taps, step, D, at, how);
             BOTH(stx_comp_unfold, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check(name, &y, 0);
             if (!k) dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * taps * D, 0);
@@ -100,12 +143,18 @@ static void test_groups(void) {
             arr_check(name, &y, 0);
             dense_check(name, &t, &rows_, NULL, 0, y.c, B * groups * D, 1 + k);
         }
-        arr_check("rows", &rows_, 0); arr_check("taps", &taps_, 0);
-        arr_free(&rows_); arr_free(&y); arr_free(&taps_); arr_free(&back);
+        arr_check("rows", &rows_, 0);
+        arr_check("taps", &taps_, 0);
+        arr_free(&rows_);
+        arr_free(&y);
+        arr_free(&taps_);
+        arr_free(&back);
         grouped_free(&t);
     }
-    {   /* NaN and infinities: as on the CPU */
-        static const float v[] = {NAN, 1, 2, 1, NAN, 3, INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY, 0, -0.0f, 1, 5, 4, NAN};
+    { /* NaN and infinities: as on the CPU */
+        static const float v[] = {NAN,      1,         2, 1,         NAN,       3,
+                                  INFINITY, -INFINITY, 1, -INFINITY, -INFINITY, -INFINITY,
+                                  0,        -0.0f,     1, 5,         4,         NAN};
         arr rows_ = arr_from(v, 18, N_), y = arr_of(6, 1, 0, N_);
         grouped t;
         int k;
@@ -115,19 +164,23 @@ static void test_groups(void) {
             BOTH(stx_comp_pool, (cx, y.c, rows_.c, &t.c, k), (gx, y.d, rows_.d, &t.d, k));
             arr_check("pool of NaN", &y, 0);
         }
-        arr_free(&rows_); arr_free(&y);
+        arr_free(&rows_);
+        arr_free(&y);
         grouped_free(&t);
     }
 }
+
 static void test_pick(void) {
     static const size_t long_[] = {0, 1, 4, 31, 32, 33, 64, 67, 255, 257, 520};
     size_t n, i;
     for (n = 0; n < (brief ? 30 : 88); n++) {
-        size_t rows = long_[n % COUNT(long_)], D = n % 4 ? 3 + n % 4 : 36, step = 1 + n / 3 % 5, B = 1 + n % 3, ldu = 2 * rows + n % 3;
+        size_t rows = long_[n % COUNT(long_)], D = n % 4 ? 3 + n % 4 : 36, step = 1 + n / 3 % 5,
+               B = 1 + n % 3, ldu = 2 * rows + n % 3;
         size_t groups = (rows + step - 1) / step;
         int how = (int)(n / 2 % 6);
         grouped t;
-        arr rows_, y, u = arr_of(B * ldu + 1, n % 5 == 4 ? 0.4 : 3, n % 5 != 0, B_);        /* small integers: many are equal */
+        /* small integers: many are equal */
+        arr rows_, y, u = arr_of(B * ldu + 1, n % 5 == 4 ? 0.4 : 3, n % 5 != 0, B_);
         grouped_make(&t, B, rows, groups, 1, step, D, 0, how);
         rows_ = rows_of(&t);
         y = arr_of(B * groups * D, 2, 0, N_);
@@ -137,24 +190,37 @@ static void test_pick(void) {
         BOTH(stx_comp_pick, (cx, y.c, rows_.c, u.c, ldu, &t.c), (gx, y.d, rows_.d, u.d, ldu, &t.d));
         {
             char name[128];
-            snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B, rows, groups, step, D, how);
+            snprintf(name, sizeof name, "pick B %zu rows %zu groups %zu step %zu D %zu how %d", B,
+                     rows, groups, step, D, how);
             arr_check(name, &y, 0);
             dense_check(name, &t, &rows_, &u, ldu, y.c, B * groups * D, 3);
         }
-        arr_check("usage", &u, 0); arr_check("rows", &rows_, 0);
-        arr_free(&rows_); arr_free(&y); arr_free(&u);
+        arr_check("usage", &u, 0);
+        arr_check("rows", &rows_, 0);
+        arr_free(&rows_);
+        arr_free(&y);
+        arr_free(&u);
         grouped_free(&t);
     }
 }
 
+
 // >>usage
 
-typedef struct looked { size_t B, T, S, H, D, first, n; int pe, u, pad, dmin; size_t span, extra; } looked;
+typedef struct looked {
+    size_t B, T, S, H, D, first, n;
+    int pe, u, pad, dmin;
+    size_t span, extra;
+} looked;
+
 /* An attention on both sides, then what its keys got. version: see stx_cuda_attention */
 static void compare_usage(const looked *s, int version) {
-    const size_t C = s->H * s->D, P = s->pe ? s->S + s->extra : 0, ldq = C + (off ? 3 : 0), ldk = 2 * C, ldu = 2 * s->n + 2 * (s->D % 3);
-    arr q = arr_of(s->B * s->T * ldq, 1, 0, N_), kv = arr_of(s->B * s->S * ldk, 1, 0, N_), y = arr_of(s->B * s->T * C, 1, 0, N_);
-    arr pe = arr_of(P * (s->pe == 1 ? s->D : C), 1, 0, P_), u = arr_of(C, 0.5, 0, P_), v = arr_of(C, 0.5, 0, P_);
+    const size_t C = s->H * s->D, P = s->pe ? s->S + s->extra : 0, ldq = C + (off ? 3 : 0),
+                 ldk = 2 * C, ldu = 2 * s->n + 2 * (s->D % 3);
+    arr q = arr_of(s->B * s->T * ldq, 1, 0, N_), kv = arr_of(s->B * s->S * ldk, 1, 0, N_),
+        y = arr_of(s->B * s->T * C, 1, 0, N_);
+    arr pe = arr_of(P * (s->pe == 1 ? s->D : C), 1, 0, P_), u = arr_of(C, 0.5, 0, P_),
+        v = arr_of(C, 0.5, 0, P_);
     arr usage = arr_of(s->B * ldu + 1, 1, 0, B_);
     arr top = arr_of(s->B * s->H * s->T, 1, 0, B_), inv = arr_of(s->B * s->H * s->T, 1, 0, B_);
     int32_t *pad = (int32_t *)calloc(s->B * (s->S + 1), sizeof *pad), *dpad;
@@ -163,25 +229,63 @@ static void compare_usage(const looked *s, int version) {
     float *was = (float *)malloc((usage.n + 1) * sizeof *was), *got;
     double worst = 0, top_ = 1e-3;
     size_t b, i, j;
-    cuda_round(pe.c, pe.n); cuda_round(u.c, C); cuda_round(v.c, C);        /* attention reads their bfloat16 copies */
-    put_arr(&pe); put_arr(&u); put_arr(&v);
-    for (b = 0; b < s->B; b++) for (j = 0; s->pad && j < s->S; j++) {
-        pad[b * (s->S + 1) + j] = s->pad == 2 && b == 0 ? 1 : test_rand() > 0.5 || j % 7 == b ? marks[j % 4] : 0;
-        for (i = 0; pad[b * (s->S + 1) + j] && i < ldk; i++) kv.c[(b * s->S + j) * ldk + i] = NAN;
-        for (i = 0; pad[b * (s->S + 1) + j] && j + s->T >= s->S && i < ldq; i++) q.c[(b * s->T + j + s->T - s->S) * ldq + i] = NAN;
-    }
-    put_arr(&q); put_arr(&kv);
+    /* attention reads their bfloat16 copies */
+    cuda_round(pe.c, pe.n);
+    cuda_round(u.c, C);
+    cuda_round(v.c, C);
+    put_arr(&pe);
+    put_arr(&u);
+    put_arr(&v);
+    for (b = 0; b < s->B; b++)
+        for (j = 0; s->pad && j < s->S; j++) {
+            pad[b * (s->S + 1) + j] = s->pad == 2 && b == 0             ? 1
+                                      : test_rand() > 0.5 || j % 7 == b ? marks[j % 4]
+                                                                        : 0;
+            for (i = 0; pad[b * (s->S + 1) + j] && i < ldk; i++)
+                kv.c[(b * s->S + j) * ldk + i] = NAN;
+            for (i = 0; pad[b * (s->S + 1) + j] && j + s->T >= s->S && i < ldq; i++)
+                q.c[(b * s->T + j + s->T - s->S) * ldq + i] = NAN;
+        }
+    put_arr(&q);
+    put_arr(&kv);
     dpad = (int32_t *)cuda_bytes(gx, pad, s->B * (s->S + 1) * sizeof *pad);
     memset(&c, 0, sizeof c);
-    c.B = s->B; c.T = s->T; c.S = s->S; c.H = s->H; c.D = s->D; c.P = P; c.pe_heads = s->pe == 1 ? 1 : (int)s->H;
-    c.ldq = ldq; c.ldk = ldk; c.stq = s->T * ldq; c.stk = s->S * ldk; c.span = s->span ? s->span : s->S; c.delta_min = s->dmin;
+    c.B = s->B;
+    c.T = s->T;
+    c.S = s->S;
+    c.H = s->H;
+    c.D = s->D;
+    c.P = P;
+    c.pe_heads = s->pe == 1 ? 1 : (int)s->H;
+    c.ldq = ldq;
+    c.ldk = ldk;
+    c.stq = s->T * ldq;
+    c.stk = s->S * ldk;
+    c.span = s->span ? s->span : s->S;
+    c.delta_min = s->dmin;
     c.scale = (stx_real)(1 / sqrt((double)s->D));
     c.stpad = s->S + 1;
     d = c;
-    c.q = q.c; c.k = kv.c; c.v = kv.c + C; c.pe = P ? pe.c : NULL; c.u = s->u ? u.c : NULL; c.vb = s->u && P ? v.c : NULL;
-    c.pad = s->pad ? pad : NULL; c.y = y.c; c.top = top.c; c.inv = inv.c;
-    d.q = q.d; d.k = kv.d; d.v = stx_at(gx, kv.d, C); d.pe = P ? pe.d : NULL; d.u = s->u ? u.d : NULL; d.vb = s->u && P ? v.d : NULL;
-    d.pad = s->pad ? dpad : NULL; d.y = y.d; d.top = top.d; d.inv = inv.d;
+    c.q = q.c;
+    c.k = kv.c;
+    c.v = kv.c + C;
+    c.pe = P ? pe.c : NULL;
+    c.u = s->u ? u.c : NULL;
+    c.vb = s->u && P ? v.c : NULL;
+    c.pad = s->pad ? pad : NULL;
+    c.y = y.c;
+    c.top = top.c;
+    c.inv = inv.c;
+    d.q = q.d;
+    d.k = kv.d;
+    d.v = stx_at(gx, kv.d, C);
+    d.pe = P ? pe.d : NULL;
+    d.u = s->u ? u.d : NULL;
+    d.vb = s->u && P ? v.d : NULL;
+    d.pad = s->pad ? dpad : NULL;
+    d.y = y.d;
+    d.top = top.d;
+    d.inv = inv.d;
     work = (double *)malloc((2 * stx_attention_keys(&c) + 1) * sizeof *work);
     stx_comp_usage_plain(sum, &c, s->first, s->n, work);
     memcpy(was, usage.c, usage.n * sizeof *was);
@@ -200,31 +304,48 @@ static void compare_usage(const looked *s, int version) {
         size_t queries = 0;
         for (i = 0; i < s->T; i++) queries += !(s->pad && pad[b * (s->S + 1) + s->S - s->T + i]);
         for (j = 0; j < s->n; j++) {
-            double want = sum[b * s->n + j], e = fabs((double)got[b * ldu + 2 * j] - (double)was[b * ldu + 2 * j] - want);
+            double want = sum[b * s->n + j],
+                   e = fabs((double)got[b * ldu + 2 * j] - (double)was[b * ldu + 2 * j] - want);
             if (want > top_) top_ = want;
             if (!(e <= worst)) worst = e;
-            CHECK(CLOSE((double)got[b * ldu + 2 * j + 1] - (double)was[b * ldu + 2 * j + 1], (double)queries, 1e-6),
+            CHECK(CLOSE((double)got[b * ldu + 2 * j + 1] - (double)was[b * ldu + 2 * j + 1],
+                        (double)queries, 1e-6),
                   "usage: key %zu of %g queries", j, (double)got[b * ldu + 2 * j + 1]);
         }
     }
-    CHECK(worst <= (half ? 1e-2 : 1e-5) * STX_MAX(top_, 1),
-          "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: off by %g of %g", s->B,
-          s->T, s->S, s->H, s->D, s->first, s->n, s->pe, s->u, s->pad, version, worst, top_);
+    CHECK(
+        worst <= (half ? 1e-2 : 1e-5) * STX_MAX(top_, 1),
+        "usage B %zu T %zu S %zu H %zu D %zu first %zu n %zu pe %d u %d pad %d version %d: off by %g of %g",
+        s->B, s->T, s->S, s->H, s->D, s->first, s->n, s->pe, s->u, s->pad, version, worst, top_);
     least = 1;
     arr_check("usage against the CPU's", &usage, half ? 1e-2 : 1e-5);
     least = 0;
-    arr_check("usage q", &q, 0); arr_check("usage kv", &kv, 0);
-    arr_free(&q); arr_free(&kv); arr_free(&pe); arr_free(&u); arr_free(&v); arr_free(&y); arr_free(&usage); arr_free(&top); arr_free(&inv);
+    arr_check("usage q", &q, 0);
+    arr_check("usage kv", &kv, 0);
+    arr_free(&q);
+    arr_free(&kv);
+    arr_free(&pe);
+    arr_free(&u);
+    arr_free(&v);
+    arr_free(&y);
+    arr_free(&usage);
+    arr_free(&top);
+    arr_free(&inv);
     stx_cuda_free(gx, dpad);
-    free(pad); free(sum); free(work); free(was); free(got);
+    free(pad);
+    free(sum);
+    free(work);
+    free(was);
+    free(got);
 }
+
 static void test_usage(void) {
     static const looked s[] = {
-        {1, 1, 2, 1, 8, 0, 1, 0, 0, 0, 0, 0, 0}, {2, 5, 12, 2, 8, 3, 4, 2, 0, 0, 0, 0, 0}, {2, 33, 66, 2, 16, 0, 33, 2, 1, 1, 0, 0, 5},
-        {1, 64, 192, 1, 32, 63, 65, 2, 0, 0, 0, 0, 0}, {3, 7, 31, 3, 10, 2, 22, 1, 1, 1, 0, 0, 1},
-        {2, 65, 200, 2, 24, 5, 129, 0, 1, 2, 0, 0, 0}, {1, 1, 70, 2, 16, 4, 60, 2, 1, 1, 0, 0, 3},
-        {2, 67, 140, 1, 40, 0, 73, 2, 0, 1, 0, 0, 0}, {1, 31, 70, 2, 8, 1, 38, 2, 0, 0, 1, 40, 0},
-        {2, 3, 5, 1, 3, 0, 2, 2, 1, 0, 0, 0, 2}};
+        {1, 1, 2, 1, 8, 0, 1, 0, 0, 0, 0, 0, 0},     {2, 5, 12, 2, 8, 3, 4, 2, 0, 0, 0, 0, 0},
+        {2, 33, 66, 2, 16, 0, 33, 2, 1, 1, 0, 0, 5}, {1, 64, 192, 1, 32, 63, 65, 2, 0, 0, 0, 0, 0},
+        {3, 7, 31, 3, 10, 2, 22, 1, 1, 1, 0, 0, 1},  {2, 65, 200, 2, 24, 5, 129, 0, 1, 2, 0, 0, 0},
+        {1, 1, 70, 2, 16, 4, 60, 2, 1, 1, 0, 0, 3},  {2, 67, 140, 1, 40, 0, 73, 2, 0, 1, 0, 0, 0},
+        {1, 31, 70, 2, 8, 1, 38, 2, 0, 0, 1, 40, 0}, {2, 3, 5, 1, 3, 0, 2, 2, 1, 0, 0, 0, 2}};
     size_t k;
     for (k = 0; k < COUNT(s); k++) {
         compare_usage(s + k, 0);
@@ -232,87 +353,154 @@ static void test_usage(void) {
     }
 }
 
+
 // >>error
 
 static void test_errors(void) {
-    static const size_t rows[] = {0, 1, 2, 7, 31, 33, 300, 1100}, wide[] = {1, 3, 4, 31, 33, 128, 260};
+    static const size_t rows[] = {0, 1, 2, 7, 31, 33, 300, 1100},
+                        wide[] = {1, 3, 4, 31, 33, 128, 260};
     size_t n, i;
     for (n = 0; n < (brief ? 14 : 56); n++) {
         size_t N = rows[n % COUNT(rows)], C = wide[n % COUNT(wide)];
         int whole = n % 3 == 1, skipped = (int)(n / 2 % 3);
         double divisor = whole ? 64 : 0.7 * (double)(N * C + 1);
-        arr a = arr_of(N * C, 3, whole, N_), t = arr_of(N * C, 3, whole, N_), loss = arr_of(1, 1, 0, B_), ratio = arr_of(1, 1, 0, B_);
+        arr a = arr_of(N * C, 3, whole, N_), t = arr_of(N * C, 3, whole, N_),
+            loss = arr_of(1, 1, 0, B_), ratio = arr_of(1, 1, 0, B_);
         arr da = arr_of(N * C, 1, 0, N_), dloss = arr_of(1, 2, 0, B_);
         int32_t *skip = (int32_t *)calloc(N + 1, sizeof *skip), *dskip;
-        double *work = (double *)calloc(2 * N + 1, sizeof *work), *got = (double *)calloc(2 * N + 1, sizeof *got), *dwork;
+        double *work = (double *)calloc(2 * N + 1, sizeof *work),
+               *got = (double *)calloc(2 * N + 1, sizeof *got), *dwork;
         size_t bad = 0;
-        for (i = 0; i < N; i++) if (skipped == 2 || (skipped && test_rand() > 0)) {
-            skip[i] = marks[i % 4];
-            a.c[i * C] = t.c[i * C + C - 1] = NAN;
+        for (i = 0; i < N; i++)
+            if (skipped == 2 || (skipped && test_rand() > 0)) {
+                skip[i] = marks[i % 4];
+                a.c[i * C] = t.c[i * C + C - 1] = NAN;
+            }
+        if (skipped) {
+            put_arr(&a);
+            put_arr(&t);
         }
-        if (skipped) { put_arr(&a); put_arr(&t); }
         dskip = (int32_t *)cuda_bytes(gx, skip, N * sizeof *skip);
         dwork = (double *)cuda_bytes(gx, work, 2 * N * sizeof *work);
-        BOTH(stx_comp_error_fwd, (cx, loss.c, ratio.c, work, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
-                                 (gx, loss.d, ratio.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
+        BOTH(stx_comp_error_fwd,
+             (cx, loss.c, ratio.c, work, a.c, t.c, skipped ? skip : NULL, N, C, divisor),
+             (gx, loss.d, ratio.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
         arr_check("error loss", &loss, whole ? 0 : 1e-6);
         arr_check("error ratio", &ratio, whole ? 0 : 1e-6);
         if (N) stx_cuda_get(gx, got, dwork, 2 * N * sizeof *work);
-        for (i = 0; i < 2 * N; i++) bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
+        for (i = 0; i < 2 * N; i++)
+            bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
         CHECK(!bad, "error: sums of %zu rows differ, N %zu C %zu", bad, N, C);
         for (i = 0; i < 2; i++) {
-            BOTH(stx_comp_error_bwd, (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
-                                     (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
+            BOTH(stx_comp_error_bwd,
+                 (cx, da.c, dloss.c, a.c, t.c, skipped ? skip : NULL, N, C, divisor, !i),
+                 (gx, da.d, dloss.d, a.d, t.d, skipped ? dskip : NULL, N, C, divisor, !i));
             arr_check(i ? "error da, fresh" : "error da", &da, 1e-6);
         }
-        for (i = 0; i < N; i++) CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: row %zu does not count", i);
-        arr_check("error da", &da, 1e-6); arr_check("error a", &a, 0); arr_check("error t", &t, 0);
-        arr_free(&a); arr_free(&t); arr_free(&loss); arr_free(&ratio); arr_free(&da); arr_free(&dloss);
-        stx_cuda_free(gx, dskip); stx_cuda_free(gx, dwork);
-        free(skip); free(work); free(got);
+        for (i = 0; i < N; i++)
+            CHECK(!skip[i] || !C || da.c[i * C] == 0, "error da: row %zu does not count", i);
+        arr_check("error da", &da, 1e-6);
+        arr_check("error a", &a, 0);
+        arr_check("error t", &t, 0);
+        arr_free(&a);
+        arr_free(&t);
+        arr_free(&loss);
+        arr_free(&ratio);
+        arr_free(&da);
+        arr_free(&dloss);
+        stx_cuda_free(gx, dskip);
+        stx_cuda_free(gx, dwork);
+        free(skip);
+        free(work);
+        free(got);
     }
 }
 
+
 // >>gates
 
-enum { PLANES = 6 };            /* x, y, p0 .. p3 */
-static int planes_of(int kind) {        /* bits of those that a kind has */
-    return kind == STX_COMP_GTRXL ? 61 : kind == STX_COMP_GRU || kind == STX_COMP_SIGTANH || kind == STX_COMP_RESET ? 13 :
-           kind == STX_COMP_MOGRIFY ? 5 : kind == STX_COMP_GLU ? 4 : 7;
+enum { PLANES = 6 }; /* x, y, p0 .. p3 */
+
+static int planes_of(int kind) { /* bits of those that a kind has */
+    return kind == STX_COMP_GTRXL                                                       ? 61
+           : kind == STX_COMP_GRU || kind == STX_COMP_SIGTANH || kind == STX_COMP_RESET ? 13
+           : kind == STX_COMP_MOGRIFY                                                   ? 5
+           : kind == STX_COMP_GLU                                                       ? 4
+                                                                                        : 7;
 }
-typedef struct gate { int kind; size_t N, D; arr in[PLANES], grad[PLANES], out, dout, db[2]; stx_comp_gate_args c, d; } gate;
+
+typedef struct gate {
+    int kind;
+    size_t N, D;
+    arr in[PLANES], grad[PLANES], out, dout, db[2];
+    stx_comp_gate_args c, d;
+} gate;
+
 static void gate_make(gate *t, int kind, size_t N, size_t D, double most) {
     int i;
     memset(t, 0, sizeof *t);
-    t->kind = t->c.kind = kind; t->N = t->c.N = N; t->D = t->c.D = D;
+    t->kind = t->c.kind = kind;
+    t->N = t->c.N = N;
+    t->D = t->c.D = D;
     t->out = arr_of(N * D, 1, 0, N_);
     t->dout = arr_of(N * D, 1, 0, N_);
     t->d = t->c;
     for (i = 0; i < PLANES; i++) {
-        size_t n = (i > 1 && kind == STX_COMP_GRU ? 3 : i > 1 && kind == STX_COMP_GLU ? 2 : 1) * N * D, j;
+        size_t n = (i > 1 && kind == STX_COMP_GRU   ? 3
+                    : i > 1 && kind == STX_COMP_GLU ? 2
+                                                    : 1)
+                   * N * D,
+               j;
         t->in[i] = arr_of(n, i > 1 ? most : 1, 0, N_);
         t->grad[i] = arr_of(n, 1, 0, N_);
-        /* infinite logits; what a gate multiplies stays finite, since 0 times infinity depends on where a sigmoid becomes 0 */
-        for (j = 0; j < n && most > 50 && kind != STX_COMP_GLU && (i == 2 || (i > 2 && kind != STX_COMP_GRU)); j += 7)
+        /* infinite logits; what a gate multiplies stays finite, since 0 times infinity
+           depends on where a sigmoid becomes 0 */
+        for (j = 0; j < n && most > 50 && kind != STX_COMP_GLU
+                    && (i == 2 || (i > 2 && kind != STX_COMP_GRU));
+             j += 7)
             t->in[i].c[j] = j % 3 ? (float)INFINITY : -(float)INFINITY;
         if (most > 50 && n > 20) t->in[i].c[n / 2] = NAN;
         if (most > 50) put_arr(&t->in[i]);
     }
     i = planes_of(kind);
-    if (i & 1) { t->c.x = t->in[0].c; t->d.x = t->in[0].d; t->c.dx = t->grad[0].c; t->d.dx = t->grad[0].d; }
-    if (i & 2) { t->c.y = t->in[1].c; t->d.y = t->in[1].d; t->c.dy = t->grad[1].c; t->d.dy = t->grad[1].d; }
-    for (i = 2; i < PLANES; i++) if (planes_of(kind) >> i & 1) {
-        t->c.p[i - 2] = t->in[i].c; t->d.p[i - 2] = t->in[i].d;
-        t->c.dp[i - 2] = t->grad[i].c; t->d.dp[i - 2] = t->grad[i].d;
+    if (i & 1) {
+        t->c.x = t->in[0].c;
+        t->d.x = t->in[0].d;
+        t->c.dx = t->grad[0].c;
+        t->d.dx = t->grad[0].d;
     }
+    if (i & 2) {
+        t->c.y = t->in[1].c;
+        t->d.y = t->in[1].d;
+        t->c.dy = t->grad[1].c;
+        t->d.dy = t->grad[1].d;
+    }
+    for (i = 2; i < PLANES; i++)
+        if (planes_of(kind) >> i & 1) {
+            t->c.p[i - 2] = t->in[i].c;
+            t->d.p[i - 2] = t->in[i].d;
+            t->c.dp[i - 2] = t->grad[i].c;
+            t->d.dp[i - 2] = t->grad[i].d;
+        }
     for (i = 0; i < 2; i++) t->db[i] = arr_of((kind == STX_COMP_GRU ? 3 : 2) * D, 1, 0, B_);
-    t->c.out = t->out.c; t->d.out = t->out.d; t->c.dout = t->dout.c; t->d.dout = t->dout.d;
+    t->c.out = t->out.c;
+    t->d.out = t->out.d;
+    t->c.dout = t->dout.c;
+    t->d.dout = t->dout.d;
 }
+
 static void gate_free(gate *t) {
     int i;
-    for (i = 0; i < PLANES; i++) { arr_free(t->in + i); arr_free(t->grad + i); }
-    arr_free(&t->out); arr_free(&t->dout); arr_free(&t->db[0]); arr_free(&t->db[1]);
+    for (i = 0; i < PLANES; i++) {
+        arr_free(t->in + i);
+        arr_free(t->grad + i);
+    }
+    arr_free(&t->out);
+    arr_free(&t->dout);
+    arr_free(&t->db[0]);
+    arr_free(&t->db[1]);
 }
+
 static void test_gates(void) {
     static const size_t wide[] = {1, 3, 4, 31, 36, 64, 67, 260}, rows[] = {0, 1, 2, 5, 17};
     int kind, k;
@@ -324,15 +512,18 @@ static void test_gates(void) {
             double most = n % 5 == 3 ? 100 : n % 5 == 1 ? 12 : 2;
             gate_make(&t, kind, rows[n % COUNT(rows)], wide[n % COUNT(wide)], most);
             BOTH(stx_comp_gate_fwd, (cx, &t.c), (gx, &t.d));
-            least = kind == STX_COMP_GLU ? 1e-6 : 0;         /* gelu's far tail, which the two compute in other ways */
-            snprintf(name, sizeof name, "gate %d, N %zu D %zu, numbers to %g", kind, t.N, t.D, most);
+            /* gelu's far tail, which the two compute in other ways */
+            least = kind == STX_COMP_GLU ? 1e-6 : 0;
+            snprintf(name, sizeof name, "gate %d, N %zu D %zu, numbers to %g", kind, t.N, t.D,
+                     most);
             arr_check(name, &t.out, 2e-6);
             for (k = 0; k < 2; k++) {
                 t.c.accumulate = t.d.accumulate = k;
                 BOTH(stx_comp_gate_bwd, (cx, &t.c), (gx, &t.d));
                 for (i = 0; i < PLANES; i++) {
-                    snprintf(name, sizeof name, "gate %d, N %zu D %zu, numbers to %g, gradient %zu%s", kind, t.N, t.D, most, i,
-                             k ? " +" : "");
+                    snprintf(name, sizeof name,
+                             "gate %d, N %zu D %zu, numbers to %g, gradient %zu%s", kind, t.N, t.D,
+                             most, i, k ? " +" : "");
                     arr_check(name, t.grad + i, 5e-6);
                 }
             }
@@ -340,21 +531,27 @@ static void test_gates(void) {
             least = 0;
             gate_free(&t);
         }
-    for (n = 0; n < 24; n++) {          /* with gradients of biases */
+    for (n = 0; n < 24; n++) { /* with gradients of biases */
         static const size_t many[] = {1, 7, 64, 65, 150, 0};
         gate t;
         kind = n % 2 ? STX_COMP_GLU : STX_COMP_GRU;
         gate_make(&t, kind, many[n % COUNT(many)], wide[(n / 2 + n / 6) % COUNT(wide)], 2);
-        t.c.db[0] = t.db[0].c; t.d.db[0] = t.db[0].d;
-        if (kind == STX_COMP_GRU && n % 3) { t.c.db[1] = t.db[1].c; t.d.db[1] = t.db[1].d; }
+        t.c.db[0] = t.db[0].c;
+        t.d.db[0] = t.db[0].d;
+        if (kind == STX_COMP_GRU && n % 3) {
+            t.c.db[1] = t.db[1].c;
+            t.d.db[1] = t.db[1].d;
+        }
         BOTH(stx_comp_gate_bwd, (cx, &t.c), (gx, &t.d));
         for (i = 0; i < PLANES + 2; i++) {
-            snprintf(name, sizeof name, "gate %d, N %zu D %zu, biases, gradient %zu", kind, t.N, t.D, i);
+            snprintf(name, sizeof name, "gate %d, N %zu D %zu, biases, gradient %zu", kind, t.N,
+                     t.D, i);
             arr_check(name, i < PLANES ? t.grad + i : t.db + (i - PLANES), 5e-6);
         }
         gate_free(&t);
     }
 }
+
 
 // >>the same bits each time
 
@@ -383,24 +580,51 @@ static void bits(void *user, uint64_t *h) {
         *h = cuda_hash(gx, r.d, r.n, *h);
         stx_comp_unfold_cuda(gx, y.d, r.d, &t.d, 1);
         *h = cuda_hash(gx, y.d, y.n, *h);
-        arr_free(&r); arr_free(&y); arr_free(&z); arr_free(&used);
+        arr_free(&r);
+        arr_free(&y);
+        arr_free(&z);
+        arr_free(&used);
         grouped_free(&t);
     }
     {
         enum { B = 2, T = 70, S = 210, H = 2, D = 24, C = H * D };
-        arr q = arr_of(B * T * C, 1, 0, N_), k = arr_of(B * S * C, 1, 0, N_), pe = arr_of(S * C, 1, 0, P_);
+
+        arr q = arr_of(B * T * C, 1, 0, N_), k = arr_of(B * S * C, 1, 0, N_),
+            pe = arr_of(S * C, 1, 0, P_);
         arr usage = arr_of(2 * B * S, 1, 0, B_), stat = arr_of(B * H * T, 1, 0, B_);
         arr e = arr_of(B * T * C, 1, 0, N_), loss = arr_of(3, 1, 0, B_);
         double *work = (double *)stx_cuda_alloc(gx, 2 * B * T * sizeof *work, STX_MEM_BYTES);
         memset(&a, 0, sizeof a);
-        a.B = B; a.T = T; a.S = S; a.H = H; a.D = D; a.P = S; a.pe_heads = H; a.ldq = a.ldk = C; a.stq = T * C; a.stk = S * C; a.span = S;
-        a.scale = (stx_real)0.2; a.q = q.d; a.k = k.d; a.pe = pe.d; a.top = stat.d; a.inv = stat.d;
+        a.B = B;
+        a.T = T;
+        a.S = S;
+        a.H = H;
+        a.D = D;
+        a.P = S;
+        a.pe_heads = H;
+        a.ldq = a.ldk = C;
+        a.stq = T * C;
+        a.stk = S * C;
+        a.span = S;
+        a.scale = (stx_real)0.2;
+        a.q = q.d;
+        a.k = k.d;
+        a.pe = pe.d;
+        a.top = stat.d;
+        a.inv = stat.d;
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
-        stx_comp_error_fwd_cuda(gx, loss.d, stx_at(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C, 100);
+        stx_comp_error_fwd_cuda(gx, loss.d, stx_at(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C,
+                                100);
         stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
         *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
-        arr_free(&q); arr_free(&k); arr_free(&pe); arr_free(&usage); arr_free(&stat); arr_free(&e); arr_free(&loss);
+        arr_free(&q);
+        arr_free(&k);
+        arr_free(&pe);
+        arr_free(&usage);
+        arr_free(&stat);
+        arr_free(&e);
+        arr_free(&loss);
         stx_cuda_free(gx, work);
     }
     for (i = STX_COMP_GRU; i <= STX_COMP_GLU; i++) {
@@ -417,6 +641,7 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
+
 // >>models
 
 typedef struct model {
@@ -428,11 +653,18 @@ typedef struct model {
     size_t B, S, V;
     double loss;
 } model;
+
 enum { GRU, XL, USED, HIGHWAY, TIED, ERNIE, BPTT, ROTATE, PLAIN, MODELS };
-static const char *const model_names[MODELS] = {"gru, glu, convolution", "xl, dilated, gtrxl", "used, output", "max, highway, norm after",
-    "mean, sigtanh, tied", "ernie, autoencoder, overlap, input", "mogrifier, bptt", "rotate, dropout, recomputation", "nothing remembered"};
+
+static const char *const model_names[MODELS] = {
+    "gru, glu, convolution", "xl, dilated, gtrxl",
+    "used, output",          "max, highway, norm after",
+    "mean, sigtanh, tied",   "ernie, autoencoder, overlap, input",
+    "mogrifier, bptt",       "rotate, dropout, recomputation",
+    "nothing remembered"};
 
 static size_t model_layers = 2;
+
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_comp_desc d;
     stx_optim_desc od;
@@ -441,24 +673,75 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     memset(&d, 0, sizeof d);
     memset(&od, 0, sizeof od);
     memset(&cd, 0, sizeof cd);
-    cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
+    cd.device = device;
+    cd.precision = precision;
+    cd.no_graph = no_graph;
+    cd.seed = 5;
+    cd.threads = 1;
     r->x = stx_create(&cd);
-    r->B = 2; r->S = 8; r->V = 13;
+    r->B = 2;
+    r->S = 8;
+    r->V = 13;
     d.vocab = r->V;
-    d.dim = which == GRU || which == USED ? 32 : 20;       /* heads of 16 go to the fused attention */
-    d.layers = model_layers; d.heads = 2; d.inner = 40; d.segment = r->S; d.mem = 12; d.cmem = 4; d.ratio = 4;
-    if (which == GRU) { d.gate = STX_COMP_GRU; d.glu = 1; }
-    if (which == XL) { d.positions = STX_COMP_XL; d.compress = STX_COMP_DILATED; d.gate = STX_COMP_GTRXL; d.gate_relu = 1; d.kv_heads = 1; }
-    if (which == USED) { d.compress = STX_COMP_USED; d.gate = STX_COMP_OUTPUT; d.final_norm = 1; }
-    if (which == HIGHWAY) { d.compress = STX_COMP_MAX; d.gate = STX_COMP_HIGHWAY; d.norm_after = 1; d.ratio = 3; }
-    if (which == TIED) { d.compress = STX_COMP_MEAN; d.gate = STX_COMP_SIGTANH; d.tied = 1; d.emb = 20; d.mem = 6; }
-    if (which == ERNIE) { d.recurrence = STX_COMP_ERNIE; d.aux = STX_COMP_AUX_AUTOENCODE; d.overlap = 2; d.gate = STX_COMP_INPUT; }
-    if (which == BPTT) { d.gate = STX_COMP_GRU; d.mogrify = 1; d.aux = STX_COMP_AUX_BPTT; d.bptt = 2; }
+    /* heads of 16 go to the fused attention */
+    d.dim = which == GRU || which == USED ? 32 : 20;
+    d.layers = model_layers;
+    d.heads = 2;
+    d.inner = 40;
+    d.segment = r->S;
+    d.mem = 12;
+    d.cmem = 4;
+    d.ratio = 4;
+    if (which == GRU) {
+        d.gate = STX_COMP_GRU;
+        d.glu = 1;
+    }
+    if (which == XL) {
+        d.positions = STX_COMP_XL;
+        d.compress = STX_COMP_DILATED;
+        d.gate = STX_COMP_GTRXL;
+        d.gate_relu = 1;
+        d.kv_heads = 1;
+    }
+    if (which == USED) {
+        d.compress = STX_COMP_USED;
+        d.gate = STX_COMP_OUTPUT;
+        d.final_norm = 1;
+    }
+    if (which == HIGHWAY) {
+        d.compress = STX_COMP_MAX;
+        d.gate = STX_COMP_HIGHWAY;
+        d.norm_after = 1;
+        d.ratio = 3;
+    }
+    if (which == TIED) {
+        d.compress = STX_COMP_MEAN;
+        d.gate = STX_COMP_SIGTANH;
+        d.tied = 1;
+        d.emb = 20;
+        d.mem = 6;
+    }
+    if (which == ERNIE) {
+        d.recurrence = STX_COMP_ERNIE;
+        d.aux = STX_COMP_AUX_AUTOENCODE;
+        d.overlap = 2;
+        d.gate = STX_COMP_INPUT;
+    }
+    if (which == BPTT) {
+        d.gate = STX_COMP_GRU;
+        d.mogrify = 1;
+        d.aux = STX_COMP_AUX_BPTT;
+        d.bptt = 2;
+    }
     if (which == ROTATE) {
-        d.recurrence = STX_COMP_ROTATE; d.recompute = 1;
+        d.recurrence = STX_COMP_ROTATE;
+        d.recompute = 1;
         d.attn_dropout = d.out_dropout = d.ff_dropout = d.aux_dropout = 0.1;
     }
-    if (which == PLAIN) { d.no_memory = 1; d.gate = STX_COMP_OUTPUT; }
+    if (which == PLAIN) {
+        d.no_memory = 1;
+        d.gate = STX_COMP_OUTPUT;
+    }
     r->m = stx_comp_create(r->x, &d);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
     od.kind = STX_SGD;
@@ -471,13 +754,19 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     stx_optim_rate(r->o, 0.05);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
 }
-static void model_free(model *r) { stx_comp_state_free(r->s); stx_destroy(r->x); }
+
+static void model_free(model *r) {
+    stx_comp_state_free(r->s);
+    stx_destroy(r->x);
+}
+
 static int32_t *tokens_of(size_t n, size_t V, size_t salt) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
     for (i = 0; i < n; i++) id[i] = (int32_t)((i * i * 31 + i * 17 + salt * 7 + i / 3) % V);
     return id;
 }
+
 static void model_step(void *user) {
     model *r = (model *)user;
     stx_tensor *loss;
@@ -487,6 +776,7 @@ static void model_step(void *user) {
     stx_backward(r->x, stx_comp_total(r->m, loss));
     stx_optim_step(r->o, 0.05);
 }
+
 static double model_run(model *r, int n) {
     int32_t *id = tokens_of(r->B * r->S + 1, r->V, (size_t)n + 1);
     stx_tokens_set(r->x, r->in, id);
@@ -496,15 +786,19 @@ static double model_run(model *r, int n) {
     r->loss = stx_noted(r->x, 0);
     return r->loss;
 }
-/* Step n with vectors of padding, and a stream that begins anew now and then; every third step is short */
+
+/* Step n with vectors of padding, and a stream that begins anew now and then; every
+   third step is short */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->S - 3 : r->S, b, i;
-    int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1), *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
+    int32_t *id = tokens_of(r->B * T + 1, r->V, (size_t)n + 1),
+            *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
     stx_ids *p;
     stx_tensor *h, *loss;
     double v;
     if (n % 4 == 3) stx_comp_state_reset_stream(r->s, (size_t)n / 4 % r->B);
-    for (b = 0; b < r->B; b++) for (i = 0; i < T; i++) pad[b * T + i] = n % 2 && b == 1 && (i < 3 || i == 5);
+    for (b = 0; b < r->B; b++)
+        for (i = 0; i < T; i++) pad[b * T + i] = n % 2 && b == 1 && (i < 3 || i == 5);
     stx_begin(r->x, STX_TRAIN);
     p = stx_tokens(r->x, pad, r->B, T);
     h = stx_comp_segment(r->m, stx_comp_embed(r->m, stx_tokens(r->x, id, r->B, T)), p, r->s, r->s);
@@ -512,16 +806,21 @@ static double model_padded(model *r, int n) {
     v = stx_item(r->x, loss);
     stx_backward(r->x, stx_comp_total(r->m, loss));
     stx_optim_step(r->o, 0.05);
-    free(id); free(pad);
+    free(id);
+    free(pad);
     return v;
 }
+
 /* tensor t of x, off the host's numbers by so much of the largest */
 static double off_by(stx_ctx *x, const stx_tensor *t, const float *want) {
     return cuda_error(x, t->data, want, t->size, 1e-3);
 }
-/* Losses, gradients by way of the parameters, and memories of a few steps: the golden vectors have all of it in f32, too, but no bf16 */
+
+/* Losses, gradients by way of the parameters, and memories of a few steps: the golden
+   vectors have all of it in f32, too, but no bf16 */
 static void test_models(void) {
-    static const int in_f32[MODELS] = {1, 0, 3, 0, 0, 2, 1, 2, 0};      /* bit 0: without padding, bit 1: with it */
+    /* bit 0: without padding, bit 1: with it */
+    static const int in_f32[MODELS] = {1, 0, 3, 0, 0, 2, 1, 2, 0};
     int which, n, precision, padded;
     for (precision = 0; precision < 2; precision++)
         for (which = 0; which < MODELS; which++) {
@@ -534,25 +833,36 @@ static void test_models(void) {
                 model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
                 model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
                 for (n = 0; n < 7 && stx_ok(b.x); n++) {
-                    double la = padded ? model_padded(&a, n) : model_run(&a, n), lb = padded ? model_padded(&b, n) : model_run(&b, n);
-                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n, stx_error(a.x), stx_error(b.x));
-                    CHECK(fabs(la - lb) <= tol * la, "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
-                          model_names[which], precision, padded, n, la, lb);
+                    double la = padded ? model_padded(&a, n) : model_run(&a, n),
+                           lb = padded ? model_padded(&b, n) : model_run(&b, n);
+                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n,
+                          stx_error(a.x), stx_error(b.x));
+                    CHECK(
+                        fabs(la - lb) <= tol * la,
+                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
+                        model_names[which], precision, padded, n, la, lb);
                 }
                 for (i = 0; i < a.m->params->count && !precision; i++) {
                     e = off_by(b.x, b.m->params->tensor[i], a.m->params->tensor[i]->data);
-                    CHECK(e <= 2e-4, "%s, padded %d: %s is off by %g", model_names[which], padded, a.m->params->name[i], e);
+                    CHECK(e <= 2e-4, "%s, padded %d: %s is off by %g", model_names[which], padded,
+                          a.m->params->name[i], e);
                 }
                 for (l = 0; l < a.m->desc.layers && stx_ok(b.x); l++) {
                     const stx_rows *sa[2], *sb[2];
-                    sa[0] = a.s->mem; sa[1] = a.s->comp; sb[0] = b.s->mem; sb[1] = b.s->comp;
+                    sa[0] = a.s->mem;
+                    sa[1] = a.s->comp;
+                    sb[0] = b.s->mem;
+                    sb[1] = b.s->comp;
                     for (i = 0; i < 2; i++) {
                         const stx_rows_layer *y = &sa[i]->layer[l], *z = &sb[i]->layer[l];
-                        CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu", model_names[which], z->real, y->real);
+                        CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
+                              model_names[which], z->real, y->real);
                         if (precision || !y->real || !y->width) continue;
-                        e = cuda_error(b.x, stx_rows_read(sb[i], l, SIZE_MAX)->data, stx_rows_read(sa[i], l, SIZE_MAX)->data,
+                        e = cuda_error(b.x, stx_rows_read(sb[i], l, SIZE_MAX)->data,
+                                       stx_rows_read(sa[i], l, SIZE_MAX)->data,
                                        a.B * y->real * y->width, 1e-3);
-                        CHECK(e <= 2e-4, "%s: memory %zu of layer %zu is off by %g", model_names[which], i, l, e);
+                        CHECK(e <= 2e-4, "%s: memory %zu of layer %zu is off by %g",
+                              model_names[which], i, l, e);
                     }
                 }
                 model_free(&a);
@@ -560,8 +870,10 @@ static void test_models(void) {
             }
         }
 }
-/* A replayed step gives the same bits as one that is launched anew; and once memory is full steps are replayed. Not those of
-   STX_COMP_ROTATE, which hands its buffers on in each. */
+
+/* A replayed step gives the same bits as one that is launched anew; and once memory is
+   full steps are replayed. Not those of STX_COMP_ROTATE, which hands its buffers on in
+   each. */
 static void test_graph(void) {
     static const int models[] = {USED, BPTT, TIED, ROTATE};
     size_t k;
@@ -581,7 +893,9 @@ static void test_graph(void) {
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
             CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed", model_names[which], n, la, lb);
-            if (n == 7 && !brief) {     /* something else in between, in the same arenas: to a sanitizer what a replay uses is free then */
+            /* something else in between, in the same arenas: to a sanitizer what a
+               replay uses is free then */
+            if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
                 CHECK(isfinite(stx_item(b.x, stx_comp_loss(b.m, b.in, b.out, NULL, NULL, NULL))),
                       "an evaluation between replays");
@@ -592,10 +906,12 @@ static void test_graph(void) {
             hb = cuda_hash(b.x, b.m->params->tensor[i]->data, b.m->params->tensor[i]->size, hb);
         }
         CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
-        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which], stx_step_note(b.x));
+        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which],
+              stx_step_note(b.x));
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
-        CHECK(graphs >= (which == ROTATE ? 0 : 4), "%s: %ld replays of 10 steps", model_names[which], graphs);
+        CHECK(graphs >= (which == ROTATE ? 0 : 4), "%s: %ld replays of 10 steps",
+              model_names[which], graphs);
 #else
         (void)graphs;
 #endif
@@ -603,12 +919,19 @@ static void test_graph(void) {
         model_free(&b);
     }
 }
+
 /* Token by token, over the ends of segments, one stream reset on the way */
 #ifdef SEQTX_CUDA_HOST
-static int tell_nodes;          /* `build/test_cuda_comp nodes` names them */
-/* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and its aux loss */
+static int tell_nodes; /* `build/test_cuda_comp nodes` names them */
+
+/* As in test_cuda_model.c: nodes of a layer with a memory, which is compressed, and
+   its aux loss */
 static void test_nodes(void) {
-    static const struct { int which; long most; } want[] = {{GRU, 66}};
+    static const struct {
+        int which;
+        long most;
+    } want[] = {{GRU, 66}};
+
     size_t i;
     for (i = 0; i < COUNT(want); i++) {
         cuda_nodes all;
@@ -619,7 +942,8 @@ static void test_nodes(void) {
             model_layers = (size_t)(2 + k);
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which],
+                  stx_error(r.x), stx_step_note(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
@@ -646,11 +970,17 @@ static void test_generation(void) {
             double worst = 0;
             size_t i;
             n = at == 0 ? 21 : at < 26 ? 1 : 3;
-            if (at == 23) { stx_comp_gen_reset_stream(ga, 1); stx_comp_gen_reset_stream(gb, 1); }
+            if (at == 23) {
+                stx_comp_gen_reset_stream(ga, 1);
+                stx_comp_gen_reset_stream(gb, 1);
+            }
             la = stx_comp_gen_feed(ga, id, n);
             lb = stx_comp_gen_feed(gb, id, n);
             CHECK(la && lb, "%s: %s", model_names[which], stx_error(b.x));
-            for (i = 0; la && lb && i < 2 * a.V; i++) { double e = fabs((double)la[i] - (double)lb[i]); if (!(e <= worst)) worst = e; }
+            for (i = 0; la && lb && i < 2 * a.V; i++) {
+                double e = fabs((double)la[i] - (double)lb[i]);
+                if (!(e <= worst)) worst = e;
+            }
             CHECK(worst < 1e-4, "%s, token %zu: logits off by %g", model_names[which], at, worst);
         }
         free(id);
@@ -670,24 +1000,51 @@ static void refused(int which, const char *want) {
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);
-    g.B = 1; g.rows = 4; g.groups = 2; g.taps = 2; g.D = 4;
-    a.N = 1; a.D = 4; a.x = a.y = a.dout = v; a.out = a.dx = a.dy = v;
-    t.B = t.T = t.H = 1; t.S = 4; t.D = 4; t.q = t.k = v; t.top = t.inv = v; t.span = 4; t.scale = 1;
+    g.B = 1;
+    g.rows = 4;
+    g.groups = 2;
+    g.taps = 2;
+    g.D = 4;
+    a.N = 1;
+    a.D = 4;
+    a.x = a.y = a.dout = v;
+    a.out = a.dx = a.dy = v;
+    t.B = t.T = t.H = 1;
+    t.S = 4;
+    t.D = 4;
+    t.q = t.k = v;
+    t.top = t.inv = v;
+    t.span = 4;
+    t.scale = 1;
     if (which == 0) stx_comp_unfold_cuda(x, v, v, &g, 0);
     if (which == 1) stx_comp_fold_cuda(x, v, v, &g);
     if (which == 2) stx_comp_pool_cuda(x, v, v, &g, 0);
     if (which == 3) stx_comp_pick_cuda(x, v, v, v, 8, &g);
-    if (which == 4) { a.kind = STX_COMP_RESIDUAL; stx_comp_gate_fwd_cuda(x, &a); }
-    if (which == 5) { a.kind = STX_COMP_GLU + 1; stx_comp_gate_bwd_cuda(x, &a); }
+    if (which == 4) {
+        a.kind = STX_COMP_RESIDUAL;
+        stx_comp_gate_fwd_cuda(x, &a);
+    }
+    if (which == 5) {
+        a.kind = STX_COMP_GLU + 1;
+        stx_comp_gate_bwd_cuda(x, &a);
+    }
     if (which == 6) stx_comp_usage_cuda(x, v, 8, &t, 2, 3);
-    if (which == 7) { t.not_causal = 1; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
-    if (which == 8) { t.z = v; stx_comp_usage_cuda(x, v, 8, &t, 0, 3); }
+    if (which == 7) {
+        t.not_causal = 1;
+        stx_comp_usage_cuda(x, v, 8, &t, 0, 3);
+    }
+    if (which == 8) {
+        t.z = v;
+        stx_comp_usage_cuda(x, v, 8, &t, 0, 3);
+    }
     CHECK(!stx_ok(x) && strstr(stx_error(x), want), "refusal %d: %s", which, stx_error(x));
     stx_destroy(x);
 }
+
 static void test_refused(void) {
-    static const char *const want[] = {"stx_comp_unfold", "stx_comp_fold", "stx_comp_pool", "stx_comp_pick", "stx_comp_gate_fwd",
-                                       "stx_comp_gate_bwd", "stx_comp_usage", "stx_comp_usage", "stx_comp_usage"};
+    static const char *const want[] = {"stx_comp_unfold", "stx_comp_fold",     "stx_comp_pool",
+                                       "stx_comp_pick",   "stx_comp_gate_fwd", "stx_comp_gate_bwd",
+                                       "stx_comp_usage",  "stx_comp_usage",    "stx_comp_usage"};
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
     stx_comp_groups g;
     stx_comp_gate_args a;
@@ -696,7 +1053,7 @@ static void test_refused(void) {
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);
-    stx_comp_unfold_cuda(x, NULL, NULL, &g, 0);         /* nothing to do */
+    stx_comp_unfold_cuda(x, NULL, NULL, &g, 0); /* nothing to do */
     stx_comp_fold_cuda(x, NULL, NULL, &g);
     stx_comp_pool_cuda(x, NULL, NULL, &g, 1);
     stx_comp_pick_cuda(x, NULL, NULL, NULL, 0, &g);

@@ -1,24 +1,40 @@
-/* test_cuda_par.c - PAR on a GPU: its kernels' CUDA twins against the CPU's, at odd sizes, from misaligned starts, with guard numbers
-   around every array, in any order of threads; small models of every option trained on both; steps replayed as graphs; generation.
-   "short" leaves the large cases out. */
+/* test_cuda_par.c - PAR on a GPU: its kernels' CUDA twins against the CPU's, at odd
+   sizes, from misaligned starts, with guard numbers around every array, in any order
+   of threads; small models of every option trained on both; steps replayed as graphs;
+   generation. "short" leaves the large cases out. */
 #include "../seqtx_par.h"
 #include "cuda_arr.h"
 
-static int brief;               /* sanitizers are slow */
+static int brief; /* sanitizers are slow */
 
-static void put_arr(const arr *a) { stx_cuda_put_numbers(gx, a->d, a->c, a->n); }
+static void put_arr(const arr *a) {
+    stx_cuda_put_numbers(gx, a->d, a->c, a->n);
+}
+
 
 // >>gate
 
-static stx_real *number(const arr *a, size_t device, int k) { return device ? a[k].d : a[k].c; }
+static stx_real *number(const arr *a, size_t device, int k) {
+    return device ? a[k].d : a[k].c;
+}
+
 enum { AL, TAU, UNIFORM, COST, BEFORE, W, Y, LAT, DW, DLAT, DAL, DBEFORE, GATES };
-typedef struct gate { arr a[GATES]; stx_par_gate_args c, d; } gate;
+
+typedef struct gate {
+    arr a[GATES];
+    stx_par_gate_args c, d;
+} gate;
+
 static void gate_point(gate *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
         stx_par_gate_args *g = i ? &t->d : &t->c;
-        g->al = number(t->a, i, AL); g->tau = number(t->a, i, TAU); g->cost = number(t->a, i, COST);
-        g->w = number(t->a, i, W); g->y = number(t->a, i, Y); g->lat = number(t->a, i, LAT);
+        g->al = number(t->a, i, AL);
+        g->tau = number(t->a, i, TAU);
+        g->cost = number(t->a, i, COST);
+        g->w = number(t->a, i, W);
+        g->y = number(t->a, i, Y);
+        g->lat = number(t->a, i, LAT);
         if (g->u) g->u = number(t->a, i, UNIFORM);
         if (g->before) g->before = number(t->a, i, BEFORE);
         if (g->dw) g->dw = number(t->a, i, DW);
@@ -27,17 +43,26 @@ static void gate_point(gate *t) {
         if (g->dbefore) g->dbefore = number(t->a, i, DBEFORE);
     }
 }
-/* how: 0 random parameters, 1 all equal, with equal noise: the first is the largest; 2 far from each other; 3 with NaN */
+
+/* how: 0 random parameters, 1 all equal, with equal noise: the first is the largest; 2
+   far from each other; 3 with NaN */
 static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
-    static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f}, costs[3] = {1.7f, 0.6f, 0};
+    static const float far_[3] = {-90, 60, 88}, equal[3] = {0.5f, 0.5f, 0.5f},
+                       costs[3] = {1.7f, 0.6f, 0};
     size_t i, ldu = 3 + R % 4;
     memset(t, 0, sizeof *t);
-    t->c.R = R; t->c.ldu = ldu; t->c.kind = kind; t->c.seed = 7 + R; t->c.stream = R << 20; t->c.first = 5 * R;
+    t->c.R = R;
+    t->c.ldu = ldu;
+    t->c.kind = kind;
+    t->c.seed = 7 + R;
+    t->c.stream = R << 20;
+    t->c.first = 5 * R;
     t->a[AL] = arr_of(3, kind == STX_PAR_PI ? 0.6 : 2, 0, P_);
     if (how == 1) memcpy(t->a[AL].c, equal, sizeof equal);
     if (how == 2) memcpy(t->a[AL].c, far_, sizeof far_);
     if (how == 3) t->a[AL].c[1] = NAN;
-    if (kind == STX_PAR_PI && how == 0 && R % 3 == 0) t->a[AL].c[R % 2] = 0;         /* has a gradient; below it there is none */
+    /* has a gradient; below it there is none */
+    if (kind == STX_PAR_PI && how == 0 && R % 3 == 0) t->a[AL].c[R % 2] = 0;
     put_arr(&t->a[AL]);
     t->a[TAU] = arr_of(1, 1, 0, B_);
     t->a[TAU].c[0] = (float)(0.2 + (double)(R % 5) / 3);
@@ -45,18 +70,26 @@ static void gate_make(gate *t, size_t R, int kind, int how, int injected) {
     t->a[UNIFORM] = arr_of(R * ldu, 0.5, 0, B_);
     for (i = 0; i < R * ldu; i++) {
         t->a[UNIFORM].c[i] += 0.5f;
-        if (how == 1) t->a[UNIFORM].c[i] = t->a[UNIFORM].c[i / ldu * ldu];
-        else if (i % 13 == 2) t->a[UNIFORM].c[i] = i % 2 ? 5.9604645e-8f : 0.99999994f;
+        if (how == 1)
+            t->a[UNIFORM].c[i] = t->a[UNIFORM].c[i / ldu * ldu];
+        else if (i % 13 == 2)
+            t->a[UNIFORM].c[i] = i % 2 ? 5.9604645e-8f : 0.99999994f;
     }
     put_arr(&t->a[UNIFORM]);
     t->a[COST] = arr_from(costs, 3, B_);
-    for (i = BEFORE; i < GATES; i++) t->a[i] = arr_of(i == W || i == Y || i == DW ? 3 * R : i == DAL ? 3 : 1, 1, 0, B_);
+    for (i = BEFORE; i < GATES; i++)
+        t->a[i] = arr_of(i == W || i == Y || i == DW ? 3 * R : i == DAL ? 3 : 1, 1, 0, B_);
     t->c.u = injected ? t->a[UNIFORM].c : NULL;
     t->c.dw = t->c.dlat = t->c.dal = t->c.dbefore = t->a[DW].c;
     t->d = t->c;
     gate_point(t);
 }
-static void gate_free(gate *t) { int i; for (i = 0; i < GATES; i++) arr_free(t->a + i); }
+
+static void gate_free(gate *t) {
+    int i;
+    for (i = 0; i < GATES; i++) arr_free(t->a + i);
+}
+
 static void test_gates(void) {
     static const size_t draws[] = {1, 2, 3, 31, 32, 33, 127, 255, 256, 257, 1, 600, 1031, 2053};
     size_t n;
@@ -64,11 +97,16 @@ static void test_gates(void) {
     char name[128];
     for (n = 0; n < (brief ? 24 : 112); n++) {
         size_t R = draws[n % COUNT(draws)];
-        int kind = n / 2 % 2 ? STX_PAR_PI : STX_PAR_LOGITS, how = n % 9 == 4 ? 1 : n % 9 == 7 ? 2 : n % 17 == 8 ? 3 : 0;
+        int kind = n / 2 % 2 ? STX_PAR_PI : STX_PAR_LOGITS, how = n % 9 == 4    ? 1
+                                                                  : n % 9 == 7  ? 2
+                                                                  : n % 17 == 8 ? 3
+                                                                                : 0;
         gate t;
         if (brief && R > 260) R = 7;
         gate_make(&t, R, kind, how, n % 3 == 1 || how == 1);
-        t.c.hard = (int)(n / 4 % 2); t.c.noisy = n % 5 != 3; t.c.latency = (int)(n / 3 % 3);
+        t.c.hard = (int)(n / 4 % 2);
+        t.c.noisy = n % 5 != 3;
+        t.c.latency = (int)(n / 3 % 3);
         if (n % 2) t.c.before = t.a[BEFORE].c;
         if (n % 7 == 6) t.c.dw = NULL;
         if (n % 7 == 5) t.c.dlat = NULL;
@@ -76,24 +114,32 @@ static void test_gates(void) {
         if (n % 5 == 1) t.c.dbefore = NULL;
         t.d = t.c;
         gate_point(&t);
-        if (n % 8 == 1 && !t.c.hard) { t.c.y = t.c.w; t.d.y = t.d.w; }
-        snprintf(name, sizeof name, "gate, R %zu kind %d how %d hard %d noisy %d latency %d", R, kind, how, t.c.hard, t.c.noisy,
-                 t.c.latency);
+        if (n % 8 == 1 && !t.c.hard) {
+            t.c.y = t.c.w;
+            t.d.y = t.d.w;
+        }
+        snprintf(name, sizeof name, "gate, R %zu kind %d how %d hard %d noisy %d latency %d", R,
+                 kind, how, t.c.hard, t.c.noisy, t.c.latency);
         BOTH(stx_par_gate_fwd, (cx, &t.c), (gx, &t.d));
-        arr_check(name, &t.a[Y], 1.3e-7);       /* a bit of a number: the host's and the device's e^x may differ by one in double */
+        /* a bit of a number: the host's and the device's e^x may differ by one in
+           double */
+        arr_check(name, &t.a[Y], 1.3e-7);
         arr_check(name, &t.a[W], t.c.hard ? 0 : 1.3e-7);
         arr_check(name, &t.a[LAT], 1.3e-7);
         for (k = 0; k < 2; k++) {
-            snprintf(name, sizeof name, "gate, R %zu kind %d how %d noisy %d latency %d, backward %d", R, kind, how, t.c.noisy,
-                     t.c.latency, k);
+            snprintf(name, sizeof name,
+                     "gate, R %zu kind %d how %d noisy %d latency %d, backward %d", R, kind, how,
+                     t.c.noisy, t.c.latency, k);
             BOTH(stx_par_gate_bwd, (cx, &t.c), (gx, &t.d));
             arr_check(name, &t.a[DAL], 1.3e-7);
             arr_check(name, &t.a[DBEFORE], 0);
         }
-        for (k = 0; k < GATES; k++) if (k != W && k != Y && k != LAT && k != DAL && k != DBEFORE) arr_check("gate's input", t.a + k, 0);
+        for (k = 0; k < GATES; k++)
+            if (k != W && k != Y && k != LAT && k != DAL && k != DBEFORE)
+                arr_check("gate's input", t.a + k, 0);
         gate_free(&t);
     }
-    for (n = 0; n < 3; n++) {           /* what a replayed step adds to the streams */
+    for (n = 0; n < 3; n++) { /* what a replayed step adds to the streams */
         gate t;
         gate_make(&t, 37, STX_PAR_LOGITS, 0, 0);
         t.c.noisy = t.d.noisy = 1;
@@ -106,24 +152,66 @@ static void test_gates(void) {
     }
 }
 
+
 // >>mix
 
-enum { H, B0, B1, G0, S0, G1, S1, WEIGHTS, OUT, MEAN0, MEAN1, RSTD0, RSTD1, DY, DH, DB0, DB1, DWEIGHTS, DG0, DS0, DG1, DS1, ARRAYS };
-static const char *const mix_names[ARRAYS] = {"h", "b0", "b1", "gain0", "shift0", "gain1", "shift1", "w", "y", "mean0", "mean1", "rstd0",
-    "rstd1", "dy", "dh", "db0", "db1", "dw", "dgain0", "dshift0", "dgain1", "dshift1"};
-typedef struct mix { arr a[ARRAYS]; double *work, *dwork; stx_par_mix_args c, d; } mix;
+enum {
+    H,
+    B0,
+    B1,
+    G0,
+    S0,
+    G1,
+    S1,
+    WEIGHTS,
+    OUT,
+    MEAN0,
+    MEAN1,
+    RSTD0,
+    RSTD1,
+    DY,
+    DH,
+    DB0,
+    DB1,
+    DWEIGHTS,
+    DG0,
+    DS0,
+    DG1,
+    DS1,
+    ARRAYS
+};
+
+static const char *const mix_names[ARRAYS] = {"h",      "b0",     "b1",    "gain0",  "shift0",
+                                              "gain1",  "shift1", "w",     "y",      "mean0",
+                                              "mean1",  "rstd0",  "rstd1", "dy",     "dh",
+                                              "db0",    "db1",    "dw",    "dgain0", "dshift0",
+                                              "dgain1", "dshift1"};
+
+typedef struct mix {
+    arr a[ARRAYS];
+    double *work, *dwork;
+    stx_par_mix_args c, d;
+} mix;
+
 static void mix_point(mix *t) {
     size_t i;
     for (i = 0; i < 2; i++) {
         stx_par_mix_args *m = i ? &t->d : &t->c;
         int k;
-        m->h = number(t->a, i, H); m->w = number(t->a, i, WEIGHTS); m->y = number(t->a, i, OUT); m->dy = number(t->a, i, DY);
+        m->h = number(t->a, i, H);
+        m->w = number(t->a, i, WEIGHTS);
+        m->y = number(t->a, i, OUT);
+        m->dy = number(t->a, i, DY);
         if (m->dh) m->dh = number(t->a, i, DH);
         if (m->dw) m->dw = number(t->a, i, DWEIGHTS);
         for (k = 0; k < 2; k++) {
             m->b[k] = number(t->a, i, B0 + k);
-            m->mean[k] = number(t->a, i, MEAN0 + k); m->rstd[k] = number(t->a, i, RSTD0 + k);
-            if (m->gain[k]) { m->gain[k] = number(t->a, i, G0 + 2 * k); m->shift[k] = number(t->a, i, S0 + 2 * k); }
+            m->mean[k] = number(t->a, i, MEAN0 + k);
+            m->rstd[k] = number(t->a, i, RSTD0 + k);
+            if (m->gain[k]) {
+                m->gain[k] = number(t->a, i, G0 + 2 * k);
+                m->shift[k] = number(t->a, i, S0 + 2 * k);
+            }
             if (m->db[k]) m->db[k] = number(t->a, i, DB0 + k);
             if (m->dgain[k]) m->dgain[k] = number(t->a, i, DG0 + 2 * k);
             if (m->dshift[k]) m->dshift[k] = number(t->a, i, DS0 + 2 * k);
@@ -131,17 +219,31 @@ static void mix_point(mix *t) {
         m->work = m->dw ? i ? t->dwork : t->work : NULL;
     }
 }
-/* how: 0 any weights, 1 + k: branch k alone, 4: branch 1 is not there, and holds NaN; whole: numbers whose sums and products are exact */
-static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how, int whole) {
+
+/* how: 0 any weights, 1 + k: branch k alone, 4: branch 1 is not there, and holds NaN;
+   whole: numbers whose sums and products are exact */
+static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int norm, int how,
+                     int whole) {
     const size_t N = streams * T, draws = streams * ((T + run - 1) / run);
     size_t i, k;
     memset(t, 0, sizeof *t);
-    t->c.N = N; t->c.C = C; t->c.T = T; t->c.run = run;
+    t->c.N = N;
+    t->c.C = C;
+    t->c.T = T;
+    t->c.run = run;
     t->c.eps = 1e-3f;
     for (k = 0; k < ARRAYS; k++) {
-        int rows = k == H || k == B0 || k == B1 || k == OUT || (k >= DY && k <= DB1), w = k == WEIGHTS || k == DWEIGHTS;
+        int rows = k == H || k == B0 || k == B1 || k == OUT || (k >= DY && k <= DB1),
+            w = k == WEIGHTS || k == DWEIGHTS;
         int column = k >= G0 && k <= S1, statistic = k >= MEAN0 && k <= RSTD1;
-        t->a[k] = arr_of(rows ? N * C : w ? 3 * draws : statistic ? N : C, whole ? 3 : 1, whole, rows ? N_ : column ? P_ : B_);
+        t->a[k] = arr_of(rows        ? N * C
+                         : w         ? 3 * draws
+                         : statistic ? N
+                                     : C,
+                         whole ? 3 : 1, whole,
+                         rows     ? N_
+                         : column ? P_
+                                  : B_);
     }
     for (i = 0; i < 3 * draws; i++) {
         float *w = t->a[WEIGHTS].c + i;
@@ -149,39 +251,48 @@ static void mix_make(mix *t, size_t streams, size_t T, size_t run, size_t C, int
         if (how) *w = how == 4 ? i % 3 != 1 : i % 3 == (size_t)how - 1;
     }
     for (i = 0; i < N * C && how == 4; i++) t->a[B1].c[i] = NAN;
-    put_arr(&t->a[WEIGHTS]); put_arr(&t->a[B1]);
+    put_arr(&t->a[WEIGHTS]);
+    put_arr(&t->a[B1]);
     t->work = (double *)calloc(3 * N + 1, sizeof *t->work);
     t->dwork = (double *)cuda_bytes(gx, NULL, 3 * N * sizeof *t->dwork);
     t->c.dh = t->c.dw = t->c.db[0] = t->c.db[1] = t->a[DH].c;
-    if (norm) for (i = 0; i < 2; i++) t->c.gain[i] = t->c.dgain[i] = t->c.dshift[i] = t->a[DH].c;
+    if (norm)
+        for (i = 0; i < 2; i++) t->c.gain[i] = t->c.dgain[i] = t->c.dshift[i] = t->a[DH].c;
     t->d = t->c;
     mix_point(t);
 }
+
 static void mix_free(mix *t) {
     int i;
     for (i = 0; i < ARRAYS; i++) arr_free(t->a + i);
-    free(t->work); stx_cuda_free(gx, t->dwork);
+    free(t->work);
+    stx_cuda_free(gx, t->dwork);
 }
+
 static void mix_check(const char *what, mix *t, int from, int to, double tol) {
     char name[160];
     int i;
     for (i = from; i <= to; i++) {
-        snprintf(name, sizeof name, "mix %s, N %zu T %zu run %zu C %zu norm %d, %s", what, t->c.N, t->c.T, t->c.run, t->c.C,
-                 t->c.gain[0] != NULL, mix_names[i]);
+        snprintf(name, sizeof name, "mix %s, N %zu T %zu run %zu C %zu norm %d, %s", what, t->c.N,
+                 t->c.T, t->c.run, t->c.C, t->c.gain[0] != NULL, mix_names[i]);
         arr_check(name, t->a + i, tol);
     }
 }
+
 static void test_mix(void) {
-    /* streams, T, run: once a step, once a sequence, runs that end with the segment, single tokens */
-    static const size_t shape[][3] = {{1, 1, 1}, {1, 7, 7}, {3, 5, 5}, {2, 31, 7}, {3, 11, 1}, {1, 67, 67}, {5, 3, 2}, {1, 33, 32},
-        {2, 1, 1}, {3, 2, 100}};
-    static const size_t wide[] = {1, 3, 4, 31, 32, 33, 64, 67, 127, 128, 132, 252, 256, 260, 301, 508, 512, 516, 1000, 1024, 1028,
-        2048, 2052};
+    /* streams, T, run: once a step, once a sequence, runs that end with the segment,
+       single tokens */
+    static const size_t shape[][3] = {{1, 1, 1},   {1, 7, 7}, {3, 5, 5},   {2, 31, 7}, {3, 11, 1},
+                                      {1, 67, 67}, {5, 3, 2}, {1, 33, 32}, {2, 1, 1},  {3, 2, 100}};
+    static const size_t wide[] = {1,   3,   4,   31,  32,  33,  64,   67,   127,  128,  132, 252,
+                                  256, 260, 301, 508, 512, 516, 1000, 1024, 1028, 2048, 2052};
     size_t n;
     for (n = (size_t)half ^ off; n < (brief ? 23 : 69); n += 2) {
         const size_t *s = shape[n % COUNT(shape)];
-        const int norm = n % 3 != 2, whole = n % 5 == 1, how = n % 7 == 6 ? 1 + (int)(n / 7 % 4) : 0;
-        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0], T = C > 200 && s[1] > 20 ? 9 : s[1];
+        const int norm = n % 3 != 2, whole = n % 5 == 1,
+                  how = n % 7 == 6 ? 1 + (int)(n / 7 % 4) : 0;
+        const size_t C = wide[n % COUNT(wide)], streams = C > 200 && s[0] * s[1] > 20 ? 1 : s[0],
+                     T = C > 200 && s[1] > 20 ? 9 : s[1];
         mix t;
         int k;
         mix_make(&t, streams, T, s[2] > T && s[2] != 100 ? T : s[2], C, norm, how, whole);
@@ -195,7 +306,7 @@ static void test_mix(void) {
         mix_point(&t);
         BOTH(stx_par_mix_fwd, (cx, &t.c), (gx, &t.d));
         mix_check("forward", &t, OUT, OUT, (whole && !norm) || how == 3 ? 0 : 3e-6);
-        least = 1;              /* sums that cancel */
+        least = 1; /* sums that cancel */
         if (norm) mix_check("forward", &t, MEAN0, RSTD1, 2e-6);
         for (k = 0; k < 2 && how != 4; k++) {
             int e = whole && !norm && !half;
@@ -203,8 +314,9 @@ static void test_mix(void) {
             t.c.add[1] = t.d.add[1] = !k;
             BOTH(stx_par_mix_bwd, (cx, &t.c), (gx, &t.d));
             mix_check(k ? "backward +" : "backward", &t, DH, DB1, e ? 0 : 5e-6);
-            least = sqrt((double)(t.c.N * C));      /* of as many terms */
-            mix_check(k ? "backward +" : "backward", &t, DWEIGHTS, DWEIGHTS, whole && !norm ? 0 : 5e-6);
+            least = sqrt((double)(t.c.N * C)); /* of as many terms */
+            mix_check(k ? "backward +" : "backward", &t, DWEIGHTS, DWEIGHTS,
+                      whole && !norm ? 0 : 5e-6);
             least = 1;
             mix_check(k ? "backward +" : "backward", &t, DG0, DG0, 5e-6);
             mix_check(k ? "backward +" : "backward", &t, DG1, DG1, 5e-6);
@@ -217,7 +329,9 @@ static void test_mix(void) {
         mix_free(&t);
     }
 }
-/* With one branch alone the numbers are stx_residual_norm's, to the bit. In bfloat16 that one rounds h + b, which is stored there. */
+
+/* With one branch alone the numbers are stx_residual_norm's, to the bit. In bfloat16
+   that one rounds h + b, which is stored there. */
 static void test_alone(void) {
     static const size_t wide[] = {4, 33, 36, 132, 260, 512, 516, 1028};
     size_t n;
@@ -228,21 +342,37 @@ static void test_alone(void) {
         stx_residual_norm_args a;
         uint64_t want, got;
         mix_make(&t, 1, 5, 5, wide[n], 1, 1 + which, 0);
-        s = arr_of(t.a[H].n, 1, 0, N_); y = arr_of(t.a[H].n, 1, 0, N_);
-        mean = arr_of(5, 1, 0, B_); rstd = arr_of(5, 1, 0, B_);
+        s = arr_of(t.a[H].n, 1, 0, N_);
+        y = arr_of(t.a[H].n, 1, 0, N_);
+        mean = arr_of(5, 1, 0, B_);
+        rstd = arr_of(5, 1, 0, B_);
         memset(&a, 0, sizeof a);
-        a.N = 5; a.C = wide[n]; a.eps = t.c.eps;
-        a.h = t.d.h; a.f = t.d.b[which]; a.gain = t.d.gain[which]; a.shift = t.d.shift[which];
-        a.s = s.d; a.y = y.d; a.mean = mean.d; a.rstd = rstd.d;
+        a.N = 5;
+        a.C = wide[n];
+        a.eps = t.c.eps;
+        a.h = t.d.h;
+        a.f = t.d.b[which];
+        a.gain = t.d.gain[which];
+        a.shift = t.d.shift[which];
+        a.s = s.d;
+        a.y = y.d;
+        a.mean = mean.d;
+        a.rstd = rstd.d;
         stx_residual_norm_fwd_cuda(gx, &a);
         stx_par_mix_fwd_cuda(gx, &t.d);
         want = cuda_hash(gx, y.d, y.n, cuda_hash(gx, mean.d, 5, cuda_hash(gx, rstd.d, 5, 1)));
-        got = cuda_hash(gx, t.d.y, y.n, cuda_hash(gx, t.d.mean[which], 5, cuda_hash(gx, t.d.rstd[which], 5, 1)));
-        CHECK(want == got, "branch %d alone, C %zu, off %zu: other bits than the layer norm's", which, wide[n], off);
-        arr_free(&s); arr_free(&y); arr_free(&mean); arr_free(&rstd);
+        got = cuda_hash(gx, t.d.y, y.n,
+                        cuda_hash(gx, t.d.mean[which], 5, cuda_hash(gx, t.d.rstd[which], 5, 1)));
+        CHECK(want == got, "branch %d alone, C %zu, off %zu: other bits than the layer norm's",
+              which, wide[n], off);
+        arr_free(&s);
+        arr_free(&y);
+        arr_free(&mean);
+        arr_free(&rstd);
         mix_free(&t);
     }
 }
+
 
 // >>latency
 
@@ -254,22 +384,32 @@ static void test_latency(void) {
         arr v[6];
         int i;
         char name[96];
-        a.kind = STX_PAR_LATENCY_ADD + (int)(n % 3); a.weight = 0.3; a.target = 2.5; a.power = n % 2 ? 0.6 : 1.5;
-        for (i = 0; i < 6; i++) v[i] = arr_of(1, 2, 0, i == 5 ? N_ : B_);       /* loss, nll, lat, dnll, dlat, dloss */
+        a.kind = STX_PAR_LATENCY_ADD + (int)(n % 3);
+        a.weight = 0.3;
+        a.target = 2.5;
+        a.power = n % 2 ? 0.6 : 1.5;
+        /* loss, nll, lat, dnll, dlat, dloss */
+        for (i = 0; i < 6; i++) v[i] = arr_of(1, 2, 0, i == 5 ? N_ : B_);
         v[2].c[0] = lats[n / 3];
         put_arr(v + 2);
         snprintf(name, sizeof name, "latency, kind %d, %g", a.kind, (double)lats[n / 3]);
-        BOTH(stx_par_latency_fwd, (cx, v[0].c, v[1].c, v[2].c, &a), (gx, v[0].d, v[1].d, v[2].d, &a));
+        BOTH(stx_par_latency_fwd, (cx, v[0].c, v[1].c, v[2].c, &a),
+             (gx, v[0].d, v[1].d, v[2].d, &a));
         arr_check(name, v, 1.3e-7);
         for (i = 0; i < 4; i++) {
-            BOTH(stx_par_latency_bwd, (cx, i == 1 ? NULL : v[3].c, i == 2 ? NULL : v[4].c, v[5].c, v[1].c, v[2].c, &a),
-                                      (gx, i == 1 ? NULL : v[3].d, i == 2 ? NULL : v[4].d, v[5].d, v[1].d, v[2].d, &a));
+            BOTH(stx_par_latency_bwd,
+                 (cx, i == 1 ? NULL : v[3].c, i == 2 ? NULL : v[4].c, v[5].c, v[1].c, v[2].c, &a),
+                 (gx, i == 1 ? NULL : v[3].d, i == 2 ? NULL : v[4].d, v[5].d, v[1].d, v[2].d, &a));
             arr_check(name, v + 3, 1.3e-7);
             arr_check(name, v + 4, 1.3e-7);
         }
-        for (i = 0; i < 6; i++) { arr_check("latency's input", v + i, 0); arr_free(v + i); }
+        for (i = 0; i < 6; i++) {
+            arr_check("latency's input", v + i, 0);
+            arr_free(v + i);
+        }
     }
 }
+
 
 // >>the same bits each time
 
@@ -299,26 +439,37 @@ static void bits(void *user, uint64_t *h) {
     stx_destroy(gx);
 }
 
+
 // >>models
 
 typedef struct model {
     stx_ctx *x;
     stx_par *m;
-    stx_optim *o, *gates;       /* of the weights, and of the gates' parameters */
+    stx_optim *o, *gates; /* of the weights, and of the gates' parameters */
     stx_par_state *s;
     stx_ids *in, *out;
     size_t B, T, V;
-    int given;                  /* its noise comes from outside */
+    int given; /* its noise comes from outside */
     double rate, loss;
 } model;
-enum { WORDS = 23, FIRST = 7 };     /* in the first of two clusters */
+
+enum { WORDS = 23, FIRST = 7 }; /* in the first of two clusters */
+
 enum { SOFT, HARD, RUNS, REFERENCE, FIXED, AGAIN, FORMS, MODELS };
-static const char *const model_names[MODELS] = {"soft, a draw a step, hinge", "hard, pi, draws for each stream, before, latency of w",
-    "draws for each run, adaptive words", "the reference", "fixed", "recomputation, dropout",
+
+static const char *const model_names[MODELS] = {
+    "soft, a draw a step, hinge",
+    "hard, pi, draws for each stream, before, latency of w",
+    "draws for each run, adaptive words",
+    "the reference",
+    "fixed",
+    "recomputation, dropout",
     "learned with a bias, no last norm, one projection"};
 static size_t model_blocks = 2;
-static const char *model_pattern = "sfisf";        /* of FIXED */
-static size_t model_dim = 20;                       /* .. and of others; heads of 16 go to the fused attention */
+static const char *model_pattern = "sfisf"; /* of FIXED */
+/* .. and of others; heads of 16 go to the fused attention */
+static size_t model_dim = 20;
+
 static void model_make(model *r, int which, int device, int precision, int no_graph) {
     stx_par_desc d;
     stx_optim_desc od;
@@ -327,33 +478,78 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     memset(&d, 0, sizeof d);
     memset(&od, 0, sizeof od);
     memset(&cd, 0, sizeof cd);
-    cd.device = device; cd.precision = precision; cd.no_graph = no_graph; cd.seed = 5; cd.threads = 1;
+    cd.device = device;
+    cd.precision = precision;
+    cd.no_graph = no_graph;
+    cd.seed = 5;
+    cd.threads = 1;
     r->x = stx_create(&cd);
-    r->B = 2; r->T = 8; r->V = WORDS;
-    d.vocab = r->V; d.dim = which == SOFT || which == HARD ? 32 : model_dim; d.heads = 2; d.inner = 40;
-    d.blocks = model_blocks; d.segment = r->T; d.mem = 12;
-    d.words_out = STX_PAR_OUT_PLAIN; d.cost[0] = 1.7; d.cost[1] = 0.6; d.latency_weight = 0.1;
-    d.init_std = 0.2; d.tau = 1;
-    if (which == SOFT) { d.latency = STX_PAR_LATENCY_HINGE; d.latency_target = 0.5; }
+    r->B = 2;
+    r->T = 8;
+    r->V = WORDS;
+    d.vocab = r->V;
+    d.dim = which == SOFT || which == HARD ? 32 : model_dim;
+    d.heads = 2;
+    d.inner = 40;
+    d.blocks = model_blocks;
+    d.segment = r->T;
+    d.mem = 12;
+    d.words_out = STX_PAR_OUT_PLAIN;
+    d.cost[0] = 1.7;
+    d.cost[1] = 0.6;
+    d.latency_weight = 0.1;
+    d.init_std = 0.2;
+    d.tau = 1;
+    if (which == SOFT) {
+        d.latency = STX_PAR_LATENCY_HINGE;
+        d.latency_target = 0.5;
+    }
     if (which == HARD) {
-        d.gate = STX_PAR_ST; d.arch = STX_PAR_PI; d.noise = STX_PAR_NOISE_SEQUENCE; d.pre_norm = 1; d.own_uv = 1;
-        d.latency = STX_PAR_LATENCY_ADD; d.latency_w = STX_PAR_LATENCY_OF_W;
+        d.gate = STX_PAR_ST;
+        d.arch = STX_PAR_PI;
+        d.noise = STX_PAR_NOISE_SEQUENCE;
+        d.pre_norm = 1;
+        d.own_uv = 1;
+        d.latency = STX_PAR_LATENCY_ADD;
+        d.latency_w = STX_PAR_LATENCY_OF_W;
     }
     if (which == RUNS) {
-        d.noise = STX_PAR_NOISE_TOKENS; d.noise_tokens = 3; d.positions = STX_PAR_LEARNED; d.latency = STX_PAR_LATENCY_FBNET;
-        d.cost[0] = 5; d.cost[1] = 3;
-        d.adaptive_in = 1; d.words_out = STX_PAR_OUT_ADAPTIVE; d.cutoff[0] = FIRST; d.cutoffs = 1; d.div_val = 2;
+        d.noise = STX_PAR_NOISE_TOKENS;
+        d.noise_tokens = 3;
+        d.positions = STX_PAR_LEARNED;
+        d.latency = STX_PAR_LATENCY_FBNET;
+        d.cost[0] = 5;
+        d.cost[1] = 3;
+        d.adaptive_in = 1;
+        d.words_out = STX_PAR_OUT_ADAPTIVE;
+        d.cutoff[0] = FIRST;
+        d.cutoffs = 1;
+        d.div_val = 2;
     }
-    if (which == REFERENCE) { stx_par_reference(&d); d.cutoff[0] = FIRST; d.cutoffs = 1; }
-    if (which == FIXED) { d.pattern = model_pattern; d.blocks = 0; }
-    if (which == AGAIN) { d.recompute = 1; d.dropout = d.attn_dropout = d.inner_dropout = d.pos_dropout = d.final_dropout = 0.1; }
+    if (which == REFERENCE) {
+        stx_par_reference(&d);
+        d.cutoff[0] = FIRST;
+        d.cutoffs = 1;
+    }
+    if (which == FIXED) {
+        d.pattern = model_pattern;
+        d.blocks = 0;
+    }
+    if (which == AGAIN) {
+        d.recompute = 1;
+        d.dropout = d.attn_dropout = d.inner_dropout = d.pos_dropout = d.final_dropout = 0.1;
+    }
     if (which == FORMS) {
-        d.pattern = model_pattern; d.blocks = 0;
+        d.pattern = model_pattern;
+        d.blocks = 0;
         d.positions = STX_PAR_LEARNED_BIAS;
         d.pre_norm = d.no_final_norm = d.own_uv = 1;
         d.adaptive_in = d.tie_words = d.one_proj = 1;
-        d.words_out = STX_PAR_OUT_ADAPTIVE; d.tie_projs = STX_PAR_TIE_BUT_FIRST;
-        d.cutoff[0] = FIRST; d.cutoffs = 1; d.emb = 12;
+        d.words_out = STX_PAR_OUT_ADAPTIVE;
+        d.tie_projs = STX_PAR_TIE_BUT_FIRST;
+        d.cutoff[0] = FIRST;
+        d.cutoffs = 1;
+        d.emb = 12;
     }
     r->m = stx_par_create(r->x, &d);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
@@ -363,7 +559,8 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->o = stx_optim_create(r->m->params, &od);
     od.kind = STX_ADAM;
     od.clip = 0;
-    od.eps = 1e-3;              /* the gradients of three numbers: not so small that their rounding counts */
+    /* the gradients of three numbers: not so small that their rounding counts */
+    od.eps = 1e-3;
     r->gates = r->m->arch ? stx_optim_create(r->m->arch, &od) : NULL;
     r->s = stx_par_state_create(r->m, r->B);
     r->given = which == SOFT && model_blocks == 2;
@@ -371,8 +568,14 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->out = stx_tokens_create(r->x, r->B, r->T);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
 }
-static void model_free(model *r) { stx_par_state_free(r->s); stx_destroy(r->x); }
-/* As many of the first cluster's words at each time: steps whose clusters need other rooms have other keys */
+
+static void model_free(model *r) {
+    stx_par_state_free(r->s);
+    stx_destroy(r->x);
+}
+
+/* As many of the first cluster's words at each time: steps whose clusters need other
+   rooms have other keys */
 static int32_t *tokens_of(size_t n, size_t salt) {
     int32_t *id = (int32_t *)malloc((n + 1) * sizeof *id);
     size_t i;
@@ -382,6 +585,7 @@ static int32_t *tokens_of(size_t n, size_t salt) {
     }
     return id;
 }
+
 static void model_step(void *user) {
     model *r = (model *)user;
     stx_tensor *loss;
@@ -392,6 +596,7 @@ static void model_step(void *user) {
     stx_optim_step(r->o, r->rate);
     if (r->gates) stx_optim_step(r->gates, r->rate / 2);
 }
+
 /* Temperature, rates, tokens and noise are other ones in each step. */
 static double model_run(model *r, int n) {
     int32_t *id = tokens_of(r->B * r->T + 1, (size_t)n + 1);
@@ -412,40 +617,51 @@ static double model_run(model *r, int n) {
     r->loss = stx_noted(r->x, 0);
     return r->loss;
 }
-/* Step n with vectors of padding, and a stream that begins anew now and then; every third step is short */
+
+/* Step n with vectors of padding, and a stream that begins anew now and then; every
+   third step is short */
 static double model_padded(model *r, int n) {
     size_t T = n % 3 == 2 ? r->T - 3 : r->T, b, i;
-    int32_t *id = tokens_of(r->B * T + 1, (size_t)n + 1), *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
+    int32_t *id = tokens_of(r->B * T + 1, (size_t)n + 1),
+            *pad = (int32_t *)calloc(r->B * T, sizeof *pad);
     stx_tensor *h, *loss;
     stx_ids *p;
     double v;
     if (n % 4 == 3) stx_par_state_reset_stream(r->s, (size_t)n / 4 % r->B);
-    for (b = 0; b < r->B; b++) for (i = 0; i < T; i++) pad[b * T + i] = n % 2 && b == 1 && (i < 3 || i == 5);
+    for (b = 0; b < r->B; b++)
+        for (i = 0; i < T; i++) pad[b * T + i] = n % 2 && b == 1 && (i < 3 || i == 5);
     stx_begin(r->x, STX_TRAIN);
     p = stx_tokens(r->x, pad, r->B, T);
     h = stx_par_segment(r->m, stx_par_embed(r->m, stx_tokens(r->x, id, r->B, T)), p, r->s, r->s);
-    for (i = 0; i < r->B * T; i++) if (pad[i]) id[i + 1] = -1;
+    for (i = 0; i < r->B * T; i++)
+        if (pad[i]) id[i + 1] = -1;
     loss = stx_par_total(r->m, stx_par_nll(r->m, h, stx_tokens(r->x, id + 1, r->B, T), NULL));
     v = stx_item(r->x, loss);
     stx_backward(r->x, loss);
     stx_optim_step(r->o, 0.05);
     if (r->gates) stx_optim_step(r->gates, 0.02);
-    free(id); free(pad);
+    free(id);
+    free(pad);
     return v;
 }
+
 static void params_check(const char *what, const model *a, const model *b) {
     size_t k, i;
     for (k = 0; k < 2; k++) {
         const stx_params *p = k ? a->m->arch : a->m->params, *q = k ? b->m->arch : b->m->params;
         for (i = 0; p && i < p->count; i++) {
-            double e = cuda_error(b->x, q->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1e-3);
+            double e = cuda_error(b->x, q->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size,
+                                  1e-3);
             CHECK(e <= 3e-4, "%s: %s is off by %g", what, p->name[i], e);
         }
     }
 }
-/* Losses, gradients by way of the parameters, and memories of a few steps: the golden vectors have all of it in f32, too, but no bf16 */
+
+/* Losses, gradients by way of the parameters, and memories of a few steps: the golden
+   vectors have all of it in f32, too, but no bf16 */
 static void test_models(void) {
-    static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3};       /* bit 0: without padding, bit 1: with it */
+    /* bit 0: without padding, bit 1: with it */
+    static const int in_f32[MODELS] = {3, 2, 1, 2, 1, 1, 3};
     int which, n, precision, padded;
     for (precision = 0; precision < 2; precision++)
         for (which = 0; which < MODELS; which++) {
@@ -458,25 +674,35 @@ static void test_models(void) {
                 model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
                 model_make(&b, which, STX_CUDA, precision ? STX_PREC_BF16 : STX_PREC_F32, 0);
                 for (n = 0; n < 6 && stx_ok(b.x); n++) {
-                    double la = padded ? model_padded(&a, n) : model_run(&a, n), lb = padded ? model_padded(&b, n) : model_run(&b, n);
-                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n, stx_error(a.x), stx_error(b.x));
-                    CHECK(fabs(la - lb) <= tol * fabs(la), "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
-                          model_names[which], precision, padded, n, la, lb);
+                    double la = padded ? model_padded(&a, n) : model_run(&a, n),
+                           lb = padded ? model_padded(&b, n) : model_run(&b, n);
+                    CHECK(stx_ok(a.x) && stx_ok(b.x), "%s, step %d: %s%s", model_names[which], n,
+                          stx_error(a.x), stx_error(b.x));
+                    CHECK(
+                        fabs(la - lb) <= tol * fabs(la),
+                        "%s, precision %d, padded %d, step %d: loss %.7f on the CPU, %.7f on the GPU",
+                        model_names[which], precision, padded, n, la, lb);
                 }
                 if (!precision) params_check(model_names[which], &a, &b);
                 for (l = 0; l < a.m->desc.blocks && stx_ok(b.x); l++) {
                     const stx_rows_layer *y = &a.s->mem->layer[l], *z = &b.s->mem->layer[l];
-                    CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu", model_names[which], z->real, y->real);
+                    CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
+                          model_names[which], z->real, y->real);
                     if (!precision && y->real && y->width)
-                        CHECK(cuda_error(b.x, stx_rows_read(b.s->mem, l, SIZE_MAX)->data, stx_rows_read(a.s->mem, l, SIZE_MAX)->data,
-                                         a.B * y->real * y->width, 1e-3) <= 3e-4, "%s: memory of block %zu is off", model_names[which], l);
+                        CHECK(cuda_error(b.x, stx_rows_read(b.s->mem, l, SIZE_MAX)->data,
+                                         stx_rows_read(a.s->mem, l, SIZE_MAX)->data,
+                                         a.B * y->real * y->width, 1e-3)
+                                  <= 3e-4,
+                              "%s: memory of block %zu is off", model_names[which], l);
                 }
                 model_free(&a);
                 model_free(&b);
             }
         }
 }
-/* A replayed step gives the same bits as one that is launched anew, with noise, temperature, rates and tokens of its own */
+
+/* A replayed step gives the same bits as one that is launched anew, with noise,
+   temperature, rates and tokens of its own */
 static void test_graph(void) {
     static const int models[] = {SOFT, HARD, RUNS, AGAIN, FORMS};
     size_t k;
@@ -495,10 +721,14 @@ static void test_graph(void) {
 #endif
         for (n = 0; n < 10; n++) {
             double la = model_run(&a, n), lb = model_run(&b, n);
-            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed: %s", model_names[which], n, la, lb, stx_error(b.x));
-            if (n == 7 && !brief) {     /* something else in between, in the same arenas: to a sanitizer what a replay uses is free then */
+            CHECK(la == lb, "%s, step %d: %.9g anew, %.9g replayed: %s", model_names[which], n, la,
+                  lb, stx_error(b.x));
+            /* something else in between, in the same arenas: to a sanitizer what a
+               replay uses is free then */
+            if (n == 7 && !brief) {
                 stx_begin(b.x, STX_EVAL);
-                CHECK(isfinite(stx_item(b.x, stx_par_loss(b.m, b.in, b.out, NULL, NULL))), "an evaluation between replays");
+                CHECK(isfinite(stx_item(b.x, stx_par_loss(b.m, b.in, b.out, NULL, NULL))),
+                      "an evaluation between replays");
             }
         }
         for (i = 0; i < a.m->params->count; i++) {
@@ -510,7 +740,8 @@ static void test_graph(void) {
             hb = cuda_hash(b.x, b.m->arch->tensor[i]->data, 3, hb);
         }
         CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
-        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which], stx_step_note(b.x));
+        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which],
+              stx_step_note(b.x));
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
         CHECK(graphs >= 5, "%s: %ld replays of 10 steps", model_names[which], graphs);
@@ -521,12 +752,19 @@ static void test_graph(void) {
         model_free(&b);
     }
 }
+
 /* Token by token, over the ends of segments, one stream reset on the way */
 #ifdef SEQTX_CUDA_HOST
-static int tell_nodes;          /* `build/test_cuda_par nodes` names them */
-/* As in test_cuda_model.c: nodes of a mixture in a search, and of an attention and a feed-forward that were found, together */
+static int tell_nodes; /* `build/test_cuda_par nodes` names them */
+
+/* As in test_cuda_model.c: nodes of a mixture in a search, and of an attention and a
+   feed-forward that were found, together */
 static void test_nodes(void) {
-    static const struct { int which; long most; } want[] = {{SOFT, 37}, {FIXED, 32}};
+    static const struct {
+        int which;
+        long most;
+    } want[] = {{SOFT, 37}, {FIXED, 32}};
+
     size_t i;
     for (i = 0; i < COUNT(want); i++) {
         cuda_nodes all;
@@ -539,11 +777,13 @@ static void test_nodes(void) {
             model_dim = 32;
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which], stx_error(r.x), stx_step_note(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which],
+                  stx_error(r.x), stx_step_note(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
-        cuda_nodes_check(&all, model_names[want[i].which], want[i].which == SOFT ? 3 : 2, want[i].most, tell_nodes);
+        cuda_nodes_check(&all, model_names[want[i].which], want[i].which == SOFT ? 3 : 2,
+                         want[i].most, tell_nodes);
     }
     model_blocks = 2;
     model_pattern = "sfisf";
@@ -557,7 +797,8 @@ static void test_generation(void) {
         stx_par_gen *ga, *gb;
         int32_t *id;
         size_t at, n;
-        if (which == REFERENCE || (brief && which != FIXED)) continue;  /* that one draws in evaluation, too: there is no generation */
+        /* that one draws in evaluation, too: there is no generation */
+        if (which == REFERENCE || (brief && which != FIXED)) continue;
         model_make(&a, which, STX_CPU, STX_PREC_F32, 0);
         model_make(&b, which, STX_CUDA, STX_PREC_F32, 0);
         ga = stx_par_gen_create(a.m, 2);
@@ -568,11 +809,17 @@ static void test_generation(void) {
             double worst = 0;
             size_t i;
             n = at == 0 ? 21 : at < 26 ? 1 : 3;
-            if (at == 23) { stx_par_gen_reset_stream(ga, 1); stx_par_gen_reset_stream(gb, 1); }
+            if (at == 23) {
+                stx_par_gen_reset_stream(ga, 1);
+                stx_par_gen_reset_stream(gb, 1);
+            }
             la = stx_par_gen_feed(ga, id, n);
             lb = stx_par_gen_feed(gb, id, n);
             CHECK(la && lb, "%s: %s%s", model_names[which], stx_error(a.x), stx_error(b.x));
-            for (i = 0; la && lb && i < 2 * a.V; i++) { double e = fabs((double)la[i] - (double)lb[i]); if (!(e <= worst)) worst = e; }
+            for (i = 0; la && lb && i < 2 * a.V; i++) {
+                double e = fabs((double)la[i] - (double)lb[i]);
+                if (!(e <= worst)) worst = e;
+            }
             CHECK(worst < 1e-4, "%s, token %zu: logits off by %g", model_names[which], at, worst);
         }
         free(id);
@@ -591,20 +838,28 @@ static void refused(int which, const char *want) {
     memset(&g, 0, sizeof g);
     m.N = m.C = m.T = m.run = 1;
     g.R = ((size_t)1 << 36) + 1;
-    if (which == 0) { m.T = 0; stx_par_mix_fwd_cuda(x, &m); }
-    if (which == 1) { m.run = 0; stx_par_mix_bwd_cuda(x, &m); }
+    if (which == 0) {
+        m.T = 0;
+        stx_par_mix_fwd_cuda(x, &m);
+    }
+    if (which == 1) {
+        m.run = 0;
+        stx_par_mix_bwd_cuda(x, &m);
+    }
     if (which == 2) stx_par_gate_fwd_cuda(x, &g);
     if (which == 3) stx_par_gate_bwd_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), want), "refusal %d: %s", which, stx_error(x));
     stx_destroy(x);
 }
+
 static void test_refused(void) {
-    static const char *const want[] = {"stx_par_mix_fwd", "stx_par_mix_bwd", "stx_par_gate_fwd", "stx_par_gate_bwd"};
+    static const char *const want[] = {"stx_par_mix_fwd", "stx_par_mix_bwd", "stx_par_gate_fwd",
+                                       "stx_par_gate_bwd"};
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
     stx_par_mix_args m;
     int i;
     memset(&m, 0, sizeof m);
-    stx_par_mix_fwd_cuda(x, &m);        /* nothing to do */
+    stx_par_mix_fwd_cuda(x, &m); /* nothing to do */
     m.N = 3;
     stx_par_mix_bwd_cuda(x, &m);
     CHECK(stx_ok(x), "empty: %s", stx_error(x));

@@ -1,6 +1,8 @@
-/* test_flags.c - the same numbers whatever the compiler was told: tests/flags.sh builds this with -ffast-math and its parts, for x87 and
-   others. Functions against libm, losses of a small model of each family against those of the double build, masks, and what must be refused
-   when it is not a number. Nothing here compares with NaN or infinity by <, == or isnan: these options may remove that. */
+/* test_flags.c - the same numbers whatever the compiler was told: tests/flags.sh
+   builds this with -ffast-math and its parts, for x87 and others. Functions against
+   libm, losses of a small model of each family against those of the double build,
+   masks, and what must be refused when it is not a number. Nothing here compares with
+   NaN or infinity by <, == or isnan: these options may remove that. */
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
@@ -8,42 +10,66 @@
 #include "../seqtx_sru.h"
 #include "test.h"
 
-static double of_bits(uint64_t bits) { double v; memcpy(&v, &bits, 8); return v; }
-static stx_real not_a_number(void) { return (stx_real)of_bits((uint64_t)0x7ff8 << 48); }
-static stx_real infinity_(int minus) { return (stx_real)of_bits((uint64_t)(minus ? 0xfff : 0x7ff) << 52); }
+static double of_bits(uint64_t bits) {
+    double v;
+    memcpy(&v, &bits, 8);
+    return v;
+}
+
+static stx_real not_a_number(void) {
+    return (stx_real)of_bits((uint64_t)0x7ff8 << 48);
+}
+
+static stx_real infinity_(int minus) {
+    return (stx_real)of_bits((uint64_t)(minus ? 0xfff : 0x7ff) << 52);
+}
+
 /* |a - b| <= tol max(|b|, floor), and both finite by their bits */
 static int same(double a, double b, double tol, double floor_) {
     uint64_t i, k;
     memcpy(&i, &a, 8);
     memcpy(&k, &b, 8);
-    return (i >> 52 & 2047) != 2047 && (k >> 52 & 2047) != 2047 && fabs(a - b) <= tol * (fabs(b) > floor_ ? fabs(b) : floor_);
+    return (i >> 52 & 2047) != 2047 && (k >> 52 & 2047) != 2047
+           && fabs(a - b) <= tol * (fabs(b) > floor_ ? fabs(b) : floor_);
 }
 
-/* Every width of vector loop and what is left over; the numbers also where e^v is tiny, and on both sides of the halves that v / ln 2 is
-   rounded at */
+/* Every width of vector loop and what is left over; the numbers also where e^v is
+   tiny, and on both sides of the halves that v / ln 2 is rounded at */
 enum { N = 4099 };
+
 static void functions(stx_ctx *x) {
     static stx_real a[N], y[N];
     static const char *const name[4] = {"tanh", "sigmoid", "gelu", "softmax"};
     double worst[4] = {0}, top = 0, sum = 0;
     int i, f;
     /* differences are exact */
-    for (i = 0; i < N; i++) a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);
-    for (i = 0; i < N; i++) if ((double)a[i] > top) top = (double)a[i];
+    for (i = 0; i < N; i++)
+        a[i] = (stx_real)(floor((i - N / 2) * (40.0 / N) * (i % 3 ? 1 : 0.01) * 4096) / 4096);
+    for (i = 0; i < N; i++)
+        if ((double)a[i] > top) top = (double)a[i];
     for (i = 0; i < N; i++) sum += exp((double)a[i] - top);
     for (f = 0; f < 4; f++) {
         stx_tensor *t, *r;
         stx_begin(x, STX_EVAL);
         t = stx_input(x, a, 1, N, 0, 0);
-        r = f == 0 ? stx_tanh(x, t) : f == 1 ? stx_sigmoid(x, t) : f == 2 ? stx_gelu(x, t) : stx_softmax(x, t);
+        r = f == 0   ? stx_tanh(x, t)
+            : f == 1 ? stx_sigmoid(x, t)
+            : f == 2 ? stx_gelu(x, t)
+                     : stx_softmax(x, t);
         CHECK(r != NULL, "%s", stx_error(x));
         if (!r) return;
         stx_get(x, r, y);
         for (i = 0; i < N; i++) {
-            double v = (double)a[i], want = f == 0 ? tanh(v) : f == 1 ? 1 / (1 + exp(-v)) : f == 2 ?
-                0.5 * v * erfc(-v * 0.70710678118654752) : exp(v - top) / sum, e;
+            double v = (double)a[i],
+                   want = f == 0   ? tanh(v)
+                          : f == 1 ? 1 / (1 + exp(-v))
+                          : f == 2 ? 0.5 * v * erfc(-v * 0.70710678118654752)
+                                   : exp(v - top) / sum,
+                   e;
             if (fabs(want) < 1e-30) {
-                CHECK(same((double)y[i], want, 1e-30, 1), "%s(%g) is %g, not %g", name[f], v, (double)y[i], want); continue;
+                CHECK(same((double)y[i], want, 1e-30, 1), "%s(%g) is %g, not %g", name[f], v,
+                      (double)y[i], want);
+                continue;
             }
             e = fabs((double)y[i] - want) / fabs(want);
             if (!same((double)y[i], want, 1, 0)) e = 1;
@@ -53,48 +79,80 @@ static void functions(stx_ctx *x) {
     }
     CHECK(worst[0] < 3e-7, "tanh: %g", worst[0]);
     CHECK(worst[1] < 3e-7, "sigmoid: %g", worst[1]);
-    CHECK(worst[2] < 1e-5, "gelu: %g", worst[2]);       /* of its tail: e^(-v^2/2) at v = -12 has v^2 rounded */
+    /* of its tail: e^(-v^2/2) at v = -12 has v^2 rounded */
+    CHECK(worst[2] < 1e-5, "gelu: %g", worst[2]);
     CHECK(worst[3] < 5e-7, "softmax: %g", worst[3]);
 }
 
 enum { B = 2, T = 12, STEPS = 20, V = 19, FAMILIES = 4 };
+
 static void words(int32_t *text, int step) {
     int i;
-    for (i = 0; i < B * (T + 1); i++) text[i] = ((i % (T + 1) + step * T) * (i / (T + 1) + 3) + (i / (T + 1)) * 5) % V;
+    for (i = 0; i < B * (T + 1); i++)
+        text[i] = ((i % (T + 1) + step * T) * (i / (T + 1) + 3) + (i / (T + 1)) * 5) % V;
 }
+
 static stx_lm model(stx_ctx *x, int which) {
     if (which == 0) {
         stx_span_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.inner = 64; d.span = 40; d.adapt_span = 1; d.ramp = 8; d.span_init = 0.31;
+        d.vocab = V;
+        d.layers = 2;
+        d.dim = 32;
+        d.heads = 2;
+        d.inner = 64;
+        d.span = 40;
+        d.adapt_span = 1;
+        d.ramp = 8;
+        d.span_init = 0.31;
         d.dropout = 0.1;
         return stx_span_lm(stx_span_create(x, &d));
     }
     if (which == 1) {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.dim = 32; d.sru.layers = 2; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 16; d.sru.tanh = 1;
-        d.sru.highway_bias = -2; d.dropout = 0.1;
+        d.vocab = V;
+        d.dim = 32;
+        d.sru.layers = 2;
+        d.sru.transform = STX_SRU_ATTENTION;
+        d.sru.proj = 16;
+        d.sru.tanh = 1;
+        d.sru.highway_bias = -2;
+        d.dropout = 0.1;
         return stx_sru_lm_of(stx_sru_lm_create(x, &d));
     }
     if (which == 2) {
         stx_comp_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.layers = 2; d.dim = 32; d.heads = 2; d.segment = T; d.mem = T; d.ratio = 4; d.gate = STX_COMP_GRU;
+        d.vocab = V;
+        d.layers = 2;
+        d.dim = 32;
+        d.heads = 2;
+        d.segment = T;
+        d.mem = T;
+        d.ratio = 4;
+        d.gate = STX_COMP_GRU;
         return stx_comp_lm(stx_comp_create(x, &d));
     }
     {
         stx_par_desc d;
         memset(&d, 0, sizeof d);
-        d.vocab = V; d.blocks = 3; d.dim = 32; d.heads = 2; d.segment = T;
+        d.vocab = V;
+        d.blocks = 3;
+        d.dim = 32;
+        d.heads = 2;
+        d.segment = T;
         return stx_par_lm(stx_par_create(x, &d));
     }
 }
+
 static const char *const family[FAMILIES] = {"span", "sru", "compressive", "par"};
 /* losses of the double build */
-static const double want[FAMILIES][4] = {
-    {3.16789632, 1.43182691, 0.64603275, 0.17036771}, {2.92712439, 2.63402011, 2.23250985, 1.79571570},
-    {2.97626957, 2.06529315, 1.33547539, 0.97990357}, {2.93664205, 1.90410389, 1.22237855, 0.94778010}};
+static const double want[FAMILIES][4] = {{3.16789632, 1.43182691, 0.64603275, 0.17036771},
+                                         {2.92712439, 2.63402011, 2.23250985, 1.79571570},
+                                         {2.97626957, 2.06529315, 1.33547539, 0.97990357},
+                                         {2.93664205, 1.90410389, 1.22237855, 0.94778010}};
+
 static void models(stx_ctx *x, int which) {
     stx_lm lm = model(x, which);
     void *memory = lm.model ? lm.state_create(lm.model, B, 0) : NULL;
@@ -112,7 +170,10 @@ static void models(stx_ctx *x, int which) {
         stx_ids *a, *b;
         int i;
         words(text, step);
-        for (i = 0; i < B * T; i++) { in[i] = text[i / T * (T + 1) + i % T]; next[i] = text[i / T * (T + 1) + i % T + 1]; }
+        for (i = 0; i < B * T; i++) {
+            in[i] = text[i / T * (T + 1) + i % T];
+            next[i] = text[i / T * (T + 1) + i % T + 1];
+        }
         stx_begin(x, STX_TRAIN);
         a = stx_tokens(x, in, B, T);
         b = stx_tokens(x, next, B, T);
@@ -124,8 +185,9 @@ static void models(stx_ctx *x, int which) {
         if (step % 6 == 0) {
             double have = stx_item(x, nll);
             printf("%s step %d loss %.8f\n", family[which], step, have);
-            CHECK(same(have, want[which][k], 1e-5, 1), "%s step %d: loss %.8f, the double build has %.8f", family[which], step,
-                  have, want[which][k]);
+            CHECK(same(have, want[which][k], 1e-5, 1),
+                  "%s step %d: loss %.8f, the double build has %.8f", family[which], step, have,
+                  want[which][k]);
             k++;
         }
     }
@@ -135,7 +197,9 @@ static void models(stx_ctx *x, int which) {
 /* Padded keys: as if they were not there. A row without any key: 0 */
 static void masks(stx_ctx *x) {
     enum { S = 40, D = 16, Q = 8 };
-    static stx_real q[2 * Q * D], kv[2 * S * 2 * D], y[2 * Q * D], alone[Q * D], few[(S - 7) * 2 * D];
+
+    static stx_real q[2 * Q * D], kv[2 * S * 2 * D], y[2 * Q * D], alone[Q * D],
+        few[(S - 7) * 2 * D];
     static int32_t gone[2 * S];
     stx_attention_in in;
     stx_attention_desc d;
@@ -143,7 +207,10 @@ static void masks(stx_ctx *x) {
     int i, j, k = 0, zero = 1, good = 1;
     for (i = 0; i < 2 * Q * D; i++) q[i] = (stx_real)test_rand();
     for (i = 0; i < 2 * S * 2 * D; i++) kv[i] = (stx_real)test_rand();
-    for (j = 0; j < S; j++) { gone[j] = j % 6 == 2; gone[S + j] = 1; }
+    for (j = 0; j < S; j++) {
+        gone[j] = j % 6 == 2;
+        gone[S + j] = 1;
+    }
     memset(&in, 0, sizeof in);
     memset(&d, 0, sizeof d);
     d.heads = 1;
@@ -156,7 +223,8 @@ static void masks(stx_ctx *x) {
     CHECK(r != NULL, "%s", stx_error(x));
     if (!r) return;
     stx_get(x, r, y);
-    for (j = 0; j < S; j++) if (!gone[j]) memcpy(few + k++ * 2 * D, kv + j * 2 * D, 2 * D * sizeof *kv);
+    for (j = 0; j < S; j++)
+        if (!gone[j]) memcpy(few + k++ * 2 * D, kv + j * 2 * D, 2 * D * sizeof *kv);
     stx_begin(x, STX_EVAL);
     in.q = stx_input(x, q, 1, Q, D, 0);
     in.kv = stx_input(x, few, 1, (size_t)k, 2 * D, 0);
@@ -182,8 +250,10 @@ static int lost(const stx_real *y, size_t n) {
     }
     return 0;
 }
+
 static void hidden(stx_ctx *x) {
     enum { N = 37, T = 70, D = 16 };
+
     static stx_real a[3 * T * D], y[3 * T * D], top[N], inv[N], z[1];
     static const int acts[] = {STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID};
     int32_t target = 3;
@@ -200,7 +270,7 @@ static void hidden(stx_ctx *x) {
             CHECK(!lost(y + k, 1), "activation %d hides NaN at %d", acts[i], k);
         }
     }
-    for (k = 0; k < 4; k++) {      /* in q, k, v, z */
+    for (k = 0; k < 4; k++) { /* in q, k, v, z */
         stx_attention_in in;
         stx_attention_desc d;
         stx_tensor *t[3], *r;
@@ -211,10 +281,14 @@ static void hidden(stx_ctx *x) {
         z[0] = k < 3 ? (stx_real)0.5 : not_a_number();
         memset(&in, 0, sizeof in);
         memset(&d, 0, sizeof d);
-        d.heads = 1; d.max_span = 64; d.ramp = 8;
+        d.heads = 1;
+        d.max_span = 64;
+        d.ramp = 8;
         stx_begin(x, STX_TRAIN);
         for (p = 0; p < 3; p++) t[p] = stx_variable(x, a + p * T * D, 1, T, D, 0);
-        in.q = t[0]; in.k = t[1]; in.v = t[2];
+        in.q = t[0];
+        in.k = t[1];
+        in.v = t[2];
         in.z = stx_variable(x, z, 1, 0, 0, 0);
         r = stx_attention(x, &in, &d);
         for (i = 0; i < T * D; i++) grad[i] = 1;
@@ -232,7 +306,9 @@ static void hidden(stx_ctx *x) {
 static void gradients(stx_ctx *x) {
     stx_real before[40], after[40], bad[3];
     int i, kind;
-    bad[0] = not_a_number(); bad[1] = infinity_(0); bad[2] = infinity_(1);
+    bad[0] = not_a_number();
+    bad[1] = infinity_(0);
+    bad[2] = infinity_(1);
     for (kind = STX_SGD; kind <= STX_LAMB; kind++)
         for (i = 0; i < 3; i++) {
             char name[32];
@@ -249,18 +325,24 @@ static void gradients(stx_ctx *x) {
             if (!o) return;
             stx_get(x, t, before);
             t->grad[17] = bad[i];
-            CHECK(stx_optim_step(o, 0.1) == 0, "optimiser %d took a gradient that is not finite (%d)", kind, i);
+            CHECK(stx_optim_step(o, 0.1) == 0,
+                  "optimiser %d took a gradient that is not finite (%d)", kind, i);
             stx_get(x, t, after);
-            CHECK(!memcmp(before, after, sizeof before), "optimiser %d: parameters changed by a gradient that is not finite (%d)", kind, i);
+            CHECK(!memcmp(before, after, sizeof before),
+                  "optimiser %d: parameters changed by a gradient that is not finite (%d)", kind,
+                  i);
             stx_optim_sync(o);
             CHECK(o->skipped == 1 && t->grad[17] == 0, "skipped %d", (int)o->skipped);
             t->grad[17] = 1;
             CHECK(stx_optim_step(o, 0.1) == 1, "optimiser %d refuses a good one", kind);
-            CHECK(stx_optim_step(o, (double)bad[i]) == 0 && stx_error_code(x) == STX_ERR_ARG, "a learning rate that is not finite (%d) "
-                  "is taken", i);
+            CHECK(stx_optim_step(o, (double)bad[i]) == 0 && stx_error_code(x) == STX_ERR_ARG,
+                  "a learning rate that is not finite (%d) "
+                  "is taken",
+                  i);
             stx_clear_error(x);
         }
 }
+
 static void samples(void) {
     stx_real logits[5], work[5];
     stx_sampling s;
@@ -269,15 +351,22 @@ static void samples(void) {
         for (i = 0; i < 5; i++) {
             memset(&s, 0, sizeof s);
             s.temperature = k;
-            logits[0] = 1; logits[1] = 2; logits[2] = -3; logits[3] = (stx_real)2.5; logits[4] = 0;
+            logits[0] = 1;
+            logits[1] = 2;
+            logits[2] = -3;
+            logits[3] = (stx_real)2.5;
+            logits[4] = 0;
             CHECK(k || stx_sample(&s, 1, logits, 5, work) == 3, "the best");
             logits[i] = not_a_number();
             CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "a NaN at %d is taken", i);
             logits[i] = infinity_(0);
             CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "an infinity at %d is taken", i);
             logits[i] = infinity_(1);
-            CHECK(stx_sample(&s, 1, logits, 5, work) >= 0 && stx_sample(&s, 1, logits, 5, work) != i, "a word that cannot come (%d) "
-                  "comes, or is an error", i);
+            CHECK(stx_sample(&s, 1, logits, 5, work) >= 0
+                      && stx_sample(&s, 1, logits, 5, work) != i,
+                  "a word that cannot come (%d) "
+                  "comes, or is an error",
+                  i);
         }
     for (i = 0; i < 5; i++) logits[i] = infinity_(1);
     CHECK(stx_sample(&s, 1, logits, 5, work) == -1, "no word can come");

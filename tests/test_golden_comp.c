@@ -1,6 +1,8 @@
-/* seqtx_compressive.h against the golden vectors of an independent PyTorch implementation (tests/golden, README_compressive.md): logits,
-   losses, memories with what is missing in them, every gradient, of segment after segment, in the corrected and the literal forms; a
-   training curve; greedy decodings. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_comp DIR */
+/* seqtx_compressive.h against the golden vectors of an independent PyTorch
+   implementation (tests/golden, README_compressive.md): logits, losses, memories with
+   what is missing in them, every gradient, of segment after segment, in the corrected
+   and the literal forms; a training curve; greedy decodings. 1e-10 in the double
+   build, 1e-5 in float. Usage: test_golden_comp DIR */
 #include <stdint.h>
 #include "../seqtx_compressive.h"
 #include "test.h"
@@ -18,30 +20,47 @@ static size_t list_of(const char *s, size_t *v, size_t most) {
     for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
     return n;
 }
+
 static int choice(const stx_file *f, const char *key, const char *const *names) {
     const char *s = stx_file_meta(f, key);
     int i;
-    for (i = 0; s && names[i]; i++) if (!strcmp(s, names[i])) return i;
+    for (i = 0; s && names[i]; i++)
+        if (!strcmp(s, names[i])) return i;
     CHECK(0, "%s is %s", key, s ? s : "not there");
     return 0;
 }
-typedef struct lists { size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS]; } lists;
+
+typedef struct lists {
+    size_t layers[MAX_LAYERS], mems[MAX_LAYERS], cmems[MAX_LAYERS];
+} lists;
+
 static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     static const char *const compress[] = {"conv", "dilated", "max", "mean", "used", "none", NULL};
-    static const char *const aux[] = {"", "attention", "autoencode", "bptt", "none", NULL}, *const positions[] = {"learned", "xl", NULL};
-    static const char *const gates[] = {"residual", "gru", "input", "output", "highway", "sigtanh", "gtrxl", NULL};
+    static const char *const aux[] = {"", "attention", "autoencode", "bptt", "none", NULL},
+                             *const positions[] = {"learned", "xl", NULL};
+    static const char *const gates[] = {"residual", "gru",     "input", "output",
+                                        "highway",  "sigtanh", "gtrxl", NULL};
     static const char *const recurrence[] = {"none", "ernie", "rotate", NULL};
     const char *s = stx_file_meta(f, "memory_layers");
     size_t mem = (size_t)need(f, "mem"), cmem = (size_t)need(f, "cmem");
     memset(d, 0, sizeof *d);
-    d->vocab = (size_t)need(f, "vocab"); d->dim = (size_t)need(f, "dim"); d->emb = (size_t)need(f, "emb");
-    d->layers = (size_t)need(f, "layers"); d->heads = (size_t)need(f, "heads"); d->kv_heads = (size_t)need(f, "kv_heads");
-    d->inner = (size_t)need(f, "inner"); d->segment = (size_t)need(f, "segment"); d->ratio = (size_t)need(f, "ratio");
+    d->vocab = (size_t)need(f, "vocab");
+    d->dim = (size_t)need(f, "dim");
+    d->emb = (size_t)need(f, "emb");
+    d->layers = (size_t)need(f, "layers");
+    d->heads = (size_t)need(f, "heads");
+    d->kv_heads = (size_t)need(f, "kv_heads");
+    d->inner = (size_t)need(f, "inner");
+    d->segment = (size_t)need(f, "segment");
+    d->ratio = (size_t)need(f, "ratio");
     d->mem = mem ? mem : STX_COMP_NO_ROWS;
     d->cmem = cmem ? cmem : STX_COMP_NO_ROWS;
     if (s && strcmp(s, "all")) {
         d->memory_count = list_of(s, k->layers, MAX_LAYERS);
-        if (d->memory_count) d->memory_layers = k->layers; else d->no_memory = 1;
+        if (d->memory_count)
+            d->memory_layers = k->layers;
+        else
+            d->no_memory = 1;
     }
     if (list_of(stx_file_meta(f, "mems"), k->mems, MAX_LAYERS)) d->mems = k->mems;
     if (list_of(stx_file_meta(f, "cmems"), k->cmems, MAX_LAYERS)) d->cmems = k->cmems;
@@ -50,29 +69,38 @@ static void config(const stx_file *f, stx_comp_desc *d, lists *k) {
     if (d->compress >= STX_COMP_MAX) d->aux = STX_COMP_AUX_NONE;
     d->overlap = (size_t)need(f, "overlap");
     d->conv_no_bias = (int)need(f, "conv_no_bias");
-    if (d->compress == STX_COMP_DILATED) d->dilations = list_of(stx_file_meta(f, "dilations"), d->dilation, STX_COMP_MAX_DILATIONS);
+    if (d->compress == STX_COMP_DILATED)
+        d->dilations = list_of(stx_file_meta(f, "dilations"), d->dilation, STX_COMP_MAX_DILATIONS);
     d->aux_weight = need(f, "aux_weight");
     if (d->aux == STX_COMP_AUX_BPTT) d->bptt = (size_t)need(f, "bptt");
     d->positions = choice(f, "positions", positions);
     d->gate = choice(f, "gate", gates);
     d->recurrence = choice(f, "recurrence", recurrence);
-    d->norm_after = (int)need(f, "norm_after"); d->final_norm = (int)need(f, "final_norm"); d->glu = (int)need(f, "glu");
-    d->tied = (int)need(f, "tied"); d->gate_relu = (int)need(f, "gate_relu"); d->mogrify = (int)need(f, "mogrify");
+    d->norm_after = (int)need(f, "norm_after");
+    d->final_norm = (int)need(f, "final_norm");
+    d->glu = (int)need(f, "glu");
+    d->tied = (int)need(f, "tied");
+    d->gate_relu = (int)need(f, "gate_relu");
+    d->mogrify = (int)need(f, "mogrify");
     if (need(f, "literal_rows")) d->literal |= STX_COMP_LITERAL_ROWS;
     if (need(f, "literal_pad")) d->literal |= STX_COMP_LITERAL_PAD;
     if (need(f, "literal_target")) d->literal |= STX_COMP_LITERAL_TARGET;
     if (need(f, "literal_mask")) d->literal |= STX_COMP_LITERAL_MASK;
     if (need(f, "literal_freeze")) d->literal |= STX_COMP_LITERAL_FREEZE;
 }
-/* Where number i of a parameter of the model stands in the file: tables there are (H,rows,hd), convolutions (out,in,taps), decoders
-   (in,out,taps) */
+
+/* Where number i of a parameter of the model stands in the file: tables there are
+   (H,rows,hd), convolutions (out,in,taps), decoders (in,out,taps) */
 static size_t place(const stx_comp *m, const char *name, const stx_tensor *t, size_t i) {
-    const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0, col = t->ndim == 2 ? i % t->dim[1] : 0;
+    const size_t D = m->desc.dim, hd = D / m->desc.heads, row = t->ndim == 2 ? i / t->dim[1] : 0,
+                 col = t->ndim == 2 ? i % t->dim[1] : 0;
     if (t == m->key_pe) return (col / hd * t->dim[0] + row) * hd + col % hd;
     if (strstr(name, "compress.decoder")) return (col * D + row % D) * (t->dim[0] / D) + row / D;
-    if (strstr(name, "compress.") && t->ndim == 2) return (row * D + col % D) * (t->dim[1] / D) + col / D;
+    if (strstr(name, "compress.") && t->ndim == 2)
+        return (row * D + col % D) * (t->dim[1] / D) + col / D;
     return i;
 }
+
 static void load(stx_comp *m, const stx_file *f) {
     size_t i, k, n;
     for (i = 0; i < m->params->count; i++) {
@@ -83,18 +111,23 @@ static void load(stx_comp *m, const stx_file *f) {
         snprintf(key, sizeof key, "param.%s", m->params->name[i]);
         e = entry(f, key, &n);
         CHECK(e && n == t->size, "%s: %zu numbers, %zu in the file", key, t->size, n);
-        for (k = 0; e && k < t->size && n == t->size; k++) v[k] = (stx_real)e[place(m, m->params->name[i], t, k)];
+        for (k = 0; e && k < t->size && n == t->size; k++)
+            v[k] = (stx_real)e[place(m, m->params->name[i], t, k)];
         stx_set(m->ctx, t, v);
         free(v);
         free(e);
     }
 }
-/* of what: "grad." or "final." and numbers of parameter i, on the device; NULL: none may be in the file */
-static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *what, size_t i, const stx_real *have, double tol) {
+
+/* of what: "grad." or "final." and numbers of parameter i, on the device; NULL: none
+   may be in the file */
+static void compare(const stx_comp *m, const stx_file *f, const char *file, const char *what,
+                    size_t i, const stx_real *have, double tol) {
     const stx_tensor *t = m->params->tensor[i];
     char key[128];
     size_t n, k;
-    double *e, *got = (double *)calloc(t->size + 1, sizeof *got), *want = (double *)calloc(t->size + 1, sizeof *want);
+    double *e, *got = (double *)calloc(t->size + 1, sizeof *got),
+               *want = (double *)calloc(t->size + 1, sizeof *want);
     stx_real *v = host_of(m->ctx, have, t->size);
     snprintf(key, sizeof key, "%s%s", what, m->params->name[i]);
     e = entry(f, key, &n);
@@ -103,10 +136,16 @@ static void compare(const stx_comp *m, const stx_file *f, const char *file, cons
         got[k] = (double)v[k];
         want[k] = e && n == t->size ? e[place(m, m->params->name[i], t, k)] : 0;
     }
-    CHECK(test_error(got, want, t->size, 1e-7) <= tol, "%s %s: error %g", file, key, test_error(got, want, t->size, 1e-7));
-    free(v); free(got); free(want); free(e);
+    CHECK(test_error(got, want, t->size, 1e-7) <= tol, "%s %s: error %g", file, key,
+          test_error(got, want, t->size, 1e-7));
+    free(v);
+    free(got);
+    free(want);
+    free(e);
 }
-static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B, int opposite) {
+
+static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s, size_t B,
+                       int opposite) {
     char key[64];
     size_t n, i;
     int32_t *v;
@@ -118,36 +157,49 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *what, size_t s
     free(v);
     return t;
 }
-static void number(const stx_file *f, const char *file, const char *what, size_t s, size_t at, double have) {
+
+static void number(const stx_file *f, const char *file, const char *what, size_t s, size_t at,
+                   double have) {
     char key[64];
     size_t n;
     double *e;
     snprintf(key, sizeof key, "%s.%zu", what, s);
     e = entry(f, key, &n);
-    CHECK(e && at < n && CLOSE(have, e[at], TOL), "%s %s [%zu]: %.12g, want %.12g", file, key, at, have, e && at < n ? e[at] : NAN);
+    CHECK(e && at < n && CLOSE(have, e[at], TOL), "%s %s [%zu]: %.12g, want %.12g", file, key, at,
+          have, e && at < n ? e[at] : NAN);
     free(e);
 }
+
 /* Rows of a layer and which of them are missing */
-static void memory(const stx_file *f, const char *file, const char *what, size_t l, const stx_rows *s) {
+static void memory(const stx_file *f, const char *file, const char *what, size_t l,
+                   const stx_rows *s) {
     const stx_rows_layer *y = &s->layer[l];
     char key[64];
     size_t n, i;
     int32_t *pad;
     snprintf(key, sizeof key, "%s.%zu", what, l);
-    if (!y->real || !y->width) { CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key); return; }
-    same_as(s->ctx, f, file, key, stx_rows_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width, TOL, 1e-7);
+    if (!y->real || !y->width) {
+        CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key);
+        return;
+    }
+    same_as(s->ctx, f, file, key, stx_rows_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width,
+            TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);
-    CHECK(!pad || n == s->B * y->real, "%s: %zu numbers in %s, want %zu", file, n, key, s->B * y->real);
+    CHECK(!pad || n == s->B * y->real, "%s: %zu numbers in %s, want %zu", file, n, key,
+          s->B * y->real);
     for (i = 0; i < s->B * y->real; i++)
-        CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key, i, pad && pad[i] ? "missing" : "there");
+        CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key,
+              i, pad && pad[i] ? "missing" : "there");
     free(pad);
 }
 
-/* Is this the matrix of keys and values of a layer that STX_COMP_LITERAL_FREEZE has frozen? */
+/* Is this the matrix of keys and values of a layer that STX_COMP_LITERAL_FREEZE has
+   frozen? */
 static int frozen(const stx_comp *m, const stx_tensor *t) {
     size_t l;
-    for (l = 0; l < m->desc.layers; l++) if (t == m->layer[l].wkv) return m->layer[l].frozen;
+    for (l = 0; l < m->desc.layers; l++)
+        if (t == m->layer[l].wkv) return m->layer[l].frozen;
     return 0;
 }
 
@@ -163,24 +215,37 @@ static void model_case(const char *name, int recompute, int threads, int two, in
     stx_comp_state *s, *o;
     size_t B, segments, i, l, n, mems[MAX_LAYERS], cmems[MAX_LAYERS];
     int eval;
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     config(f, &d, &k);
     d.recompute = recompute;
     if (all) {
         CHECK(d.literal == 15, "%s: literal forms %u, want 15 for this test", name, d.literal);
         d.literal = STX_COMP_LITERAL;
     }
-    B = (size_t)need(f, "B"); segments = (size_t)need(f, "segments"); eval = (int)need(f, "eval");
+    B = (size_t)need(f, "B");
+    segments = (size_t)need(f, "segments");
+    eval = (int)need(f, "eval");
     m = stx_comp_create(x, &d);
     CHECK(m != NULL, "%s: %s", name, stx_error(x));
-    if (!m) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(m->params) == stx_comp_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
-          stx_comp_count(&d));
+    if (!m) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
+    CHECK(stx_params_size(m->params) == stx_comp_count(&d), "%s: %zu parameters, counted %zu", name,
+          stx_params_size(m->params), stx_comp_count(&d));
     CHECK(!all || m->desc.literal == 31, "%s: all literal forms are %u, want 31", name,
           m->desc.literal);
     load(m, f);
-    for (l = 0; l < m->desc.layers && eval; l++) { mems[l] = (size_t)need(f, "eval_mem"); cmems[l] = (size_t)need(f, "eval_cmem"); }
-    for (l = 0; l < m->desc.layers && eval; l++) if (!m->layer[l].C) cmems[l] = 0;
+    for (l = 0; l < m->desc.layers && eval; l++) {
+        mems[l] = (size_t)need(f, "eval_mem");
+        cmems[l] = (size_t)need(f, "eval_cmem");
+    }
+    for (l = 0; l < m->desc.layers && eval; l++)
+        if (!m->layer[l].C) cmems[l] = 0;
     s = stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL);
     o = two ? stx_comp_state_create_sized(m, B, eval ? mems : NULL, eval ? cmems : NULL) : s;
     CHECK(s && o, "%s: %s", name, stx_error(x));
@@ -194,7 +259,8 @@ static void model_case(const char *name, int recompute, int threads, int two, in
         snprintf(key, sizeof key, "reset.%zu", i);
         reset = integers(f, key, &n);
         stx_begin(x, eval ? STX_EVAL : STX_TRAIN);
-        for (l = 0; reset && l < B; l++) if (reset[l]) stx_comp_state_reset_stream(s, l);
+        for (l = 0; reset && l < B; l++)
+            if (reset[l]) stx_comp_state_reset_stream(s, l);
         free(reset);
         ids = ids_of(x, f, "ids", i, B, 0);
         targets = ids_of(x, f, "targets", i, B, 0);
@@ -218,7 +284,9 @@ static void model_case(const char *name, int recompute, int threads, int two, in
             }
             stx_backward(x, total);
         }
-        swap = s; s = o; o = swap;
+        swap = s;
+        s = o;
+        o = swap;
     }
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
     for (l = 0; l < m->desc.layers && stx_ok(x); l++) {
@@ -226,8 +294,10 @@ static void model_case(const char *name, int recompute, int threads, int two, in
         memory(f, name, "cmem", l, s->comp);
     }
     for (n = i = 0; i < m->params->count && !eval && stx_ok(x); i++) {
-        if (all && frozen(m, m->params->tensor[i])) n++;
-        else compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
+        if (all && frozen(m, m->params->tensor[i]))
+            n++;
+        else
+            compare(m, f, name, "grad.", i, m->params->tensor[i]->grad, TOL);
     }
     CHECK(!all || n > 0, "%s: nothing is frozen", name);
     stx_file_close(f);
@@ -247,46 +317,68 @@ static void curve(void) {
     size_t B, S, steps, i, b, n;
     int32_t *tokens, *buf;
     double *nll, *aux, *norm;
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     config(f, &d, &k);
     m = stx_comp_create(x, &d);
     CHECK(m != NULL, "curve: %s", stx_error(x));
-    if (!m) { stx_file_close(f); stx_destroy(x); return; }
+    if (!m) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
     load(m, f);
     memset(&od, 0, sizeof od);
-    od.eps = need(f, "eps"); od.clip = need(f, "clip");
+    od.eps = need(f, "eps");
+    od.clip = need(f, "clip");
     optim = stx_optim_create(m->params, &od);
-    B = (size_t)need(f, "B"); S = d.segment; steps = (size_t)need(f, "steps");
+    B = (size_t)need(f, "B");
+    S = d.segment;
+    steps = (size_t)need(f, "steps");
     s = stx_comp_state_create(m, B);
     tokens = integers(f, "tokens", &n);
-    nll = entry(f, "nll", NULL); aux = entry(f, "aux", NULL); norm = entry(f, "norm", NULL);
+    nll = entry(f, "nll", NULL);
+    aux = entry(f, "aux", NULL);
+    norm = entry(f, "norm", NULL);
     buf = (int32_t *)malloc(B * S * sizeof *buf);
     for (i = 0; i < steps && tokens && n == B * (steps * S + 1); i++) {
         stx_ids *in, *out;
         stx_tensor *loss, *total;
         stx_begin(x, STX_TRAIN);
-        for (b = 0; b < B; b++) memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S, S * sizeof *buf);
+        for (b = 0; b < B; b++)
+            memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S, S * sizeof *buf);
         in = stx_tokens(x, buf, B, S);
-        for (b = 0; b < B; b++) memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S + 1, S * sizeof *buf);
+        for (b = 0; b < B; b++)
+            memcpy(buf + b * S, tokens + b * (steps * S + 1) + i * S + 1, S * sizeof *buf);
         out = stx_tokens(x, buf, B, S);
         loss = stx_comp_loss(m, in, out, NULL, s, s);
         total = stx_comp_total(m, loss);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s", i, stx_item(x, loss), nll[i],
-              stx_error(x));
-        CHECK(CLOSE(stx_item(x, total) - stx_item(x, loss), aux[i], CURVE), "curve step %zu: aux, want %.12g", i, aux[i]);
+        CHECK(CLOSE(stx_item(x, loss), nll[i], CURVE), "curve step %zu: nll %.12g, want %.12g %s",
+              i, stx_item(x, loss), nll[i], stx_error(x));
+        CHECK(CLOSE(stx_item(x, total) - stx_item(x, loss), aux[i], CURVE),
+              "curve step %zu: aux, want %.12g", i, aux[i]);
         stx_backward(x, total);
         stx_optim_step(optim, need(f, "lr"));
         stx_optim_sync(optim);
-        CHECK(CLOSE(optim->grad_norm, norm[i], 10 * CURVE), "curve step %zu: norm %.12g, want %.12g", i, optim->grad_norm, norm[i]);
+        CHECK(CLOSE(optim->grad_norm, norm[i], 10 * CURVE),
+              "curve step %zu: norm %.12g, want %.12g", i, optim->grad_norm, norm[i]);
     }
     CHECK(i == steps, "curve: %zu steps of %zu", i, steps);
-    for (i = 0; i < m->params->count; i++) compare(m, f, "curve", "final.", i, m->params->tensor[i]->data, 10 * CURVE);
-    free(tokens); free(nll); free(aux); free(norm); free(buf);
+    for (i = 0; i < m->params->count; i++)
+        compare(m, f, "curve", "final.", i, m->params->tensor[i]->data, 10 * CURVE);
+    free(tokens);
+    free(nll);
+    free(aux);
+    free(norm);
+    free(buf);
     stx_file_close(f);
     stx_destroy(x);
 }
 
-/* Greedy decodings: a prompt, then 16 tokens; all literal but for the move of the memory, which is kept by full segments alone */
+/* Greedy decodings: a prompt, then 16 tokens; all literal but for the move of the
+   memory, which is kept by full segments alone */
 static void greedy(const char *name, size_t t, const char *want) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, name);
@@ -298,7 +390,10 @@ static void greedy(const char *name, size_t t, const char *want) {
     int32_t prompt[8];
     const stx_real *y;
     size_t i;
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     config(f, &d, &k);
     m = stx_comp_create(x, &d);
     load(m, f);
@@ -322,7 +417,10 @@ int main(int argc, char **argv) {
     char name[32];
     int i;
     if (argc > 1) dir = argv[1];
-    if (argc > 2) { for (i = 2; i < argc; i++) model_case(argv[i], 0, 1, 0, 0); return test_end(); }
+    if (argc > 2) {
+        for (i = 2; i < argc; i++) model_case(argv[i], 0, 1, 0, 0);
+        return test_end();
+    }
     for (i = 0; i < 5; i++) {
         snprintf(name, sizeof name, "comp_%c", 'a' + i);
         model_case(name, 0, 1, 0, 0);

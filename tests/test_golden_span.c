@@ -1,7 +1,8 @@
-/* seqtx_attn_span.h against the golden vectors of an independent PyTorch implementation (tests/golden): losses, caches,
-   log-probabilities and every parameter's gradient, in the literal and in the corrected forms and in fairseq's; windows and
-   caches; 50 optimiser steps; parameter counts of the published presets. 1e-10 in the double build, 1e-5 in float. Usage: test_golden_span
-   DIR */
+/* seqtx_attn_span.h against the golden vectors of an independent PyTorch
+   implementation (tests/golden): losses, caches, log-probabilities and every
+   parameter's gradient, in the literal and in the corrected forms and in fairseq's;
+   windows and caches; 50 optimiser steps; parameter counts of the published presets.
+   1e-10 in the double build, 1e-5 in float. Usage: test_golden_span DIR */
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
 #include "test.h"
@@ -16,21 +17,32 @@ static const double TOL = 1e-5, CURVE = 1e-5;
 static void config(const stx_file *f, stx_span_desc *d) {
     const char *s;
     memset(d, 0, sizeof *d);
-    d->vocab = (size_t)meta(f, "vocab", 0); d->layers = (size_t)meta(f, "layers", 0); d->dim = (size_t)meta(f, "dim", 0);
-    d->heads = (size_t)meta(f, "heads", 0); d->inner = (size_t)meta(f, "inner", 0); d->span = (size_t)meta(f, "span", 0);
-    d->adapt_span = (int)meta(f, "adapt_span", 0); d->ramp = meta(f, "ramp", 0); d->pers = (size_t)meta(f, "pers", 0);
-    d->adapt_io = (int)meta(f, "adapt_io", 0); d->adapt_io_tied = (int)meta(f, "tied", 0); d->divval = meta(f, "divval", 0);
+    d->vocab = (size_t)meta(f, "vocab", 0);
+    d->layers = (size_t)meta(f, "layers", 0);
+    d->dim = (size_t)meta(f, "dim", 0);
+    d->heads = (size_t)meta(f, "heads", 0);
+    d->inner = (size_t)meta(f, "inner", 0);
+    d->span = (size_t)meta(f, "span", 0);
+    d->adapt_span = (int)meta(f, "adapt_span", 0);
+    d->ramp = meta(f, "ramp", 0);
+    d->pers = (size_t)meta(f, "pers", 0);
+    d->adapt_io = (int)meta(f, "adapt_io", 0);
+    d->adapt_io_tied = (int)meta(f, "tied", 0);
+    d->divval = meta(f, "divval", 0);
     d->forward_columns = (int)meta(f, "forward_columns", 0);
     d->span_loss = meta(f, "span_loss", 0);
     d->no_renorm = (int)meta(f, "no_renorm", 0);
     d->span_per_layer = (int)meta(f, "span_per_layer", 0);
     if (meta(f, "literal", 0) > 0) d->literal = STX_SPAN_LITERAL;
-    for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s; s += strcspn(s, ","), s += *s == ',') d->cutoff[d->cutoffs++] =
-        (size_t)atol(s);
+    for (s = d->adapt_io ? stx_file_meta(f, "cutoffs") : NULL; s && *s;
+         s += strcspn(s, ","), s += *s == ',')
+        d->cutoff[d->cutoffs++] = (size_t)atol(s);
     if (!d->inner) d->inner = 1;
 }
+
 /* block k of tokens (B,n) as ids and targets */
-static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t M, size_t k, stx_ids **in, stx_ids **out) {
+static void block_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t M, size_t k,
+                     stx_ids **in, stx_ids **out) {
     int32_t *buf = (int32_t *)calloc(B * M, sizeof *buf);
     size_t b;
     for (b = 0; b < B; b++) memcpy(buf + b * M, tok + b * n + k * M, M * sizeof *buf);
@@ -47,20 +59,31 @@ static void model_case(const char *name, int recompute, int threads) {
     stx_span *m;
     stx_span_state *s;
     size_t B, M, blocks, k, l, n, n0, i, zn;
-    int32_t *tok, *window[4];        /* S, C, rows of the cache before and after: (blocks,layers), newer files only */
-    double *nll, *total, *zs, sharp = strstr(name, "sharp") && TOL > 1e-9 ? 10 : 1;   /* ill-conditioned on purpose: see golden/README.md */
+    /* S, C, rows of the cache before and after: (blocks,layers), newer files only */
+    int32_t *tok, *window[4];
+    /* ill-conditioned on purpose: see golden/README.md */
+    double *nll, *total, *zs, sharp = strstr(name, "sharp") && TOL > 1e-9 ? 10 : 1;
     char key[128];
     x = golden_ctx(threads);
     f = open_golden(x, name);
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     config(f, &d);
     d.recompute = recompute;
-    B = (size_t)meta(f, "batch", 0); M = (size_t)meta(f, "block", 0); blocks = (size_t)meta(f, "blocks", 0);
+    B = (size_t)meta(f, "batch", 0);
+    M = (size_t)meta(f, "block", 0);
+    blocks = (size_t)meta(f, "blocks", 0);
     m = stx_span_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
-    if (!m) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(m->params) == stx_span_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
-          stx_span_count(&d));
+    if (!m) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
+    CHECK(stx_params_size(m->params) == stx_span_count(&d), "%s: %zu parameters, counted %zu", name,
+          stx_params_size(m->params), stx_span_count(&d));
     s = stx_span_state_create(m, B);
     tok = integers(f, "tokens", &n);
     n /= B;
@@ -70,7 +93,9 @@ static void model_case(const char *name, int recompute, int threads) {
     for (i = 0; i < 4; i++) {
         static const char *const names[] = {"window_span", "window_cache", "rows_in", "rows_out"};
         window[i] = integers(f, names[i], &n0);
-        CHECK(!window[i] == (meta(f, "no_renorm", -1) < 0) && (!window[i] || n0 == blocks * d.layers), "%s: %s", name, names[i]);
+        CHECK(!window[i] == (meta(f, "no_renorm", -1) < 0)
+                  && (!window[i] || n0 == blocks * d.layers),
+              "%s: %s", name, names[i]);
     }
     for (k = 0; k < blocks; k++) {
         stx_ids *in, *out;
@@ -84,10 +109,11 @@ static void model_case(const char *name, int recompute, int threads) {
         }
         for (l = 0; window[0] && l < d.layers; l++) {
             size_t o = k * d.layers + l;
-            CHECK(stx_span_window(m, l) == (size_t)window[0][o] && stx_span_cache(m, l) == (size_t)window[1][o] &&
-                  s->rows->layer[l].rows == (size_t)window[2][o],
-                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld", name, k, l, stx_span_window(m, l),
-                      stx_span_cache(m, l), s->rows->layer[l].rows,
+            CHECK(stx_span_window(m, l) == (size_t)window[0][o]
+                      && stx_span_cache(m, l) == (size_t)window[1][o]
+                      && s->rows->layer[l].rows == (size_t)window[2][o],
+                  "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld",
+                  name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->rows->layer[l].rows,
                   (long)window[0][o], (long)window[1][o], (long)window[2][o]);
         }
         /* values by an evaluation that leaves the memory alone, then the training step */
@@ -104,37 +130,46 @@ static void model_case(const char *name, int recompute, int threads) {
         stx_params_zero_grad(m->params);
         loss = stx_span_loss(m, in, out, s, s);
         sum = stx_span_total(m, loss);
-        CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp), "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k],
+        CHECK(CLOSE(stx_item(x, loss), nll[k], TOL * sharp),
+              "%s block %zu: nll %.12g, want %.12g %s", name, k, stx_item(x, loss), nll[k],
               stx_error(x));
-        CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp), "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
+        CHECK(CLOSE(stx_item(x, sum), total[k], TOL * sharp),
+              "%s block %zu: total %.12g, want %.12g", name, k, stx_item(x, sum), total[k]);
         if (k == blocks - 1) stx_backward(x, sum);
-        for (l = 0; window[3] && l < d.layers; l++) CHECK(s->rows->layer[l].rows == (size_t)window[3][k * d.layers + l],
-                                                          "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows->layer[l].rows,
-                                                              (long)window[3][k * d.layers + l]);
+        for (l = 0; window[3] && l < d.layers; l++)
+            CHECK(s->rows->layer[l].rows == (size_t)window[3][k * d.layers + l],
+                  "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->rows->layer[l].rows,
+                  (long)window[3][k * d.layers + l]);
     }
     for (i = 0; i < 4; i++) free(window[i]);
     for (i = 0; i < m->params->count; i++) {
         snprintf(key, sizeof key, "grad.%s", m->params->name[i]);
-        same_as(x, f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size, TOL * sharp, 1e-7);
+        same_as(x, f, name, key, m->params->tensor[i]->grad, m->params->tensor[i]->size,
+                TOL * sharp, 1e-7);
     }
-    for (l = 0; l < d.layers; l++) {     /* the file holds the zero rows too, the state only the real ones */
+    /* the file holds the zero rows too, the state only the real ones */
+    for (l = 0; l < d.layers; l++) {
         size_t count, r, b, c, w = d.dim;
         double *want, worst = 0, top = 1;
         stx_real *cache;
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
-        CHECK(want && s->rows->layer[l].rows * B * w == count, "%s %s: %zu rows, want %zu", name, key, s->rows->layer[l].rows,
-              count / B / w);
+        CHECK(want && s->rows->layer[l].rows * B * w == count, "%s %s: %zu rows, want %zu", name,
+              key, s->rows->layer[l].rows, count / B / w);
         if (!want) continue;
-        for (r = 0; r < count; r++) if (fabs(want[r]) > top) top = fabs(want[r]);
+        for (r = 0; r < count; r++)
+            if (fabs(want[r]) > top) top = fabs(want[r]);
         cache = (stx_real *)malloc((B * s->rows->layer[l].real * w + 1) * sizeof *cache);
         stx_span_state_get(s, l, cache);
         for (b = 0; b < B; b++)
             for (r = 0; r < s->rows->layer[l].rows; r++)
                 for (c = 0; c < w; c++) {
                     size_t pad = s->rows->layer[l].rows - s->rows->layer[l].real;
-                    double have = r < pad ? 0 : (double)cache[(b * s->rows->layer[l].real + r - pad) * w + c],
-                        e = fabs(have - want[(b * s->rows->layer[l].rows + r) * w + c]);
+                    double have =
+                               r < pad
+                                   ? 0
+                                   : (double)cache[(b * s->rows->layer[l].real + r - pad) * w + c],
+                           e = fabs(have - want[(b * s->rows->layer[l].rows + r) * w + c]);
                     if (!(e <= worst)) worst = e;
                 }
         CHECK(worst <= TOL * top * sharp, "%s %s: error %g", name, key, worst);
@@ -142,7 +177,10 @@ static void model_case(const char *name, int recompute, int threads) {
         free(want);
     }
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-    free(tok); free(nll); free(total); free(zs);
+    free(tok);
+    free(nll);
+    free(total);
+    free(zs);
     stx_span_state_free(s);
     stx_file_close(f);
     stx_destroy(x);
@@ -162,9 +200,14 @@ static void curve(const char *name) {
     double *losses, worst = 0;
     char key[64];
     const char *optim;
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     config(f, &d);
-    B = (size_t)meta(f, "batch", 0); M = (size_t)meta(f, "block", 0); steps = (size_t)meta(f, "steps", 0);
+    B = (size_t)meta(f, "batch", 0);
+    M = (size_t)meta(f, "block", 0);
+    steps = (size_t)meta(f, "steps", 0);
     m = stx_span_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
     if (!m) return;
@@ -191,39 +234,53 @@ static void curve(const char *name) {
         e = fabs(stx_item(x, loss) - losses[k]);
         if (!(e <= worst)) worst = e;
         stx_backward(x, stx_span_total(m, loss));
-        CHECK(stx_optim_step(o, stx_schedule_lr(&sc, k + 1)), "%s step %zu: %s", name, k, stx_error(x));
+        CHECK(stx_optim_step(o, stx_schedule_lr(&sc, k + 1)), "%s step %zu: %s", name, k,
+              stx_error(x));
         stx_span_clamp(m);
     }
     CHECK(worst <= CURVE, "%s: the loss curves differ by %g", name, worst);
     for (l = 0; l < d.layers; l++) {
         snprintf(key, sizeof key, "span_final.%zu", l);
-        if (m->layer[l].z) same_as(x, f, name, key, m->layer[l].z->data, m->layer[l].z->size, CURVE, 1e-7);
+        if (m->layer[l].z)
+            same_as(x, f, name, key, m->layer[l].z->data, m->layer[l].z->size, CURVE, 1e-7);
     }
-    /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of that: not comparable in float */
+    /* rows of key_pe beyond every ramp feel eps only, and Adagrad makes full steps of
+       that: not comparable in float */
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
-        if (TOL < 1e-9 || strcmp(name, "curve_ref")) same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size,
-                                                             CURVE, 1e-7);
+        if (TOL < 1e-9 || strcmp(name, "curve_ref"))
+            same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, CURVE,
+                    1e-7);
     }
-    free(tok); free(losses);
+    free(tok);
+    free(losses);
     stx_file_close(f);
     stx_destroy(x);
 }
 
-static void preset(size_t want, size_t V, size_t layers, size_t dim, size_t inner, size_t heads, size_t span, size_t pers, int adapt_io) {
+static void preset(size_t want, size_t V, size_t layers, size_t dim, size_t inner, size_t heads,
+                   size_t span, size_t pers, int adapt_io) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.layers = layers; d.dim = dim; d.inner = inner; d.heads = heads; d.span = span; d.pers = pers;
-    d.adapt_span = 1; d.adapt_io = d.adapt_io_tied = adapt_io;
+    d.vocab = V;
+    d.layers = layers;
+    d.dim = dim;
+    d.inner = inner;
+    d.heads = heads;
+    d.span = span;
+    d.pers = pers;
+    d.adapt_span = 1;
+    d.adapt_io = d.adapt_io_tied = adapt_io;
     CHECK(stx_span_count(&d) == want, "%zu parameters, published %zu", stx_span_count(&d), want);
 }
 
 int main(int argc, char **argv) {
-    static const char *const models[] = {"t_a1", "t_a2", "t_a3", "t_a4", "t_a5", "t_a6", "fix_a1", "fix_a2", "fix_a3", "fix_a4", "fix_a5",
-        "fix_a6",
-        "odd1", "odd2", "odd3", "odd4", "odd5", "odd6", "odd7", "odd8", "sharp", "sharp_fix", "blocklong", "blocklong_fix", "growth",
-            "growth_fix",
-        "t_f1", "t_f2", "fs_head", "fs_layer", "fs_layer_zero", "fs_growth", "frac_a", "frac_b", "frac_fs"};
+    static const char *const models[] = {
+        "t_a1",      "t_a2",      "t_a3",          "t_a4",      "t_a5",       "t_a6",   "fix_a1",
+        "fix_a2",    "fix_a3",    "fix_a4",        "fix_a5",    "fix_a6",     "odd1",   "odd2",
+        "odd3",      "odd4",      "odd5",          "odd6",      "odd7",       "odd8",   "sharp",
+        "sharp_fix", "blocklong", "blocklong_fix", "growth",    "growth_fix", "t_f1",   "t_f2",
+        "fs_head",   "fs_layer",  "fs_layer_zero", "fs_growth", "frac_a",     "frac_b", "frac_fs"};
     size_t i;
     if (argc > 1) dir = argv[1];
     for (i = 0; i < sizeof models / sizeof *models; i++) {

@@ -1,6 +1,7 @@
-/* seqtx_sru.h against the golden vectors of an independent PyTorch implementation (tests/golden): the recurrence, the attention
-   transform, stacks over segments, language models and training curves; every result, state and gradient. 1e-10 in the double build,
-   1e-5 in float. Usage: test_golden_sru DIR */
+/* seqtx_sru.h against the golden vectors of an independent PyTorch implementation
+   (tests/golden): the recurrence, the attention transform, stacks over segments,
+   language models and training curves; every result, state and gradient. 1e-10 in the
+   double build, 1e-5 in float. Usage: test_golden_sru DIR */
 #include <stdint.h>
 #include "../seqtx_sru.h"
 #include "inner.h"
@@ -13,8 +14,10 @@ static const double TOL = 1e-10;
 static const double TOL = 1e-5;
 #endif
 
-/* A variable or, with full, a float tensor of the device with a gradient; NULL when the file has no such entry */
-static stx_tensor *tensor_of(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1, size_t d2, size_t d3) {
+/* A variable or, with full, a float tensor of the device with a gradient; NULL when
+   the file has no such entry */
+static stx_tensor *tensor_of(stx_ctx *x, const stx_file *f, const char *name, size_t d0, size_t d1,
+                             size_t d2, size_t d3) {
     size_t n, i;
     double *v = entry(f, name, &n);
     stx_real *r;
@@ -28,6 +31,7 @@ static stx_tensor *tensor_of(stx_ctx *x, const stx_file *f, const char *name, si
     free(v);
     return t;
 }
+
 static stx_real *numbers(const stx_file *f, const char *name, size_t *n) {
     size_t i;
     double *v = entry(f, name, n);
@@ -36,6 +40,7 @@ static stx_real *numbers(const stx_file *f, const char *name, size_t *n) {
     free(v);
     return r;
 }
+
 static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name, size_t B, size_t T) {
     size_t n;
     int32_t *v = integers(f, name, &n);
@@ -44,13 +49,16 @@ static stx_ids *ids_of(stx_ctx *x, const stx_file *f, const char *name, size_t B
     free(v);
     return t;
 }
+
 /* sum(y G) as a tensor, for a G that may be absent */
 static stx_tensor *against(stx_ctx *x, stx_tensor *y, const stx_real *G) {
     stx_tensor *p, *g = G && y ? stx_input(x, G, y->dim[0], y->dim[1], y->dim[2], y->dim[3]) : NULL;
     p = g ? stx_mul(x, y, g) : NULL;
     return p ? stx_scale(x, stx_mean(x, p), (double)y->size) : NULL;
 }
-static void gradient(stx_ctx *x, const stx_file *f, const char *file, const char *name, const stx_tensor *t) {
+
+static void gradient(stx_ctx *x, const stx_file *f, const char *file, const char *name,
+                     const stx_tensor *t) {
     if (t) same_as(x, f, file, name, t->grad, t->size, TOL, 1e-7);
 }
 
@@ -61,8 +69,15 @@ static void cell_case(const char *name, int threads) {
     stx_tensor *h, *last;
     stx_real *G, *E;
     size_t B, T, D, O, k, n;
-    if (!f) { stx_destroy(x); return; }
-    B = (size_t)need(f, "B"); T = (size_t)need(f, "T"); D = (size_t)need(f, "D"); O = D * (size_t)need(f, "H"); k = (size_t)need(f, "k");
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
+    B = (size_t)need(f, "B");
+    T = (size_t)need(f, "T");
+    D = (size_t)need(f, "D");
+    O = D * (size_t)need(f, "H");
+    k = (size_t)need(f, "k");
     stx_begin(x, STX_TRAIN);
     memset(&c, 0, sizeof c);
     c.u = tensor_of(x, f, "U", B, T, k, O);
@@ -98,8 +113,10 @@ static void cell_case(const char *name, int threads) {
     stx_destroy(x);
 }
 
-/* Is query t (of T) of batch row b, which sees M rows of memory too, one that may see nothing but padding? Causal files only. */
-static int blind(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, size_t M, size_t window) {
+/* Is query t (of T) of batch row b, which sees M rows of memory too, one that may see
+   nothing but padding? Causal files only. */
+static int blind(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, size_t M,
+                 size_t window) {
     size_t row = M + t, j;
     for (j = window && row > window ? row - window : 0; j <= row; j++) {
         const stx_ids *p = j < M ? before : pad;
@@ -107,9 +124,12 @@ static int blind(const stx_ids *before, const stx_ids *pad, size_t b, size_t t, 
     }
     return 1;
 }
-/* The transform alone: a stack of one layer, put together by hand. In files of the reference's own mask (literal_mask) such a query sees
-   the future. It is padding itself, and the recurrence does not look at its U; here it sees nothing. Where there is one, the U of all other
-   queries is compared, and no gradient, for those of the file come from all. */
+
+/* The transform alone: a stack of one layer, put together by hand. In files of the
+   reference's own mask (literal_mask) such a query sees the future. It is padding
+   itself, and the recurrence does not look at its U; here it sees nothing. Where there
+   is one, the U of all other queries is compared, and no gradient, for those of the
+   file come from all. */
 static void attn_case(const char *name, int threads) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
@@ -120,22 +140,34 @@ static void attn_case(const char *name, int threads) {
     stx_real *G;
     size_t B, T, Tm, I, P, k, O, n;
     const char *norm;
-    if (!f) { stx_destroy(x); return; }
-    B = (size_t)need(f, "B"); T = (size_t)need(f, "T"); Tm = (size_t)need(f, "memory_rows"); I = (size_t)need(f, "I");
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
+    B = (size_t)need(f, "B");
+    T = (size_t)need(f, "T");
+    Tm = (size_t)need(f, "memory_rows");
+    I = (size_t)need(f, "I");
     P = (size_t)need(f, "P");
-    k = (size_t)need(f, "k"); O = (size_t)need(f, "H") * (size_t)need(f, "D");
+    k = (size_t)need(f, "k");
+    O = (size_t)need(f, "H") * (size_t)need(f, "D");
     norm = stx_file_meta(f, "norm");
-    CHECK(norm && (!strcmp(norm, "none") || !strcmp(norm, "pre") || !strcmp(norm, "post")), "%s: norm %s", name, norm ? norm : "");
+    CHECK(norm && (!strcmp(norm, "none") || !strcmp(norm, "pre") || !strcmp(norm, "post")),
+          "%s: norm %s", name, norm ? norm : "");
     stx_begin(x, STX_TRAIN);
     memset(&m, 0, sizeof m);
     memset(&p, 0, sizeof p);
-    m.ctx = x; m.O = O; m.layer = &p;
+    m.ctx = x;
+    m.O = O;
+    m.layer = &p;
     m.desc.transform = STX_SRU_ATTENTION;
     m.desc.layers = 1;
     m.desc.heads = (size_t)need(f, "heads");
     m.desc.not_causal = !(int)need(f, "causal");
     m.desc.attn_norm_first = norm && !strcmp(norm, "pre");
-    p.Ci = I; p.P = P; p.k = k;
+    p.Ci = I;
+    p.P = P;
+    p.k = k;
     p.attends = (int)need(f, "attention");
     p.w1 = tensor_of(x, f, "w1", P, I, 0, 0);
     p.w2 = tensor_of(x, f, "w2", 2 * P, P, 0, 0);
@@ -157,17 +189,22 @@ static void attn_case(const char *name, int threads) {
         if (blinds) {
             double *want = entry(f, "U", &n);
             stx_real *all = host_of(x, U->data, U->size);
-            CHECK(want && n == U->size && blinds < B * T, "%s: %zu queries that see nothing", name, blinds);
-            for (b = 0; want && n == U->size && b < B; b++) for (t = 0; t < T; t++) {
-                double *have = (double *)malloc(row * sizeof *have), e;
-                size_t i;
-                for (i = 0; i < row; i++) have[i] = (double)all[(b * T + t) * row + i];
-                e = test_error(have, want + (b * T + t) * row, row, 1e-7);
-                if (!blind(before, pad, b, t, Tm, window)) CHECK(e <= TOL, "%s: U of row %zu, time %zu: error %g", name, b, t, e);
-                else CHECK(pad->data[b * T + t] && e > 1e-3, "%s: row %zu, time %zu is no padding, or has the reference's U: %g", name, b,
-                           t, e);
-                free(have);
-            }
+            CHECK(want && n == U->size && blinds < B * T, "%s: %zu queries that see nothing", name,
+                  blinds);
+            for (b = 0; want && n == U->size && b < B; b++)
+                for (t = 0; t < T; t++) {
+                    double *have = (double *)malloc(row * sizeof *have), e;
+                    size_t i;
+                    for (i = 0; i < row; i++) have[i] = (double)all[(b * T + t) * row + i];
+                    e = test_error(have, want + (b * T + t) * row, row, 1e-7);
+                    if (!blind(before, pad, b, t, Tm, window))
+                        CHECK(e <= TOL, "%s: U of row %zu, time %zu: error %g", name, b, t, e);
+                    else
+                        CHECK(pad->data[b * T + t] && e > 1e-3,
+                              "%s: row %zu, time %zu is no padding, or has the reference's U: %g",
+                              name, b, t, e);
+                    free(have);
+                }
             free(all);
             free(want);
             stx_file_close(f);
@@ -200,7 +237,9 @@ static size_t list_of(const stx_file *f, const char *key, size_t *v, size_t most
     for (; s && *s && n < most; s += strcspn(s, ","), s += *s == ',') v[n++] = (size_t)atol(s);
     return n;
 }
+
 static size_t projs[16];
+
 static void stack_desc(const stx_file *f, stx_sru_desc *d) {
     const char *norm = stx_file_meta(f, "norm");
     size_t n;
@@ -209,13 +248,21 @@ static void stack_desc(const stx_file *f, stx_sru_desc *d) {
     d->bidirectional = (int)meta(f, "bidirectional", 0);
     d->transform = need(f, "attention") != 0 ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
     n = list_of(f, "proj", projs, 16);
-    if (n > 1) d->projs = projs; else d->proj = projs[0];
+    if (n > 1)
+        d->projs = projs;
+    else
+        d->proj = projs[0];
     d->heads = (size_t)meta(f, "heads", 1);
     d->attention_every = (size_t)meta(f, "attn_every", 1);
-    if (meta(f, "attn_last", -1) > 0) { d->attention_last = (size_t)meta(f, "attn_last", 0); d->attention_every = 0; }
+    if (meta(f, "attn_last", -1) > 0) {
+        d->attention_last = (size_t)meta(f, "attn_last", 0);
+        d->attention_every = 0;
+    }
     d->no_attn_norm = !(int)meta(f, "attn_norm", 1);
     d->attn_norm_first = (int)meta(f, "attn_pre", 0);
-    d->norm = !norm || !strcmp(norm, "none") ? STX_SRU_NORM_NONE : !strcmp(norm, "pre") ? STX_SRU_NORM_BEFORE : STX_SRU_NORM_AFTER;
+    d->norm = !norm || !strcmp(norm, "none") ? STX_SRU_NORM_NONE
+              : !strcmp(norm, "pre")         ? STX_SRU_NORM_BEFORE
+                                             : STX_SRU_NORM_AFTER;
     d->no_skip = !(int)meta(f, "skip", 1);
     d->tanh = (int)meta(f, "tanh", 0);
     d->rescale = (int)meta(f, "rescale", 0);
@@ -226,7 +273,9 @@ static void stack_desc(const stx_file *f, stx_sru_desc *d) {
     d->zero_pads = (int)meta(f, "zero_pads", 0);
     d->v1 = (int)meta(f, "v1", 0);
 }
-static void param_gradients(stx_ctx *x, const stx_file *f, const char *name, const stx_params *p, const char *prefix) {
+
+static void param_gradients(stx_ctx *x, const stx_file *f, const char *name, const stx_params *p,
+                            const char *prefix) {
     char key[160];
     size_t i;
     for (i = 0; i < p->count; i++) {
@@ -234,6 +283,7 @@ static void param_gradients(stx_ctx *x, const stx_file *f, const char *name, con
         same_as(x, f, name, key, p->tensor[i]->grad, p->tensor[i]->size, TOL, 1e-7);
     }
 }
+
 static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_sru_state *s) {
     char key[64];
     const stx_tensor *t;
@@ -245,6 +295,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
         same_as(x, f, name, key, t ? t->data : NULL, t ? t->size : 0, TOL, 1e-7);
     }
 }
+
 /* columns [t0, t0+t) of (B,n,C) */
 static stx_real *columns(const stx_real *v, size_t B, size_t n, size_t t0, size_t t, size_t C) {
     stx_real *r = (stx_real *)malloc((B * t * C + 1) * sizeof *r);
@@ -264,7 +315,10 @@ static void stack_case(const char *name, int threads) {
     int32_t *pads;
     size_t seg[16], count, B, total, n, i, l, t0, b;
     const stx_entry *e;
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     stack_desc(f, &d);
     d.input = (size_t)need(f, "input");
     d.hidden = (size_t)need(f, "hidden");
@@ -272,12 +326,18 @@ static void stack_case(const char *name, int threads) {
     e = stx_file_find(f, "x");
     CHECK(e && e->ndim == 3 && e->dim[2] == d.input && count, "%s: x", name);
     if (!e) return;
-    B = e->dim[0]; total = e->dim[1];
+    B = e->dim[0];
+    total = e->dim[1];
     p = stx_params_create(x);
     m = stx_sru_create(p, "", &d);
     CHECK(m && stx_params_load(p, f, "param."), "%s: %s", name, stx_error(x));
-    if (!m || !stx_ok(x)) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(p) == stx_sru_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(p), stx_sru_count(&d));
+    if (!m || !stx_ok(x)) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
+    CHECK(stx_params_size(p) == stx_sru_count(&d), "%s: %zu parameters, counted %zu", name,
+          stx_params_size(p), stx_sru_count(&d));
     s = stx_sru_state_create(m, B);
     s->window = (size_t)meta(f, "window", 0);
     X = numbers(f, "x", &n);
@@ -298,12 +358,14 @@ static void stack_case(const char *name, int threads) {
         free(piece);
         if (pads) {
             int32_t *v = (int32_t *)malloc(B * seg[i] * sizeof *v);
-            for (b = 0; b < B; b++) memcpy(v + b * seg[i], pads + b * total + t0, seg[i] * sizeof *v);
+            for (b = 0; b < B; b++)
+                memcpy(v + b * seg[i], pads + b * total + t0, seg[i] * sizeof *v);
             pad = stx_tokens(x, v, B, seg[i]);
             free(v);
         }
-        if (i + 1 < count) h = stx_sru_segment(m, in, pad, s, s);
-        else {      /* by hand, to have the gradients of the states too */
+        if (i + 1 < count)
+            h = stx_sru_segment(m, in, pad, s, s);
+        else { /* by hand, to have the gradients of the states too */
             stx_sru_io io;
             stx_tensor *c[16], *mem[16], *last[16];
             stx_real *states = host_of(x, s->c, d.layers * B * m->O);
@@ -312,16 +374,23 @@ static void stack_case(const char *name, int threads) {
             for (l = 0; l < d.layers; l++) {
                 c[l] = stx_variable(x, states + l * B * m->O, B, m->O, 0, 0);
                 if (!m->layer[l].attends || !stx_rows_most(s->memory)) continue;
-                piece = host_of(x, stx_rows_read(s->memory, l, SIZE_MAX)->data, B * stx_rows_most(s->memory) * m->layer[l].Ci);
+                piece = host_of(x, stx_rows_read(s->memory, l, SIZE_MAX)->data,
+                                B * stx_rows_most(s->memory) * m->layer[l].Ci);
                 mem[l] = stx_input(x, piece, B, stx_rows_most(s->memory), m->layer[l].Ci, 0);
                 free(piece);
             }
             free(states);
-            io.c0 = c; io.memory = mem; io.pad = pad; io.window = s->window; io.last = last;
-            for (l = 0; l < d.layers && pads && !io.memory_pad; l++) io.memory_pad = stx_rows_mask(s->memory, l, SIZE_MAX, NULL, 0);
+            io.c0 = c;
+            io.memory = mem;
+            io.pad = pad;
+            io.window = s->window;
+            io.last = last;
+            for (l = 0; l < d.layers && pads && !io.memory_pad; l++)
+                io.memory_pad = stx_rows_mask(s->memory, l, SIZE_MAX, NULL, 0);
             h = stx_sru_forward(m, in, &io);
             loss = against(x, h, G);
-            for (l = 0; l < d.layers; l++) loss = stx_add(x, loss, against(x, last[l], E + l * B * m->O));
+            for (l = 0; l < d.layers; l++)
+                loss = stx_add(x, loss, against(x, last[l], E + l * B * m->O));
             stx_backward(x, loss);
             param_gradients(x, f, name, p, "grad.param.");
             gradient(x, f, name, "grad.x", in);
@@ -332,22 +401,26 @@ static void stack_case(const char *name, int threads) {
                 free(g);
             }
             {
-                double *want = entry(f, "grad.c0", &n), *have = (double *)malloc((n + 1) * sizeof *have);
+                double *want = entry(f, "grad.c0", &n),
+                       *have = (double *)malloc((n + 1) * sizeof *have);
                 CHECK(want && n == d.layers * B * m->O, "%s: grad.c0", name);
                 for (l = 0; want && l < n; l++) have[l] = (double)piece[l];
-                CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s grad.c0: error %g", name, want ? test_error(have, want, n,
-                    1e-7) : 0);
+                CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s grad.c0: error %g", name,
+                      want ? test_error(have, want, n, 1e-7) : 0);
                 free(want);
                 free(have);
             }
             free(piece);
-            stx_begin(x, STX_EVAL);      /* and once more as a segment, for what it leaves behind: the same h, without a tape */
+            /* and once more as a segment, for what it leaves behind: the same h,
+               without a tape */
+            stx_begin(x, STX_EVAL);
             piece = columns(X, B, total, t0, seg[i], d.input);
             in = stx_input(x, piece, B, seg[i], d.input, 0);
             free(piece);
             if (pads) {
                 int32_t *v = (int32_t *)malloc(B * seg[i] * sizeof *v);
-                for (b = 0; b < B; b++) memcpy(v + b * seg[i], pads + b * total + t0, seg[i] * sizeof *v);
+                for (b = 0; b < B; b++)
+                    memcpy(v + b * seg[i], pads + b * total + t0, seg[i] * sizeof *v);
                 pad = stx_tokens(x, v, B, seg[i]);
                 free(v);
             }
@@ -356,21 +429,29 @@ static void stack_case(const char *name, int threads) {
         CHECK(h != NULL, "%s: %s", name, stx_error(x));
         if (!h) break;
         out = host_of(x, h->data, h->size);
-        for (b = 0; b < B; b++) memcpy(all + (b * total + t0) * m->O, out + b * seg[i] * m->O, seg[i] * m->O * sizeof *out);
+        for (b = 0; b < B; b++)
+            memcpy(all + (b * total + t0) * m->O, out + b * seg[i] * m->O,
+                   seg[i] * m->O * sizeof *out);
         free(out);
     }
     {
         double *want = entry(f, "h", &n), *have = (double *)malloc((n + 1) * sizeof *have);
         CHECK(want && n == B * total * m->O, "%s: h", name);
         for (i = 0; want && i < n; i++) have[i] = (double)all[i];
-        CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s h: error %g", name, want ? test_error(have, want, n, 1e-7) : 0);
+        CHECK(want && test_error(have, want, n, 1e-7) <= TOL, "%s h: error %g", name,
+              want ? test_error(have, want, n, 1e-7) : 0);
         free(want);
         free(have);
     }
     same_as(x, f, name, "c_last", s->c, d.layers * B * m->O, TOL, 1e-7);
     memories(x, f, name, s);
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-    free(X); free(G); free(E); free(c0); free(pads); free(all);
+    free(X);
+    free(G);
+    free(E);
+    free(c0);
+    free(pads);
+    free(all);
     stx_sru_state_free(s);
     stx_file_close(f);
     stx_destroy(x);
@@ -393,8 +474,10 @@ static void lm_desc(const stx_file *f, stx_sru_lm_desc *d) {
     d->divval = need(f, "div_val");
     d->separate_projs = (int)need(f, "separate_projs");
 }
+
 /* T tokens from t0 on of (B,n), and those after them */
-static void tokens_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t t0, size_t T, stx_ids **in, stx_ids **out) {
+static void tokens_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t t0, size_t T,
+                      stx_ids **in, stx_ids **out) {
     int32_t *v = (int32_t *)calloc(B * T, sizeof *v);
     size_t b;
     for (b = 0; b < B; b++) memcpy(v + b * T, tok + b * n + t0, T * sizeof *v);
@@ -403,6 +486,7 @@ static void tokens_of(stx_ctx *x, const int32_t *tok, size_t B, size_t n, size_t
     *out = stx_tokens(x, v, B, T);
     free(v);
 }
+
 static void lm_run(const char *name, int recompute, int threads) {
     stx_ctx *x = golden_ctx(threads);
     stx_file *f = open_golden(x, name);
@@ -413,16 +497,23 @@ static void lm_run(const char *name, int recompute, int threads) {
     int32_t *tok;
     double *nll;
     char key[64];
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     lm_desc(f, &d);
     d.sru.recompute = recompute;
     B = (size_t)need(f, "batch");
     count = list_of(f, "segments", seg, 16);
     m = stx_sru_lm_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
-    if (!m || !stx_ok(x)) { stx_file_close(f); stx_destroy(x); return; }
-    CHECK(stx_params_size(m->params) == stx_sru_lm_count(&d), "%s: %zu parameters, counted %zu", name, stx_params_size(m->params),
-          stx_sru_lm_count(&d));
+    if (!m || !stx_ok(x)) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
+    CHECK(stx_params_size(m->params) == stx_sru_lm_count(&d), "%s: %zu parameters, counted %zu",
+          name, stx_params_size(m->params), stx_sru_lm_count(&d));
     s = stx_sru_state_create(m->sru, B);
     s->window = (size_t)meta(f, "window", 0);
     tok = integers(f, "tokens", &n);
@@ -443,17 +534,21 @@ static void lm_run(const char *name, int recompute, int threads) {
             for (r = 0; y && r < B * seg[i]; r++) {
                 double z = 0;
                 for (w = 0; w < d.vocab; w++) z += exp((double)v[r * d.vocab + w]);
-                for (w = 0; w < d.vocab; w++) v[r * d.vocab + w] = (stx_real)((double)v[r * d.vocab + w] - log(z));
+                for (w = 0; w < d.vocab; w++)
+                    v[r * d.vocab + w] = (stx_real)((double)v[r * d.vocab + w] - log(z));
             }
-            if (y) { stx_put(x, y->data, v, y->size); same_as(x, f, name, "logits", y->data, y->size, TOL, 1e-7); }
+            if (y) {
+                stx_put(x, y->data, v, y->size);
+                same_as(x, f, name, "logits", y->data, y->size, TOL, 1e-7);
+            }
             free(v);
         }
         stx_begin(x, STX_TRAIN);
         stx_params_zero_grad(m->params);
         tokens_of(x, tok, B, n, t0, seg[i], &in, &out);
         loss = stx_sru_lm_loss(m, in, out, s, s);
-        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, want %.12g %s", name, i, stx_item(x, loss), nll[i],
-              stx_error(x));
+        CHECK(CLOSE(stx_item(x, loss), nll[i], TOL), "%s segment %zu: nll %.12g, want %.12g %s",
+              name, i, stx_item(x, loss), nll[i], stx_error(x));
         stx_backward(x, loss);
     }
     param_gradients(x, f, name, m->params, "grad.");
@@ -463,12 +558,18 @@ static void lm_run(const char *name, int recompute, int threads) {
     }
     memories(x, f, name, s);
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-    free(tok); free(nll);
+    free(tok);
+    free(nll);
     stx_sru_state_free(s);
     stx_file_close(f);
     stx_destroy(x);
 }
-static void lm_case(const char *name, int threads) { lm_run(name, 0, threads); lm_run(name, 1, threads); }
+
+static void lm_case(const char *name, int threads) {
+    lm_run(name, 0, threads);
+    lm_run(name, 1, threads);
+}
+
 static void curve_case(const char *name, int kind) {
     stx_ctx *x = golden_ctx(0);
     stx_file *f = open_golden(x, name);
@@ -482,47 +583,69 @@ static void curve_case(const char *name, int kind) {
     int32_t *tok;
     double *loss, *lr, *norm;
     char key[160];
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     lm_desc(f, &d);
-    B = (size_t)need(f, "batch"); T = (size_t)need(f, "block"); steps = (size_t)need(f, "steps");
+    B = (size_t)need(f, "batch");
+    T = (size_t)need(f, "block");
+    steps = (size_t)need(f, "steps");
     m = stx_sru_lm_create(x, &d);
     CHECK(m && stx_params_load(m->params, f, "param."), "%s: %s", name, stx_error(x));
-    if (!m || !stx_ok(x)) { stx_file_close(f); stx_destroy(x); return; }
+    if (!m || !stx_ok(x)) {
+        stx_file_close(f);
+        stx_destroy(x);
+        return;
+    }
     s = stx_sru_state_create(m->sru, B);
     memset(&od, 0, sizeof od);
     od.kind = kind;
-    od.clip = need(f, "clip"); od.weight_decay = need(f, "weight_decay"); od.beta1 = need(f, "beta1"); od.beta2 = need(f, "beta2");
+    od.clip = need(f, "clip");
+    od.weight_decay = need(f, "weight_decay");
+    od.beta1 = need(f, "beta1");
+    od.beta2 = need(f, "beta2");
     od.eps = need(f, "eps");
     o = stx_optim_create(m->params, &od);
     memset(&sc, 0, sizeof sc);
     sc.kind = STX_LR_RECURSIVE;
-    sc.lr = need(f, "lr"); sc.warmup = (uint64_t)need(f, "warmup"); sc.total = (uint64_t)need(f, "max_iter");
+    sc.lr = need(f, "lr");
+    sc.warmup = (uint64_t)need(f, "warmup");
+    sc.total = (uint64_t)need(f, "max_iter");
     tok = integers(f, "tokens", &n);
     n /= B;
-    loss = entry(f, "loss", NULL); lr = entry(f, "lr", NULL); norm = entry(f, "norm", NULL);
+    loss = entry(f, "loss", NULL);
+    lr = entry(f, "lr", NULL);
+    norm = entry(f, "norm", NULL);
     for (k = 0; k < steps; k++) {
         stx_ids *in, *out;
         stx_tensor *l;
         double rate = stx_schedule_lr(&sc, k + 1);
-        CHECK(CLOSE(rate, lr[k], 1e-12), "%s step %zu: rate %.15g, want %.15g", name, k, rate, lr[k]);
+        CHECK(CLOSE(rate, lr[k], 1e-12), "%s step %zu: rate %.15g, want %.15g", name, k, rate,
+              lr[k]);
         stx_begin(x, STX_TRAIN);
         tokens_of(x, tok, B, n, k * T, T, &in, &out);
         l = stx_sru_lm_loss(m, in, out, s, s);
-        CHECK(CLOSE(stx_item(x, l), loss[k], TOL), "%s step %zu: loss %.12g, want %.12g", name, k, stx_item(x, l), loss[k]);
+        CHECK(CLOSE(stx_item(x, l), loss[k], TOL), "%s step %zu: loss %.12g, want %.12g", name, k,
+              stx_item(x, l), loss[k]);
         stx_backward(x, l);
         stx_optim_step(o, rate);
-        CHECK(stx_optim_sync(o) && CLOSE(o->grad_norm, norm[k], 10 * TOL), "%s step %zu: norm %.12g, want %.12g", name, k, o->grad_norm,
-              norm[k]);
+        CHECK(stx_optim_sync(o) && CLOSE(o->grad_norm, norm[k], 10 * TOL),
+              "%s step %zu: norm %.12g, want %.12g", name, k, o->grad_norm, norm[k]);
     }
     for (k = 0; k < m->params->count; k++) {
         snprintf(key, sizeof key, "final.%s", m->params->name[k]);
         same_as(x, f, name, key, m->params->tensor[k]->data, m->params->tensor[k]->size, TOL, 1e-7);
     }
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
-    free(tok); free(loss); free(lr); free(norm);
+    free(tok);
+    free(loss);
+    free(lr);
+    free(norm);
     stx_file_close(f);
     stx_destroy(x);
 }
+
 /* Optimisers and schedules of this family's recipes */
 static void optim_case(const char *variant, int kind, int skip) {
     static const size_t dims[3][3] = {{3, 5, 0}, {7, 0, 0}, {2, 1, 4}};
@@ -534,14 +657,19 @@ static void optim_case(const char *variant, int kind, int skip) {
     double *want[3], *grad[3];
     size_t i, k, n[3];
     char key[64];
-    if (!f) { stx_destroy(x); return; }
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
     p = stx_params_create(x);
     memset(&od, 0, sizeof od);
     od.kind = kind;
     od.radam_skip = skip;
     snprintf(key, sizeof key, "%s.weight_decay", variant);
     od.weight_decay = need(f, key);
-    od.beta1 = need(f, "beta1"); od.beta2 = need(f, "beta2"); od.eps = need(f, "eps");
+    od.beta1 = need(f, "beta1");
+    od.beta2 = need(f, "beta2");
+    od.eps = need(f, "eps");
     for (i = 0; i < 3; i++) {
         double *init;
         snprintf(key, sizeof key, "p%zu", i);
@@ -567,42 +695,60 @@ static void optim_case(const char *variant, int kind, int skip) {
             double have[32];
             size_t j;
             for (j = 0; j < n[i]; j++) have[j] = (double)v[j];
-            CHECK(test_error(have, want[i] + k * n[i], n[i], 1e-7) <= TOL, "%s update %zu of p%zu: error %g", variant, k + 1, i,
+            CHECK(test_error(have, want[i] + k * n[i], n[i], 1e-7) <= TOL,
+                  "%s update %zu of p%zu: error %g", variant, k + 1, i,
                   test_error(have, want[i] + k * n[i], n[i], 1e-7));
             free(v);
         }
     }
     CHECK(stx_ok(x) && k == 12, "%s: %s", variant, stx_error(x));
-    for (i = 0; i < 3; i++) { free(grad[i]); free(want[i]); }
+    for (i = 0; i < 3; i++) {
+        free(grad[i]);
+        free(want[i]);
+    }
     stx_file_close(f);
     stx_destroy(x);
 }
+
 static void schedule_case(void) {
     stx_ctx *x = golden_ctx(1);
     stx_file *f = open_golden(x, "sru_optim");
     stx_schedule s;
     double *plus1, *zero, *noam;
     size_t n, k;
-    if (!f) { stx_destroy(x); return; }
-    plus1 = entry(f, "cosine.plus1", &n); zero = entry(f, "cosine.zero", NULL); noam = entry(f, "noam", NULL);
+    if (!f) {
+        stx_destroy(x);
+        return;
+    }
+    plus1 = entry(f, "cosine.plus1", &n);
+    zero = entry(f, "cosine.zero", NULL);
+    noam = entry(f, "noam", NULL);
     memset(&s, 0, sizeof s);
     s.kind = STX_LR_RECURSIVE;
-    s.lr = need(f, "cosine.lr"); s.warmup = (uint64_t)need(f, "cosine.warmup"); s.total = (uint64_t)need(f, "cosine.max_iter");
+    s.lr = need(f, "cosine.lr");
+    s.warmup = (uint64_t)need(f, "cosine.warmup");
+    s.total = (uint64_t)need(f, "cosine.max_iter");
     CHECK(plus1 && zero && noam && n == 41, "%zu rates", n);
     for (k = 0; plus1 && k < n; k++) {
         s.literal = 0;
-        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, plus1[k] / s.lr, 1e-12), "recursive cosine %zu: %.15g, want %.15g", k,
-              stx_schedule_lr(&s, k + 1), plus1[k]);
+        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, plus1[k] / s.lr, 1e-12),
+              "recursive cosine %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1), plus1[k]);
         s.literal = 1;
-        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, zero[k] / s.lr, 1e-12), "recursive cosine from 0, %zu: %.15g, want %.15g", k,
-              stx_schedule_lr(&s, k + 1), zero[k]);
+        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, zero[k] / s.lr, 1e-12),
+              "recursive cosine from 0, %zu: %.15g, want %.15g", k, stx_schedule_lr(&s, k + 1),
+              zero[k]);
     }
     memset(&s, 0, sizeof s);
     s.kind = STX_LR_NOAM;
-    s.lr = need(f, "noam.lr"); s.dim = (size_t)need(f, "noam.dim"); s.warmup = (uint64_t)need(f, "noam.warmup");
-    for (k = 0; noam && k < 40; k++) CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, noam[k] / s.lr, 1e-12), "noam %zu: %.15g, want %.15g",
-                                           k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
-    free(plus1); free(zero); free(noam);
+    s.lr = need(f, "noam.lr");
+    s.dim = (size_t)need(f, "noam.dim");
+    s.warmup = (uint64_t)need(f, "noam.warmup");
+    for (k = 0; noam && k < 40; k++)
+        CHECK(CLOSE(stx_schedule_lr(&s, k + 1) / s.lr, noam[k] / s.lr, 1e-12),
+              "noam %zu: %.15g, want %.15g", k + 1, stx_schedule_lr(&s, k + 1), noam[k]);
+    free(plus1);
+    free(zero);
+    free(noam);
     stx_file_close(f);
     stx_destroy(x);
 }

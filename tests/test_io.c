@@ -3,13 +3,13 @@
    test_io --export FILE writes a sample file for other readers, test_io --import FILE prints what it finds in one. */
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE
+  #define _GNU_SOURCE
 #endif
 #ifdef STX_TEST_STUB
-#include "stub.h"
+  #include "stub.h"
 #else
-#include "../seqtx.h"
-#include "../seqtx_text.h"
+  #include "../seqtx.h"
+  #include "../seqtx_text.h"
 #endif
 
 #include <dirent.h>
@@ -27,42 +27,64 @@
 #include <time.h>
 #include <unistd.h>
 #ifdef __linux__
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/syscall.h>
+  #include <sched.h>
+  #include <sys/mount.h>
+  #include <sys/syscall.h>
 #endif
 
 static int passed, failed, skipped;
 
 static int check(int ok, const char *what, int line) {
-    if (ok) passed++;
-    else { failed++; printf("test_io.c:%d: %s\n", line, what); }
+    if (ok)
+        passed++;
+    else {
+        failed++;
+        printf("test_io.c:%d: %s\n", line, what);
+    }
     return ok;
 }
-#define CHECK(c) check((c) ? 1 : 0, #c, __LINE__)       /* a comparison with NaN is false, so it fails */
 
-/* The error is there, has this code and its text contains the part; then it is cleared. */
+#define CHECK(c) check((c) ? 1 : 0, #c, __LINE__) /* a comparison with NaN is false, so it fails */
+
+/* The error is there, has this code and its text contains the part; then it is
+   cleared. */
 static int check_error(stx_ctx *x, int code, const char *part, int line) {
     int ok = !stx_ok(x) && stx_error_code(x) == code && strstr(stx_error(x), part) != NULL;
-    if (!ok) printf("test_io.c:%d: error %d [%s]\n  wanted %d [..%s..]\n", line, stx_error_code(x), stx_error(x), code, part);
-    if (ok) passed++;
-    else failed++;
+    if (!ok)
+        printf("test_io.c:%d: error %d [%s]\n  wanted %d [..%s..]\n", line, stx_error_code(x),
+               stx_error(x), code, part);
+    if (ok)
+        passed++;
+    else
+        failed++;
     stx_clear_error(x);
     return ok;
 }
+
 #define ERROR(code, part) check_error(x, code, part, __LINE__)
-#define FINE() check_fine(x, __LINE__)
+#define FINE()            check_fine(x, __LINE__)
+
 static void check_fine(stx_ctx *x, int line) {
-    if (stx_ok(x)) { passed++; return; }
+    if (stx_ok(x)) {
+        passed++;
+        return;
+    }
     failed++;
     printf("test_io.c:%d: unexpected error: %s\n", line, stx_error(x));
     stx_clear_error(x);
 }
-static void skip(const char *what) { skipped++; printf("skipped: %s\n", what); }
+
+static void skip(const char *what) {
+    skipped++;
+    printf("skipped: %s\n", what);
+}
 
 /* ---- a context that counts what lives and can fail at the n-th allocation */
 
-typedef struct { long n, fail_at, live; } counter;
+typedef struct {
+    long n, fail_at, live;
+} counter;
+
 static void *count_alloc(void *user, size_t n) {
     counter *c = (counter *)user;
     void *p = c->n == c->fail_at ? NULL : malloc(n ? n : 1);
@@ -70,9 +92,14 @@ static void *count_alloc(void *user, size_t n) {
     if (p) c->live++;
     return p;
 }
+
 static void count_release(void *user, void *p) {
-    if (p) { ((counter *)user)->live--; free(p); }
+    if (p) {
+        ((counter *)user)->live--;
+        free(p);
+    }
 }
+
 static stx_ctx *context(counter *c) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -85,11 +112,12 @@ static stx_ctx *context(counter *c) {
 }
 
 static counter count;
-static stx_ctx *x;                  /* the context of all tests */
+static stx_ctx *x; /* the context of all tests */
 
 /* ---- files */
 
 static char dir[256];
+
 static const char *in_dir(const char *name) {
     static char room[256][768];
     static int k;
@@ -97,6 +125,7 @@ static const char *in_dir(const char *name) {
     snprintf(out, sizeof room[0], "%.255s/%.500s", dir, name);
     return out;
 }
+
 static const char *put_bytes(const char *name, const void *data, size_t n) {
     const char *path = in_dir(name);
     FILE *f = fopen(path, "wb");
@@ -105,7 +134,11 @@ static const char *put_bytes(const char *name, const void *data, size_t n) {
     CHECK(fclose(f) == 0);
     return path;
 }
-static const char *put_text(const char *name, const char *text) { return put_bytes(name, text, strlen(text)); }
+
+static const char *put_text(const char *name, const char *text) {
+    return put_bytes(name, text, strlen(text));
+}
+
 static unsigned char *get_bytes(const char *path, size_t *n) {
     size_t cap = 1 << 20;
     unsigned char *p = (unsigned char *)malloc(cap);
@@ -115,6 +148,7 @@ static unsigned char *get_bytes(const char *path, size_t *n) {
     if (f) fclose(f);
     return p;
 }
+
 static int dir_entries(const char *path, const char *part) {
     DIR *d = opendir(path);
     struct dirent *e;
@@ -124,6 +158,7 @@ static int dir_entries(const char *path, const char *part) {
     closedir(d);
     return n;
 }
+
 static void remove_tree(const char *path) {
     DIR *d = opendir(path);
     struct dirent *e;
@@ -140,15 +175,29 @@ static void remove_tree(const char *path) {
 /* ---- system calls pass through here, so that they can be watched and can fail */
 
 #ifdef __linux__
-static char events[64];             /* F fsync of a file, D of a directory, R rename */
+static char events[64]; /* F fsync of a file, D of a directory, R rename */
 static int fail_fsync, fail_rename, fail_dir;
-static int inherited;               /* files opened without O_CLOEXEC */
+static int inherited; /* files opened without O_CLOEXEC */
+
 enum {
-    OPEN, WRITE, FSYNC, RENAME, CLOSE, FCHMOD, UNLINK, STAT, FSTAT, ACCESS, READLINK, FCNTL, CALLS
+    OPEN,
+    WRITE,
+    FSYNC,
+    RENAME,
+    CLOSE,
+    FCHMOD,
+    UNLINK,
+    STAT,
+    FSTAT,
+    ACCESS,
+    READLINK,
+    FCNTL,
+    CALLS
 };
 
-static const char *const call_name[CALLS] = {"open", "write", "fsync", "rename", "close", "fchmod",
-    "unlink", "stat", "fstat", "access", "readlink", "fcntl"};
+static const char *const call_name[CALLS] = {"open",  "write",  "fsync",    "rename",
+                                             "close", "fchmod", "unlink",   "stat",
+                                             "fstat", "access", "readlink", "fcntl"};
 
 /* The at-th call of one kind fails; all: and those after it */
 static struct { int on, call, at, all, code, short_write, count[CALLS]; } fault;
@@ -161,9 +210,13 @@ static int fails(int call) {
     errno = fault.code;
     return 1;
 }
+
 static void event(char c) {
     size_t n = strlen(events);
-    if (n < sizeof events - 1) { events[n] = c; events[n + 1] = 0; }
+    if (n < sizeof events - 1) {
+        events[n] = c;
+        events[n + 1] = 0;
+    }
 }
 
 int open(const char *path, int flags, ...) {
@@ -184,16 +237,24 @@ ssize_t write(int fd, const void *data, size_t n) {
     }
     return syscall(SYS_write, fd, data, n);
 }
+
 int fsync(int fd) {
     struct stat st;
     int is_dir = fstatat(fd, "", &st, AT_EMPTY_PATH) == 0 && S_ISDIR(st.st_mode);
     event(is_dir ? 'D' : 'F');
-    if (is_dir ? fail_dir : fail_fsync) { errno = is_dir ? fail_dir : fail_fsync; return -1; }
+    if (is_dir ? fail_dir : fail_fsync) {
+        errno = is_dir ? fail_dir : fail_fsync;
+        return -1;
+    }
     return fails(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd);
 }
+
 int rename(const char *from, const char *to) {
     event('R');
-    if (fail_rename) { errno = fail_rename; return -1; }
+    if (fail_rename) {
+        errno = fail_rename;
+        return -1;
+    }
     return fails(RENAME) ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 
@@ -241,13 +302,14 @@ int fcntl(int fd, int what, ...) {
 
 static void test_round_trip(void) {
     static const char key[] = "q\"\\/\b\f\n\r\t\x01\x7F k\xC3\xA4se \xE2\x82\xAC \xF0\x9F\x98\x80";
-    float f32[6] = { 1.5f, -2, 3, 0, 1e-40f, 7 };
-    double f64[2] = { 3.141592653589793, -1e300 };
-    uint16_t bf16[3] = { 0x3F80, 0xC040, 0x7F80 };
-    int32_t i32[2] = { -5, 2147483647 };
-    int64_t i64[2] = { INT64_MIN, 77 };
-    unsigned char u8[3] = { 0, 10, 255 };
-    size_t two_three[2] = { 2, 3 }, d2[1] = { 2 }, d3[1] = { 3 }, zero[3] = { 4, 0, 2 }, ones[STX_MAX_DIM], i;
+    float f32[6] = {1.5f, -2, 3, 0, 1e-40f, 7};
+    double f64[2] = {3.141592653589793, -1e300};
+    uint16_t bf16[3] = {0x3F80, 0xC040, 0x7F80};
+    int32_t i32[2] = {-5, 2147483647};
+    int64_t i64[2] = {INT64_MIN, 77};
+    unsigned char u8[3] = {0, 10, 255};
+    size_t two_three[2] = {2, 3}, d2[1] = {2}, d3[1] = {3}, zero[3] = {4, 0, 2}, ones[STX_MAX_DIM],
+           i;
     float out32[6];
     double out64[6];
     int64_t outi[3];
@@ -283,7 +345,8 @@ static void test_round_trip(void) {
     CHECK(stx_file_meta(f, key) && !strcmp(stx_file_meta(f, key), key));
     CHECK(stx_file_meta(f, "") && !strcmp(stx_file_meta(f, ""), ""));
     e = stx_file_entry(f, 0);
-    CHECK(e && !strcmp(e->name, "bytes") && e->dtype == STX_U8 && e->bytes == 3 && !memcmp(e->data, u8, 3));
+    CHECK(e && !strcmp(e->name, "bytes") && e->dtype == STX_U8 && e->bytes == 3
+          && !memcmp(e->data, u8, 3));
     CHECK(stx_entry_get_i64(e, outi, 3) && outi[0] == 0 && outi[1] == 10 && outi[2] == 255);
     e = stx_file_entry(f, 1);
     CHECK(e && !strcmp(e->name, "layer.0.w") && e == stx_file_find(f, "layer.0.w"));
@@ -306,16 +369,21 @@ static void test_round_trip(void) {
     CHECK(stx_entry_get_f64(e, NULL, 0) == 1);
     e = stx_file_find(f, "deep");
     CHECK(e && e->ndim == STX_MAX_DIM && stx_entry_get_f32(e, out32, 1) && out32[0] == 7);
-    for (i = 0; i < stx_file_count(f); i++) {           /* this writer aligns every tensor to its element */
+    /* this writer aligns every tensor to its element */
+    for (i = 0; i < stx_file_count(f); i++) {
         e = stx_file_entry(f, i);
         CHECK((uintptr_t)e->data % stx_dtype_size(e->dtype) == 0);
     }
     FINE();
     e = stx_file_find(f, "f64");
-    CHECK(!stx_entry_get_f32(e, out32, 3)); ERROR(STX_ERR_ARG, "has 2 elements, 3 were asked for");
-    CHECK(!stx_entry_get_f32(e, NULL, 2)); ERROR(STX_ERR_ARG, "round.safetensors");
-    CHECK(!stx_entry_get_i64(e, outi, 2)); ERROR(STX_ERR_FORMAT, "is F64, wanted is I32, I64 or U8");
-    CHECK(!stx_entry_get_f64(stx_file_find(f, "i64"), out64, 2)); ERROR(STX_ERR_FORMAT, "is I64, wanted is F32");
+    CHECK(!stx_entry_get_f32(e, out32, 3));
+    ERROR(STX_ERR_ARG, "has 2 elements, 3 were asked for");
+    CHECK(!stx_entry_get_f32(e, NULL, 2));
+    ERROR(STX_ERR_ARG, "round.safetensors");
+    CHECK(!stx_entry_get_i64(e, outi, 2));
+    ERROR(STX_ERR_FORMAT, "is F64, wanted is I32, I64 or U8");
+    CHECK(!stx_entry_get_f64(stx_file_find(f, "i64"), out64, 2));
+    ERROR(STX_ERR_FORMAT, "is I64, wanted is F32");
     CHECK(!stx_entry_get_f32(NULL, out32, 1) && stx_ok(x));
     stx_file_close(f);
 
@@ -323,24 +391,26 @@ static void test_round_trip(void) {
     CHECK(i > 16 && bytes[8] == '{' && bytes[0] % 8 == 0);
     free(bytes);
 
-    w = stx_writer_create(x);                           /* nothing at all */
+    w = stx_writer_create(x); /* nothing at all */
     CHECK(stx_writer_finish(w, path) == 1);
     f = stx_file_open(x, path);
     CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "a") == NULL);
     stx_file_close(f);
-    w = stx_writer_create(x);                           /* metadata alone */
+    w = stx_writer_create(x); /* metadata alone */
     CHECK(stx_writer_meta(w, "k", "v") && stx_writer_finish(w, path) == 1);
     f = stx_file_open(x, path);
-    CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "k") && !strcmp(stx_file_meta(f, "k"), "v"));
+    CHECK(f && stx_file_count(f) == 0 && stx_file_meta(f, "k")
+          && !strcmp(stx_file_meta(f, "k"), "v"));
     stx_file_close(f);
     FINE();
 }
 
 static void test_many(void) {
     enum { N = 600 };
+
     float *v = (float *)malloc(N * sizeof *v);
     char name[32];
-    size_t one[1] = { 1 }, i, wrong = 0;
+    size_t one[1] = {1}, i, wrong = 0;
     stx_writer *w = stx_writer_create(x);
     stx_file *f;
     if (!v) return;
@@ -376,31 +446,45 @@ static const char *put_header(const char *header, size_t len, size_t ndata) {
     free(b);
     return path;
 }
+
 static void bad(int line, const char *header, size_t ndata, const char *part) {
     stx_file *f = stx_file_open(x, put_header(header, strlen(header), ndata));
-    if (f) { failed++; printf("test_io.c:%d: accepted: %s\n", line, header); stx_file_close(f); return; }
+    if (f) {
+        failed++;
+        printf("test_io.c:%d: accepted: %s\n", line, header);
+        stx_file_close(f);
+        return;
+    }
     check_error(x, STX_ERR_FORMAT, part, line);
 }
+
 static void good(int line, const char *header, size_t ndata, size_t entries) {
     stx_file *f = stx_file_open(x, put_header(header, strlen(header), ndata));
-    if (!f || stx_file_count(f) != entries) { failed++; printf("test_io.c:%d: refused: %s: %s\n", line, header, stx_error(x)); }
-    else passed++;
+    if (!f || stx_file_count(f) != entries) {
+        failed++;
+        printf("test_io.c:%d: refused: %s: %s\n", line, header, stx_error(x));
+    } else
+        passed++;
     stx_file_close(f);
     stx_clear_error(x);
 }
-#define BAD(h, n, part) bad(__LINE__, h, n, part)
+
+#define BAD(h, n, part)   bad(__LINE__, h, n, part)
 #define GOOD(h, n, count) good(__LINE__, h, n, count)
-#define T8 "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+#define T8                "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
 
 static void test_malformed(void) {
     unsigned char b[64];
     size_t i;
-    static const char escapes[] = "{\"\\u001b[2J\":{\"dtype\":\"\\u001b\",\"shape\":[2],\"data_offsets\":[0,8]}}";
+    static const char escapes[] =
+        "{\"\\u001b[2J\":{\"dtype\":\"\\u001b\",\"shape\":[2],\"data_offsets\":[0,8]}}";
     stx_file *f;
 
     GOOD("{}", 0, 0);
     GOOD("{\"a\":" T8 "}", 8, 1);
-    GOOD("{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 8 ] ,\n\t\r\"dtype\":\"F32\" } } \n ", 8, 1);
+    GOOD(
+        "{ \"a\" : { \"shape\" : [ 2 ] , \"data_offsets\" : [ 0 , 8 ] ,\n\t\r\"dtype\":\"F32\" } } \n ",
+        8, 1);
     GOOD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[8,8]}}", 8, 2);
     GOOD("{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]},\"a\":" T8 "}", 11, 2);
     GOOD("{\"\\u0041\\ud83d\\ude00\\n\":" T8 "}", 8, 1);
@@ -422,8 +506,10 @@ static void test_malformed(void) {
     BAD("{\"a\":null}", 0, "'{'");
     BAD("{\"a\":{}}", 0, "dtype, shape and data_offsets");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "dtype, shape and data_offsets");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, "dtype, shape or data_offsets");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "each once");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8,
+        "dtype, shape or data_offsets");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+        "each once");
     BAD("{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 4 bytes");
     BAD("{\"a\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 2 bytes");
     BAD("{\"a\":{\"dtype\":\"U64\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "needs 16 bytes");
@@ -431,25 +517,39 @@ static void test_malformed(void) {
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[64],\"data_offsets\":[0,7]}}", 7, "is damaged");
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[0],\"data_offsets\":[0,1]}}", 1, "is damaged");
     BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[1],\"data_offsets\":[0,0]}}", 0, "is damaged");
-    BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[18446744073709551615],\"data_offsets\":[0,8]}}", 8, "overflows");
-    BAD("{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,1,1,1,4294967296],\"data_offsets\":[0,8]}}", 8, "overflows");
-    BAD("{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,1,1,1,4294967296,0],\"data_offsets\":[0,0]}}", 0, "overflows");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,3],\"data_offsets\":[0,8]}}", 8, "needs 12 bytes");
+    BAD("{\"a\":{\"dtype\":\"NEW\",\"shape\":[18446744073709551615],\"data_offsets\":[0,8]}}", 8,
+        "overflows");
+    BAD("{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,1,1,1,4294967296],\"data_offsets\":[0,8]}}",
+        8, "overflows");
+    BAD("{\"a\":{\"dtype\":\"U8\",\"shape\":[4294967296,1,1,1,4294967296,0],\"data_offsets\":[0,0]}}",
+        0, "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,3],\"data_offsets\":[0,8]}}", 8,
+        "needs 12 bytes");
     BAD("{\"a\":{\"dtype\":4,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "a string");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "'['");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2,],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[+2],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2,],\"data_offsets\":[0,8]}}", 8,
+        "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8,
+        "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[+2],\"data_offsets\":[0,8]}}", 8,
+        "non-negative integer");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[02],\"data_offsets\":[0,8]}}", 8, "','");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, "','");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2e0],\"data_offsets\":[0,8]}}", 8, "','");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[[2]],\"data_offsets\":[0,8]}}", 8, "non-negative integer");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,8]}}", 8, "64 bits");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551616],\"data_offsets\":[0,8]}}", 8, "64 bits");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551615],\"data_offsets\":[0,8]}}", 8, "overflows");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "overflows");
-    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1073741824,4294967297],\"data_offsets\":[0,0]}}", 0, "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[\"2\"],\"data_offsets\":[0,8]}}", 8,
+        "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[[2]],\"data_offsets\":[0,8]}}", 8,
+        "non-negative integer");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,8]}}", 8,
+        "64 bits");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551616],\"data_offsets\":[0,8]}}", 8,
+        "64 bits");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[18446744073709551615],\"data_offsets\":[0,8]}}", 8,
+        "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
+        "overflows");
+    BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[1073741824,4294967297],\"data_offsets\":[0,0]}}", 0,
+        "overflows");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "needs 12 bytes");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,8]}}", 8, "needs 4 bytes");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "bytes 8 to 0");
@@ -459,12 +559,17 @@ static void test_malformed(void) {
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9, "holds 9 bytes");
     BAD("{}", 1, "holds 1 bytes");
     BAD("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "hole");
-    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "inside those of another");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8,
+        "inside those of another");
     BAD("{\"a\":" T8 ",\"b\":" T8 "}", 8, "inside those of another");
-    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}", 16, "hole");
-    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4,4]}}", 8, "inside those of another");
-    BAD("{\"a\":" T8 ",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12, "two tensors \"a\"");
-    BAD("{\"a\":" T8 ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12, "two tensors \"a\"");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[12,16]}}", 16,
+        "hole");
+    BAD("{\"a\":" T8 ",\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4,4]}}", 8,
+        "inside those of another");
+    BAD("{\"a\":" T8 ",\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12,
+        "two tensors \"a\"");
+    BAD("{\"a\":" T8 ",\"\\u0061\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[8,12]}}", 12,
+        "two tensors \"a\"");
     BAD("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "two values for \"k\"");
     BAD("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "only one __metadata__");
     BAD("{\"__metadata__\":{\"k\":1}}", 0, "a string");
@@ -486,10 +591,13 @@ static void test_malformed(void) {
     BAD("{\"a\xF4\x90\x80\x80\":" T8 "}", 8, "UTF-8 text");
     BAD("{\"a\xE2\x82\":" T8 "}", 8, "UTF-8 text");
 
-    f = stx_file_open(x, put_header("{\0}", 3, 0));      /* zero bytes in the header and behind it */
-    CHECK(f == NULL); ERROR(STX_ERR_FORMAT, "\\x00");
+    /* zero bytes in the header and behind it */
+    f = stx_file_open(x, put_header("{\0}", 3, 0));
+    CHECK(f == NULL);
+    ERROR(STX_ERR_FORMAT, "\\x00");
     f = stx_file_open(x, put_header("{}\0", 3, 0));
-    CHECK(f == NULL); ERROR(STX_ERR_FORMAT, "nothing but blanks");
+    CHECK(f == NULL);
+    ERROR(STX_ERR_FORMAT, "nothing but blanks");
 
     /* length fields: none, beyond the file, beyond the limit, all ones */
     for (i = 0; i < 8; i++) {
@@ -499,11 +607,14 @@ static void test_malformed(void) {
     memset(b, 0, sizeof b);
     memcpy(b + 8, "{}", 2);
     b[0] = 3;
-    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "should have 3 bytes, the file has 10");
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
+    ERROR(STX_ERR_FORMAT, "should have 3 bytes, the file has 10");
     b[3] = 0x7F;
-    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "most allowed");
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
+    ERROR(STX_ERR_FORMAT, "most allowed");
     memset(b, 0xFF, 8);
-    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL); ERROR(STX_ERR_FORMAT, "18446744073709551615");
+    CHECK(stx_file_open(x, put_bytes("bad", b, 10)) == NULL);
+    ERROR(STX_ERR_FORMAT, "18446744073709551615");
 
     /* names from a hostile file cannot write to the terminal */
     GOOD(escapes, 8, 1);
@@ -512,35 +623,39 @@ static void test_malformed(void) {
     ERROR(STX_ERR_FORMAT, "\"\\x1B[2J\" is \"\\x1B\"");
     stx_file_close(f);
 
-    CHECK(stx_file_open(x, in_dir("nothing here")) == NULL); ERROR(STX_ERR_IO, "nothing here: No such file");
-    CHECK(stx_file_open(x, dir) == NULL); ERROR(STX_ERR_IO, "directory");
-    CHECK(stx_file_open(x, NULL) == NULL); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_file_open(x, in_dir("nothing here")) == NULL);
+    ERROR(STX_ERR_IO, "nothing here: No such file");
+    CHECK(stx_file_open(x, dir) == NULL);
+    ERROR(STX_ERR_IO, "directory");
+    CHECK(stx_file_open(x, NULL) == NULL);
+    ERROR(STX_ERR_ARG, "NULL");
     CHECK(stx_file_open(NULL, "a") == NULL);
 #ifndef SEQTX_STDIO_FILES
     CHECK(mkfifo(in_dir("fifo"), 0600) == 0);
-    CHECK(stx_file_open(x, in_dir("fifo")) == NULL); ERROR(STX_ERR_IO, "not a regular file");
+    CHECK(stx_file_open(x, in_dir("fifo")) == NULL);
+    ERROR(STX_ERR_IO, "not a regular file");
 #endif
-    stx_fail(x, STX_ERR_ARG, "first");                  /* in error nothing happens, and the first error stays */
+    /* in error nothing happens, and the first error stays */
+    stx_fail(x, STX_ERR_ARG, "first");
     CHECK(stx_file_open(x, in_dir("round.safetensors")) == NULL);
     ERROR(STX_ERR_ARG, "first");
-    CHECK(stx_file_count(NULL) == 0 && !stx_file_entry(NULL, 0) && !stx_file_find(NULL, "a") && !stx_file_meta(NULL, "a"));
+    CHECK(stx_file_count(NULL) == 0 && !stx_file_entry(NULL, 0) && !stx_file_find(NULL, "a")
+          && !stx_file_meta(NULL, "a"));
     stx_file_close(NULL);
 }
 
 /* Tensors that the library does not read are in the way of no other; halves are floats */
 static void test_dtypes(void) {
-    static const char *const kinds[][2] = {
-        {"BOOL", "[8]"}, {"I8", "[2,4]"}, {"I16", "[4]"}, {"U16", "[4]"}, {"U32", "[2]"},
-        {"U64", "[1]"}, {"C64", "[]"}, {"F8_E4M3", "[8]"}, {"F4", "[16]"}, {"a new one", "[3]"},
-        {"F32", "[1,2,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1]"}
-    };
-    static const unsigned char half[] = {
-        0, 0, 0, 0x80, 0, 0x3C, 0, 0xC0, 0x55, 0x35, 1, 0,
-        0xFF, 3, 0, 4, 0xFF, 0x7B, 0, 0x7C, 0, 0xFC
-    };
+    static const char *const kinds[][2] = {{"BOOL", "[8]"},        {"I8", "[2,4]"},
+                                           {"I16", "[4]"},         {"U16", "[4]"},
+                                           {"U32", "[2]"},         {"U64", "[1]"},
+                                           {"C64", "[]"},          {"F8_E4M3", "[8]"},
+                                           {"F4", "[16]"},         {"a new one", "[3]"},
+                                           {"F32", "[1,2,1,1,1]"}, {"F64", "[1,1,1,1,1,1,1]"}};
+    static const unsigned char half[] = {0, 0,    0, 0x80, 0, 0x3C, 0,    0xC0, 0x55, 0x35, 1,
+                                         0, 0xFF, 3, 0,    4, 0xFF, 0x7B, 0,    0x7C, 0,    0xFC};
     static const double want[] = {
-        0, 0, 1, -2, 0.333251953125, 0x1p-24, 1023 * 0x1p-24, 0x1p-14, 65504, HUGE_VAL, -HUGE_VAL
-    };
+        0, 0, 1, -2, 0.333251953125, 0x1p-24, 1023 * 0x1p-24, 0x1p-14, 65504, HUGE_VAL, -HUGE_VAL};
     char header[400];
     float v[2], f[11];
     double d[11];
@@ -553,9 +668,9 @@ static void test_dtypes(void) {
     for (k = 0; k < sizeof kinds / sizeof *kinds; k++) {
         int many = strchr(kinds[k][0], 'F') && strlen(kinds[k][1]) > 8;
         snprintf(header, sizeof header,
-            "{\"other\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,8]},"
-            "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
-            kinds[k][0], kinds[k][1]);
+                 "{\"other\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,8]},"
+                 "\"w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
+                 kinds[k][0], kinds[k][1]);
         file = stx_file_open(x, put_header(header, strlen(header), 16));
         e = stx_file_find(file, "other");
         CHECK(stx_file_count(file) == 2 && e && e->dtype == STX_OTHER && e->bytes == 8);
@@ -589,8 +704,8 @@ static void test_dtypes(void) {
 
 /* Every cut and every changed byte of a good file: no crash; a cut is always refused. */
 static void test_damaged(void) {
-    float v[4] = { 1, 2, 3, 4 };
-    size_t d[2] = { 2, 2 }, n, i;
+    float v[4] = {1, 2, 3, 4};
+    size_t d[2] = {2, 2}, n, i;
     unsigned char *good_bytes;
     stx_writer *w = stx_writer_create(x);
     const char *path = in_dir("whole");
@@ -623,7 +738,7 @@ static void test_damaged(void) {
 
 /* ---- writer */
 
-static int save(const char *path, float v, size_t n) {      /* one tensor of n elements v */
+static int save(const char *path, float v, size_t n) { /* one tensor of n elements v */
     float *p = (float *)malloc((n + 1) * sizeof *p);
     size_t i, d[1];
     stx_writer *w = stx_writer_create(x);
@@ -635,14 +750,20 @@ static int save(const char *path, float v, size_t n) {      /* one tensor of n e
     free(p);
     return done;
 }
-static float saved(const char *path, size_t *n) {           /* its value; NaN when the file is not whole */
+
+/* its value; NaN when the file is not whole */
+static float saved(const char *path, size_t *n) {
     stx_file *f = stx_file_open(x, path);
     const stx_entry *e = stx_file_find(f, "v");
     float *p = (float *)malloc(e ? e->bytes + 1 : 1), v = (float)NAN;
     size_t i;
     if (e && p && stx_entry_get_f32(e, p, e->count) && e->count) {
         v = p[0];
-        for (i = 0; i < e->count; i++) if (p[i] != v) { v = (float)NAN; break; }
+        for (i = 0; i < e->count; i++)
+            if (p[i] != v) {
+                v = (float)NAN;
+                break;
+            }
         if (n) *n = e->count;
     }
     free(p);
@@ -651,40 +772,62 @@ static float saved(const char *path, size_t *n) {           /* its value; NaN wh
 }
 
 static void test_writer_errors(void) {
-    float v[4] = { 0, 0, 0, 0 };
-    size_t d[2] = { 2, 2 }, huge[2];
+    float v[4] = {0, 0, 0, 0};
+    size_t d[2] = {2, 2}, huge[2];
     stx_writer *w = stx_writer_create(x);
     huge[0] = huge[1] = (size_t)1 << (sizeof(size_t) * 4);
-    CHECK(!stx_writer_add(w, "", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "cannot be the name");
-    CHECK(!stx_writer_add(w, NULL, STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "NULL");
-    CHECK(!stx_writer_add(w, "__metadata__", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "__metadata__");
-    CHECK(!stx_writer_add(w, "a\xFF", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "a\\xFF");
-    CHECK(!stx_writer_add(w, "a", 7, 2, d, v)); ERROR(STX_ERR_ARG, "dtype 7");
-    CHECK(!stx_writer_add(w, "a", -1, 2, d, v)); ERROR(STX_ERR_ARG, "dtype -1");
-    CHECK(!stx_writer_add(w, "a", STX_F32, -1, d, v)); ERROR(STX_ERR_ARG, "-1 dimensions");
-    CHECK(!stx_writer_add(w, "a", STX_F32, STX_MAX_DIM + 1, d, v)); ERROR(STX_ERR_ARG, "dimensions");
-    CHECK(!stx_writer_add(w, "a", STX_F32, 2, NULL, v)); ERROR(STX_ERR_ARG, "(NULL)");
-    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, NULL)); ERROR(STX_ERR_ARG, "16 bytes, but data is NULL");
-    CHECK(!stx_writer_add(w, "a", STX_F32, 2, huge, v)); ERROR(STX_ERR_ARG, "overflows");
+    CHECK(!stx_writer_add(w, "", STX_F32, 2, d, v));
+    ERROR(STX_ERR_ARG, "cannot be the name");
+    CHECK(!stx_writer_add(w, NULL, STX_F32, 2, d, v));
+    ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_writer_add(w, "__metadata__", STX_F32, 2, d, v));
+    ERROR(STX_ERR_ARG, "__metadata__");
+    CHECK(!stx_writer_add(w, "a\xFF", STX_F32, 2, d, v));
+    ERROR(STX_ERR_ARG, "a\\xFF");
+    CHECK(!stx_writer_add(w, "a", 7, 2, d, v));
+    ERROR(STX_ERR_ARG, "dtype 7");
+    CHECK(!stx_writer_add(w, "a", -1, 2, d, v));
+    ERROR(STX_ERR_ARG, "dtype -1");
+    CHECK(!stx_writer_add(w, "a", STX_F32, -1, d, v));
+    ERROR(STX_ERR_ARG, "-1 dimensions");
+    CHECK(!stx_writer_add(w, "a", STX_F32, STX_MAX_DIM + 1, d, v));
+    ERROR(STX_ERR_ARG, "dimensions");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, NULL, v));
+    ERROR(STX_ERR_ARG, "(NULL)");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, NULL));
+    ERROR(STX_ERR_ARG, "16 bytes, but data is NULL");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, huge, v));
+    ERROR(STX_ERR_ARG, "overflows");
     CHECK(stx_writer_add(w, "a", STX_F32, 2, d, v));
-    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, v)); ERROR(STX_ERR_ARG, "\"a\" is added twice");
-    CHECK(!stx_writer_meta(w, "k", "\xC3")); ERROR(STX_ERR_ARG, "not UTF-8");
-    CHECK(!stx_writer_meta(w, "k", NULL)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_writer_add(w, "a", STX_F32, 2, d, v));
+    ERROR(STX_ERR_ARG, "\"a\" is added twice");
+    CHECK(!stx_writer_meta(w, "k", "\xC3"));
+    ERROR(STX_ERR_ARG, "not UTF-8");
+    CHECK(!stx_writer_meta(w, "k", NULL));
+    ERROR(STX_ERR_ARG, "NULL");
     CHECK(stx_writer_meta(w, "k", "v"));
-    CHECK(!stx_writer_meta(w, "k", "w")); ERROR(STX_ERR_ARG, "\"k\" is given twice");
+    CHECK(!stx_writer_meta(w, "k", "w"));
+    ERROR(STX_ERR_ARG, "\"k\" is given twice");
     CHECK(stx_writer_add(w, "b", STX_F32, 2, d, v));
-    CHECK(!stx_writer_finish(w, in_dir("incomplete"))); ERROR(STX_ERR_ARG, "nothing is written");
+    CHECK(!stx_writer_finish(w, in_dir("incomplete")));
+    ERROR(STX_ERR_ARG, "nothing is written");
     CHECK(access(in_dir("incomplete"), F_OK) != 0);
     w = stx_writer_create(x);
     huge[0] = (size_t)-1 / 8;
-    CHECK(stx_writer_add(w, "a", STX_F32, 1, huge, v) && stx_writer_add(w, "b", STX_F32, 1, huge, v));
-    CHECK(!stx_writer_finish(w, in_dir("incomplete"))); ERROR(STX_ERR_ARG, "more bytes than a file can hold");
-    CHECK(!stx_writer_finish(stx_writer_create(x), NULL)); ERROR(STX_ERR_ARG, "NULL");
-    CHECK(!save(in_dir("no/such/dir"), 1, 1)); ERROR(STX_ERR_IO, "No such file");
-    CHECK(!stx_writer_finish(NULL, "a") && !stx_writer_add(NULL, "a", 0, 0, NULL, v) && !stx_writer_meta(NULL, "a", "b"));
+    CHECK(stx_writer_add(w, "a", STX_F32, 1, huge, v)
+          && stx_writer_add(w, "b", STX_F32, 1, huge, v));
+    CHECK(!stx_writer_finish(w, in_dir("incomplete")));
+    ERROR(STX_ERR_ARG, "more bytes than a file can hold");
+    CHECK(!stx_writer_finish(stx_writer_create(x), NULL));
+    ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!save(in_dir("no/such/dir"), 1, 1));
+    ERROR(STX_ERR_IO, "No such file");
+    CHECK(!stx_writer_finish(NULL, "a") && !stx_writer_add(NULL, "a", 0, 0, NULL, v)
+          && !stx_writer_meta(NULL, "a", "b"));
     stx_writer_free(NULL);
     stx_writer_free(stx_writer_create(x));
-    w = stx_writer_create(x);                               /* in error nothing is written, even of a whole writer */
+    /* in error nothing is written, even of a whole writer */
+    w = stx_writer_create(x);
     stx_fail(x, STX_ERR_ARG, "first");
     CHECK(!stx_writer_finish(w, in_dir("incomplete")));
     CHECK(stx_writer_create(x) == NULL);
@@ -709,11 +852,13 @@ static void test_replace(void) {
     CHECK(dir_entries(in_dir("r"), "tmp") == 0);
     FINE();
 #ifndef SEQTX_STDIO_FILES
-    CHECK(chmod(path, 0640) == 0);                          /* the mode of an existing file is kept */
+    /* the mode of an existing file is kept */
+    CHECK(chmod(path, 0640) == 0);
     CHECK(save(path, 3, 30));
     CHECK(stat(path, &st) == 0 && (st.st_mode & 07777) == 0640);
     umask(027);
-    CHECK(save(in_dir("r/new"), 3, 30));                    /* a new file has the one that the umask gives */
+    /* a new file has the one that the umask gives */
+    CHECK(save(in_dir("r/new"), 3, 30));
     CHECK(stat(in_dir("r/new"), &st) == 0 && (st.st_mode & 07777) == 0640);
     umask(022);
 
@@ -727,13 +872,17 @@ static void test_replace(void) {
     CHECK(save(in_dir("s/dangling"), 5, 50));
     CHECK(saved(in_dir("r/later"), NULL) == 5);
     CHECK(symlink("circle", in_dir("s/circle")) == 0);
-    CHECK(!save(in_dir("s/circle"), 5, 50)); ERROR(STX_ERR_IO, "symbolic links");
+    CHECK(!save(in_dir("s/circle"), 5, 50));
+    ERROR(STX_ERR_IO, "symbolic links");
     CHECK(dir_entries(in_dir("s"), "tmp") == 0 && dir_entries(in_dir("r"), "tmp") == 0);
 
-    CHECK(!save(dir, 1, 1)); ERROR(STX_ERR_IO, "directory");
-    CHECK(!save("/dev/null", 1, 1)); ERROR(STX_ERR_IO, "not a regular file");
+    CHECK(!save(dir, 1, 1));
+    ERROR(STX_ERR_IO, "directory");
+    CHECK(!save("/dev/null", 1, 1));
+    ERROR(STX_ERR_IO, "not a regular file");
     CHECK(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
-    CHECK(!save(in_dir("fifo"), 1, 1)); ERROR(STX_ERR_IO, "not a regular file");
+    CHECK(!save(in_dir("fifo"), 1, 1));
+    ERROR(STX_ERR_IO, "not a regular file");
 
     /* a left-over temporary file of the same name is not touched */
     snprintf(text, sizeof text, "r/file.%ld.0.tmp", (long)getpid());
@@ -742,7 +891,8 @@ static void test_replace(void) {
     CHECK(stat(in_dir(text), &st) == 0 && st.st_size == 5);
     CHECK(unlink(in_dir(text)) == 0);
 
-    /* what a killed writer left goes at the next write; what a living one is at, and names that only look alike, stay */
+    /* what a killed writer left goes at the next write; what a living one is at, and
+       names that only look alike, stay */
     put_text("r/file.1.0.tmp", "left by a kill");
     put_text("r/file.999999999.12.tmp", "left by a kill");
     put_text("r/file.77.0.tmp", "being written");
@@ -755,7 +905,7 @@ static void test_replace(void) {
     CHECK(pipe(ends) == 0);
     fflush(stdout);
     pid = fork();
-    if (pid == 0) {                                         /* the living writer */
+    if (pid == 0) { /* the living writer */
         struct flock l;
         int fd = open(in_dir("r/file.77.0.tmp"), O_WRONLY);
         memset(&l, 0, sizeof l);
@@ -766,23 +916,27 @@ static void test_replace(void) {
     }
     CHECK(read(ends[0], text + 100, 1) == 1);
     CHECK(save(path, 6, 60) && saved(path, NULL) == 6);
-    CHECK(access(in_dir("r/file.1.0.tmp"), F_OK) != 0 && access(in_dir("r/file.999999999.12.tmp"), F_OK) != 0);
+    CHECK(access(in_dir("r/file.1.0.tmp"), F_OK) != 0
+          && access(in_dir("r/file.999999999.12.tmp"), F_OK) != 0);
     CHECK(access(in_dir("r/file.77.0.tmp"), F_OK) == 0 && access(in_dir(text), F_OK) == 0);
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid);
     close(ends[0]);
     close(ends[1]);
     {
-        struct timespec old[2];                             /* of this process's number: gone when it is an hour old */
+        /* of this process's number: gone when it is an hour old */
+        struct timespec old[2];
         memset(old, 0, sizeof old);
         old[0].tv_sec = old[1].tv_sec = time(NULL) - 3700;
         CHECK(utimensat(AT_FDCWD, in_dir(text), old, 0) == 0);
     }
     CHECK(save(path, 6, 60));
     CHECK(access(in_dir("r/file.77.0.tmp"), F_OK) != 0 && access(in_dir(text), F_OK) != 0);
-    CHECK(unlink(in_dir("r/file.1.tmp")) == 0 && unlink(in_dir("r/file.1.0.tmp2")) == 0 && unlink(in_dir("r/file.1.x.tmp")) == 0);
+    CHECK(unlink(in_dir("r/file.1.tmp")) == 0 && unlink(in_dir("r/file.1.0.tmp2")) == 0
+          && unlink(in_dir("r/file.1.x.tmp")) == 0);
     CHECK(unlink(in_dir("r/files.1.0.tmp")) == 0);
     back = open(".", O_RDONLY);
-    CHECK(back >= 0 && chdir(in_dir("r")) == 0);            /* a target without a directory in its path */
+    /* a target without a directory in its path */
+    CHECK(back >= 0 && chdir(in_dir("r")) == 0);
     put_text("r/here.5.0.tmp", "left by a kill");
     CHECK(save("here", 6, 60) && access("here.5.0.tmp", F_OK) != 0 && unlink("here") == 0);
     CHECK(fchdir(back) == 0 && close(back) == 0);
@@ -794,7 +948,8 @@ static void test_replace(void) {
     if (pid == 0) {
         int ok;
         if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
-        ok = !save(path, 7, 70) && stx_error_code(x) == STX_ERR_IO && strstr(stx_error(x), "write-protected") != NULL;
+        ok = !save(path, 7, 70) && stx_error_code(x) == STX_ERR_IO
+             && strstr(stx_error(x), "write-protected") != NULL;
         _exit(ok ? 0 : 1);
     }
     CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -802,32 +957,41 @@ static void test_replace(void) {
     CHECK(saved(path, NULL) == 6);
     FINE();
 
-#ifdef __linux__
+  #ifdef __linux__
     events[0] = 0;
     CHECK(save(path, 8, 80));
-    CHECK(!strcmp(events, "FRD"));                          /* the data are on disk before the name changes */
+    /* the data are on disk before the name changes */
+    CHECK(!strcmp(events, "FRD"));
     fail_fsync = EIO;
-    CHECK(!save(path, 9, 90)); ERROR(STX_ERR_IO, "what was there before is unchanged");
+    CHECK(!save(path, 9, 90));
+    ERROR(STX_ERR_IO, "what was there before is unchanged");
     fail_fsync = 0;
     CHECK(saved(path, NULL) == 8 && dir_entries(in_dir("r"), "tmp") == 0);
     fail_rename = EACCES;
-    CHECK(!save(path, 9, 90)); ERROR(STX_ERR_IO, "Permission denied");
+    CHECK(!save(path, 9, 90));
+    ERROR(STX_ERR_IO, "Permission denied");
     fail_rename = 0;
     CHECK(saved(path, NULL) == 8 && dir_entries(in_dir("r"), "tmp") == 0);
     fail_dir = EIO;
-    CHECK(!save(path, 10, 90)); ERROR(STX_ERR_IO, "directory");
-    fail_dir = EINVAL;                                      /* a file system that cannot */
+    CHECK(!save(path, 10, 90));
+    ERROR(STX_ERR_IO, "directory");
+    fail_dir = EINVAL; /* a file system that cannot */
     CHECK(save(path, 11, 90) && saved(path, NULL) == 11);
     fail_dir = 0;
     FINE();
-#endif
+  #endif
 #else
-    (void)st; (void)text; (void)status; (void)pid; (void)ends; (void)back;
+    (void)st;
+    (void)text;
+    (void)status;
+    (void)pid;
+    (void)ends;
+    (void)back;
 #endif
 }
 
-/* The names of temporaries: of a target whose name is as long as the file system allows,
-   too */
+/* The names of temporaries: of a target whose name is as long as the file system
+   allows, too */
 static void test_names(void) {
 #ifndef SEQTX_STDIO_FILES
     char name[300], tmp[300];
@@ -848,7 +1012,7 @@ static void test_names(void) {
             FINE();
         }
     }
-    memset(name, 'n', 257);                     /* what a kill left of a long name goes, too */
+    memset(name, 'n', 257); /* what a kill left of a long name goes, too */
     memcpy(name, "r/", 2);
     name[257] = 0;
     sprintf(tmp, "%.102s.1.0.tmp", name);
@@ -872,9 +1036,9 @@ static void test_names(void) {
 #endif
 }
 
-/* Each system call of a save fails in turn, once and for good: the old file or the whole
-   new one is there, with its mode, no temporary and no descriptor is left, and a failure
-   is told with its reason. */
+/* Each system call of a save fails in turn, once and for good: the old file or the
+   whole new one is there, with its mode, no temporary and no descriptor is left, and a
+   failure is told with its reason. */
 #if defined(__linux__) && !defined(SEQTX_STDIO_FILES)
 static int fault_save(const char *path) {
     int done;
@@ -908,8 +1072,9 @@ static void fault_case(const char *folder) {
     ok &= fds == 0 && (fault.call == UNLINK || left == 0);
     if (CHECK(ok)) return;
     printf("  %s, call %d%s: %s: %s, file of %g, mode %o, %d temporaries, %d descriptors: %s\n",
-        call_name[fault.call], fault.at, fault.all ? " and later" : "", strerror(fault.code),
-        done ? "saved" : "not saved", (double)now, (unsigned)st.st_mode & 0777, left, -fds, said);
+           call_name[fault.call], fault.at, fault.all ? " and later" : "", strerror(fault.code),
+           done ? "saved" : "not saved", (double)now, (unsigned)st.st_mode & 0777, left, -fds,
+           said);
     remove_tree(folder);
     CHECK(mkdir(folder, 0777) == 0);
 }
@@ -946,7 +1111,8 @@ static void test_faults(void) {
 }
 #endif
 
-/* Disk full: the old file stays, nothing is left behind. Once by a limit on file size, once on a tiny tmpfs. */
+/* Disk full: the old file stays, nothing is left behind. Once by a limit on file size,
+   once on a tiny tmpfs. */
 static void test_disk_full(void) {
     const char *path = in_dir("r/full");
     struct rlimit old, lim;
@@ -970,27 +1136,33 @@ static void test_disk_full(void) {
         CHECK(mkdir(disk, 0700) == 0);
         fflush(stdout);
         pid = fork();
-        if (pid == 0) {                                     /* a private mount that goes with this process */
+        /* a private mount that goes with this process */
+        if (pid == 0) {
             int ok;
-            if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_PRIVATE | MS_REC, NULL) != 0 ||
-                mount("none", disk, "tmpfs", 0, "size=64k") != 0) _exit(3);
+            if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_PRIVATE | MS_REC, NULL) != 0
+                || mount("none", disk, "tmpfs", 0, "size=64k") != 0)
+                _exit(3);
             path = in_dir("disk/full");
-            ok = save(path, 1, 10) && !save(path, 2, 100000) && stx_error_code(x) == STX_ERR_IO &&
-                 strstr(stx_error(x), "No space left") != NULL;
+            ok = save(path, 1, 10) && !save(path, 2, 100000) && stx_error_code(x) == STX_ERR_IO
+                 && strstr(stx_error(x), "No space left") != NULL;
             if (!ok) printf("tmpfs: %s\n", stx_error(x));
             stx_clear_error(x);
-            ok = ok && saved(path, NULL) == 1 && dir_entries(disk, "full") == 1 && save(path, 3, 10) && saved(path, NULL) == 3;
+            ok = ok && saved(path, NULL) == 1 && dir_entries(disk, "full") == 1 && save(path, 3, 10)
+                 && saved(path, NULL) == 3;
             fflush(stdout);
             _exit(ok ? 0 : 1);
         }
         CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
-        if (WEXITSTATUS(status) == 3) skip("disk full on a tmpfs (may not mount one)");
-        else CHECK(WEXITSTATUS(status) == 0);
+        if (WEXITSTATUS(status) == 3)
+            skip("disk full on a tmpfs (may not mount one)");
+        else
+            CHECK(WEXITSTATUS(status) == 0);
     }
 #endif
 }
 
-/* kill -9 at any moment leaves a whole file, and never an older one than was there before. */
+/* kill -9 at any moment leaves a whole file, and never an older one than was there
+   before. */
 static void test_kill(void) {
     const char *path = in_dir("r/kill");
     float last = 1;
@@ -1006,7 +1178,8 @@ static void test_kill(void) {
         pid = fork();
         if (pid == 0) {
             float v;
-            for (v = last + 1; ; v += 1) if (!save(path, v, 50000)) _exit(1);
+            for (v = last + 1;; v += 1)
+                if (!save(path, v, 50000)) _exit(1);
         }
         t.tv_sec = 0;
         t.tv_nsec = 1000000L + 1700000L * i;
@@ -1024,12 +1197,25 @@ static void test_kill(void) {
 /* ---- what other readers of files can use: a file in memory, characters, quotes */
 
 static void test_tools(void) {
-    static const struct { const char *s; size_t n, len; uint32_t c; } utf[] = {
-        { "a", 1, 1, 'a' }, { "\0", 1, 1, 0 }, { "\xC3\xA9", 2, 2, 0xE9 }, { "\xE2\x82\xAC.", 4, 3, 0x20AC }, { "\xF0\x9F\x98\x80", 4, 4,
-            0x1F600 },
-        { "\xF4\x8F\xBF\xBF", 4, 4, 0x10FFFF }, { "", 0, 0, 0 }, { "\xC3", 1, 0, 0 }, { "\x80", 1, 0, 0 }, { "\xC0\xAF", 2, 0, 0 },
-        { "\xE0\x80\xAF", 3, 0, 0 }, { "\xED\xA0\x80", 3, 0, 0 }, { "\xF4\x90\x80\x80", 4, 0, 0 }, { "\xF8\x88\x80\x80\x80", 5, 0, 0 }
-    };
+    static const struct {
+        const char *s;
+        size_t n, len;
+        uint32_t c;
+    } utf[] = {{"a", 1, 1, 'a'},
+               {"\0", 1, 1, 0},
+               {"\xC3\xA9", 2, 2, 0xE9},
+               {"\xE2\x82\xAC.", 4, 3, 0x20AC},
+               {"\xF0\x9F\x98\x80", 4, 4, 0x1F600},
+               {"\xF4\x8F\xBF\xBF", 4, 4, 0x10FFFF},
+               {"", 0, 0, 0},
+               {"\xC3", 1, 0, 0},
+               {"\x80", 1, 0, 0},
+               {"\xC0\xAF", 2, 0, 0},
+               {"\xE0\x80\xAF", 3, 0, 0},
+               {"\xED\xA0\x80", 3, 0, 0},
+               {"\xF4\x90\x80\x80", 4, 0, 0},
+               {"\xF8\x88\x80\x80\x80", 5, 0, 0}};
+
     char q[STX_QUOTE], many[200];
     stx_map m;
     const char *path = put_text("map.txt", "two\nlines");
@@ -1042,7 +1228,8 @@ static void test_tools(void) {
     memset(many, '\xFF', sizeof many);
     CHECK(!strcmp(stx_quote(q, "it is\n", 6), "it is\\x0A") && !strcmp(stx_quote(q, "", 0), ""));
     CHECK(strlen(stx_quote(q, many, sizeof many)) == 4 * 60 + 3 && !strcmp(q + 4 * 59, "\\xFF..."));
-    CHECK(stx_map_open(x, &m, path) == 1 && m.size == 9 && m.data && !memcmp(m.data, "two\nlines", 9));
+    CHECK(stx_map_open(x, &m, path) == 1 && m.size == 9 && m.data
+          && !memcmp(m.data, "two\nlines", 9));
     stx_map_close(&m);
     CHECK(!m.data && !m.size);
     stx_map_close(&m);
@@ -1050,12 +1237,16 @@ static void test_tools(void) {
     CHECK(stx_map_open(x, &m, put_text("empty.txt", "")) == 1 && m.size == 0);
     stx_map_close(&m);
     FINE();
-    CHECK(stx_map_open(x, &m, in_dir("none.txt")) == 0 && !m.data && !m.size); ERROR(STX_ERR_IO, "none.txt");
-    CHECK(stx_map_open(x, &m, dir) == 0); ERROR(STX_ERR_IO, "regular file");
-    CHECK(stx_map_open(x, &m, NULL) == 0); ERROR(STX_ERR_ARG, "stx_map_open");
+    CHECK(stx_map_open(x, &m, in_dir("none.txt")) == 0 && !m.data && !m.size);
+    ERROR(STX_ERR_IO, "none.txt");
+    CHECK(stx_map_open(x, &m, dir) == 0);
+    ERROR(STX_ERR_IO, "regular file");
+    CHECK(stx_map_open(x, &m, NULL) == 0);
+    ERROR(STX_ERR_ARG, "stx_map_open");
     CHECK(stx_map_open(NULL, &m, path) == 0 && !m.data);
     stx_fail(x, STX_ERR_ARG, "an error before");
-    CHECK(stx_map_open(x, &m, path) == 0 && !m.data && !m.size); ERROR(STX_ERR_ARG, "before");
+    CHECK(stx_map_open(x, &m, path) == 0 && !m.data && !m.size);
+    ERROR(STX_ERR_ARG, "before");
     stx_map_close(&m);
 }
 
@@ -1083,6 +1274,7 @@ static const char *pieces(const stx_vocab *v) {
     out[at] = 0;
     return out;
 }
+
 /* The tokens of a corpus as pieces. */
 static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     static char out[4096];
@@ -1091,7 +1283,9 @@ static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     out[0] = 0;
     for (i = 0; i < stx_corpus_size(c); i++) {
         const char *s;
-        if (!stx_corpus_read(c, i, 1, &id) || (s = stx_vocab_piece(v, id, &n)) == NULL || at + n + 2 > sizeof out) return "?";
+        if (!stx_corpus_read(c, i, 1, &id) || (s = stx_vocab_piece(v, id, &n)) == NULL
+            || at + n + 2 > sizeof out)
+            return "?";
         memcpy(out + at, s, n);
         at += n;
         out[at++] = '|';
@@ -1099,14 +1293,20 @@ static const char *tokens(const stx_vocab *v, const stx_corpus *c) {
     out[at] = 0;
     return out;
 }
+
 static void same(const char *got, const char *want, int line) {
-    if (!strcmp(got, want)) { passed++; return; }
+    if (!strcmp(got, want)) {
+        passed++;
+        return;
+    }
     failed++;
     printf("test_io.c:%d: got    [%s]\n  wanted [%s]\n", line, got, want);
 }
+
 #define SAME(got, want) same(got, want, __LINE__)
 
-static void text_tokens(int line, const stx_vocab_desc *d, const void *text, size_t n, const char *voc, const char *toks) {
+static void text_tokens(int line, const stx_vocab_desc *d, const void *text, size_t n,
+                        const char *voc, const char *toks) {
     const char *path = put_bytes("text", text, n);
     stx_vocab *v = stx_vocab_build(x, d, path, 0, 0);
     stx_corpus *c = stx_corpus_open(x, v, path, 0, 0);
@@ -1117,37 +1317,51 @@ static void text_tokens(int line, const stx_vocab_desc *d, const void *text, siz
     stx_corpus_close(c);
     stx_vocab_free(v);
 }
+
 #define TOKENS(d, text, voc, toks) text_tokens(__LINE__, &(d), text, sizeof(text) - 1, voc, toks)
 
 static void test_words(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
     TOKENS(d, "b a b\nc\n", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
-    TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");              /* no line end at the end */
+    /* no line end at the end */
+    TOKENS(d, "b a b\nc", "b|a|<eos>|c|", "b|a|b|<eos>|c|<eos>|");
     TOKENS(d, "a\r\nb\rc\n\rd", "a|<eos>|b|c|d|", "a|<eos>|b|<eos>|c|<eos>|<eos>|d|<eos>|");
     TOKENS(d, "\n\n a \n \n", "<eos>|a|", "<eos>|<eos>|a|<eos>|<eos>|");
-    TOKENS(d, "a\n ", "a|<eos>|", "a|<eos>|<eos>|");                             /* Python: the line " " has no words */
+    /* Python: the line " " has no words */
+    TOKENS(d, "a\n ", "a|<eos>|", "a|<eos>|<eos>|");
     TOKENS(d, "  \t ", "<eos>|", "<eos>|");
 }
 
 static size_t put_utf8(char *o, uint32_t c) {
     size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, i;
     for (i = n - 1; i > 0; i--, c >>= 6) o[i] = (char)(0x80 | (c & 0x3f));
-    o[0] = (char)(n == 1 ? c : (0xf00u >> n & 0xf0u) | c);      /* as many ones in front as bytes */
+    /* as many ones in front as bytes */
+    o[0] = (char)(n == 1 ? c : (0xf00u >> n & 0xf0u) | c);
     return n;
 }
+
 static void test_words_unicode(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
-    static const uint32_t white[][2] = { { 9, 13 }, { 28, 32 }, { 0x85, 0x85 }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 }, { 0x2000, 0x200A },
-        { 0x2028, 0x2029 }, { 0x202F, 0x202F }, { 0x205F, 0x205F }, { 0x3000, 0x3000 } };
+    static const uint32_t white[][2] = {{9, 13},          {28, 32},         {0x85, 0x85},
+                                        {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
+                                        {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F},
+                                        {0x3000, 0x3000}};
     FILE *f;
     uint32_t c;
     size_t i, wrong = 0, words = 0;
     stx_vocab *v;
     char s[8];
-    TOKENS(d, "a\x0B" "b\x0C" "c\x1C" "d\x1D" "e\x1E" "f\x1Fg\xC2\x85h\xC2\xA0i\xE1\x9A\x80j\xE2\x80\x80k\xE2\x80\x8Al"
+    TOKENS(d,
+           "a\x0B"
+           "b\x0C"
+           "c\x1C"
+           "d\x1D"
+           "e\x1E"
+           "f\x1Fg\xC2\x85h\xC2\xA0i\xE1\x9A\x80j\xE2\x80\x80k\xE2\x80\x8Al"
            "\xE2\x80\xA8m\xE2\x80\xA9n"
            "\xE2\x80\xAFo\xE2\x81\x9Fp\xE3\x80\x80q\xE2\x80\x8Br",
-           "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|", "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|");
+           "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|",
+           "a|b|c|d|e|f|g|h|i|j|k|l|m|n|o|p|q\xE2\x80\x8Br|<eos>|");
     /* every code point c as "acb" */
     f = fopen(in_dir("all"), "wb");
     for (c = 0; c < 0x110000; c++) {
@@ -1166,7 +1380,8 @@ static void test_words_unicode(void) {
         size_t n;
         int is_white = 0;
         if (c >= 0xD800 && c < 0xE000) continue;
-        for (i = 0; i < sizeof white / sizeof *white; i++) is_white |= c >= white[i][0] && c <= white[i][1];
+        for (i = 0; i < sizeof white / sizeof *white; i++)
+            is_white |= c >= white[i][0] && c <= white[i][1];
         s[0] = 'a';
         n = 1 + put_utf8(s + 1, c);
         s[n++] = 'b';
@@ -1198,8 +1413,9 @@ static void test_orders(void) {
     TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
     d.order = STX_ORDER_COUNT_EARLIER;
     TOKENS(d, text, "a|b|c|<eos>|<unk>|", "<unk>|a|b|c|a|<eos>|b|c|<unk>|a|<eos>|");
-    d.min_count = 100;                                              /* <eos> is never dropped */
-    TOKENS(d, text, "<unk>|<eos>|", "<unk>|<unk>|<unk>|<unk>|<unk>|<eos>|<unk>|<unk>|<unk>|<unk>|<eos>|");
+    d.min_count = 100; /* <eos> is never dropped */
+    TOKENS(d, text, "<unk>|<eos>|",
+           "<unk>|<unk>|<unk>|<unk>|<unk>|<eos>|<unk>|<unk>|<unk>|<unk>|<eos>|");
     d.min_count = 2;
     d.order = STX_ORDER_FIRST;
     TOKENS(d, "a a <unk> b\n", "a|<unk>|<eos>|", "a|a|<unk>|<unk>|<eos>|");
@@ -1212,12 +1428,18 @@ static void test_chars(void) {
     stx_corpus *c;
     char text[256];
     int i, n = 0;
-    TOKENS(d, "b\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80" "b\r\n", "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|\r|\n|",
+    TOKENS(d,
+           "b\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80"
+           "b\r\n",
+           "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|\r|\n|",
            "b|\xC3\xA4|\xE2\x82\xAC|\xF0\x9F\x98\x80|b|\r|\n|");
     d.eos = 1;
     TOKENS(d, "ab\r\na\n\rc", "a|b|<eos>|c|", "a|b|<eos>|a|<eos>|<eos>|c|<eos>|");
     /* the references' text8 form: 26 letters, "_" and <eos> */
-    for (i = 0; i < 26; i++) { text[n++] = (char)('z' - i); text[n++] = '_'; }
+    for (i = 0; i < 26; i++) {
+        text[n++] = (char)('z' - i);
+        text[n++] = '_';
+    }
     text[n] = 0;
     v = stx_vocab_build(x, &d, put_text("text8", text), 0, 0);
     c = stx_corpus_open(x, v, in_dir("text8"), 0, 0);
@@ -1226,11 +1448,18 @@ static void test_chars(void) {
     stx_vocab_free(v);
 
     d.eos = 0;
-    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "stra\xDF" "e"), 0, 0)); ERROR(STX_ERR_FORMAT, "latin1 is not UTF-8: byte 4 (0xDF)");
+    CHECK(!stx_vocab_build(x, &d,
+                           put_text("latin1", "stra\xDF"
+                                              "e"),
+                           0, 0));
+    ERROR(STX_ERR_FORMAT, "latin1 is not UTF-8: byte 4 (0xDF)");
     d.kind = STX_TOK_WORDS;
-    CHECK(!stx_vocab_build(x, &d, in_dir("latin1"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 4 (0xDF)");
-    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xE2\x82"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 2 (0xE2)");
-    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xC0\xAF"), 0, 0)); ERROR(STX_ERR_FORMAT, "byte 2 (0xC0)");
+    CHECK(!stx_vocab_build(x, &d, in_dir("latin1"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "byte 4 (0xDF)");
+    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xE2\x82"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "byte 2 (0xE2)");
+    CHECK(!stx_vocab_build(x, &d, put_text("latin1", "a \xC0\xAF"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "byte 2 (0xC0)");
 }
 
 static void test_bytes(void) {
@@ -1244,21 +1473,31 @@ static void test_bytes(void) {
     for (i = 0; i < 256; i++) all[i] = (unsigned char)(255 - i);
     path = put_bytes("all256", all, 256);
     v = stx_vocab_build(x, NULL, NULL, 0, 0);
-    CHECK(stx_vocab_size(v) == 256 && stx_vocab_eos(v) == -1 && stx_vocab_unk(v) == -1 && stx_vocab_kind(v) == STX_TOK_BYTES);
+    CHECK(stx_vocab_size(v) == 256 && stx_vocab_eos(v) == -1 && stx_vocab_unk(v) == -1
+          && stx_vocab_kind(v) == STX_TOK_BYTES);
     c = stx_corpus_open(x, v, path, 0, 0);
-    CHECK(stx_corpus_size(c) == 256 && stx_corpus_bytes(c) == 256 && stx_corpus_read(c, 0, 256, id));
+    CHECK(stx_corpus_size(c) == 256 && stx_corpus_bytes(c) == 256
+          && stx_corpus_read(c, 0, 256, id));
     for (i = 0; i < 256; i++) wrong += id[i] != (int32_t)(255 - i);
-    for (i = 0; i < 256; i++) wrong += stx_vocab_find(v, (const char *)&all[i], 1) != (int32_t)(255 - i);
-    for (i = 0; i < 256; i++) wrong += *(const unsigned char *)stx_vocab_piece(v, (int32_t)i, &n) != i || n != 1;
+    for (i = 0; i < 256; i++)
+        wrong += stx_vocab_find(v, (const char *)&all[i], 1) != (int32_t)(255 - i);
+    for (i = 0; i < 256; i++)
+        wrong += *(const unsigned char *)stx_vocab_piece(v, (int32_t)i, &n) != i || n != 1;
     CHECK(wrong == 0);
-    CHECK(stx_corpus_read(c, 255, 1, id) && id[0] == 0 && stx_corpus_read(c, 256, 0, id) && stx_corpus_read(c, 256, 0, NULL));
-    CHECK(!stx_corpus_read(c, 255, 2, id)); ERROR(STX_ERR_ARG, "of 256");
-    CHECK(!stx_corpus_read(c, 257, 0, id)); ERROR(STX_ERR_ARG, "257");
-    CHECK(!stx_corpus_read(c, (size_t)-1, 2, id)); ERROR(STX_ERR_ARG, "of 256");
-    CHECK(!stx_corpus_read(c, 0, 1, NULL)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_corpus_read(c, 255, 1, id) && id[0] == 0 && stx_corpus_read(c, 256, 0, id)
+          && stx_corpus_read(c, 256, 0, NULL));
+    CHECK(!stx_corpus_read(c, 255, 2, id));
+    ERROR(STX_ERR_ARG, "of 256");
+    CHECK(!stx_corpus_read(c, 257, 0, id));
+    ERROR(STX_ERR_ARG, "257");
+    CHECK(!stx_corpus_read(c, (size_t)-1, 2, id));
+    ERROR(STX_ERR_ARG, "of 256");
+    CHECK(!stx_corpus_read(c, 0, 1, NULL));
+    ERROR(STX_ERR_ARG, "NULL");
     stx_corpus_close(c);
     c = stx_corpus_open(x, v, path, 100, 110);
-    CHECK(stx_corpus_size(c) == 10 && stx_corpus_read(c, 0, 10, id) && id[0] == 155 && id[9] == 146);
+    CHECK(stx_corpus_size(c) == 10 && stx_corpus_read(c, 0, 10, id) && id[0] == 155
+          && id[9] == 146);
     stx_corpus_close(c);
     stx_vocab_free(v);
 
@@ -1270,7 +1509,8 @@ static void test_bytes(void) {
     TOKENS(d, "bacab\n", "a|b|<eos>|c|", "b|a|c|a|b|<eos>|");
     d.order = STX_ORDER_FIRST;
     /* enwik8's alphabet: 205 distinct byte values, byte 10 among them */
-    for (i = 0; i < sizeof text; i++) text[i] = (unsigned char)(i * 31 % 205 == 7 ? 10 : 20 + i * 31 % 205);
+    for (i = 0; i < sizeof text; i++)
+        text[i] = (unsigned char)(i * 31 % 205 == 7 ? 10 : 20 + i * 31 % 205);
     path = put_bytes("enwik", text, sizeof text);
     v = stx_vocab_build(x, &d, path, 0, 4000);
     CHECK(stx_vocab_size(v) == 205 && stx_vocab_eos(v) >= 0);
@@ -1280,14 +1520,19 @@ static void test_bytes(void) {
         const char *s;
         CHECK(stx_corpus_read(c, i, 1, id));
         s = stx_vocab_piece(v, id[0], &n);
-        wrong += text[4000 + i] == 10 ? id[0] != stx_vocab_eos(v) : !s || n != 1 || (unsigned char)*s != text[4000 + i];
+        wrong += text[4000 + i] == 10 ? id[0] != stx_vocab_eos(v)
+                                      : !s || n != 1 || (unsigned char)*s != text[4000 + i];
     }
     CHECK(wrong == 0);
     stx_corpus_close(c);
-    CHECK(stx_corpus_open(x, v, put_text("odd", "\x1e\x1f" "\x14\xFE"), 0, 0) == NULL);
+    CHECK(stx_corpus_open(x, v,
+                          put_text("odd", "\x1e\x1f"
+                                          "\x14\xFE"),
+                          0, 0)
+          == NULL);
     ERROR(STX_ERR_FORMAT, "odd: the byte '\\xFE' at byte 3 is not in the vocabulary (205 pieces)");
     stx_vocab_free(v);
-    d.min_count = 2;                                                /* <unk> makes it readable */
+    d.min_count = 2; /* <unk> makes it readable */
     v = stx_vocab_build(x, &d, path, 0, 4000);
     c = stx_corpus_open(x, v, in_dir("odd"), 0, 0);
     CHECK(stx_corpus_read(c, 3, 2, id) && id[0] == stx_vocab_unk(v) && id[1] == stx_vocab_eos(v));
@@ -1300,30 +1545,46 @@ static void test_vocab_errors(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_FIRST);
     stx_vocab *v, *chars;
     const char *path = put_text("train", "the cat sat\n");
-    CHECK(!stx_vocab_build(x, &d, in_dir("nothing here"), 0, 0)); ERROR(STX_ERR_IO, "nothing here: No such file");
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "NULL");
-    CHECK(!stx_vocab_build(x, &d, put_text("empty", ""), 0, 0)); ERROR(STX_ERR_FORMAT, "empty");
-    CHECK(!stx_vocab_build(x, &d, path, 5, 99)); ERROR(STX_ERR_ARG, "has 12 bytes, the range asked for is 5 to 99");
-    CHECK(!stx_vocab_build(x, &d, path, 9, 5)); ERROR(STX_ERR_ARG, "9 to 5");
-    CHECK(!stx_vocab_build(x, &d, path, 99, 0)); ERROR(STX_ERR_ARG, "99 to 12");
-    CHECK(!stx_vocab_build(x, &d, path, UINT64_MAX, UINT64_MAX)); ERROR(STX_ERR_ARG, "range");
-    CHECK(!stx_vocab_build(x, &d, path, 12, 0)); ERROR(STX_ERR_FORMAT, "is empty between");
+    CHECK(!stx_vocab_build(x, &d, in_dir("nothing here"), 0, 0));
+    ERROR(STX_ERR_IO, "nothing here: No such file");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_vocab_build(x, &d, put_text("empty", ""), 0, 0));
+    ERROR(STX_ERR_FORMAT, "empty");
+    CHECK(!stx_vocab_build(x, &d, path, 5, 99));
+    ERROR(STX_ERR_ARG, "has 12 bytes, the range asked for is 5 to 99");
+    CHECK(!stx_vocab_build(x, &d, path, 9, 5));
+    ERROR(STX_ERR_ARG, "9 to 5");
+    CHECK(!stx_vocab_build(x, &d, path, 99, 0));
+    ERROR(STX_ERR_ARG, "99 to 12");
+    CHECK(!stx_vocab_build(x, &d, path, UINT64_MAX, UINT64_MAX));
+    ERROR(STX_ERR_ARG, "range");
+    CHECK(!stx_vocab_build(x, &d, path, 12, 0));
+    ERROR(STX_ERR_FORMAT, "is empty between");
     d.kind = 5;
-    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "kind 5");
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0));
+    ERROR(STX_ERR_ARG, "kind 5");
     d.kind = STX_TOK_WORDS;
     d.order = -1;
-    CHECK(!stx_vocab_build(x, &d, path, 0, 0)); ERROR(STX_ERR_ARG, "order -1");
+    CHECK(!stx_vocab_build(x, &d, path, 0, 0));
+    ERROR(STX_ERR_ARG, "order -1");
     d.order = 0;
     v = stx_vocab_build(x, &d, path, 0, 0);
     CHECK(!stx_corpus_open(x, v, put_text("valid", "the cat\nsat dog"), 0, 0));
     ERROR(STX_ERR_FORMAT, "valid: the word 'dog' at byte 12 is not in the vocabulary (4 pieces)");
-    CHECK(!stx_corpus_open(x, v, in_dir("nothing here"), 0, 0)); ERROR(STX_ERR_IO, "No such file");
-    CHECK(!stx_corpus_open(x, v, in_dir("empty"), 0, 0)); ERROR(STX_ERR_FORMAT, "give a file or a range with text in it");
-    CHECK(!stx_corpus_open(x, v, dir, 0, 0)); ERROR(STX_ERR_IO, "directory");
-    CHECK(!stx_corpus_open(x, v, NULL, 0, 0)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_corpus_open(x, v, in_dir("nothing here"), 0, 0));
+    ERROR(STX_ERR_IO, "No such file");
+    CHECK(!stx_corpus_open(x, v, in_dir("empty"), 0, 0));
+    ERROR(STX_ERR_FORMAT, "give a file or a range with text in it");
+    CHECK(!stx_corpus_open(x, v, dir, 0, 0));
+    ERROR(STX_ERR_IO, "directory");
+    CHECK(!stx_corpus_open(x, v, NULL, 0, 0));
+    ERROR(STX_ERR_ARG, "NULL");
     CHECK(!stx_corpus_open(x, NULL, path, 0, 0) && stx_ok(x));
-    CHECK(stx_vocab_find(v, "cat", 3) == 1 && stx_vocab_find(v, "ca", 2) == -1 && stx_vocab_find(v, "", 0) == -1);
-    CHECK(stx_vocab_piece(v, -1, NULL) == NULL && stx_vocab_piece(v, 4, NULL) == NULL && stx_vocab_piece(v, 3, NULL) != NULL);
+    CHECK(stx_vocab_find(v, "cat", 3) == 1 && stx_vocab_find(v, "ca", 2) == -1
+          && stx_vocab_find(v, "", 0) == -1);
+    CHECK(stx_vocab_piece(v, -1, NULL) == NULL && stx_vocab_piece(v, 4, NULL) == NULL
+          && stx_vocab_piece(v, 3, NULL) != NULL);
     d.kind = STX_TOK_CHARS;
     chars = stx_vocab_build(x, &d, path, 0, 0);
     CHECK(!stx_corpus_open(x, chars, put_text("valid", "the k"), 0, 0));
@@ -1332,8 +1593,10 @@ static void test_vocab_errors(void) {
     stx_vocab_free(v);
     stx_vocab_free(NULL);
     stx_corpus_close(NULL);
-    CHECK(stx_vocab_size(NULL) == 0 && stx_vocab_find(NULL, "a", 1) == -1 && stx_vocab_encode(NULL, "a", 1, NULL, 0) == STX_NPOS);
-    CHECK(stx_corpus_size(NULL) == 0 && !stx_corpus_read(NULL, 0, 0, NULL) && stx_vocab_save(NULL, NULL, 0) == 0);
+    CHECK(stx_vocab_size(NULL) == 0 && stx_vocab_find(NULL, "a", 1) == -1
+          && stx_vocab_encode(NULL, "a", 1, NULL, 0) == STX_NPOS);
+    CHECK(stx_corpus_size(NULL) == 0 && !stx_corpus_read(NULL, 0, 0, NULL)
+          && stx_vocab_save(NULL, NULL, 0) == 0);
 }
 
 static void test_encode(void) {
@@ -1354,29 +1617,38 @@ static void test_encode(void) {
     CHECK(stx_vocab_decode(v, id, 4, NULL, 0) == 13);
     memset(out, '#', sizeof out);
     CHECK(stx_vocab_decode(v, id, 4, out, 5) == 13 && !memcmp(out, "cat t#", 6));
-    for (k = i = 0; i < 4; i++) k += stx_vocab_decode(v, id + i, 1, out + k, sizeof out - k);   /* token by token */
+    /* token by token */
+    for (k = i = 0; i < 4; i++) k += stx_vocab_decode(v, id + i, 1, out + k, sizeof out - k);
     CHECK(k == 13 && !memcmp(out, "cat the \nsat ", 13));
     CHECK(stx_vocab_encode(v, "", 0, NULL, 0) == 0 && stx_vocab_decode(v, NULL, 0, NULL, 0) == 0);
-    CHECK(stx_vocab_encode(v, "the  dog", 8, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'dog' at byte 5");
-    CHECK(stx_vocab_encode(v, "the \xFF", 5, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "byte 4 (0xFF)");
-    CHECK(stx_vocab_encode(v, NULL, 5, id, 16) == STX_NPOS); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_vocab_encode(v, "the  dog", 8, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "'dog' at byte 5");
+    CHECK(stx_vocab_encode(v, "the \xFF", 5, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "byte 4 (0xFF)");
+    CHECK(stx_vocab_encode(v, NULL, 5, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_ARG, "NULL");
     id[0] = 4;
-    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS); ERROR(STX_ERR_ARG, "id 4 at place 0 is not in a vocabulary of 4");
+    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS);
+    ERROR(STX_ERR_ARG, "id 4 at place 0 is not in a vocabulary of 4");
     id[0] = -1;
-    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS); ERROR(STX_ERR_ARG, "id -1");
+    CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS);
+    ERROR(STX_ERR_ARG, "id -1");
     stx_vocab_free(v);
     d.kind = STX_TOK_BYTES;
     d.compact = 1;
     v = stx_vocab_build(x, &d, put_text("train", "ab\ncd"), 0, 0);
     n = stx_vocab_encode(v, "d\na", 3, id, 16);
-    CHECK(n == 3 && id[1] == stx_vocab_eos(v) && stx_vocab_decode(v, id, n, out, 64) == 3 && !memcmp(out, "d\na", 3));
-    CHECK(stx_vocab_encode(v, "d\na<", 4, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "the byte '<' at byte 3");
+    CHECK(n == 3 && id[1] == stx_vocab_eos(v) && stx_vocab_decode(v, id, n, out, 64) == 3
+          && !memcmp(out, "d\na", 3));
+    CHECK(stx_vocab_encode(v, "d\na<", 4, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "the byte '<' at byte 3");
     stx_vocab_free(v);
 }
 
 /* Ranges that adjoin at any byte lose nothing and share nothing. */
 static void test_ranges(void) {
-    static const char text[] = "\xC3\xA4pfel b\xC3\xA4ume\r\n\xE2\x82\xAC 12\xE3\x80\x80x \n\n\xF0\x9F\x98\x80 end\rz";
+    static const char text[] =
+        "\xC3\xA4pfel b\xC3\xA4ume\r\n\xE2\x82\xAC 12\xE3\x80\x80x \n\n\xF0\x9F\x98\x80 end\rz";
     size_t n = sizeof text - 1, at;
     int kind;
     const char *path = put_text("ranges", text);
@@ -1390,18 +1662,26 @@ static void test_ranges(void) {
             size_t na, nb, i, k = 0, wrong = 0;
             FINE();
             b = stx_corpus_open(x, v, path, at, 0);
-            if (!b) { stx_clear_error(x); CHECK(at + 4 > n || kind == STX_TOK_WORDS); }
+            if (!b) {
+                stx_clear_error(x);
+                CHECK(at + 4 > n || kind == STX_TOK_WORDS);
+            }
             na = stx_corpus_size(a);
             nb = stx_corpus_size(b);
             CHECK(stx_corpus_bytes(a) + stx_corpus_bytes(b) == n);
             if (kind != STX_TOK_WORDS) CHECK(na + nb == total);
-            for (i = 0; i < na + nb; i++) {                         /* words: an <eos> more where a line is cut */
+            /* words: an <eos> more where a line is cut */
+            for (i = 0; i < na + nb; i++) {
                 int32_t p = -1, q = -2;
-                if (i < na) stx_corpus_read(a, i, 1, &p);
-                else stx_corpus_read(b, i - na, 1, &p);
+                if (i < na)
+                    stx_corpus_read(a, i, 1, &p);
+                else
+                    stx_corpus_read(b, i - na, 1, &p);
                 if (k < total) stx_corpus_read(whole, k, 1, &q);
-                if (p == q) k++;
-                else if (kind != STX_TOK_WORDS || i != na - 1 || p != stx_vocab_eos(v)) wrong++;
+                if (p == q)
+                    k++;
+                else if (kind != STX_TOK_WORDS || i != na - 1 || p != stx_vocab_eos(v))
+                    wrong++;
             }
             CHECK(wrong == 0 && k == total);
             FINE();
@@ -1414,10 +1694,18 @@ static void test_ranges(void) {
 }
 
 static void test_blob(void) {
-    static const struct { int kind, compact, eos; uint64_t min_count; const char *text; } k[] = {
-        { STX_TOK_BYTES, 0, 0, 0, "x" }, { STX_TOK_BYTES, 1, 0, 0, "abc\nde" }, { STX_TOK_BYTES, 1, 0, 2, "aab\n" },
-        { STX_TOK_CHARS, 0, 0, 0, "a\xC3\xA4\n\r" }, { STX_TOK_CHARS, 0, 1, 2, "aa\xC3\xA4\n" }, { STX_TOK_WORDS, 0, 0, 0, "a bb ccc\n" },
-        { STX_TOK_IDS, 0, 0, 0, "1 0 2\n" } };
+    static const struct {
+        int kind, compact, eos;
+        uint64_t min_count;
+        const char *text;
+    } k[] = {{STX_TOK_BYTES, 0, 0, 0, "x"},
+             {STX_TOK_BYTES, 1, 0, 0, "abc\nde"},
+             {STX_TOK_BYTES, 1, 0, 2, "aab\n"},
+             {STX_TOK_CHARS, 0, 0, 0, "a\xC3\xA4\n\r"},
+             {STX_TOK_CHARS, 0, 1, 2, "aa\xC3\xA4\n"},
+             {STX_TOK_WORDS, 0, 0, 0, "a bb ccc\n"},
+             {STX_TOK_IDS, 0, 0, 0, "1 0 2\n"}};
+
     size_t i, j, n;
     int bit;
     for (i = 0; i < sizeof k / sizeof *k; i++) {
@@ -1428,7 +1716,9 @@ static void test_blob(void) {
         d.compact = k[i].compact;
         d.eos = k[i].eos;
         d.min_count = k[i].min_count;
-        if (d.kind == STX_TOK_IDS) d.pieces = put_text("list.vocab", "</s>\t0\n<0x09>\t0\n\xe2\x96\x81" "a\t-1\n");
+        if (d.kind == STX_TOK_IDS)
+            d.pieces = put_text("list.vocab", "</s>\t0\n<0x09>\t0\n\xe2\x96\x81"
+                                              "a\t-1\n");
         v = stx_vocab_build(x, &d, path, 0, 0);
         n = stx_vocab_save(v, NULL, 0);
         blob = (unsigned char *)malloc(n + 1);
@@ -1442,7 +1732,8 @@ static void test_blob(void) {
         CHECK(stx_vocab_kind(u) == k[i].kind && stx_vocab_size(u) == stx_vocab_size(v));
         CHECK(stx_vocab_eos(u) == stx_vocab_eos(v) && stx_vocab_unk(u) == stx_vocab_unk(v));
         {
-            stx_corpus *a = stx_corpus_open(x, v, path, 0, 0), *b = stx_corpus_open(x, u, path, 0, 0);
+            stx_corpus *a = stx_corpus_open(x, v, path, 0, 0),
+                       *b = stx_corpus_open(x, u, path, 0, 0);
             char ta[4096];
             FINE();
             strcpy(ta, tokens(v, a));
@@ -1452,14 +1743,20 @@ static void test_blob(void) {
         }
         stx_vocab_free(u);
         blob[n] = 0;
-        for (j = 0; j < n; j++) { CHECK(!stx_vocab_load(x, blob, j)); ERROR(STX_ERR_FORMAT, "stored vocabulary"); }
-        CHECK(!stx_vocab_load(x, blob, n + 1)); ERROR(STX_ERR_FORMAT, "stored vocabulary");
+        for (j = 0; j < n; j++) {
+            CHECK(!stx_vocab_load(x, blob, j));
+            ERROR(STX_ERR_FORMAT, "stored vocabulary");
+        }
+        CHECK(!stx_vocab_load(x, blob, n + 1));
+        ERROR(STX_ERR_FORMAT, "stored vocabulary");
         for (j = 0; j < n; j++)
-            for (bit = 0; bit < 8; bit++) {                         /* what still loads saves as the same bytes */
+            for (bit = 0; bit < 8; bit++) { /* what still loads saves as the same bytes */
                 blob[j] ^= (unsigned char)(1 << bit);
                 u = stx_vocab_load(x, blob, n);
-                if (u) CHECK(stx_vocab_save(u, again, n) == n && !memcmp(blob, again, n));
-                else CHECK(stx_error_code(x) == STX_ERR_FORMAT);
+                if (u)
+                    CHECK(stx_vocab_save(u, again, n) == n && !memcmp(blob, again, n));
+                else
+                    CHECK(stx_error_code(x) == STX_ERR_FORMAT);
                 stx_clear_error(x);
                 stx_vocab_free(u);
                 blob[j] ^= (unsigned char)(1 << bit);
@@ -1468,25 +1765,31 @@ static void test_blob(void) {
         free(again);
         stx_vocab_free(v);
     }
-    CHECK(!stx_vocab_load(x, NULL, 0)); ERROR(STX_ERR_FORMAT, "not a stored vocabulary");
-    {   /* damage by hand: V enormous, an empty piece, a piece twice */
+    CHECK(!stx_vocab_load(x, NULL, 0));
+    ERROR(STX_ERR_FORMAT, "not a stored vocabulary");
+    { /* damage by hand: V enormous, an empty piece, a piece twice */
         unsigned char b[64] = "STXV\1\2\2\0\2\0\0\0\0\0\0\0\1\0\0\0a\1\0\0\0b";
         stx_vocab *v = stx_vocab_load(x, b, 26);
         CHECK(v != NULL && stx_vocab_size(v) == 2);
         stx_vocab_free(v);
         b[25] = 'a';
-        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece twice");
+        CHECK(!stx_vocab_load(x, b, 26));
+        ERROR(STX_ERR_FORMAT, "a piece twice");
         b[25] = ' ';
-        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+        CHECK(!stx_vocab_load(x, b, 26));
+        ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
         b[25] = 'b';
         b[15] = 0x80;
-        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "size");
+        CHECK(!stx_vocab_load(x, b, 26));
+        ERROR(STX_ERR_FORMAT, "size");
         b[15] = 0;
         b[24] = 0xFF;
-        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "cut short");
+        CHECK(!stx_vocab_load(x, b, 26));
+        ERROR(STX_ERR_FORMAT, "cut short");
         b[24] = 0;
         b[21] = 0;
-        CHECK(!stx_vocab_load(x, b, 26)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+        CHECK(!stx_vocab_load(x, b, 26));
+        ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
     }
 }
 
@@ -1504,7 +1807,8 @@ static void test_large_vocab(void) {
     c = stx_corpus_open(x, v, in_dir("large"), 0, 0);
     FINE();
     CHECK(stx_vocab_size(v) == 70001 && stx_vocab_eos(v) == 0 && stx_corpus_size(c) == 77000);
-    for (i = 0; i < 7000; i++) {                                    /* all counts 1: the last one comes first */
+    /* all counts 1: the last one comes first */
+    for (i = 0; i < 7000; i++) {
         wrong += !stx_corpus_read(c, i * 11, 1, id) || id[0] != (int32_t)(70000 - i * 10);
         wrong += !stx_corpus_read(c, i * 11 + 10, 1, id) || id[0] != 0;
     }
@@ -1527,17 +1831,25 @@ static void test_sparse(void) {
     stx_batches_state s;
     int32_t id[8], y[8];
     int fd, made;
-    if (sizeof(size_t) < 8 || sizeof(off_t) < 8) { skip("a file of 5 GiB (32 bits)"); return; }
+    if (sizeof(size_t) < 8 || sizeof(off_t) < 8) {
+        skip("a file of 5 GiB (32 bits)");
+        return;
+    }
     fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    made = fd >= 0 && ftruncate(fd, (off_t)size) == 0 && pwrite(fd, "seq", 3, (off_t)place) == 3 && pwrite(fd, "!", 1,
-        (off_t)size - 1) == 1;
+    made = fd >= 0 && ftruncate(fd, (off_t)size) == 0 && pwrite(fd, "seq", 3, (off_t)place) == 3
+           && pwrite(fd, "!", 1, (off_t)size - 1) == 1;
     if (fd >= 0) close(fd);
-    if (!made || stat(path, &st) != 0 || st.st_blocks > 4096) { skip("a file of 5 GiB (no sparse files here)"); remove(path); return; }
+    if (!made || stat(path, &st) != 0 || st.st_blocks > 4096) {
+        skip("a file of 5 GiB (no sparse files here)");
+        remove(path);
+        return;
+    }
     v = stx_vocab_build(x, NULL, NULL, 0, 0);
     c = stx_corpus_open(x, v, path, 0, 0);
     FINE();
     CHECK(stx_corpus_size(c) == size && stx_corpus_bytes(c) == size);
-    CHECK(stx_corpus_read(c, (size_t)place - 1, 5, id) && id[0] == 0 && id[1] == 's' && id[3] == 'q' && id[4] == 0);
+    CHECK(stx_corpus_read(c, (size_t)place - 1, 5, id) && id[0] == 0 && id[1] == 's' && id[3] == 'q'
+          && id[4] == 0);
     CHECK(stx_corpus_read(c, (size_t)size - 1, 1, id) && id[0] == '!');
     memset(&bd, 0, sizeof bd);
     bd.B = 1;
@@ -1545,7 +1857,8 @@ static void test_sparse(void) {
     b = stx_batches_create(x, c, &bd);
     memset(&s, 0, sizeof s);
     s.p = place - 1;
-    CHECK(stx_batches_set(b, s) && stx_batches_next(b, id, y) == STX_BATCH_OK && id[1] == 's' && y[0] == 's' && y[2] == 'q');
+    CHECK(stx_batches_set(b, s) && stx_batches_next(b, id, y) == STX_BATCH_OK && id[1] == 's'
+          && y[0] == 's' && y[2] == 'q');
     CHECK(stx_batches_get(b).p == place + 3);
     stx_batches_free(b);
     stx_corpus_close(c);
@@ -1563,6 +1876,7 @@ static void test_sparse(void) {
 /* ---- batches */
 
 static int32_t ramp[2000];
+
 static stx_corpus *ramp_corpus(size_t n) {
     size_t i;
     for (i = 0; i < n; i++) ramp[i] = (int32_t)i;
@@ -1570,7 +1884,8 @@ static stx_corpus *ramp_corpus(size_t n) {
 }
 
 static void test_batches(void) {
-    static const size_t shapes[][3] = { { 103, 3, 5 }, { 40, 4, 3 }, { 8, 2, 3 }, { 2, 1, 1 }, { 300, 7, 13 }, { 26, 2, 7 }, { 24, 3, 7 } };
+    static const size_t shapes[][3] = {{103, 3, 5},  {40, 4, 3}, {8, 2, 3}, {2, 1, 1},
+                                       {300, 7, 13}, {26, 2, 7}, {24, 3, 7}};
     size_t k, i, r, t;
     for (k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         size_t N = shapes[k][0], B = shapes[k][1], T = shapes[k][2], n = N / B, p = 0, wrong = 0;
@@ -1591,19 +1906,24 @@ static void test_batches(void) {
             stx_batches_state s = stx_batches_get(b);
             int got;
             wrong += s.p != p || s.wraps != wraps || s.fresh != fresh;
-            if (i == 57) {                                          /* resume here: the same blocks from now on */
+            /* resume here: the same blocks from now on */
+            if (i == 57) {
                 resumed = stx_batches_create(x, c, &d);
                 CHECK(stx_batches_set(resumed, s));
             }
             got = stx_batches_next(b, X, Y);
             wrong += got != (fresh ? STX_BATCH_FRESH : STX_BATCH_OK);
             for (r = 0; r < B; r++)
-                for (t = 0; t < T; t++) wrong += X[r * T + t] != (int32_t)(r * n + p + t) || Y[r * T + t] != (int32_t)(r * n + p + t + 1);
+                for (t = 0; t < T; t++)
+                    wrong += X[r * T + t] != (int32_t)(r * n + p + t)
+                             || Y[r * T + t] != (int32_t)(r * n + p + t + 1);
             if (resumed) {
                 wrong += stx_batches_next(resumed, X2, Y2) != got;
-                wrong += memcmp(X, X2, B * T * sizeof *X) != 0 || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
+                wrong += memcmp(X, X2, B * T * sizeof *X) != 0
+                         || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
             }
-            fresh = 0;                                              /* the rule, written once more */
+            /* the rule, written once more */
+            fresh = 0;
             p += T;
             if (p >= n - T) {
                 uint32_t u[4];
@@ -1619,7 +1939,7 @@ static void test_batches(void) {
         stx_batches_free(resumed);
         stx_corpus_close(c);
     }
-    {   /* the positions after a wrap are spread over [0, T) and depend on the seed */
+    { /* the positions after a wrap are spread over [0, T) and depend on the seed */
         stx_corpus *c = ramp_corpus(100);
         stx_batches_desc d;
         int seen[10], used = 0;
@@ -1633,8 +1953,10 @@ static void test_batches(void) {
             stx_batches *b;
             d.seed = seed;
             b = stx_batches_create(x, c, &d);
-            CHECK(stx_batches_next(b, X, Y) == STX_BATCH_FRESH && stx_batches_next(b, X, Y) == STX_BATCH_OK);
-            CHECK(stx_batches_get(b).p < 10 && stx_batches_get(b).wraps == 1 && stx_batches_get(b).fresh == 1);
+            CHECK(stx_batches_next(b, X, Y) == STX_BATCH_FRESH
+                  && stx_batches_next(b, X, Y) == STX_BATCH_OK);
+            CHECK(stx_batches_get(b).p < 10 && stx_batches_get(b).wraps == 1
+                  && stx_batches_get(b).fresh == 1);
             seen[stx_batches_get(b).p % 10]++;
             stx_batches_free(b);
         }
@@ -1644,12 +1966,15 @@ static void test_batches(void) {
     }
 }
 
-/* Records, the rule written once more: blocks of T + 1 without overlap, row b of record q is block q + b stride. */
+/* Records, the rule written once more: blocks of T + 1 without overlap, row b of
+   record q is block q + b stride. */
 static void test_records(void) {
-    static const size_t shapes[][3] = { { 103, 3, 5 }, { 40, 4, 3 }, { 8, 2, 3 }, { 2, 1, 1 }, { 300, 7, 13 }, { 83, 4, 2 } };
+    static const size_t shapes[][3] = {{103, 3, 5}, {40, 4, 3},   {8, 2, 3},
+                                       {2, 1, 1},   {300, 7, 13}, {83, 4, 2}};
     size_t k, i, q, r, t;
     for (k = 0; k < sizeof shapes / sizeof *shapes; k++) {
-        size_t first = k % 2 * 50, N = shapes[k][0], B = shapes[k][1], T = shapes[k][2], S = T + 1, blocks = N / S, stride = N / (B * S);
+        size_t first = k % 2 * 50, N = shapes[k][0], B = shapes[k][1], T = shapes[k][2], S = T + 1,
+               blocks = N / S, stride = N / (B * S);
         size_t records = stride + blocks - B * stride, wrong = 0, n;
         stx_corpus *c = ramp_corpus(N + first);
         stx_batches_desc d;
@@ -1657,7 +1982,11 @@ static void test_records(void) {
         int32_t X[128], Y[128], X2[128], Y2[128];
         int got;
         memset(&d, 0, sizeof d);
-        d.B = B; d.T = T; d.how = STX_BATCH_RECORDS; d.first = first; d.count = first ? N : 0;
+        d.B = B;
+        d.T = T;
+        d.how = STX_BATCH_RECORDS;
+        d.first = first;
+        d.count = first ? N : 0;
         b = stx_batches_create(x, c, &d);
         FINE();
         CHECK(stx_batches_epoch(c, &d) == records && stx_batches_stream(b) == records * T);
@@ -1675,32 +2004,37 @@ static void test_records(void) {
                     wrong += X[r * T + t] != (int32_t)at || Y[r * T + t] != (int32_t)at + 1;
                 }
             if (resumed)
-                wrong += stx_batches_next(resumed, X2, Y2) != got || memcmp(X, X2, B * T * sizeof *X) != 0 ||
-                    memcmp(Y, Y2, B * T * sizeof *Y) != 0;
+                wrong += stx_batches_next(resumed, X2, Y2) != got
+                         || memcmp(X, X2, B * T * sizeof *X) != 0
+                         || memcmp(Y, Y2, B * T * sizeof *Y) != 0;
         }
         CHECK(wrong == 0 && stx_batches_get(b).wraps == 3 && stx_batches_get(b).fresh);
         stx_batches_rewind(b, STX_EVAL_ALL);
         for (q = wrong = 0; stx_batches_next_eval(b, X, Y, &n) != STX_BATCH_END; q++)
-            for (r = 0; r < B; r++) wrong += n != T || Y[r * T + T - 1] != (int32_t)(first + (q + r * stride) * S + T);
+            for (r = 0; r < B; r++)
+                wrong += n != T || Y[r * T + T - 1] != (int32_t)(first + (q + r * stride) * S + T);
         CHECK(q == records && wrong == 0);
         if (records > 1) {
             stx_batches_state s = stx_batches_get(b);
-            s.p = T; s.fresh = 1;
-            CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position");
+            s.p = T;
+            s.fresh = 1;
+            CHECK(!stx_batches_set(b, s));
+            ERROR(STX_ERR_ARG, "position");
         }
         FINE();
         stx_batches_free(b);
         stx_batches_free(resumed);
         stx_corpus_close(c);
     }
-    {   /* WikiText-2 in the pieces of the reference: as many records as it has */
-        static const size_t size[3][2] = { { 314913, 304 }, { 357981, 369 }, { 33 * 32, 1 } };
+    { /* WikiText-2 in the pieces of the reference: as many records as it has */
+        static const size_t size[3][2] = {{314913, 304}, {357981, 369}, {33 * 32, 1}};
         static int32_t one[1];
         for (k = 0; k < 3; k++) {
             stx_corpus *c = stx_corpus_wrap(x, one, size[k][0], 1);
             stx_batches_desc d;
             memset(&d, 0, sizeof d);
-            d.B = d.T = 32; d.how = STX_BATCH_RECORDS;
+            d.B = d.T = 32;
+            d.how = STX_BATCH_RECORDS;
             CHECK(stx_batches_epoch(c, &d) == size[k][1]);
             stx_corpus_close(c);
         }
@@ -1708,7 +2042,8 @@ static void test_records(void) {
     }
 }
 
-/* Streams that are turned: every block of an epoch is a piece of its ring, the epochs differ, and so do the streams. */
+/* Streams that are turned: every block of an epoch is a piece of its ring, the epochs
+   differ, and so do the streams. */
 static void test_roll(void) {
     size_t N = 211, B = 3, T = 7, n = N / B, i, r, t, wrong = 0, differ = 0, blocks;
     stx_corpus *c = ramp_corpus(N);
@@ -1716,7 +2051,10 @@ static void test_roll(void) {
     stx_batches *b, *resumed = NULL;
     int32_t X[21], Y[21], X2[21], Y2[21], start[3] = {0, 0, 0}, before[3] = {-1, -1, -1};
     memset(&d, 0, sizeof d);
-    d.B = B; d.T = T; d.seed = 5; d.how = STX_BATCH_ROLL;
+    d.B = B;
+    d.T = T;
+    d.seed = 5;
+    d.how = STX_BATCH_ROLL;
     blocks = stx_batches_epoch(c, &d);
     CHECK(blocks == (n - T + T - 1) / T);
     b = stx_batches_create(x, c, &d);
@@ -1734,7 +2072,8 @@ static void test_roll(void) {
             }
             for (t = 0; t < T; t++) {
                 size_t at = ((size_t)start[r] + i % blocks * T + t) % n;
-                wrong += X[r * T + t] != (int32_t)(r * n + at) || Y[r * T + t] != (int32_t)(r * n + (at + 1) % n);
+                wrong += X[r * T + t] != (int32_t)(r * n + at)
+                         || Y[r * T + t] != (int32_t)(r * n + (at + 1) % n);
             }
         }
         if (resumed) {
@@ -1746,22 +2085,29 @@ static void test_roll(void) {
     stx_batches_rewind(b, STX_EVAL_ALL);
     CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_FRESH && X[0] == 0 && X[T] == (int32_t)n);
     d.first = N + 1;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "first and count");
-    d.first = 5; d.count = N - 4;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "first and count");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "first and count");
+    d.first = 5;
+    d.count = N - 4;
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "first and count");
     d.count = 23;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "the data are too short: 23 tokens");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "the data are too short: 23 tokens");
     d.how = 3;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "how 3");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "how 3");
     stx_batches_free(b);
     stx_batches_free(resumed);
     stx_corpus_close(c);
 }
 
-/* Numbers of pieces, and what they decode to: U+2581 is a blank, controls are nothing, bytes are bytes */
+/* Numbers of pieces, and what they decode to: U+2581 is a blank, controls are nothing,
+   bytes are bytes */
 static void test_ids(void) {
     static const char list[] = "[PAD]\t0\n[BOS]\t0\n[EOS]\t0\n[UNK]\t0\n@-@\t0\n"
-        "\xe2\x96\x81the\t-1.5\n\xe2\x96\x81" "cat\t-2\n<0x41>\t-3\ns\t-4\r\n";
+                               "\xe2\x96\x81the\t-1.5\n\xe2\x96\x81"
+                               "cat\t-2\n<0x41>\t-3\ns\t-4\r\n";
     stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
     const char *path = put_text("train", "5 6 8\n2\t5\r\n 4 6 7 3 0 5"), *vocab;
     stx_vocab *v, *u;
@@ -1769,11 +2115,13 @@ static void test_ids(void) {
     int32_t id[16];
     char text[64];
     size_t n;
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "give a .vocab (--pieces)");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_ARG, "give a .vocab (--pieces)");
     d.pieces = vocab = put_text("list.vocab", list);
     v = stx_vocab_build(x, &d, NULL, 0, 0);
     FINE();
-    CHECK(stx_vocab_size(v) == 9 && stx_vocab_eos(v) == 2 && stx_vocab_unk(v) == 3 && stx_vocab_find(v, "s", 1) == 8);
+    CHECK(stx_vocab_size(v) == 9 && stx_vocab_eos(v) == 2 && stx_vocab_unk(v) == 3
+          && stx_vocab_find(v, "s", 1) == 8);
     c = stx_corpus_open(x, v, path, 0, 0);
     FINE();
     CHECK(stx_corpus_size(c) == 11 && stx_corpus_read(c, 0, 11, id) && id[3] == 2 && id[10] == 5);
@@ -1782,43 +2130,54 @@ static void test_ids(void) {
     text[n < sizeof text ? n : 0] = 0;
     SAME(text, " the cats\n the@-@ catA \xe2\x81\x87  the");
     CHECK(stx_vocab_encode(v, "8 0", 3, id, 16) == 2 && id[0] == 8 && id[1] == 0);
-    CHECK(stx_vocab_encode(v, "8 9", 3, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'9' at byte 2 is no number of a piece, 0 to 8");
-    CHECK(stx_vocab_encode(v, "x", 1, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "'x' at byte 0 is no number");
-    CHECK(stx_vocab_encode(v, "99999999999999999999", 20, id, 16) == STX_NPOS); ERROR(STX_ERR_FORMAT, "is no number");
+    CHECK(stx_vocab_encode(v, "8 9", 3, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "'9' at byte 2 is no number of a piece, 0 to 8");
+    CHECK(stx_vocab_encode(v, "x", 1, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "'x' at byte 0 is no number");
+    CHECK(stx_vocab_encode(v, "99999999999999999999", 20, id, 16) == STX_NPOS);
+    ERROR(STX_ERR_FORMAT, "is no number");
     {
         unsigned char blob[512];
         n = stx_vocab_save(v, blob, sizeof blob);
         u = n <= sizeof blob ? stx_vocab_load(x, blob, n) : NULL;
         FINE();
-        CHECK(stx_vocab_kind(u) == STX_TOK_IDS && stx_vocab_eos(u) == 2 && stx_vocab_decode(u, id, 1, text, sizeof text) == 1);
+        CHECK(stx_vocab_kind(u) == STX_TOK_IDS && stx_vocab_eos(u) == 2
+              && stx_vocab_decode(u, id, 1, text, sizeof text) == 1);
         stx_vocab_free(u);
-        blob[n - 17] = STX_PIECE_BYTE;              /* the last piece, "s", is no byte */
-        CHECK(!stx_vocab_load(x, blob, n)); ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
+        blob[n - 17] = STX_PIECE_BYTE; /* the last piece, "s", is no byte */
+        CHECK(!stx_vocab_load(x, blob, n));
+        ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
         blob[n - 17] = STX_PIECE_TEXT;
         blob[n - 16] = 10;
-        CHECK(!stx_vocab_load(x, blob, n)); ERROR(STX_ERR_FORMAT, "a piece that it does not have");
+        CHECK(!stx_vocab_load(x, blob, n));
+        ERROR(STX_ERR_FORMAT, "a piece that it does not have");
     }
     stx_corpus_close(c);
     stx_vocab_free(v);
     d.pieces = put_text("list.vocab", "a\t1\nb\t2\na\t3\n");
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "a piece twice");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_FORMAT, "a piece twice");
     d.pieces = put_text("list.vocab", "a\n\nb\n");
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "line 2 has no piece");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_FORMAT, "line 2 has no piece");
     d.pieces = in_dir("no such file");
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_IO, "no such file");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_IO, "no such file");
 #ifndef SEQTX_SENTENCEPIECE
     d.kind = STX_TOK_PIECES;
     d.pieces = vocab;
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_ARG, "not in this build (make SENTENCEPIECE=1)");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_ARG, "not in this build (make SENTENCEPIECE=1)");
 #else
     d.kind = STX_TOK_PIECES;
     d.pieces = vocab;
-    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0)); ERROR(STX_ERR_FORMAT, "is no SentencePiece model");
+    CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
+    ERROR(STX_ERR_FORMAT, "is no SentencePiece model");
 #endif
 }
 
-/* A .vocab list of n pieces, with their scores if there are any: the pieces come back as
-   they were, or the error does. */
+/* A .vocab list of n pieces, with their scores if there are any: the pieces come back
+   as they were, or the error does. */
 static void list_is(const char *mark, const char *const *piece, const char *const *score, size_t n,
                     const char *error) {
     stx_vocab_desc d = desc(STX_TOK_IDS, STX_ORDER_FIRST);
@@ -1848,15 +2207,22 @@ static void list_is(const char *mark, const char *const *piece, const char *cons
 
 /* A piece may hold what separates pieces, and SentencePiece writes it as it is */
 static void test_lists(void) {
-    static const char *const tabs[] = {"<unk>", "\t", "a\tb", "\t\t", "a\t", "\tb",
-                                       "\xe2\x96\x81" "1\t2", "b"};
-    static const char *const ends[] = {"<unk>", "\n", "\n\n", "a\n", "\nb", "\r", "\n\t", "\t\n",
-                                       "c\n\nd", " ", "e"};
-    static const char *const score[] = {"0", "0", "-1.5", "-2e-05", "3", "-4", "-5", "1e+10", "-6",
-                                        "-7", "-8"};
+    static const char *const tabs[] = {"<unk>",
+                                       "\t",
+                                       "a\tb",
+                                       "\t\t",
+                                       "a\t",
+                                       "\tb",
+                                       "\xe2\x96\x81"
+                                       "1\t2",
+                                       "b"};
+    static const char *const ends[] = {"<unk>", "\n",   "\n\n",   "a\n", "\nb", "\r",
+                                       "\n\t",  "\t\n", "c\n\nd", " ",   "e"};
+    static const char *const score[] = {"0",  "0",     "-1.5", "-2e-05", "3", "-4",
+                                        "-5", "1e+10", "-6",   "-7",     "-8"};
     static const char *const plain[] = {"a", " b", "c d", "\xe2\x96\x81"};
     static const char *const counts[] = {"1", "two", "3\t4", "x"};
-    static const char *const twice[] = {"a", "b\nc", "d"};         /* or "b" without a score */
+    static const char *const twice[] = {"a", "b\nc", "d"}; /* or "b" without a score */
     static const char *const none[] = {"a", "", "d"};
     const char *const marks[2] = {"", "\xEF\xBB\xBF"};
     size_t i;
@@ -1919,7 +2285,9 @@ static void wide_text(int kind, const stx_vocab *v, const char *name, size_t uni
 
 /* A byte-order mark is skipped and text of wider units refused, but for bytes */
 static void test_marks(void) {
-    static const char text[] = "\xEF\xBB\xBF" "5 6 5\n6 5 5\n", list[] = "a\nb\nc\nd\ne\nf\ng\n";
+    static const char text[] = "\xEF\xBB\xBF"
+                               "5 6 5\n6 5 5\n",
+                      list[] = "a\nb\nc\nd\ne\nf\ng\n";
     static const char *const name[] = {"UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"};
     /* U+0061, U+0430, U+3042 */
     static const unsigned char script[3][2] = {{0, 'a'}, {4, 0x30}, {0x30, 0x42}};
@@ -1931,7 +2299,7 @@ static void test_marks(void) {
         stx_vocab_desc d = desc(kind, STX_ORDER_FIRST);
         const char *path, *without;
         size_t n, m, i;
-        if (kind == STX_TOK_PIECES) continue;           /* as words, with a library */
+        if (kind == STX_TOK_PIECES) continue; /* as words, with a library */
         d.pieces = put_text("list.vocab", list);
         path = put_text("marked", text);
         without = put_text("unmarked", text + 3);
@@ -1951,7 +2319,7 @@ static void test_marks(void) {
         CHECK(m + (kind == STX_TOK_BYTES ? 3 : 0) == n && !memcmp(a + (n - m), b, m * sizeof *a));
         CHECK(stx_vocab_encode(v, text, 3, b, 32) == (kind == STX_TOK_BYTES ? 3u : 0u));
         FINE();
-        if (kind == STX_TOK_CHARS) {        /* a part of the file that begins inside the mark */
+        if (kind == STX_TOK_CHARS) { /* a part of the file that begins inside the mark */
             for (i = 1; i < 5; i++) {
                 c = stx_corpus_open(x, plain, path, i, 0);
                 CHECK(c && stx_corpus_read(c, 0, 1, a) && (i > 3 || a[0] == b[0]));
@@ -1972,9 +2340,13 @@ static void test_marks(void) {
     CHECK(!stx_text_encoding("\0a", 2) && !stx_text_encoding("abc\0", 4));
     CHECK(!stx_text_encoding("\xd0\xb0\xd0\xb1 \xd0\xb2", 7));
     CHECK(!stx_text_encoding("\0\0\0\0\0\0\0\0", 8) && !stx_text_encoding("ab\0\0\0ab\0c", 9));
-    CHECK(!stx_text_encoding("\xEF\xBB\xBF" "ab", 5));
+    CHECK(!stx_text_encoding("\xEF\xBB\xBF"
+                             "ab",
+                             5));
 }
-/* The evaluation rules against plain lists of targets; the training position does not move. */
+
+/* The evaluation rules against plain lists of targets; the training position does not
+   move. */
 static void test_eval(void) {
     size_t n, B, T;
     for (B = 1; B <= 3; B++)
@@ -1996,7 +2368,9 @@ static void test_eval(void) {
                     int scored[80], blocks = 0, wrong = 0, r;
                     size_t t, i, row, want = n - 1;
                     memset(scored, 0, sizeof scored);
-                    if (rule == STX_EVAL_LITERAL) for (want = T; want < n - T; want += T) { }
+                    if (rule == STX_EVAL_LITERAL)
+                        for (want = T; want < n - T; want += T) {
+                        }
                     stx_batches_rewind(b, rule);
                     while ((r = stx_batches_next_eval(b, X, Y, &t)) != STX_BATCH_END) {
                         wrong += r != (blocks ? STX_BATCH_OK : STX_BATCH_FRESH) || t == 0 || t > T;
@@ -2009,16 +2383,17 @@ static void test_eval(void) {
                     }
                     wrong += t != 0;
                     for (row = 0; row < B; row++)
-                        for (i = 0; i < n; i++) wrong += scored[row * n + i] != (i >= 1 && i <= want);
+                        for (i = 0; i < n; i++)
+                            wrong += scored[row * n + i] != (i >= 1 && i <= want);
                     CHECK(wrong == 0);
                     CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_END && stx_ok(x));
                 }
-                CHECK(before.p == stx_batches_get(b).p && before.wraps == stx_batches_get(b).wraps &&
-                      before.fresh == stx_batches_get(b).fresh);
+                CHECK(before.p == stx_batches_get(b).p && before.wraps == stx_batches_get(b).wraps
+                      && before.fresh == stx_batches_get(b).fresh);
                 stx_batches_free(b);
                 stx_corpus_close(c);
             }
-    {   /* enwik8's test part: n = 625000, 1220 blocks */
+    { /* enwik8's test part: n = 625000, 1220 blocks */
         size_t t, N = 625000, blocks = 0;
         int32_t *all = (int32_t *)calloc(N, sizeof *all), *xy = (int32_t *)calloc(1024, sizeof *xy);
         stx_corpus *c = stx_corpus_wrap(x, all, N, N);
@@ -2050,12 +2425,17 @@ static void test_ranks(void) {
     d.seed = 5;
     all = stx_batches_create(x, c, &d);
     d.world = 3;
-    for (r = 0; r < 3; r++) { d.rank = r; part[r] = stx_batches_create(x, c, &d); CHECK(stx_batches_rows(part[r]) == 2); }
+    for (r = 0; r < 3; r++) {
+        d.rank = r;
+        part[r] = stx_batches_create(x, c, &d);
+        CHECK(stx_batches_rows(part[r]) == 2);
+    }
     for (i = 0; i < 50; i++) {
         int got = stx_batches_next(all, X, Y);
         for (r = 0; r < 3; r++) {
             wrong += stx_batches_next(part[r], x1, y1) != got;
-            wrong += memcmp(x1, X + r * 20, 20 * sizeof *X) != 0 || memcmp(y1, Y + r * 20, 20 * sizeof *Y) != 0;
+            wrong += memcmp(x1, X + r * 20, 20 * sizeof *X) != 0
+                     || memcmp(y1, Y + r * 20, 20 * sizeof *Y) != 0;
         }
     }
     stx_batches_rewind(all, STX_EVAL_ALL);
@@ -2080,32 +2460,44 @@ static void test_batches_errors(void) {
     int32_t X[200];
     size_t t;
     memset(&d, 0, sizeof d);
-    CHECK(!stx_batches_create(x, c, NULL)); ERROR(STX_ERR_ARG, "at least 1");
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "B = 0");
+    CHECK(!stx_batches_create(x, c, NULL));
+    ERROR(STX_ERR_ARG, "at least 1");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "B = 0");
     d.B = 4;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "T = 0");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "T = 0");
     d.T = 25;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "100 tokens, and 4 streams of blocks of 25 need at least 104");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "100 tokens, and 4 streams of blocks of 25 need at least 104");
     d.T = 24;
     b = stx_batches_create(x, c, &d);
     FINE();
-    CHECK(stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH && stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH);
-    CHECK(!stx_batches_next(b, NULL, X)); ERROR(STX_ERR_ARG, "NULL");
-    CHECK(!stx_batches_next_eval(b, X, X + 96, NULL)); ERROR(STX_ERR_ARG, "NULL");
+    CHECK(stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH
+          && stx_batches_next(b, X, X + 96) == STX_BATCH_FRESH);
+    CHECK(!stx_batches_next(b, NULL, X));
+    ERROR(STX_ERR_ARG, "NULL");
+    CHECK(!stx_batches_next_eval(b, X, X + 96, NULL));
+    ERROR(STX_ERR_ARG, "NULL");
     stx_batches_rewind(b, 9);
-    CHECK(!stx_batches_next_eval(b, X, X + 96, &t) && t == 0); ERROR(STX_ERR_ARG, "rule 9");
+    CHECK(!stx_batches_next_eval(b, X, X + 96, &t) && t == 0);
+    ERROR(STX_ERR_ARG, "rule 9");
     stx_batches_free(b);
     d.T = (size_t)-1;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "too short");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "too short");
     d.T = 3;
     d.B = (size_t)-1;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "too short");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "too short");
     d.B = 4;
     d.world = 3;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "multiple");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "multiple");
     d.world = 2;
     d.rank = 2;
-    CHECK(!stx_batches_create(x, c, &d)); ERROR(STX_ERR_ARG, "rank 2 of 2");
+    CHECK(!stx_batches_create(x, c, &d));
+    ERROR(STX_ERR_ARG, "rank 2 of 2");
     d.rank = d.world = 0;
     b = stx_batches_create(x, c, &d);
     s = stx_batches_get(b);
@@ -2113,22 +2505,28 @@ static void test_batches_errors(void) {
     s.p = 21;
     CHECK(stx_batches_set(b, s));
     s.p = 22;
-    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position 22");
+    CHECK(!stx_batches_set(b, s));
+    ERROR(STX_ERR_ARG, "position 22");
     s.p = UINT64_MAX;
-    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "cannot be in streams of 25 tokens and blocks of 3");
+    CHECK(!stx_batches_set(b, s));
+    ERROR(STX_ERR_ARG, "cannot be in streams of 25 tokens and blocks of 3");
     s.p = 2;
     s.fresh = 0;
-    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "continued");
+    CHECK(!stx_batches_set(b, s));
+    ERROR(STX_ERR_ARG, "continued");
     s.fresh = 2;
-    CHECK(!stx_batches_set(b, s)); ERROR(STX_ERR_ARG, "position 2");
+    CHECK(!stx_batches_set(b, s));
+    ERROR(STX_ERR_ARG, "position 2");
     CHECK(stx_batches_get(b).p == 21);
     stx_batches_free(b);
     stx_corpus_close(c);
-    CHECK(!stx_corpus_wrap(x, NULL, 5, 5)); ERROR(STX_ERR_ARG, "no tokens");
-    CHECK(!stx_corpus_wrap(x, ramp, 0, 5)); ERROR(STX_ERR_ARG, "no tokens");
+    CHECK(!stx_corpus_wrap(x, NULL, 5, 5));
+    ERROR(STX_ERR_ARG, "no tokens");
+    CHECK(!stx_corpus_wrap(x, ramp, 0, 5));
+    ERROR(STX_ERR_ARG, "no tokens");
     CHECK(!stx_batches_create(x, NULL, &d) && stx_ok(x));
-    CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t) && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL,
-        s));
+    CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t)
+          && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL, s));
     stx_batches_rewind(NULL, 0);
     stx_batches_free(NULL);
 }
@@ -2138,9 +2536,9 @@ static void test_batches_errors(void) {
 static int everything(void) {
     stx_vocab_desc d = desc(STX_TOK_WORDS, STX_ORDER_COUNT_LATER);
     stx_batches_desc bd;
-    float v[2] = { 1, 2 };
+    float v[2] = {1, 2};
     double got[2];
-    size_t two[1] = { 2 }, n = 0;
+    size_t two[1] = {2}, n = 0;
     int32_t X[4], Y[4];
     char name[16];
     int i, ok = 1;
@@ -2188,7 +2586,8 @@ static int everything(void) {
 static void test_allocations(void) {
     FILE *f = fopen(in_dir("words"), "wb");
     long i, total, live = count.live;
-    for (i = 0; i < 700; i++) fprintf(f, "w%ld w%ld%c", i % 60, i, i % 7 ? ' ' : '\n');      /* the tables grow */
+    /* the tables grow */
+    for (i = 0; i < 700; i++) fprintf(f, "w%ld w%ld%c", i % 60, i, i % 7 ? ' ' : '\n');
     fclose(f);
     count.n = 0;
     CHECK(everything());
@@ -2212,13 +2611,13 @@ static void test_allocations(void) {
 /* ---- exchange with other programs */
 
 static int export_file(const char *path) {
-    float f32[6] = { 0.5f, -1, 2, 3, 4, 5 };
-    double f64[1] = { 3.141592653589793 };
-    uint16_t bf16[2] = { 0x3F80, 0xC040 };
-    int32_t i32[2] = { -5, 6 };
-    int64_t i64[2] = { -7, (int64_t)1 << 40 };
-    unsigned char u8[3] = { 1, 2, 255 };
-    size_t d23[2] = { 2, 3 }, d2[1] = { 2 }, d3[1] = { 3 }, d0[2] = { 0, 3 };
+    float f32[6] = {0.5f, -1, 2, 3, 4, 5};
+    double f64[1] = {3.141592653589793};
+    uint16_t bf16[2] = {0x3F80, 0xC040};
+    int32_t i32[2] = {-5, 6};
+    int64_t i64[2] = {-7, (int64_t)1 << 40};
+    unsigned char u8[3] = {1, 2, 255};
+    size_t d23[2] = {2, 3}, d2[1] = {2}, d3[1] = {3}, d0[2] = {0, 3};
     stx_writer *w = stx_writer_create(x);
     stx_writer_add(w, "u8", STX_U8, 1, d3, u8);
     stx_writer_add(w, "layer.0.w", STX_F32, 2, d23, f32);
@@ -2231,6 +2630,7 @@ static int export_file(const char *path) {
     stx_writer_meta(w, "text", "quote \" backslash \\ line\n\x01 \xE2\x82\xAC");
     return stx_writer_finish(w, path);
 }
+
 static int import_file(const char *path) {
     stx_file *f = stx_file_open(x, path);
     size_t i, k;
@@ -2242,8 +2642,10 @@ static int import_file(const char *path) {
         for (k = 0; k < e->count && e->count <= 16; k++) {
             double v[16];
             int64_t n[16];
-            if (e->dtype <= STX_BF16) { if (stx_entry_get_f64(e, v, e->count)) printf(" %.17g", v[k]); }
-            else if (stx_entry_get_i64(e, n, e->count)) printf(" %lld", (long long)n[k]);
+            if (e->dtype <= STX_BF16) {
+                if (stx_entry_get_f64(e, v, e->count)) printf(" %.17g", v[k]);
+            } else if (stx_entry_get_i64(e, n, e->count))
+                printf(" %lld", (long long)n[k]);
         }
         printf("\n");
     }
@@ -2263,7 +2665,10 @@ int main(int argc, char **argv) {
         return !ok;
     }
     snprintf(dir, sizeof dir, "%.200s/seqtx_io_XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (!mkdtemp(dir)) { printf("cannot make a directory in %s\n0 passed, 1 failed\n", tmp ? tmp : "/tmp"); return 1; }
+    if (!mkdtemp(dir)) {
+        printf("cannot make a directory in %s\n0 passed, 1 failed\n", tmp ? tmp : "/tmp");
+        return 1;
+    }
     test_round_trip();
     test_many();
     test_malformed();

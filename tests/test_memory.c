@@ -1,5 +1,7 @@
-/* test_memory.c - recomputation of some layers: whatever their number, the same losses, gradients and parameters, to the bit, in less and
-   less memory. And dry contexts: they take what the same calls take when they compute, to the byte, and fail where those fail. */
+/* test_memory.c - recomputation of some layers: whatever their number, the same
+   losses, gradients and parameters, to the bit, in less and less memory. And dry
+   contexts: they take what the same calls take when they compute, to the byte, and
+   fail where those fail. */
 #include "../seqtx_attn_span.h"
 #include "../seqtx_compressive.h"
 #include "../seqtx_par.h"
@@ -8,106 +10,204 @@
 
 enum { B = 3, T = 16, V = 23, C = 16, LAYERS = 4, STEPS = 4 };
 
+
 // >>families: with dropout, memories, and what decides how much a layer keeps
 
 static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
     (void)arch;
-    d.vocab = V; d.layers = LAYERS; d.dim = C; d.heads = 2; d.inner = 32; d.span = 40; d.adapt_span = 1; d.ramp = 4; d.span_init = 0.5;
-    d.span_loss = 0.01; d.dropout = 0.1; d.emb_dropout = 0.1;
+    d.vocab = V;
+    d.layers = LAYERS;
+    d.dim = C;
+    d.heads = 2;
+    d.inner = 32;
+    d.span = 40;
+    d.adapt_span = 1;
+    d.ramp = 4;
+    d.span_init = 0.5;
+    d.span_loss = 0.01;
+    d.dropout = 0.1;
+    d.emb_dropout = 0.1;
     return stx_span_lm(stx_span_create(x, &d));
 }
+
 static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
     (void)arch;
-    d.vocab = V; d.layers = LAYERS; d.dim = C; d.heads = 2; d.span = 12; d.pers = 6; d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 6;
-    d.cutoff[1] = 14; d.divval = 2; d.dropout = 0.1;
+    d.vocab = V;
+    d.layers = LAYERS;
+    d.dim = C;
+    d.heads = 2;
+    d.span = 12;
+    d.pers = 6;
+    d.adapt_io = 1;
+    d.cutoffs = 2;
+    d.cutoff[0] = 6;
+    d.cutoff[1] = 14;
+    d.divval = 2;
+    d.dropout = 0.1;
     return stx_span_lm(stx_span_create(x, &d));
 }
+
 static stx_lm make_sru(stx_ctx *x, stx_params **arch) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
     (void)arch;
-    d.vocab = V; d.dim = C; d.sru.layers = LAYERS; d.sru.norm = STX_SRU_NORM_BEFORE; d.sru.rnn_dropout = 0.1; d.dropout = 0.1;
-    d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 6; d.cutoff[1] = 14; d.divval = 2; d.emb_dropout = 0.2;
+    d.vocab = V;
+    d.dim = C;
+    d.sru.layers = LAYERS;
+    d.sru.norm = STX_SRU_NORM_BEFORE;
+    d.sru.rnn_dropout = 0.1;
+    d.dropout = 0.1;
+    d.adapt_io = 1;
+    d.cutoffs = 2;
+    d.cutoff[0] = 6;
+    d.cutoff[1] = 14;
+    d.divval = 2;
+    d.emb_dropout = 0.2;
     return stx_sru_lm_of(stx_sru_lm_create(x, &d));
 }
+
 static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
     stx_sru_lm_desc d;
     memset(&d, 0, sizeof d);
     (void)arch;
-    d.vocab = V; d.dim = C; d.tied = 1; d.sru.layers = LAYERS; d.sru.transform = STX_SRU_ATTENTION; d.sru.proj = 8; d.sru.heads = 2;
-    d.sru.rnn_dropout = 0.1; d.sru.attn_dropout = 0.2; d.sru.alpha_init = 0.5; d.sru.norm = STX_SRU_NORM_AFTER; d.dropout = 0.1;
+    d.vocab = V;
+    d.dim = C;
+    d.tied = 1;
+    d.sru.layers = LAYERS;
+    d.sru.transform = STX_SRU_ATTENTION;
+    d.sru.proj = 8;
+    d.sru.heads = 2;
+    d.sru.rnn_dropout = 0.1;
+    d.sru.attn_dropout = 0.2;
+    d.sru.alpha_init = 0.5;
+    d.sru.norm = STX_SRU_NORM_AFTER;
+    d.dropout = 0.1;
     return stx_sru_lm_of(stx_sru_lm_create(x, &d));
 }
+
 static stx_comp_desc comp_desc(void) {
     stx_comp_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.dim = C; d.layers = LAYERS; d.heads = 2; d.inner = 32; d.segment = T; d.mem = T; d.cmem = 8; d.ratio = 4;
-    d.compress = STX_COMP_CONV; d.attn_dropout = d.out_dropout = d.ff_dropout = 0.1;
+    d.vocab = V;
+    d.dim = C;
+    d.layers = LAYERS;
+    d.heads = 2;
+    d.inner = 32;
+    d.segment = T;
+    d.mem = T;
+    d.cmem = 8;
+    d.ratio = 4;
+    d.compress = STX_COMP_CONV;
+    d.attn_dropout = d.out_dropout = d.ff_dropout = 0.1;
     return d;
 }
+
 static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     (void)arch;
     d.aux_dropout = 0.2;
     return stx_comp_lm(stx_comp_create(x, &d));
 }
+
 static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     (void)arch;
-    d.aux = STX_COMP_AUX_AUTOENCODE; d.positions = STX_COMP_XL; d.gate = STX_COMP_GTRXL; d.tied = 1;
+    d.aux = STX_COMP_AUX_AUTOENCODE;
+    d.positions = STX_COMP_XL;
+    d.gate = STX_COMP_GTRXL;
+    d.tied = 1;
     return stx_comp_lm(stx_comp_create(x, &d));
 }
+
 static stx_par_desc par_desc(void) {
     stx_par_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.dim = C; d.heads = 2; d.inner = 32; d.segment = T; d.mem = 24; d.dropout = d.attn_dropout = d.inner_dropout = 0.1;
+    d.vocab = V;
+    d.dim = C;
+    d.heads = 2;
+    d.inner = 32;
+    d.segment = T;
+    d.mem = 24;
+    d.dropout = d.attn_dropout = d.inner_dropout = 0.1;
     d.pos_dropout = d.final_dropout = 0.1;
     return d;
 }
+
 static stx_lm make_search(stx_ctx *x, stx_params **arch) {
     stx_par_desc d = par_desc();
     stx_par *m;
-    d.blocks = LAYERS; d.noise = STX_PAR_NOISE_SEQUENCE; d.latency = STX_PAR_LATENCY_ADD; d.latency_w = STX_PAR_LATENCY_OF_W;
-    d.cost[0] = 3; d.cost[1] = 2; d.latency_weight = 0.1;
+    d.blocks = LAYERS;
+    d.noise = STX_PAR_NOISE_SEQUENCE;
+    d.latency = STX_PAR_LATENCY_ADD;
+    d.latency_w = STX_PAR_LATENCY_OF_W;
+    d.cost[0] = 3;
+    d.cost[1] = 2;
+    d.latency_weight = 0.1;
     m = stx_par_create(x, &d);
     if (m) *arch = m->arch;
     return stx_par_lm(m);
 }
+
 static stx_lm make_par(stx_ctx *x, stx_params **arch) {
     stx_par_desc d = par_desc();
     (void)arch;
-    d.pattern = "sfis"; d.words_out = STX_PAR_OUT_ADAPTIVE; d.adaptive_in = 1; d.cutoffs = 2; d.cutoff[0] = 6; d.cutoff[1] = 14;
-    d.div_val = 2; d.tie_words = 1; d.tie_projs = 1;
+    d.pattern = "sfis";
+    d.words_out = STX_PAR_OUT_ADAPTIVE;
+    d.adaptive_in = 1;
+    d.cutoffs = 2;
+    d.cutoff[0] = 6;
+    d.cutoff[1] = 14;
+    d.div_val = 2;
+    d.tie_words = 1;
+    d.tie_projs = 1;
     return stx_par_lm(stx_par_create(x, &d));
 }
-static const struct family { const char *name; stx_lm (*make)(stx_ctx *x, stx_params **arch); } families[] = {
-    {"span", make_span}, {"all-attention", make_pers}, {"SRU", make_sru}, {"SRU++", make_srupp}, {"compressive", make_comp},
-    {"compressive, autoencoder", make_comp_auto}, {"PAR, a search", make_search}, {"PAR, a pattern", make_par}};
+
+static const struct family {
+    const char *name;
+    stx_lm (*make)(stx_ctx *x, stx_params **arch);
+} families[] = {{"span", make_span},
+                {"all-attention", make_pers},
+                {"SRU", make_sru},
+                {"SRU++", make_srupp},
+                {"compressive", make_comp},
+                {"compressive, autoencoder", make_comp_auto},
+                {"PAR, a search", make_search},
+                {"PAR, a pattern", make_par}};
+
 enum { FAMILIES = sizeof families / sizeof *families };
+
 
 // >>runs
 
 typedef struct result {
-    double    loss[STEPS];
-    stx_real *all;              /* (n): gradients of the last step and what the parameters are at the end */
-    size_t    n, peak, bytes;
-    int       code;
-    char      error[512];
+    double loss[STEPS];
+    /* (n): gradients of the last step and what the parameters are at the end */
+    stx_real *all;
+    size_t n, peak, bytes;
+    int code;
+    char error[512];
 } result;
+
 static void keep(result *r, stx_ctx *x, const stx_params *p, int grads) {
     size_t i, n = p ? stx_params_size(p) : 0;
     stx_real *more = (stx_real *)realloc(r->all, (r->n + n + 1) * sizeof *more);
     r->all = more;
     for (i = 0; p && i < p->count; i++) {
-        if (grads) stx_get_grad(x, p->tensor[i], more + r->n); else stx_get(x, p->tensor[i], more + r->n);
+        if (grads)
+            stx_get_grad(x, p->tensor[i], more + r->n);
+        else
+            stx_get(x, p->tensor[i], more + r->n);
         r->n += p->tensor[i]->size;
     }
 }
-/* Trains a model of which n layers are recomputed for some steps with a memory, then evaluates it with another one */
+
+/* Trains a model of which n layers are recomputed for some steps with a memory, then
+   evaluates it with another one */
 static result run(const struct family *f, size_t n, int dry, size_t limit) {
     result r;
     stx_desc cd;
@@ -119,10 +219,16 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
     int step, i;
     memset(&r, 0, sizeof r);
     memset(&cd, 0, sizeof cd);
-    cd.threads = 2; cd.seed = 5; cd.chunk_bytes = 1 << 14; cd.dry = dry; cd.max_bytes = limit;
+    cd.threads = 2;
+    cd.seed = 5;
+    cd.chunk_bytes = 1 << 14;
+    cd.dry = dry;
+    cd.max_bytes = limit;
     x = stx_create(&cd);
     lm = f->make(x, &arch);
-    if (lm.model) CHECK(lm.recompute(lm.model, SIZE_MAX) == LAYERS && lm.recompute(lm.model, n) == n, "%s: layers", f->name);
+    if (lm.model)
+        CHECK(lm.recompute(lm.model, SIZE_MAX) == LAYERS && lm.recompute(lm.model, n) == n,
+              "%s: layers", f->name);
     memory = lm.model ? lm.state_create(lm.model, B, 0) : NULL;
     o = lm.model ? stx_optim_create(lm.params, NULL) : NULL;
     gates = arch ? stx_optim_create(arch, NULL) : NULL;
@@ -130,13 +236,19 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
         int32_t in[B * T], next[B * T];
         stx_tensor *nll;
         stx_ids *a, *b;
-        for (i = 0; i < B * T; i++) { in[i] = (i * i + 7 * step) % V; next[i] = (i * i + i + 3 + 7 * step) % V; }
+        for (i = 0; i < B * T; i++) {
+            in[i] = (i * i + 7 * step) % V;
+            next[i] = (i * i + i + 3 + 7 * step) % V;
+        }
         stx_begin(x, STX_TRAIN);
         a = stx_tokens(x, in, B, T);
         b = stx_tokens(x, next, B, T);
         nll = lm.loss(lm.model, a, b, memory, memory);
         stx_backward(x, lm.total(lm.model, nll));
-        if (step + 1 == STEPS && !dry) { keep(&r, x, lm.params, 1); keep(&r, x, arch, 1); }
+        if (step + 1 == STEPS && !dry) {
+            keep(&r, x, lm.params, 1);
+            keep(&r, x, arch, 1);
+        }
         r.loss[step] = stx_item(x, nll);
         stx_optim_step(o, 0.01);
         if (gates) stx_optim_step(gates, 0.01);
@@ -151,7 +263,10 @@ static result run(const struct family *f, size_t n, int dry, size_t limit) {
         a = stx_tokens(x, in, 2 * B, T);
         lm.loss(lm.model, a, a, other, other);
     }
-    if (!dry && stx_ok(x)) { keep(&r, x, lm.params, 0); keep(&r, x, arch, 0); }
+    if (!dry && stx_ok(x)) {
+        keep(&r, x, lm.params, 0);
+        keep(&r, x, arch, 0);
+    }
     r.peak = stx_peak_bytes(x);
     r.bytes = stx_bytes(x);
     r.code = stx_error_code(x);
@@ -166,37 +281,51 @@ static void family(const struct family *f) {
     size_t k, i, before = 0;
     for (k = 0; k < sizeof some / sizeof *some; k++) {
         result r = run(f, some[k], 0, 0), d = run(f, some[k], 1, 0);
-        CHECK(r.code == STX_OK && d.code == STX_OK, "%s, %zu layers: %s%s", f->name, some[k], r.error, d.error);
-        if (!k) first = r;
+        CHECK(r.code == STX_OK && d.code == STX_OK, "%s, %zu layers: %s%s", f->name, some[k],
+              r.error, d.error);
+        if (!k)
+            first = r;
         else {
-            CHECK(!memcmp(r.loss, first.loss, sizeof r.loss), "%s: losses with %zu layers recomputed", f->name, some[k]);
-            CHECK(r.n == first.n && !memcmp(r.all, first.all, r.n * sizeof *r.all), "%s: gradients or parameters with %zu layers", f->name,
-                  some[k]);
+            CHECK(!memcmp(r.loss, first.loss, sizeof r.loss),
+                  "%s: losses with %zu layers recomputed", f->name, some[k]);
+            CHECK(r.n == first.n && !memcmp(r.all, first.all, r.n * sizeof *r.all),
+                  "%s: gradients or parameters with %zu layers", f->name, some[k]);
             /* of one layer nothing is gained: what it makes again it would have kept */
-            CHECK(some[k] == 1 ? r.peak < first.peak + first.peak / 100 : r.peak <= before, "%s: %zu layers recomputed take %zu bytes, "
-                  "fewer %zu", f->name, some[k], r.peak, before);
+            CHECK(some[k] == 1 ? r.peak < first.peak + first.peak / 100 : r.peak <= before,
+                  "%s: %zu layers recomputed take %zu bytes, "
+                  "fewer %zu",
+                  f->name, some[k], r.peak, before);
         }
         before = r.peak;
-        CHECK(d.peak == r.peak && d.bytes == r.bytes, "%s, %zu layers: dry %zu at the peak and %zu reserved, with numbers %zu and %zu",
+        CHECK(d.peak == r.peak && d.bytes == r.bytes,
+              "%s, %zu layers: dry %zu at the peak and %zu reserved, with numbers %zu and %zu",
               f->name, some[k], d.peak, d.bytes, r.peak, r.bytes);
         /* with a limit: both do what they do, or fail in the same place */
         for (i = 0; i < 6; i++) {
             size_t limit = i == 5 ? r.bytes : r.peak * (70 + 6 * i) / 100;
             result a = run(f, some[k], 0, limit), b = run(f, some[k], 1, limit);
-            CHECK(a.code == b.code && !strcmp(a.error, b.error) && a.peak == b.peak, "%s, %zu layers, at most %zu bytes: \"%s\", "
-                  "dry \"%s\"", f->name, some[k], limit, a.error, b.error);
-            free(a.all); free(b.all);
+            CHECK(a.code == b.code && !strcmp(a.error, b.error) && a.peak == b.peak,
+                  "%s, %zu layers, at most %zu bytes: \"%s\", "
+                  "dry \"%s\"",
+                  f->name, some[k], limit, a.error, b.error);
+            free(a.all);
+            free(b.all);
         }
         if (k) free(r.all);
         free(d.all);
     }
-    CHECK(before < first.peak, "%s: all layers recomputed take %zu bytes, none %zu", f->name, before, first.peak);
+    CHECK(before < first.peak, "%s: all layers recomputed take %zu bytes, none %zu", f->name,
+          before, first.peak);
     free(first.all);
 }
 
 /* The desc's two ways to say how many */
 static void descs(void) {
-    static const struct { int all; size_t some, want; } of[] = {{0, 0, 0}, {1, 0, LAYERS}, {0, 3, 3}, {1, 3, LAYERS}};
+    static const struct {
+        int all;
+        size_t some, want;
+    } of[] = {{0, 0, 0}, {1, 0, LAYERS}, {0, 3, 3}, {1, 3, LAYERS}};
+
     size_t k;
     for (k = 0; k < sizeof of / sizeof *of; k++) {
         stx_ctx *x = stx_create(NULL);
@@ -210,16 +339,29 @@ static void descs(void) {
         stx_par *pm;
         memset(&s, 0, sizeof s);
         memset(&r, 0, sizeof r);
-        s.vocab = r.vocab = V; s.layers = r.sru.layers = LAYERS; s.dim = r.dim = C; s.heads = 2;
+        s.vocab = r.vocab = V;
+        s.layers = r.sru.layers = LAYERS;
+        s.dim = r.dim = C;
+        s.heads = 2;
         p.pattern = "sfsf";
         s.recompute = r.sru.recompute = c.recompute = p.recompute = of[k].all;
-        s.recompute_layers = r.sru.recompute_layers = c.recompute_layers = p.recompute_layers = of[k].some;
-        sm = stx_span_create(x, &s); rm = stx_sru_lm_create(x, &r); cm = stx_comp_create(x, &c); pm = stx_par_create(x, &p);
+        s.recompute_layers = r.sru.recompute_layers = c.recompute_layers = p.recompute_layers =
+            of[k].some;
+        sm = stx_span_create(x, &s);
+        rm = stx_sru_lm_create(x, &r);
+        cm = stx_comp_create(x, &c);
+        pm = stx_par_create(x, &p);
         CHECK(sm && rm && cm && pm, "%s", stx_error(x));
-        if (sm) CHECK(sm->desc.recompute_layers == of[k].want, "span: %zu", sm->desc.recompute_layers);
-        if (rm) CHECK(rm->sru->desc.recompute_layers == of[k].want, "SRU: %zu", rm->sru->desc.recompute_layers);
-        if (cm) CHECK(cm->desc.recompute_layers == of[k].want, "compressive: %zu", cm->desc.recompute_layers);
-        if (pm) CHECK(pm->desc.recompute_layers == of[k].want, "PAR: %zu", pm->desc.recompute_layers);
+        if (sm)
+            CHECK(sm->desc.recompute_layers == of[k].want, "span: %zu", sm->desc.recompute_layers);
+        if (rm)
+            CHECK(rm->sru->desc.recompute_layers == of[k].want, "SRU: %zu",
+                  rm->sru->desc.recompute_layers);
+        if (cm)
+            CHECK(cm->desc.recompute_layers == of[k].want, "compressive: %zu",
+                  cm->desc.recompute_layers);
+        if (pm)
+            CHECK(pm->desc.recompute_layers == of[k].want, "PAR: %zu", pm->desc.recompute_layers);
         stx_destroy(x);
     }
 }

@@ -1,5 +1,6 @@
-/* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one long text, generation = forward,
-   evaluation that training does not notice, recomputation, resume, batch parts, errors. */
+/* Behaviour of seqtx_attn_span.h beyond the golden vectors: causality, memory = one
+   long text, generation = forward, evaluation that training does not notice,
+   recomputation, resume, batch parts, errors. */
 #include <pthread.h>
 #include <stdint.h>
 #include "../seqtx_attn_span.h"
@@ -9,7 +10,9 @@
 enum { V = 29 };
 
 #ifdef TEST_AMX_EMULATED
-enum { SLOW = 1 };                /* under sanitizers fewer steps and cases of a path: what they come to is seen without them */
+/* under sanitizers fewer steps and cases of a path: what they come to is seen without
+   them */
+enum { SLOW = 1 };
 #else
 enum { SLOW = 0 };
 #endif
@@ -23,9 +26,17 @@ enum { SLOW = 0 };
 static stx_span_desc small(void) {
     stx_span_desc d;
     memset(&d, 0, sizeof d);
-    d.vocab = V; d.layers = 2; d.dim = 24; d.heads = 3; d.inner = 40; d.span = 100; d.ramp = 8; d.adapt_span = 1;
+    d.vocab = V;
+    d.layers = 2;
+    d.dim = 24;
+    d.heads = 3;
+    d.inner = 40;
+    d.span = 100;
+    d.ramp = 8;
+    d.adapt_span = 1;
     return d;
 }
+
 static stx_ctx *context(int threads, uint64_t seed) {
     stx_desc d;
     memset(&d, 0, sizeof d);
@@ -33,20 +44,26 @@ static stx_ctx *context(int threads, uint64_t seed) {
     d.seed = seed;
     return stx_create(&d);
 }
+
 /* text with some order in it, for B rows of n tokens */
 static int32_t *text(size_t B, size_t n, uint64_t seed) {
     int32_t *t = (int32_t *)malloc(B * n * sizeof *t);
     size_t i;
     test_state = 88172645463325252u + seed;
-    for (i = 0; i < B * n; i++) t[i] = i && test_rand() < 0.4 ? (t[i - 1] * 7 + 3) % V : (int32_t)((test_rand() + 1) * 0.4999 * V);
+    for (i = 0; i < B * n; i++)
+        t[i] = i && test_rand() < 0.4 ? (t[i - 1] * 7 + 3) % V
+                                      : (int32_t)((test_rand() + 1) * 0.4999 * V);
     return t;
 }
+
 /* spans that differ by head, by hand, so that the windows have something to skip */
 static void set_spans(stx_span *m) {
     size_t l, h;
-    for (l = 0; l < m->desc.layers; l++) for (h = 0; m->layer[l].z && h < m->layer[l].z->size;
-        h++) m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
+    for (l = 0; l < m->desc.layers; l++)
+        for (h = 0; m->layer[l].z && h < m->layer[l].z->size; h++)
+            m->layer[l].z->data[h] = (stx_real)(0.031 + 0.17 * (double)((l + 2 * h) % 4));
 }
+
 static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
     int32_t *buf = (int32_t *)calloc(B * T, sizeof *buf);
     size_t b;
@@ -56,14 +73,20 @@ static stx_ids *block(stx_ctx *x, const int32_t *t, size_t B, size_t n, size_t a
     free(buf);
     return ids;
 }
+
 static double difference(const stx_real *a, const stx_real *b, size_t n) {
     double worst = 0;
     size_t i;
-    for (i = 0; i < n; i++) { double e = fabs((double)a[i] - (double)b[i]); if (!(e <= worst)) worst = e; }
+    for (i = 0; i < n; i++) {
+        double e = fabs((double)a[i] - (double)b[i]);
+        if (!(e <= worst)) worst = e;
+    }
     return worst;
 }
+
 /* one plain training step on tokens [at, at+T] */
-static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *t, size_t B, size_t n, size_t at, size_t T) {
+static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *t, size_t B,
+                   size_t n, size_t at, size_t T) {
     stx_ctx *x = m->ctx;
     stx_tensor *loss;
     double v;
@@ -77,28 +100,54 @@ static double step(stx_span *m, stx_optim *o, stx_span_state *s, const int32_t *
 
 /* Variants of the model that generation, causality and memory must hold for. */
 static stx_span_desc variant(int k, const char **name) {
-    static const char *const names[] = {"adaptive", "fixed", "literal", "persistent", "adaptive io", "long fixed", "persistent literal",
-        "no renorm", "fairseq", "one span persistent"};
+    static const char *const names[] = {"adaptive",           "fixed",       "literal",
+                                        "persistent",         "adaptive io", "long fixed",
+                                        "persistent literal", "no renorm",   "fairseq",
+                                        "one span persistent"};
     stx_span_desc d = small();
     *name = names[k];
-    if (k == 1) { d.adapt_span = 0; d.span = 33; }
+    if (k == 1) {
+        d.adapt_span = 0;
+        d.span = 33;
+    }
     if (k == 2) d.literal = STX_SPAN_LITERAL;
     if (k == 3) d.pers = 5;
-    if (k == 4) { d.adapt_io = d.adapt_io_tied = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 17; d.divval = 2; }
-    if (k == 5) { d.adapt_span = 0; d.span = 300; }
-    if (k == 6) { d.pers = 3; d.literal = STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY; }
-    if (k == 7) { d.no_renorm = 1; d.ramp = 7.3; }
+    if (k == 4) {
+        d.adapt_io = d.adapt_io_tied = 1;
+        d.cutoffs = 2;
+        d.cutoff[0] = 9;
+        d.cutoff[1] = 17;
+        d.divval = 2;
+    }
+    if (k == 5) {
+        d.adapt_span = 0;
+        d.span = 300;
+    }
+    if (k == 6) {
+        d.pers = 3;
+        d.literal = STX_SPAN_LITERAL_EPS | STX_SPAN_LITERAL_MEMORY;
+    }
+    if (k == 7) {
+        d.no_renorm = 1;
+        d.ramp = 7.3;
+    }
     if (k == 8) {
         d.no_renorm = d.span_per_layer = d.fairseq_init = 1;
         d.literal = STX_SPAN_LITERAL;
     }
-    if (k == 9) { d.pers = 3; d.span_per_layer = 1; d.no_renorm = 1; }
+    if (k == 9) {
+        d.pers = 3;
+        d.span_per_layer = 1;
+        d.no_renorm = 1;
+    }
     return d;
 }
+
 enum { VARIANTS = 10 };
 
 /* log p (B,n,V) of a text by blocks of T with memory */
-static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T, stx_span_state *s) {
+static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, size_t T,
+                           stx_span_state *s) {
     stx_real *all = (stx_real *)calloc(B * n * V, sizeof *all);
     size_t at, b, w;
     for (at = 0; at < n; at += w) {
@@ -107,7 +156,8 @@ static stx_real *by_blocks(stx_span *m, const int32_t *t, size_t B, size_t n, si
         stx_begin(m->ctx, STX_EVAL);
         y = stx_span_log_probs(m, stx_span_forward(m, block(m->ctx, t, B, n, at, w), s, s));
         if (!y) break;
-        for (b = 0; b < B; b++) memcpy(all + (b * n + at) * V, y->data + b * w * V, w * V * sizeof *all);
+        for (b = 0; b < B; b++)
+            memcpy(all + (b * n + at) * V, y->data + b * w * V, w * V * sizeof *all);
     }
     return all;
 }
@@ -124,16 +174,20 @@ static void generation_and_memory(void) {
         stx_span_state *s = stx_span_state_create(m, B), *s2 = stx_span_state_create(m, B);
         stx_real *whole, *other;
         stx_span_gen *g;
-        double worst = 0, top = 1;        /* 1e-5 of the largest logit */
+        double worst = 0, top = 1; /* 1e-5 of the largest logit */
         set_spans(m);
-        whole = by_blocks(m, t, B, n, n, s);           /* the whole text at once */
-        for (i = 0; i < B * n * V; i++) if (fabs((double)whole[i]) > top) top = fabs((double)whole[i]);
+        whole = by_blocks(m, t, B, n, n, s); /* the whole text at once */
+        for (i = 0; i < B * n * V; i++)
+            if (fabs((double)whole[i]) > top) top = fabs((double)whole[i]);
         stx_span_state_reset(s2);
-        other = by_blocks(m, t, B, n, 64, s2);         /* equal to blocks with memory: the window is where it was */
-        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top, "%s: blocks with memory differ from one text by %g", name,
+        /* equal to blocks with memory: the window is where it was */
+        other = by_blocks(m, t, B, n, 64, s2);
+        CHECK(difference(whole, other, B * n * V) <= 1e-5 * top,
+              "%s: blocks with memory differ from one text by %g", name,
               difference(whole, other, B * n * V));
         g = stx_span_gen_create(m, B);
-        for (i = 0, feeds = 0; i < n; feeds++) {       /* prompt pieces of many lengths, then token by token */
+        /* prompt pieces of many lengths, then token by token */
+        for (i = 0, feeds = 0; i < n; feeds++) {
             size_t w = i < 300 ? 1 + feeds * 13 % 90 : 1;
             const stx_real *y;
             if (w > n - i) w = n - i;
@@ -147,9 +201,10 @@ static void generation_and_memory(void) {
             }
             if (i > 500 && !bytes) bytes = stx_bytes(x);
         }
-        CHECK(i == n && worst <= 1e-5 * top, "%s: generation differs from the forward by %g %s", name, worst, stx_error(x));
+        CHECK(i == n && worst <= 1e-5 * top, "%s: generation differs from the forward by %g %s",
+              name, worst, stx_error(x));
         CHECK(bytes == stx_bytes(x), "%s: generation keeps allocating", name);
-        {   /* causality: another token at place p changes nothing before p, and something after */
+        { /* causality: another token at place p changes nothing before p, and something after */
             size_t p = 411;
             int32_t keep = t[p];
             stx_real *changed;
@@ -157,15 +212,20 @@ static void generation_and_memory(void) {
             stx_span_state_reset(s);
             changed = by_blocks(m, t, B, n, 64, s);
             CHECK(difference(changed, other, p * V) == 0, "%s: a token changed the past", name);
-            CHECK(difference(changed + p * V, other + p * V, V) > 0, "%s: a token changed nothing", name);
-            CHECK(difference(changed + n * V, other + n * V, n * V) == 0, "%s: a token changed another row", name);
+            CHECK(difference(changed + p * V, other + p * V, V) > 0, "%s: a token changed nothing",
+                  name);
+            CHECK(difference(changed + n * V, other + n * V, n * V) == 0,
+                  "%s: a token changed another row", name);
             t[p] = keep;
             free(changed);
         }
         stx_span_gen_free(g);
         stx_span_state_free(s);
         stx_span_state_free(s2);
-        free(whole); free(other); free(t); free(one);
+        free(whole);
+        free(other);
+        free(t);
+        free(one);
         CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
         stx_destroy(x);
     }
@@ -194,9 +254,10 @@ static void dropout(void) {
             {
                 stx_real *got = (stx_real *)malloc(want->size * sizeof *got);
                 memcpy(got, want->data, want->size * sizeof *got);
-                stx_set_tick(x, stx_tick(x) - 1);          /* the same masks once more */
+                stx_set_tick(x, stx_tick(x) - 1); /* the same masks once more */
                 stx_begin(x, STX_TRAIN);
-                h = stx_dropout(x, stx_embedding(x, m->words->in_emb, block(x, t, 2, 40, 0, 40)), d.emb_dropout);
+                h = stx_dropout(x, stx_embedding(x, m->words->in_emb, block(x, t, 2, 40, 0, 40)),
+                                d.emb_dropout);
                 for (l = 0; l < d.layers; l++) {
                     stx_span_layer *p = &m->layer[l];
                     stx_attention_in in;
@@ -205,23 +266,38 @@ static void dropout(void) {
                     size_t S = stx_span_window(m, l);
                     memset(&in, 0, sizeof in);
                     memset(&a, 0, sizeof a);
-                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
+                    in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+                    in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
                     in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-                    in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
-                    a.heads = d.heads; a.span = S; a.delta_min = 1; a.max_span = (double)d.span; a.ramp = d.ramp; a.dropout = d.dropout;
+                    in.pe = m->key_pe;
+                    in.z = p->z;
+                    in.pk = p->pers_key;
+                    in.pv = p->pers_val;
+                    a.heads = d.heads;
+                    a.span = S;
+                    a.delta_min = 1;
+                    a.max_span = (double)d.span;
+                    a.ramp = d.ramp;
+                    a.dropout = d.dropout;
                     f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
                     h = stx_layernorm(x, stx_add(x, h, f), p->norm1_gain, p->norm1_shift, 0);
                     if (pers) continue;
                     f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
-                    h = stx_layernorm(x, stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)), p->norm2_gain, p->norm2_shift, 0);
+                    h = stx_layernorm(x,
+                                      stx_add(x, h, stx_linear(x, f, p->w2, p->b2, STX_ACT_NONE)),
+                                      p->norm2_gain, p->norm2_shift, 0);
                 }
                 h = stx_dropout(x, h, d.emb_dropout);
-                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got), "pers %d, dropout %g, emb_dropout %g: differs from the chain by "
-                      "hand by %g", pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
+                CHECK(h && !memcmp(h->data, got, h->size * sizeof *got),
+                      "pers %d, dropout %g, emb_dropout %g: differs from the chain by "
+                      "hand by %g",
+                      pers, d.dropout, d.emb_dropout, h ? difference(h->data, got, h->size) : 0);
                 stx_begin(x, STX_EVAL);
                 plain = stx_span_forward(m, block(x, t, 2, 40, 0, 40), NULL, NULL);
-                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0), "pers %d, dropout %g, emb_dropout %g: no "
-                      "effect, or without cause", pers, d.dropout, d.emb_dropout);
+                CHECK(plain && (difference(plain->data, got, plain->size) > 1e-3) == (k != 0),
+                      "pers %d, dropout %g, emb_dropout %g: no "
+                      "effect, or without cause",
+                      pers, d.dropout, d.emb_dropout);
                 free(got);
             }
             free(t);
@@ -251,7 +327,8 @@ static void literal(void) {
     }
 }
 
-/* The default form of an empty memory: the first tokens see nothing at all, and padding rows have no say. */
+/* The default form of an empty memory: the first tokens see nothing at all, and
+   padding rows have no say. */
 static void beginnings(void) {
     stx_span_desc d = small();
     stx_ctx *x = context(1, 3);
@@ -265,11 +342,14 @@ static void beginnings(void) {
     stx_span_state_reset(s);
     b = by_blocks(m, t, 1, 40, 40, s);
     CHECK(difference(a, b, 40 * V) > 1e-4, "zero rows have no effect, but should with the flag");
-    free(a); free(b); free(t);
+    free(a);
+    free(b);
+    free(t);
     stx_destroy(x);
 }
 
-/* One meaning each: logits are logits, or an error; log p is log p; generation gives log p; and no gradient passes log p. */
+/* One meaning each: logits are logits, or an error; log p is log p; generation gives
+   log p; and no gradient passes log p. */
 static void logits_and_log_probs(void) {
     int k;
     for (k = 0; k < 5; k += 4) {
@@ -284,9 +364,11 @@ static void logits_and_log_probs(void) {
         stx_begin(x, STX_TRAIN);
         h = stx_span_forward(m, block(x, t, 2, 20, 0, 20), NULL, NULL);
         y = stx_span_log_probs(m, h);
-        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad, "%s: %s", name, stx_error(x));
+        CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad,
+              "%s: %s", name, stx_error(x));
         z = stx_span_logits(m, h);
-        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_words_log_probs")), "%s: %s", name, stx_error(x));
+        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_words_log_probs")), "%s: %s", name,
+              stx_error(x));
         stx_clear_error(x);
         for (r = 0; y && r < 40; r++) {
             double sum = 0, raw = 0, off = 0;
@@ -294,9 +376,11 @@ static void logits_and_log_probs(void) {
                 sum += exp((double)y->data[r * V + v]);
                 if (z) raw += exp((double)z->data[r * V + v]);
             }
-            for (v = 0; z && v < V; v++) off = fmax(off, fabs((double)z->data[r * V + v] - log(raw) - (double)y->data[r * V + v]));
-            CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4), "%s row %zu: sums to %g, off by %g", name, r, sum,
-                  off);
+            for (v = 0; z && v < V; v++)
+                off = fmax(off, fabs((double)z->data[r * V + v] - log(raw)
+                                     - (double)y->data[r * V + v]));
+            CHECK(fabs(sum - 1) < 1e-5 && off < 1e-5 && (!z || fabs(log(raw)) > 1e-4),
+                  "%s row %zu: sums to %g, off by %g", name, r, sum, off);
         }
         {
             stx_real last[V];
@@ -304,14 +388,17 @@ static void logits_and_log_probs(void) {
             memcpy(last, y->data + 19 * V, sizeof last);
             g = stx_span_gen_feed(stx_span_gen_create(m, 1), t, 20);
             for (v = 0; g && v < V; v++) sum += exp((double)g[v]);
-            CHECK(g && fabs(sum - 1) < 1e-5 && difference(g, last, V) < 1e-5, "%s: generation: sum %g %s", name, sum, stx_error(x));
+            CHECK(g && fabs(sum - 1) < 1e-5 && difference(g, last, V) < 1e-5,
+                  "%s: generation: sum %g %s", name, sum, stx_error(x));
         }
         free(t);
         stx_destroy(x);
     }
 }
-/* A memory that was handed over goes on as the one it was taken from, to the last bit: from context to context, while caches fill and when
-   they are full; and what cannot be a memory is refused, and leaves the state as it was. */
+
+/* A memory that was handed over goes on as the one it was taken from, to the last bit:
+   from context to context, while caches fill and when they are full; and what cannot
+   be a memory is refused, and leaves the state as it was. */
 static void handed_over(void) {
     int k;
     for (k = 0; k < VARIANTS; k++) {
@@ -334,24 +421,35 @@ static void handed_over(void) {
             stx_real *want, *a = NULL, *b;
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1) * sizeof *row);
-                CHECK(stx_span_state_get(s[0], l, row) && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row,
-                    s[0]->rows->layer[l].real), "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
+                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1)
+                                                   * sizeof *row);
+                CHECK(stx_span_state_get(s[0], l, row)
+                          && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row,
+                                                s[0]->rows->layer[l].real),
+                      "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
                 filled |= s[0]->rows->layer[l].real == stx_span_cache(m[0], l);
                 free(row);
             }
             for (c = 0; c < 2; c++) {
                 stx_begin(x[c], STX_EVAL);
                 want = (stx_real *)malloc(B * T * d.dim * sizeof *want);
-                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), s[c], s[c]), want);
-                if (c == 0) { a = want; continue; }
+                stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), s[c], s[c]),
+                        want);
+                if (c == 0) {
+                    a = want;
+                    continue;
+                }
                 b = (stx_real *)malloc(B * T * d.dim * sizeof *b);
                 stx_begin(x[c], STX_EVAL);
                 stx_get(x[c], stx_span_forward(m[c], block(x[c], t, B, n, at, T), empty, NULL), b);
-                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a), "%s at %zu: handed over differs by %g", name, at, difference(a, want,
-                    B * T * d.dim));
-                CHECK((difference(b, want, B * T * d.dim) > 1e-4) == (at > 0), "%s at %zu: the memory has no say", name, at);
-                free(a); free(b); free(want);
+                CHECK(!memcmp(a, want, B * T * d.dim * sizeof *a),
+                      "%s at %zu: handed over differs by %g", name, at,
+                      difference(a, want, B * T * d.dim));
+                CHECK((difference(b, want, B * T * d.dim) > 1e-4) == (at > 0),
+                      "%s at %zu: the memory has no say", name, at);
+                free(a);
+                free(b);
+                free(want);
             }
             at += T;
         }
@@ -359,18 +457,27 @@ static void handed_over(void) {
         for (i = 0; i < 4; i++) {
             size_t rows = s[1]->rows->layer[0].rows, real = s[1]->rows->layer[0].real;
             stx_real one[1] = {0};
-            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5, i == 3 ? NULL : one,
-                                      i == 2 ? 6 : i == 3 ? 2 : 0) && !stx_ok(x[1]), "case %zu", i);
-            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real && strstr(stx_error(x[1]), "stx_rows_set"),
+            CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5,
+                                      i == 3 ? NULL : one,
+                                      i == 2   ? 6
+                                      : i == 3 ? 2
+                                               : 0)
+                      && !stx_ok(x[1]),
+                  "case %zu", i);
+            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real
+                      && strstr(stx_error(x[1]), "stx_rows_set"),
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
-        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s", stx_error(x[1]));
+        CHECK(!stx_span_state_get(s[1], d.layers, NULL) && strstr(stx_error(x[1]), "layer 2"), "%s",
+              stx_error(x[1]));
         free(t);
         for (c = 0; c < 2; c++) stx_destroy(x[c]);
     }
 }
-/* What the options of fairseq's form change: the parameters, their first values, and the result */
+
+/* What the options of fairseq's form change: the parameters, their first values, and
+   the result */
 static void fairseq_form(void) {
     stx_span_desc d = small(), e;
     stx_ctx *x = context(1, 8);
@@ -378,45 +485,77 @@ static void fairseq_form(void) {
     stx_tensor *t;
     size_t i, k;
     int32_t *ids = text(1, 300, 2);
-    d.dim = 96; d.inner = 160; d.vocab = 200; d.span = 400;
+    d.dim = 96;
+    d.inner = 160;
+    d.vocab = 200;
+    d.span = 400;
     for (i = 0; i < 2; i++) {
         double sd = 1 / sqrt(96.0), xavier = sqrt(6.0 / (96 + 160));
         e = d;
         e.no_renorm = e.span_per_layer = e.fairseq_init = (int)i;
         m = stx_span_create(x, &e);
-        CHECK(m && m->layer[1].z->size == (i ? 1 : 3) && stx_params_size(m->params) == stx_span_count(&e), "%s", stx_error(x));
+        CHECK(m && m->layer[1].z->size == (i ? 1 : 3)
+                  && stx_params_size(m->params) == stx_span_count(&e),
+              "%s", stx_error(x));
         if (!m) break;
-        for (k = 0; k < 5; k++) {       /* mean square and largest: normal or uniform, and how wide */
+        /* mean square and largest: normal or uniform, and how wide */
+        for (k = 0; k < 5; k++) {
             double want = 1, sum = 0, top = 0;
             size_t j;
-            t = k == 0 ? m->layer[1].wq : k == 1 ? m->layer[0].wo : k == 2 ? m->layer[1].w1 : k == 3 ? m->layer[1].w2 : m->words->in_emb;
-            for (j = 0; j < t->size; j++) { sum += (double)t->data[j] * (double)t->data[j]; top = fmax(top, fabs((double)t->data[j])); }
+            t = k == 0   ? m->layer[1].wq
+                : k == 1 ? m->layer[0].wo
+                : k == 2 ? m->layer[1].w1
+                : k == 3 ? m->layer[1].w2
+                         : m->words->in_emb;
+            for (j = 0; j < t->size; j++) {
+                sum += (double)t->data[j] * (double)t->data[j];
+                top = fmax(top, fabs((double)t->data[j]));
+            }
             sum = sqrt(sum / (double)t->size);
-            want = k < 2 ? (i ? sd : sd / sqrt(3)) : k < 4 ? (i ? xavier : k == 2 ? sd : 1 / sqrt(160.0)) / sqrt(3) : i ? sd : 1;
-            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, want %g", i, k, sum, want);
-            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want, "init %zu, tensor %zu: largest %g of %g", i,
-                  k, top, want);
+            want = k < 2   ? (i ? sd : sd / sqrt(3))
+                   : k < 4 ? (i        ? xavier
+                              : k == 2 ? sd
+                                       : 1 / sqrt(160.0))
+                                 / sqrt(3)
+                   : i ? sd
+                       : 1;
+            CHECK(fabs(sum / want - 1) < 0.03, "init %zu, tensor %zu: deviation %g, want %g", i, k,
+                  sum, want);
+            CHECK((k < 2 && !i) || k == 2 || k == 3 ? top < 1.7321 * want : top > 2.5 * want,
+                  "init %zu, tensor %zu: largest %g of %g", i, k, top, want);
         }
         m->layer[0].z->data[0] = (stx_real)0.5;
-        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0) && stx_span_window(m, 0) == 208,
-              "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2), stx_span_window(m, 0));
+        CHECK(stx_span_of(m, 0, 0) == 200 && stx_span_of(m, 0, 2) == (i ? 200 : 0)
+                  && stx_span_window(m, 0) == 208,
+              "spans of layer 0: %g %g window %zu", stx_span_of(m, 0, 0), stx_span_of(m, 0, 2),
+              stx_span_window(m, 0));
     }
-    for (i = 0; i < 2; i++) {           /* the window is part of the model: z of one head moves what another one sees */
+    /* the window is part of the model: z of one head moves what another one sees */
+    for (i = 0; i < 2; i++) {
         stx_real *a, *b;
         stx_tensor *y;
         e = small();
-        e.layers = 1; e.span = 300; e.no_renorm = (int)i;
+        e.layers = 1;
+        e.span = 300;
+        e.no_renorm = (int)i;
         m = stx_span_create(x, &e);
         a = (stx_real *)malloc(300 * e.dim * sizeof *a);
         b = (stx_real *)malloc(300 * e.dim * sizeof *b);
         memset(m->layer[0].wo->data, 0, m->layer[0].wo->size * sizeof *a);
-        for (k = 0; k < 8; k++) m->layer[0].wo->data[k * 24 + k] = 1;       /* head 0 alone counts */
-        stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, a);
+        /* head 0 alone counts */
+        for (k = 0; k < 8; k++) m->layer[0].wo->data[k * 24 + k] = 1;
+        stx_begin(x, STX_EVAL);
+        y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL);
+        stx_get(x, y, a);
         m->layer[0].z->data[1] = 1;
-        stx_begin(x, STX_EVAL); y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL); stx_get(x, y, b);
-        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1), "no_renorm %zu: another head's window changes the result by %g", i,
+        stx_begin(x, STX_EVAL);
+        y = stx_span_forward(m, block(x, ids, 1, 300, 0, 300), NULL, NULL);
+        stx_get(x, y, b);
+        CHECK((difference(a, b, 300 * e.dim) > 1e-3) == (i == 1),
+              "no_renorm %zu: another head's window changes the result by %g", i,
               difference(a, b, 300 * e.dim));
-        free(a); free(b);
+        free(a);
+        free(b);
     }
     free(ids);
     CHECK(stx_ok(x), "%s", stx_error(x));
@@ -427,7 +566,8 @@ static void evaluation_is_separate(void) {
     int k;
     stx_real *first = NULL;
     size_t n = 600;
-    for (k = 0; k < 2; k++) {       /* once with evaluations and generation in between, once without */
+    /* once with evaluations and generation in between, once without */
+    for (k = 0; k < 2; k++) {
         stx_span_desc d = small();
         stx_ctx *x;
         stx_span *m;
@@ -436,7 +576,10 @@ static void evaluation_is_separate(void) {
         int32_t *t = text(3, n, 11);
         size_t i, size, at;
         stx_real *all;
-        d.dropout = 0.2; d.emb_dropout = 0.1; d.span_init = 0.3; d.span_loss = 1e-3;
+        d.dropout = 0.2;
+        d.emb_dropout = 0.1;
+        d.span_init = 0.3;
+        d.span_loss = 1e-3;
         x = context(2, 5);
         m = stx_span_create(x, &d);
         o = stx_optim_create(m->params, NULL);
@@ -455,10 +598,16 @@ static void evaluation_is_separate(void) {
         size = stx_params_size(m->params);
         all = (stx_real *)malloc(size * sizeof *all);
         for (i = 0, at = 0; i < m->params->count; i++) {
-            memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size;
+            memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all);
+            at += m->params->tensor[i]->size;
         }
-        if (!first) first = all;
-        else { CHECK(!memcmp(first, all, size * sizeof *all), "evaluation between the steps changed training"); free(all); }
+        if (!first)
+            first = all;
+        else {
+            CHECK(!memcmp(first, all, size * sizeof *all),
+                  "evaluation between the steps changed training");
+            free(all);
+        }
         free(t);
         CHECK(stx_ok(x), "%s", stx_error(x));
         stx_destroy(x);
@@ -467,7 +616,8 @@ static void evaluation_is_separate(void) {
 }
 
 /* all parameters after some steps of a configuration */
-static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps, size_t *size, double *loss) {
+static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t parts, int steps,
+                         size_t *size, double *loss) {
     stx_ctx *x = context(threads, 21);
     stx_span *m = stx_span_create(x, d);
     stx_optim_desc od;
@@ -485,8 +635,9 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
         for (p = 0; p < parts; p++) {
             stx_tensor *l;
             stx_begin(x, STX_TRAIN);
-            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T), block(x, t + p * rows * n, rows, n,
-                (size_t)k * T + 1, T), s[p], s[p]);
+            l = stx_span_loss(m, block(x, t + p * rows * n, rows, n, (size_t)k * T, T),
+                              block(x, t + p * rows * n, rows, n, (size_t)k * T + 1, T), s[p],
+                              s[p]);
             *loss = stx_item(x, l);
             stx_backward(x, stx_scale(x, stx_span_total(m, l), 1.0 / (double)parts));
         }
@@ -495,19 +646,24 @@ static stx_real *trained(const stx_span_desc *d, int threads, int kind, size_t p
     *size = stx_params_size(m->params);
     all = (stx_real *)malloc(*size * sizeof *all);
     for (i = 0, at = 0; i < m->params->count; i++) {
-        memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all); at += m->params->tensor[i]->size;
+        memcpy(all + at, m->params->tensor[i]->data, m->params->tensor[i]->size * sizeof *all);
+        at += m->params->tensor[i]->size;
     }
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
     stx_destroy(x);
     return all;
 }
+
 static void repeatable(void) {
     stx_span_desc d = small();
     size_t n, k;
     double l, l2;
     stx_real *a, *b;
-    d.dropout = 0.3; d.emb_dropout = 0.2; d.span_init = 0.4; d.span_loss = 1e-3;
+    d.dropout = 0.3;
+    d.emb_dropout = 0.2;
+    d.span_init = 0.4;
+    d.span_loss = 1e-3;
     for (k = 1; k <= 3; k++) {
         a = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l);
         b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
@@ -515,23 +671,33 @@ static void repeatable(void) {
         d.recompute = 1;
         free(b);
         b = trained(&d, (int)k, STX_ADAM, 1, 6, &n, &l2);
-        CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: recomputation changes the run", k);
+        CHECK(!memcmp(a, b, n * sizeof *a) && l == l2, "%zu threads: recomputation changes the run",
+              k);
         d.recompute = 0;
-        free(a); free(b);
+        free(a);
+        free(b);
     }
     a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
     b = trained(&d, 3, STX_SGD, 1, 6, &n, &l2);
-    CHECK(difference(a, b, n) < 1e-6 && CLOSE(l, l2, 1e-5), "1 and 3 threads differ by %g", difference(a, b, n));
-    free(a); free(b);
+    CHECK(difference(a, b, n) < 1e-6 && CLOSE(l, l2, 1e-5), "1 and 3 threads differ by %g",
+          difference(a, b, n));
+    free(a);
+    free(b);
     d.dropout = d.emb_dropout = 0;
     a = trained(&d, 1, STX_SGD, 1, 6, &n, &l);
     b = trained(&d, 1, STX_SGD, 4, 6, &n, &l2);
     CHECK(difference(a, b, n) < 1e-6, "a batch in 4 parts differs by %g", difference(a, b, n));
-    free(a); free(b);
+    free(a);
+    free(b);
 }
 
 /* Contexts of two threads each, used at the same time by threads of the caller's */
-typedef struct callers { double loss; stx_real *all; size_t n; } callers;
+typedef struct callers {
+    double loss;
+    stx_real *all;
+    size_t n;
+} callers;
+
 static void *callers_thread(void *out) {
     callers *c = (callers *)out;
     stx_span_desc d = small();
@@ -552,14 +718,17 @@ static void *callers_thread(void *out) {
     stx_destroy(x);
     return NULL;
 }
+
 static void callers_threads(void) {
     callers c[4];
     pthread_t thread[4];
     int k;
-    for (k = 0; k < 4; k++) CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k), "no thread %d", k);
+    for (k = 0; k < 4; k++)
+        CHECK(!pthread_create(thread + k, NULL, callers_thread, c + k), "no thread %d", k);
     for (k = 0; k < 4; k++) pthread_join(thread[k], NULL);
-    for (k = 1; k < 4; k++) CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)),
-                                  "thread %d of the caller differs", k);
+    for (k = 1; k < 4; k++)
+        CHECK(c[k].loss == c[0].loss && !memcmp(c[k].all, c[0].all, c[0].n * sizeof(stx_real)),
+              "thread %d of the caller differs", k);
     for (k = 0; k < 4; k++) free(c[k].all);
 }
 
@@ -582,14 +751,16 @@ static void learns(void) {
         o = stx_optim_create(m->params, NULL);
         first = step(m, o, NULL, t, 2, 33, 0, 32);
         for (i = 0; i < (SLOW ? 20 : 300); i++) last = step(m, o, NULL, t, 2, 33, 0, 32);
-        CHECK(first > 2 && last < (SLOW ? first : 0.1), "%s: one batch: %g -> %g", name, first, last);
+        CHECK(first > 2 && last < (SLOW ? first : 0.1), "%s: one batch: %g -> %g", name, first,
+              last);
         free(t);
         CHECK(stx_ok(x), "%s", stx_error(x));
         stx_destroy(x);
     }
 }
 
-/* save, load into a fresh context, go on: the same bits as never having stopped; then every way a load can be refused */
+/* save, load into a fresh context, go on: the same bits as never having stopped; then
+   every way a load can be refused */
 static void resume(void) {
     char path[1024];
     stx_span_desc d = small();
@@ -603,7 +774,10 @@ static void resume(void) {
     stx_file *f;
     int k;
     test_path(path, sizeof path, "test_span");
-    d.dropout = 0.25; d.emb_dropout = 0.1; d.span_init = 0.2; d.span_loss = 1e-3;
+    d.dropout = 0.25;
+    d.emb_dropout = 0.1;
+    d.span_init = 0.2;
+    d.span_loss = 1e-3;
     for (k = 0; k < 2; k++) {
         x[k] = context(2, 9);
         m[k] = stx_span_create(x[k], &d);
@@ -612,29 +786,36 @@ static void resume(void) {
     }
     for (i = 0; i < 10; i++) step(m[0], o[0], s[0], t, B, n, i * 30, 30);
     w = stx_writer_create(x[0]);
-    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") &&
-          stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path), "%s", stx_error(x[0]));
+    CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0])
+              && stx_span_state_save(w, s[0], "memory.")
+              && stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path),
+          "%s", stx_error(x[0]));
     f = stx_file_open(x[1], path);
     {
         uint64_t tick = 0;
-        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f) && stx_span_state_load(s[1], f, "memory.") &&
-              stx_file_meta_u64(x[1], f, "tick", &tick), "%s", stx_error(x[1]));
+        CHECK(f && stx_params_load(m[1]->params, f, "") && stx_optim_load(o[1], f)
+                  && stx_span_state_load(s[1], f, "memory.")
+                  && stx_file_meta_u64(x[1], f, "tick", &tick),
+              "%s", stx_error(x[1]));
         stx_set_tick(x[1], tick);
     }
-    for (k = 0; k < 2; k++) for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
+    for (k = 0; k < 2; k++)
+        for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
     for (i = 0; i < m[0]->params->count; i++)
-        CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data, m[0]->params->tensor[i]->size * sizeof(stx_real)),
+        CHECK(!memcmp(m[0]->params->tensor[i]->data, m[1]->params->tensor[i]->data,
+                      m[0]->params->tensor[i]->size * sizeof(stx_real)),
               "%s differs after the resume", m[0]->params->name[i]);
     stx_file_close(f);
 
-    {   /* a checksum finds any changed bit */
+    { /* a checksum finds any changed bit */
         stx_ctx *y = context(1, 1);
         FILE *io;
         long size, at;
         int c;
         w = stx_writer_create(y);
-        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc") && stx_writer_checksum(w) &&
-              stx_writer_finish(w, path), "%s", stx_error(y));
+        CHECK(stx_params_save(w, m[0]->params, "") == 1 && stx_writer_meta(w, "text", "abc")
+                  && stx_writer_checksum(w) && stx_writer_finish(w, path),
+              "%s", stx_error(y));
         f = stx_file_open(y, path);
         CHECK(f && stx_file_verify(f), "%s", stx_error(y));
         stx_file_close(f);
@@ -643,17 +824,24 @@ static void resume(void) {
         size = ftell(io);
         for (k = 0; k < 5; k++) {
             at = size - 1 - k * (size / 8);
-            fseek(io, at, SEEK_SET); c = fgetc(io);
-            fseek(io, at, SEEK_SET); fputc(c ^ (1 << k), io); fflush(io);
+            fseek(io, at, SEEK_SET);
+            c = fgetc(io);
+            fseek(io, at, SEEK_SET);
+            fputc(c ^ (1 << k), io);
+            fflush(io);
             f = stx_file_open(y, path);
-            CHECK(f && !stx_file_verify(f) && strstr(stx_error(y), "damaged"), "bit %d of byte %ld: %s", k, at, stx_error(y));
+            CHECK(f && !stx_file_verify(f) && strstr(stx_error(y), "damaged"),
+                  "bit %d of byte %ld: %s", k, at, stx_error(y));
             stx_file_close(f);
             stx_clear_error(y);
-            fseek(io, at, SEEK_SET); fputc(c, io); fflush(io);
+            fseek(io, at, SEEK_SET);
+            fputc(c, io);
+            fflush(io);
         }
         fclose(io);
         w = stx_writer_create(y);
-        CHECK(stx_writer_meta_u64(w, "big", UINT64_MAX) && stx_writer_finish(w, path), "%s", stx_error(y));
+        CHECK(stx_writer_meta_u64(w, "big", UINT64_MAX) && stx_writer_finish(w, path), "%s",
+              stx_error(y));
         f = stx_file_open(y, path);
         {
             uint64_t big = 0;
@@ -663,11 +851,13 @@ static void resume(void) {
         stx_file_close(f);
         stx_destroy(y);
         w = stx_writer_create(x[0]);
-        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0]) && stx_span_state_save(w, s[0], "memory.") &&
-              stx_writer_finish(w, path), "%s", stx_error(x[0]));
+        CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0])
+                  && stx_span_state_save(w, s[0], "memory.") && stx_writer_finish(w, path),
+              "%s", stx_error(x[0]));
     }
-    for (k = 0; k < 6; k++) {       /* refused, with the reason, and nothing half loaded */
-        static const char *const want[] = {"layers.1", "streams", "optimiser", "no tensor", "whole number", "dimensions"};
+    for (k = 0; k < 6; k++) { /* refused, with the reason, and nothing half loaded */
+        static const char *const want[] = {"layers.1",  "streams",      "optimiser",
+                                           "no tensor", "whole number", "dimensions"};
         stx_span_desc e = d;
         stx_optim_desc od;
         stx_ctx *y = context(1, 1);
@@ -685,7 +875,10 @@ static void resume(void) {
         u = stx_span_state_create(p, k == 1 ? 3 : B);
         before = p->key_pe->data[0];
         f = stx_file_open(y, path);
-        if (k == 0) { ok = stx_params_load(p->params, f, ""); CHECK(strstr(stx_error(y), "layers.2"), "%s", stx_error(y)); }
+        if (k == 0) {
+            ok = stx_params_load(p->params, f, "");
+            CHECK(strstr(stx_error(y), "layers.2"), "%s", stx_error(y));
+        }
         if (k == 1) ok = stx_span_state_load(u, f, "memory.");
         if (k == 2) ok = stx_optim_load(q, f);
         if (k == 3) ok = stx_params_load(p->params, f, "other.");
@@ -704,71 +897,139 @@ static void resume(void) {
 static void refused(stx_span_desc d, const char *want) {
     stx_ctx *x = context(1, 0);
     stx_span *m = stx_span_create(x, &d);
-    CHECK(!m && !stx_ok(x) && strstr(stx_error(x), want), "wanted an error with \"%s\", got \"%s\"", want, stx_error(x));
-    CHECK(stx_span_count(&d) == 0 || strstr(want, "memory"), "counted %zu parameters of a bad desc", stx_span_count(&d));
+    CHECK(!m && !stx_ok(x) && strstr(stx_error(x), want), "wanted an error with \"%s\", got \"%s\"",
+          want, stx_error(x));
+    CHECK(stx_span_count(&d) == 0 || strstr(want, "memory"), "counted %zu parameters of a bad desc",
+          stx_span_count(&d));
     stx_destroy(x);
 }
+
 static void errors(void) {
     stx_span_desc d;
     stx_ctx *x;
     stx_span *m;
     int32_t ids[4] = {1, 2, 3, V};
-    d = small(); d.vocab = 0; refused(d, "vocab");
-    d = small(); d.heads = 5; refused(d, "heads");
-    d = small(); d.dim = (size_t)-1; refused(d, "dim");
-    d = small(); d.span = (size_t)-1; refused(d, "span");
-    d = small(); d.inner = (size_t)-1; refused(d, "inner");
-    d = small(); d.ramp = -1; refused(d, "ramp");
-    d = small(); d.ramp = NAN; refused(d, "ramp");
-    d = small(); d.span_init = 1.5; refused(d, "span_init");
-    d = small(); d.dropout = 1; refused(d, "dropout");
-    d = small(); d.emb_dropout = NAN; refused(d, "emb_dropout");
-    d = small(); d.span_loss = -1; refused(d, "span_loss");
-    d = small(); d.adapt_io = 1; d.cutoffs = 1; d.cutoff[0] = V; refused(d, "cutoff");
-    d = small(); d.adapt_io = 1; d.cutoffs = 2; d.cutoff[0] = 9; d.cutoff[1] = 9; refused(d, "cutoff");
-    d = small(); d.adapt_io = 1; d.divval = 1; refused(d, "divval");
-    d = small(); d.no_renorm = 1; d.adapt_span = 0; refused(d, "no_renorm requires adapt_span");
-    d = small(); d.span_per_layer = 1; d.adapt_span = 0; refused(d, "span_per_layer requires adapt_span");
-    d = small(); d.no_renorm = 1; d.literal = STX_SPAN_LITERAL_EPS;
+    d = small();
+    d.vocab = 0;
+    refused(d, "vocab");
+    d = small();
+    d.heads = 5;
+    refused(d, "heads");
+    d = small();
+    d.dim = (size_t)-1;
+    refused(d, "dim");
+    d = small();
+    d.span = (size_t)-1;
+    refused(d, "span");
+    d = small();
+    d.inner = (size_t)-1;
+    refused(d, "inner");
+    d = small();
+    d.ramp = -1;
+    refused(d, "ramp");
+    d = small();
+    d.ramp = NAN;
+    refused(d, "ramp");
+    d = small();
+    d.span_init = 1.5;
+    refused(d, "span_init");
+    d = small();
+    d.dropout = 1;
+    refused(d, "dropout");
+    d = small();
+    d.emb_dropout = NAN;
+    refused(d, "emb_dropout");
+    d = small();
+    d.span_loss = -1;
+    refused(d, "span_loss");
+    d = small();
+    d.adapt_io = 1;
+    d.cutoffs = 1;
+    d.cutoff[0] = V;
+    refused(d, "cutoff");
+    d = small();
+    d.adapt_io = 1;
+    d.cutoffs = 2;
+    d.cutoff[0] = 9;
+    d.cutoff[1] = 9;
+    refused(d, "cutoff");
+    d = small();
+    d.adapt_io = 1;
+    d.divval = 1;
+    refused(d, "divval");
+    d = small();
+    d.no_renorm = 1;
+    d.adapt_span = 0;
+    refused(d, "no_renorm requires adapt_span");
+    d = small();
+    d.span_per_layer = 1;
+    d.adapt_span = 0;
+    refused(d, "span_per_layer requires adapt_span");
+    d = small();
+    d.no_renorm = 1;
+    d.literal = STX_SPAN_LITERAL_EPS;
     refused(d, "STX_SPAN_LITERAL_EPS requires adapt_span without no_renorm");
     d.literal |= STX_SPAN_LITERAL;
     refused(d, "STX_SPAN_LITERAL_EPS requires");
-    d = small(); d.adapt_span = 0; d.literal = STX_SPAN_LITERAL_EPS;
+    d = small();
+    d.adapt_span = 0;
+    d.literal = STX_SPAN_LITERAL_EPS;
     refused(d, "STX_SPAN_LITERAL_EPS requires");
-    d = small(); d.literal = 4;
+    d = small();
+    d.literal = 4;
     refused(d, "flags STX_SPAN_LITERAL_EPS and _MEMORY, got 0x4");
-    d = small(); d.adapt_io = 1; d.divval = 100; d.cutoffs = 2; d.cutoff[0] = 3; d.cutoff[1] = 9; refused(d, "divval");
-    
+    d = small();
+    d.adapt_io = 1;
+    d.divval = 100;
+    d.cutoffs = 2;
+    d.cutoff[0] = 3;
+    d.cutoff[1] = 9;
+    refused(d, "divval");
+
     x = context(1, 0);
     d = small();
     m = stx_span_create(x, &d);
     CHECK(m->desc.layers == 2 && m->desc.divval == 4, "resolved desc");
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 4), NULL, NULL) && strstr(stx_error(x), "29"), "%s", stx_error(x));
+    CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 4), NULL, NULL) && strstr(stx_error(x), "29"),
+          "%s", stx_error(x));
     stx_clear_error(x);
     {
         stx_span_state *s = stx_span_state_create(m, 2);
         stx_begin(x, STX_EVAL);
-        CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 3), s, NULL) && strstr(stx_error(x), "streams"), "%s", stx_error(x));
+        CHECK(!stx_span_forward(m, stx_tokens(x, ids, 1, 3), s, NULL)
+                  && strstr(stx_error(x), "streams"),
+              "%s", stx_error(x));
     }
     stx_clear_error(x);
     CHECK(!stx_span_state_create(m, 0) && !stx_ok(x), "a state of no streams");
     stx_clear_error(x);
     CHECK(!stx_span_gen_feed(stx_span_gen_create(m, 1), ids, 0) && !stx_ok(x), "fed nothing");
     stx_destroy(x);
-    CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL) && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) &&
-          !stx_span_total(NULL, NULL) &&
-          !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL) && !stx_span_state_get(NULL, 0, NULL) &&
-              !stx_span_state_set(NULL, 0, 0, NULL, 0) && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1) &&
-                  !stx_span_state_create(NULL, 1), "NULL goes through");
-    stx_span_clamp(NULL); stx_span_state_free(NULL); stx_span_gen_free(NULL); stx_span_state_reset(NULL);
+    CHECK(!stx_span_create(NULL, NULL) && !stx_span_forward(NULL, NULL, NULL, NULL)
+              && !stx_span_loss(NULL, NULL, NULL, NULL, NULL) && !stx_span_total(NULL, NULL)
+              && !stx_span_logits(NULL, NULL) && !stx_span_log_probs(NULL, NULL)
+              && !stx_span_state_get(NULL, 0, NULL) && !stx_span_state_set(NULL, 0, 0, NULL, 0)
+              && !stx_span_gen_create(NULL, 1) && !stx_span_gen_feed(NULL, NULL, 1)
+              && !stx_span_state_create(NULL, 1),
+          "NULL goes through");
+    stx_span_clamp(NULL);
+    stx_span_state_free(NULL);
+    stx_span_gen_free(NULL);
+    stx_span_state_reset(NULL);
 }
 
-/* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S + 64, at most L */
+/* S and C by hand: cur = ceil(z L) + R, S = L - floor(min(L-1, L-cur) / 64) 64, C = S
+   + 64, at most L */
 static void windows(void) {
-    static const struct { size_t L; double z; size_t S, C; } row[] = {
-        {8192, 0, 64, 128}, {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960}, {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192}, {256, 0.3, 128,
-            192}, {256, 0.61, 192, 256}};
+    static const struct {
+        size_t L;
+        double z;
+        size_t S, C;
+    } row[] = {{8192, 0, 64, 128},      {8192, 0.01, 128, 192}, {8192, 0.1, 896, 960},
+               {8192, 0.5, 4160, 4224}, {8192, 1, 8192, 8192},  {256, 0.3, 128, 192},
+               {256, 0.61, 192, 256}};
+
     size_t i;
     for (i = 0; i < sizeof row / sizeof *row; i++) {
         stx_span_desc d = small();
@@ -776,24 +1037,30 @@ static void windows(void) {
         stx_span *m;
         size_t S, C;
         double avg, max;
-        d.span = row[i].L; d.ramp = 32; d.layers = 1;
+        d.span = row[i].L;
+        d.ramp = 32;
+        d.layers = 1;
         m = stx_span_create(x, &d);
         m->layer[0].z->data[1] = (stx_real)row[i].z;
-        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
+        S = stx_span_window(m, 0);
+        C = stx_span_cache(m, 0);
         CHECK(S == row[i].S && C == row[i].C, "L %zu z %g: S %zu C %zu", row[i].L, row[i].z, S, C);
         CHECK(fabs(stx_span_of(m, 0, 1) - row[i].z * (double)row[i].L) < 1e-2, "span of head 1");
         stx_span_stats(m, &avg, &max);
-        CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max, "stats %g %g", avg, max);
+        CHECK(max <= (double)row[i].L && max >= row[i].z * (double)row[i].L && avg <= max,
+              "stats %g %g", avg, max);
         CHECK(stx_span_window(m, 1) == 0 && stx_span_cache(NULL, 0) == 0, "no such layer");
-        m->layer[0].z->data[0] = -3; m->layer[0].z->data[2] = 7;
+        m->layer[0].z->data[0] = -3;
+        m->layer[0].z->data[2] = 7;
         stx_span_clamp(m);
         CHECK(m->layer[0].z->data[0] == 0 && m->layer[0].z->data[2] == 1, "clamp");
         stx_destroy(x);
     }
 }
 
-/* One layer, one head, written again with the mask over every key: what the forward, the caches and generation must be, whatever they leave
-   out. Its hidden states (B,n,d). */
+/* One layer, one head, written again with the mask over every key: what the forward,
+   the caches and generation must be, whatever they leave out. Its hidden states
+   (B,n,d). */
 static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     stx_ctx *x = m->ctx;
     const stx_span_layer *p = &m->layer[0];
@@ -808,88 +1075,130 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
     a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
-    a.pe = m->key_pe; a.z = p->z;
-    d.heads = m->desc.heads; d.delta_min = 1; d.max_span = (double)m->desc.span; d.ramp = m->desc.ramp;
-    d.eps = 1e-30;          /* every key counts in the normaliser, by nothing: the kernel may not leave one out */
-    h = stx_residual_norm(x, h, stx_linear(x, stx_attention(x, &a, &d), p->wo, NULL, STX_ACT_NONE), 0, p->norm1_gain, p->norm1_shift, 1e-5);
+    a.pe = m->key_pe;
+    a.z = p->z;
+    d.heads = m->desc.heads;
+    d.delta_min = 1;
+    d.max_span = (double)m->desc.span;
+    d.ramp = m->desc.ramp;
+    /* every key counts in the normaliser, by nothing: the kernel may not leave one out */
+    d.eps = 1e-30;
+    h = stx_residual_norm(x, h, stx_linear(x, stx_attention(x, &a, &d), p->wo, NULL, STX_ACT_NONE),
+                          0, p->norm1_gain, p->norm1_shift, 1e-5);
     f = stx_linear(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), p->w2, p->b2, STX_ACT_NONE);
     h = stx_residual_norm(x, h, f, 0, p->norm2_gain, p->norm2_shift, 1e-5);
     CHECK(h != NULL, "%s", stx_error(x));
     if (h) stx_get(x, h, to);
     return to;
 }
-/* Ramps that are not whole: window, cache, generation and the numbers that are reported reach every key that has weight */
+
+/* Ramps that are not whole: window, cache, generation and the numbers that are
+   reported reach every key that has weight */
 static void ramps(void) {
     static const size_t L[] = {1, 2, 3, 64, 65, 66, 67, 100, 129, 130, 200};
-    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9}, ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25,
-        7.5, 31.01, 32, 40.7};
+    static const double span[] = {0, 0.25, 0.6, 0.999999, 1, 1.4, 5, 31.5, 62.75, 63.1, 64, 1e9},
+                        ramp[] = {1, 1.25, 1.5, 1.999, 2, 2.25, 7.5, 31.01, 32, 40.7};
     size_t i, j, k, t, l, cases = 0;
-    for (i = 0; i < sizeof L / sizeof *L; i++) for (j = 0; j < sizeof span / sizeof *span; j++) for (k = 0; k < sizeof ramp / sizeof *ramp;
-        k++) {
-        stx_span_desc d = small();
-        stx_ctx *x = context(1, 0);
-        stx_span *m;
-        size_t far = 0, S, C, reach;
-        stx_real z = (stx_real)(span[j] < (double)L[i] ? span[j] / (double)L[i] : 1), R = (stx_real)ramp[k];
-        double avg, max;
-        d.layers = 1; d.heads = 1; d.dim = 8; d.inner = 8; d.span = L[i]; d.ramp = ramp[k]; d.span_init = (double)z;
-        m = stx_span_create(x, &d);
-        CHECK(m, "%s", stx_error(x));
-        if (!m) { stx_destroy(x); continue; }
-        for (t = 1; t <= L[i]; t++) {       /* the mask as the kernels compute it */
-            stx_real zl = z * (stx_real)L[i], u = ((1 - (stx_real)t) + zl) / R + 1;
-            if (u > 0) far = t;
-        }
-        S = stx_span_window(m, 0); C = stx_span_cache(m, 0);
-        reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
-        stx_span_stats(m, &avg, &max);
-        CHECK(reach >= far && reach <= far + 1, "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back", L[i], span[j],
-              ramp[k], reach, far);
-        if (ramp[k] == floor(ramp[k])) CHECK((double)reach == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]),
-                                             "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
-        CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0, "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back",
-              L[i], span[j], ramp[k], S, far);
-        CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max, "L %zu span %g R %g: cache %zu, reported %g",
-              L[i], span[j], ramp[k], C, max);
-        if (L[i] > 60 && (cases++ % (SLOW ? 12 : 3) == 0 || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
-            size_t n = 150, B = 2, at, w;
-            int32_t *ids = text(B, n, 4);
-            stx_real *want = whole_mask(m, ids, B, n), *have = (stx_real *)malloc(B * n * 8 * sizeof *have),
-                *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
-            stx_span_state *s = stx_span_state_create(m, B);
-            stx_span_gen *g = stx_span_gen_create(m, B);
-            int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
-            double worst = 0;
-            stx_begin(x, STX_EVAL);
-            stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
-            CHECK(difference(have, want, B * n * 8) <= 2e-5, "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k],
-                  difference(have, want, B * n * 8));
-            stx_get(x, stx_span_log_probs(m, stx_input(x, want, B, n, 8, 0)), scores);
-            for (at = 0; at < n; at += w) {
-                size_t b;
-                const stx_real *y;
-                w = n - at < 19 ? n - at : 19;
-                stx_begin(x, STX_EVAL);
-                stx_get(x, stx_span_forward(m, block(x, ids, B, n, at, w), s, s), have);
-                for (b = 0; b < B; b++) worst = fmax(worst, difference(have + b * w * 8, want + (b * n + at) * 8, w * 8));
-                for (b = 0; b < B; b++) memcpy(one + b * w, ids + b * n + at, w * sizeof *one);
-                y = stx_span_gen_feed(g, one, w);
-                for (b = 0; y && b < B; b++) worst = fmax(worst, difference(y + b * V, scores + (b * n + at + w - 1) * V, V));
+    for (i = 0; i < sizeof L / sizeof *L; i++)
+        for (j = 0; j < sizeof span / sizeof *span; j++)
+            for (k = 0; k < sizeof ramp / sizeof *ramp; k++) {
+                stx_span_desc d = small();
+                stx_ctx *x = context(1, 0);
+                stx_span *m;
+                size_t far = 0, S, C, reach;
+                stx_real z = (stx_real)(span[j] < (double)L[i] ? span[j] / (double)L[i] : 1),
+                         R = (stx_real)ramp[k];
+                double avg, max;
+                d.layers = 1;
+                d.heads = 1;
+                d.dim = 8;
+                d.inner = 8;
+                d.span = L[i];
+                d.ramp = ramp[k];
+                d.span_init = (double)z;
+                m = stx_span_create(x, &d);
+                CHECK(m, "%s", stx_error(x));
+                if (!m) {
+                    stx_destroy(x);
+                    continue;
+                }
+                for (t = 1; t <= L[i]; t++) { /* the mask as the kernels compute it */
+                    stx_real zl = z * (stx_real)L[i], u = ((1 - (stx_real)t) + zl) / R + 1;
+                    if (u > 0) far = t;
+                }
+                S = stx_span_window(m, 0);
+                C = stx_span_cache(m, 0);
+                reach = stx_attention_reach((double)z, (double)L[i], ramp[k], L[i]);
+                stx_span_stats(m, &avg, &max);
+                CHECK(reach >= far && reach <= far + 1,
+                      "L %zu span %g R %g: reach %zu, the last key with weight is %zu steps back",
+                      L[i], span[j], ramp[k], reach, far);
+                if (ramp[k] == floor(ramp[k]))
+                    CHECK((double)reach
+                              == fmin((double)L[i], ceil((double)z * (double)L[i]) + ramp[k]),
+                          "L %zu span %g R %g: reach %zu", L[i], span[j], ramp[k], reach);
+                CHECK(S >= far && S <= L[i] && (L[i] - S) % 64 == 0,
+                      "L %zu span %g R %g: window %zu, the last key with weight is %zu steps back",
+                      L[i], span[j], ramp[k], S, far);
+                CHECK(C == (S + 64 < L[i] ? S + 64 : L[i]) && max == (double)reach && avg == max,
+                      "L %zu span %g R %g: cache %zu, reported %g", L[i], span[j], ramp[k], C, max);
+                if (L[i] > 60
+                    && (cases++ % (SLOW ? 12 : 3) == 0
+                        || (L[i] == 66 && span[j] == 0.6 && ramp[k] == 1.5))) {
+                    size_t n = 150, B = 2, at, w;
+                    int32_t *ids = text(B, n, 4);
+                    stx_real *want = whole_mask(m, ids, B, n),
+                             *have = (stx_real *)malloc(B * n * 8 * sizeof *have),
+                             *scores = (stx_real *)malloc(B * n * V * sizeof *scores);
+                    stx_span_state *s = stx_span_state_create(m, B);
+                    stx_span_gen *g = stx_span_gen_create(m, B);
+                    int32_t *one = (int32_t *)malloc(B * n * sizeof *one);
+                    double worst = 0;
+                    stx_begin(x, STX_EVAL);
+                    stx_get(x, stx_span_forward(m, block(x, ids, B, n, 0, n), NULL, NULL), have);
+                    CHECK(difference(have, want, B * n * 8) <= 2e-5,
+                          "L %zu span %g R %g: the forward leaves out %g", L[i], span[j], ramp[k],
+                          difference(have, want, B * n * 8));
+                    stx_get(x, stx_span_log_probs(m, stx_input(x, want, B, n, 8, 0)), scores);
+                    for (at = 0; at < n; at += w) {
+                        size_t b;
+                        const stx_real *y;
+                        w = n - at < 19 ? n - at : 19;
+                        stx_begin(x, STX_EVAL);
+                        stx_get(x, stx_span_forward(m, block(x, ids, B, n, at, w), s, s), have);
+                        for (b = 0; b < B; b++)
+                            worst = fmax(worst, difference(have + b * w * 8,
+                                                           want + (b * n + at) * 8, w * 8));
+                        for (b = 0; b < B; b++)
+                            memcpy(one + b * w, ids + b * n + at, w * sizeof *one);
+                        y = stx_span_gen_feed(g, one, w);
+                        for (b = 0; y && b < B; b++)
+                            worst = fmax(worst, difference(y + b * V,
+                                                           scores + (b * n + at + w - 1) * V, V));
+                    }
+                    CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g",
+                          L[i], span[j], ramp[k], worst);
+                    free(ids);
+                    free(want);
+                    free(have);
+                    free(scores);
+                    free(one);
+                }
+                for (l = 0; l < 2; l++)
+                    CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0,
+                          "reach of no span");
+                CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100
+                          && stx_attention_reach(0.5, 1e18, ramp[k], SIZE_MAX)
+                                 >= (size_t)500000000000000000,
+                      "reach of a huge span");
+                CHECK(stx_ok(x), "%s", stx_error(x));
+                stx_destroy(x);
             }
-            CHECK(worst <= 2e-5, "L %zu span %g R %g: memory or generation leave out %g", L[i], span[j], ramp[k], worst);
-            free(ids); free(want); free(have); free(scores); free(one);
-        }
-        for (l = 0; l < 2; l++) CHECK(stx_attention_reach(l ? NAN : -3, 100, ramp[k], 100) == 0, "reach of no span");
-        CHECK(stx_attention_reach(1e300, 1e300, ramp[k], 100) == 100 && stx_attention_reach(0.5, 1e18, ramp[k],
-            SIZE_MAX) >= (size_t)500000000000000000, "reach of a huge span");
-        CHECK(stx_ok(x), "%s", stx_error(x));
-        stx_destroy(x);
-    }
 }
 
 /* the example that the manual works by hand */
 static void by_hand(void) {
-    static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3};      /* t = 1..4 */
+    static const double e[4] = {1, 4.0 / 3, 4, 5.0 / 3}, v[4] = {6, 0, 9, 3}; /* t = 1..4 */
     int form;
     for (form = 0; form < 2; form++) {
         stx_ctx *x = context(1, 1);
@@ -901,8 +1210,12 @@ static void by_hand(void) {
         int t;
         memset(&in, 0, sizeof in);
         memset(&d, 0, sizeof d);
-        key[4] = val[4] = 0;                            /* the query's own row: never attended to */
-        for (t = 1; t <= 4; t++) { key[4 - t] = (stx_real)log(e[t - 1]); val[4 - t] = (stx_real)v[t - 1]; }
+        /* the query's own row: never attended to */
+        key[4] = val[4] = 0;
+        for (t = 1; t <= 4; t++) {
+            key[4 - t] = (stx_real)log(e[t - 1]);
+            val[4 - t] = (stx_real)v[t - 1];
+        }
         zt = stx_param(p, STX_CONSTANT, 0.125, "z", 1, 0, 0, 0);
         stx_set(x, zt, &z);
         stx_begin(x, STX_TRAIN);
@@ -910,24 +1223,35 @@ static void by_hand(void) {
         in.k = stx_input(x, key, 1, 5, 1, 0);
         in.v = stx_input(x, val, 1, 5, 1, 0);
         in.z = zt;
-        d.heads = 1; d.span = 4; d.delta_min = 1; d.max_span = 4; d.ramp = 2; d.no_renorm = form;
+        d.heads = 1;
+        d.span = 4;
+        d.delta_min = 1;
+        d.max_span = 4;
+        d.ramp = 2;
+        d.no_renorm = form;
         y = stx_attention(x, &in, &d);
         CHECK(stx_ok(x), "%s", stx_error(x));
-        if (!stx_ok(x)) { stx_destroy(x); continue; }
+        if (!stx_ok(x)) {
+            stx_destroy(x);
+            continue;
+        }
         stx_get(x, y, &got);
         CHECK(fabs((double)got - (form ? 15.0 / 8 : 5)) < 1e-5, "y %g", (double)got);
         stx_backward(x, stx_mean(x, y));
-        if (!form) CHECK(fabs((double)zt->grad[0] - 56.0 / 9) < 1e-4, "dy/dz %g", (double)zt->grad[0]);
+        if (!form)
+            CHECK(fabs((double)zt->grad[0] - 56.0 / 9) < 1e-4, "dy/dz %g", (double)zt->grad[0]);
         stx_destroy(x);
     }
 }
 
-/* What three windows cost when heads are cut at i and j of the falling list of their windows */
+/* What three windows cost when heads are cut at i and j of the falling list of their
+   windows */
 static size_t cut_cost(const size_t *w, size_t n, size_t m, size_t i, size_t j) {
     size_t k, cost = 64 * n * ((i < n) + (j < n && j > i));
     for (k = 0; k < n; k++) cost += k < i ? m : w[k < j ? i : j];
     return cost;
 }
+
 /* The groups are as cheap as any, and every head has what it needs */
 static void cheapest_groups(void) {
     size_t c, h, i, j, n, m, need[9], w[9], cost, best;
@@ -938,22 +1262,37 @@ static void cheapest_groups(void) {
         for (h = 0; h < n; h++) {
             need[h] = (size_t)((test_rand() + 1) / 2 * (test_rand() > 0 ? 1.2 : 0.2) * (double)m);
             w[h] = STX_MIN(m, (STX_MAX(need[h], 1) + 63) / 64 * 64);
-            for (i = h; i > 0 && w[i - 1] < w[i]; i--) { size_t t = w[i]; w[i] = w[i - 1]; w[i - 1] = t; }
+            for (i = h; i > 0 && w[i - 1] < w[i]; i--) {
+                size_t t = w[i];
+                w[i] = w[i - 1];
+                w[i - 1] = t;
+            }
         }
         stx_head_groups_of(need, n, m, &g);
         CHECK(g.count >= 1 && g.count <= 3 && g.rows[0] == m, "groups %zu", g.count);
-        for (i = 1; i < g.count; i++) CHECK(g.rows[i] < g.rows[i - 1] && g.rows[i] % 64 == 0 && g.rows[i], "windows do not fall");
+        for (i = 1; i < g.count; i++)
+            CHECK(g.rows[i] < g.rows[i - 1] && g.rows[i] % 64 == 0 && g.rows[i],
+                  "windows do not fall");
         for (h = 0, cost = 64 * n * (g.count - 1); h < n; h++) {
-            CHECK(g.of[h] < g.count && g.rows[g.of[h]] >= STX_MIN(m, need[h]), "head %zu has %zu rows and needs %zu", h, g.rows[g.of[h]],
-                  need[h]);
+            CHECK(g.of[h] < g.count && g.rows[g.of[h]] >= STX_MIN(m, need[h]),
+                  "head %zu has %zu rows and needs %zu", h, g.rows[g.of[h]], need[h]);
             cost += g.rows[g.of[h]];
         }
-        for (i = 0; i < g.count; i++) { for (h = 0; h < n && g.of[h] != i; h++) {} CHECK(h < n, "group %zu has no head", i); }
-        for (best = m * n, i = 1; i < n; i++) for (j = i + 1; j <= n; j++)        /* heads of one window stay together */
-            if (w[i] < w[i - 1] && (j == n || w[j] < w[j - 1])) best = STX_MIN(best, cut_cost(w, n, m, i, j));
-        CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, others %zu", n, m, cost, best);
+        for (i = 0; i < g.count; i++) {
+            for (h = 0; h < n && g.of[h] != i; h++) {
+            }
+            CHECK(h < n, "group %zu has no head", i);
+        }
+        /* heads of one window stay together */
+        for (best = m * n, i = 1; i < n; i++)
+            for (j = i + 1; j <= n; j++)
+                if (w[i] < w[i - 1] && (j == n || w[j] < w[j - 1]))
+                    best = STX_MIN(best, cut_cost(w, n, m, i, j));
+        CHECK(cost == best, "%zu heads, %zu rows: the groups cost %zu, others %zu", n, m, cost,
+              best);
     }
 }
+
 /* The most memory of a step over a full cache, counted, with heads of these spans */
 static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     stx_span_desc d = small();
@@ -967,19 +1306,27 @@ static size_t groups_peak(const double *z, size_t B, size_t dim, size_t heads) {
     cd.dry = 1;
     cd.chunk_bytes = 4096;
     x = stx_create(&cd);
-    d.dim = dim; d.heads = heads; d.span = 1024;
+    d.dim = dim;
+    d.heads = heads;
+    d.span = 1024;
     m = stx_span_create(x, &d);
-    for (l = 0; l < 2; l++) for (h = 0; h < heads; h++) m->layer[l].z->data[h] = (stx_real)z[h];
+    for (l = 0; l < 2; l++)
+        for (h = 0; h < heads; h++) m->layer[l].z->data[h] = (stx_real)z[h];
     s = stx_span_state_create(m, B);
-    for (at = 0; at < 1000; at += 100) { stx_begin(x, STX_EVAL); stx_span_forward(m, block(x, t, B, 1200, at, 100), s, s); }
+    for (at = 0; at < 1000; at += 100) {
+        stx_begin(x, STX_EVAL);
+        stx_span_forward(m, block(x, t, B, 1200, at, 100), s, s);
+    }
     stx_begin(x, STX_TRAIN);
-    stx_backward(x, stx_span_loss(m, block(x, t, B, 1200, 1000, 100), block(x, t, B, 1200, 1001, 100), s, s));
+    stx_backward(x, stx_span_loss(m, block(x, t, B, 1200, 1000, 100),
+                                  block(x, t, B, 1200, 1001, 100), s, s));
     peak = stx_peak_bytes(x);
     CHECK(stx_ok(x), "%s", stx_error(x));
     free(t);
     stx_destroy(x);
     return peak;
 }
+
 /* Groups never take more than one window for all does */
 static void groups_memory(void) {
     static const double full[8] = {0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93, 0.93};
@@ -990,7 +1337,8 @@ static void groups_memory(void) {
         for (c = 0; c < (SLOW ? 2 : 12); c++) {
             double z[8];
             size_t got;
-            for (h = 0; h < 8; h++) z[h] = h < 1 + c % 3 ? 0.93 : (test_rand() + 1) / 2 * (c % 2 ? 0.9 : 0.3);
+            for (h = 0; h < 8; h++)
+                z[h] = h < 1 + c % 3 ? 0.93 : (test_rand() + 1) / 2 * (c % 2 ? 0.9 : 0.3);
             got = groups_peak(z, sizes[i][0], sizes[i][1], sizes[i][2]);
             CHECK(got <= all, "B %zu: %zu bytes, %zu with one window", sizes[i][0], got, all);
             less += got < all;
@@ -998,91 +1346,121 @@ static void groups_memory(void) {
     }
     CHECK(less > 5, "groups save memory %zu times", less);
 }
-/* Heads of three reaches: keys and values of the past by groups, against every head's over the whole window, by hand. A head's window is
-   part of the step's key. */
+
+/* Heads of three reaches: keys and values of the past by groups, against every head's
+   over the whole window, by hand. A head's window is part of the step's key. */
 static void groups(void) {
-    static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28}, {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
+    static const double z[2][6] = {{0.02, 0.9, 0.3, 0.02, 0.9, 0.28},
+                                   {0.95, 0.01, 0.01, 0.02, 0.03, 0.4}};
     int pers, k;
     cheapest_groups();
     groups_memory();
-    for (pers = 0; pers < 2; pers++) for (k = 0; k < 2; k++) {
-        stx_span_desc d = small();
-        stx_ctx *x = context(2, 3);
-        stx_span *m;
-        stx_span_state *s;
-        stx_tensor *h, *y;
-        int32_t *t = text(2, 1200, 5);
-        stx_real *got, **grad;
-        double worst = 0, top;
-        uint64_t key;
-        size_t l, i, at, c, need[6];
-        stx_head_groups g;
-        d.dim = 48; d.heads = 6; d.span = 1024; d.dropout = k ? 0.2 : 0; d.pers = pers ? 5 : 0; d.recompute_layers = k;
-        m = stx_span_create(x, &d);
-        for (l = 0; l < 2; l++) for (i = 0; i < 6; i++) m->layer[l].z->data[i] = (stx_real)z[l][i];
-        s = stx_span_state_create(m, 2);
-        for (at = 0; at < 1120; at += 40) { stx_begin(x, STX_EVAL); stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s); }
-        for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
-        stx_head_groups_of(need, 6, 960, &g);
-        CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
-        key = stx_span_key(m, NULL, NULL, s, 0);
-        m->layer[0].z->data[2] = (stx_real)0.28;         /* the windows stay */
-        stx_begin(x, STX_TRAIN);
-        CHECK(stx_span_key(m, NULL, NULL, s, 0) == key, "the key depends on spans within a window");
-        m->layer[0].z->data[2] = m->layer[0].z->data[5] = (stx_real)0.45;
-        CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
-        m->layer[0].z->data[2] = (stx_real)0.3; m->layer[0].z->data[5] = (stx_real)0.28;
-        stx_set_tick(x, 9);
-        stx_begin(x, STX_TRAIN);
-        y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
-        CHECK(y, "%s", stx_error(x));
-        got = (stx_real *)malloc(y->size * sizeof *got);
-        stx_get(x, y, got);
-        stx_params_zero_grad(m->params);
-        stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
-        grad = (stx_real **)malloc(m->params->count * sizeof *grad);
-        for (i = 0; i < m->params->count; i++) {
-            grad[i] = (stx_real *)malloc(m->params->tensor[i]->size * sizeof **grad);
-            memcpy(grad[i], m->params->tensor[i]->grad, m->params->tensor[i]->size * sizeof **grad);
+    for (pers = 0; pers < 2; pers++)
+        for (k = 0; k < 2; k++) {
+            stx_span_desc d = small();
+            stx_ctx *x = context(2, 3);
+            stx_span *m;
+            stx_span_state *s;
+            stx_tensor *h, *y;
+            int32_t *t = text(2, 1200, 5);
+            stx_real *got, **grad;
+            double worst = 0, top;
+            uint64_t key;
+            size_t l, i, at, c, need[6];
+            stx_head_groups g;
+            d.dim = 48;
+            d.heads = 6;
+            d.span = 1024;
+            d.dropout = k ? 0.2 : 0;
+            d.pers = pers ? 5 : 0;
+            d.recompute_layers = k;
+            m = stx_span_create(x, &d);
+            for (l = 0; l < 2; l++)
+                for (i = 0; i < 6; i++) m->layer[l].z->data[i] = (stx_real)z[l][i];
+            s = stx_span_state_create(m, 2);
+            for (at = 0; at < 1120; at += 40) {
+                stx_begin(x, STX_EVAL);
+                stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s);
+            }
+            for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
+            stx_head_groups_of(need, 6, 960, &g);
+            CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
+            key = stx_span_key(m, NULL, NULL, s, 0);
+            m->layer[0].z->data[2] = (stx_real)0.28; /* the windows stay */
+            stx_begin(x, STX_TRAIN);
+            CHECK(stx_span_key(m, NULL, NULL, s, 0) == key,
+                  "the key depends on spans within a window");
+            m->layer[0].z->data[2] = m->layer[0].z->data[5] = (stx_real)0.45;
+            CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
+            m->layer[0].z->data[2] = (stx_real)0.3;
+            m->layer[0].z->data[5] = (stx_real)0.28;
+            stx_set_tick(x, 9);
+            stx_begin(x, STX_TRAIN);
+            y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
+            CHECK(y, "%s", stx_error(x));
+            got = (stx_real *)malloc(y->size * sizeof *got);
+            stx_get(x, y, got);
+            stx_params_zero_grad(m->params);
+            stx_backward(x, stx_mean(x, stx_mul(x, y, y)));
+            grad = (stx_real **)malloc(m->params->count * sizeof *grad);
+            for (i = 0; i < m->params->count; i++) {
+                grad[i] = (stx_real *)malloc(m->params->tensor[i]->size * sizeof **grad);
+                memcpy(grad[i], m->params->tensor[i]->grad,
+                       m->params->tensor[i]->size * sizeof **grad);
+            }
+            stx_params_zero_grad(m->params);
+            stx_set_tick(x, 9);
+            stx_begin(x, STX_TRAIN);
+            h = stx_embedding(x, m->words->in_emb, block(x, t, 2, 1200, 1120, 40));
+            for (l = 0; l < 2; l++) {
+                stx_span_layer *p = &m->layer[l];
+                stx_attention_in in;
+                stx_attention_desc a;
+                stx_tensor *f, *X;
+                size_t S = stx_span_window(m, l);
+                memset(&in, 0, sizeof in);
+                memset(&a, 0, sizeof a);
+                X = stx_concat(x, stx_rows_read(s->rows, l, S), h);
+                in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
+                in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
+                in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
+                in.pe = m->key_pe;
+                in.z = p->z;
+                in.pk = p->pers_key;
+                in.pv = p->pers_val;
+                a.heads = 6;
+                a.span = S;
+                a.delta_min = 1;
+                a.max_span = 1024;
+                a.ramp = d.ramp;
+                a.dropout = d.dropout;
+                f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
+                h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
+                if (pers) continue;
+                f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
+                h = stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2,
+                                           0, p->norm2_gain, p->norm2_shift, 1e-5);
+            }
+            CHECK(h && difference(h->data, got, h->size) <= 4 * GROUPS_OFF,
+                  "pers %d, dropout %g: by groups is off by %g", pers, d.dropout,
+                  h ? difference(h->data, got, h->size) : 1);
+            stx_backward(x, stx_mean(x, stx_mul(x, h, h)));
+            for (i = 0; i < m->params->count; i++) {
+                const stx_tensor *q = m->params->tensor[i];
+                for (top = 1e-4, c = 0; c < q->size; c++)
+                    if (fabs((double)q->grad[c]) > top) top = fabs((double)q->grad[c]);
+                worst = difference(q->grad, grad[i], q->size) / top;
+                CHECK(worst <= 30 * GROUPS_OFF,
+                      "pers %d, dropout %g: the gradient of %s is off by %g of its largest", pers,
+                      d.dropout, m->params->name[i], worst);
+                free(grad[i]);
+            }
+            CHECK(stx_ok(x), "%s", stx_error(x));
+            free(grad);
+            free(got);
+            free(t);
+            stx_destroy(x);
         }
-        stx_params_zero_grad(m->params);
-        stx_set_tick(x, 9);
-        stx_begin(x, STX_TRAIN);
-        h = stx_embedding(x, m->words->in_emb, block(x, t, 2, 1200, 1120, 40));
-        for (l = 0; l < 2; l++) {
-            stx_span_layer *p = &m->layer[l];
-            stx_attention_in in;
-            stx_attention_desc a;
-            stx_tensor *f, *X;
-            size_t S = stx_span_window(m, l);
-            memset(&in, 0, sizeof in);
-            memset(&a, 0, sizeof a);
-            X = stx_concat(x, stx_rows_read(s->rows, l, S), h);
-            in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE); in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
-            in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
-            in.pe = m->key_pe; in.z = p->z; in.pk = p->pers_key; in.pv = p->pers_val;
-            a.heads = 6; a.span = S; a.delta_min = 1; a.max_span = 1024; a.ramp = d.ramp; a.dropout = d.dropout;
-            f = stx_linear(x, stx_attention(x, &in, &a), p->wo, NULL, STX_ACT_NONE);
-            h = stx_residual_norm(x, h, f, 0, p->norm1_gain, p->norm1_shift, 1e-5);
-            if (pers) continue;
-            f = stx_dropout(x, stx_linear(x, h, p->w1, p->b1, STX_ACT_RELU), d.dropout);
-            h = stx_residual_norm_bias(x, h, stx_linear(x, f, p->w2, NULL, STX_ACT_NONE), p->b2, 0, p->norm2_gain, p->norm2_shift, 1e-5);
-        }
-        CHECK(h && difference(h->data, got, h->size) <= 4 * GROUPS_OFF, "pers %d, dropout %g: by groups is off by %g", pers, d.dropout,
-              h ? difference(h->data, got, h->size) : 1);
-        stx_backward(x, stx_mean(x, stx_mul(x, h, h)));
-        for (i = 0; i < m->params->count; i++) {
-            const stx_tensor *q = m->params->tensor[i];
-            for (top = 1e-4, c = 0; c < q->size; c++) if (fabs((double)q->grad[c]) > top) top = fabs((double)q->grad[c]);
-            worst = difference(q->grad, grad[i], q->size) / top;
-            CHECK(worst <= 30 * GROUPS_OFF, "pers %d, dropout %g: the gradient of %s is off by %g of its largest", pers, d.dropout,
-                  m->params->name[i], worst);
-            free(grad[i]);
-        }
-        CHECK(stx_ok(x), "%s", stx_error(x));
-        free(grad); free(got); free(t);
-        stx_destroy(x);
-    }
 }
 
 /* What a memory cannot do is refused, and nothing is lost. */
@@ -1129,7 +1507,8 @@ static void memory_errors(void) {
 
     d.pers = ((size_t)1 << 30) + 1;
     CHECK(stx_span_count(&d) == 0, "counted");
-    CHECK(!stx_span_create(x, &d) && test_says(stx_error(x), "pers: expected at most 1073741824, got"),
+    CHECK(!stx_span_create(x, &d)
+              && test_says(stx_error(x), "pers: expected at most 1073741824, got"),
           "%s", stx_error(x));
     stx_destroy(x);
 }

@@ -24,6 +24,7 @@ static stx_ctx *context(int threads) {
     d.seed = 3;
     return stx_create(&d);
 }
+
 static void nap(long milliseconds) {
     struct timespec t;
     t.tv_sec = milliseconds / 1000;
@@ -32,13 +33,19 @@ static void nap(long milliseconds) {
 }
 
 /* >>each iteration once */
-typedef struct counted { unsigned char *times; size_t threads; int wrong; } counted;
+typedef struct counted {
+    unsigned char *times;
+    size_t threads;
+    int wrong;
+} counted;
+
 static void count(const stx_share *s, const void *job) {
     counted *c = (counted *)(uintptr_t)job;
     size_t i;
     if (s->thread >= c->threads || s->from >= s->to) c->wrong = 1;
     for (i = s->from; i < s->to; i++) c->times[i]++;
 }
+
 static void once(void) {
     static const size_t sizes[] = {0, 1, 2, 3, 7, 64, 1000, 65535, 65536, 200001};
     static const size_t works[] = {0, 40000, 100000, SIZE_MAX};
@@ -54,26 +61,35 @@ static void once(void) {
                 c.times = (unsigned char *)calloc(sizes[i] + 1, 1);
                 c.threads = (size_t)threads[k];
                 c.wrong = 0;
-                if (j < sizeof works / sizeof *works) stx_parallel(x, sizes[i], works[j], count, &c);
-                else stx_parallel_units(x, sizes[i], count, &c);
+                if (j < sizeof works / sizeof *works)
+                    stx_parallel(x, sizes[i], works[j], count, &c);
+                else
+                    stx_parallel_units(x, sizes[i], count, &c);
                 for (n = 0; n < sizes[i]; n++) bad += c.times[n] != 1;
-                CHECK(!bad && !c.times[sizes[i]] && !c.wrong, "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k],
+                CHECK(!bad && !c.times[sizes[i]] && !c.wrong,
+                      "%d threads, %zu iterations, kind %zu: %zu were not done once", threads[k],
                       sizes[i], j, bad);
                 free(c.times);
             }
         stx_destroy(x);
     }
-    {   /* without a context, as kernels may be called */
+    { /* without a context, as kernels may be called */
         counted c;
         unsigned char times[5] = {0};
-        c.times = times; c.threads = 1; c.wrong = 0;
+        c.times = times;
+        c.threads = 1;
+        c.wrong = 0;
         stx_parallel(NULL, 4, SIZE_MAX, count, &c);
         CHECK(times[0] == 1 && times[3] == 1 && !times[4] && !c.wrong, "no context");
     }
 }
 
 /* >>a thread that is late: what it has not begun is done by the others */
-typedef struct late { size_t n, done, by_caller; pthread_mutex_t lock; } late;
+typedef struct late {
+    size_t n, done, by_caller;
+    pthread_mutex_t lock;
+} late;
+
 static void be_late(const stx_share *s, const void *job) {
     late *l = (late *)(uintptr_t)job;
     int wait = s->thread != 0;
@@ -88,6 +104,7 @@ static void be_late(const stx_share *s, const void *job) {
     if (!s->thread) l->by_caller += s->to - s->from;
     pthread_mutex_unlock(&l->lock);
 }
+
 static void late_threads(void) {
     stx_ctx *x = context(2);
     int k;
@@ -96,16 +113,20 @@ static void late_threads(void) {
         memset(&l, 0, sizeof l);
         l.n = 8;
         pthread_mutex_init(&l.lock, NULL);
-        if (k % 2) stx_parallel(x, l.n, SIZE_MAX, be_late, &l);
-        else stx_parallel_units(x, l.n, be_late, &l);
+        if (k % 2)
+            stx_parallel(x, l.n, SIZE_MAX, be_late, &l);
+        else
+            stx_parallel_units(x, l.n, be_late, &l);
         CHECK(l.done == l.n, "%zu of %zu done: the rest waited for a late thread", l.done, l.n);
-        CHECK(l.by_caller >= l.n - 1, "the caller did %zu of %zu beside a thread that was stuck", l.by_caller, l.n);
+        CHECK(l.by_caller >= l.n - 1, "the caller did %zu of %zu beside a thread that was stuck",
+              l.by_caller, l.n);
         pthread_mutex_destroy(&l.lock);
     }
     stx_destroy(x);
 }
 
-/* >>threads that sleep are woken: two pieces, each of which waits until the other one has begun */
+/* >>threads that sleep are woken: two pieces, each of which waits until the other one
+   has begun */
 static void meet(const stx_share *s, const void *job) {
     late *l = (late *)(uintptr_t)job;
     int wait = 1;
@@ -119,6 +140,7 @@ static void meet(const stx_share *s, const void *job) {
         if (wait) nap(1);
     }
 }
+
 static void woken(void) {
     stx_ctx *x = context(2);
     int k;
@@ -129,28 +151,42 @@ static void woken(void) {
         stx_parallel(x, 2, SIZE_MAX, meet, &l);
         CHECK(l.done == 2, "nobody came to help, loop %d", k);
         pthread_mutex_destroy(&l.lock);
-        nap(20);          /* they fall asleep */
+        nap(20); /* they fall asleep */
     }
     stx_destroy(x);
 }
 
 static int stop;
-static void *burn(void *unused) { while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {} return unused; }
+
+static void *burn(void *unused) {
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+    }
+    return unused;
+}
 
 #if defined(__linux__) && !defined(TEST_TSAN)
-/* >>other work: a thread that sleeps in its chunk, as one does whose processor a virtual machine's host has taken, is none; threads of
-   others on the same processor are */
-typedef struct uneven { int inside, nap_ms; } uneven;
+/* >>other work: a thread that sleeps in its chunk, as one does whose processor a
+   virtual machine's host has taken, is none; threads of others on the same processor
+   are */
+typedef struct uneven {
+    int inside, nap_ms;
+} uneven;
+
 static void one_is_late(const stx_share *s, const void *job) {
     uneven *u = (uneven *)(uintptr_t)job;
     struct timespec from, now;
     clock_gettime(CLOCK_MONOTONIC, &from);
     if (s->thread) __atomic_store_n(&u->inside, 1, __ATOMIC_SEQ_CST);
-    if (s->thread && u->nap_ms) { nap(u->nap_ms); return; }
+    if (s->thread && u->nap_ms) {
+        nap(u->nap_ms);
+        return;
+    }
     do clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((s->thread || !__atomic_load_n(&u->inside, __ATOMIC_SEQ_CST)) &&
-           (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000 < (s->thread ? 60 : 200));
+    while ((s->thread || !__atomic_load_n(&u->inside, __ATOMIC_SEQ_CST))
+           && (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000
+                  < (s->thread ? 60 : 200));
 }
+
 static uint32_t signs(int nap_ms, int loops) {
     stx_ctx *x = context(2);
     uint32_t most = 0;
@@ -163,7 +199,9 @@ static uint32_t signs(int nap_ms, int loops) {
     stx_destroy(x);
     return most;
 }
-/* Does this system count turns that are lost (sandboxes say 0)? The processor is shared with a busy loop. */
+
+/* Does this system count turns that are lost (sandboxes say 0)? The processor is
+   shared with a busy loop. */
 static int counts_turns(void) {
     struct rusage before, after;
     struct timespec from, now;
@@ -177,13 +215,17 @@ static int counts_turns(void) {
     } while (after.ru_nivcsw == before.ru_nivcsw && now.tv_sec - from.tv_sec < 3);
     return after.ru_nivcsw != before.ru_nivcsw;
 }
+
 static void other_work(void) {
     cpu_set_t all, one;
     pthread_t foreign;
     uint32_t most = 1;
     int i, turns;
-    for (i = 0; i < 30 && most; i++) most = signs(40, 3); /* again: this machine may have other work */
-    for (i = 0; i < 30 && most && !signs(0, 3); i++) {}   /* it has, if there are signs without a nap */
+    /* again: this machine may have other work */
+    for (i = 0; i < 30 && most; i++) most = signs(40, 3);
+    /* it has, if there are signs without a nap */
+    for (i = 0; i < 30 && most && !signs(0, 3); i++) {
+    }
     CHECK(!most || i < 30, "a thread that slept in a loop counts as other work on the machine");
     if (sched_getaffinity(0, sizeof all, &all)) return;
     for (i = 0; !CPU_ISSET(i, &all);) i++;
@@ -203,7 +245,8 @@ static void other_work(void) {
 static void other_work(void) {}
 #endif
 
-/* >>training: the same bits with the same threads, busy machine or not; and what does not sum by thread with any number */
+/* >>training: the same bits with the same threads, busy machine or not; and what does
+   not sum by thread with any number */
 static void train(int threads, stx_real *out, size_t *n) {
     stx_ctx *x = context(threads);
     stx_span_desc d;
@@ -212,22 +255,33 @@ static void train(int threads, stx_real *out, size_t *n) {
     size_t i, k, j;
     int32_t t[4 * 97];
     memset(&d, 0, sizeof d);
-    d.vocab = 31; d.layers = 2; d.dim = 64; d.heads = 4; d.span = 96; d.adapt_span = 1; d.span_init = 0.4; d.dropout = 0.1;
+    d.vocab = 31;
+    d.layers = 2;
+    d.dim = 64;
+    d.heads = 4;
+    d.span = 96;
+    d.adapt_span = 1;
+    d.span_init = 0.4;
+    d.dropout = 0.1;
     m = stx_span_create(x, &d);
     o = stx_optim_create(stx_span_params(m), NULL);
     for (i = 0; i < 4 * 97; i++) t[i] = (int32_t)(i * i % 31);
     for (i = 0; i < (brief ? 2 : 6); i++) {
         stx_begin(x, STX_TRAIN);
-        stx_backward(x, stx_span_loss(m, stx_tokens(x, t, 4, 96), stx_tokens(x, t + 1, 4, 96), NULL, NULL));
+        stx_backward(x, stx_span_loss(m, stx_tokens(x, t, 4, 96), stx_tokens(x, t + 1, 4, 96), NULL,
+                                      NULL));
         stx_optim_step(o, 0.01);
     }
     CHECK(stx_ok(x), "%s", stx_error(x));
-    for (*n = 0, i = 0; i < m->params->count; i++) for (k = 0, j = m->params->tensor[i]->size; k < j;
-        k++) out[(*n)++] = m->params->tensor[i]->data[k];
+    for (*n = 0, i = 0; i < m->params->count; i++)
+        for (k = 0, j = m->params->tensor[i]->size; k < j; k++)
+            out[(*n)++] = m->params->tensor[i]->data[k];
     stx_destroy(x);
 }
+
 static void repeats(void) {
     enum { MOST = 1 << 18 };
+
     stx_real *a = (stx_real *)malloc(MOST * sizeof *a), *b = (stx_real *)malloc(MOST * sizeof *b);
     int threads, k;
     size_t n, m;
@@ -239,48 +293,67 @@ static void repeats(void) {
         train(threads, b, &m);
         __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
         for (k = 0; k < 3; k++) pthread_join(foreign[k], NULL);
-        CHECK(n == m && n > 1000 && !memcmp(a, b, n * sizeof *a), "%d threads: other bits on a busy machine", threads);
+        CHECK(n == m && n > 1000 && !memcmp(a, b, n * sizeof *a),
+              "%d threads: other bits on a busy machine", threads);
     }
     free(a);
     free(b);
 }
+
 static void any_number(void) {
     enum { N = 700, C = 136 };
+
     size_t i;
     int k;
-    stx_real *in = (stx_real *)malloc(N * C * sizeof *in), *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL,
-        *y = (stx_real *)malloc(N * C * sizeof *y);
+    stx_real *in = (stx_real *)malloc(N * C * sizeof *in),
+             *w = (stx_real *)malloc(C * C * sizeof *w), *first = NULL,
+             *y = (stx_real *)malloc(N * C * sizeof *y);
     for (i = 0; i < N * C; i++) in[i] = (stx_real)test_rand();
     for (i = 0; i < C * C; i++) w[i] = (stx_real)test_rand();
     for (k = 1; k <= 7; k += 3) {
         stx_ctx *x = context(k);
         stx_real *all = (stx_real *)calloc(4 * N * C, sizeof *all), *p = all;
         stx_gemm_args g = stx_gemm_of(0, 1, N, C, C, in, w, p);
-        stx_gemm(x, &g);                                                        p += N * C;
+        stx_gemm(x, &g);
+        p += N * C;
         g = stx_gemm_of(1, 0, C, C, N, in, in, p);
-        stx_gemm(x, &g);                                                        p += C * C;
-        stx_sum_rows(x, p, in, N, C);                                           p += C;
-        stx_softmax_fwd(x, p, in, N, C);                                        p += N * C;
-        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0, 0);               p += N * C;
+        stx_gemm(x, &g);
+        p += C * C;
+        stx_sum_rows(x, p, in, N, C);
+        p += C;
+        stx_softmax_fwd(x, p, in, N, C);
+        p += N * C;
+        stx_dropout_fwd(x, p, in, N * C, (stx_real)0.3, 5, 7, 0, 0);
+        p += N * C;
         stx_mean_fwd(x, p, in, N * C);
-        if (!first) first = all;
+        if (!first)
+            first = all;
         else {
-            CHECK(!memcmp(first, all, 4 * N * C * sizeof *all), "%d threads: other bits than one", k);
+            CHECK(!memcmp(first, all, 4 * N * C * sizeof *all), "%d threads: other bits than one",
+                  k);
             free(all);
         }
         stx_destroy(x);
     }
-    free(first); free(in); free(w); free(y);
+    free(first);
+    free(in);
+    free(w);
+    free(y);
 }
 
-/* One tensor as queries, keys and values: what threads add to its gradient must not be lost */
+/* One tensor as queries, keys and values: what threads add to its gradient must not be
+   lost */
 static void with_itself(void) {
     enum { T = 640, C = 8 };
+
     static stx_real a[T * C], dy[T * C], first[T * C];
     stx_ctx *x = context(3);
     int i, k;
     long bad = 0;
-    for (i = 0; i < T * C; i++) { a[i] = (stx_real)test_rand(); dy[i] = (stx_real)test_rand(); }
+    for (i = 0; i < T * C; i++) {
+        a[i] = (stx_real)test_rand();
+        dy[i] = (stx_real)test_rand();
+    }
     for (k = 0; k < (brief ? 25 : 400); k++) {
         stx_attention_in in;
         stx_attention_desc d;
@@ -293,10 +366,13 @@ static void with_itself(void) {
         in.q = in.k = in.v = t;
         stx_backward_from(x, stx_attention(x, &in, &d), dy);
         if (!stx_ok(x)) break;
-        if (!k) memcpy(first, t->grad, sizeof first);
-        else bad += memcmp(first, t->grad, sizeof first) != 0;
+        if (!k)
+            memcpy(first, t->grad, sizeof first);
+        else
+            bad += memcmp(first, t->grad, sizeof first) != 0;
     }
-    CHECK(stx_ok(x) && !bad, "%ld of %d gradients of attention with itself differ from the first", bad, k);
+    CHECK(stx_ok(x) && !bad, "%ld of %d gradients of attention with itself differ from the first",
+          bad, k);
     stx_destroy(x);
 }
 
@@ -310,9 +386,11 @@ static void come_and_go(void) {
         counted c;
         size_t n, bad = 0;
         memset(times, 0, sizeof times);
-        c.times = times; c.threads = 5; c.wrong = 0;
+        c.times = times;
+        c.threads = 5;
+        c.wrong = 0;
         if (i % 3) stx_parallel(i % 2 ? x : kept, 512, SIZE_MAX, count, &c);
-        if (i % 50 == 49) nap(5);           /* long enough for all to fall asleep */
+        if (i % 50 == 49) nap(5); /* long enough for all to fall asleep */
         stx_destroy(x);
         for (n = 0; n < 512 && i % 3; n++) bad += times[n] != 1;
         CHECK(!bad && !c.wrong, "context %d", i);
@@ -320,15 +398,18 @@ static void come_and_go(void) {
     stx_destroy(kept);
     stx_destroy(NULL);
 }
+
 static void processors(void) {
 #ifdef __linux__
     cpu_set_t all, one;
     stx_ctx *x = context(0);
     int k;
     CHECK(!sched_getaffinity(0, sizeof all, &all), "sched_getaffinity");
-    CHECK(stx_threads(x) == CPU_COUNT(&all), "%d threads, %d processors", stx_threads(x), CPU_COUNT(&all));
+    CHECK(stx_threads(x) == CPU_COUNT(&all), "%d threads, %d processors", stx_threads(x),
+          CPU_COUNT(&all));
     stx_destroy(x);
-    for (k = 0; !CPU_ISSET(k, &all); k++) {}
+    for (k = 0; !CPU_ISSET(k, &all); k++) {
+    }
     CPU_ZERO(&one);
     CPU_SET(k, &one);
     sched_setaffinity(0, sizeof one, &one);
@@ -341,14 +422,16 @@ static void processors(void) {
 
 /* >>fork: the child has no threads, and does the work alone */
 static void forked(void) {
-#ifndef TEST_TSAN       /* which wants no fork beside threads */
+#ifndef TEST_TSAN /* which wants no fork beside threads */
     stx_ctx *x = context(4);
     unsigned char times[4096];
     counted c;
     size_t n, k;
     pid_t child;
     int status = -1;
-    c.times = times; c.threads = 4; c.wrong = 0;
+    c.times = times;
+    c.threads = 4;
+    c.wrong = 0;
     memset(times, 0, sizeof times);
     stx_parallel(x, 4096, SIZE_MAX, count, &c);
     nap(5);
@@ -358,12 +441,14 @@ static void forked(void) {
         for (k = 0; k < 5; k++) {
             memset(times, 0, sizeof times);
             stx_parallel(x, 4096, SIZE_MAX, count, &c);
-            for (n = 0; n < 4096; n++) if (times[n] != 1) _exit(1);
+            for (n = 0; n < 4096; n++)
+                if (times[n] != 1) _exit(1);
         }
         stx_destroy(x);
         _exit(0);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+              && WEXITSTATUS(status) == 0,
           "the child ended with status %d", status);
     memset(times, 0, sizeof times);
     stx_parallel(x, 4096, SIZE_MAX, count, &c);
@@ -376,7 +461,15 @@ static void forked(void) {
 /* >>signals are delivered to the caller's threads, never to the library's */
 static pthread_t main_thread;
 static volatile sig_atomic_t here, elsewhere;
-static void on_signal(int number) { (void)number; if (pthread_equal(pthread_self(), main_thread)) here++; else elsewhere++; }
+
+static void on_signal(int number) {
+    (void)number;
+    if (pthread_equal(pthread_self(), main_thread))
+        here++;
+    else
+        elsewhere++;
+}
+
 static void signals(void) {
     stx_ctx *x = context(6);
     unsigned char times[64] = {0};
@@ -385,12 +478,18 @@ static void signals(void) {
     int i;
     main_thread = pthread_self();
     signal(SIGUSR1, on_signal);
-    c.times = times; c.threads = 6; c.wrong = 0;
+    c.times = times;
+    c.threads = 6;
+    c.wrong = 0;
     stx_parallel(x, 64, SIZE_MAX, count, &c);
     sigemptyset(&set);
     sigaddset(&set, SIGUSR1);
-    pthread_sigmask(SIG_BLOCK, &set, &old);       /* the main thread does not take it: would another one? */
-    for (i = 0; i < 20; i++) { kill(getpid(), SIGUSR1); nap(1); }
+    /* the main thread does not take it: would another one? */
+    pthread_sigmask(SIG_BLOCK, &set, &old);
+    for (i = 0; i < 20; i++) {
+        kill(getpid(), SIGUSR1);
+        nap(1);
+    }
     CHECK(!elsewhere && !here, "%d signals came to a thread of the library's", (int)elsewhere);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     CHECK(here == 1 && !elsewhere, "%d and %d signals", (int)here, (int)elsewhere);

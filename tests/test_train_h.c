@@ -2,18 +2,22 @@
    Build: cc -std=c99 tests/test_train_h.c -o test_train_h -lm     Prints what fails; the last line is "N passed, N failed".
    test_train_h --keep DIR leaves the event files it wrote in DIR, to be opened with TensorBoard. */
 
-#define _XOPEN_SOURCE 700          /* the pseudo terminal */
+#define _XOPEN_SOURCE 700 /* the pseudo terminal */
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 static int flushed_files, flushed_dirs;
+
 static int counting_fsync(int fd) {
     struct stat st;
     if (fstat(fd, &st) != 0) return -1;
-    if (S_ISDIR(st.st_mode)) flushed_dirs++;
-    else flushed_files++;
+    if (S_ISDIR(st.st_mode))
+        flushed_dirs++;
+    else
+        flushed_files++;
     return 0;
 }
+
 #define fsync counting_fsync
 #include "../examples/train.h"
 
@@ -24,29 +28,40 @@ static int counting_fsync(int fd) {
 static int passed, failed;
 
 static void check(int ok, const char *what, int line) {
-    if (ok) { passed++; return; }
+    if (ok) {
+        passed++;
+        return;
+    }
     failed++;
     printf("test_train_h.c:%d: %s\n", line, what);
 }
 
 /* Two strings; on failure both are shown. */
 static void check_text(const char *got, const char *want, int line) {
-    if (got != NULL && strcmp(got, want) == 0) { passed++; return; }
+    if (got != NULL && strcmp(got, want) == 0) {
+        passed++;
+        return;
+    }
     failed++;
-    printf("test_train_h.c:%d: got  [%s]\n  wanted [%s]\n", line, got != NULL ? got : "(null)", want);
+    printf("test_train_h.c:%d: got  [%s]\n  wanted [%s]\n", line, got != NULL ? got : "(null)",
+           want);
 }
 
 static void check_holds(const char *got, const char *part, int line) {
-    if (got != NULL && strstr(got, part) != NULL) { passed++; return; }
+    if (got != NULL && strstr(got, part) != NULL) {
+        passed++;
+        return;
+    }
     failed++;
-    printf("test_train_h.c:%d: got [%s]\n  which lacks [%s]\n", line, got != NULL ? got : "(null)", part);
+    printf("test_train_h.c:%d: got [%s]\n  which lacks [%s]\n", line, got != NULL ? got : "(null)",
+           part);
 }
 
-#define CHECK(x) check(!!(x), #x, __LINE__)
-#define SAME(got, want) check_text(got, want, __LINE__)
+#define CHECK(x)         check(!!(x), #x, __LINE__)
+#define SAME(got, want)  check_text(got, want, __LINE__)
 #define HOLDS(got, part) check_holds(got, part, __LINE__)
 
-static char dir[512];              /* everything written goes below it */
+static char dir[512]; /* everything written goes below it */
 static char name_room[8][1024];
 
 static const char *in_dir(const char *name) {
@@ -69,7 +84,10 @@ static char file_text[1 << 16];
 static const char *get_file(const char *path, size_t *n) {
     FILE *f = fopen(path, "rb");
     size_t k = 0;
-    if (f != NULL) { k = fread(file_text, 1, sizeof file_text - 1, f); fclose(f); }
+    if (f != NULL) {
+        k = fread(file_text, 1, sizeof file_text - 1, f);
+        fclose(f);
+    }
     file_text[k] = 0;
     if (n != NULL) *n = k;
     return f != NULL ? file_text : NULL;
@@ -97,9 +115,10 @@ static uint64_t steps, later;
 static double lr, dropout, bias;
 static const char *data, *prompt;
 
-static const tr_preset presets[] = {
-    {"enwik8_small", "a small one", "nlayers=3 lr=0.5  adapt_span optim=sgd no-fast nlayers=4 "}, {"enwik8_large", "a large one",
-        "nlayers=24 steps=100000"}, TR_PRESET_END};
+static const tr_preset presets[] = {{"enwik8_small", "a small one",
+                                     "nlayers=3 lr=0.5  adapt_span optim=sgd no-fast nlayers=4 "},
+                                    {"enwik8_large", "a large one", "nlayers=24 steps=100000"},
+                                    TR_PRESET_END};
 
 static tr_opt table[] = {
     TR_GROUP("Model"),
@@ -107,36 +126,49 @@ static tr_opt table[] = {
     TR_INT("nheads", TR_MODEL, &nheads, 0, 0, "number of heads"),
     TR_FLAG("adapt-span", TR_MODEL, &adapt_span, "learn each head's span"),
     TR_FLAG("fast", TR_LOCAL, &fast, "be fast"),
-    TR_REAL_OPEN("dropout", TR_FREE | TR_KEPT, &dropout, TR_OPEN_MAX, 0, 1, "share of activations dropped"),
+    TR_REAL_OPEN("dropout", TR_FREE | TR_KEPT, &dropout, TR_OPEN_MAX, 0, 1,
+                 "share of activations dropped"),
     TR_GROUP("Training"),
     TR_SIZE("steps", TR_FREE, &steps, 1, TR_INF, "optimiser steps"),
     TR_REAL_OPEN("lr", TR_FREE, &lr, TR_OPEN_MIN, 0, TR_INF, "learning rate"),
     TR_REAL("bias", TR_FIXED, &bias, 0, 0, "any number"),
     TR_CHOICE("optim", TR_FIXED, &optim, "adagrad|sgd|adam|inv_sqrt", "optimiser"),
-    TR_TEXT("data", TR_HINT, &data, "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
-                           "into what is left of a line of one hundred characters"),
+    TR_TEXT(
+        "data", TR_HINT, &data,
+        "the text to learn; a rather long explanation that has to be wrapped, for it does not fit "
+        "into what is left of a line of one hundred characters"),
     TR_TEXT("prompt", TR_FREE, &prompt, "what to begin with"),
     TR_SET("literal", TR_MODEL | TR_LATER, &literal, "rows|pad|free_ze", 4,
            "the original's own forms"),
     TR_SET("nothing", TR_LOCAL, &nothing, "", 0, "this model has none"),
-    TR_SIZE_ALSO("later", "afterwards|some-day", TR_MODEL | TR_LATER, &later, 0, TR_INF, "an option of a later version"),
-    TR_END
-};
-static tr_options options = {"prog", "Tests options.", table, presets, "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
-    "The end.", ""};
+    TR_SIZE_ALSO("later", "afterwards|some-day", TR_MODEL | TR_LATER, &later, 0, TR_INF,
+                 "an option of a later version"),
+    TR_END};
+static tr_options options = {"prog",
+                             "Tests options.",
+                             table,
+                             presets,
+                             "nlayers=8 nheads=2 fast steps=1000 lr=0.07 dropout=0.1 prompt=",
+                             "The end.",
+                             ""};
 static char err[TR_ERR];
 
-/* Sets the defaults and parses words, separated by '|' (so that values may hold blanks). */
+/* Sets the defaults and parses words, separated by '|' (so that values may hold
+   blanks). */
 static char words[4096];
 
 static int parse(const char *line) {
     char *argv[64], *p;
     int argc = 0;
-    nlayers = 77; adapt_span = 1; optim = 3; bias = 5;       /* what an earlier call left: the defaults must replace it */
+    /* what an earlier call left: the defaults must replace it */
+    nlayers = 77;
+    adapt_span = 1;
+    optim = 3;
+    bias = 5;
     err[0] = 0;
     snprintf(words, sizeof words, "%s", line);
     argv[argc++] = words + sizeof words - 1;
-    for (p = words; *line != 0 && argc < 63; ) {
+    for (p = words; *line != 0 && argc < 63;) {
         argv[argc++] = p;
         p = strchr(p, '|');
         if (p == NULL) break;
@@ -147,8 +179,14 @@ static int parse(const char *line) {
 }
 
 static int fails_with(const char *line, const char *part) {
-    if (parse(line) != 0) { printf("  [%s] was accepted\n", line); return 0; }
-    if (strstr(err, part) == NULL) { printf("  [%s] gives [%s], lacks [%s]\n", line, err, part); return 0; }
+    if (parse(line) != 0) {
+        printf("  [%s] was accepted\n", line);
+        return 0;
+    }
+    if (strstr(err, part) == NULL) {
+        printf("  [%s] gives [%s], lacks [%s]\n", line, err, part);
+        return 0;
+    }
     return 1;
 }
 
@@ -160,7 +198,8 @@ static void test_options(void) {
     CHECK(parse("--nlayers|12|--lr=1e-3|--data|a b|--adapt-span") == 1);
     CHECK(nlayers == 12 && lr == 1e-3 && adapt_span == 1);
     SAME(data, "a b");
-    CHECK(tr_given(&options, "nlayers") && tr_given(&options, "adapt_span") && !tr_given(&options, "nheads"));
+    CHECK(tr_given(&options, "nlayers") && tr_given(&options, "adapt_span")
+          && !tr_given(&options, "nheads"));
     CHECK(!tr_given(&options, "no-such"));
     CHECK(parse("--adapt_span|--no_fast") == 1 && adapt_span == 1 && fast == 0);
     CHECK(parse("--adapt-span=off|--fast=true") == 1 && adapt_span == 0 && fast == 1);
@@ -192,9 +231,12 @@ static void test_options(void) {
     CHECK(fails_with("--nheads=2147483648", "from -2147483648 to 2147483647"));
     CHECK(fails_with("--nheads=99999999999999999999999", "expected a whole number"));
     CHECK(fails_with("--steps=18446744073709551616", "from 1 to 18446744073709551615"));
-    CHECK(fails_with("--steps=-1", "--steps: expected a whole number from 1 to 18446744073709551615, got '-1'"));
-    CHECK(fails_with("--steps=0", "--steps: expected a whole number from 1 to 18446744073709551615, got '0'"));
-    CHECK(fails_with("--steps=1e3", "--steps: expected a whole number from 1 to 18446744073709551615, got '1e3'"));
+    CHECK(fails_with("--steps=-1",
+                     "--steps: expected a whole number from 1 to 18446744073709551615, got '-1'"));
+    CHECK(fails_with("--steps=0",
+                     "--steps: expected a whole number from 1 to 18446744073709551615, got '0'"));
+    CHECK(fails_with("--steps=1e3",
+                     "--steps: expected a whole number from 1 to 18446744073709551615, got '1e3'"));
     CHECK(fails_with("--lr=0", "--lr: expected a number above 0, got '0'"));
     CHECK(fails_with("--lr=nan", "got 'nan'"));
     CHECK(fails_with("--lr=inf", "got 'inf'"));
@@ -207,11 +249,14 @@ static void test_options(void) {
     CHECK(fails_with("--bias=-inf", "--bias: expected a number, got '-inf'"));
     CHECK(fails_with("--dropout=1", "expected a number of at least 0 and below 1"));
     CHECK(fails_with("--dropout=-0.1", "expected a number of at least 0 and below 1"));
-    CHECK(fails_with("--optim=adan", "expected one of adagrad, sgd, adam, inv_sqrt, got 'adan' (did you mean adam?)"));
+    CHECK(fails_with(
+        "--optim=adan",
+        "expected one of adagrad, sgd, adam, inv_sqrt, got 'adan' (did you mean adam?)"));
     CHECK(fails_with("--optim=", "expected one of"));
     CHECK(fails_with("--optim=adagrad|sgd", "expected an option, got 'sgd'"));
     CHECK(fails_with("--optim=ada", "expected one of"));
-    CHECK(fails_with("--fast=2", "--fast: expected on or off (also 1, 0, true, false, yes, no), got '2'"));
+    CHECK(fails_with("--fast=2",
+                     "--fast: expected on or off (also 1, 0, true, false, yes, no), got '2'"));
     CHECK(fails_with("--fast|1", "--fast: expected no value, because it is a flag, got '1'"));
     CHECK(fails_with("--no-fast=1", "--no-fast: expected no value, got '1'"));
     CHECK(fails_with("--no-lr", "--lr is not a flag"));
@@ -220,10 +265,12 @@ static void test_options(void) {
     CHECK(fails_with("--n-layers=3", "did you mean --nlayers?"));
     CHECK(fails_with("--no-fats", "did you mean --no-fast?"));
     CHECK(fails_with("--hlep", "did you mean --help?"));
-    CHECK(fails_with("--drop|0.1", "did you mean --dropout?"));                 /* its beginning */
+    /* its beginning */
+    CHECK(fails_with("--drop|0.1", "did you mean --dropout?"));
     CHECK(fails_with("--pro|x", "did you mean --prompt?"));
     CHECK(fails_with("--learning_rate|1", "--learning_rate: unknown option (did you mean --lr?)"));
-    CHECK(fails_with("--max_iters=5", "did you mean --steps?"));                /* as other programs call it */
+    /* as other programs call it */
+    CHECK(fails_with("--max_iters=5", "did you mean --steps?"));
     CHECK(fails_with("--num_train_epochs|3", "did you mean --steps?"));
     CHECK(fails_with("--n_layer|3", "did you mean --nlayers?"));
     CHECK(fails_with("-p|x", "-p: unknown option (did you mean --prompt?); --help lists all"));
@@ -233,9 +280,12 @@ static void test_options(void) {
     CHECK(strstr(err, "did you mean") == NULL);
     CHECK(fails_with("--Nlayers=3", "did you mean --nlayers?"));
     CHECK(fails_with("--=3", "unknown option"));
-    CHECK(fails_with("--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "unknown"));
+    CHECK(fails_with(
+        "--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "unknown"));
     CHECK(fails_with("--lr", "--lr: expected a number above 0, got nothing"));
-    CHECK(fails_with("--lr|--steps|3", "--lr: expected a number above 0, got the option '--steps'"));
+    CHECK(
+        fails_with("--lr|--steps|3", "--lr: expected a number above 0, got the option '--steps'"));
     CHECK(fails_with("file.txt", "expected an option, got 'file.txt'"));
     CHECK(fails_with("--", "expected an option, got '--'"));
     CHECK(fails_with("-n|3", "expected an option, got '-n'"));
@@ -245,35 +295,52 @@ static void test_options(void) {
     CHECK(tr_distance("a_b", 3, "a-b", 3) == 0);
 }
 
-/* A flag that may say how many: what is given, the value, and how it stands in a checkpoint */
+/* A flag that may say how many: what is given, the value, and how it stands in a
+   checkpoint */
 static void test_some(void) {
-    static const struct { const char *arg[2]; int want; const char *json; } good[] = {
-        {{NULL, NULL}, 0, "false"}, {{"--again", NULL}, TR_ALL, "true"}, {{"--no-again", NULL}, 0, "false"},
-        {{"--again=on", NULL}, TR_ALL, "true"}, {{"--again", "auto"}, TR_AS_FITS, "\"auto\""},
-        {{"--again=auto", NULL}, TR_AS_FITS, "\"auto\""}, {{"--again", "7"}, 7, "7"}, {{"--again", "1"}, 1, "1"},
-        {{"--again=0", NULL}, 0, "false"}, {{"--again=40", NULL}, 40, "40"}, {{"--again", "--quick"}, TR_ALL, "true"}};
-    static const char *const bad[] = {"--again=41", "--again=-1", "--again=7x", "--again=", "--again=maybe", "--no-again=3"};
+    static const struct {
+        const char *arg[2];
+        int want;
+        const char *json;
+    } good[] = {{{NULL, NULL}, 0, "false"},
+                {{"--again", NULL}, TR_ALL, "true"},
+                {{"--no-again", NULL}, 0, "false"},
+                {{"--again=on", NULL}, TR_ALL, "true"},
+                {{"--again", "auto"}, TR_AS_FITS, "\"auto\""},
+                {{"--again=auto", NULL}, TR_AS_FITS, "\"auto\""},
+                {{"--again", "7"}, 7, "7"},
+                {{"--again", "1"}, 1, "1"},
+                {{"--again=0", NULL}, 0, "false"},
+                {{"--again=40", NULL}, 40, "40"},
+                {{"--again", "--quick"}, TR_ALL, "true"}};
+
+    static const char *const bad[] = {"--again=41", "--again=-1",    "--again=7x",
+                                      "--again=",   "--again=maybe", "--no-again=3"};
     static int again, quick;
-    tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "once more"), TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
+    tr_opt one[] = {TR_SOME("again", TR_FREE, &again, 40, "once more"),
+                    TR_FLAG("quick", TR_LOCAL, &quick, "be quick"), TR_END};
     tr_options o = {"prog", "", one, NULL, NULL, NULL, ""};
-    char *argv[4] = {(char *)(uintptr_t)"prog", NULL, NULL, NULL}, want[64];
+    char *argv[4] = {(char *)(uintptr_t) "prog", NULL, NULL, NULL}, want[64];
     size_t i;
     int k;
     for (i = 0; i < sizeof good / sizeof *good; i++) {
         tr_adopted a;
         char *json;
         for (k = 0; k < 2; k++) argv[1 + k] = (char *)(uintptr_t)good[i].arg[k];
-        CHECK(tr_parse(&o, 1 + (argv[1] != NULL) + (argv[2] != NULL), argv, err, sizeof err) == 1 && again == good[i].want);
+        CHECK(tr_parse(&o, 1 + (argv[1] != NULL) + (argv[2] != NULL), argv, err, sizeof err) == 1
+              && again == good[i].want);
         json = tr_options_json(&o, 1);
         snprintf(want, sizeof want, "{\"preset\":null,\"again\":%s}", good[i].json);
         SAME(json, want);
         /* the checkpoint's value where none is given, and another one beside it */
         CHECK(tr_parse(&o, 1, argv, err, sizeof err) == 1 && again == 0);
-        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1 && again == good[i].want && !a.changed.n);
+        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1
+              && again == good[i].want && !a.changed.n);
         tr_adopted_free(&a);
-        argv[1] = (char *)(uintptr_t)"--again=3";
+        argv[1] = (char *)(uintptr_t) "--again=3";
         CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 1);
-        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1 && again == 3 && a.changed.n);
+        CHECK(tr_options_adopt(&o, json, TR_RESUME, &a, err, sizeof err) == 1 && again == 3
+              && a.changed.n);
         snprintf(want, sizeof want, "{\"again\":[%s,3]}", good[i].json);
         SAME(a.json.s, want);
         tr_adopted_free(&a);
@@ -284,21 +351,26 @@ static void test_some(void) {
         CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 0);
         HOLDS(err, "--");
     }
-    argv[1] = (char *)(uintptr_t)"--again=41";
+    argv[1] = (char *)(uintptr_t) "--again=41";
     CHECK(tr_parse(&o, 2, argv, err, sizeof err) == 0);
     SAME(err, "--again: expected on, off, auto or a whole number up to 40, got '41'");
 }
 
 static void test_presets(void) {
-    CHECK(parse("--preset|enwik8_small") == 1 && nlayers == 4 && lr == 0.5 && adapt_span == 1 && optim == 1 && fast == 0);
+    CHECK(parse("--preset|enwik8_small") == 1 && nlayers == 4 && lr == 0.5 && adapt_span == 1
+          && optim == 1 && fast == 0);
     SAME(options.preset_used, "enwik8_small");
     CHECK(!tr_given(&options, "nlayers"));
-    CHECK(parse("--nlayers|6|--preset=enwik8-small|--fast") == 1 && nlayers == 6 && lr == 0.5 && fast == 1);
+    CHECK(parse("--nlayers|6|--preset=enwik8-small|--fast") == 1 && nlayers == 6 && lr == 0.5
+          && fast == 1);
     CHECK(tr_given(&options, "nlayers") && !tr_given(&options, "lr"));
     CHECK(parse("--preset|enwik8_small|--preset|enwik8_large") == 1 && nlayers == 24 && lr == 0.07);
     CHECK(parse("--prompt|preset|--data|x") == 1 && !options.preset_used[0]);
-    CHECK(fails_with("--preset|enwik8_smal", "expected one of enwik8_small, enwik8_large, got 'enwik8_smal' (did you mean enwik8_small?)"));
-    CHECK(fails_with("--preset|zzz", "--preset: expected one of enwik8_small, enwik8_large, got 'zzz'"));
+    CHECK(fails_with(
+        "--preset|enwik8_smal",
+        "expected one of enwik8_small, enwik8_large, got 'enwik8_smal' (did you mean enwik8_small?)"));
+    CHECK(fails_with("--preset|zzz",
+                     "--preset: expected one of enwik8_small, enwik8_large, got 'zzz'"));
     CHECK(fails_with("--preset", "--preset: expected the name of a preset, got nothing"));
     CHECK(fails_with("--preset|--lr=1", "--preset: expected the name of a preset, got nothing"));
     CHECK(fails_with("--presets|a", "did you mean --preset?"));
@@ -309,14 +381,16 @@ static void test_presets(void) {
         nlayers = 8;
         CHECK(tr_check_table(&options, err, sizeof err) == 1);
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
-        SAME(err, "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
+        SAME(err,
+             "preset broken: --nlayer: unknown option (did you mean --nlayers?); --help lists all");
         one[0].set = "nlayers=0";
         CHECK(tr_check_table(&o, err, sizeof err) == 0 && nlayers == 8);
         HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got '0'");
         one[0].set = "nlayers";
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
         HOLDS(err, "preset broken: --nlayers: expected a whole number from 1 to 100, got nothing");
-        one[0].set = "data=text no-fast";                    /* a text is read, too, but not set */
+        /* a text is read, too, but not set */
+        one[0].set = "data=text no-fast";
         CHECK(tr_check_table(&o, err, sizeof err) == 1 && data == NULL && fast == 1);
         one[0].name = "a-name-that-is-longer-than-the-room-that-there-is-for-the-name-of-a-preset";
         CHECK(tr_check_table(&o, err, sizeof err) == 0);
@@ -330,7 +404,8 @@ static void test_presets(void) {
         HOLDS(err, "has no presets");
     }
     {
-        tr_opt twice[] = {TR_INT("a-b", TR_LOCAL, &nlayers, 0, 0, ""), TR_INT("a_b", TR_LOCAL, &nheads, 0, 0, ""), TR_END};
+        tr_opt twice[] = {TR_INT("a-b", TR_LOCAL, &nlayers, 0, 0, ""),
+                          TR_INT("a_b", TR_LOCAL, &nheads, 0, 0, ""), TR_END};
         tr_opt reserved[] = {TR_INT("help", TR_LOCAL, &nlayers, 0, 0, ""), TR_END};
         tr_opt range[] = {TR_INT("a", TR_LOCAL, &nlayers, 50, 60, ""), TR_END};
         tr_options o = {"p", "", twice, NULL, NULL, NULL, ""};
@@ -368,7 +443,7 @@ static void test_help(void) {
     CHECK(longest > 80 && longest <= 100);
     tr_buf_free(&b);
     fflush(stdout);
-    {                                                    /* --help through tr_parse: the text goes to standard output */
+    { /* --help through tr_parse: the text goes to standard output */
         int keep = dup(1), file = open(in_dir("help"), O_WRONLY | O_CREAT | O_TRUNC, 0600), r;
         dup2(file, 1);
         r = parse("--help");
@@ -381,85 +456,119 @@ static void test_help(void) {
     }
 }
 
-/* What tr_options_adopt says of `line` beside a checkpoint `json`: "CHANGED|JSON|GIVEN|MISSING", or "refused". */
+/* What tr_options_adopt says of `line` beside a checkpoint `json`:
+   "CHANGED|JSON|GIVEN|MISSING", or "refused". */
 static const char *adopted(const char *line, const char *json, int why_opened) {
     static char out[1024];
     tr_adopted a;
     if (parse(line) != 1) return "not parsed";
     if (tr_options_adopt(&options, json, why_opened, &a, err, sizeof err) != 1) return "refused";
-    snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "", a.json.n ? a.json.s : "", a.given.n ? a.given.s : "",
-             a.missing.n ? a.missing.s : "");
+    snprintf(out, sizeof out, "%s|%s|%s|%s", a.changed.n ? a.changed.s : "",
+             a.json.n ? a.json.s : "", a.given.n ? a.given.s : "", a.missing.n ? a.missing.s : "");
     tr_adopted_free(&a);
     return out;
 }
 
 static void test_configuration(void) {
     char *json, *again, value[64];
-    CHECK(parse("--preset|enwik8_small|--data|a\"\\\n\xff\xc3\xa9|--steps|18446744073709551615|--nheads=16") == 1);
+    CHECK(
+        parse(
+            "--preset|enwik8_small|--data|a\"\\\n\xff\xc3\xa9|--steps|18446744073709551615|--nheads=16")
+        == 1);
     json = tr_options_json(&options, 0);
-    SAME(json, "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"nheads\":16,\"adapt-span\":true,\"fast\":false,\"dropout\":0.1,"
-               "\"steps\":18446744073709551615,\"lr\":0.5,\"bias\":0,\"optim\":\"sgd\","
-               "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\","
-               "\"literal\":false,\"nothing\":false,\"later\":0}");
+    SAME(
+        json,
+        "{\"preset\":\"enwik8_small\",\"nlayers\":4,\"nheads\":16,\"adapt-span\":true,\"fast\":false,\"dropout\":0.1,"
+        "\"steps\":18446744073709551615,\"lr\":0.5,\"bias\":0,\"optim\":\"sgd\","
+        "\"data\":\"a\\\"\\\\\\n\\ufffd\xc3\xa9\",\"prompt\":\"\","
+        "\"literal\":false,\"nothing\":false,\"later\":0}");
     CHECK(tr_json_find(json, "optim", value, sizeof value) == 1);
     SAME(value, "sgd");
     CHECK(tr_json_find(json, "data", value, sizeof value) == 1);
     SAME(value, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
     free(json);
-    json = tr_options_json(&options, 1);                                              /* what a checkpoint holds: no local option */
+    /* what a checkpoint holds: no local option */
+    json = tr_options_json(&options, 1);
     CHECK(json != NULL && strstr(json, "\"fast\"") == NULL && strstr(json, "\"lr\":0.5,") != NULL);
 
-    SAME(adopted("", json, 1), "|||");                                                /* all from the checkpoint, and the preset's name */
-    CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5 && steps == UINT64_MAX && fast == 1);
+    /* all from the checkpoint, and the preset's name */
+    SAME(adopted("", json, 1), "|||");
+    CHECK(nlayers == 4 && nheads == 16 && adapt_span == 1 && optim == 1 && lr == 0.5
+          && steps == UINT64_MAX && fast == 1);
     SAME(data, "a\"\\\n\xef\xbf\xbd\xc3\xa9");
     SAME(options.preset_used, "enwik8_small");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_CHECKPOINT);
-    again = tr_options_json(&options, 1);                                             /* (all text is UTF-8 now) */
+    /* (all text is UTF-8 now) */
+    again = tr_options_json(&options, 1);
     SAME(adopted("", again, 1), "|||");
     free(json);
     json = tr_options_json(&options, 1);
-    SAME(json, again);                                                                /* ... so the next checkpoint says the same */
+    /* ... so the next checkpoint says the same */
+    SAME(json, again);
     free(again);
-    SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");               /* the same command, or a part of it */
+    /* the same command, or a part of it */
+    SAME(adopted("--preset|enwik8_small|--nheads=16", json, 1), "|||");
     SAME(adopted("--nlayers=4|--lr=0.50", json, 1), "|||");
     CHECK(tr_find_option(&options, "lr", 2)->from == TR_FROM_ARGS);
-    SAME(adopted("--data|elsewhere", json, 1), "|||");                                /* a hint: another value is no difference */
+    /* a hint: another value is no difference */
+    SAME(adopted("--data|elsewhere", json, 1), "|||");
     SAME(data, "elsewhere");
-    SAME(adopted("--lr=0.25|--prompt=x\"|--dropout|0.1", json, 1), "--lr 0.25 (0.5), --prompt x\" "
+    SAME(adopted("--lr=0.25|--prompt=x\"|--dropout|0.1", json, 1),
+         "--lr 0.25 (0.5), --prompt x\" "
          "()|{\"lr\":[0.5,0.25],\"prompt\":[\"\",\"x\\\"\"]}||");
     CHECK(lr == 0.25 && steps == UINT64_MAX);
-    SAME(adopted("--lr=0.25", json, 0), "|||");                                       /* without training nobody has to know */
+    /* without training nobody has to know */
+    SAME(adopted("--lr=0.25", json, 0), "|||");
     SAME(adopted("--nlayers=5", json, 1), "refused");
     HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out");
-    SAME(adopted("--nlayers=5", json, 0), "refused");                                 /* a model's shape is the checkpoint's in any case */
+    /* a model's shape is the checkpoint's in any case */
+    SAME(adopted("--nlayers=5", json, 0), "refused");
     SAME(adopted("--optim=adam", json, 1), "refused");
     HOLDS(err, "--optim is adam here (from the command line) but sgd in the checkpoint");
     SAME(adopted("--optim=adam", json, 0), "|||");
     SAME(adopted("--preset=enwik8_large", json, 1), "refused");
-    HOLDS(err, "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave --preset out");
+    HOLDS(
+        err,
+        "--nlayers is 24 here (from --preset enwik8_large) but 4 in the checkpoint: leave --preset out");
     SAME(adopted("", "{\"nlayers\":0}", 1), "refused");
-    HOLDS(err, "the checkpoint's configuration: --nlayers: expected a whole number from 1 to 100, got '0'");
+    HOLDS(
+        err,
+        "the checkpoint's configuration: --nlayers: expected a whole number from 1 to 100, got '0'");
     SAME(adopted("", "{\"nlayers\":", 1), "refused");
     HOLDS(err, "malformed");
-    /* from before options were kept: said which were given, and which not; an option of a later version is its default */
-    SAME(adopted("", "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\",\"prompt\":null}", 1),
-         "|||--dropout, --steps, --lr");
+    /* from before options were kept: said which were given, and which not; an option
+       of a later version is its default */
+    SAME(
+        adopted(
+            "",
+            "{\"nlayers\":4,\"nheads\":2,\"adapt-span\":false,\"bias\":0,\"optim\":\"sgd\",\"prompt\":null}",
+            1),
+        "|||--dropout, --steps, --lr");
     CHECK(prompt == NULL);
-    SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4", "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1),
+    SAME(adopted("--preset|enwik8_small|--dropout=0|--nlayers=4",
+                 "{\"nlayers\":4,\"nheads\":2,\"bias\":0,\"prompt\":\"\"}", 1),
          "||--adapt-span, --dropout, --lr, --optim|--steps");
     free(json);
-    /* weights that begin another run: of TR_MODEL and TR_KEPT alone, and nothing is told */
-    json = (char *)"{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\","
-                   "\"data\":\"there\"}";
+    /* weights that begin another run: of TR_MODEL and TR_KEPT alone, and nothing is
+       told */
+    json =
+        (char
+             *)"{\"preset\":\"enwik8_small\",\"nlayers\":4,\"dropout\":0.25,\"steps\":7,\"lr\":0.5,\"optim\":\"sgd\","
+               "\"data\":\"there\"}";
     SAME(adopted("", json, TR_INIT), "|||");
-    CHECK(nlayers == 4 && nheads == 2 && dropout == 0.25 && steps == 1000 && lr == 0.07 && optim == 0 && data == NULL);
+    CHECK(nlayers == 4 && nheads == 2 && dropout == 0.25 && steps == 1000 && lr == 0.07
+          && optim == 0 && data == NULL);
     CHECK(!options.preset_used[0]);
     SAME(adopted("--dropout=0.5|--nlayers=4|--lr=1|--nheads=3", json, TR_INIT), "|||");
     CHECK(nlayers == 4 && dropout == 0.5 && lr == 1 && nheads == 3);
     SAME(adopted("--nlayers=5", json, TR_INIT), "refused");
-    HOLDS(err, "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out to begin with its weights");
+    HOLDS(
+        err,
+        "--nlayers is 5 here (from the command line) but 4 in the checkpoint: leave it out to begin with its weights");
     SAME(adopted("--preset=enwik8_large", json, TR_INIT), "refused");
-    HOLDS(err, "(from --preset enwik8_large) but 4 in the checkpoint: leave --preset out to begin with its weights");
+    HOLDS(
+        err,
+        "(from --preset enwik8_large) but 4 in the checkpoint: leave --preset out to begin with its weights");
     CHECK(parse("--prompt=x") == 1);
     tr_options_free(&options);
     CHECK(prompt == NULL);
@@ -514,7 +623,7 @@ static void test_set(void) {
     SAME(adopted("--literal", json, TR_RESUME), "refused");
     HOLDS(err, "--literal is true here (from the command line) but rows,free_ze in the checkpoint");
     SAME(adopted("--literal-rows", json, TR_RESUME), "refused");
-    SAME(adopted("--literal-rows", json, TR_INIT), "|||");            /* free_ze: training only */
+    SAME(adopted("--literal-rows", json, TR_INIT), "|||"); /* free_ze: training only */
     CHECK(literal == 1);
     SAME(adopted("--literal=free_ze", json, TR_INIT), "refused");
     SAME(adopted("", json, TR_INIT), "|||");
@@ -526,7 +635,9 @@ static void test_set(void) {
     CHECK(literal == 7);
     SAME(adopted("--literal", "{\"literal\":false}", TR_INIT), "refused");
     SAME(adopted("", "{\"literal\":\"pat\"}", TR_INIT), "refused");
-    HOLDS(err, "the checkpoint's configuration: --literal: expected on, off, or some of rows, pad, free_ze, got 'pat'");
+    HOLDS(
+        err,
+        "the checkpoint's configuration: --literal: expected on, off, or some of rows, pad, free_ze, got 'pat'");
 
     SAME(adopted("", flags, TR_INIT), "|||");
     CHECK(literal == 5);
@@ -547,7 +658,7 @@ static void test_set(void) {
     tr_help(&options, &b, 200);
     HOLDS(b.s, "--literal [NAMES]  pad ");
     HOLDS(b.s, "own forms (rows|pad|free_ze, separated by commas; without names: all that apply) "
-          "(switch off: --no-literal)");
+               "(switch off: --no-literal)");
     HOLDS(b.s, "--nothing          off ");
     tr_buf_free(&b);
 }
@@ -555,12 +666,42 @@ static void test_set(void) {
 /* ---- JSON */
 
 static void test_json(void) {
-    static const double xs[] = {0, -0.0, 1, -1.5, 0.1, 1e-310, 5e-324, 1.7976931348623157e308, 3.141592653589793, 1e21,
-                                123456789, 0.07, 1.0 / 3.0};
-    static const char *const broken[] = {"", "x", "{", "{\"a\"", "{\"a\":", "{\"a\":}", "{\"a\" 1}", "{\"a\":1", "{\"a\":1}x", "{\"a\":\"",
-                                         "{\"a\":\"\\", "{\"a\":[1,{]", "{a:1}", "{\"b\":1 \"a\":2}", "[1]", "{\"b\":1,}",
-                                         "{\"b\":\"\\\"}", "{\"a\":\"\\u12\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\\u0000\"}",
-                                         "{\"a\":\"\\x\"}", "{\"a\":\"\\udc00\"}", "{\"a\":\"\\ud800\\u0041\"}"};
+    static const double xs[] = {0,
+                                -0.0,
+                                1,
+                                -1.5,
+                                0.1,
+                                1e-310,
+                                5e-324,
+                                1.7976931348623157e308,
+                                3.141592653589793,
+                                1e21,
+                                123456789,
+                                0.07,
+                                1.0 / 3.0};
+    static const char *const broken[] = {"",
+                                         "x",
+                                         "{",
+                                         "{\"a\"",
+                                         "{\"a\":",
+                                         "{\"a\":}",
+                                         "{\"a\" 1}",
+                                         "{\"a\":1",
+                                         "{\"a\":1}x",
+                                         "{\"a\":\"",
+                                         "{\"a\":\"\\",
+                                         "{\"a\":[1,{]",
+                                         "{a:1}",
+                                         "{\"b\":1 \"a\":2}",
+                                         "[1]",
+                                         "{\"b\":1,}",
+                                         "{\"b\":\"\\\"}",
+                                         "{\"a\":\"\\u12\"}",
+                                         "{\"a\":\"\\ud800\"}",
+                                         "{\"a\":\"\\u0000\"}",
+                                         "{\"a\":\"\\x\"}",
+                                         "{\"a\":\"\\udc00\"}",
+                                         "{\"a\":\"\\ud800\\u0041\"}"};
     char out[64], tiny[4];
     tr_buf b;
     size_t i;
@@ -568,30 +709,40 @@ static void test_json(void) {
         tr_number(out, xs[i]);
         CHECK(strtod(out, NULL) == xs[i] && strlen(out) < 32);
     }
-    tr_number(out, 0.07);  SAME(out, "0.07");
-    tr_number(out, 1e-5);  SAME(out, "1e-05");
-    tr_number(out, NAN);   SAME(out, "null");
-    tr_number(out, -HUGE_VAL); SAME(out, "null");
+    tr_number(out, 0.07);
+    SAME(out, "0.07");
+    tr_number(out, 1e-5);
+    SAME(out, "1e-05");
+    tr_number(out, NAN);
+    SAME(out, "null");
+    tr_number(out, -HUGE_VAL);
+    SAME(out, "null");
 
     memset(&b, 0, sizeof b);
     tr_json_string(&b, "q\" b\\ n\n t\t r\r \x01\x1f\x7f \xe2\x82\xac \xf0\x9f\x98\x80");
     SAME(b.s, "\"q\\\" b\\\\ n\\n t\\t r\\r \\u0001\\u001f\x7f \xe2\x82\xac \xf0\x9f\x98\x80\"");
     b.n = 0;
-    tr_json_string(&b, "\xc0\xaf|\xed\xa0\x80|\xf4\x90\x80\x80|\xe2\x82|\x80|\xf0\x9f\x98");       /* none is UTF-8 */
-    SAME(b.s, "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd|\\ufffd|"
-              "\\ufffd\\ufffd\\ufffd\"");
+    /* none is UTF-8 */
+    tr_json_string(&b, "\xc0\xaf|\xed\xa0\x80|\xf4\x90\x80\x80|\xe2\x82|\x80|\xf0\x9f\x98");
+    SAME(
+        b.s,
+        "\"\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd\\ufffd\\ufffd|\\ufffd\\ufffd|\\ufffd|"
+        "\\ufffd\\ufffd\\ufffd\"");
     b.n = 0;
     tr_json_string(&b, NULL);
     SAME(b.s, "null");
     tr_buf_free(&b);
 
-    CHECK(tr_json_find(" { \"x\" : {\"a\":9,\"s\":\"}\"} , \"a\" : -1.5e3 }", "a", out, sizeof out) == 1);
+    CHECK(tr_json_find(" { \"x\" : {\"a\":9,\"s\":\"}\"} , \"a\" : -1.5e3 }", "a", out, sizeof out)
+          == 1);
     SAME(out, "-1.5e3");
     CHECK(tr_json_find("{\"l\":[1,{\"k\":\"]\"}],\"a\":true}", "l", out, sizeof out) == 1);
     SAME(out, "[1,{\"k\":\"]\"}]");
-    CHECK(tr_json_find("{\"a\":\"\\u20ac\\ud83d\\ude00\\/\\b\\u00e9\"}", "a", out, sizeof out) == 1);
+    CHECK(tr_json_find("{\"a\":\"\\u20ac\\ud83d\\ude00\\/\\b\\u00e9\"}", "a", out, sizeof out)
+          == 1);
     SAME(out, "\xe2\x82\xac\xf0\x9f\x98\x80/\b\xc3\xa9");
-    CHECK(tr_json_find("{}", "a", out, sizeof out) == 0 && tr_json_find("{\"ab\":1}", "a", out, sizeof out) == 0);
+    CHECK(tr_json_find("{}", "a", out, sizeof out) == 0
+          && tr_json_find("{\"ab\":1}", "a", out, sizeof out) == 0);
     CHECK(tr_json_find("{\"a\":12345}", "a", tiny, sizeof tiny) == -1);
     CHECK(tr_json_find("{\"a\":\"12345\"}", "a", tiny, sizeof tiny) == -1);
     CHECK(tr_json_find("{\"a\":123}", "a", tiny, sizeof tiny) == 1);
@@ -608,7 +759,8 @@ static void test_log(void) {
     tr_log log;
     const char *path = in_dir("run.jsonl");
     struct stat st;
-    CHECK(tr_log_open(&log, NULL, TR_KEEP_ALL, err, sizeof err) == 1);            /* no log wanted: all calls do nothing */
+    /* no log wanted: all calls do nothing */
+    CHECK(tr_log_open(&log, NULL, TR_KEEP_ALL, err, sizeof err) == 1);
     tr_log_begin(&log, "train");
     tr_log_num(&log, "loss", 1);
     CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
@@ -623,27 +775,35 @@ static void test_log(void) {
     tr_log_num(&log, "lr", 0.07);
     tr_log_str(&log, "note", "a\nb");
     CHECK(tr_log_end(&log) == 1);
-    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\n"
-         "{\"event\":\"train\",\"step\":18446744073709551615,\"loss\":null,\"lr\":0.07,\"note\":\"a\\nb\"}\n");
+    SAME(
+        get_file(path, NULL),
+        "{\"event\":\"config\",\"options\":{\"step\":999}}\n"
+        "{\"event\":\"train\",\"step\":18446744073709551615,\"loss\":null,\"lr\":0.07,\"note\":\"a\\nb\"}\n");
     CHECK(tr_log_close(&log) == 1);
-    CHECK(tr_log_end(&log) == 1);                                                    /* closed: does nothing */
+    /* closed: does nothing */
+    CHECK(tr_log_end(&log) == 1);
 
-    /* Resuming at 20: later steps go, whatever the order; the rest stays byte for byte; the unfinished line goes. */
-    put_file(path, "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
-                   "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"event\":\"train\",\"step\":21}\n{\"step\":\"x\"}\n"
-                   "{\"event\":\"eval\",\"step\":30,\"s\":\"}\"}\n{\"event\":\"train\",\"step\":15}\n{\"event\":\"train\",\"st");
+    /* Resuming at 20: later steps go, whatever the order; the rest stays byte for
+       byte; the unfinished line goes. */
+    put_file(
+        path,
+        "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
+        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"event\":\"train\",\"step\":21}\n{\"step\":\"x\"}\n"
+        "{\"event\":\"eval\",\"step\":30,\"s\":\"}\"}\n{\"event\":\"train\",\"step\":15}\n{\"event\":\"train\",\"st");
     CHECK(chmod(path, 0640) == 0);
     CHECK(symlink("run.jsonl", in_dir("link.jsonl")) == 0);
     CHECK(tr_log_open(&log, in_dir("link.jsonl"), 20, err, sizeof err) == 1);
     tr_log_begin(&log, "train");
     tr_log_int(&log, "step", 21);
     CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
-    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
-         "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"step\":\"x\"}\n{\"event\":\"train\",\"step\":15}\n"
-         "{\"event\":\"train\",\"step\":21}\n");
+    SAME(
+        get_file(path, NULL),
+        "{\"event\":\"config\",\"options\":{\"step\":999}}\n{\"event\":\"train\",\"step\":10}\n"
+        "{\"event\":\"eval\",\"step\":20}\nby hand\n{\"step\":\"x\"}\n{\"event\":\"train\",\"step\":15}\n"
+        "{\"event\":\"train\",\"step\":21}\n");
     CHECK(stat(path, &st) == 0 && (st.st_mode & 0777) == 0640);
     CHECK(lstat(in_dir("link.jsonl"), &st) == 0 && S_ISLNK(st.st_mode));
-    {                                                                             /* no temporary file is left behind */
+    { /* no temporary file is left behind */
         DIR *d = opendir(dir);
         struct dirent *e;
         int left = 0;
@@ -652,14 +812,16 @@ static void test_log(void) {
         CHECK(d != NULL && left == 0);
     }
     CHECK(tr_log_open(&log, path, 0, err, sizeof err) == 1 && tr_log_close(&log) == 1);
-    SAME(get_file(path, NULL), "{\"event\":\"config\",\"options\":{\"step\":999}}\nby hand\n{\"step\":\"x\"}\n");
+    SAME(get_file(path, NULL),
+         "{\"event\":\"config\",\"options\":{\"step\":999}}\nby hand\n{\"step\":\"x\"}\n");
 
     CHECK(tr_log_open(&log, in_dir("no/such/log"), TR_KEEP_ALL, err, sizeof err) == 0);
     HOLDS(err, "no/such/log: cannot open for writing: No such file or directory");
     CHECK(tr_log_open(&log, dir, 5, err, sizeof err) == 0);
     HOLDS(err, "Is a directory");
     CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
-    if (access("/dev/full", W_OK) == 0) {                                         /* told once, then silent */
+    /* told once, then silent */
+    if (access("/dev/full", W_OK) == 0) {
         CHECK(tr_log_open(&log, "/dev/full", 5, err, sizeof err) == 1);
         tr_log_begin(&log, "train");
         CHECK(tr_log_end(&log) == 0);
@@ -667,7 +829,7 @@ static void test_log(void) {
         tr_log_begin(&log, "train");
         CHECK(tr_log_end(&log) == 1 && tr_log_close(&log) == 1);
     }
-    {                                                        /* a real limit on the file's size cuts the third line off */
+    { /* a real limit on the file's size cuts the third line off */
         int status = -1;
         pid_t child;
         const char *full = in_dir("full.jsonl");
@@ -678,7 +840,9 @@ static void test_log(void) {
             int i, told = 0;
             limit.rlim_cur = limit.rlim_max = 50;
             signal(SIGXFSZ, SIG_IGN);
-            if (!tr_log_open(&log, full, TR_KEEP_ALL, err, sizeof err) || setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(9);
+            if (!tr_log_open(&log, full, TR_KEEP_ALL, err, sizeof err)
+                || setrlimit(RLIMIT_FSIZE, &limit) != 0)
+                _exit(9);
             for (i = 0; i < 5; i++) {
                 tr_log_begin(&log, "train");
                 tr_log_int(&log, "s", (uint64_t)i);
@@ -687,14 +851,16 @@ static void test_log(void) {
             tr_log_close(&log);
             _exit(told);
         }
-        CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
-        SAME(get_file(full, NULL), "{\"event\":\"train\",\"s\":0}\n{\"event\":\"train\",\"s\":1}\n");
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+              && WEXITSTATUS(status) == 1);
+        SAME(get_file(full, NULL),
+             "{\"event\":\"train\",\"s\":0}\n{\"event\":\"train\",\"s\":1}\n");
     }
 }
 
 /* ---- files: replacing, claiming, standard streams */
 
-static int entries(const char *part) {              /* of the directory, whose names have it */
+static int entries(const char *part) { /* of the directory, whose names have it */
     DIR *d = opendir(dir);
     struct dirent *e;
     int n = 0;
@@ -712,12 +878,15 @@ static void test_replace(void) {
     char c = 0;
     CHECK(tr_replace(path, "one", 3, err, sizeof err) == 1);
     SAME(get_file(path, NULL), "one");
-    CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);              /* the rename, too, is on the disk */
+    /* the rename, too, is on the disk */
+    CHECK(flushed_files == files + 1 && flushed_dirs == dirs + 1);
     CHECK(chmod(path, 0640) == 0);
 
-    /* what is planted where the temporary file comes is not followed, and another's file is left alone */
+    /* what is planted where the temporary file comes is not followed, and another's
+       file is left alone */
     put_file(victim, "precious");
-    CHECK(symlink(victim, in_dir("whole.txt.0.tmp")) == 0 && mkdir(in_dir("whole.txt.1.tmp"), 0700) == 0);
+    CHECK(symlink(victim, in_dir("whole.txt.0.tmp")) == 0
+          && mkdir(in_dir("whole.txt.1.tmp"), 0700) == 0);
     CHECK(tr_replace(path, "two", 3, err, sizeof err) == 1);
     SAME(get_file(path, NULL), "two");
     SAME(get_file(victim, NULL), "precious");
@@ -741,9 +910,13 @@ static void test_replace(void) {
     SAME(get_file(path, NULL), "four");
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
     CHECK(tr_replace(path, "five", 4, err, sizeof err) == 1 && entries("whole.txt.") == 0);
-    close(out[0]); close(out[1]); close(go[0]); close(go[1]);
+    close(out[0]);
+    close(out[1]);
+    close(go[0]);
+    close(go[1]);
 
-    /* every legal name, with its first bytes in those of the files beside it; through a link, to a file that is not there yet */
+    /* every legal name, with its first bytes in those of the files beside it; through
+       a link, to a file that is not there yet */
     memset(name, 'n', sizeof name);
     name[255] = 0;
     path = in_dir(name);
@@ -754,7 +927,8 @@ static void test_replace(void) {
     name[256] = 0;
     CHECK(tr_can_write("x", in_dir(name), 0, err, sizeof err) == 0);
     HOLDS(err, "File name too long");
-    CHECK(symlink("new.txt", in_dir("to-new")) == 0 && tr_replace(in_dir("to-new"), "new", 3, err, sizeof err) == 1);
+    CHECK(symlink("new.txt", in_dir("to-new")) == 0
+          && tr_replace(in_dir("to-new"), "new", 3, err, sizeof err) == 1);
     SAME(get_file(in_dir("new.txt"), NULL), "new");
     CHECK(lstat(in_dir("to-new"), &st) == 0 && S_ISLNK(st.st_mode));
 
@@ -762,7 +936,8 @@ static void test_replace(void) {
     HOLDS(err, "no/such/file: cannot write: No such file or directory");
     CHECK(tr_can_write("x", dir, 0, err, sizeof err) == 0);
     HOLDS(err, "it is a directory");
-    CHECK(tr_can_write("x", "/dev/null", 0, err, sizeof err) == 0 && tr_can_write("x", "/dev/null", 1, err, sizeof err) == 1);
+    CHECK(tr_can_write("x", "/dev/null", 0, err, sizeof err) == 0
+          && tr_can_write("x", "/dev/null", 1, err, sizeof err) == 1);
 }
 
 static void test_claims(void) {
@@ -777,7 +952,8 @@ static void test_claims(void) {
     fflush(stdout);
     child = fork();
     if (child == 0) {
-        if (!tr_claim_open(&a, "checkpoint", path, err, sizeof err) || write(out[1], "x", 1) != 1) _exit(9);
+        if (!tr_claim_open(&a, "checkpoint", path, err, sizeof err) || write(out[1], "x", 1) != 1)
+            _exit(9);
         for (;;) pause();
     }
     snprintf(who, sizeof who, "mine.st: another run (process %ld) is writing it", (long)child);
@@ -786,13 +962,15 @@ static void test_claims(void) {
     HOLDS(err, who);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, who);
-    CHECK(tr_claim_open(&b, "best", link, err, sizeof err) == 0);               /* the same file */
+    /* the same file */
+    CHECK(tr_claim_open(&b, "best", link, err, sizeof err) == 0);
     HOLDS(err, "--best");
-    CHECK(tr_claim_open(&b, "log", in_dir("other"), err, sizeof err) == 1);     /* another one */
+    CHECK(tr_claim_open(&b, "log", in_dir("other"), err, sizeof err) == 1); /* another one */
     tr_claim_close(&b);
     SAME(get_file(path, NULL), "a checkpoint");
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
-    CHECK(access(lock, F_OK) == 0);                                             /* a kill leaves it, and it hinders nobody */
+    /* a kill leaves it, and it hinders nobody */
+    CHECK(access(lock, F_OK) == 0);
     CHECK(tr_unclaimed("checkpoint", path, err, sizeof err) == 1);
     CHECK(tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 1);
     tr_claim_close(&b);
@@ -800,7 +978,8 @@ static void test_claims(void) {
     CHECK(access(lock, F_OK) != 0 && entries(".lock") == 0);
     CHECK(tr_claim_open(&b, "log", NULL, err, sizeof err) == 1 && b.fd == -1);
     CHECK(tr_claim_open(&b, "log", "/dev/null", err, sizeof err) == 1 && b.fd == -1);
-    CHECK(symlink("victim", lock) == 0 && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
+    CHECK(symlink("victim", lock) == 0
+          && tr_claim_open(&b, "checkpoint", path, err, sizeof err) == 0);
     HOLDS(err, "cannot create the lock");
     CHECK(unlink(lock) == 0);
     /* of two long names that begin alike each has its own */
@@ -826,9 +1005,11 @@ static void test_streams(void) {
         for (fd = 0; fd < 3; fd++) close(fd);
         tr_standard_streams();
         fd = open(in_dir("fourth"), O_WRONLY | O_CREAT, 0600);
-        _exit(fd > 2 && write(1, "x", 1) < 0 && write(2, "x", 1) < 0 && read(0, &fd, 1) < 0 ? 0 : 1);
+        _exit(fd > 2 && write(1, "x", 1) < 0 && write(2, "x", 1) < 0 && read(0, &fd, 1) < 0 ? 0
+                                                                                            : 1);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+          && WEXITSTATUS(status) == 0);
 }
 
 /* ---- a file that is mapped, and cut short */
@@ -844,7 +1025,7 @@ static void test_cut_short(void) {
     CHECK(truncate(path, 3) == 0);
     SAME(tr_cut_short(), path);
     CHECK(rename(path, in_dir("moved")) == 0);
-    put_file(path, "a");                            /* another file of that name */
+    put_file(path, "a"); /* another file of that name */
     CHECK(tr_cut_short() == NULL);
     tr_watched.n = 0;
     CHECK(tr_watch("prog", in_dir("none"), err, sizeof err) == 0);
@@ -856,15 +1037,17 @@ static void test_cut_short(void) {
     if (child == 0) {
         struct rlimit none = {0, 0};
         int fd = open(path, O_RDONLY);
-        const volatile char *text = (const volatile char *)mmap(NULL, 6, PROT_READ, MAP_SHARED, fd, 0);
+        const volatile char *text = (const volatile char *)mmap(NULL, 6, PROT_READ, MAP_SHARED, fd,
+                                                                0);
         setrlimit(RLIMIT_CORE, &none);
         dup2(out[1], 2);
         if (!tr_watch("prog", path, err, sizeof err) || truncate(path, 0) != 0) _exit(9);
-        _exit(text[0]);                             /* the page is gone */
+        _exit(text[0]); /* the page is gone */
     }
     close(out[1]);
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    for (n = 0; (k = read(out[0], said + n, sizeof said - 1 - (size_t)n)) > 0; n += k) {}
+    for (n = 0; (k = read(out[0], said + n, sizeof said - 1 - (size_t)n)) > 0; n += k) {
+    }
     said[n] = 0;
     close(out[0]);
     snprintf(want, sizeof want, "\nprog: the text %s was truncated while it was read", path);
@@ -881,6 +1064,7 @@ static void fold(const char *text, size_t width, const char *want, int line) {
     tr_fold(at, width);
     check_text(at, want, line);
 }
+
 #define FOLDS(text, width, want) fold(text, width, want, __LINE__)
 
 static void test_fold(void) {
@@ -896,23 +1080,40 @@ static void test_fold(void) {
 }
 
 static void test_formats(void) {
-    static const struct { double x; const char *duration, *bytes, *count; } t[] = {
-        {0, "0.0s", "0 B", "0"}, {4.24, "4.2s", "4 B", "4"}, {9.94, "9.9s", "10 B", "10"}, {9.96, "10s", "10 B", "10"},
-        {59.6, "1m00s", "60 B", "60"}, {192, "3m12s", "192 B", "192"}, {999.4, "16m39s", "999 B", "999"},
-        {999.6, "16m40s", "1000 B", "1.0k"}, {3599.7, "1h00m", "3.5 KiB", "3.6k"}, {7500, "2h05m", "7.3 KiB", "7.5k"},
-        {86399.6, "1d00h", "84.4 KiB", "86.4k"}, {273600, "3d04h", "267.2 KiB", "273.6k"},
-        {999960, "11d13h", "976.5 KiB", "1.0M"}, {1048575, "12d03h", "1.0 MiB", "1.0M"},
-        {3435973836.8, "39768d05h", "3.2 GiB", "3.4G"}, {1e30, "?", "867361.7 EiB", "1000000000000.0E"},
-        {-1, "?", "?", "?"}, {(double)NAN, "?", "?", "?"}, {HUGE_VAL, "?", "?", "?"}};
+    static const struct {
+        double x;
+        const char *duration, *bytes, *count;
+    } t[] = {{0, "0.0s", "0 B", "0"},
+             {4.24, "4.2s", "4 B", "4"},
+             {9.94, "9.9s", "10 B", "10"},
+             {9.96, "10s", "10 B", "10"},
+             {59.6, "1m00s", "60 B", "60"},
+             {192, "3m12s", "192 B", "192"},
+             {999.4, "16m39s", "999 B", "999"},
+             {999.6, "16m40s", "1000 B", "1.0k"},
+             {3599.7, "1h00m", "3.5 KiB", "3.6k"},
+             {7500, "2h05m", "7.3 KiB", "7.5k"},
+             {86399.6, "1d00h", "84.4 KiB", "86.4k"},
+             {273600, "3d04h", "267.2 KiB", "273.6k"},
+             {999960, "11d13h", "976.5 KiB", "1.0M"},
+             {1048575, "12d03h", "1.0 MiB", "1.0M"},
+             {3435973836.8, "39768d05h", "3.2 GiB", "3.4G"},
+             {1e30, "?", "867361.7 EiB", "1000000000000.0E"},
+             {-1, "?", "?", "?"},
+             {(double)NAN, "?", "?", "?"},
+             {HUGE_VAL, "?", "?", "?"}};
+
     char out[TR_TEXT_MAX];
     size_t i;
     for (i = 0; i < sizeof t / sizeof *t; i++) {
         SAME(tr_duration(out, t[i].x), t[i].duration);
-        if (t[i].x >= 1e30) continue;                                    /* tested for not overflowing, below */
+        /* tested for not overflowing, below */
+        if (t[i].x >= 1e30) continue;
         SAME(tr_bytes(out, t[i].x), t[i].bytes);
         SAME(tr_count(out, t[i].x), t[i].count);
     }
-    CHECK(strlen(tr_count(out, 1e300)) < TR_TEXT_MAX && strlen(tr_bytes(out, DBL_MAX)) < TR_TEXT_MAX);
+    CHECK(strlen(tr_count(out, 1e300)) < TR_TEXT_MAX
+          && strlen(tr_bytes(out, DBL_MAX)) < TR_TEXT_MAX);
     SAME(tr_fixed(out, 1.2345, 3), "1.234");
     SAME(tr_fixed(out, -NAN, 3), "nan");
     SAME(tr_fixed(out, -HUGE_VAL, 3), "-inf");
@@ -922,8 +1123,14 @@ static void test_formats(void) {
 static tr_progress progress(void) {
     tr_progress p;
     memset(&p, 0, sizeof p);
-    p.step = 1200; p.steps = 5000; p.loss = 1.234; p.metric = 1.78; p.unit = "bpb"; p.lr = 0.07;
-    p.tokens_per_s = 12345; p.left = 192;
+    p.step = 1200;
+    p.steps = 5000;
+    p.loss = 1.234;
+    p.metric = 1.78;
+    p.unit = "bpb";
+    p.lr = 0.07;
+    p.tokens_per_s = 12345;
+    p.left = 192;
     return p;
 }
 
@@ -937,11 +1144,16 @@ static void test_terminal(void) {
     int i;
     tr_progress_line(line, sizeof line, &p);
     SAME(line, "step 1200/5000  loss 1.234  1.780 bpb  lr 7.0e-02  12.3k tok/s  left 3m12s");
-    p.unit = NULL; p.left = -1; p.steps = 0; p.loss = NAN; p.extra = "span 812";
+    p.unit = NULL;
+    p.left = -1;
+    p.steps = 0;
+    p.loss = NAN;
+    p.extra = "span 812";
     tr_progress_line(line, sizeof line, &p);
     SAME(line, "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812");
 
-    f = fopen(path, "wb");                                                        /* not a terminal: plain lines when due */
+    /* not a terminal: plain lines when due */
+    f = fopen(path, "wb");
     CHECK(f != NULL);
     if (f == NULL) return;
     tr_term_open(&t, f);
@@ -953,21 +1165,26 @@ static void test_terminal(void) {
     tr_show(&t, &p, 1);
     tr_term_close(&t);
     fclose(f);
-    SAME(get_file(path, NULL), "before\nstep 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\nsaved x\n"
-                               "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\n");
+    SAME(get_file(path, NULL),
+         "before\nstep 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\nsaved x\n"
+         "step 1200  loss nan  lr 7.0e-02  12.3k tok/s  span 812\n");
 
     tr_rate_start(&r, 100);
     CHECK(tr_rate_left(&r, 10) == -1 && tr_rate_tokens(&r) == 0);
     for (i = 1; i <= 1000; i++) tr_rate_add(&r, 100 + 0.5 * i, 1, 64);
     CHECK(fabs(tr_rate_tokens(&r) - 128) < 1e-6 && fabs(tr_rate_left(&r, 10) - 5) < 1e-6);
-    tr_rate_skip(&r, 5000);                                                                /* a long evaluation */
-    for (i = 1; i <= 200; i++) tr_rate_add(&r, 5000 + 1.0 * i, 1, 64);                       /* half as fast now */
+    /* a long evaluation */
+    tr_rate_skip(&r, 5000);
+    /* half as fast now */
+    for (i = 1; i <= 200; i++) tr_rate_add(&r, 5000 + 1.0 * i, 1, 64);
     CHECK(fabs(tr_rate_tokens(&r) - 64) < 1 && fabs(tr_rate_left(&r, 10) - 10) < 0.1);
-    tr_rate_add(&r, 0, 1, 64);                                                             /* a clock that runs back */
+    /* a clock that runs back */
+    tr_rate_add(&r, 0, 1, 64);
     CHECK(tr_rate_tokens(&r) > 0);
 }
 
-/* The line of a terminal: what goes first where it is narrow, and never a column too many. */
+/* The line of a terminal: what goes first where it is narrow, and never a column too
+   many. */
 static void test_live(void) {
     tr_progress p = progress();
     char line[512], wide[64];
@@ -980,7 +1197,7 @@ static void test_live(void) {
     tr_progress_live(line, sizeof line, &p, 200);
     HOLDS(line, "step 1200/5000  [=======>                      ]  24%");
     HOLDS(line, "left 3m12s  lr 7.0e-02");
-    for (width = 200; width > 0; width--) {                /* a narrower line is no longer */
+    for (width = 200; width > 0; width--) { /* a narrower line is no longer */
         size_t n;
         tr_progress_live(line, sizeof line, &p, width);
         n = strlen(line);
@@ -994,7 +1211,12 @@ static void test_live(void) {
     p.step = 5000;
     tr_progress_live(line, sizeof line, &p, 79);
     HOLDS(line, "=]  100%  ");
-    p.unit = NULL; p.steps = 0; p.left = -1; p.loss = NAN; p.best = NAN; p.extra = "span 812";
+    p.unit = NULL;
+    p.steps = 0;
+    p.left = -1;
+    p.loss = NAN;
+    p.best = NAN;
+    p.extra = "span 812";
     tr_progress_live(line, sizeof line, &p, 79);
     SAME(line, "step 5000  loss nan  12.3k tok/s  lr 7.0e-02  span 812");
     memset(wide, 'x', sizeof wide - 1);
@@ -1015,7 +1237,8 @@ static void test_pty(void) {
     FILE *f;
     size_t have = 0;
     ssize_t n;
-    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0 || (slave = open(ptsname(master), O_RDWR | O_NOCTTY)) < 0) {
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0
+        || (slave = open(ptsname(master), O_RDWR | O_NOCTTY)) < 0) {
         printf("no pseudo terminal here; the terminal line is not tested\n");
         if (master >= 0) close(master);
         return;
@@ -1029,13 +1252,19 @@ static void test_pty(void) {
     tr_term_open(&t, f);
     CHECK(t.tty);
     tr_show(&t, &p, 0);
-    tr_show(&t, &p, 0);                                                           /* too soon: not drawn */
+    /* too soon: not drawn */
+    tr_show(&t, &p, 0);
     tr_say(&t, "saved");
     tr_term_close(&t);
-    wanted = "\r24%  1.780 bpb  left 3m12s\033[K" "\r\033[Ksaved\r\n" "\r24%  1.780 bpb  left 3m12s\033[K\r\n";
-    while (have < strlen(wanted)) {         /* a busy machine hands it over in pieces */
-        p1.fd = master; p1.events = POLLIN; p1.revents = 0;
-        if (poll(&p1, 1, 10000) <= 0 || (n = read(master, got + have, sizeof got - 1 - have)) <= 0) break;
+    wanted = "\r24%  1.780 bpb  left 3m12s\033[K"
+             "\r\033[Ksaved\r\n"
+             "\r24%  1.780 bpb  left 3m12s\033[K\r\n";
+    while (have < strlen(wanted)) { /* a busy machine hands it over in pieces */
+        p1.fd = master;
+        p1.events = POLLIN;
+        p1.revents = 0;
+        if (poll(&p1, 1, 10000) <= 0 || (n = read(master, got + have, sizeof got - 1 - have)) <= 0)
+            break;
         have += (size_t)n;
     }
     got[have] = 0;
@@ -1064,12 +1293,20 @@ static uint32_t crc_again(const unsigned char *p, size_t n) {
     return (uint32_t)((c >> 15 | c << 17) + 0xa282ead8u);
 }
 
-typedef struct { double wall; uint64_t step, status; float value; char version[32], tag[64]; } event;
+typedef struct {
+    double wall;
+    uint64_t step, status;
+    float value;
+    char version[32], tag[64];
+} event;
 
 static uint64_t varint(const unsigned char **p) {
     uint64_t x = 0;
     int shift = 0;
-    do { x |= (uint64_t)(**p & 127) << shift; shift += 7; } while (*(*p)++ & 128);
+    do {
+        x |= (uint64_t)(**p & 127) << shift;
+        shift += 7;
+    } while (*(*p)++ & 128);
     return x;
 }
 
@@ -1080,21 +1317,38 @@ static void read_message(const unsigned char *p, size_t n, int depth, event *e) 
         uint64_t key = varint(&p), len;
         unsigned field = (unsigned)(key >> 3);
         switch (key & 7) {
-        case 0: len = varint(&p); if (depth == 0 && field == 2) e->step = len; if (depth == 9) e->status = len; break;
-        case 1: len = le(p, 8); memcpy(&e->wall, &len, 8); p += 8; break;
-        case 5: bits = (uint32_t)le(p, 4); memcpy(&e->value, &bits, 4); p += 4; break;
-        case 2: len = varint(&p);
-                if (depth == 0 && field == 3) { memcpy(e->version, p, len < 31 ? len : 31); }
-                else if (depth == 2 && field == 1) { memcpy(e->tag, p, len < 63 ? len : 63); }
-                else read_message(p, len, depth == 0 && field == 7 ? 9 : depth + 1, e);
-                p += len;
-                break;
+        case 0:
+            len = varint(&p);
+            if (depth == 0 && field == 2) e->step = len;
+            if (depth == 9) e->status = len;
+            break;
+        case 1:
+            len = le(p, 8);
+            memcpy(&e->wall, &len, 8);
+            p += 8;
+            break;
+        case 5:
+            bits = (uint32_t)le(p, 4);
+            memcpy(&e->value, &bits, 4);
+            p += 4;
+            break;
+        case 2:
+            len = varint(&p);
+            if (depth == 0 && field == 3) {
+                memcpy(e->version, p, len < 31 ? len : 31);
+            } else if (depth == 2 && field == 1) {
+                memcpy(e->tag, p, len < 63 ? len : 63);
+            } else
+                read_message(p, len, depth == 0 && field == 7 ? 9 : depth + 1, e);
+            p += len;
+            break;
         default: CHECK(!"wire type"); return;
         }
     }
 }
 
-/* Reads the event file whose name contains `part`; returns how many records, -1 if the framing is wrong. */
+/* Reads the event file whose name contains `part`; returns how many records, -1 if the
+   framing is wrong. */
 static int read_events(const char *where, event *e, int room) {
     DIR *d = opendir(where);
     struct dirent *entry;
@@ -1128,15 +1382,19 @@ static void test_board(const char *keep) {
     char where[1024];
     size_t n;
     CHECK(tr_crc32c("123456789", 9) == 0xE3069283u && tr_crc32c("", 0) == 0);
-    CHECK(tr_crc32c("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32) == 0x8A9136AAu);      /* RFC 3720 */
+    /* RFC 3720 */
+    CHECK(tr_crc32c("\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 32)
+          == 0x8A9136AAu);
     CHECK(tr_crc32c_masked("123456789", 9) == crc_again((const unsigned char *)"123456789", 9));
 
-    CHECK(tr_board_open(&b, NULL, 0, err, sizeof err) == 1 && tr_board_scalar(&b, "x", 1, 1) == 1 && tr_board_close(&b) == 1);
+    CHECK(tr_board_open(&b, NULL, 0, err, sizeof err) == 1 && tr_board_scalar(&b, "x", 1, 1) == 1
+          && tr_board_close(&b) == 1);
 
     snprintf(where, sizeof where, "%.500s/run", keep != NULL ? keep : in_dir("tb/a"));
     CHECK(tr_board_open(&b, where, 0, err, sizeof err) == 1);
     CHECK(tr_board_scalar(&b, "train/loss", 1, 2.5) == 1);
-    CHECK(read_events(where, e, 8) == 2);                                         /* flushed before it is closed */
+    /* flushed before it is closed */
+    CHECK(read_events(where, e, 8) == 2);
     CHECK(tr_board_scalar(&b, "train/bpb", 300, 1e300) == 1);
     CHECK(tr_board_scalar(&b, "eval/loss", 9000000000u, NAN) == 1);
     CHECK(tr_board_scalar(&b, "eval/loss", UINT64_MAX, -1) == 1);
@@ -1158,10 +1416,12 @@ static void test_board(const char *keep) {
     CHECK(e[1].step == 21 && e[1].status == 1);
     CHECK(e[2].step == 21 && e[2].value == 2);
 
-    if (keep == NULL) {                                                           /* twice in one second: two files */
+    /* twice in one second: two files */
+    if (keep == NULL) {
         CHECK(tr_board_open(&b, in_dir("tb/two"), 0, err, sizeof err) == 1);
         CHECK(tr_board_open(&second, in_dir("tb/two/"), 0, err, sizeof err) == 1);
-        CHECK(b.out.path != NULL && second.out.path != NULL && strcmp(b.out.path, second.out.path) != 0);
+        CHECK(b.out.path != NULL && second.out.path != NULL
+              && strcmp(b.out.path, second.out.path) != 0);
         CHECK(tr_board_close(&b) == 1 && tr_board_close(&second) == 1);
     }
     put_file(in_dir("plain"), "x");
@@ -1175,8 +1435,8 @@ static void test_board(const char *keep) {
 
 /* ---- signals and clock */
 
-/* The exit code of a child that runs one of the parts below; -1 if a signal ended it. What it writes to standard error goes to the file
-   "said". */
+/* The exit code of a child that runs one of the parts below; -1 if a signal ended it.
+   What it writes to standard error goes to the file "said". */
 static int in_child(void (*part)(void)) {
     int status = -1;
     pid_t child;
@@ -1188,19 +1448,24 @@ static int in_child(void (*part)(void)) {
         part();
         _exit(99);
     }
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+               ? WEXITSTATUS(status)
+               : -1;
 }
+
 static void two_signals(void) {
     if (!tr_signals(0, err, sizeof err) || tr_stop_requested()) _exit(1);
     raise(SIGTERM);
     if (tr_stop_requested() != SIGTERM) _exit(2);
     raise(SIGINT);
 }
+
 static void two_terms(void) {
     if (!tr_signals(0, err, sizeof err)) _exit(1);
     raise(SIGINT);
     raise(SIGTERM);
 }
+
 /* A call that waits ends when a signal comes: there is no SA_RESTART. */
 static void interrupted_call(void) {
     struct sigaction action;
@@ -1209,31 +1474,38 @@ static void interrupted_call(void) {
     raise(SIGINT);
     _exit(tr_stop_requested() == SIGINT ? 0 : 3);
 }
-static void asked(void) {                                        /* the first Ctrl-C warns, the second counts, the third ends */
+
+/* the first Ctrl-C warns, the second counts, the third ends */
+static void asked(void) {
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGINT);
     if (tr_stop_requested()) _exit(2);
-    tr_asked.tv_sec -= TR_ASK_SECONDS + 1;                       /* too long ago: it warns again */
+    /* too long ago: it warns again */
+    tr_asked.tv_sec -= TR_ASK_SECONDS + 1;
     raise(SIGINT);
     if (tr_stop_requested()) _exit(3);
-    tr_asked.tv_sec += 100000;                                   /* however long the machine sleeps here, it is not too late */
+    /* however long the machine sleeps here, it is not too late */
+    tr_asked.tv_sec += 100000;
     raise(SIGINT);
     if (tr_stop_requested() != SIGINT) _exit(4);
     raise(SIGINT);
 }
-static void asked_term(void) {                                   /* SIGTERM does not ask */
+
+static void asked_term(void) { /* SIGTERM does not ask */
     if (!tr_signals(1, err, sizeof err)) _exit(1);
     raise(SIGTERM);
     _exit(tr_stop_requested() == SIGTERM ? 0 : 2);
 }
+
 static void test_signals(void) {
     CHECK(in_child(two_signals) == 130);
     CHECK(in_child(two_terms) == 143);
     CHECK(in_child(interrupted_call) == 0);
     SAME(get_file(in_dir("said"), NULL), "");
     CHECK(in_child(asked) == 130);
-    SAME(get_file(in_dir("said"), NULL), "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n"
-                                         "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n");
+    SAME(get_file(in_dir("said"), NULL),
+         "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n"
+         "\r\033[Knothing will be saved: press Ctrl-C again within 5 seconds to stop\n");
     CHECK(in_child(asked_term) == 0);
     SAME(get_file(in_dir("said"), NULL), "");
 }
@@ -1241,7 +1513,8 @@ static void test_signals(void) {
 /* ---- what a drawn text remembers, and where it ends */
 
 static void test_sampling(void) {
-    static const double logits[6] = {4, 2, 0, -2, -4, -HUGE_VAL};      /* their mean is 0, but for what cannot come */
+    /* their mean is 0, but for what cannot come */
+    static const double logits[6] = {4, 2, 0, -2, -4, -HUGE_VAL};
     tr_recent r;
     tr_buf b;
     double x[6];
@@ -1249,26 +1522,30 @@ static void test_sampling(void) {
     size_t i;
     CHECK(tr_recent_open(&r, 6, 3));
     memcpy(x, logits, sizeof x);
-    tr_penalise(x, &r, 2);                                          /* nothing was said yet */
+    tr_penalise(x, &r, 2); /* nothing was said yet */
     CHECK(memcmp(x, logits, sizeof x) == 0);
-    tr_recent_add(&r, 0); tr_recent_add(&r, 3); tr_recent_add(&r, 0);
-    tr_penalise(x, &r, 2);                                          /* 4 / 2; -2 * 2; twice said is not twice as bad */
-    CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
-    for (i = 0; i < 6; i++) x[i] = logits[i] - 100;                 /* the same as log-probabilities: all negative */
+    tr_recent_add(&r, 0);
+    tr_recent_add(&r, 3);
+    tr_recent_add(&r, 0);
+    /* 4 / 2; -2 * 2; twice said is not twice as bad */
     tr_penalise(x, &r, 2);
     CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
-    tr_recent_add(&r, 2);                                           /* three back: 3, 0, 2 */
+    /* the same as log-probabilities: all negative */
+    for (i = 0; i < 6; i++) x[i] = logits[i] - 100;
+    tr_penalise(x, &r, 2);
+    CHECK(x[0] == 2 && x[1] == 2 && x[2] == 0 && x[3] == -4 && x[4] == -4 && x[5] < -DBL_MAX);
+    tr_recent_add(&r, 2); /* three back: 3, 0, 2 */
     CHECK(r.count[0] == 1 && r.count[3] == 1 && r.count[2] == 1);
-    tr_recent_add(&r, 2);                                           /* 0, 2, 2 */
+    tr_recent_add(&r, 2); /* 0, 2, 2 */
     CHECK(r.count[0] == 1 && r.count[3] == 0 && r.count[2] == 2);
-    tr_recent_add(&r, 5);                                           /* 2, 2, 5 */
+    tr_recent_add(&r, 5); /* 2, 2, 5 */
     memcpy(x, logits, sizeof x);
     tr_penalise(x, &r, 4);
     CHECK(x[0] == 4 && x[3] == -2 && x[2] == 0 && x[5] < -DBL_MAX);
     tr_recent_clear(&r);
     CHECK(r.count[2] == 0 && r.n == 0);
     tr_recent_close(&r);
-    CHECK(tr_recent_open(&r, 6, 0));                                /* no window: everything */
+    CHECK(tr_recent_open(&r, 6, 0)); /* no window: everything */
     for (i = 0; i < 1000; i++) tr_recent_add(&r, (int32_t)(i % 2));
     CHECK(r.count[0] == 500 && r.count[1] == 500 && r.count[2] == 0);
     tr_recent_close(&r);
@@ -1278,17 +1555,23 @@ static void test_sampling(void) {
     SAME(text, "a\nb\\n\t\\x\\");
     memset(&b, 0, sizeof b);
     tr_buf_puts(&b, "one two thr");
-    CHECK(tr_stops(&b, 0, "two") && tr_stops(&b, 5, "two") && tr_stops(&b, 6, "two") && !tr_stops(&b, 7, "two"));
-    CHECK(!tr_stops(&b, 0, "three") && tr_stops(&b, 10, "thr") && !tr_stops(&b, 11, "thr") && tr_stops(&b, 0, "one"));
+    CHECK(tr_stops(&b, 0, "two") && tr_stops(&b, 5, "two") && tr_stops(&b, 6, "two")
+          && !tr_stops(&b, 7, "two"));
+    CHECK(!tr_stops(&b, 0, "three") && tr_stops(&b, 10, "thr") && !tr_stops(&b, 11, "thr")
+          && tr_stops(&b, 0, "one"));
     CHECK(!tr_stops(&b, 0, "") && !tr_stops(&b, 0, "one two three and more"));
     tr_buf_free(&b);
-    CHECK(tr_hash(TR_HASH_BEGIN, "a", 1) == 0xaf63dc4c8601ec8cULL);      /* the published test values of FNV-1a */
+    /* the published test values of FNV-1a */
+    CHECK(tr_hash(TR_HASH_BEGIN, "a", 1) == 0xaf63dc4c8601ec8cULL);
     CHECK(tr_hash(tr_hash(TR_HASH_BEGIN, "foo", 3), "bar", 3) == 0x85944171f73967e8ULL);
 }
 
 static void test_names(void) {
-    static const char *const pairs[][2] = {{"demo.safetensors", "demo.best.safetensors"}, {"a.b/run", "a.b/run.best"},
-        {"a/.hidden", "a/.hidden.best"}, {"./x.y.st", "./x.y.best.st"}, {"x.", "x.best."}};
+    static const char *const pairs[][2] = {{"demo.safetensors", "demo.best.safetensors"},
+                                           {"a.b/run", "a.b/run.best"},
+                                           {"a/.hidden", "a/.hidden.best"},
+                                           {"./x.y.st", "./x.y.best.st"},
+                                           {"x.", "x.best."}};
     size_t i;
     for (i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char *path = tr_path_with(pairs[i][0], ".best");
@@ -1298,17 +1581,21 @@ static void test_names(void) {
 }
 
 static int counts(const char *line, int yes) {
-    const tr_only only[] = {{"lr", yes, "the sun"}, {"adapt-span", yes, "the moon"}, {"prompt", yes, "the stars"}};
+    const tr_only only[] = {{"lr", yes, "the sun"},
+                            {"adapt-span", yes, "the moon"},
+                            {"prompt", yes, "the stars"}};
     CHECK(parse(line) == 1);
     return tr_all_count(&options, only, sizeof only / sizeof *only, err, sizeof err);
 }
+
 static void test_only(void) {
     CHECK(counts("", 0) && counts("--lr|0.5|--adapt-span", 1) && counts("--steps|7", 0));
     CHECK(!counts("--lr|0.5", 0));
     SAME(err, "--lr would change nothing: it is for the sun");
     CHECK(!counts("--adapt-span", 0) && !counts("--prompt|x", 0));
-    CHECK(counts("--no-adapt-span", 0));                            /* off asks for nothing */
-    CHECK(counts("--preset|enwik8_small", 0));                               /* a preset is for many runs */
+    CHECK(counts("--no-adapt-span", 0)); /* off asks for nothing */
+    /* a preset is for many runs */
+    CHECK(counts("--preset|enwik8_small", 0));
 }
 
 static void test_clock(void) {
@@ -1321,7 +1608,8 @@ static void test_clock(void) {
 
 int main(int argc, char **argv) {
     const char *temp = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%.400s/seqtx-train-h-%ld", temp != NULL && *temp ? temp : "/tmp", (long)getpid());
+    snprintf(dir, sizeof dir, "%.400s/seqtx-train-h-%ld", temp != NULL && *temp ? temp : "/tmp",
+             (long)getpid());
     if (mkdir(dir, 0700) != 0) {
         printf("%s: %s\n0 passed, 1 failed\n", dir, strerror(errno));
         return 1;

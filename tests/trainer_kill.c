@@ -1,5 +1,5 @@
-/* trainer_kill.c - a library to preload into the trainer (tests/trainer.sh): it counts the calls that change files, and
-   ends the process, or fills the disk, at one of them.
+/* trainer_kill.c - a library to preload into the trainer (tests/trainer.sh): it counts
+   the calls that change files, and ends the process, or fills the disk, at one of them.
 
        cc -shared -fPIC trainer_kill.c -o trainer_kill.so -ldl
        TRAINER_COUNT=FILE   LD_PRELOAD=./trainer_kill.so trainer ...      writes the number of calls to FILE at exit
@@ -7,7 +7,8 @@
        TRAINER_FULL_AT=N    ...     from call N on, writes give ENOSPC; the first one is done by half before
        TRAINER_FILE=TEXT    ...     only calls on files whose names have TEXT
 
-   Counted are write, fsync, rename and unlink; not what goes to the terminal (descriptors 0 to 2). */
+   Counted are write, fsync, rename and unlink; not what goes to the terminal
+   (descriptors 0 to 2). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,6 +28,7 @@ static void ask(void) {
     if ((s = getenv("TRAINER_DIE_AT")) != NULL) die_at = atol(s);
     if ((s = getenv("TRAINER_FULL_AT")) != NULL) full_at = atol(s);
 }
+
 /* Is it one of TRAINER_FILE? path NULL: what descriptor fd is of */
 static int meant(const char *path, int fd) {
     const char *only = getenv("TRAINER_FILE");
@@ -39,6 +41,7 @@ static int meant(const char *path, int fd) {
     name[n] = 0;
     return strstr(name, only) != NULL;
 }
+
 static void count(void) {
     ask();
     if (++calls == die_at) raise(SIGKILL);
@@ -61,18 +64,21 @@ ssize_t write(int fd, const void *data, size_t n) {
     }
     return real(fd, data, n);
 }
+
 int fsync(int fd) {
     static int (*real)(int);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fsync");
     if (meant(NULL, fd)) count();
     return real(fd);
 }
+
 int rename(const char *from, const char *to) {
     static int (*real)(const char *, const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "rename");
     if (meant(from, 0)) count();
     return real(from, to);
 }
+
 int unlink(const char *path) {
     static int (*real)(const char *);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "unlink");

@@ -1,5 +1,6 @@
-/* cuda_host.cpp - the CUDA-on-CPU shim: fibers, barriers and warp collectives; shared memory; device memory and the runtime
-   API; graphs; cuBLASLt on top of stx_gemm; NCCL between processes. One translation unit, linked into the tests. See README.md.
+/* cuda_host.cpp - the CUDA-on-CPU shim: fibers, barriers and warp collectives; shared
+   memory; device memory and the runtime API; graphs; cuBLASLt on top of stx_gemm; NCCL
+   between processes. One translation unit, linked into the tests. See README.md.
 
    >>state  >>reports  >>memory  >>fibers  >>collectives  >>launch  >>graphs  >>runtime  >>cublaslt  >>nccl */
 #ifndef _GNU_SOURCE
@@ -41,24 +42,39 @@
 #ifdef HOST_ASAN
   #include <sanitizer/asan_interface.h>
   #include <sanitizer/common_interface_defs.h>
-  #define POISON(p, n) __asan_poison_memory_region(p, n)
+  #define POISON(p, n)   __asan_poison_memory_region(p, n)
   #define UNPOISON(p, n) __asan_unpoison_memory_region(p, n)
 #else
-  #define POISON(p, n) ((void)(p), (void)(n))
+  #define POISON(p, n)   ((void)(p), (void)(n))
   #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>state
 
 typedef uintptr_t word;
-enum { WARP = 32, MAX_THREADS = 1024, PAGE = 4096, GUARD = 17 * PAGE, HUGE = 2 << 20, ZONE = 256, SHARED_STATIC = 48 << 10,
-    SHARED_MAX = 227 << 10, REPORTS_PRINTED = 40,
-    AT_ONCE = 64 };
-static const word DEVICE_RANGE = (word)64 << 30;
-static const uint32_t CANARY = 0xFFF5FFF5u;     /* NaN as a float, as two bf16 and, doubled, as a double */
 
-/* Operands of one lane in a warp collective: on the waiting lane's stack, read by the last lane to come. */
+enum {
+    WARP = 32,
+    MAX_THREADS = 1024,
+    PAGE = 4096,
+    GUARD = 17 * PAGE,
+    HUGE = 2 << 20,
+    ZONE = 256,
+    SHARED_STATIC = 48 << 10,
+    SHARED_MAX = 227 << 10,
+    REPORTS_PRINTED = 40,
+    AT_ONCE = 64
+};
+
+static const word DEVICE_RANGE = (word)64 << 30;
+/* NaN as a float, as two bf16 and, doubled, as a double */
+static const uint32_t CANARY = 0xFFF5FFF5u;
+
+/* Operands of one lane in a warp collective: on the waiting lane's stack, read by the
+   last lane to come. */
 struct lane_args {
     uint64_t in, out;
     int param, width;
@@ -66,36 +82,75 @@ struct lane_args {
     uint32_t *r;
     const void *row;
 };
-struct async_copy { unsigned char *dst; const unsigned char *src; int size, src_bytes; long group; };
+
+struct async_copy {
+    unsigned char *dst;
+    const unsigned char *src;
+    int size, src_bytes;
+    long group;
+};
 
 enum { READY, IN_WARP, IN_BLOCK, EXITED };
 struct warp;
+
 struct fiber {
-    cuda_host_thread id;        /* first: cuda_host_self points here */
-    void *sp;                   /* NULL before it starts */
-    unsigned number;            /* in the block */
+    cuda_host_thread id; /* first: cuda_host_self points here */
+    void *sp;            /* NULL before it starts */
+    unsigned number;     /* in the block */
     warp *w;
     int state, line, kind;
     unsigned mask;
     lane_args *args;
-    async_copy *copy;           /* cp.async not waited for */
+    async_copy *copy; /* cp.async not waited for */
     int copies, copies_size;
-    long group;                 /* groups committed so far */
-    unsigned char *stack;       /* lowest byte above the guard; set when it starts */
+    long group;           /* groups committed so far */
+    unsigned char *stack; /* lowest byte above the guard; set when it starts */
 };
-struct meeting { unsigned mask, arrived; int kind, line, mixed; };
-struct warp { fiber *first; unsigned exists, exited; int meetings; meeting meet[WARP]; };
-struct shared_object { const void *site; unsigned char *p; size_t bytes; const char *name; };
 
-struct allocation { size_t bytes; long serial; int device; };
-struct late_copy { unsigned char *dst; size_t pitch, width, height; std::vector<unsigned char> data; };
+struct meeting {
+    unsigned mask, arrived;
+    int kind, line, mixed;
+};
+
+struct warp {
+    fiber *first;
+    unsigned exists, exited;
+    int meetings;
+    meeting meet[WARP];
+};
+
+struct shared_object {
+    const void *site;
+    unsigned char *p;
+    size_t bytes;
+    const char *name;
+};
+
+struct allocation {
+    size_t bytes;
+    long serial;
+    int device;
+};
+
+struct late_copy {
+    unsigned char *dst;
+    size_t pitch, width, height;
+    std::vector<unsigned char> data;
+};
 struct capture;
+
 enum { DEVICES = 16 };
-struct function_info { int dynamic_limit[DEVICES]; size_t static_bytes; };      /* a limit is a device's */
+
+/* a limit is a device's */
+struct function_info {
+    int dynamic_limit[DEVICES];
+    size_t static_bytes;
+};
 
 static struct {
     /* knobs */
-    int thread_order, block_order, fill, devices, major, minor, sms, registers, allow_pinned, trap, quiet;
+    int thread_order, block_order, fill, devices, major, minor, sms, registers, allow_pinned, trap,
+        quiet;
     uint64_t rng, fill_count;
     size_t memory, stack_bytes;
     long fail_alloc, fail_launch, fail_graph[CUDA_HOST_GRAPH_CALLS];
@@ -104,19 +159,20 @@ static struct {
     size_t in_use, pinned_in_use, shared_asked;
     char last_report[512];
     /* device memory */
-    word lo, next;                      /* the range, and where the next allocation is tried */
+    word lo, next; /* the range, and where the next allocation is tried */
     int open;
     word open_lo, open_hi;
-    size_t unchecked;           /* see check_after_kernels */
-    int written;                /* a kernel ran since the canaries were looked at */
+    size_t unchecked; /* see check_after_kernels */
+    int written;      /* a kernel ran since the canaries were looked at */
     int handler, in_callback;
     struct sigaction old_segv, old_bus;
     cudaError_t sticky;
     /* the running launch */
     const cuda_host_kernel *kernel;
     cuda_host_place place;
-    int running;                /* in a fiber */
-    int entered;                /* a fiber of the running block has begun, and AddressSanitizer knows */
+    int running; /* in a fiber */
+    /* a fiber of the running block has begun, and AddressSanitizer knows */
+    int entered;
     cudaError_t launch_error;
     /* the running block */
     fiber *self;
@@ -124,27 +180,49 @@ static struct {
     int stopped, barrier_kind, barrier_line, barrier_mixed, barrier_sum, barrier_result;
     unsigned ready_head, ready_count;
     fiber *ready[MAX_THREADS];
-    fiber fibers[MAX_THREADS], scheduler;       /* of the scheduler only sp is used */
+    fiber fibers[MAX_THREADS], scheduler; /* of the scheduler only sp is used */
     warp warps[MAX_THREADS / WARP];
     unsigned char *stacks;
     size_t stack_pitch;
     unsigned stacks_made, free_count;
-    unsigned char *free_stack[MAX_THREADS];     /* lowest bytes above the guards; the last one given back is taken first */
-    unsigned char *arena;       /* shared memory with its red zones */
+    /* lowest bytes above the guards; the last one given back is taken first */
+    unsigned char *free_stack[MAX_THREADS];
+    unsigned char *arena; /* shared memory with its red zones */
     size_t arena_used, static_bytes, smem;
     int objects;
     shared_object object[256];
 } G = {};
 
 enum { ARENA = 1 << 20 };
+
 const cuda_host_thread *cuda_host_self;
 const cuda_host_place *cuda_host_where;
 
-static std::recursive_mutex &lock_of(void) { static std::recursive_mutex m; return m; }
-static std::map<word, allocation> &live(void) { static auto *m = new std::map<word, allocation>; return *m; }
-static std::map<word, size_t> &pinned(void) { static auto *m = new std::map<word, size_t>; return *m; }
-static std::map<const void *, function_info> &functions(void) { static auto *m = new std::map<const void *, function_info>; return *m; }
-static std::vector<late_copy> &late(void) { static auto *v = new std::vector<late_copy>; return *v; }
+static std::recursive_mutex &lock_of(void) {
+    static std::recursive_mutex m;
+    return m;
+}
+
+static std::map<word, allocation> &live(void) {
+    static auto *m = new std::map<word, allocation>;
+    return *m;
+}
+
+static std::map<word, size_t> &pinned(void) {
+    static auto *m = new std::map<word, size_t>;
+    return *m;
+}
+
+static std::map<const void *, function_info> &functions(void) {
+    static auto *m = new std::map<const void *, function_info>;
+    return *m;
+}
+
+static std::vector<late_copy> &late(void) {
+    static auto *v = new std::vector<late_copy>;
+    return *v;
+}
+
 static thread_local cudaError_t last_error;
 static thread_local int current_device;
 #define LOCK std::lock_guard<std::recursive_mutex> guard_(lock_of())
@@ -153,40 +231,64 @@ static void defaults(void) {
     static int done;
     if (done) return;
     done = 1;
-    G.fill = CUDA_HOST_FILL_NAN; G.devices = 1; G.major = 9; G.sms = 4; G.registers = 255; G.allow_pinned = 1; G.trap = 1;
-    G.rng = 88172645463325252u; G.memory = (size_t)8 << 30; G.stack_bytes = 65536;
+    G.fill = CUDA_HOST_FILL_NAN;
+    G.devices = 1;
+    G.major = 9;
+    G.sms = 4;
+    G.registers = 255;
+    G.allow_pinned = 1;
+    G.trap = 1;
+    G.rng = 88172645463325252u;
+    G.memory = (size_t)8 << 30;
+    G.stack_bytes = 65536;
 }
-static struct initialiser { initialiser() { defaults(); } } at_start;
 
-static inline uint32_t draw(uint32_t n) {       /* in [0, n) */
-    G.rng ^= G.rng << 13; G.rng ^= G.rng >> 7; G.rng ^= G.rng << 17;
+static struct initialiser {
+    initialiser() {
+        defaults();
+    }
+} at_start;
+
+static inline uint32_t draw(uint32_t n) { /* in [0, n) */
+    G.rng ^= G.rng << 13;
+    G.rng ^= G.rng >> 7;
+    G.rng ^= G.rng << 17;
     return (uint32_t)((G.rng >> 32) * n >> 32);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>reports
 
-static int kernel_name(char *out, size_t size, const char *text) {     /* up to the first comma outside brackets */
+static int kernel_name(char *out, size_t size,
+                       const char *text) { /* up to the first comma outside brackets */
     size_t n = 0;
     int depth = 0;
     for (; text[n]; n++) {
-        if (strchr("(<[{", text[n])) depth++;
-        else if (strchr(")>]}", text[n])) depth--;
-        else if (text[n] == ',' && depth <= 0) break;
+        if (strchr("(<[{", text[n]))
+            depth++;
+        else if (strchr(")>]}", text[n]))
+            depth--;
+        else if (text[n] == ',' && depth <= 0)
+            break;
     }
     return snprintf(out, size, "%.*s", (int)n, text);
 }
+
 static int where_text(char *out, size_t size) {
     char name[160];
     if (!G.kernel) return snprintf(out, size, "cuda_host: ");
     kernel_name(name, sizeof name, G.kernel->text);
     const uint3 &b = G.place.block;
-    if (!G.running) return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u): ", name, b.x, b.y, b.z);
+    if (!G.running)
+        return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u): ", name, b.x, b.y, b.z);
     const uint3 &t = G.self->id.index;
-    return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", name, b.x, b.y, b.z, t.x, t.y, t.z);
+    return snprintf(out, size, "cuda_host: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): ", name,
+                    b.x, b.y, b.z, t.x, t.y, t.z);
 }
-__attribute__((format(printf, 1, 2)))
-static void report(const char *format, ...) {
+
+__attribute__((format(printf, 1, 2))) static void report(const char *format, ...) {
     va_list list;
     int n = where_text(G.last_report, sizeof G.last_report);
     if (n < 0 || n > (int)sizeof G.last_report - 1) n = (int)sizeof G.last_report - 1;
@@ -196,89 +298,128 @@ static void report(const char *format, ...) {
     G.reports++;
     if (G.quiet || G.printed >= REPORTS_PRINTED) return;
     fprintf(stderr, "%s\n", G.last_report);
-    if (++G.printed == REPORTS_PRINTED) fprintf(stderr, "cuda_host: further reports are counted, not printed\n");
+    if (++G.printed == REPORTS_PRINTED)
+        fprintf(stderr, "cuda_host: further reports are counted, not printed\n");
 }
 
 static void fill_bytes(void *p, size_t n) {
     unsigned char *b = (unsigned char *)p;
-    if (G.fill != CUDA_HOST_FILL_RANDOM) { memset(b, G.fill, n); return; }
+    if (G.fill != CUDA_HOST_FILL_RANDOM) {
+        memset(b, G.fill, n);
+        return;
+    }
     uint64_t s = (++G.fill_count) * 0x9E3779B97F4A7C15u;
     for (size_t i = 0; i < n; i += 8) {
         uint64_t z = (s += 0x9E3779B97F4A7C15u);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u; z = (z ^ (z >> 27)) * 0x94D049BB133111EBu; z ^= z >> 31;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+        z ^= z >> 31;
         memcpy(b + i, &z, n - i < 8 ? n - i : 8);
     }
 }
+
 /* Canaries are laid by address, so that a zone may begin at any byte. */
-static inline unsigned char canary_at(const unsigned char *p) { return (unsigned char)(CANARY >> 8 * ((word)p & 3)); }
+static inline unsigned char canary_at(const unsigned char *p) {
+    return (unsigned char)(CANARY >> 8 * ((word)p & 3));
+}
+
 static void lay_canary(unsigned char *p, size_t n) {
     size_t i = 0;
     for (; i < n && ((word)(p + i) & 3); i++) p[i] = canary_at(p + i);
     for (; i + 4 <= n; i += 4) memcpy(p + i, &CANARY, 4);
     for (; i < n; i++) p[i] = canary_at(p + i);
 }
-static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {     /* index of the first wrong byte, or -1 */
+
+/* index of the first wrong byte, or -1 */
+static ptrdiff_t broken_canary(const unsigned char *p, size_t n) {
     size_t i = 0;
     uint32_t wrong = 0, u;
     for (; i < n && ((word)(p + i) & 3); i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
-    for (; i + 4 <= n; i += 4) { memcpy(&u, p + i, 4); wrong |= u ^ CANARY; }
+    for (; i + 4 <= n; i += 4) {
+        memcpy(&u, p + i, 4);
+        wrong |= u ^ CANARY;
+    }
     for (; i < n; i++) wrong |= (uint32_t)(p[i] ^ canary_at(p + i));
     if (!wrong) return -1;
-    for (i = 0; p[i] == canary_at(p + i); i++) {}
+    for (i = 0; p[i] == canary_at(p + i); i++) {
+    }
     return (ptrdiff_t)i;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>memory
-/* Device memory is one range of addresses, PROT_NONE while host code runs: a host access faults. device_open makes the used
-   part accessible for a kernel, a copy or a product. Addresses go round in a window of at least 64 MB and four times what is in
+/* Device memory is one range of addresses, PROT_NONE while host code runs: a host
+   access faults. device_open makes the used part accessible for a kernel, a copy or a
+   product. Addresses go round in a window of at least 64 MB and four times what is in
    use, so that what was freed is not used again at once. */
 
-static inline bool in_device(const void *p) { return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE - HUGE; }
+static inline bool in_device(const void *p) {
+    return G.lo && (word)p >= G.lo && (word)p < G.lo + DEVICE_RANGE - HUGE;
+}
 
 static void fault_text(char *out, size_t size, word p) {
     int n = where_text(out, size);
     auto i = live().upper_bound(p);
-    if (i == live().begin()) { snprintf(out + n, size - (size_t)n, "below all device memory, at %#zx\n", (size_t)p); return; }
+    if (i == live().begin()) {
+        snprintf(out + n, size - (size_t)n, "below all device memory, at %#zx\n", (size_t)p);
+        return;
+    }
     --i;
-    const char *who = G.running ? "a kernel left the device's memory" : "host code touched device memory";
+    const char *who = G.running ? "a kernel left the device's memory"
+                                : "host code touched device memory";
     if (p < i->first + i->second.bytes)
-        snprintf(out + n, size - (size_t)n, "%s at %#zx: byte %zu of allocation #%ld of %zu bytes\n", who, (size_t)p,
+        snprintf(out + n, size - (size_t)n,
+                 "%s at %#zx: byte %zu of allocation #%ld of %zu bytes\n", who, (size_t)p,
                  (size_t)(p - i->first), i->second.serial, i->second.bytes);
     else
-        snprintf(out + n, size - (size_t)n, "%s at %#zx: %zu bytes past allocation #%ld of %zu bytes\n", who, (size_t)p,
+        snprintf(out + n, size - (size_t)n,
+                 "%s at %#zx: %zu bytes past allocation #%ld of %zu bytes\n", who, (size_t)p,
                  (size_t)(p - i->first - i->second.bytes), i->second.serial, i->second.bytes);
 }
+
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     word p = (word)info->si_addr;
     char text[640];
-    if (G.trap && in_device((void *)p)) fault_text(text, sizeof text, p);
-    else if (G.trap && G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) {
+    if (G.trap && in_device((void *)p))
+        fault_text(text, sizeof text, p);
+    else if (G.trap && G.stacks && p >= (word)G.stacks
+             && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) {
         int n = where_text(text, sizeof text);
-        snprintf(text + n, sizeof text - (size_t)n, "the thread's stack of %zu bytes overflowed (cuda_host_stack)\n", G.stack_bytes);
+        snprintf(text + n, sizeof text - (size_t)n,
+                 "the thread's stack of %zu bytes overflowed (cuda_host_stack)\n", G.stack_bytes);
     } else {
         const struct sigaction *old = signal_number == SIGBUS ? &G.old_bus : &G.old_segv;
         if (G.running) {
             int n = where_text(text, sizeof text);
             n += snprintf(text + n, sizeof text - (size_t)n, "fault at %#zx\n", (size_t)p);
-            if (write(2, text, strlen(text)) < 0) {}
+            if (write(2, text, strlen(text)) < 0) {
+            }
         }
-        if (old->sa_flags & SA_SIGINFO) { old->sa_sigaction(signal_number, info, context); return; }
-        sigaction(signal_number, old, NULL);      /* the access is repeated, and meets the old action */
+        if (old->sa_flags & SA_SIGINFO) {
+            old->sa_sigaction(signal_number, info, context);
+            return;
+        }
+        /* the access is repeated, and meets the old action */
+        sigaction(signal_number, old, NULL);
         return;
     }
-    if (write(2, text, strlen(text)) < 0) {}
+    if (write(2, text, strlen(text)) < 0) {
+    }
     _exit(99);
 }
+
 static void install_handler(void) {
     static thread_local int has_stack;
-    if (!has_stack) {       /* a fiber that has run out of stack cannot run the handler on it */
+    if (!has_stack) { /* a fiber that has run out of stack cannot run the handler on it */
         stack_t s;
         has_stack = 1;
         if (sigaltstack(NULL, &s) == 0 && (s.ss_flags & SS_DISABLE)) {
             memset(&s, 0, sizeof s);
             s.ss_size = 65536;
-            s.ss_sp = mmap(NULL, s.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            s.ss_sp = mmap(NULL, s.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                           0);
             if (s.ss_sp != MAP_FAILED) sigaltstack(&s, NULL);
         }
     }
@@ -294,14 +435,17 @@ static void install_handler(void) {
 
 static bool reserve(void) {
     if (G.lo) return true;
-    void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, DEVICE_RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                   0);
     if (p == MAP_FAILED) return false;
-    /* mprotect's time goes with the number of pages: of 4 KB, it would be 0.1 ms a launch for each MB. */
+    /* mprotect's time goes with the number of pages: of 4 KB, it would be 0.1 ms a
+       launch for each MB. */
     madvise(p, DEVICE_RANGE, MADV_HUGEPAGE);
     G.lo = ((word)p + HUGE - 1) & ~(word)(HUGE - 1);
     G.next = G.lo;
     return true;
 }
+
 static void device_open(void) {
     install_handler();
     if (G.open++ || live().empty()) return;
@@ -310,13 +454,18 @@ static void device_open(void) {
     G.open_hi = (last->first + last->second.bytes + 2 * ZONE + HUGE - 1) & ~(word)(HUGE - 1);
     mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_READ | PROT_WRITE);
 }
+
 static void device_close(void) {
     if (--G.open || G.open_lo == G.open_hi) return;
     mprotect((void *)G.open_lo, G.open_hi - G.open_lo, PROT_NONE);
     G.open_lo = G.open_hi = 0;
 }
-/* Each allocation: ZONE bytes of canary, the memory (256-byte aligned), canary up to the next multiple of ZONE and ZONE more. */
-static size_t tail_zone(size_t bytes) { return (ZONE - bytes % ZONE) % ZONE + ZONE; }
+
+/* Each allocation: ZONE bytes of canary, the memory (256-byte aligned), canary up to
+   the next multiple of ZONE and ZONE more. */
+static size_t tail_zone(size_t bytes) {
+    return (ZONE - bytes % ZONE) % ZONE + ZONE;
+}
 
 static void check_zones(word p, const allocation &a) {
     unsigned char *b = (unsigned char *)p;
@@ -325,16 +474,19 @@ static void check_zones(word p, const allocation &a) {
     UNPOISON(b - ZONE, ZONE);
     UNPOISON(b + a.bytes, tail);
     if ((bad = broken_canary(b - ZONE, ZONE)) >= 0) {
-        report("allocation #%ld of %zu bytes: written %zu bytes below its start", a.serial, a.bytes, (size_t)(ZONE - bad));
+        report("allocation #%ld of %zu bytes: written %zu bytes below its start", a.serial, a.bytes,
+               (size_t)(ZONE - bad));
         lay_canary(b - ZONE, ZONE);
     }
     if ((bad = broken_canary(b + a.bytes, tail)) >= 0) {
-        report("allocation #%ld of %zu bytes: written %zu bytes past its end", a.serial, a.bytes, (size_t)bad);
+        report("allocation #%ld of %zu bytes: written %zu bytes past its end", a.serial, a.bytes,
+               (size_t)bad);
         lay_canary(b + a.bytes, tail);
     }
     POISON(b - ZONE, ZONE);
     POISON(b + a.bytes, tail);
 }
+
 extern "C" void cuda_host_check(void) {
     LOCK;
     G.written = 0;
@@ -344,13 +496,16 @@ extern "C" void cuda_host_check(void) {
     for (auto &i : live()) check_zones(i.first, i.second);
     device_close();
 }
-/* At a synchronisation: only kernels can break canaries, for copies and products are held to their allocations. Where there are more than
-   AT_ONCE allocations not each one looks: a broken zone stays broken until a later one, or cudaFree, does. */
+
+/* At a synchronisation: only kernels can break canaries, for copies and products are
+   held to their allocations. Where there are more than AT_ONCE allocations not each
+   one looks: a broken zone stays broken until a later one, or cudaFree, does. */
 static void check_after_kernels(void) {
     if (!G.written) return;
     G.unchecked += AT_ONCE;
     if (G.unchecked >= live().size()) cuda_host_check();
 }
+
 /* The live allocation that holds [p, p + bytes), or NULL. */
 static const allocation *find_device(const void *p, size_t bytes) {
     auto i = live().upper_bound((word)p);
@@ -358,6 +513,7 @@ static const allocation *find_device(const void *p, size_t bytes) {
     --i;
     return (word)p + bytes <= i->first + i->second.bytes ? &i->second : NULL;
 }
+
 static bool in_pinned(const void *p, size_t bytes) {
     auto i = pinned().upper_bound((word)p);
     if (i == pinned().begin()) return false;
@@ -365,14 +521,20 @@ static bool in_pinned(const void *p, size_t bytes) {
     return (word)p + bytes <= i->first + i->second;
 }
 
-/* Copies to page-locked memory arrive only when something could order the host behind them, or needs the memory: until then
-   the destination holds the fill pattern, so that a missing synchronisation is seen. */
+/* Copies to page-locked memory arrive only when something could order the host behind
+   them, or needs the memory: until then the destination holds the fill pattern, so
+   that a missing synchronisation is seen. */
 static void deliver(void) {
-    for (auto &c : late()) for (size_t i = 0; i < c.height; i++) memcpy(c.dst + i * c.pitch, c.data.data() + i * c.width, c.width);
+    for (auto &c : late())
+        for (size_t i = 0; i < c.height; i++)
+            memcpy(c.dst + i * c.pitch, c.data.data() + i * c.width, c.width);
     late().clear();
 }
-static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height) {
-    late_copy c = { (unsigned char *)dst, dpitch, width, height, std::vector<unsigned char>(width * height) };
+
+static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, size_t width,
+                      size_t height) {
+    late_copy c = {(unsigned char *)dst, dpitch, width, height,
+                   std::vector<unsigned char>(width * height)};
     for (size_t i = 0; i < height; i++) {
         memcpy(c.data.data() + i * width, (const char *)src + i * spitch, width);
         fill_bytes(c.dst + i * dpitch, width);
@@ -380,15 +542,18 @@ static void copy_late(void *dst, size_t dpitch, const void *src, size_t spitch, 
     late().push_back(std::move(c));
 }
 
-/* What host memory an address lies in, or NULL if in none that is certain: the images of program and libraries with their
-   static variables are not counted, for device constants live there too in this build. */
+/* What host memory an address lies in, or NULL if in none that is certain: the images
+   of program and libraries with their static variables are not counted, for device
+   constants live there too in this build. */
 static const char *host_memory(word p) {
     static thread_local word stack_lo, stack_hi;
     if (p < PAGE || p >> 47 || in_device((void *)p)) return NULL;
 #if defined(HOST_ASAN) && defined(__x86_64__)
-    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;     /* AddressSanitizer's shadow: so two small integers of a struct look */
+    /* AddressSanitizer's shadow: so two small integers of a struct look */
+    if (p >= 0x7fff8000 && p < 0x10007fff8000) return NULL;
 #endif
-    if (G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS) return NULL;
+    if (G.stacks && p >= (word)G.stacks && p < (word)G.stacks + G.stack_pitch * MAX_THREADS)
+        return NULL;
     if (G.arena && p >= (word)G.arena && p < (word)G.arena + ARENA) return NULL;
     if (in_pinned((void *)p, 0)) return G.allow_pinned ? NULL : "page-locked host memory";
     if (!stack_hi) {
@@ -397,98 +562,120 @@ static const char *host_memory(word p) {
         size_t size;
         stack_hi = 1;
         if (pthread_getattr_np(pthread_self(), &attr) == 0) {
-            if (pthread_attr_getstack(&attr, &base, &size) == 0) { stack_lo = (word)base; stack_hi = (word)base + size; }
+            if (pthread_attr_getstack(&attr, &base, &size) == 0) {
+                stack_lo = (word)base;
+                stack_hi = (word)base + size;
+            }
             pthread_attr_destroy(&attr);
         }
     }
     if (p >= stack_lo && p < stack_hi) return "the host's stack";
-    unsigned char resident;     /* most words of a struct that are no pointer end here, without the parsing below */
+    /* most words of a struct that are no pointer end here, without the parsing below */
+    unsigned char resident;
     if (mincore((void *)(p & ~(word)(PAGE - 1)), 1, &resident) && errno == ENOMEM) return NULL;
     FILE *f = fopen("/proc/self/maps", "r");
     char line[512];
     const char *found = NULL;
-    word image_end = 0;     /* an unnamed map that begins where an image ends is its .bss */
+    word image_end = 0; /* an unnamed map that begins where an image ends is its .bss */
     while (f && fgets(line, sizeof line, f)) {
         unsigned long lo, hi, inode;
         char access[8], name[256] = "";
-        if (sscanf(line, "%lx-%lx %7s %*s %*s %lu %255s", &lo, &hi, access, &inode, name) < 4) continue;
+        if (sscanf(line, "%lx-%lx %7s %*s %*s %lu %255s", &lo, &hi, access, &inode, name) < 4)
+            continue;
         bool image = inode != 0 || (!name[0] && lo == image_end);
         if (image) image_end = hi;
         if (p < lo || p >= hi) continue;
         if (image || access[0] != 'r' || access[1] != 'w') break;
-        found = !strcmp(name, "[stack]") ? "the host's stack" : !strcmp(name, "[heap]") || !name[0] ? "the host's heap" : NULL;
+        found = !strcmp(name, "[stack]")              ? "the host's stack"
+                : !strcmp(name, "[heap]") || !name[0] ? "the host's heap"
+                                                      : NULL;
         break;
     }
     if (f) fclose(f);
     return found;
 }
-void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes, int exact) {
+
+void cuda_host_check_argument(const char *text, int number, const void *data, size_t bytes,
+                              int exact) {
     char name[160];
     LOCK;
     for (size_t i = 0; i + 8 <= bytes; i += 8) {
         word p;
         const char *what;
         memcpy(&p, (const char *)data + i, 8);
-        if (!exact && p >> 32 == 0) continue;        /* two small numbers, not an address */
+        if (!exact && p >> 32 == 0) continue; /* two small numbers, not an address */
         const allocation *a = in_device((void *)p) ? find_device((void *)p, 0) : NULL;
         if (a && a->device != current_device) {
             kernel_name(name, sizeof name, text);
-            report("launch of %s on GPU %d: argument %d holds %p, which is memory of GPU %d", name, current_device, number, (void *)p,
-                   a->device);
+            report("launch of %s on GPU %d: argument %d holds %p, which is memory of GPU %d", name,
+                   current_device, number, (void *)p, a->device);
         }
         if ((what = host_memory(p)) == NULL) continue;
         kernel_name(name, sizeof name, text);
-        if (exact) report("launch of %s: argument %d, %p, points to %s", name, number, (void *)p, what);
-        else report("launch of %s: argument %d holds %p at byte %zu, which points to %s", name, number, (void *)p, i, what);
+        if (exact)
+            report("launch of %s: argument %d, %p, points to %s", name, number, (void *)p, what);
+        else
+            report("launch of %s: argument %d holds %p at byte %zu, which points to %s", name,
+                   number, (void *)p, i, what);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>fibers
-/* cuda_host_switch saves the registers that a call preserves on the stack it leaves and stores that stack's pointer in *from.
-   The floating-point control words are set once a block, for kernels do not change them: storing and loading them would be
-   most of a switch. */
+/* cuda_host_switch saves the registers that a call preserves on the stack it leaves
+   and stores that stack's pointer in *from. The floating-point control words are set
+   once a block, for kernels do not change them: storing and loading them would be most
+   of a switch. */
 
 #if defined(__x86_64__)
 extern "C" void cuda_host_switch(void **from, void *to);
-__asm__(".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
-        "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-        "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-        "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
-        ".size cuda_host_switch,.-cuda_host_switch\n");
+__asm__(
+    ".text\n.align 16\n.globl cuda_host_switch\n.type cuda_host_switch,@function\ncuda_host_switch:\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
+    ".size cuda_host_switch,.-cuda_host_switch\n");
+
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     void **s = (void **)((word)top & ~(word)15);
-    *--s = NULL;                /* where entry would return to; it never does */
-    *--s = (void *)entry;       /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
+    *--s = NULL; /* where entry would return to; it never does */
+    *--s = (void *)
+        entry; /* after the return that takes it, the stack is as a call leaves it: 8 mod 16 */
     for (int i = 0; i < 6; i++) *--s = NULL;
     return s;
 }
 #elif defined(__aarch64__)
 extern "C" void cuda_host_switch(void **from, void *to);
-__asm__(".text\n.align 4\n.globl cuda_host_switch\n.type cuda_host_switch,%function\ncuda_host_switch:\n"
-        "  sub sp, sp, #176\n"
-        "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
-        "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
-        "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n  mrs x9, fpcr\n  str x9, [sp, #160]\n"
-        "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
-        "  ldp x19, x20, [sp, #0]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
-        "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
-        "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n  ldr x9, [sp, #160]\n  msr fpcr, x9\n"
-        "  add sp, sp, #176\n  ret\n"
-        ".size cuda_host_switch,.-cuda_host_switch\n");
+__asm__(
+    ".text\n.align 4\n.globl cuda_host_switch\n.type cuda_host_switch,%function\ncuda_host_switch:\n"
+    "  sub sp, sp, #176\n"
+    "  stp x19, x20, [sp, #0]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
+    "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+    "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n  mrs x9, fpcr\n  str x9, [sp, #160]\n"
+    "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
+    "  ldp x19, x20, [sp, #0]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
+    "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+    "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n  ldr x9, [sp, #160]\n  msr fpcr, x9\n"
+    "  add sp, sp, #176\n  ret\n"
+    ".size cuda_host_switch,.-cuda_host_switch\n");
+
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     unsigned char *s = (unsigned char *)((word)top & ~(word)15) - 176;
     memset(s, 0, 176);
-    memcpy(s + 88, &entry, 8);      /* x30 */
+    memcpy(s + 88, &entry, 8); /* x30 */
     return s;
 }
 #else
-#include <ucontext.h>
+  #include <ucontext.h>
+
 static void cuda_host_switch(void **from, void *to) {
     ucontext_t here;
     *from = &here;
     swapcontext(&here, (ucontext_t *)to);
 }
+
 static void *new_stack(unsigned char *top, void (*entry)(void)) {
     ucontext_t *c = (ucontext_t *)(((word)top - sizeof(ucontext_t)) & ~(word)63);
     getcontext(c);
@@ -500,22 +687,34 @@ static void *new_stack(unsigned char *top, void (*entry)(void)) {
 }
 #endif
 
-/* Kernels round to nearest and keep denormals, as the device does, whatever the caller's mode is. */
+/* Kernels round to nearest and keep denormals, as the device does, whatever the
+   caller's mode is. */
 struct float_mode {
 #if defined(__x86_64__)
     uint32_t mxcsr;
     uint16_t x87;
+
     float_mode() {
         uint32_t device = 0x1f80;
         uint16_t device87 = 0x037f;
         __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(mxcsr), "=m"(x87));
         __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(device), "m"(device87));
     }
-    ~float_mode() { __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(mxcsr), "m"(x87)); }
+
+    ~float_mode() {
+        __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(mxcsr), "m"(x87));
+    }
 #else
     fenv_t env;
-    float_mode() { fegetenv(&env); fesetenv(FE_DFL_ENV); }
-    ~float_mode() { fesetenv(&env); }
+
+    float_mode() {
+        fegetenv(&env);
+        fesetenv(FE_DFL_ENV);
+    }
+
+    ~float_mode() {
+        fesetenv(&env);
+    }
 #endif
 };
 
@@ -523,19 +722,25 @@ struct float_mode {
 static thread_local const void *host_stack;
 static thread_local size_t host_stack_size;
 #endif
-/* Leaves the running fiber for another one, or, with NULL, for the scheduler. To AddressSanitizer all fibers of a block are one
-   with a stack from the first to the last of theirs: it is told of the block, not of the millions of switches in it. */
+/* Leaves the running fiber for another one, or, with NULL, for the scheduler. To
+   AddressSanitizer all fibers of a block are one with a stack from the first to the
+   last of theirs: it is told of the block, not of the millions of switches in it. */
 static void fiber_main(void);
+
 static inline void leave(fiber *from, fiber *to) {
     if (to && !to->sp) {
         to->stack = G.free_stack[--G.free_count];
-        /* Stacks begin at different offsets, or their hot ends would all fall into the same sets of the cache. */
+        /* Stacks begin at different offsets, or their hot ends would all fall into the
+           same sets of the cache. */
         size_t color = (size_t)(to->stack - G.stacks) / G.stack_pitch * 832 & 8191;
         to->sp = new_stack(to->stack + G.stack_bytes - color, fiber_main);
     }
     void *sp = to ? to->sp : G.scheduler.sp;
-    if (to) { G.self = to; cuda_host_self = &to->id; }
-    if (G.ready_count) {        /* who comes next: its stack is no longer in the fastest cache */
+    if (to) {
+        G.self = to;
+        cuda_host_self = &to->id;
+    }
+    if (G.ready_count) { /* who comes next: its stack is no longer in the fastest cache */
         const char *next = (const char *)G.ready[G.ready_head]->sp;
         __builtin_prefetch(next);
         __builtin_prefetch(next + 64);
@@ -545,6 +750,7 @@ static inline void leave(fiber *from, fiber *to) {
 #endif
     cuda_host_switch(&from->sp, sp);
 }
+
 static inline fiber *take_ready(void) {
     if (!G.ready_count) return NULL;
     if (G.thread_order == CUDA_HOST_RANDOM) {
@@ -557,31 +763,43 @@ static inline fiber *take_ready(void) {
     f->state = READY;
     return f;
 }
-static inline void push_back(fiber *f) { G.ready[(G.ready_head + G.ready_count++) % MAX_THREADS] = f; }
+
+static inline void push_back(fiber *f) {
+    G.ready[(G.ready_head + G.ready_count++) % MAX_THREADS] = f;
+}
+
 static inline void push_front(fiber *f) {
     G.ready_head = (G.ready_head + MAX_THREADS - 1) % MAX_THREADS;
     G.ready[G.ready_head] = f;
     G.ready_count++;
 }
+
 static inline void wait_for_others(fiber *from) {
     fiber *to = take_ready();
     if (to != from) leave(from, to);
 }
-/* Gives the block up: its fibers are never resumed. Returns to no caller, though the compiler may not know. */
+
+/* Gives the block up: its fibers are never resumed. Returns to no caller, though the
+   compiler may not know. */
 static void stop_block(void) {
     G.stopped = 1;
     leave(G.self, NULL);
 }
-static void finish_copies(fiber *f, long before) {     /* those of groups below before */
+
+static void finish_copies(fiber *f, long before) { /* those of groups below before */
     int kept = 0;
     for (int i = 0; i < f->copies; i++) {
         async_copy &c = f->copy[i];
-        if (c.group >= before) { f->copy[kept++] = c; continue; }
+        if (c.group >= before) {
+            f->copy[kept++] = c;
+            continue;
+        }
         memcpy(c.dst, c.src, (size_t)c.src_bytes);
         memset(c.dst + c.src_bytes, 0, (size_t)(c.size - c.src_bytes));
     }
     f->copies = kept;
 }
+
 static void fiber_main(void) {
 #ifdef HOST_ASAN
     if (!G.entered) __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
@@ -596,61 +814,95 @@ static void fiber_main(void) {
         G.exited++;
         fiber *to = take_ready();
         if (!to || to->sp) {
-            G.free_stack[G.free_count++] = f->stack;    /* free once this fiber has left it, and nothing runs before that */
+            /* free once this fiber has left it, and nothing runs before that */
+            G.free_stack[G.free_count++] = f->stack;
             leave(f, to);
         }
-        to->stack = f->stack;       /* one that has not started goes on here: threads that never wait share one warm stack */
+        /* one that has not started goes on here: threads that never wait share one
+           warm stack */
+        to->stack = f->stack;
         to->sp = to->stack;
         G.self = to;
         cuda_host_self = &to->id;
     }
 }
 
-/* All threads, in the order of the knob: at the start and after a barrier, when no other fiber is ready. */
+/* All threads, in the order of the knob: at the start and after a barrier, when no
+   other fiber is ready. */
 static void push_all(void) {
     unsigned n = G.threads;
     G.ready_head = 0;
-    if (G.thread_order == CUDA_HOST_DESCENDING) for (unsigned i = n; i-- > 0;) push_back(&G.fibers[i]);
+    if (G.thread_order == CUDA_HOST_DESCENDING)
+        for (unsigned i = n; i-- > 0;) push_back(&G.fibers[i]);
     else if (G.thread_order == CUDA_HOST_INTERLEAVED) {
-        for (unsigned lane = 0; lane < WARP; lane++) for (unsigned i = lane; i < n; i += WARP) push_back(&G.fibers[i]);
-    } else for (unsigned i = 0; i < n; i++) push_back(&G.fibers[i]);
+        for (unsigned lane = 0; lane < WARP; lane++)
+            for (unsigned i = lane; i < n; i += WARP) push_back(&G.fibers[i]);
+    } else
+        for (unsigned i = 0; i < n; i++) push_back(&G.fibers[i]);
 }
+
 static void push_lanes(warp *w, unsigned mask) {
     if (G.thread_order == CUDA_HOST_ASCENDING) {
-        for (int i = WARP - 1; i >= 0; i--) if (mask >> i & 1) push_front(w->first + i);
+        for (int i = WARP - 1; i >= 0; i--)
+            if (mask >> i & 1) push_front(w->first + i);
     } else if (G.thread_order == CUDA_HOST_DESCENDING) {
-        for (int i = 0; i < WARP; i++) if (mask >> i & 1) push_front(w->first + i);
-    } else for (int i = 0; i < WARP; i++) if (mask >> i & 1) push_back(w->first + i);
+        for (int i = 0; i < WARP; i++)
+            if (mask >> i & 1) push_front(w->first + i);
+    } else
+        for (int i = 0; i < WARP; i++)
+            if (mask >> i & 1) push_back(w->first + i);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>collectives
 
-static const char *const barrier_names[] = { "__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count" };
+static const char *const barrier_names[] = {"__syncthreads", "__syncthreads_or",
+                                            "__syncthreads_and", "__syncthreads_count"};
+
 /* of mma: + the number of products */
-enum { MEET_SYNCWARP = 100, MEET_MMA_BF16 = 200, MEET_MMA_TF32 = 300, MEET_LDMATRIX = 400, PRODUCTS = 8 };
+enum {
+    MEET_SYNCWARP = 100,
+    MEET_MMA_BF16 = 200,
+    MEET_MMA_TF32 = 300,
+    MEET_LDMATRIX = 400,
+    PRODUCTS = 8
+};
+
 static const char *meeting_name(int kind) {
-    static const char *const name[] = { "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync",
-        "__any_sync", "__all_sync", "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
-        "__reduce_or_sync", "__reduce_and_sync", "__reduce_xor_sync" };
-    return kind < MEET_SYNCWARP ? name[kind] : kind < MEET_MMA_BF16 ? "__syncwarp" : kind < MEET_MMA_TF32 ? "mma (bf16)" :
-           kind < MEET_LDMATRIX ? "mma (tf32)" : "ldmatrix";
+    static const char *const name[] = {
+        "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",
+        "__ballot_sync",     "__any_sync",        "__all_sync",        "__reduce_add_sync",
+        "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
+        "__reduce_or_sync",  "__reduce_and_sync", "__reduce_xor_sync"};
+    return kind < MEET_SYNCWARP   ? name[kind]
+           : kind < MEET_MMA_BF16 ? "__syncwarp"
+           : kind < MEET_MMA_TF32 ? "mma (bf16)"
+           : kind < MEET_LDMATRIX ? "mma (tf32)"
+                                  : "ldmatrix";
 }
 
 int cuda_host_barrier(int kind, int predicate, int line) {
     fiber *f = G.self;
     int p = predicate != 0;
     if (G.at_barrier == 0) {
-        G.barrier_kind = kind; G.barrier_line = line; G.barrier_mixed = 0;
+        G.barrier_kind = kind;
+        G.barrier_line = line;
+        G.barrier_mixed = 0;
         G.barrier_sum = kind == CUDA_HOST_SYNC_AND;
     } else if ((G.barrier_line != line || G.barrier_kind != kind) && !G.barrier_mixed) {
         G.barrier_mixed = 1;
-        report("barrier divergence: this thread is at %s of line %d, others at %s of line %d", barrier_names[kind], line,
-               barrier_names[G.barrier_kind], G.barrier_line);
+        report("barrier divergence: this thread is at %s of line %d, others at %s of line %d",
+               barrier_names[kind], line, barrier_names[G.barrier_kind], G.barrier_line);
         stop_block();
     }
-    G.barrier_sum = kind == CUDA_HOST_SYNC_OR ? G.barrier_sum | p : kind == CUDA_HOST_SYNC_AND ? G.barrier_sum & p : G.barrier_sum + p;
-    f->state = IN_BLOCK; f->line = line; f->kind = kind;
+    G.barrier_sum = kind == CUDA_HOST_SYNC_OR    ? G.barrier_sum | p
+                    : kind == CUDA_HOST_SYNC_AND ? G.barrier_sum & p
+                                                 : G.barrier_sum + p;
+    f->state = IN_BLOCK;
+    f->line = line;
+    f->kind = kind;
     if (++G.at_barrier == G.threads) {
         G.at_barrier = 0;
         G.barrier_result = G.barrier_sum;
@@ -661,25 +913,37 @@ int cuda_host_barrier(int kind, int predicate, int line) {
 }
 
 /* The last lane of mask to come performs op for all. */
-static inline void meet(int kind, unsigned mask, int line, lane_args *args, void (*op)(warp *, unsigned, int)) {
+static inline void meet(int kind, unsigned mask, int line, lane_args *args,
+                        void (*op)(warp *, unsigned, int)) {
     fiber *f = G.self;
     warp *w = f->w;
     unsigned bit = 1u << f->id.lane;
     int i;
     if (!(mask & bit)) {
-        report("%s of line %d: the mask %#x does not hold the calling lane %u", meeting_name(kind), line, mask, f->id.lane);
+        report("%s of line %d: the mask %#x does not hold the calling lane %u", meeting_name(kind),
+               line, mask, f->id.lane);
         stop_block();
     }
-    for (i = 0; i < w->meetings; i++) if (w->meet[i].mask == mask && w->meet[i].kind == kind) break;
+    for (i = 0; i < w->meetings; i++)
+        if (w->meet[i].mask == mask && w->meet[i].kind == kind) break;
     meeting *m = &w->meet[i];
     if (i == w->meetings) {
         w->meetings++;
-        m->mask = mask; m->kind = kind; m->line = line; m->arrived = 0; m->mixed = 0;
+        m->mask = mask;
+        m->kind = kind;
+        m->line = line;
+        m->arrived = 0;
+        m->mixed = 0;
     } else if (m->line != line && !m->mixed) {
         m->mixed = 1;
-        report("%s: lanes of one mask %#x come from different places, lines %d and %d", meeting_name(kind), mask, m->line, line);
+        report("%s: lanes of one mask %#x come from different places, lines %d and %d",
+               meeting_name(kind), mask, m->line, line);
     }
-    f->args = args; f->state = IN_WARP; f->line = line; f->kind = kind; f->mask = mask;
+    f->args = args;
+    f->state = IN_WARP;
+    f->line = line;
+    f->kind = kind;
+    f->mask = mask;
     m->arrived |= bit;
     if (m->arrived == (mask & w->exists)) {
         unsigned arrived = m->arrived;
@@ -689,100 +953,154 @@ static inline void meet(int kind, unsigned mask, int line, lane_args *args, void
     }
     wait_for_others(f);
 }
+
 static void whole_warp(int kind, int line) {
     if (G.self->w->exists == 0xffffffffu) return;
-    report("%s of line %d: the warp has only the lanes %#x", meeting_name(kind), line, G.self->w->exists);
+    report("%s of line %d: the warp has only the lanes %#x", meeting_name(kind), line,
+           G.self->w->exists);
     stop_block();
 }
 
-void cuda_host_syncwarp(unsigned mask, int line) { meet(MEET_SYNCWARP, mask, line, NULL, NULL); }
+void cuda_host_syncwarp(unsigned mask, int line) {
+    meet(MEET_SYNCWARP, mask, line, NULL, NULL);
+}
 
 static void do_shuffle(warp *w, unsigned lanes, int kind) {
     for (int i = 0; i < WARP; i++) {
         if (!(lanes >> i & 1)) continue;
         lane_args *a = w->first[i].args;
-        int low = i & ~(a->width - 1), p = a->param & 31, from;     /* the device takes 5 bits of the operand */
-        if (kind == CUDA_HOST_SHFL) from = low | (p & (a->width - 1));
-        else if (kind == CUDA_HOST_SHFL_UP) from = i - p < low ? i : i - p;
-        else if (kind == CUDA_HOST_SHFL_DOWN) from = i + p >= low + a->width ? i : i + p;
-        else from = (i ^ p) >= low + a->width ? i : i ^ p;
-        if (lanes >> from & 1) a->out = w->first[from].args->in;
-        else fill_bytes(&a->out, 8);        /* undefined in CUDA: a lane that takes no part */
+        /* the device takes 5 bits of the operand */
+        int low = i & ~(a->width - 1), p = a->param & 31, from;
+        if (kind == CUDA_HOST_SHFL)
+            from = low | (p & (a->width - 1));
+        else if (kind == CUDA_HOST_SHFL_UP)
+            from = i - p < low ? i : i - p;
+        else if (kind == CUDA_HOST_SHFL_DOWN)
+            from = i + p >= low + a->width ? i : i + p;
+        else
+            from = (i ^ p) >= low + a->width ? i : i ^ p;
+        if (lanes >> from & 1)
+            a->out = w->first[from].args->in;
+        else
+            fill_bytes(&a->out, 8); /* undefined in CUDA: a lane that takes no part */
     }
 }
+
 uint64_t cuda_host_shfl(int kind, unsigned mask, uint64_t bits, int param, int width, int line) {
     lane_args a;
     if (width < 1 || width > WARP || (width & (width - 1))) {
-        report("%s of line %d: width %d is no power of two up to 32", meeting_name(kind), line, width);
+        report("%s of line %d: width %d is no power of two up to 32", meeting_name(kind), line,
+               width);
         stop_block();
     }
-    a.in = bits; a.param = param; a.width = width;
+    a.in = bits;
+    a.param = param;
+    a.width = width;
     meet(kind, mask, line, &a, do_shuffle);
     return a.out;
 }
+
 static void do_vote(warp *w, unsigned lanes, int kind) {
     unsigned result = 0, first = 1;
     for (int i = 0; i < WARP; i++) {
         if (!(lanes >> i & 1)) continue;
         int v = w->first[i].args->param;
         unsigned u = (unsigned)v, p = v != 0;
-        if (first && kind != CUDA_HOST_BALLOT) result = kind == CUDA_HOST_ANY || kind == CUDA_HOST_ALL ? p : u;
+        if (first && kind != CUDA_HOST_BALLOT)
+            result = kind == CUDA_HOST_ANY || kind == CUDA_HOST_ALL ? p : u;
         switch (kind) {
-            case CUDA_HOST_BALLOT: result |= p << i; break;
-            case CUDA_HOST_ANY: result |= p; break;
-            case CUDA_HOST_ALL: result &= p; break;
-            case CUDA_HOST_RADD: if (!first) result += u; break;
-            case CUDA_HOST_RMIN: if (v < (int)result) result = u; break;
-            case CUDA_HOST_RMAX: if (v > (int)result) result = u; break;
-            case CUDA_HOST_RMIN_U: if (u < result) result = u; break;
-            case CUDA_HOST_RMAX_U: if (u > result) result = u; break;
-            case CUDA_HOST_ROR: result |= u; break;
-            case CUDA_HOST_RAND: result &= u; break;
-            default: if (!first) result ^= u;
+        case CUDA_HOST_BALLOT: result |= p << i; break;
+        case CUDA_HOST_ANY: result |= p; break;
+        case CUDA_HOST_ALL: result &= p; break;
+        case CUDA_HOST_RADD:
+            if (!first) result += u;
+            break;
+        case CUDA_HOST_RMIN:
+            if (v < (int)result) result = u;
+            break;
+        case CUDA_HOST_RMAX:
+            if (v > (int)result) result = u;
+            break;
+        case CUDA_HOST_RMIN_U:
+            if (u < result) result = u;
+            break;
+        case CUDA_HOST_RMAX_U:
+            if (u > result) result = u;
+            break;
+        case CUDA_HOST_ROR: result |= u; break;
+        case CUDA_HOST_RAND: result &= u; break;
+        default:
+            if (!first) result ^= u;
         }
         first = 0;
     }
-    for (int i = 0; i < WARP; i++) if (lanes >> i & 1) w->first[i].args->out = result;
+    for (int i = 0; i < WARP; i++)
+        if (lanes >> i & 1) w->first[i].args->out = result;
 }
+
 unsigned cuda_host_vote(int kind, unsigned mask, int value, int line) {
     lane_args a;
     a.param = value;
     meet(kind, mask, line, &a, do_vote);
     return (unsigned)a.out;
 }
-unsigned cuda_host_activemask(void) { return G.self->w->exists & ~G.self->w->exited; }
-void cuda_host_trap_thread(const char *what, int line) { report("%s of line %d", what, line); stop_block(); }
 
-/* Fragments, PTX ISA "Matrix Fragments for mma.m16n8k16 with floating point type" and "mma.m16n8k8", with g = lane / 4 and
-   t = lane % 4. bf16, two elements a register, the lower column (of B: row) in the low half:
+unsigned cuda_host_activemask(void) {
+    return G.self->w->exists & ~G.self->w->exited;
+}
+
+void cuda_host_trap_thread(const char *what, int line) {
+    report("%s of line %d", what, line);
+    stop_block();
+}
+
+/* Fragments, PTX ISA "Matrix Fragments for mma.m16n8k16 with floating point type" and
+   "mma.m16n8k8", with g = lane / 4 and t = lane % 4. bf16, two elements a register, the
+   lower column (of B: row) in the low half:
      a[0] (g, 2t..)  a[1] (g+8, 2t..)  a[2] (g, 2t+8..)  a[3] (g+8, 2t+8..)    b[0] (2t.., g)  b[1] (2t+8.., g)
    tf32, one element a register:
      a[0] (g, t)  a[1] (g+8, t)  a[2] (g, t+4)  a[3] (g+8, t+4)                b[0] (t, g)  b[1] (t+4, g)
    both:
      c[0], c[1] (g, 2t), (g, 2t+1)   c[2], c[3] (g+8, 2t), (g+8, 2t+1)
-   Products of bf16 or tf32 are exact in f32; they are added to c in the order of k, rounded to nearest at each step. */
+   Products of bf16 or tf32 are exact in f32; they are added to c in the order of k,
+   rounded to nearest at each step. */
 typedef float eight __attribute__((vector_size(32)));
 typedef uint32_t eight_words __attribute__((vector_size(32)));
-/* Rows are put together from scalars: a vector that is loaded just after parts of it were stored waits for them. */
-template<int K> static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
+
+/* Rows are put together from scalars: a vector that is loaded just after parts of it
+   were stored waits for them. */
+template <int K>
+static inline void multiply(warp *w, int n, const float (&A)[16][K], const eight (&B)[K]) {
     for (int g = 0; g < 8; g++) {
         float *c[4];
         for (int t = 0; t < 4; t++) c[t] = w->first[4 * g + t].args->product[n].c;
         for (int half = 0; half < 4; half += 2) {
-            eight s = {c[0][half], c[0][half + 1], c[1][half], c[1][half + 1], c[2][half], c[2][half + 1], c[3][half], c[3][half + 1]};
+            eight s = {c[0][half], c[0][half + 1], c[1][half], c[1][half + 1],
+                       c[2][half], c[2][half + 1], c[3][half], c[3][half + 1]};
             for (int k = 0; k < K; k++) s += A[g + 4 * half][k] * B[k];
-            for (int t = 0; t < 4; t++) { c[t][half] = s[2 * t]; c[t][half + 1] = s[2 * t + 1]; }
+            for (int t = 0; t < 4; t++) {
+                c[t][half] = s[2 * t];
+                c[t][half + 1] = s[2 * t + 1];
+            }
         }
     }
 }
+
 /* Register r of b of the eight lanes with lane % 4 = t: a row of B */
 static inline eight_words row_of_b(warp *w, int n, int t, int r) {
     const uint32_t *b[8];
     for (int g = 0; g < 8; g++) b[g] = w->first[4 * g + t].args->product[n].b;
     return eight_words{b[0][r], b[1][r], b[2][r], b[3][r], b[4][r], b[5][r], b[6][r], b[7][r]};
 }
-static inline float low_half(uint32_t u) { return __uint_as_float(u << 16); }
-static inline float high_half(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
+
+static inline float low_half(uint32_t u) {
+    return __uint_as_float(u << 16);
+}
+
+static inline float high_half(uint32_t u) {
+    return __uint_as_float(u & 0xffff0000u);
+}
+
 static void do_mma_bf16(warp *w, unsigned, int kind) {
     G.products += kind - MEET_MMA_BF16;
     for (int n = 0; n < kind - MEET_MMA_BF16; n++) {
@@ -793,7 +1111,8 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
             int g = i >> 2, t = i & 3;
             for (int r = 0; r < 4; r++) {
                 float *a = &A[g + (r & 1) * 8][2 * t + (r >> 1) * 8];
-                a[0] = low_half(p.a[r]); a[1] = high_half(p.a[r]);
+                a[0] = low_half(p.a[r]);
+                a[1] = high_half(p.a[r]);
             }
         }
         for (int t = 0; t < 4; t++)
@@ -805,6 +1124,7 @@ static void do_mma_bf16(warp *w, unsigned, int kind) {
         multiply<16>(w, n, A, B);
     }
 }
+
 static void do_mma_tf32(warp *w, unsigned, int kind) {
     G.products += kind - MEET_MMA_TF32;
     for (int n = 0; n < kind - MEET_MMA_TF32; n++) {
@@ -813,26 +1133,40 @@ static void do_mma_tf32(warp *w, unsigned, int kind) {
         for (int i = 0; i < WARP; i++) {
             const cuda_host_product &p = w->first[i].args->product[n];
             int g = i >> 2, t = i & 3;
-            for (int r = 0; r < 4; r++) A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(p.a[r] & 0xffffe000u);
+            for (int r = 0; r < 4; r++)
+                A[g + (r & 1) * 8][t + (r >> 1) * 4] = __uint_as_float(p.a[r] & 0xffffe000u);
         }
         for (int t = 0; t < 4; t++)
             for (int r = 0; r < 2; r++) B[t + r * 4] = (eight)(row_of_b(w, n, t, r) & 0xffffe000u);
         multiply<8>(w, n, A, B);
     }
 }
-static void mma(int kind, const cuda_host_product *p, int n, int line, void (*op)(warp *, unsigned, int)) {
+
+static void mma(int kind, const cuda_host_product *p, int n, int line,
+                void (*op)(warp *, unsigned, int)) {
     lane_args l;
     whole_warp(kind, line);
-    if (n < 1 || n > PRODUCTS) { report("%s of line %d: %d products", meeting_name(kind), line, n); stop_block(); }
+    if (n < 1 || n > PRODUCTS) {
+        report("%s of line %d: %d products", meeting_name(kind), line, n);
+        stop_block();
+    }
     l.product = p;
     meet(kind + n, 0xffffffffu, line, &l, op);
 }
-void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line) { mma(MEET_MMA_BF16, p, n, line, do_mma_bf16); }
-void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line) { mma(MEET_MMA_TF32, p, n, line, do_mma_tf32); }
+
+void cuda_host_mma_bf16(const cuda_host_product *p, int n, int line) {
+    mma(MEET_MMA_BF16, p, n, line, do_mma_bf16);
+}
+
+void cuda_host_mma_tf32(const cuda_host_product *p, int n, int line) {
+    mma(MEET_MMA_TF32, p, n, line, do_mma_tf32);
+}
+
 void cuda_host_mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
     const cuda_host_product p = {c, a, b};
     mma(MEET_MMA_BF16, &p, 1, line, do_mma_bf16);
 }
+
 void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2], int line) {
     const cuda_host_product p = {c, a, b};
     mma(MEET_MMA_TF32, &p, 1, line, do_mma_tf32);
@@ -840,11 +1174,15 @@ void cuda_host_mma_tf32(float c[4], const uint32_t a[4], const uint32_t b[2], in
 
 static bool in_shared(const void *p, size_t bytes) {
     for (int i = 0; i < G.objects; i++)
-        if ((word)p >= (word)G.object[i].p && (word)p + bytes <= (word)G.object[i].p + G.object[i].bytes) return true;
+        if ((word)p >= (word)G.object[i].p
+            && (word)p + bytes <= (word)G.object[i].p + G.object[i].bytes)
+            return true;
     return false;
 }
-/* Lane l gets of matrix m the elements (l / 4, 2 (l % 4)) and (.., + 1) in the low and high half, or with trans those of the
-   transposed matrix; row r of matrix m is the 16 bytes that lane 8 m + r points to. */
+
+/* Lane l gets of matrix m the elements (l / 4, 2 (l % 4)) and (.., + 1) in the low and
+   high half, or with trans those of the transposed matrix; row r of matrix m is the 16
+   bytes that lane 8 m + r points to. */
 static void do_ldmatrix(warp *w, unsigned, int kind) {
     int count = (kind - MEET_LDMATRIX) >> 1, trans = (kind - MEET_LDMATRIX) & 1;
     for (int m = 0; m < count; m++) {
@@ -852,44 +1190,66 @@ static void do_ldmatrix(warp *w, unsigned, int kind) {
         for (int r = 0; r < 8; r++) memcpy(e[r], w->first[8 * m + r].args->row, 16);
         for (int i = 0; i < WARP; i++) {
             int g = i >> 2, t = i & 3;
-            uint32_t lo = trans ? e[2 * t][g] : e[g][2 * t], hi = trans ? e[2 * t + 1][g] : e[g][2 * t + 1];
+            uint32_t lo = trans ? e[2 * t][g] : e[g][2 * t],
+                     hi = trans ? e[2 * t + 1][g] : e[g][2 * t + 1];
             w->first[i].args->r[m] = lo | hi << 16;
         }
     }
 }
+
 void cuda_host_ldmatrix(uint32_t *r, int count, int trans, const void *row, int line) {
     lane_args l;
     int kind = MEET_LDMATRIX + 2 * count + (trans != 0);
     whole_warp(kind, line);
-    if (count != 1 && count != 2 && count != 4) { report("ldmatrix of line %d: x%d", line, count); stop_block(); }
-    if (G.self->id.lane < 8u * (unsigned)count) {
-        if ((word)row & 15) { report("ldmatrix of line %d: the row %p is not 16-byte aligned", line, row); stop_block(); }
-        if (!in_shared(row, 16)) { report("ldmatrix of line %d: the row %p is not in the block's shared memory", line, row); stop_block(); }
+    if (count != 1 && count != 2 && count != 4) {
+        report("ldmatrix of line %d: x%d", line, count);
+        stop_block();
     }
-    l.r = r; l.row = row;
+    if (G.self->id.lane < 8u * (unsigned)count) {
+        if ((word)row & 15) {
+            report("ldmatrix of line %d: the row %p is not 16-byte aligned", line, row);
+            stop_block();
+        }
+        if (!in_shared(row, 16)) {
+            report("ldmatrix of line %d: the row %p is not in the block's shared memory", line,
+                   row);
+            stop_block();
+        }
+    }
+    l.r = r;
+    l.row = row;
     meet(kind, 0xffffffffu, line, &l, do_ldmatrix);
 }
 
 void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, int line) {
     fiber *f = G.self;
-    if (size != 4 && size != 8 && size != 16) { report("cp.async of line %d: size %d", line, size); stop_block(); }
-    if (src_bytes < 0 || src_bytes > size) { report("cp.async of line %d: %d bytes of %d", line, src_bytes, size); stop_block(); }
+    if (size != 4 && size != 8 && size != 16) {
+        report("cp.async of line %d: size %d", line, size);
+        stop_block();
+    }
+    if (src_bytes < 0 || src_bytes > size) {
+        report("cp.async of line %d: %d bytes of %d", line, src_bytes, size);
+        stop_block();
+    }
     if ((word)smem & (word)(size - 1)) {
         report("cp.async of line %d: destination %p, size %d: not aligned", line, smem, size);
         stop_block();
     }
     if (!in_shared(smem, (size_t)size)) {
-        report("cp.async of line %d: destination %p is not in the block's shared memory", line, smem);
+        report("cp.async of line %d: destination %p is not in the block's shared memory", line,
+               smem);
         stop_block();
     }
-    /* with 0 bytes, too: the hardware reads nothing then, but compute-sanitizer's memcheck complains of an address outside of memory */
+    /* with 0 bytes, too: the hardware reads nothing then, but compute-sanitizer's
+       memcheck complains of an address outside of memory */
     if ((word)gmem & (word)(size - 1)) {
         report("cp.async of line %d: source %p, size %d: not aligned", line, gmem, size);
         stop_block();
     }
     const size_t looked_at = (size_t)(src_bytes ? src_bytes : size);
     if (!find_device(gmem, looked_at) && !in_pinned(gmem, looked_at)) {
-        report("cp.async of line %d: source %p, %d bytes of %d, is not in device memory", line, gmem, src_bytes, size);
+        report("cp.async of line %d: source %p, %d bytes of %d, is not in device memory", line,
+               gmem, src_bytes, size);
         stop_block();
     }
     if (f->copies == f->copies_size) {
@@ -898,16 +1258,29 @@ void cuda_host_cp_async(void *smem, const void *gmem, int size, int src_bytes, i
         if (!f->copy) abort();
     }
     async_copy &c = f->copy[f->copies++];
-    c.dst = (unsigned char *)smem; c.src = (const unsigned char *)gmem; c.size = size; c.src_bytes = src_bytes; c.group = f->group;
+    c.dst = (unsigned char *)smem;
+    c.src = (const unsigned char *)gmem;
+    c.size = size;
+    c.src_bytes = src_bytes;
+    c.group = f->group;
     fill_bytes(smem, (size_t)size);
 }
-void cuda_host_cp_commit(void) { G.self->group++; }
-void cuda_host_cp_wait(int n) { finish_copies(G.self, n < 0 ? G.self->group + 1 : G.self->group - n); }
+
+void cuda_host_cp_commit(void) {
+    G.self->group++;
+}
+
+void cuda_host_cp_wait(int n) {
+    finish_copies(G.self, n < 0 ? G.self->group + 1 : G.self->group - n);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>launch
 
-/* Shared objects lie in the arena, 128-byte aligned, each followed by a zone of canary; one zone precedes the first. */
+/* Shared objects lie in the arena, 128-byte aligned, each followed by a zone of
+   canary; one zone precedes the first. */
 static unsigned char *new_object(const void *site, size_t bytes, const char *name) {
     unsigned char *p = G.arena + G.arena_used;
     size_t end = (G.arena_used + bytes + ZONE + 127) & ~(size_t)127;
@@ -916,51 +1289,80 @@ static unsigned char *new_object(const void *site, size_t bytes, const char *nam
     fill_bytes(p, bytes);
     lay_canary(p + bytes, end - G.arena_used - bytes);
     POISON(p + bytes, end - G.arena_used - bytes);
-    o.site = site; o.p = p; o.bytes = bytes; o.name = name;
+    o.site = site;
+    o.p = p;
+    o.bytes = bytes;
+    o.name = name;
     G.arena_used = end;
     return p;
 }
+
 /* on any device: the launch has looked at the right one */
 static bool raised(const function_info &info) {
-    for (int limit : info.dynamic_limit) if (limit) return true;
+    for (int limit : info.dynamic_limit)
+        if (limit) return true;
     return false;
 }
+
 void *cuda_host_shared(const void *site, size_t bytes, size_t align, const char *name) {
-    for (int i = 0; i < G.objects; i++) if (G.object[i].site == site) return G.object[i].p;
+    for (int i = 0; i < G.objects; i++)
+        if (G.object[i].site == site) return G.object[i].p;
     function_info &info = functions()[G.kernel->function];
     G.static_bytes = ((G.static_bytes + 15) & ~(size_t)15) + bytes;
     info.static_bytes = std::max(info.static_bytes, G.static_bytes);
     if (G.static_bytes > SHARED_STATIC) {
-        report("%zu bytes of static shared memory with %s: at most %d compile", G.static_bytes, name, (int)SHARED_STATIC);
+        report("%zu bytes of static shared memory with %s: at most %d compile", G.static_bytes,
+               name, (int)SHARED_STATIC);
         G.launch_error = cudaErrorInvalidValue;
-    } else if (G.static_bytes + G.smem > (raised(info) ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
-        report("%zu bytes of static and %zu of dynamic shared memory: too much for this launch", G.static_bytes, G.smem);
+    } else if (G.static_bytes + G.smem
+               > (raised(info) ? (size_t)SHARED_MAX : (size_t)SHARED_STATIC)) {
+        report("%zu bytes of static and %zu of dynamic shared memory: too much for this launch",
+               G.static_bytes, G.smem);
         G.launch_error = cudaErrorInvalidValue;
     }
-    if (G.objects == 256) { report("more than 256 shared arrays"); G.launch_error = cudaErrorInvalidValue; }
+    if (G.objects == 256) {
+        report("more than 256 shared arrays");
+        G.launch_error = cudaErrorInvalidValue;
+    }
     if (G.launch_error) stop_block();
-    if (align > 128) { report("%s: alignment %zu", name, align); stop_block(); }
+    if (align > 128) {
+        report("%s: alignment %zu", name, align);
+        stop_block();
+    }
     return new_object(site, bytes, name);
 }
-void *cuda_host_dynamic(size_t) { return G.object[0].p; }
+
+void *cuda_host_dynamic(size_t) {
+    return G.object[0].p;
+}
 
 static void shared_begin(void) {
     if (!G.arena) {
-        G.arena = (unsigned char *)mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        G.arena = (unsigned char *)mmap(NULL, ARENA, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         lay_canary(G.arena, ZONE);
         POISON(G.arena, ARENA);
     }
-    G.arena_used = ZONE; G.objects = 0; G.static_bytes = 0;
-    new_object(NULL, G.smem, "the dynamic array");      /* also where smem is 0: then its zone takes stray accesses */
+    G.arena_used = ZONE;
+    G.objects = 0;
+    G.static_bytes = 0;
+    /* also where smem is 0: then its zone takes stray accesses */
+    new_object(NULL, G.smem, "the dynamic array");
 }
+
 static void shared_end(void) {
     UNPOISON(G.arena, G.arena_used);
-    if (broken_canary(G.arena, ZONE) >= 0) { report("shared memory: written below the dynamic array"); lay_canary(G.arena, ZONE); }
+    if (broken_canary(G.arena, ZONE) >= 0) {
+        report("shared memory: written below the dynamic array");
+        lay_canary(G.arena, ZONE);
+    }
     for (int i = 0; i < G.objects; i++) {
         const shared_object &o = G.object[i];
         unsigned char *end = i + 1 < G.objects ? G.object[i + 1].p : G.arena + G.arena_used;
         ptrdiff_t bad = broken_canary(o.p + o.bytes, (size_t)(end - o.p) - o.bytes);
-        if (bad >= 0) report("shared memory: %s of %zu bytes was written %zu bytes past its end", o.name, o.bytes, (size_t)bad);
+        if (bad >= 0)
+            report("shared memory: %s of %zu bytes was written %zu bytes past its end", o.name,
+                   o.bytes, (size_t)bad);
     }
     POISON(G.arena, G.arena_used);
 }
@@ -975,38 +1377,56 @@ static void report_stuck(void) {
     if (w) {
         unsigned arrived = 0, exited = w->w->exited, mask = w->mask;
         for (int i = 0; i < w->w->meetings; i++)
-            if (w->w->meet[i].mask == mask && w->w->meet[i].kind == w->kind) arrived = w->w->meet[i].arrived;
+            if (w->w->meet[i].mask == mask && w->w->meet[i].kind == w->kind)
+                arrived = w->w->meet[i].arrived;
         unsigned absent = mask & w->w->exists & ~arrived;
-        report("warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of them have exited)", w->number / WARP,
-               arrived, meeting_name(w->kind), w->line, mask, absent, absent & exited);
+        report(
+            "warp %u: lanes %#x wait in %s of line %d with mask %#x, lanes %#x never come (%#x of them have exited)",
+            w->number / WARP, arrived, meeting_name(w->kind), w->line, mask, absent,
+            absent & exited);
     } else if (b) {
-        report("barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited", G.at_barrier,
-               G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
+        report(
+            "barrier divergence: %u of %u threads wait at %s of line %d (thread %u is the first), %u have exited",
+            G.at_barrier, G.threads, barrier_names[b->kind], b->line, b->number, G.exited);
     }
 }
+
 static void make_stacks(void) {
     if (!G.stacks) {
         G.stack_bytes = (G.stack_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
-        G.stack_pitch = G.stack_bytes + GUARD;      /* an odd number of pages: with a round one all stacks share a few sets of the TLB */
-        void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+        /* an odd number of pages: with a round one all stacks share a few sets of the
+           TLB */
+        G.stack_pitch = G.stack_bytes + GUARD;
+        void *p = mmap(NULL, G.stack_pitch * MAX_THREADS, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) {
+            fprintf(stderr, "cuda_host: no memory for stacks\n");
+            abort();
+        }
         G.stacks = (unsigned char *)p;
     }
     for (; G.stacks_made < G.threads; G.stacks_made++) {
         unsigned char *p = G.stacks + G.stacks_made * G.stack_pitch + GUARD;
-        if (mprotect(p, G.stack_bytes, PROT_READ | PROT_WRITE)) { fprintf(stderr, "cuda_host: no memory for stacks\n"); abort(); }
+        if (mprotect(p, G.stack_bytes, PROT_READ | PROT_WRITE)) {
+            fprintf(stderr, "cuda_host: no memory for stacks\n");
+            abort();
+        }
     }
 }
+
 /* What all blocks of a launch have alike */
 static void number_threads(const dim3 &dim) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
-        f.id.index.x = i % dim.x; f.id.index.y = i / dim.x % dim.y; f.id.index.z = i / dim.x / dim.y;
+        f.id.index.x = i % dim.x;
+        f.id.index.y = i / dim.x % dim.y;
+        f.id.index.z = i / dim.x / dim.y;
         f.id.lane = i % WARP;
         f.number = i;
         f.w = &G.warps[i / WARP];
     }
 }
+
 static void run_block(uint3 block) {
     G.place.block = block;
     G.exited = G.at_barrier = 0;
@@ -1016,17 +1436,20 @@ static void run_block(uint3 block) {
     for (unsigned i = 0; i < G.threads; i++) {
         fiber &f = G.fibers[i];
         f.state = READY;
-        f.copies = 0; f.group = 0;
+        f.copies = 0;
+        f.group = 0;
         f.sp = NULL;
     }
     G.free_count = 0;
-    for (unsigned i = G.threads; i-- > 0;) G.free_stack[G.free_count++] = G.stacks + i * G.stack_pitch + GUARD;
+    for (unsigned i = G.threads; i-- > 0;)
+        G.free_stack[G.free_count++] = G.stacks + i * G.stack_pitch + GUARD;
     for (unsigned i = 0; i * WARP < G.threads; i++) {
         warp &w = G.warps[i];
         unsigned lanes = std::min(G.threads - i * WARP, (unsigned)WARP);
         w.first = &G.fibers[i * WARP];
         w.exists = lanes == WARP ? 0xffffffffu : (1u << lanes) - 1;
-        w.exited = 0; w.meetings = 0;
+        w.exited = 0;
+        w.meetings = 0;
     }
     push_all();
     fiber *first = take_ready();
@@ -1044,25 +1467,38 @@ static void run_block(uint3 block) {
 #endif
     }
     G.running = 0;
-    if (!G.stopped && G.exited < G.threads) { report_stuck(); G.stopped = 1; }
+    if (!G.stopped && G.exited < G.threads) {
+        report_stuck();
+        G.stopped = 1;
+    }
     /* frames never left */
-    if (G.stopped) for (unsigned i = 0; i < G.threads; i++) UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
+    if (G.stopped)
+        for (unsigned i = 0; i < G.threads; i++)
+            UNPOISON(G.stacks + i * G.stack_pitch + GUARD, G.stack_bytes);
     shared_end();
 }
+
 static void run_kernel(const cuda_host_kernel &k) {
     if (G.sticky) return;
     deliver();
     G.launches++;
     G.shared_asked += k.smem;
     G.written = 1;
-    if (G.fail_launch && --G.fail_launch == 0) { G.sticky = last_error = cudaErrorLaunchFailure; return; }
+    if (G.fail_launch && --G.fail_launch == 0) {
+        G.sticky = last_error = cudaErrorLaunchFailure;
+        return;
+    }
 #ifdef HOST_ASAN
     if (!host_stack) {
         pthread_attr_t attr;
         void *base = NULL;
         size_t size = 0;
-        if (pthread_getattr_np(pthread_self(), &attr) == 0) { pthread_attr_getstack(&attr, &base, &size); pthread_attr_destroy(&attr); }
-        host_stack = base; host_stack_size = size;
+        if (pthread_getattr_np(pthread_self(), &attr) == 0) {
+            pthread_attr_getstack(&attr, &base, &size);
+            pthread_attr_destroy(&attr);
+        }
+        host_stack = base;
+        host_stack_size = size;
     }
 #endif
     uint64_t blocks = (uint64_t)k.grid.x * k.grid.y * k.grid.z;
@@ -1073,7 +1509,8 @@ static void run_kernel(const cuda_host_kernel &k) {
         for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw((uint32_t)i)]);
     }
     G.kernel = &k;
-    G.place.grid_dim = k.grid; G.place.block_dim = k.block;
+    G.place.grid_dim = k.grid;
+    G.place.block_dim = k.block;
     G.threads = k.block.x * k.block.y * k.block.z;
     G.smem = k.smem;
     make_stacks();
@@ -1082,8 +1519,11 @@ static void run_kernel(const cuda_host_kernel &k) {
     cuda_host_where = &G.place;
     device_open();
     for (uint64_t n = 0; n < blocks && !G.launch_error; n++) {
-        uint64_t i = !order.empty() ? order[(size_t)n] : G.block_order == CUDA_HOST_DESCENDING ? blocks - 1 - n : n;
-        uint3 b = { (unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y), (unsigned)(i / k.grid.x / k.grid.y) };
+        uint64_t i = !order.empty()                          ? order[(size_t)n]
+                     : G.block_order == CUDA_HOST_DESCENDING ? blocks - 1 - n
+                                                             : n;
+        uint3 b = {(unsigned)(i % k.grid.x), (unsigned)(i / k.grid.x % k.grid.y),
+                   (unsigned)(i / k.grid.x / k.grid.y)};
         run_block(b);
     }
     device_close();
@@ -1092,19 +1532,27 @@ static void run_kernel(const cuda_host_kernel &k) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures. Where an exchange with
-// other processes stands before it (>>nccl), work waits in its stream's queue: for the exchange, which runs as late as may be, when the
-// host waits for it or another stream does that has something to do.
 
-typedef std::function<bool()> queued;           /* true: done; false: not yet, ask again */
+
+// >>graphs: streams, events and captures. Work runs at once, or is kept as a closure while its stream captures. Where an exchange with
+// other processes stands before it (>>nccl), work waits in its stream's queue: for the
+// exchange, which runs as late as may be, when the host waits for it or another stream
+// does that has something to do.
+
+typedef std::function<bool()> queued; /* true: done; false: not yet, ask again */
+
 struct graph_node {
-    std::unique_ptr<cuda_host_kernel> kernel;   /* a kernel, */
-    std::function<void()> work;                 /* .. or a function, of the host or the device, */
-    std::function<queued(CUstream_st *)> exchange;      /* .. or one that makes an exchange, new for each run */
+    std::unique_ptr<cuda_host_kernel> kernel; /* a kernel, */
+    std::function<void()> work;               /* .. or a function, of the host or the device, */
+    /* .. or one that makes an exchange, new for each run */
+    std::function<queued(CUstream_st *)> exchange;
     bool host;
-    const char *what;                           /* for cuda_host_graph_node; NULL of an exchange */
+    /* for cuda_host_graph_node; NULL of an exchange */
+    const char *what;
 };
+
 typedef std::vector<std::shared_ptr<graph_node>> node_list;
+
 struct capture {
     CUstream_st *origin;
     cudaStreamCaptureMode mode;
@@ -1113,14 +1561,17 @@ struct capture {
     node_list nodes;
     std::vector<CUstream_st *> streams;
 };
+
 struct CUstream_st {
     int device;
-    bool blocking, busy;                        /* busy: its queue is being worked off */
+    bool blocking, busy; /* busy: its queue is being worked off */
     std::shared_ptr<capture> cap;
-    long work, joined;                          /* captured, and waited for by another */
+    long work, joined; /* captured, and waited for by another */
     std::deque<queued> queue;
-    uint64_t put, done;                         /* how many entries the queue has had, and has done with */
+    /* how many entries the queue has had, and has done with */
+    uint64_t put, done;
 };
+
 struct CUevent_st {
     int device;
     unsigned flags;
@@ -1131,120 +1582,249 @@ struct CUevent_st {
     long work;
     uint64_t put;
 };
-struct CUgraph_st { node_list nodes; };
-struct CUgraphExec_st { node_list nodes; };
-struct CUgraphNode_st { int unused; };
 
-static std::set<CUstream_st *> &streams(void) { static auto *s = new std::set<CUstream_st *>; return *s; }
-static std::set<CUevent_st *> &events(void) { static auto *s = new std::set<CUevent_st *>; return *s; }
-static std::set<CUgraph_st *> &graphs(void) { static auto *s = new std::set<CUgraph_st *>; return *s; }
-static std::set<CUgraphExec_st *> &execs(void) { static auto *s = new std::set<CUgraphExec_st *>; return *s; }
-static std::vector<const char *> &last_graph(void) { static auto *n = new std::vector<const char *>; return *n; }     /* made last */
-static std::vector<std::shared_ptr<capture>> &captures(void) { static auto *s = new std::vector<std::shared_ptr<capture>>; return *s; }
+struct CUgraph_st {
+    node_list nodes;
+};
 
-static cudaError_t fail(cudaError_t e) { if (e != cudaSuccess) last_error = e; return e; }
-#define ENTER LOCK; if (G.in_callback) return no_callback(); if (!G.devices) return fail(cudaErrorNoDevice); \
-if (G.sticky) return fail(G.sticky)
+struct CUgraphExec_st {
+    node_list nodes;
+};
+
+struct CUgraphNode_st {
+    int unused;
+};
+
+static std::set<CUstream_st *> &streams(void) {
+    static auto *s = new std::set<CUstream_st *>;
+    return *s;
+}
+
+static std::set<CUevent_st *> &events(void) {
+    static auto *s = new std::set<CUevent_st *>;
+    return *s;
+}
+
+static std::set<CUgraph_st *> &graphs(void) {
+    static auto *s = new std::set<CUgraph_st *>;
+    return *s;
+}
+
+static std::set<CUgraphExec_st *> &execs(void) {
+    static auto *s = new std::set<CUgraphExec_st *>;
+    return *s;
+}
+
+/* made last */
+static std::vector<const char *> &last_graph(void) {
+    static auto *n = new std::vector<const char *>;
+    return *n;
+}
+
+static std::vector<std::shared_ptr<capture>> &captures(void) {
+    static auto *s = new std::vector<std::shared_ptr<capture>>;
+    return *s;
+}
+
+static cudaError_t fail(cudaError_t e) {
+    if (e != cudaSuccess) last_error = e;
+    return e;
+}
+
+#define ENTER \
+  LOCK; \
+  if (G.in_callback) return no_callback(); \
+  if (!G.devices) return fail(cudaErrorNoDevice); \
+  if (G.sticky) return fail(G.sticky)
+
 static cudaError_t no_callback(void) {
     report("a call of the CUDA API from a function of cudaLaunchHostFunc");
     return fail(cudaErrorNotPermitted);
 }
 
-static bool is_default(cudaStream_t s) { return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread; }
-static int device_of(cudaStream_t s) { return is_default(s) ? current_device : s->device; }
-static bool bad_stream(cudaStream_t s) { return !is_default(s) && !streams().count(s); }
-static capture *capturing(cudaStream_t s) { return is_default(s) ? NULL : s->cap.get(); }
+static bool is_default(cudaStream_t s) {
+    return s == NULL || s == cudaStreamLegacy || s == cudaStreamPerThread;
+}
 
-/* Calls that CUDA forbids while any capture runs that is not relaxed (and not another thread's): they invalidate it. */
+static int device_of(cudaStream_t s) {
+    return is_default(s) ? current_device : s->device;
+}
+
+static bool bad_stream(cudaStream_t s) {
+    return !is_default(s) && !streams().count(s);
+}
+
+static capture *capturing(cudaStream_t s) {
+    return is_default(s) ? NULL : s->cap.get();
+}
+
+/* Calls that CUDA forbids while any capture runs that is not relaxed (and not another
+   thread's): they invalidate it. */
 static cudaError_t unsafe_call(void) {
     cudaError_t e = cudaSuccess;
     for (auto &c : captures()) {
         if (c->mode == cudaStreamCaptureModeRelaxed) continue;
-        if (c->mode == cudaStreamCaptureModeThreadLocal && !pthread_equal(c->thread, pthread_self())) continue;
+        if (c->mode == cudaStreamCaptureModeThreadLocal
+            && !pthread_equal(c->thread, pthread_self()))
+            continue;
         c->valid = false;
         e = cudaErrorStreamCaptureUnsupported;
     }
     return e;
 }
+
 /* The legacy stream waits for blocking streams, which it must not where they capture. */
 static cudaError_t legacy_use(void) {
     cudaError_t e = cudaSuccess;
-    for (auto &c : captures()) for (auto *s : c->streams) if (s->blocking) { c->valid = false; e = cudaErrorStreamCaptureImplicit; }
+    for (auto &c : captures())
+        for (auto *s : c->streams)
+            if (s->blocking) {
+                c->valid = false;
+                e = cudaErrorStreamCaptureImplicit;
+            }
     return e;
 }
+
 static cudaError_t stream_error(cudaStream_t s) {
     if (bad_stream(s)) return cudaErrorInvalidResourceHandle;
     if (is_default(s) && s != cudaStreamPerThread) return legacy_use();
     capture *c = capturing(s);
     return c && !c->valid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
-static void keep(cudaStream_t s, std::shared_ptr<graph_node> n) { s->cap->nodes.push_back(n); s->work++; }
+
+static void keep(cudaStream_t s, std::shared_ptr<graph_node> n) {
+    s->cap->nodes.push_back(n);
+    s->work++;
+}
 
 /* Works off the queue of s, up to its entry `until`, as far as it goes: is that done? */
 static bool advance(CUstream_st *s, uint64_t until) {
     if (s->busy) return s->done >= until;
     s->busy = true;
-    while (s->done < until && !s->queue.empty() && s->queue.front()()) { s->queue.pop_front(); s->done++; }
+    while (s->done < until && !s->queue.empty() && s->queue.front()()) {
+        s->queue.pop_front();
+        s->done++;
+    }
     s->busy = false;
     return s->done >= until;
 }
-static bool advance(cudaStream_t s) { return is_default(s) || advance(s, s->put); }
-static bool event_done(CUevent_st *e) { return is_default(e->stream) || !streams().count(e->stream) || advance(e->stream, e->put); }
-static void wait_for_all(void) {        /* as cudaFree and cudaDeviceSynchronize do */
+
+static bool advance(cudaStream_t s) {
+    return is_default(s) || advance(s, s->put);
+}
+
+static bool event_done(CUevent_st *e) {
+    return is_default(e->stream) || !streams().count(e->stream) || advance(e->stream, e->put);
+}
+
+static void wait_for_all(void) { /* as cudaFree and cudaDeviceSynchronize do */
     for (;;) {
         bool all = true;
-        for (auto *s : streams()) if (!advance(s)) all = false;
+        for (auto *s : streams())
+            if (!advance(s)) all = false;
         if (all) return;
         sched_yield();
     }
 }
-static void put_in_queue(CUstream_st *s, queued q) { s->queue.push_back(q); s->put++; }
+
+static void put_in_queue(CUstream_st *s, queued q) {
+    s->queue.push_back(q);
+    s->put++;
+}
+
 static void run_node(const graph_node &n) {
     if (G.sticky) return;
-    if (n.kernel) run_kernel(*n.kernel);
-    else if (n.host) n.work();
-    else { device_open(); n.work(); device_close(); }
+    if (n.kernel)
+        run_kernel(*n.kernel);
+    else if (n.host)
+        n.work();
+    else {
+        device_open();
+        n.work();
+        device_close();
+    }
 }
+
 static void submit_node(cudaStream_t s, std::shared_ptr<graph_node> n, bool at_once) {
-    if (capturing(s)) keep(s, n);
+    if (capturing(s))
+        keep(s, n);
     else if (n->exchange) {
         put_in_queue(s, n->exchange(s));
         if (at_once) advance(s);
-    } else if (advance(s)) run_node(*n);
-    else put_in_queue(s, [n] { run_node(*n); return true; });
+    } else if (advance(s))
+        run_node(*n);
+    else
+        put_in_queue(s, [n] {
+            run_node(*n);
+            return true;
+        });
 }
-template<class F> static cudaError_t submit_work(cudaStream_t s, const char *what, F f, bool host = false) {
+
+template <class F>
+static cudaError_t submit_work(cudaStream_t s, const char *what, F f, bool host = false) {
     if (capturing(s) || !advance(s)) {
         auto n = std::make_shared<graph_node>();
-        n->work = f; n->host = host; n->what = what;
+        n->work = f;
+        n->host = host;
+        n->what = what;
         submit_node(s, n, false);
-    } else if (host) f();
-    else { device_open(); f(); device_close(); }
+    } else if (host)
+        f();
+    else {
+        device_open();
+        f();
+        device_close();
+    }
     return cudaSuccess;
 }
+
 void cuda_host_submit(const cuda_host_kernel &k, cudaStream_t stream) {
     LOCK;
-    if (!G.devices) { fail(cudaErrorNoDevice); return; }
-    if (G.sticky) { fail(G.sticky); return; }
+    if (!G.devices) {
+        fail(cudaErrorNoDevice);
+        return;
+    }
+    if (G.sticky) {
+        fail(G.sticky);
+        return;
+    }
     uint64_t threads = (uint64_t)k.block.x * k.block.y * k.block.z;
-    if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64 || !k.grid.x || !k.grid.y ||
-        !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535 || k.grid.z > 65535) { fail(cudaErrorInvalidConfiguration); return; }
+    if (!threads || threads > MAX_THREADS || k.block.x > 1024 || k.block.y > 1024 || k.block.z > 64
+        || !k.grid.x || !k.grid.y || !k.grid.z || k.grid.x > 2147483647u || k.grid.y > 65535
+        || k.grid.z > 65535) {
+        fail(cudaErrorInvalidConfiguration);
+        return;
+    }
     if (threads > k.bound) {
-        report("%s: %u threads a block, the launch bound of the kernel is %u", k.text, (unsigned)threads, k.bound);
+        report("%s: %u threads a block, the launch bound of the kernel is %u", k.text,
+               (unsigned)threads, k.bound);
         fail(cudaErrorInvalidValue);
         return;
     }
     auto i = functions().find(k.function);
-    size_t limit = i != functions().end() && i->second.dynamic_limit[current_device] ? (size_t)i->second.dynamic_limit[current_device] :
-        (size_t)SHARED_STATIC;
-    if (k.smem > limit) { fail(cudaErrorInvalidValue); return; }
-    if (cudaError_t e = stream_error(stream)) { fail(e); return; }
-    if (device_of(stream) != current_device) { fail(cudaErrorInvalidResourceHandle); return; }
+    size_t limit = i != functions().end() && i->second.dynamic_limit[current_device]
+                       ? (size_t)i->second.dynamic_limit[current_device]
+                       : (size_t)SHARED_STATIC;
+    if (k.smem > limit) {
+        fail(cudaErrorInvalidValue);
+        return;
+    }
+    if (cudaError_t e = stream_error(stream)) {
+        fail(e);
+        return;
+    }
+    if (device_of(stream) != current_device) {
+        fail(cudaErrorInvalidResourceHandle);
+        return;
+    }
     if (capturing(stream) || !advance(stream)) {
         auto n = std::make_shared<graph_node>();
-        n->kernel.reset(k.clone()); n->host = false; n->what = k.text;
+        n->kernel.reset(k.clone());
+        n->host = false;
+        n->what = k.text;
         submit_node(stream, n, false);
-    } else run_kernel(k);
+    } else
+        run_kernel(k);
 }
 
 extern "C" {
@@ -1260,25 +1840,39 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned int flags) {
     streams().insert(*s);
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+
+cudaError_t cudaStreamCreate(cudaStream_t *s) {
+    return cudaStreamCreateWithFlags(s, cudaStreamDefault);
+}
+
 static void drop_capture(std::shared_ptr<capture> c) {
     for (auto *s : c->streams) s->cap.reset();
-    for (size_t i = 0; i < captures().size(); i++) if (captures()[i] == c) { captures().erase(captures().begin() + (ptrdiff_t)i); break; }
+    for (size_t i = 0; i < captures().size(); i++)
+        if (captures()[i] == c) {
+            captures().erase(captures().begin() + (ptrdiff_t)i);
+            break;
+        }
 }
+
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    LOCK;       /* also after a sticky error */
+    LOCK; /* also after a sticky error */
     if (is_default(s) || bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     if (s->cap) drop_capture(s->cap);
     if (!advance(s)) report("cudaStreamDestroy of a stream whose work waits for other ranks");
-    for (auto *e : events()) if (e->stream == s) e->stream = NULL;
+    for (auto *e : events())
+        if (e->stream == s) e->stream = NULL;
     streams().erase(s);
     delete s;
     return cudaSuccess;
 }
+
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
-    if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    if (capturing(s)) {
+        s->cap->valid = false;
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
     if (cudaError_t e = unsafe_call()) return fail(e);
     while (!advance(s)) sched_yield();
     G.syncs++;
@@ -1286,15 +1880,20 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     check_after_kernels();
     return fail(G.sticky);
 }
+
 cudaError_t cudaStreamQuery(cudaStream_t s) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
-    if (capturing(s)) { s->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
+    if (capturing(s)) {
+        s->cap->valid = false;
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
     if (cudaError_t e = unsafe_call()) return fail(e);
     if (!advance(s)) return fail(cudaErrorNotReady);
     deliver();
     return fail(G.sticky);
 }
+
 cudaError_t cudaDeviceSynchronize(void) {
     ENTER;
     if (!captures().empty()) {
@@ -1307,6 +1906,7 @@ cudaError_t cudaDeviceSynchronize(void) {
     check_after_kernels();
     return fail(G.sticky);
 }
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
     ENTER;
     if (!e || flags > 7) return fail(cudaErrorInvalidValue);
@@ -1316,7 +1916,11 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned int flags) {
     events().insert(*e);
     return cudaSuccess;
 }
-cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+
+cudaError_t cudaEventCreate(cudaEvent_t *e) {
+    return cudaEventCreateWithFlags(e, cudaEventDefault);
+}
+
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
     LOCK;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -1324,6 +1928,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     delete e;
     return cudaSuccess;
 }
+
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -1339,11 +1944,15 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     e->put = is_default(s) ? 0 : s->put;
     return cudaSuccess;
 }
-static cudaError_t captured_event(cudaEvent_t e) {      /* one whose capture still runs cannot be waited for by the host */
+
+/* one whose capture still runs cannot be waited for by the host */
+static cudaError_t captured_event(cudaEvent_t e) {
     if (!e->cap) return cudaSuccess;
-    for (auto &c : captures()) if (c == e->cap) c->valid = false;
+    for (auto &c : captures())
+        if (c == e->cap) c->valid = false;
     return cudaErrorCapturedEvent;
 }
+
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -1355,6 +1964,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     check_after_kernels();
     return fail(G.sticky);
 }
+
 cudaError_t cudaEventQuery(cudaEvent_t e) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -1364,15 +1974,18 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     deliver();
     return fail(G.sticky);
 }
+
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b) {
     ENTER;
     if (!ms) return fail(cudaErrorInvalidValue);
-    if (!events().count(a) || !events().count(b) || !a->recorded || !b->recorded || ((a->flags | b->flags) & cudaEventDisableTiming))
+    if (!events().count(a) || !events().count(b) || !a->recorded || !b->recorded
+        || ((a->flags | b->flags) & cudaEventDisableTiming))
         return fail(cudaErrorInvalidResourceHandle);
     if (a->cap || b->cap) return fail(cudaErrorCapturedEvent);
     *ms = (float)(b->ms - a->ms);
     return cudaSuccess;
 }
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flags) {
     ENTER;
     if (!events().count(e)) return fail(cudaErrorInvalidResourceHandle);
@@ -1385,17 +1998,26 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flag
             CUstream_st *other = e->stream;
             uint64_t until = e->put;
             if (!is_default(s) && !is_default(other) && other != s && other->done < until)
-                put_in_queue(s, [other, until] { return !streams().count(other) || advance(other, until); });
+                put_in_queue(s, [other, until] {
+                    return !streams().count(other) || advance(other, until);
+                });
             return cudaSuccess;
         }
         mine->valid = false;
         return fail(cudaErrorStreamCaptureIsolation);
     }
-    if (std::find(captures().begin(), captures().end(), e->cap) == captures().end()) return fail(cudaErrorCapturedEvent);
+    if (std::find(captures().begin(), captures().end(), e->cap) == captures().end())
+        return fail(cudaErrorCapturedEvent);
     if (!e->cap->valid) return fail(cudaErrorStreamCaptureInvalidated);
-    if (is_default(s)) { e->cap->valid = false; return fail(cudaErrorStreamCaptureUnsupported); }
-    if (mine && mine != e->cap.get()) { mine->valid = e->cap->valid = false; return fail(cudaErrorStreamCaptureMerge); }
-    if (!mine) {        /* the fork: s joins the capture */
+    if (is_default(s)) {
+        e->cap->valid = false;
+        return fail(cudaErrorStreamCaptureUnsupported);
+    }
+    if (mine && mine != e->cap.get()) {
+        mine->valid = e->cap->valid = false;
+        return fail(cudaErrorStreamCaptureMerge);
+    }
+    if (!mine) { /* the fork: s joins the capture */
         s->cap = e->cap;
         s->work = s->joined = 0;
         e->cap->streams.push_back(s);
@@ -1403,13 +2025,26 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned int flag
     if (e->stream && e->stream != s) e->stream->joined = std::max(e->stream->joined, e->work);
     return cudaSuccess;
 }
+
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data) {
     ENTER;
     if (!fn) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
-    return submit_work(s, "a host function", [fn, data] { deliver(); G.in_callback++; fn(data); G.in_callback--; }, true);
+    return submit_work(
+        s, "a host function",
+        [fn, data] {
+            deliver();
+            G.in_callback++;
+            fn(data);
+            G.in_callback--;
+        },
+        true);
 }
-static bool told_to_fail(int call) { return G.fail_graph[call] && --G.fail_graph[call] == 0; }
+
+static bool told_to_fail(int call) {
+    return G.fail_graph[call] && --G.fail_graph[call] == 0;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
     ENTER;
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
@@ -1417,13 +2052,17 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
     if (s->cap) return fail(cudaErrorIllegalState);
     if (told_to_fail(CUDA_HOST_BEGIN_CAPTURE)) return fail(cudaErrorStreamCaptureUnsupported);
     auto c = std::make_shared<capture>();
-    c->origin = s; c->mode = mode; c->thread = pthread_self(); c->valid = true;
+    c->origin = s;
+    c->mode = mode;
+    c->thread = pthread_self();
+    c->valid = true;
     c->streams.push_back(s);
     s->cap = c;
     s->work = s->joined = 0;
     captures().push_back(c);
     return cudaSuccess;
 }
+
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     ENTER;
     if (!graph) return fail(cudaErrorInvalidValue);
@@ -1431,14 +2070,18 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
     std::shared_ptr<capture> c = is_default(s) ? NULL : s->cap;
     if (!c) return fail(cudaErrorIllegalState);
-    if (c->origin != s) { c->valid = false; return fail(cudaErrorStreamCaptureUnmatched); }
+    if (c->origin != s) {
+        c->valid = false;
+        return fail(cudaErrorStreamCaptureUnmatched);
+    }
     if (c->mode != cudaStreamCaptureModeRelaxed && !pthread_equal(c->thread, pthread_self()))
         return fail(cudaErrorStreamCaptureWrongThread);
     bool joined = true;
-    for (auto *other : c->streams) if (other != s && other->work > other->joined) joined = false;
+    for (auto *other : c->streams)
+        if (other != s && other->work > other->joined) joined = false;
     drop_capture(c);
     node_list nodes;
-    nodes.swap(c->nodes);       /* an event may hold c for longer */
+    nodes.swap(c->nodes); /* an event may hold c for longer */
     if (told_to_fail(CUDA_HOST_END_CAPTURE)) return fail(cudaErrorStreamCaptureInvalidated);
     if (!c->valid) return fail(cudaErrorStreamCaptureInvalidated);
     if (!joined) return fail(cudaErrorStreamCaptureUnjoined);
@@ -1447,21 +2090,27 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
     graphs().insert(*graph);
     return cudaSuccess;
 }
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status) {
     ENTER;
     if (!status) return fail(cudaErrorInvalidValue);
     if (bad_stream(s)) return fail(cudaErrorInvalidResourceHandle);
-    if (is_default(s)) if (cudaError_t e = legacy_use()) return fail(e);
+    if (is_default(s))
+        if (cudaError_t e = legacy_use()) return fail(e);
     capture *c = capturing(s);
-    *status = !c ? cudaStreamCaptureStatusNone : c->valid ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusInvalidated;
+    *status = !c         ? cudaStreamCaptureStatusNone
+              : c->valid ? cudaStreamCaptureStatusActive
+                         : cudaStreamCaptureStatusInvalidated;
     return cudaSuccess;
 }
+
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
     static thread_local cudaStreamCaptureMode mine;
     if (!mode) return fail(cudaErrorInvalidValue);
     std::swap(mine, *mode);
     return cudaSuccess;
 }
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     ENTER;
     if (!exec || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
@@ -1473,125 +2122,183 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     for (auto &n : graph->nodes) last_graph().push_back(n->what);
     return cudaSuccess;
 }
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
     ENTER;
     if (!execs().count(exec)) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = stream_error(s)) return fail(e);
-    if (capturing(s)) { for (auto &n : exec->nodes) keep(s, n); return cudaSuccess; }
+    if (capturing(s)) {
+        for (auto &n : exec->nodes) keep(s, n);
+        return cudaSuccess;
+    }
     G.graph_launches++;
     for (auto &n : exec->nodes) submit_node(s, n, true);
     return fail(G.sticky);
 }
+
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t s) {
     ENTER;
     return fail(execs().count(exec) ? stream_error(s) : cudaErrorInvalidValue);
 }
+
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     LOCK;
     if (!graphs().erase(graph)) return fail(cudaErrorInvalidValue);
     delete graph;
     return cudaSuccess;
 }
+
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     LOCK;
     if (!execs().erase(exec)) return fail(cudaErrorInvalidValue);
     delete exec;
     return cudaSuccess;
 }
+
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
     ENTER;
     if (!count || !graphs().count(graph)) return fail(cudaErrorInvalidValue);
     size_t have = graph->nodes.size();
-    if (nodes) for (size_t i = 0; i < *count; i++) nodes[i] = i < have ? (cudaGraphNode_t)(void *)graph->nodes[i].get() : NULL;
+    if (nodes)
+        for (size_t i = 0; i < *count; i++)
+            nodes[i] = i < have ? (cudaGraphNode_t)(void *)graph->nodes[i].get() : NULL;
     if (!nodes || *count > have) *count = have;
     return cudaSuccess;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>runtime
 
-cudaError_t cudaGetLastError(void) { LOCK; cudaError_t e = G.sticky ? G.sticky : last_error; last_error = cudaSuccess; return e; }
-cudaError_t cudaPeekAtLastError(void) { LOCK; return G.sticky ? G.sticky : last_error; }
+cudaError_t cudaGetLastError(void) {
+    LOCK;
+    cudaError_t e = G.sticky ? G.sticky : last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+
+cudaError_t cudaPeekAtLastError(void) {
+    LOCK;
+    return G.sticky ? G.sticky : last_error;
+}
+
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-#define TEXT(name, value, text) case name: return text;
+#define TEXT(name, value, text) \
+  case name: return text;
         CUDA_HOST__ERRORS(TEXT)
-        default: return "unrecognized error code";
+    default: return "unrecognized error code";
     }
 }
+
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-#define NAME(name, value, text) case name: return #name;
+#define NAME(name, value, text) \
+  case name: return #name;
         CUDA_HOST__ERRORS(NAME)
-        default: return "unrecognized error code";
+    default: return "unrecognized error code";
     }
 }
+
 cudaError_t cudaGetDeviceCount(int *count) {
     LOCK;
     if (!count) return fail(cudaErrorInvalidValue);
     *count = G.devices;
     return G.devices ? cudaSuccess : fail(cudaErrorNoDevice);
 }
+
 cudaError_t cudaSetDevice(int device) {
     ENTER;
     if (device < 0 || device >= G.devices) return fail(cudaErrorInvalidDevice);
     current_device = device;
     return cudaSuccess;
 }
+
 cudaError_t cudaGetDevice(int *device) {
     ENTER;
     if (!device) return fail(cudaErrorInvalidValue);
     *device = current_device;
     return cudaSuccess;
 }
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     ENTER;
     if (!p) return fail(cudaErrorInvalidValue);
     if (device < 0 || device >= G.devices) return fail(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "CUDA on CPU");
-    p->totalGlobalMem = G.memory; p->sharedMemPerBlock = SHARED_STATIC; p->sharedMemPerBlockOptin = SHARED_MAX;
-    p->sharedMemPerMultiprocessor = 228 << 10; p->reservedSharedMemPerBlock = 1024; p->totalConstMem = 65536;
-    p->regsPerBlock = p->regsPerMultiprocessor = 65536; p->warpSize = WARP;
-    p->maxThreadsPerBlock = MAX_THREADS; p->maxThreadsPerMultiProcessor = 2048; p->maxBlocksPerMultiProcessor = 32;
-    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024; p->maxThreadsDim[2] = 64;
-    p->maxGridSize[0] = 2147483647; p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = G.major; p->minor = G.minor; p->multiProcessorCount = G.sms; p->l2CacheSize = 4 << 20; p->memoryBusWidth = 64;
-    p->concurrentKernels = 1; p->asyncEngineCount = 1; p->unifiedAddressing = 1; p->canMapHostMemory = 1;
+    p->totalGlobalMem = G.memory;
+    p->sharedMemPerBlock = SHARED_STATIC;
+    p->sharedMemPerBlockOptin = SHARED_MAX;
+    p->sharedMemPerMultiprocessor = 228 << 10;
+    p->reservedSharedMemPerBlock = 1024;
+    p->totalConstMem = 65536;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->warpSize = WARP;
+    p->maxThreadsPerBlock = MAX_THREADS;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+    p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 2147483647;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = G.major;
+    p->minor = G.minor;
+    p->multiProcessorCount = G.sms;
+    p->l2CacheSize = 4 << 20;
+    p->memoryBusWidth = 64;
+    p->concurrentKernels = 1;
+    p->asyncEngineCount = 1;
+    p->unifiedAddressing = 1;
+    p->canMapHostMemory = 1;
     return cudaSuccess;
 }
+
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device) {
     ENTER;
     cudaDeviceProp p;
     if (!value) return fail(cudaErrorInvalidValue);
     if (cudaError_t e = cudaGetDeviceProperties(&p, device)) return e;
     switch (attr) {
-        case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-        case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
-        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
-        case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
-        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_STATIC; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_MAX; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
-        case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
-        case cudaDevAttrTotalConstantMemory: *value = 65536; break;
-        case cudaDevAttrWarpSize: *value = WARP; break;
-        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
-        case cudaDevAttrClockRate: case cudaDevAttrMemoryClockRate: *value = 1000000; break;
-        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-        case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
-        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
-        case cudaDevAttrConcurrentKernels: case cudaDevAttrAsyncEngineCount: case cudaDevAttrUnifiedAddressing: *value = 1; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = G.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = G.minor; break;
-        default: *value = 0;
+    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_STATIC; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_MAX; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 228 << 10; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
+    case cudaDevAttrTotalConstantMemory: *value = 65536; break;
+    case cudaDevAttrWarpSize: *value = WARP; break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
+    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrAsyncEngineCount:
+    case cudaDevAttrUnifiedAddressing: *value = 1; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = G.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = G.minor; break;
+    default: *value = 0;
     }
     return cudaSuccess;
 }
-cudaError_t cudaRuntimeGetVersion(int *v) { if (!v) return fail(cudaErrorInvalidValue); *v = CUDART_VERSION; return cudaSuccess; }
+
+cudaError_t cudaRuntimeGetVersion(int *v) {
+    if (!v) return fail(cudaErrorInvalidValue);
+    *v = CUDART_VERSION;
+    return cudaSuccess;
+}
+
 cudaError_t cudaDriverGetVersion(int *v) {
     if (!v) return fail(cudaErrorInvalidValue);
     *v = G.devices ? CUDART_VERSION : 0;
@@ -1605,22 +2312,26 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (cudaError_t e = unsafe_call()) return fail(e);
     if (!bytes) return cudaSuccess;
     if (G.fail_alloc && --G.fail_alloc == 0) return fail(cudaErrorMemoryAllocation);
-    if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve()) return fail(cudaErrorMemoryAllocation);
+    if (bytes > G.memory - std::min(G.memory, G.in_use) || !reserve())
+        return fail(cudaErrorMemoryAllocation);
     size_t need = ZONE + bytes + tail_zone(bytes);
-    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next, window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
-    if (at + need > std::min(end, G.lo + window)) {     /* round again: the first hole from the start */
+    word end = G.lo + DEVICE_RANGE - 2 * HUGE, at = G.next,
+         window = std::max((word)64 << 20, 4 * (word)(G.in_use + need));
+    /* round again: the first hole from the start */
+    if (at + need > std::min(end, G.lo + window)) {
         at = G.lo;
         for (auto &i : live()) {
             if (at + need <= i.first - ZONE) break;
             at = i.first + i.second.bytes + tail_zone(i.second.bytes);
         }
         if (at + need > end) return fail(cudaErrorMemoryAllocation);
-    } else for (auto i = live().upper_bound(at); i != live().end() && at + need > i->first - ZONE; ++i)
-        at = i->first + i->second.bytes + tail_zone(i->second.bytes);
+    } else
+        for (auto i = live().upper_bound(at); i != live().end() && at + need > i->first - ZONE; ++i)
+            at = i->first + i->second.bytes + tail_zone(i->second.bytes);
     if (at + need > end) return fail(cudaErrorMemoryAllocation);
     G.next = at + need;
     unsigned char *p = (unsigned char *)at + ZONE;
-    allocation a = { bytes, ++G.serial, current_device };
+    allocation a = {bytes, ++G.serial, current_device};
     live()[(word)p] = a;
     G.allocs++;
     G.in_use += bytes;
@@ -1635,24 +2346,31 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     *out = p;
     return cudaSuccess;
 }
+
 cudaError_t cudaFree(void *p) {
-    LOCK;       /* also after a sticky error: the host still gives back what it has */
+    LOCK; /* also after a sticky error: the host still gives back what it has */
     if (!p) return cudaSuccess;
     if (cudaError_t e = unsafe_call()) return fail(e);
     wait_for_all();
     auto i = live().find((word)p);
-    if (i == live().end()) { report("cudaFree of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
+    if (i == live().end()) {
+        report("cudaFree of %p, which is no allocation", p);
+        return fail(cudaErrorInvalidValue);
+    }
     size_t need = ZONE + i->second.bytes + tail_zone(i->second.bytes);
     device_open();
     check_zones(i->first, i->second);
     device_close();
     POISON((unsigned char *)p - ZONE, need);
-    word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1), hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
-    if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);      /* large: give the pages back */
+    word lo = ((word)p - ZONE + HUGE - 1) & ~(word)(HUGE - 1),
+         hi = ((word)p - ZONE + need) & ~(word)(HUGE - 1);
+    /* large: give the pages back */
+    if (hi > lo + 16 * (word)HUGE) madvise((void *)lo, hi - lo, MADV_DONTNEED);
     G.in_use -= i->second.bytes;
     live().erase(i);
     return fail(G.sticky);
 }
+
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
     ENTER;
     if (!out) return fail(cudaErrorInvalidValue);
@@ -1667,7 +2385,11 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned int) {
     *out = p;
     return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void **out, size_t bytes) { return cudaHostAlloc(out, bytes, 0); }
+
+cudaError_t cudaMallocHost(void **out, size_t bytes) {
+    return cudaHostAlloc(out, bytes, 0);
+}
+
 cudaError_t cudaFreeHost(void *p) {
     LOCK;
     if (!p) return cudaSuccess;
@@ -1675,12 +2397,16 @@ cudaError_t cudaFreeHost(void *p) {
     wait_for_all();
     auto i = pinned().find((word)p);
     deliver();
-    if (i == pinned().end()) { report("cudaFreeHost of %p, which is no allocation", p); return fail(cudaErrorInvalidValue); }
+    if (i == pinned().end()) {
+        report("cudaFreeHost of %p, which is no allocation", p);
+        return fail(cudaErrorInvalidValue);
+    }
     G.pinned_in_use -= i->second;
     pinned().erase(i);
     free(p);
     return fail(G.sticky);
 }
+
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
     ENTER;
     if (!unused || !total) return fail(cudaErrorInvalidValue);
@@ -1689,9 +2415,12 @@ cudaError_t cudaMemGetInfo(size_t *unused, size_t *total) {
     return cudaSuccess;
 }
 
-/* Do both ends of a copy lie where its kind says? to_host and from_host: the ends that are host memory. */
-static cudaError_t check_copy(const char *call, const void *dst, size_t dst_bytes, const void *src, size_t src_bytes, int kind) {
-    static const char *const names[] = { "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default" };
+/* Do both ends of a copy lie where its kind says? to_host and from_host: the ends that
+   are host memory. */
+static cudaError_t check_copy(const char *call, const void *dst, size_t dst_bytes, const void *src,
+                              size_t src_bytes, int kind) {
+    static const char *const names[] = {"HostToHost", "HostToDevice", "DeviceToHost",
+                                        "DeviceToDevice", "Default"};
     if (kind < 0 || kind > 4) return cudaErrorInvalidMemcpyDirection;
     bool dst_device = in_device(dst), src_device = in_device(src);
     bool dst_pinned = in_pinned(dst, 0), src_pinned = in_pinned(src, 0);
@@ -1699,14 +2428,21 @@ static cudaError_t check_copy(const char *call, const void *dst, size_t dst_byte
         bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
         if (to_device != dst_device || from_device != src_device) {
-            report("%s %s: the destination %p is %s memory, the source %p is %s memory", call, names[kind], dst,
-                   dst_device ? "device" : dst_pinned ? "page-locked" : "host", src,
-                   src_device ? "device" : src_pinned ? "page-locked" : "host");
+            report("%s %s: the destination %p is %s memory, the source %p is %s memory", call,
+                   names[kind], dst,
+                   dst_device   ? "device"
+                   : dst_pinned ? "page-locked"
+                                : "host",
+                   src,
+                   src_device   ? "device"
+                   : src_pinned ? "page-locked"
+                                : "host");
             return cudaErrorInvalidValue;
         }
     }
     if (dst_device && !find_device(dst, dst_bytes)) {
-        report("%s: the destination %p, %zu bytes, is not within an allocation", call, dst, dst_bytes);
+        report("%s: the destination %p, %zu bytes, is not within an allocation", call, dst,
+               dst_bytes);
         return cudaErrorInvalidValue;
     }
     if (src_device && !find_device(src, src_bytes)) {
@@ -1723,45 +2459,68 @@ static cudaError_t check_copy(const char *call, const void *dst, size_t dst_byte
     }
     return cudaSuccess;
 }
-static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const void *src, size_t spitch, size_t width, size_t height,
-                             int kind, cudaStream_t s, bool blocking) {
+
+static cudaError_t copy_rows(const char *call, void *dst, size_t dpitch, const void *src,
+                             size_t spitch, size_t width, size_t height, int kind, cudaStream_t s,
+                             bool blocking) {
     if (!width || !height) return cudaSuccess;
     if (!dst || !src) return fail(cudaErrorInvalidValue);
     if (height > 1 && (width > dpitch || width > spitch)) return fail(cudaErrorInvalidPitchValue);
-    if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
+    if (blocking) {
+        if (cudaError_t e = unsafe_call()) return fail(e);
+    }
     if (cudaError_t e = stream_error(s)) return fail(e);
-    if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src, spitch * (height - 1) + width, kind)) return fail(e);
+    if (cudaError_t e = check_copy(call, dst, dpitch * (height - 1) + width, src,
+                                   spitch * (height - 1) + width, kind))
+        return fail(e);
     if (blocking || (!capturing(s) && in_device(src) && !in_device(dst) && !in_pinned(dst, 0))) {
         while (!advance(s)) sched_yield();
         G.syncs++;
     }
     bool is_late = !blocking && in_device(src) && in_pinned(dst, 0);
     submit_work(s, "a copy", [=] {
-        if (is_late) { copy_late(dst, dpitch, src, spitch, width, height); return; }
+        if (is_late) {
+            copy_late(dst, dpitch, src, spitch, width, height);
+            return;
+        }
         deliver();
-        for (size_t i = 0; i < height; i++) memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
+        for (size_t i = 0; i < height; i++)
+            memmove((char *)dst + i * dpitch, (const char *)src + i * spitch, width);
     });
     if (blocking) check_after_kernels();
     return cudaSuccess;
 }
+
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind) {
-    ENTER; return copy_rows("cudaMemcpy", dst, n, src, n, n, 1, kind, NULL, true);
+    ENTER;
+    return copy_rows("cudaMemcpy", dst, n, src, n, n, 1, kind, NULL, true);
 }
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind, cudaStream_t s) {
-    ENTER; return copy_rows("cudaMemcpyAsync", dst, n, src, n, n, 1, kind, s, false);
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind,
+                            cudaStream_t s) {
+    ENTER;
+    return copy_rows("cudaMemcpyAsync", dst, n, src, n, n, 1, kind, s, false);
 }
-cudaError_t cudaMemcpy2D(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind) {
-    ENTER; return copy_rows("cudaMemcpy2D", dst, dp, src, sp, w, h, kind, NULL, true);
+
+cudaError_t cudaMemcpy2D(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h,
+                         enum cudaMemcpyKind kind) {
+    ENTER;
+    return copy_rows("cudaMemcpy2D", dst, dp, src, sp, w, h, kind, NULL, true);
 }
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h, enum cudaMemcpyKind kind,
-    cudaStream_t s) {
-    ENTER; return copy_rows("cudaMemcpy2DAsync", dst, dp, src, sp, w, h, kind, s, false);
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dp, const void *src, size_t sp, size_t w, size_t h,
+                              enum cudaMemcpyKind kind, cudaStream_t s) {
+    ENTER;
+    return copy_rows("cudaMemcpy2DAsync", dst, dp, src, sp, w, h, kind, s, false);
 }
-static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, size_t width, size_t height, cudaStream_t s,
-    bool blocking) {
+
+static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, size_t width,
+                            size_t height, cudaStream_t s, bool blocking) {
     if (!width || !height) return cudaSuccess;
     if (height > 1 && width > pitch) return fail(cudaErrorInvalidPitchValue);
-    if (blocking) { if (cudaError_t e = unsafe_call()) return fail(e); }
+    if (blocking) {
+        if (cudaError_t e = unsafe_call()) return fail(e);
+    }
     if (cudaError_t e = stream_error(s)) return fail(e);
     size_t bytes = pitch * (height - 1) + width;
     if (!find_device(p, bytes) && !in_pinned(p, bytes)) {
@@ -1769,14 +2528,26 @@ static cudaError_t set_rows(const char *call, void *p, size_t pitch, int value, 
         return fail(cudaErrorInvalidValue);
     }
     if (blocking) G.syncs++;
-    return submit_work(s, "a memset", [=] { deliver(); for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width); });
+    return submit_work(s, "a memset", [=] {
+        deliver();
+        for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width);
+    });
 }
-cudaError_t cudaMemset(void *p, int value, size_t n) { ENTER; return set_rows("cudaMemset", p, n, value, n, 1, NULL, true); }
+
+cudaError_t cudaMemset(void *p, int value, size_t n) {
+    ENTER;
+    return set_rows("cudaMemset", p, n, value, n, 1, NULL, true);
+}
+
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s) {
-    ENTER; return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false);
+    ENTER;
+    return set_rows("cudaMemsetAsync", p, n, value, n, 1, s, false);
 }
-cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t w, size_t h, cudaStream_t s) {
-    ENTER; return set_rows("cudaMemset2DAsync", p, pitch, value, w, h, s, false);
+
+cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t w, size_t h,
+                              cudaStream_t s) {
+    ENTER;
+    return set_rows("cudaMemset2DAsync", p, pitch, value, w, h, s, false);
 }
 } // extern "C"
 
@@ -1787,83 +2558,207 @@ cudaError_t cuda_host_func_set(const void *func, enum cudaFuncAttribute attr, in
         return value < -1 || value > 100 ? fail(cudaErrorInvalidValue) : cudaSuccess;
     if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
-    if (value < 0 || (size_t)value + info.static_bytes > (size_t)SHARED_MAX) return fail(cudaErrorInvalidValue);
+    if (value < 0 || (size_t)value + info.static_bytes > (size_t)SHARED_MAX)
+        return fail(cudaErrorInvalidValue);
     info.dynamic_limit[current_device] = value;
     return cudaSuccess;
 }
+
 cudaError_t cuda_host_func_get(struct cudaFuncAttributes *attr, const void *func) {
     ENTER;
     if (!attr) return fail(cudaErrorInvalidValue);
     function_info &info = functions()[func];
     memset(attr, 0, sizeof *attr);
-    attr->sharedSizeBytes = info.static_bytes;      /* of the runs so far: the host compiler cannot tell */
+    /* of the runs so far: the host compiler cannot tell */
+    attr->sharedSizeBytes = info.static_bytes;
     attr->maxThreadsPerBlock = MAX_THREADS;
     attr->numRegs = G.registers;
     attr->ptxVersion = attr->binaryVersion = G.major * 10 + G.minor;
-    attr->maxDynamicSharedSizeBytes = info.dynamic_limit[current_device] ? info.dynamic_limit[current_device] :
-        (int)(SHARED_STATIC - info.static_bytes);
+    attr->maxDynamicSharedSizeBytes = info.dynamic_limit[current_device]
+                                          ? info.dynamic_limit[current_device]
+                                          : (int)(SHARED_STATIC - info.static_bytes);
     return cudaSuccess;
 }
+
 cudaError_t cuda_host_occupancy(int *blocks, int threads, size_t smem) {
     ENTER;
     if (!blocks || threads < 1) return fail(cudaErrorInvalidValue);
-    int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)), by_shared = (int)((228 << 10) / (smem + 1024));
+    int by_threads = std::min(32, 2048 / ((threads + 31) / 32 * 32)),
+        by_shared = (int)((228 << 10) / (smem + 1024));
     int by_registers = 65536 / ((G.registers + 7) / 8 * 8 * ((threads + 31) / 32 * 32));
-    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX ? 0 : std::min(std::min(by_threads, by_registers), by_shared);
+    *blocks = threads > MAX_THREADS || smem > (size_t)SHARED_MAX
+                  ? 0
+                  : std::min(std::min(by_threads, by_registers), by_shared);
     return cudaSuccess;
 }
 
 extern "C" {
 void cuda_host_order(int thread_order, int block_order, uint64_t seed) {
     LOCK;
-    G.thread_order = thread_order; G.block_order = block_order;
+    G.thread_order = thread_order;
+    G.block_order = block_order;
     G.rng = (seed + 1) * 0x9E3779B97F4A7C15u | 1;
 }
-void cuda_host_fill(int pattern) { LOCK; G.fill = pattern == CUDA_HOST_FILL_RANDOM ? pattern : pattern & 255; }
-void cuda_host_fail_alloc(long n) { LOCK; G.fail_alloc = n; }
-void cuda_host_fail_launch(long n) { LOCK; G.fail_launch = n; }
-void cuda_host_fail_graph(int call, long n) { LOCK; if (call >= 0 && call < CUDA_HOST_GRAPH_CALLS) G.fail_graph[call] = n; }
+
+void cuda_host_fill(int pattern) {
+    LOCK;
+    G.fill = pattern == CUDA_HOST_FILL_RANDOM ? pattern : pattern & 255;
+}
+
+void cuda_host_fail_alloc(long n) {
+    LOCK;
+    G.fail_alloc = n;
+}
+
+void cuda_host_fail_launch(long n) {
+    LOCK;
+    G.fail_launch = n;
+}
+
+void cuda_host_fail_graph(int call, long n) {
+    LOCK;
+    if (call >= 0 && call < CUDA_HOST_GRAPH_CALLS) G.fail_graph[call] = n;
+}
+
 void cuda_host_reset_errors(void) {
     LOCK;
     G.sticky = last_error = cudaSuccess;
     G.fail_alloc = G.fail_launch = 0;
     memset(G.fail_graph, 0, sizeof G.fail_graph);
 }
-void cuda_host_devices(int n) { LOCK; G.devices = std::min(n, (int)DEVICES); }
-void cuda_host_arch(int major, int minor) { LOCK; G.major = major; G.minor = minor; }
-void cuda_host_sms(int n) { LOCK; G.sms = n; }
-void cuda_host_registers(int n) { LOCK; G.registers = n; }
-void cuda_host_memory(size_t bytes) { LOCK; G.memory = std::min(bytes, (size_t)DEVICE_RANGE); }
-void cuda_host_allow_pinned(int yes) { LOCK; G.allow_pinned = yes; }
-void cuda_host_trap(int yes) { LOCK; G.trap = yes; }
-void cuda_host_stack(size_t bytes) { LOCK; if (!G.stacks) G.stack_bytes = std::max(bytes, (size_t)16384); }
-long cuda_host_reports(void) { LOCK; return G.reports; }
-void cuda_host_clear_reports(void) { LOCK; G.reports = G.printed = 0; G.last_report[0] = 0; }
-const char *cuda_host_last_report(void) { return G.last_report; }
-void cuda_host_quiet(int yes) { LOCK; G.quiet = yes; }
-long cuda_host_launches(void) { LOCK; return G.launches; }
-long cuda_host_products(void) { LOCK; return G.products; }
-size_t cuda_host_shared_asked(void) { LOCK; return G.shared_asked; }
-long cuda_host_allocs(void) { LOCK; return G.allocs; }
-long cuda_host_syncs(void) { LOCK; return G.syncs; }
-long cuda_host_graph_launches(void) { LOCK; return G.graph_launches; }
-long cuda_host_graph_nodes(void) { LOCK; return (long)last_graph().size(); }
+
+void cuda_host_devices(int n) {
+    LOCK;
+    G.devices = std::min(n, (int)DEVICES);
+}
+
+void cuda_host_arch(int major, int minor) {
+    LOCK;
+    G.major = major;
+    G.minor = minor;
+}
+
+void cuda_host_sms(int n) {
+    LOCK;
+    G.sms = n;
+}
+
+void cuda_host_registers(int n) {
+    LOCK;
+    G.registers = n;
+}
+
+void cuda_host_memory(size_t bytes) {
+    LOCK;
+    G.memory = std::min(bytes, (size_t)DEVICE_RANGE);
+}
+
+void cuda_host_allow_pinned(int yes) {
+    LOCK;
+    G.allow_pinned = yes;
+}
+
+void cuda_host_trap(int yes) {
+    LOCK;
+    G.trap = yes;
+}
+
+void cuda_host_stack(size_t bytes) {
+    LOCK;
+    if (!G.stacks) G.stack_bytes = std::max(bytes, (size_t)16384);
+}
+
+long cuda_host_reports(void) {
+    LOCK;
+    return G.reports;
+}
+
+void cuda_host_clear_reports(void) {
+    LOCK;
+    G.reports = G.printed = 0;
+    G.last_report[0] = 0;
+}
+
+const char *cuda_host_last_report(void) {
+    return G.last_report;
+}
+
+void cuda_host_quiet(int yes) {
+    LOCK;
+    G.quiet = yes;
+}
+
+long cuda_host_launches(void) {
+    LOCK;
+    return G.launches;
+}
+
+long cuda_host_products(void) {
+    LOCK;
+    return G.products;
+}
+
+size_t cuda_host_shared_asked(void) {
+    LOCK;
+    return G.shared_asked;
+}
+
+long cuda_host_allocs(void) {
+    LOCK;
+    return G.allocs;
+}
+
+long cuda_host_syncs(void) {
+    LOCK;
+    return G.syncs;
+}
+
+long cuda_host_graph_launches(void) {
+    LOCK;
+    return G.graph_launches;
+}
+
+long cuda_host_graph_nodes(void) {
+    LOCK;
+    return (long)last_graph().size();
+}
+
 const char *cuda_host_graph_node(long i) {
     LOCK;
     const char *what = i >= 0 && i < (long)last_graph().size() ? last_graph()[(size_t)i] : NULL;
     return what ? what : "";
 }
-size_t cuda_host_bytes_in_use(void) { LOCK; return G.in_use; }
-size_t cuda_host_pinned_in_use(void) { LOCK; return G.pinned_in_use; }
-int cuda_host_is_device(const void *p) { return in_device(p); }
+
+size_t cuda_host_bytes_in_use(void) {
+    LOCK;
+    return G.in_use;
+}
+
+size_t cuda_host_pinned_in_use(void) {
+    LOCK;
+    return G.pinned_in_use;
+}
+
+int cuda_host_is_device(const void *p) {
+    return in_device(p);
+}
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// >>cublaslt
-/* A column-major product is the row-major product of the swapped operands, so that stx_gemm sees the very call that the CPU
-   device would make, and f32 results are equal to its bit for bit. */
 
-struct lt_layout { uint32_t magic; int32_t type, order, batch; uint64_t rows, cols; int64_t ld, stride; };
+
+// >>cublaslt
+/* A column-major product is the row-major product of the swapped operands, so that
+   stx_gemm sees the very call that the CPU device would make, and f32 results are
+   equal to its bit for bit. */
+
+struct lt_layout {
+    uint32_t magic;
+    int32_t type, order, batch;
+    uint64_t rows, cols;
+    int64_t ld, stride;
+};
+
 struct lt_desc {
     uint32_t magic;
     int32_t compute, scale, mode, ta, tb, bias_type, aux_type;
@@ -1871,128 +2766,206 @@ struct lt_desc {
     void *bias, *aux;
     int64_t bias_stride, aux_ld, aux_stride;
 };
-struct lt_preference { uint32_t magic, align[4], schemes; uint64_t workspace; };
-struct lt_algo { uint32_t magic, index, scheme, align[4]; uint64_t workspace; };
+
+struct lt_preference {
+    uint32_t magic, align[4], schemes;
+    uint64_t workspace;
+};
+
+struct lt_algo {
+    uint32_t magic, index, scheme, align[4];
+    uint64_t workspace;
+};
+
 static long lt_calls, lt_batches, lt_unaligned;
 static int lt_refuse;
 static cublasStatus_t lt_refuse_with = CUBLAS_STATUS_NOT_SUPPORTED;
+
 /* Is it told to refuse such a product, in the heuristic (plans) or when it is called? */
 static bool lt_refuses(bool plans, int batch, uint32_t epilogue) {
     switch (lt_refuse) {
-        case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;
-        case CUDA_HOST_REFUSE_CALLS: return !plans && batch > 1;
-        case CUDA_HOST_REFUSE_ALL_PLANS: return plans;
-        case CUDA_HOST_REFUSE_ALL_CALLS: return !plans;
-        case CUDA_HOST_REFUSE_EPILOGUES: return !plans && epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-        default: return false;
+    case CUDA_HOST_REFUSE_PLANS: return plans && batch > 1;
+    case CUDA_HOST_REFUSE_CALLS: return !plans && batch > 1;
+    case CUDA_HOST_REFUSE_ALL_PLANS: return plans;
+    case CUDA_HOST_REFUSE_ALL_CALLS: return !plans;
+    case CUDA_HOST_REFUSE_EPILOGUES: return !plans && epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+    default: return false;
     }
 }
-enum { MAGIC_LAYOUT = 0x4c41594f, MAGIC_DESC = 0x44455343, MAGIC_PREFERENCE = 0x50524546, MAGIC_ALGO = 0x414c474f };
-static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t) &&
-              sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
-                  "opaque");
-struct cublasLtContext { uint32_t magic; int device; };
 
-template<class T> static bool take(T *to, const void *buf, size_t bytes) {
+enum {
+    MAGIC_LAYOUT = 0x4c41594f,
+    MAGIC_DESC = 0x44455343,
+    MAGIC_PREFERENCE = 0x50524546,
+    MAGIC_ALGO = 0x414c474f
+};
+
+static_assert(sizeof(lt_layout) <= sizeof(cublasLtMatrixLayoutOpaque_t)
+                  && sizeof(lt_desc) <= sizeof(cublasLtMatmulDescOpaque_t)
+                  && sizeof(lt_preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t)
+                  && sizeof(lt_algo) <= sizeof(cublasLtMatmulAlgo_t),
+              "opaque");
+
+struct cublasLtContext {
+    uint32_t magic;
+    int device;
+};
+
+template <class T> static bool take(T *to, const void *buf, size_t bytes) {
     if (!buf || bytes != sizeof *to) return false;
     memcpy(to, buf, sizeof *to);
     return true;
 }
+
 #define LT_SET(ok) return (ok) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE
 
-static size_t lt_size(int type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 0; }
-static int lt_bias_type(const lt_desc &d, const lt_layout &D) { return d.bias_type < 0 ? D.type : d.bias_type; }
-static bool lt_has_aux(uint32_t e) { return e & 128; }
-static bool lt_has_bias(uint32_t e) { return e & (4 | 16 | 256 | 512); }
+static size_t lt_size(int type) {
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 0;
+}
+
+static int lt_bias_type(const lt_desc &d, const lt_layout &D) {
+    return d.bias_type < 0 ? D.type : d.bias_type;
+}
+
+static bool lt_has_aux(uint32_t e) {
+    return e & 128;
+}
+
+static bool lt_has_bias(uint32_t e) {
+    return e & (4 | 16 | 256 | 512);
+}
 
 static bool lt_known_epilogue(uint32_t e) {
-    static const int known[] = { CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_AUX, CUBLASLT_EPILOGUE_BIAS,
-        CUBLASLT_EPILOGUE_RELU_BIAS, CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU, CUBLASLT_EPILOGUE_DRELU_BGRAD,
-        CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-        CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB };
-    for (int k : known) if ((uint32_t)k == e) return true;
+    static const int known[] = {CUBLASLT_EPILOGUE_DEFAULT,   CUBLASLT_EPILOGUE_RELU,
+                                CUBLASLT_EPILOGUE_RELU_AUX,  CUBLASLT_EPILOGUE_BIAS,
+                                CUBLASLT_EPILOGUE_RELU_BIAS, CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+                                CUBLASLT_EPILOGUE_DRELU,     CUBLASLT_EPILOGUE_DRELU_BGRAD,
+                                CUBLASLT_EPILOGUE_GELU,      CUBLASLT_EPILOGUE_GELU_AUX,
+                                CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                                CUBLASLT_EPILOGUE_DGELU,     CUBLASLT_EPILOGUE_DGELU_BGRAD,
+                                CUBLASLT_EPILOGUE_BGRADA,    CUBLASLT_EPILOGUE_BGRADB};
+    for (int k : known)
+        if ((uint32_t)k == e) return true;
     return false;
 }
-static size_t lt_extent(const lt_layout &l) {      /* bytes from the first to past the last element */
-    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows, length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+
+/* bytes from the first to past the last element */
+static size_t lt_extent(const lt_layout &l) {
+    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
+             length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
     if (!lines || !length || !l.batch) return 0;
-    return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + (lines - 1) * (uint64_t)l.ld + length) * lt_size(l.type);
+    return (size_t)((uint64_t)(l.batch - 1) * (uint64_t)l.stride + (lines - 1) * (uint64_t)l.ld
+                    + length)
+           * lt_size(l.type);
 }
+
 /* What cublasLtMatmul and the heuristic demand of their descriptors. */
-static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B, const lt_layout &C, const lt_layout &D) {
-    const lt_layout *all[] = { &A, &B, &C, &D };
+static cublasStatus_t lt_check(const lt_desc &d, const lt_layout &A, const lt_layout &B,
+                               const lt_layout &C, const lt_layout &D) {
+    const lt_layout *all[] = {&A, &B, &C, &D};
     if (d.magic != MAGIC_DESC) return CUBLAS_STATUS_INVALID_VALUE;
     for (auto *l : all) {
         if (l->magic != MAGIC_LAYOUT || l->batch < 1) return CUBLAS_STATUS_INVALID_VALUE;
         if (!lt_size(l->type)) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!l->rows || !l->cols) return CUBLAS_STATUS_INVALID_VALUE;
-        if (l->ld < (int64_t)(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (l->ld < (int64_t)(l->order == CUBLASLT_ORDER_COL ? l->rows : l->cols))
+            return CUBLAS_STATUS_INVALID_VALUE;
         if (l->batch != D.batch) return CUBLAS_STATUS_INVALID_VALUE;
     }
-    uint64_t m = d.ta ? A.cols : A.rows, k = d.ta ? A.rows : A.cols, kb = d.tb ? B.cols : B.rows, n = d.tb ? B.rows : B.cols;
-    if (k != kb || D.rows != m || D.cols != n || C.rows != m || C.cols != n) return CUBLAS_STATUS_INVALID_VALUE;
+    uint64_t m = d.ta ? A.cols : A.rows, k = d.ta ? A.rows : A.cols, kb = d.tb ? B.cols : B.rows,
+             n = d.tb ? B.rows : B.cols;
+    if (k != kb || D.rows != m || D.cols != n || C.rows != m || C.cols != n)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (C.order != D.order) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 &&
-        d.compute != CUBLAS_COMPUTE_32F_FAST_16BF) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC
+        && d.compute != CUBLAS_COMPUTE_32F_FAST_TF32 && d.compute != CUBLAS_COMPUTE_32F_FAST_16BF)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     /* The table of types: A and B alike; C and D alike, and f32 for f32 inputs. */
-    if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC)
+    if (A.type != B.type || C.type != D.type || (A.type == CUDA_R_32F && D.type != CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (A.type != CUDA_R_32F && d.compute != CUBLAS_COMPUTE_32F
+        && d.compute != CUBLAS_COMPUTE_32F_PEDANTIC)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d.mode != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!lt_known_epilogue(d.epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && D.order != CUBLASLT_ORDER_COL)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (lt_has_bias(d.epilogue)) {
         int type = lt_bias_type(d, D);
-        if (type != D.type && !(type == CUDA_R_32F && D.type == CUDA_R_16BF)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (type != D.type && !(type == CUDA_R_32F && D.type == CUDA_R_16BF))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         if ((word)d.bias % lt_size(type)) return CUBLAS_STATUS_INVALID_VALUE;
         if (D.batch > 1 && (d.epilogue & (256 | 512))) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (lt_has_aux(d.epilogue)) {
         int multiple = d.epilogue & (32 | 64) ? 8 : 128;
-        if (d.aux_ld < (int64_t)m || d.aux_ld % multiple || d.aux_stride % multiple) return CUBLAS_STATUS_INVALID_VALUE;
+        if (d.aux_ld < (int64_t)m || d.aux_ld % multiple || d.aux_stride % multiple)
+            return CUBLAS_STATUS_INVALID_VALUE;
         if ((word)d.aux & 15) return CUBLAS_STATUS_INVALID_VALUE;
         if (d.aux_type >= 0 && d.aux_type != D.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     return CUBLAS_STATUS_SUCCESS;
 }
+
 static bool lt_in_device(const char *what, const void *p, size_t bytes) {
     if (find_device(p, bytes)) return true;
     report("cublasLtMatmul: %s, %p and %zu bytes, is not within device memory", what, p, bytes);
     return false;
 }
+
 static float lt_load(const void *p, size_t i, int type) {
-    return type == CUDA_R_32F ? ((const float *)p)[i] : cuda_host_from_bf16(((const unsigned short *)p)[i]);
+    return type == CUDA_R_32F ? ((const float *)p)[i]
+                              : cuda_host_from_bf16(((const unsigned short *)p)[i]);
 }
+
 static void lt_store(void *p, size_t i, int type, float v) {
-    if (type == CUDA_R_32F) ((float *)p)[i] = v;
-    else ((unsigned short *)p)[i] = cuda_host_to_bf16(v);
+    if (type == CUDA_R_32F)
+        ((float *)p)[i] = v;
+    else
+        ((unsigned short *)p)[i] = cuda_host_to_bf16(v);
 }
-static float gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+static float gelu(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
 static float gelu_slope(float x) {
     float t = tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + t)
+           + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
 }
+
 /* Inputs of another type than f32 become a packed f32 copy of the same order. */
-static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_layout &l, size_t *ld, size_t *stride) {
-    *ld = (size_t)l.ld; *stride = (size_t)l.stride;
+static const float *lt_floats(std::vector<float> &copy, const void *p, const lt_layout &l,
+                              size_t *ld, size_t *stride) {
+    *ld = (size_t)l.ld;
+    *stride = (size_t)l.stride;
     if (l.type == CUDA_R_32F) return (const float *)p;
     size_t lines = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows),
-        length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
+           length = (size_t)(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
     copy.resize(lines * length * (size_t)l.batch);
-    for (size_t b = 0; b < (size_t)l.batch; b++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
-        copy[(b * lines + j) * length + i] = lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
-    *ld = length; *stride = lines * length;
+    for (size_t b = 0; b < (size_t)l.batch; b++)
+        for (size_t j = 0; j < lines; j++)
+            for (size_t i = 0; i < length; i++)
+                copy[(b * lines + j) * length + i] =
+                    lt_load(p, b * (size_t)l.stride + j * (size_t)l.ld + i, l.type);
+    *ld = length;
+    *stride = lines * length;
     return copy.data();
 }
-/* Does a row begin or end elsewhere than on a multiple of 16 bytes? Such an operand keeps a product from the fast algorithms. */
+
+/* Does a row begin or end elsewhere than on a multiple of 16 bytes? Such an operand
+   keeps a product from the fast algorithms. */
 static bool lt_rows_unaligned(const lt_layout &l, const void *p) {
-    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows, length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+    uint64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
+             length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
     uint64_t size = lt_size(l.type), at = (word)p | length * size;
     if (lines > 1) at |= (uint64_t)l.ld * size;
     if (l.batch > 1) at |= (uint64_t)l.stride * size;
     return at % 16 != 0;
 }
+
 struct lt_call {
     lt_desc d;
     lt_layout A, B, C, D;
@@ -2001,31 +2974,62 @@ struct lt_call {
     float alpha, beta;
     void run(void) const;
 };
+
 void lt_call::run(void) const {
     bool columns = D.order == CUBLASLT_ORDER_COL, plain = D.type == CUDA_R_32F;
-    size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols), batch = (size_t)D.batch;
+    size_t m = (size_t)D.rows, n = (size_t)D.cols, k = (size_t)(d.ta ? A.rows : A.cols),
+           batch = (size_t)D.batch;
     size_t lines = columns ? n : m, length = columns ? m : n, lda, ldb, sa, sb, ldr, sr;
     std::vector<float> copy_a, copy_b, copy_d;
     const float *fa = lt_floats(copy_a, a, A, &lda, &sa), *fb = lt_floats(copy_b, b, B, &ldb, &sb);
     float *r = (float *)out;
-    ldr = (size_t)D.ld; sr = (size_t)D.stride;
-    if (!plain) { copy_d.resize(lines * length * batch); r = copy_d.data(); ldr = length; sr = lines * length; }
+    ldr = (size_t)D.ld;
+    sr = (size_t)D.stride;
+    if (!plain) {
+        copy_d.resize(lines * length * batch);
+        r = copy_d.data();
+        ldr = length;
+        sr = lines * length;
+    }
     if (beta != 0 && !(plain && c == out && C.ld == D.ld && C.stride == D.stride))
-        for (size_t q = 0; q < batch; q++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
-            r[q * sr + j * ldr + i] = lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
-    int ta = (d.ta != 0) ^ (A.order == CUBLASLT_ORDER_COL), tb = (d.tb != 0) ^ (B.order == CUBLASLT_ORDER_COL);   /* seen row-major */
+        for (size_t q = 0; q < batch; q++)
+            for (size_t j = 0; j < lines; j++)
+                for (size_t i = 0; i < length; i++)
+                    r[q * sr + j * ldr + i] =
+                        lt_load(c, q * (size_t)C.stride + j * (size_t)C.ld + i, C.type);
+    /* seen row-major */
+    int ta = (d.ta != 0) ^ (A.order == CUBLASLT_ORDER_COL),
+        tb = (d.tb != 0) ^ (B.order == CUBLASLT_ORDER_COL);
     stx_gemm_args g = {};
-    g.batch = batch; g.K = k;
-    g.alpha = alpha; g.beta = beta;
-    g.C = r; g.ldc = ldr; g.sc = sr;
+    g.batch = batch;
+    g.K = k;
+    g.alpha = alpha;
+    g.beta = beta;
+    g.C = r;
+    g.ldc = ldr;
+    g.sc = sr;
     if (columns) {
-        g.ta = !tb; g.tb = !ta; g.M = n; g.N = m;
-        g.A = fb; g.lda = ldb; g.sa = sb;
-        g.B = fa; g.ldb = lda; g.sb = sa;
+        g.ta = !tb;
+        g.tb = !ta;
+        g.M = n;
+        g.N = m;
+        g.A = fb;
+        g.lda = ldb;
+        g.sa = sb;
+        g.B = fa;
+        g.ldb = lda;
+        g.sb = sa;
     } else {
-        g.ta = ta; g.tb = tb; g.M = m; g.N = n;
-        g.A = fa; g.lda = lda; g.sa = sa;
-        g.B = fb; g.ldb = ldb; g.sb = sb;
+        g.ta = ta;
+        g.tb = tb;
+        g.M = m;
+        g.N = n;
+        g.A = fa;
+        g.lda = lda;
+        g.sa = sa;
+        g.B = fb;
+        g.ldb = ldb;
+        g.sb = sb;
     }
     stx_gemm(NULL, &g);
 
@@ -2034,42 +3038,50 @@ void lt_call::run(void) const {
     for (size_t q = 0; q < batch && e != CUBLASLT_EPILOGUE_DEFAULT; q++) {
         float *x = r + q * sr;
         size_t bias_at = q * (size_t)d.bias_stride, aux_at = q * (size_t)d.aux_stride;
-        for (size_t j = 0; j < n; j++) for (size_t i = 0; i < m; i++) {
-            float v = x[j * ldr + i];
-            size_t at = aux_at + j * (size_t)d.aux_ld + i;
-            unsigned char *bits = (unsigned char *)d.aux + (at >> 3), bit = (unsigned char)(1u << (at & 7));
-            if (e & 4) v += lt_load(d.bias, bias_at + i, bias_type);
-            if (e & 2) {
-                if (e & 128) *bits = (unsigned char)(v > 0 ? *bits | bit : *bits & ~bit);
-                v = v > 0 ? v : 0;
+        for (size_t j = 0; j < n; j++)
+            for (size_t i = 0; i < m; i++) {
+                float v = x[j * ldr + i];
+                size_t at = aux_at + j * (size_t)d.aux_ld + i;
+                unsigned char *bits = (unsigned char *)d.aux + (at >> 3),
+                              bit = (unsigned char)(1u << (at & 7));
+                if (e & 4) v += lt_load(d.bias, bias_at + i, bias_type);
+                if (e & 2) {
+                    if (e & 128) *bits = (unsigned char)(v > 0 ? *bits | bit : *bits & ~bit);
+                    v = v > 0 ? v : 0;
+                }
+                if (e & 8) v = *bits & bit ? v : 0;
+                if (e & 32) {
+                    if (e & 128) lt_store(d.aux, at, D.type, v);
+                    v = gelu(v);
+                }
+                if (e & 64) v *= gelu_slope(lt_load(d.aux, at, D.type));
+                x[j * ldr + i] = v;
             }
-            if (e & 8) v = *bits & bit ? v : 0;
-            if (e & 32) {
-                if (e & 128) lt_store(d.aux, at, D.type, v);
-                v = gelu(v);
+        if (e & 16)
+            for (size_t i = 0; i < m; i++) {
+                float s = 0;
+                for (size_t j = 0; j < n; j++) s += x[j * ldr + i];
+                lt_store(d.bias, bias_at + i, bias_type, s);
             }
-            if (e & 64) v *= gelu_slope(lt_load(d.aux, at, D.type));
-            x[j * ldr + i] = v;
-        }
-        if (e & 16) for (size_t i = 0; i < m; i++) {
-            float s = 0;
-            for (size_t j = 0; j < n; j++) s += x[j * ldr + i];
-            lt_store(d.bias, bias_at + i, bias_type, s);
-        }
-        if (e & 256) for (size_t i = 0; i < m; i++) {          /* rows of op(A) */
-            float s = 0;
-            for (size_t p = 0; p < k; p++) s += ta ? fa[p * lda + i] : fa[i * lda + p];
-            lt_store(d.bias, i, bias_type, s);
-        }
-        if (e & 512) for (size_t j = 0; j < n; j++) {          /* columns of op(B) */
-            float s = 0;
-            for (size_t p = 0; p < k; p++) s += tb ? fb[j * ldb + p] : fb[p * ldb + j];
-            lt_store(d.bias, j, bias_type, s);
-        }
+        if (e & 256)
+            for (size_t i = 0; i < m; i++) { /* rows of op(A) */
+                float s = 0;
+                for (size_t p = 0; p < k; p++) s += ta ? fa[p * lda + i] : fa[i * lda + p];
+                lt_store(d.bias, i, bias_type, s);
+            }
+        if (e & 512)
+            for (size_t j = 0; j < n; j++) { /* columns of op(B) */
+                float s = 0;
+                for (size_t p = 0; p < k; p++) s += tb ? fb[j * ldb + p] : fb[p * ldb + j];
+                lt_store(d.bias, j, bias_type, s);
+            }
     }
     if (!plain)
-        for (size_t q = 0; q < batch; q++) for (size_t j = 0; j < lines; j++) for (size_t i = 0; i < length; i++)
-            lt_store(out, q * (size_t)D.stride + j * (size_t)D.ld + i, D.type, r[q * sr + j * ldr + i]);
+        for (size_t q = 0; q < batch; q++)
+            for (size_t j = 0; j < lines; j++)
+                for (size_t i = 0; i < length; i++)
+                    lt_store(out, q * (size_t)D.stride + j * (size_t)D.ld + i, D.type,
+                             r[q * sr + j * ldr + i]);
 }
 
 extern "C" {
@@ -2081,70 +3093,106 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
     (*h)->device = current_device;
     return CUBLAS_STATUS_SUCCESS;
 }
+
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     delete h;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale) {
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
     if (!out) return CUBLAS_STATUS_INVALID_VALUE;
     lt_desc d;
     memset(&d, 0, sizeof d);
-    d.magic = MAGIC_DESC; d.compute = compute; d.scale = scale; d.epilogue = CUBLASLT_EPILOGUE_DEFAULT; d.bias_type = d.aux_type = -1;
+    d.magic = MAGIC_DESC;
+    d.compute = compute;
+    d.scale = scale;
+    d.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    d.bias_type = d.aux_type = -1;
     *out = new cublasLtMatmulDescOpaque_t();
     memcpy(*out, &d, sizeof d);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { delete d; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *buf, size_t n) {
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attr, const void *buf,
+                                              size_t n) {
     if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
     lt_desc *d = (lt_desc *)(void *)desc;
     int32_t op, unused;
     switch (attr) {
-        case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: LT_SET(take(&d->compute, buf, n));
-        case CUBLASLT_MATMUL_DESC_SCALE_TYPE: LT_SET(take(&d->scale, buf, n));
-        case CUBLASLT_MATMUL_DESC_POINTER_MODE: LT_SET(take(&d->mode, buf, n));
-        case CUBLASLT_MATMUL_DESC_TRANSA: if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false); d->ta = op != 0; LT_SET(true);
-        case CUBLASLT_MATMUL_DESC_TRANSB: if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false); d->tb = op != 0; LT_SET(true);
-        case CUBLASLT_MATMUL_DESC_TRANSC: LT_SET(take(&op, buf, n) && op == CUBLAS_OP_N);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE: LT_SET(take(&d->epilogue, buf, n));
-        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: LT_SET(take(&d->bias, buf, n));
-        case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: LT_SET(take(&d->bias_stride, buf, n));
-        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: LT_SET(take(&d->bias_type, buf, n));
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: LT_SET(take(&d->aux, buf, n));
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: LT_SET(take(&d->aux_ld, buf, n));
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: LT_SET(take(&d->aux_stride, buf, n));
-        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: LT_SET(take(&d->aux_type, buf, n));
-        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: LT_SET(take(&unused, buf, n));
-        default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: LT_SET(take(&d->compute, buf, n));
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE: LT_SET(take(&d->scale, buf, n));
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE: LT_SET(take(&d->mode, buf, n));
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false);
+        d->ta = op != 0;
+        LT_SET(true);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        if (!take(&op, buf, n) || op < 0 || op > 2) LT_SET(false);
+        d->tb = op != 0;
+        LT_SET(true);
+    case CUBLASLT_MATMUL_DESC_TRANSC: LT_SET(take(&op, buf, n) && op == CUBLAS_OP_N);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: LT_SET(take(&d->epilogue, buf, n));
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: LT_SET(take(&d->bias, buf, n));
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: LT_SET(take(&d->bias_stride, buf, n));
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: LT_SET(take(&d->bias_type, buf, n));
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: LT_SET(take(&d->aux, buf, n));
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: LT_SET(take(&d->aux_ld, buf, n));
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: LT_SET(take(&d->aux_stride, buf, n));
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: LT_SET(take(&d->aux_type, buf, n));
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: LT_SET(take(&unused, buf, n));
+    default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld) {
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
     if (!out) return CUBLAS_STATUS_INVALID_VALUE;
     lt_layout l;
     memset(&l, 0, sizeof l);
-    l.magic = MAGIC_LAYOUT; l.type = type; l.order = CUBLASLT_ORDER_COL; l.batch = 1; l.rows = rows; l.cols = cols; l.ld = ld;
+    l.magic = MAGIC_LAYOUT;
+    l.type = type;
+    l.order = CUBLASLT_ORDER_COL;
+    l.batch = 1;
+    l.rows = rows;
+    l.cols = cols;
+    l.ld = ld;
     *out = new cublasLtMatrixLayoutOpaque_t();
     memcpy(*out, &l, sizeof l);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { delete l; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, const void *buf,
-    size_t n) {
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *buf, size_t n) {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
     lt_layout *l = (lt_layout *)(void *)layout;
     switch (attr) {
-        case CUBLASLT_MATRIX_LAYOUT_TYPE: LT_SET(take(&l->type, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_ORDER:
-            LT_SET(take(&l->order, buf, n) && (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW));
-        case CUBLASLT_MATRIX_LAYOUT_ROWS: LT_SET(take(&l->rows, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_COLS: LT_SET(take(&l->cols, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_LD: LT_SET(take(&l->ld, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: LT_SET(take(&l->batch, buf, n));
-        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: LT_SET(take(&l->stride, buf, n));
-        default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: LT_SET(take(&l->type, buf, n));
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        LT_SET(take(&l->order, buf, n)
+               && (l->order == CUBLASLT_ORDER_COL || l->order == CUBLASLT_ORDER_ROW));
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: LT_SET(take(&l->rows, buf, n));
+    case CUBLASLT_MATRIX_LAYOUT_COLS: LT_SET(take(&l->cols, buf, n));
+    case CUBLASLT_MATRIX_LAYOUT_LD: LT_SET(take(&l->ld, buf, n));
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: LT_SET(take(&l->batch, buf, n));
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: LT_SET(take(&l->stride, buf, n));
+    default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
+
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
     if (!out) return CUBLAS_STATUS_INVALID_VALUE;
     lt_preference p;
@@ -2156,37 +3204,51 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
     memcpy(*out, &p, sizeof p);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { delete p; return CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attr,
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    delete p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
                                                     const void *buf, size_t n) {
     if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
     lt_preference *p = (lt_preference *)(void *)preference;
     uint32_t unused;
     switch (attr) {
-        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-            LT_SET(take(&p->schemes, buf, n) && !(p->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_MASK));
-        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: LT_SET(take(&p->workspace, buf, n));
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: LT_SET(take(&p->align[0], buf, n));
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: LT_SET(take(&p->align[1], buf, n));
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: LT_SET(take(&p->align[2], buf, n));
-        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: LT_SET(take(&p->align[3], buf, n));
-        case CUBLASLT_MATMUL_PREF_SEARCH_MODE: case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT: LT_SET(take(&unused, buf, n));
-        default: return CUBLAS_STATUS_INVALID_VALUE;
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        LT_SET(take(&p->schemes, buf, n)
+               && !(p->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_MASK));
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: LT_SET(take(&p->workspace, buf, n));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: LT_SET(take(&p->align[0], buf, n));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: LT_SET(take(&p->align[1], buf, n));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: LT_SET(take(&p->align[2], buf, n));
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: LT_SET(take(&p->align[3], buf, n));
+    case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
+    case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT: LT_SET(take(&unused, buf, n));
+    default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
-/* Up to five algorithms; every second one wants workspace, for a split K that it adds up in a separate step in the type of computation,
-   and is left out where the preference has too little or does not allow that scheme. Where the preference allows parts to be added up in
-   place or in the type of the result, the first one does so: running it is reported, for such a sum has an order or digits that nobody
-   promised. */
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
-                                              cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+
+/* Up to five algorithms; every second one wants workspace, for a split K that it adds
+   up in a separate step in the type of computation, and is left out where the
+   preference has too little or does not allow that scheme. Where the preference allows
+   parts to be added up in place or in the type of the result, the first one does so:
+   running it is reported, for such a sum has an order or digits that nobody promised. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                              cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
                                               cublasLtMatmulPreference_t preference, int requested,
-                                                  cublasLtMatmulHeuristicResult_t results[], int *count) {
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *count) {
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!desc || !A || !B || !C || !D || !preference || !results || !count || requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!desc || !A || !B || !C || !D || !preference || !results || !count || requested < 1)
+        return CUBLAS_STATUS_INVALID_VALUE;
     *count = 0;
     const lt_preference *p = (const lt_preference *)(const void *)preference;
-    cublasStatus_t status = lt_check(*(lt_desc *)(void *)desc, *(lt_layout *)(void *)A, *(lt_layout *)(void *)B, *(lt_layout *)(void *)C,
+    cublasStatus_t status = lt_check(*(lt_desc *)(void *)desc, *(lt_layout *)(void *)A,
+                                     *(lt_layout *)(void *)B, *(lt_layout *)(void *)C,
                                      *(lt_layout *)(void *)D);
     if (p->magic != MAGIC_PREFERENCE) return CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -2194,11 +3256,18 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     for (uint32_t i = 0; i < 5 && *count < requested; i++) {
         lt_algo algo;
         memset(&algo, 0, sizeof algo);
-        algo.magic = MAGIC_ALGO; algo.index = i; algo.workspace = i & 1 ? (uint64_t)(i + 1) << 16 : 0;
+        algo.magic = MAGIC_ALGO;
+        algo.index = i;
+        algo.workspace = i & 1 ? (uint64_t)(i + 1) << 16 : 0;
         memcpy(algo.align, p->align, sizeof algo.align);
-        algo.scheme = i & 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : i ? CUBLASLT_REDUCTION_SCHEME_NONE
-                    : p->schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
-        if (algo.workspace > p->workspace || (i & 1 && !(p->schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))) continue;
+        algo.scheme = i & 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                      : i   ? CUBLASLT_REDUCTION_SCHEME_NONE
+                            : p->schemes
+                                & (CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                   | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
+        if (algo.workspace > p->workspace
+            || (i & 1 && !(p->schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)))
+            continue;
         cublasLtMatmulHeuristicResult_t *r = &results[(*count)++];
         memset(r, 0, sizeof *r);
         memcpy(&r->algo, &algo, sizeof algo);
@@ -2208,104 +3277,184 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     }
     return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
-                              const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc,
-                              void *D, cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace,
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t Adesc, const void *B,
+                              cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t Cdesc, void *D, cublasLtMatrixLayout_t Ddesc,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
     LOCK;
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!desc || !alpha || !beta || !A || !Adesc || !B || !Bdesc || !Cdesc || !D || !Ddesc) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!desc || !alpha || !beta || !A || !Adesc || !B || !Bdesc || !Cdesc || !D || !Ddesc)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (in_device(alpha) || in_device(beta)) {
         report("cublasLtMatmul: alpha or beta in device memory, in host pointer mode");
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     lt_call call;
     memcpy(&call.d, desc, sizeof call.d);
-    memcpy(&call.A, Adesc, sizeof call.A); memcpy(&call.B, Bdesc, sizeof call.B);
-    memcpy(&call.C, Cdesc, sizeof call.C); memcpy(&call.D, Ddesc, sizeof call.D);
-    memcpy(&call.alpha, alpha, 4); memcpy(&call.beta, beta, 4);
-    call.a = A; call.b = B; call.c = C; call.out = D;
+    memcpy(&call.A, Adesc, sizeof call.A);
+    memcpy(&call.B, Bdesc, sizeof call.B);
+    memcpy(&call.C, Cdesc, sizeof call.C);
+    memcpy(&call.D, Ddesc, sizeof call.D);
+    memcpy(&call.alpha, alpha, 4);
+    memcpy(&call.beta, beta, 4);
+    call.a = A;
+    call.b = B;
+    call.c = C;
+    call.out = D;
     cublasStatus_t status = lt_check(call.d, call.A, call.B, call.C, call.D);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (call.beta != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
     const lt_desc &d = call.d;
     uint32_t e = d.epilogue;
-    if ((lt_has_bias(e) && !d.bias) || (lt_has_aux(e) && !d.aux)) return CUBLAS_STATUS_INVALID_VALUE;
-    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride)) return CUBLAS_STATUS_INVALID_VALUE;    /* one layout */
+    if ((lt_has_bias(e) && !d.bias) || (lt_has_aux(e) && !d.aux))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    /* one layout */
+    if (C == D && (call.C.ld != call.D.ld || call.C.stride != call.D.stride))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (algo) {
         lt_algo chosen;
         memcpy(&chosen, algo, sizeof chosen);
         if (chosen.magic != MAGIC_ALGO) return CUBLAS_STATUS_INVALID_VALUE;
-        if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
-        if (chosen.scheme & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
-            report("cublasLtMatmul: an algorithm whose parts are added in no promised order, or rounded: forbid its reduction scheme");
-        const void *address[] = { A, B, call.beta != 0 ? C : D, D };
-        for (int i = 0; i < 4; i++) if ((word)address[i] % chosen.align[i]) return CUBLAS_STATUS_INVALID_VALUE;
+        if (chosen.workspace > workspace_bytes || (chosen.workspace && !workspace))
+            return CUBLAS_STATUS_INVALID_VALUE;
+        if (chosen.scheme
+            & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE))
+            report(
+                "cublasLtMatmul: an algorithm whose parts are added in no promised order, or rounded: forbid its reduction scheme");
+        const void *address[] = {A, B, call.beta != 0 ? C : D, D};
+        for (int i = 0; i < 4; i++)
+            if ((word)address[i] % chosen.align[i]) return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (call.D.batch > 1 && (uint64_t)call.D.stride < ((uint64_t)(call.D.order == CUBLASLT_ORDER_COL ? call.D.cols : call.D.rows) - 1) *
-        (uint64_t)call.D.ld + (call.D.order == CUBLASLT_ORDER_COL ? call.D.rows : call.D.cols)) {
-        report("cublasLtMatmul: the results of a batch, %lld numbers apart, overlap", (long long)call.D.stride);
+    if (call.D.batch > 1
+        && (uint64_t)call.D.stride
+               < ((uint64_t)(call.D.order == CUBLASLT_ORDER_COL ? call.D.cols : call.D.rows) - 1)
+                         * (uint64_t)call.D.ld
+                     + (call.D.order == CUBLASLT_ORDER_COL ? call.D.rows : call.D.cols)) {
+        report("cublasLtMatmul: the results of a batch, %lld numbers apart, overlap",
+               (long long)call.D.stride);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     if (lt_refuses(false, (int)call.D.batch, e)) {
-        last_error = cudaErrorInvalidValue;         /* as a call that tried to launch may leave it */
+        /* as a call that tried to launch may leave it */
+        last_error = cudaErrorInvalidValue;
         return lt_refuse_with;
     }
     if (workspace && ((word)workspace & 15)) return CUBLAS_STATUS_INVALID_VALUE;
-    size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch, bias_size = lt_size(lt_bias_type(d, call.D));
+    size_t rows = (size_t)call.D.rows, batch = (size_t)call.D.batch,
+           bias_size = lt_size(lt_bias_type(d, call.D));
     size_t bias_count = e & 512 ? (size_t)call.D.cols : rows;
-    size_t aux_count = (batch - 1) * (size_t)d.aux_stride + ((size_t)call.D.cols - 1) * (size_t)d.aux_ld + rows;
+    size_t aux_count = (batch - 1) * (size_t)d.aux_stride
+                       + ((size_t)call.D.cols - 1) * (size_t)d.aux_ld + rows;
     bool ok = lt_in_device("A", A, lt_extent(call.A));
     ok = lt_in_device("B", B, lt_extent(call.B)) && ok;
     ok = lt_in_device("D", D, lt_extent(call.D)) && ok;
     if (call.beta != 0) ok = lt_in_device("C", C, lt_extent(call.C)) && ok;
-    if (lt_has_bias(e)) ok = lt_in_device("the bias", d.bias, ((batch - 1) * (size_t)d.bias_stride + bias_count) * bias_size) && ok;
+    if (lt_has_bias(e))
+        ok = lt_in_device("the bias", d.bias,
+                          ((batch - 1) * (size_t)d.bias_stride + bias_count) * bias_size)
+             && ok;
     if (lt_has_aux(e))
-        ok = lt_in_device("the auxiliary matrix", d.aux, e & (32 | 64) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8) && ok;
-    if (workspace && workspace_bytes) ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
+        ok = lt_in_device("the auxiliary matrix", d.aux,
+                          e & (32 | 64) ? aux_count * lt_size(call.D.type) : (aux_count + 7) / 8)
+             && ok;
+    if (workspace && workspace_bytes)
+        ok = lt_in_device("the workspace", workspace, workspace_bytes) && ok;
     if (!ok) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!G.devices || G.sticky || stream_error(stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (device_of(stream) != h->device || h->device != current_device) {
-        report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current", h->device, device_of(stream),
-               current_device);
+        report("cublasLtMatmul: a handle of GPU %d, a stream of GPU %d, and GPU %d is current",
+               h->device, device_of(stream), current_device);
         return CUBLAS_STATUS_EXECUTION_FAILED;
     }
     lt_calls++;
     lt_batches += call.D.batch > 1;
-    lt_unaligned += lt_rows_unaligned(call.A, A) || lt_rows_unaligned(call.B, B) || lt_rows_unaligned(call.D, D);
+    lt_unaligned += lt_rows_unaligned(call.A, A) || lt_rows_unaligned(call.B, B)
+                    || lt_rows_unaligned(call.D, D);
     submit_work(stream, "a product", [call, workspace, workspace_bytes] {
-        if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));     /* what was there is gone */
+        /* what was there is gone */
+        if (workspace) fill_bytes(workspace, std::min(workspace_bytes, (size_t)1 << 18));
         deliver();
         call.run();
     });
     return CUBLAS_STATUS_SUCCESS;
 }
-long cuda_host_matmuls(void) { return lt_calls; }
-long cuda_host_batches(void) { return lt_batches; }
-long cuda_host_unaligned(void) { return lt_unaligned; }
-void cuda_host_refuse(int what) { lt_refuse = what; }
-void cuda_host_refuse_with(int status) { lt_refuse_with = status ? (cublasStatus_t)status : CUBLAS_STATUS_NOT_SUPPORTED; }
+
+long cuda_host_matmuls(void) {
+    return lt_calls;
+}
+
+long cuda_host_batches(void) {
+    return lt_batches;
+}
+
+long cuda_host_unaligned(void) {
+    return lt_unaligned;
+}
+
+void cuda_host_refuse(int what) {
+    lt_refuse = what;
+}
+
+void cuda_host_refuse_with(int status) {
+    lt_refuse_with = status ? (cublasStatus_t)status : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 const char *cublasGetStatusName(cublasStatus_t status) {
     switch (status) {
-#define STATUS(name, value) case name: return #name;
+#define STATUS(name, value) \
+  case name: return #name;
         CUDA_HOST__STATUS(STATUS)
-        default: return "unknown status";
+    default: return "unknown status";
     }
 }
-const char *cublasGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
-const char *cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
-const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
-size_t cublasLtGetVersion(void) { return 130000; }
+
+const char *cublasGetStatusString(cublasStatus_t status) {
+    return cublasGetStatusName(status);
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+    return cublasGetStatusName(status);
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status) {
+    return cublasGetStatusName(status);
+}
+
+size_t cublasLtGetVersion(void) {
+    return 130000;
+}
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+
 // >>nccl: exchanges between processes of one machine, by a file in memory that is named after the unique id
 
-enum { RANKS = 8, PART = 1 << 18, LETTER = 1 << 16 };       /* bytes that a rank shows at once; that one sends to another at once */
-struct exchange_kind { int kind, type, op, root; size_t count; };
+enum {
+    RANKS = 8,
+    PART = 1 << 18,
+    LETTER = 1 << 16
+}; /* bytes that a rank shows at once; that one sends to another at once */
+
+struct exchange_kind {
+    int kind, type, op, root;
+    size_t count;
+};
+
 /* parts shown by a rank; parts of all that it is done with */
-struct shown { alignas(64) std::atomic<uint64_t> put, taken; exchange_kind what; };
-struct letters { alignas(64) std::atomic<uint64_t> put, taken; size_t bytes; };
+struct shown {
+    alignas(64) std::atomic<uint64_t> put, taken;
+    exchange_kind what;
+};
+
+struct letters {
+    alignas(64) std::atomic<uint64_t> put, taken;
+    size_t bytes;
+};
+
 struct shared_group {
     std::atomic<uint32_t> magic;
     std::atomic<int> ranks, joined, left;
@@ -2313,26 +3462,42 @@ struct shared_group {
     letters pair[RANKS][RANKS];
     unsigned char part[RANKS][PART], letter[RANKS][RANKS][LETTER];
 };
+
 static const uint32_t GROUP_MAGIC = 0x6e63636cu;
+
 struct ncclComm {
     std::string path;
     shared_group *m;
     int fd, rank, ranks, polls;
     bool counted, there, finalizing, gone, aborted;
     ncclResult_t state;
-    std::function<void()> late;                 /* the last call, until it was asked for twice */
-    uint64_t parts, given, finished;            /* parts of all so far; exchanges given out and finished: they keep this order */
-    std::map<uint64_t, CUstream_st *> waiting;  /* given out, not finished: on which stream */
-    std::shared_ptr<int> captured;              /* as many as graphs' nodes hold it, and one */
+    std::function<void()> late; /* the last call, until it was asked for twice */
+    /* parts of all so far; exchanges given out and finished: they keep this order */
+    uint64_t parts, given, finished;
+    std::map<uint64_t, CUstream_st *> waiting; /* given out, not finished: on which stream */
+    std::shared_ptr<int> captured;             /* as many as graphs' nodes hold it, and one */
 };
-static std::set<ncclComm *> &comms(void) { static auto *s = new std::set<ncclComm *>; return *s; }
-static std::vector<ncclComm *> &ended(void) { static auto *v = new std::vector<ncclComm *>; return *v; }
-static std::string &nccl_said(void) { static auto *s = new std::string; return *s; }
+
+static std::set<ncclComm *> &comms(void) {
+    static auto *s = new std::set<ncclComm *>;
+    return *s;
+}
+
+static std::vector<ncclComm *> &ended(void) {
+    static auto *v = new std::vector<ncclComm *>;
+    return *v;
+}
+
+static std::string &nccl_said(void) {
+    static auto *s = new std::string;
+    return *s;
+}
+
 static long exchanges_done;
 static int told_state, told_captured, told_ends;
 
-__attribute__((format(printf, 2, 3)))
-static ncclResult_t nccl_wrong(ncclResult_t r, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static ncclResult_t nccl_wrong(ncclResult_t r,
+                                                                     const char *format, ...) {
     char text[256];
     va_list list;
     va_start(list, format);
@@ -2341,22 +3506,30 @@ static ncclResult_t nccl_wrong(ncclResult_t r, const char *format, ...) {
     nccl_said() = text;
     return r;
 }
-enum { ALL_REDUCE, REDUCE, BROADCAST, SEND, RECV };
-static const char *const exchange_names[] = { "ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclSend", "ncclRecv" };
-static size_t nccl_size(int type) { return type == ncclFloat ? 4 : type == ncclDouble ? 8 : 1; }
 
-template<class T> static void reduce_ranks(T *to, const unsigned char *first, size_t n, int ranks, int op) {
+enum { ALL_REDUCE, REDUCE, BROADCAST, SEND, RECV };
+
+static const char *const exchange_names[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast",
+                                             "ncclSend", "ncclRecv"};
+
+static size_t nccl_size(int type) {
+    return type == ncclFloat ? 4 : type == ncclDouble ? 8 : 1;
+}
+
+template <class T>
+static void reduce_ranks(T *to, const unsigned char *first, size_t n, int ranks, int op) {
     for (size_t i = 0; i < n; i++) {
         T sum = 0;
-        for (int r = 0; r < ranks; r++) {       /* always in the order of ranks */
+        for (int r = 0; r < ranks; r++) { /* always in the order of ranks */
             T v;
             memcpy(&v, first + (size_t)r * PART + i * sizeof v, sizeof v);
-            if (op == ncclAvg) v *= (T)1 / (T)ranks;        /* before the sum, as NCCL does it */
+            if (op == ncclAvg) v *= (T)1 / (T)ranks; /* before the sum, as NCCL does it */
             sum = !r ? v : op == ncclMax ? (v > sum ? v : sum) : sum + v;
         }
         to[i] = sum;
     }
 }
+
 struct exchange {
     ncclComm *c;
     exchange_kind k;
@@ -2364,7 +3537,7 @@ struct exchange {
     unsigned char *to;
     uint64_t number;
     size_t at;
-    bool shows;         /* this rank's part is to be seen, those of others not yet */
+    bool shows; /* this rank's part is to be seen, those of others not yet */
 
     bool part(void) {
         shared_group *m = c->m;
@@ -2372,35 +3545,44 @@ struct exchange {
         uint64_t number_ = c->parts + 1;
         shown &mine = m->rank[c->rank];
         if (!shows) {
-            for (int r = 0; r < c->ranks; r++) if (m->rank[r].taken.load(std::memory_order_acquire) < number_ - 1) return false;
-            if (k.kind != BROADCAST || c->rank == k.root) memcpy(m->part[c->rank], from + at * each, n * each);
+            for (int r = 0; r < c->ranks; r++)
+                if (m->rank[r].taken.load(std::memory_order_acquire) < number_ - 1) return false;
+            if (k.kind != BROADCAST || c->rank == k.root)
+                memcpy(m->part[c->rank], from + at * each, n * each);
             mine.what = k;
             mine.put.store(number_, std::memory_order_release);
             shows = true;
         }
-        bool gets = k.kind == ALL_REDUCE || (k.kind == REDUCE) == (c->rank == k.root) || (k.kind == BROADCAST && to != from);
+        bool gets = k.kind == ALL_REDUCE || (k.kind == REDUCE) == (c->rank == k.root)
+                    || (k.kind == BROADCAST && to != from);
         for (int r = 0; gets && r < c->ranks; r++) {
             if (k.kind == BROADCAST && r != k.root) continue;
             if (m->rank[r].put.load(std::memory_order_acquire) < number_) return false;
             const exchange_kind &w = m->rank[r].what;
-            if (w.kind != k.kind || w.type != k.type || w.op != k.op || w.root != k.root || w.count != k.count)
-                report("%s of %zu at rank %d meets %s of %zu at rank %d", exchange_names[k.kind], k.count, c->rank,
-                       exchange_names[w.kind], w.count, r);
+            if (w.kind != k.kind || w.type != k.type || w.op != k.op || w.root != k.root
+                || w.count != k.count)
+                report("%s of %zu at rank %d meets %s of %zu at rank %d", exchange_names[k.kind],
+                       k.count, c->rank, exchange_names[w.kind], w.count, r);
         }
-        if (gets && k.kind == BROADCAST) memcpy(to + at * each, m->part[k.root], n * each);
-        else if (gets && k.type == ncclDouble) reduce_ranks((double *)(void *)to + at, m->part[0], n, c->ranks, k.op);
-        else if (gets) reduce_ranks((float *)(void *)to + at, m->part[0], n, c->ranks, k.op);
+        if (gets && k.kind == BROADCAST)
+            memcpy(to + at * each, m->part[k.root], n * each);
+        else if (gets && k.type == ncclDouble)
+            reduce_ranks((double *)(void *)to + at, m->part[0], n, c->ranks, k.op);
+        else if (gets)
+            reduce_ranks((float *)(void *)to + at, m->part[0], n, c->ranks, k.op);
         mine.taken.store(number_, std::memory_order_release);
         c->parts = number_;
         shows = false;
         at += n;
         return true;
     }
+
     bool letter(void) {
         int a = k.kind == SEND ? c->rank : k.root, b = k.kind == SEND ? k.root : c->rank;
         letters &l = c->m->pair[a][b];
         size_t n = std::min(k.count - at, (size_t)LETTER);
-        uint64_t put = l.put.load(std::memory_order_acquire), taken = l.taken.load(std::memory_order_acquire);
+        uint64_t put = l.put.load(std::memory_order_acquire),
+                 taken = l.taken.load(std::memory_order_acquire);
         if (k.kind == SEND) {
             if (put != taken) return false;
             memcpy(c->m->letter[a][b], from + at, n);
@@ -2408,15 +3590,18 @@ struct exchange {
             l.put.store(put + 1, std::memory_order_release);
         } else {
             if (put == taken) return false;
-            if (l.bytes != k.count - at) report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, l.bytes);
+            if (l.bytes != k.count - at)
+                report("ncclRecv of %zu bytes meets ncclSend of %zu", k.count - at, l.bytes);
             memcpy(to + at, c->m->letter[a][b], n);
             l.taken.store(taken + 1, std::memory_order_release);
         }
         at += n;
         return true;
     }
+
     bool go(void) {
-        while (!c->aborted && c->finished + 1 != number) {      /* in the order of the calls, whatever the streams are */
+        /* in the order of the calls, whatever the streams are */
+        while (!c->aborted && c->finished + 1 != number) {
             uint64_t first = c->finished;
             CUstream_st *s = c->waiting.begin()->second;
             if (!s->busy) advance(s, s->put);
@@ -2424,7 +3609,8 @@ struct exchange {
         }
         if (!c->aborted && !G.sticky) {
             device_open();
-            while (at < k.count && (k.kind < SEND ? part() : letter())) {}
+            while (at < k.count && (k.kind < SEND ? part() : letter())) {
+            }
             device_close();
             if (at < k.count) return false;
             exchanges_done++;
@@ -2434,24 +3620,37 @@ struct exchange {
         return true;
     }
 };
+
 static bool nccl_ready(ncclComm_t c, const char *what) {
-    if (!comms().count(c) || c->gone) { report("%s on a communicator that there is not", what); return false; }
-    if (c->state == ncclInProgress || c->finalizing) { report("%s while the call before is in progress", what); return false; }
+    if (!comms().count(c) || c->gone) {
+        report("%s on a communicator that there is not", what);
+        return false;
+    }
+    if (c->state == ncclInProgress || c->finalizing) {
+        report("%s while the call before is in progress", what);
+        return false;
+    }
     return true;
 }
-static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchange_kind k, cudaStream_t s) {
+
+static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchange_kind k,
+                                cudaStream_t s) {
     LOCK;
     const char *what = exchange_names[k.kind];
     size_t bytes = k.count * nccl_size(k.type);
     if (!nccl_ready(c, what)) return nccl_wrong(ncclInvalidUsage, "%s: not now", what);
-    if (k.root < 0 || k.root >= c->ranks || !k.count) return nccl_wrong(ncclInvalidArgument, "%s: rank %d", what, k.root);
+    if (k.root < 0 || k.root >= c->ranks || !k.count)
+        return nccl_wrong(ncclInvalidArgument, "%s: rank %d", what, k.root);
     if ((from && !find_device(from, bytes)) || (to && !find_device(to, bytes))) {
         report("%s: %zu bytes at %p and %p are not within device memory", what, bytes, from, to);
         return nccl_wrong(ncclInvalidArgument, "%s: an address", what);
     }
-    if (bad_stream(s) || is_default(s)) return nccl_wrong(ncclInvalidArgument, "%s: the stream", what);
-    if (c->state != ncclSuccess) return nccl_wrong(ncclInvalidArgument, "%s: the communicator has failed", what);
-    if (capturing(s) && told_captured && !told_ends) return nccl_wrong((ncclResult_t)told_captured, "%s: told to fail in a capture", what);
+    if (bad_stream(s) || is_default(s))
+        return nccl_wrong(ncclInvalidArgument, "%s: the stream", what);
+    if (c->state != ncclSuccess)
+        return nccl_wrong(ncclInvalidArgument, "%s: the communicator has failed", what);
+    if (capturing(s) && told_captured && !told_ends)
+        return nccl_wrong((ncclResult_t)told_captured, "%s: told to fail in a capture", what);
     c->state = ncclInProgress;
     c->polls = 0;
     if (capturing(s) && told_captured) {
@@ -2462,17 +3661,30 @@ static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchan
         };
         return ncclInProgress;
     }
-    c->late = [=] {             /* as from a thread of NCCL's: the stream learns of it later than the caller goes on */
-        if (stream_error(s)) { c->state = ncclUnhandledCudaError; return; }
+    /* as from a thread of NCCL's: the stream learns of it later than the caller goes
+       on */
+    c->late = [=] {
+        if (stream_error(s)) {
+            c->state = ncclUnhandledCudaError;
+            return;
+        }
         auto n = std::make_shared<graph_node>();
         std::shared_ptr<int> held = capturing(s) ? c->captured : NULL;
         n->host = false;
         n->exchange = [=](CUstream_st *where) -> queued {
             auto e = std::make_shared<exchange>();
             (void)held;
-            if (!comms().count(c)) { report("a graph has %s of a communicator that there is not", what); return [] { return true; }; }
-            e->c = c; e->k = k; e->from = (const unsigned char *)from; e->to = (unsigned char *)to;
-            e->number = ++c->given; e->at = 0; e->shows = false;
+            if (!comms().count(c)) {
+                report("a graph has %s of a communicator that there is not", what);
+                return [] { return true; };
+            }
+            e->c = c;
+            e->k = k;
+            e->from = (const unsigned char *)from;
+            e->to = (unsigned char *)to;
+            e->number = ++c->given;
+            e->at = 0;
+            e->shows = false;
             c->waiting[e->number] = where;
             return [e] { return e->go(); };
         };
@@ -2480,23 +3692,29 @@ static ncclResult_t nccl_submit(ncclComm_t c, const void *from, void *to, exchan
     };
     return ncclInProgress;
 }
+
 static std::string group_path(const char *id) {
     const char *dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : getenv("TMPDIR");
-    std::string path = std::string(dir ? dir : "/tmp") + "/cuda_host_nccl." + std::to_string((long)getuid()) + ".";
+    std::string path = std::string(dir ? dir : "/tmp") + "/cuda_host_nccl."
+                       + std::to_string((long)getuid()) + ".";
     for (; *id; id++) path += strchr("/[]", *id) ? '_' : *id;
     return path;
 }
+
 static void group_close(ncclComm *c) {
     if (c->m) munmap(c->m, sizeof *c->m);
     if (c->fd >= 0) close(c->fd);
     c->m = NULL;
     c->fd = -1;
 }
+
 /* The group's memory: rank 0 makes it, the others look for it. Are all there? */
 static bool group_there(ncclComm *c) {
     struct stat a, b;
     if (c->m && c->m->joined == c->ranks) return true;
-    if (c->m && c->rank && (stat(c->path.c_str(), &a) || fstat(c->fd, &b) || a.st_ino != b.st_ino)) {      /* one of an earlier run */
+    /* one of an earlier run */
+    if (c->m && c->rank
+        && (stat(c->path.c_str(), &a) || fstat(c->fd, &b) || a.st_ino != b.st_ino)) {
         if (c->m->joined == c->ranks) return true;
         group_close(c);
         c->counted = false;
@@ -2505,80 +3723,120 @@ static bool group_there(ncclComm *c) {
         if (!c->rank) unlink(c->path.c_str());
         c->fd = open(c->path.c_str(), c->rank ? O_RDWR : O_RDWR | O_CREAT | O_EXCL, 0600);
         if (c->fd < 0) return false;
-        if ((!c->rank && ftruncate(c->fd, sizeof *c->m)) || fstat(c->fd, &b) || b.st_size != (off_t)sizeof *c->m) {
+        if ((!c->rank && ftruncate(c->fd, sizeof *c->m)) || fstat(c->fd, &b)
+            || b.st_size != (off_t)sizeof *c->m) {
             group_close(c);
             return false;
         }
         void *p = mmap(NULL, sizeof *c->m, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
         c->m = p == MAP_FAILED ? NULL : (shared_group *)p;
-        if (!c->m) { group_close(c); return false; }
-        if (!c->rank) { c->m->ranks = c->ranks; c->m->magic = GROUP_MAGIC; }
+        if (!c->m) {
+            group_close(c);
+            return false;
+        }
+        if (!c->rank) {
+            c->m->ranks = c->ranks;
+            c->m->magic = GROUP_MAGIC;
+        }
     }
     if (c->m->magic != GROUP_MAGIC) return false;
     if (c->m->ranks != c->ranks) {
-        c->state = nccl_wrong(ncclInvalidUsage, "%d ranks, rank 0 says %d", c->ranks, (int)c->m->ranks);
+        c->state = nccl_wrong(ncclInvalidUsage, "%d ranks, rank 0 says %d", c->ranks,
+                              (int)c->m->ranks);
         return false;
     }
-    if (!c->counted) { c->m->joined++; c->counted = true; }
+    if (!c->counted) {
+        c->m->joined++;
+        c->counted = true;
+    }
     return c->m->joined == c->ranks;
 }
+
 static void nccl_end(ncclComm *c, const char *what) {
     if (c->captured.use_count() > 1)
-        report("%s while %ld captured exchanges live: NCCL waits until their graphs are gone", what, (long)c->captured.use_count() - 1);
-    c->aborted = c->gone = true;        /* what waits is done with, and nothing of it happens */
+        report("%s while %ld captured exchanges live: NCCL waits until their graphs are gone", what,
+               (long)c->captured.use_count() - 1);
+    c->aborted = c->gone = true; /* what waits is done with, and nothing of it happens */
     for (auto *s : streams()) advance(s);
     if (!c->rank && c->m && !c->there) unlink(c->path.c_str());
     group_close(c);
     comms().erase(c);
-    ended().push_back(c);               /* not freed: a queue may hold it still */
+    ended().push_back(c); /* not freed: a queue may hold it still */
 }
 
 extern "C" {
-ncclResult_t ncclGetVersion(int *version) { *version = NCCL_VERSION_CODE; return ncclSuccess; }
+ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
 const char *ncclGetErrorString(ncclResult_t result) {
     switch (result) {
-#define NCCL_TEXT(name, value, text) case name: return text;
+#define NCCL_TEXT(name, value, text) \
+  case name: return text;
         CUDA_HOST__NCCL(NCCL_TEXT)
-        default: return "unknown result code";
+    default: return "unknown result code";
     }
 }
-const char *ncclGetLastError(ncclComm_t) { return nccl_said().c_str(); }
+
+const char *ncclGetLastError(ncclComm_t) {
+    return nccl_said().c_str();
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     const char *address = getenv("NCCL_COMM_ID");
     static int made;
     timespec t;
     memset(id, 0, sizeof *id);
     clock_gettime(CLOCK_REALTIME, &t);
-    if (address && !strchr(address, ':')) return nccl_wrong(ncclInvalidArgument, "NCCL_COMM_ID is no host:port");
-    if (address) snprintf(id->internal, sizeof id->internal, "%.120s", address);
-    else snprintf(id->internal, sizeof id->internal, "%ld.%ld.%ld.%d", (long)getpid(), (long)t.tv_sec, t.tv_nsec, ++made);
+    if (address && !strchr(address, ':'))
+        return nccl_wrong(ncclInvalidArgument, "NCCL_COMM_ID is no host:port");
+    if (address)
+        snprintf(id->internal, sizeof id->internal, "%.120s", address);
+    else
+        snprintf(id->internal, sizeof id->internal, "%ld.%ld.%ld.%d", (long)getpid(),
+                 (long)t.tv_sec, t.tv_nsec, ++made);
     return ncclSuccess;
 }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
     LOCK;
-    if (!comm || !config || config->size != sizeof *config || config->magic != 0xcafebeefu || config->blocking || ranks < 1 ||
-        ranks > RANKS || rank < 0 || rank >= ranks || id.internal[sizeof id.internal - 1])
-        return nccl_wrong(ncclInvalidArgument, "rank %d of %d; blocking communicators are not there", rank, ranks);
+    if (!comm || !config || config->size != sizeof *config || config->magic != 0xcafebeefu
+        || config->blocking || ranks < 1 || ranks > RANKS || rank < 0 || rank >= ranks
+        || id.internal[sizeof id.internal - 1])
+        return nccl_wrong(ncclInvalidArgument,
+                          "rank %d of %d; blocking communicators are not there", rank, ranks);
     ncclComm *c = new ncclComm();
     c->path = group_path(id.internal);
-    c->fd = -1; c->rank = rank; c->ranks = ranks;
+    c->fd = -1;
+    c->rank = rank;
+    c->ranks = ranks;
     c->state = ncclInProgress;
     c->captured = std::make_shared<int>(0);
     comms().insert(c);
     *comm = c;
     return ncclInProgress;
 }
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
     LOCK;
-    if (!comms().count(c)) { report("ncclCommGetAsyncError of a communicator that there is not"); return ncclInvalidArgument; }
-    if (told_state) { c->state = nccl_wrong((ncclResult_t)told_state, "told to fail"); told_state = 0; }
+    if (!comms().count(c)) {
+        report("ncclCommGetAsyncError of a communicator that there is not");
+        return ncclInvalidArgument;
+    }
+    if (told_state) {
+        c->state = nccl_wrong((ncclResult_t)told_state, "told to fail");
+        told_state = 0;
+    }
     if (c->state == ncclInProgress && ++c->polls > 1) {
-        if (c->finalizing) { if (c->m->left == c->ranks) c->state = ncclSuccess; }
-        else if (!c->there) {
+        if (c->finalizing) {
+            if (c->m->left == c->ranks) c->state = ncclSuccess;
+        } else if (!c->there) {
             if (group_there(c)) {
                 c->there = true;
                 c->state = ncclSuccess;
-                if (!c->rank) unlink(c->path.c_str());      /* its name is not needed any more */
+                if (!c->rank) unlink(c->path.c_str()); /* its name is not needed any more */
             }
         } else {
             c->state = ncclSuccess;
@@ -2589,16 +3847,19 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state) {
     *state = c->state;
     return ncclSuccess;
 }
+
 ncclResult_t ncclCommFinalize(ncclComm_t c) {
     LOCK;
     if (!nccl_ready(c, "ncclCommFinalize")) return ncclInvalidUsage;
-    if (!c->waiting.empty()) report("ncclCommFinalize before %zu exchanges are done", c->waiting.size());
+    if (!c->waiting.empty())
+        report("ncclCommFinalize before %zu exchanges are done", c->waiting.size());
     c->finalizing = true;
     c->m->left++;
     c->polls = 0;
     c->state = ncclInProgress;
     return ncclInProgress;
 }
+
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     LOCK;
     if (!comms().count(c) || !c->finalizing || c->state != ncclSuccess) {
@@ -2608,31 +3869,59 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     nccl_end(c, "ncclCommDestroy");
     return ncclSuccess;
 }
+
 ncclResult_t ncclCommAbort(ncclComm_t c) {
     LOCK;
-    if (!comms().count(c)) { report("ncclCommAbort of a communicator that there is not"); return ncclInvalidArgument; }
+    if (!comms().count(c)) {
+        report("ncclCommAbort of a communicator that there is not");
+        return ncclInvalidArgument;
+    }
     nccl_end(c, "ncclCommAbort");
     return ncclSuccess;
 }
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                           cudaStream_t s) {
-    return nccl_submit(comm, send, recv, { ALL_REDUCE, type, op, 0, count }, s);
+
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, recv, {ALL_REDUCE, type, op, 0, count}, s);
 }
-ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm,
-                        cudaStream_t s) {
-    return nccl_submit(comm, send, recv, { REDUCE, type, op, root, count }, s);
+
+ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, recv, {REDUCE, type, op, root, count}, s);
 }
-ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t s) {
-    return nccl_submit(comm, send, recv, { BROADCAST, type, 0, root, count }, s);
+
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, recv, {BROADCAST, type, 0, root, count}, s);
 }
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
-    return nccl_submit(comm, send, NULL, { SEND, ncclUint8, 0, peer, count * nccl_size(type) }, s);
+
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t s) {
+    return nccl_submit(comm, send, NULL, {SEND, ncclUint8, 0, peer, count * nccl_size(type)}, s);
 }
-ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
-    return nccl_submit(comm, NULL, recv, { RECV, ncclUint8, 0, peer, count * nccl_size(type) }, s);
+
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t s) {
+    return nccl_submit(comm, NULL, recv, {RECV, ncclUint8, 0, peer, count * nccl_size(type)}, s);
 }
-void cuda_host_nccl_fail(int state) { LOCK; told_state = state; }
-void cuda_host_nccl_fail_captured(int state, int ends) { LOCK; told_captured = state; told_ends = ends; }
-long cuda_host_exchanges(void) { return exchanges_done; }
-long cuda_host_comms(void) { LOCK; return (long)comms().size(); }
+
+void cuda_host_nccl_fail(int state) {
+    LOCK;
+    told_state = state;
+}
+
+void cuda_host_nccl_fail_captured(int state, int ends) {
+    LOCK;
+    told_captured = state;
+    told_ends = ends;
+}
+
+long cuda_host_exchanges(void) {
+    return exchanges_done;
+}
+
+long cuda_host_comms(void) {
+    LOCK;
+    return (long)comms().size();
+}
 }

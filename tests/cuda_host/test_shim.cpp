@@ -1,5 +1,6 @@
-/* test_shim.cpp - the CUDA-on-CPU shim against itself: kernels that are right give the right numbers in every order and with
-   every fill, kernels that are wrong in each way that the shim watches for are caught. */
+/* test_shim.cpp - the CUDA-on-CPU shim against itself: kernels that are right give the
+   right numbers in every order and with every fill, kernels that are wrong in each way
+   that the shim watches for are caught. */
 #include "../../seqtx.h"
 #include "cuda_runtime.h"
 #include "cuda_bf16.h"
@@ -21,11 +22,22 @@
   #endif
 #endif
 
-#define OK(call) do { cudaError_t e_ = (call); CHECK(e_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(e_)); } while (0)
-#define GIVES(call, error) do { \
-    cudaError_t e_ = (call); CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); cudaGetLastError(); } while (0)
-#define LT(call) do { cublasStatus_t e_ = (call); CHECK(e_ == CUBLAS_STATUS_SUCCESS, "%s: %s", #call, cublasGetStatusString(e_)); \
-    } while (0)
+#define OK(call) \
+  do { \
+    cudaError_t e_ = (call); \
+    CHECK(e_ == cudaSuccess, "%s: %s", #call, cudaGetErrorString(e_)); \
+  } while (0)
+#define GIVES(call, error) \
+  do { \
+    cudaError_t e_ = (call); \
+    CHECK(e_ == (error), "%s: %s", #call, cudaGetErrorName(e_)); \
+    cudaGetLastError(); \
+  } while (0)
+#define LT(call) \
+  do { \
+    cublasStatus_t e_ = (call); \
+    CHECK(e_ == CUBLAS_STATUS_SUCCESS, "%s: %s", #call, cublasGetStatusString(e_)); \
+  } while (0)
 
 static float *device_copy(const std::vector<float> &v) {
     float *p;
@@ -33,40 +45,50 @@ static float *device_copy(const std::vector<float> &v) {
     OK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice));
     return p;
 }
-template<class T> static std::vector<T> host_copy(const T *p, size_t n) {
+
+template <class T> static std::vector<T> host_copy(const T *p, size_t n) {
     std::vector<T> v(n);
     OK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
     return v;
 }
-static std::vector<float> random_floats(size_t n) { std::vector<float> v(n); for (auto &x : v) x = (float)test_rand(); return v; }
+
+static std::vector<float> random_floats(size_t n) {
+    std::vector<float> v(n);
+    for (auto &x : v) x = (float)test_rand();
+    return v;
+}
 
 /* Runs body in every order of threads and blocks and with two fills, and reports none. */
-template<class F> static void in_every_order(F body) {
-    static const int fills[] = { CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0 };
-    for (int fill : fills) for (int t = 0; t < CUDA_HOST_ORDERS; t++) for (int b = 0; b < 3; b++) {
-        cuda_host_fill(fill);
-        cuda_host_order(t, b, (uint64_t)(7 * t + b));
-        body();
-    }
+template <class F> static void in_every_order(F body) {
+    static const int fills[] = {CUDA_HOST_FILL_NAN, CUDA_HOST_FILL_RANDOM, 0};
+    for (int fill : fills)
+        for (int t = 0; t < CUDA_HOST_ORDERS; t++)
+            for (int b = 0; b < 3; b++) {
+                cuda_host_fill(fill);
+                cuda_host_order(t, b, (uint64_t)(7 * t + b));
+                body();
+            }
     cuda_host_fill(CUDA_HOST_FILL_NAN);
     cuda_host_order(0, 0, 0);
     CHECK(cuda_host_reports() == 0, "%ld reports", cuda_host_reports());
     CHECK(cudaGetLastError() == cudaSuccess, "an error is left");
 }
+
 /* Is body's violation seen, with this word in the report? */
-template<class F> static void is_reported(const char *what, const char *word, F body) {
+template <class F> static void is_reported(const char *what, const char *word, F body) {
     cuda_host_clear_reports();
     cuda_host_quiet(1);
     body();
     cuda_host_check();
     cuda_host_quiet(0);
-    CHECK(cuda_host_reports() > 0 && strstr(cuda_host_last_report(), word), "%s: %ld reports, last: %s", what, cuda_host_reports(),
-        cuda_host_last_report());
+    CHECK(cuda_host_reports() > 0 && strstr(cuda_host_last_report(), word),
+          "%s: %ld reports, last: %s", what, cuda_host_reports(), cuda_host_last_report());
     cuda_host_clear_reports();
     cudaGetLastError();
 }
+
 /* Does body end a child process by a signal, an AddressSanitizer error or exit 99? */
-template<class F> static void kills(const char *what, F body) {
+template <class F> static void kills(const char *what, F body) {
     int status;
     fflush(NULL);
     pid_t child = fork();
@@ -75,13 +97,15 @@ template<class F> static void kills(const char *what, F body) {
         body();
         _exit(0);
     }
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) == 0), "%s: not seen", what);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child
+              && !(WIFEXITED(status) && WEXITSTATUS(status) == 0),
+          "%s: not seen", what);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // kernels that are right
 
-static __global__ void sum_kernel(float *out, const float *in, size_t n) {     /* one block a sum */
+static __global__ void sum_kernel(float *out, const float *in, size_t n) { /* one block a sum */
     STX__SHARED(float, part, 8);
     float s = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) s += in[blockIdx.x * n + i];
@@ -93,6 +117,7 @@ static __global__ void sum_kernel(float *out, const float *in, size_t n) {     /
         out[blockIdx.x] = s;
     }
 }
+
 static void test_sum(void) {
     size_t n = 1000, blocks = 5;
     std::vector<float> in(n * blocks);
@@ -108,30 +133,45 @@ static void test_sum(void) {
             CHECK(got[b] == want, "block %zu: %g, want %g", b, got[b], want);
         }
     });
-    OK(cudaFree(d)); OK(cudaFree(out));
+    OK(cudaFree(d));
+    OK(cudaFree(out));
 }
 
-static __global__ void scan_kernel(int *y, const int *a, unsigned long long *wide, double *dbl, unsigned *votes) {
+static __global__ void scan_kernel(int *y, const int *a, unsigned long long *wide, double *dbl,
+                                   unsigned *votes) {
     int lane = (int)(threadIdx.x & 31), v = a[threadIdx.x], s = v;
-    for (unsigned d = 1; d < 32; d *= 2) { int t = __shfl_up_sync(0xffffffffu, s, d); if (lane >= (int)d) s += t; }
+    for (unsigned d = 1; d < 32; d *= 2) {
+        int t = __shfl_up_sync(0xffffffffu, s, d);
+        if (lane >= (int)d) s += t;
+    }
     y[threadIdx.x] = s;
     unsigned long long w = (unsigned long long)v << 33 | (unsigned)lane;
     wide[threadIdx.x] = __shfl_sync(0xffffffffu, w, (lane + 3) & 31);
     dbl[threadIdx.x] = __shfl_down_sync(0xffffffffu, (double)lane, 2, 8);
     votes[threadIdx.x * 4] = __ballot_sync(0xffffffffu, v & 1);
-    votes[threadIdx.x * 4 + 1] = (unsigned)__any_sync(0xffffffffu, v == 17) << 1 | (unsigned)__all_sync(0xffffffffu, v < 100);
-    votes[threadIdx.x * 4 + 2] = lane < 16 ? __reduce_add_sync(0xffffu, (unsigned)v) : __reduce_max_sync(0xffff0000u, (unsigned)v);
-    votes[threadIdx.x * 4 + 3] = (unsigned)__syncthreads_count(v & 1) << 2 | (unsigned)(__syncthreads_or(v == 17) != 0) << 1 |
-                                 (unsigned)(__syncthreads_and(v < 100) != 0);
+    votes[threadIdx.x * 4 + 1] = (unsigned)__any_sync(0xffffffffu, v == 17) << 1
+                                 | (unsigned)__all_sync(0xffffffffu, v < 100);
+    votes[threadIdx.x * 4 + 2] = lane < 16 ? __reduce_add_sync(0xffffu, (unsigned)v)
+                                           : __reduce_max_sync(0xffff0000u, (unsigned)v);
+    votes[threadIdx.x * 4 + 3] = (unsigned)__syncthreads_count(v & 1) << 2
+                                 | (unsigned)(__syncthreads_or(v == 17) != 0) << 1
+                                 | (unsigned)(__syncthreads_and(v < 100) != 0);
 }
+
 static void test_scan(void) {
     int *y, *a, host[64];
     unsigned long long *wide;
     double *dbl;
     unsigned *votes;
     unsigned odd = 0;
-    for (int i = 0; i < 64; i++) { host[i] = i * 7 % 31; odd += host[i] & 1; }
-    OK(cudaMalloc(&y, sizeof host)); OK(cudaMalloc(&a, sizeof host)); OK(cudaMalloc(&wide, 512)); OK(cudaMalloc(&dbl, 512));
+    for (int i = 0; i < 64; i++) {
+        host[i] = i * 7 % 31;
+        odd += host[i] & 1;
+    }
+    OK(cudaMalloc(&y, sizeof host));
+    OK(cudaMalloc(&a, sizeof host));
+    OK(cudaMalloc(&wide, 512));
+    OK(cudaMalloc(&dbl, 512));
     OK(cudaMalloc(&votes, 1024));
     OK(cudaMemcpy(a, host, sizeof host, cudaMemcpyHostToDevice));
     in_every_order([&] {
@@ -144,27 +184,43 @@ static void test_scan(void) {
             int s = 0, base = i & ~31, lane = i & 31, from = base + ((lane + 3) & 31);
             unsigned ballot = 0, sum = 0, top = 0, any = 0;
             for (int j = base; j <= i; j++) s += host[j];
-            for (int j = 0; j < 32; j++) { ballot |= (unsigned)(host[base + j] & 1) << j; any |= host[base + j] == 17; }
-            for (int j = 0; j < 16; j++) { sum += (unsigned)host[base + j]; top = max(top, (unsigned)host[base + 16 + j]); }
+            for (int j = 0; j < 32; j++) {
+                ballot |= (unsigned)(host[base + j] & 1) << j;
+                any |= host[base + j] == 17;
+            }
+            for (int j = 0; j < 16; j++) {
+                sum += (unsigned)host[base + j];
+                top = max(top, (unsigned)host[base + 16 + j]);
+            }
             CHECK(got[(size_t)i] == s, "scan %d", i);
-            CHECK(w[(size_t)i] == ((unsigned long long)host[from] << 33 | (unsigned)(from & 31)), "64-bit shuffle %d", i);
-            CHECK(db[(size_t)i] == ((lane & 7) < 6 ? lane + 2 : lane), "shuffle of width 8, %d: %g", i, db[(size_t)i]);
-            CHECK(v[(size_t)i * 4] == ballot && v[(size_t)i * 4 + 1] == (any << 1 | 1), "vote %d", i);
+            CHECK(w[(size_t)i] == ((unsigned long long)host[from] << 33 | (unsigned)(from & 31)),
+                  "64-bit shuffle %d", i);
+            CHECK(db[(size_t)i] == ((lane & 7) < 6 ? lane + 2 : lane), "shuffle of width 8, %d: %g",
+                  i, db[(size_t)i]);
+            CHECK(v[(size_t)i * 4] == ballot && v[(size_t)i * 4 + 1] == (any << 1 | 1), "vote %d",
+                  i);
             CHECK(v[(size_t)i * 4 + 2] == (lane < 16 ? sum : top), "halves of a warp %d", i);
             CHECK(v[(size_t)i * 4 + 3] == (odd << 2 | 3), "__syncthreads_count %d", i);
         }
     });
-    OK(cudaFree(y)); OK(cudaFree(a)); OK(cudaFree(wide)); OK(cudaFree(dbl)); OK(cudaFree(votes));
+    OK(cudaFree(y));
+    OK(cudaFree(a));
+    OK(cudaFree(wide));
+    OK(cudaFree(dbl));
+    OK(cudaFree(votes));
 }
 
-template<class T, int PAD> static __global__ void transpose_kernel(T *y, const T *x, int rows, int cols, int skip_barrier) {
+template <class T, int PAD>
+static __global__ void transpose_kernel(T *y, const T *x, int rows, int cols, int skip_barrier) {
     STX__SHARED(T, tile, 16 * (16 + PAD));
     int c = (int)(blockIdx.x * 16 + threadIdx.x), r = (int)(blockIdx.y * 16 + threadIdx.y);
     if (c < cols && r < rows) tile[threadIdx.y * (16 + PAD) + threadIdx.x] = x[r * cols + c];
     if (!skip_barrier) __syncthreads();
-    c = (int)(blockIdx.x * 16 + threadIdx.y); r = (int)(blockIdx.y * 16 + threadIdx.x);
+    c = (int)(blockIdx.x * 16 + threadIdx.y);
+    r = (int)(blockIdx.y * 16 + threadIdx.x);
     if (c < cols && r < rows) y[c * rows + r] = tile[threadIdx.x * (16 + PAD) + threadIdx.y];
 }
+
 static void test_transpose(void) {
     int rows = 45, cols = 67;
     std::vector<float> in = random_floats((size_t)(rows * cols));
@@ -172,9 +228,12 @@ static void test_transpose(void) {
     OK(cudaMalloc(&y, in.size() * 4));
     auto wrong = [&](int skip) {
         int bad = 0;
-        STX__LAUNCH((transpose_kernel<float, 1>), dim3(5, 3), dim3(16, 16), 0, 0, y, x, rows, cols, skip);
+        STX__LAUNCH((transpose_kernel<float, 1>), dim3(5, 3), dim3(16, 16), 0, 0, y, x, rows, cols,
+                    skip);
         std::vector<float> got = host_copy(y, in.size());
-        for (int r = 0; r < rows; r++) for (int c = 0; c < cols; c++) bad += !(got[(size_t)(c * rows + r)] == in[(size_t)(r * cols + c)]);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++)
+                bad += !(got[(size_t)(c * rows + r)] == in[(size_t)(r * cols + c)]);
         return bad;
     };
     in_every_order([&] { CHECK(wrong(0) == 0, "transpose"); });
@@ -183,17 +242,20 @@ static void test_transpose(void) {
         CHECK(wrong(1) > 0, "a missing barrier, order %d", t);
     }
     cuda_host_order(0, 0, 0);
-    OK(cudaFree(x)); OK(cudaFree(y));
+    OK(cudaFree(x));
+    OK(cudaFree(y));
 }
 
-/* The fragments are filled here by the formulas of the PTX manual, element by element, the shim computes by register. */
+/* The fragments are filled here by the formulas of the PTX manual, element by element,
+   the shim computes by register. */
 static __global__ void mma_bf16_kernel(float *D, const float *A, const float *B, const float *C) {
     int lane = (int)threadIdx.x, group = lane >> 2, t = lane % 4;
     uint16_t ea[8], eb[4];
     uint32_t a[4], b[2];
     float c[4];
     for (int i = 0; i < 8; i++) {
-        int row = i < 2 || (4 <= i && i < 6) ? group : group + 8, col = i < 4 ? t * 2 + (i & 1) : t * 2 + (i & 1) + 8;
+        int row = i < 2 || (4 <= i && i < 6) ? group : group + 8,
+            col = i < 4 ? t * 2 + (i & 1) : t * 2 + (i & 1) + 8;
         __nv_bfloat16 h = __float2bfloat16(A[row * 16 + col]);
         memcpy(&ea[i], &h, 2);
     }
@@ -202,11 +264,13 @@ static __global__ void mma_bf16_kernel(float *D, const float *A, const float *B,
         __nv_bfloat16 h = __float2bfloat16(B[row * 8 + group]);
         memcpy(&eb[i], &h, 2);
     }
-    memcpy(a, ea, sizeof a); memcpy(b, eb, sizeof b);
+    memcpy(a, ea, sizeof a);
+    memcpy(b, eb, sizeof b);
     for (int i = 0; i < 4; i++) c[i] = C[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)];
     cuda_host_mma_bf16(c, a, b);
     for (int i = 0; i < 4; i++) D[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)] = c[i];
 }
+
 static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B, const float *C) {
     int lane = (int)threadIdx.x, group = lane >> 2, t = lane % 4;
     uint32_t a[4], b[2];
@@ -220,26 +284,40 @@ static __global__ void mma_tf32_kernel(float *D, const float *A, const float *B,
     cuda_host_mma_tf32(c, a, b);
     for (int i = 0; i < 4; i++) D[(i < 2 ? group : group + 8) * 8 + t * 2 + (i & 1)] = c[i];
 }
-/* Several products in one call: the bits of as many calls, also where one adds to what another leaves */
+
+/* Several products in one call: the bits of as many calls, also where one adds to what
+   another leaves */
 static __global__ void mma_several_kernel(int *differ, const float *A) {
     int lane = (int)threadIdx.x;
     uint32_t a[2][4], b[2][2];
     float one[2][4], all[2][4];
-    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = (__float_as_uint(A[lane * 8 + i]) >> 16) * 0x10001u;      /* also two bf16 */
-    for (int i = 0; i < 4; i++) b[i / 2][i % 2] = (__float_as_uint(A[(31 - lane) * 8 + i]) >> 16) * 0x10001u;
+    /* also two bf16 */
+    for (int i = 0; i < 8; i++)
+        a[i / 4][i % 4] = (__float_as_uint(A[lane * 8 + i]) >> 16) * 0x10001u;
+    for (int i = 0; i < 4; i++)
+        b[i / 2][i % 2] = (__float_as_uint(A[(31 - lane) * 8 + i]) >> 16) * 0x10001u;
     for (int i = 0; i < 8; i++) one[i / 4][i % 4] = all[i / 4][i % 4] = A[255 - lane * 8 - i];
-    const cuda_host_product p[4] = { { all[0], a[0], b[0] }, { all[1], a[1], b[0] }, { all[0], a[1], b[1] }, { all[0], a[0], b[1] } };
-    cuda_host_mma_bf16(one[0], a[0], b[0]); cuda_host_mma_bf16(one[1], a[1], b[0]);
-    cuda_host_mma_bf16(one[0], a[1], b[1]); cuda_host_mma_bf16(one[0], a[0], b[1]);
+    const cuda_host_product p[4] = {{all[0], a[0], b[0]},
+                                    {all[1], a[1], b[0]},
+                                    {all[0], a[1], b[1]},
+                                    {all[0], a[0], b[1]}};
+    cuda_host_mma_bf16(one[0], a[0], b[0]);
+    cuda_host_mma_bf16(one[1], a[1], b[0]);
+    cuda_host_mma_bf16(one[0], a[1], b[1]);
+    cuda_host_mma_bf16(one[0], a[0], b[1]);
     cuda_host_mma_bf16(p, 4);
     differ[lane] = memcmp(one, all, sizeof one);
-    cuda_host_mma_tf32(one[0], a[0], b[0]); cuda_host_mma_tf32(one[1], a[1], b[0]);
-    cuda_host_mma_tf32(one[0], a[1], b[1]); cuda_host_mma_tf32(one[0], a[0], b[1]);
+    cuda_host_mma_tf32(one[0], a[0], b[0]);
+    cuda_host_mma_tf32(one[1], a[1], b[0]);
+    cuda_host_mma_tf32(one[0], a[1], b[1]);
+    cuda_host_mma_tf32(one[0], a[0], b[1]);
     cuda_host_mma_tf32(p, 4);
     differ[32 + lane] = memcmp(one, all, sizeof one);
 }
+
 static void test_mma(void) {
-    std::vector<float> A = random_floats(16 * 16), B = random_floats(16 * 8), C = random_floats(16 * 8);
+    std::vector<float> A = random_floats(16 * 16), B = random_floats(16 * 8),
+                       C = random_floats(16 * 8);
     int *differ;
     OK(cudaMalloc(&differ, 64 * sizeof *differ));
     float *a = device_copy(A), *b = device_copy(B), *c = device_copy(C), *d;
@@ -247,49 +325,68 @@ static void test_mma(void) {
     in_every_order([&] {
         STX__LAUNCH(mma_bf16_kernel, 1, 32, 0, 0, d, a, b, c);
         std::vector<float> got = host_copy(d, 16 * 8);
-        for (int i = 0; i < 16; i++) for (int j = 0; j < 8; j++) {
-            double s = C[(size_t)(i * 8 + j)];
-            for (int k = 0; k < 16; k++)
-                s += (double)(float)__nv_bfloat16(A[(size_t)(i * 16 + k)]) * (float)__nv_bfloat16(B[(size_t)(k * 8 + j)]);
-            CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "bf16 (%d,%d): %g, want %g", i, j, got[(size_t)(i * 8 + j)], s);
-        }
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 8; j++) {
+                double s = C[(size_t)(i * 8 + j)];
+                for (int k = 0; k < 16; k++)
+                    s += (double)(float)__nv_bfloat16(A[(size_t)(i * 16 + k)])
+                         * (float)__nv_bfloat16(B[(size_t)(k * 8 + j)]);
+                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "bf16 (%d,%d): %g, want %g", i, j,
+                      got[(size_t)(i * 8 + j)], s);
+            }
         STX__LAUNCH(mma_tf32_kernel, 1, 32, 0, 0, d, a, b, c);
         got = host_copy(d, 16 * 8);
-        for (int i = 0; i < 16; i++) for (int j = 0; j < 8; j++) {
-            double s = C[(size_t)(i * 8 + j)];
-            for (int k = 0; k < 8; k++)
-                s += (double)__uint_as_float(__float_as_uint(A[(size_t)(i * 8 + k)]) & ~0x1fffu) *
-                     __uint_as_float(__float_as_uint(B[(size_t)(k * 8 + j)]) & ~0x1fffu);
-            CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "tf32 (%d,%d): %g, want %g", i, j, got[(size_t)(i * 8 + j)], s);
-        }
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 8; j++) {
+                double s = C[(size_t)(i * 8 + j)];
+                for (int k = 0; k < 8; k++)
+                    s += (double)__uint_as_float(__float_as_uint(A[(size_t)(i * 8 + k)]) & ~0x1fffu)
+                         * __uint_as_float(__float_as_uint(B[(size_t)(k * 8 + j)]) & ~0x1fffu);
+                CHECK(CLOSE(got[(size_t)(i * 8 + j)], s, 2e-6), "tf32 (%d,%d): %g, want %g", i, j,
+                      got[(size_t)(i * 8 + j)], s);
+            }
         STX__LAUNCH(mma_several_kernel, 1, 32, 0, 0, differ, a);
         int lanes[64];
         OK(cudaMemcpy(lanes, differ, sizeof lanes, cudaMemcpyDeviceToHost));
-        for (int i = 0; i < 64; i++) CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one",
-                                           i < 32 ? "bf16" : "tf32", i & 31);
+        for (int i = 0; i < 64; i++)
+            CHECK(lanes[i] == 0, "%s, lane %d: several products at once are not those one by one",
+                  i < 32 ? "bf16" : "tf32", i & 31);
     });
     OK(cudaFree(differ));
-    OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(c)); OK(cudaFree(d));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+    OK(cudaFree(c));
+    OK(cudaFree(d));
 }
 
-/* A (16,16) and B as (n,k) (8,16) go through shared memory and ldmatrix: the usual pairing with mma. With trans B is (16,8). */
-static __global__ void ldmatrix_kernel(float *D, const __nv_bfloat16 *A, const __nv_bfloat16 *B, int trans, uint32_t *raw) {
+/* A (16,16) and B as (n,k) (8,16) go through shared memory and ldmatrix: the usual
+   pairing with mma. With trans B is (16,8). */
+static __global__ void ldmatrix_kernel(float *D, const __nv_bfloat16 *A, const __nv_bfloat16 *B,
+                                       int trans, uint32_t *raw) {
     STX__DYNAMIC(shared);
     __nv_bfloat16 *sa = (__nv_bfloat16 *)shared, *sb = sa + 16 * 24;
     int lane = (int)threadIdx.x, ldb = trans ? 8 : 24;
     uint32_t a[4], b[2], one[1];
-    float c[4] = { 0, 0, 0, 0 };
+    float c[4] = {0, 0, 0, 0};
     for (int i = lane; i < 256; i += 32) sa[i / 16 * 24 + i % 16] = A[i];
-    for (int i = lane; i < 128; i += 32) if (trans) sb[i] = B[i]; else sb[i / 16 * 24 + i % 16] = B[i];
+    for (int i = lane; i < 128; i += 32)
+        if (trans)
+            sb[i] = B[i];
+        else
+            sb[i / 16 * 24 + i % 16] = B[i];
     __syncwarp();
     cuda_host_ldmatrix(a, 4, 0, sa + lane % 16 * 24 + lane / 16 * 8);
-    if (trans) cuda_host_ldmatrix(b, 2, 1, sb + lane % 16 * ldb);
-    else cuda_host_ldmatrix(b, 2, 0, sb + lane % 8 * ldb + lane / 8 % 2 * 8);
+    if (trans)
+        cuda_host_ldmatrix(b, 2, 1, sb + lane % 16 * ldb);
+    else
+        cuda_host_ldmatrix(b, 2, 0, sb + lane % 8 * ldb + lane / 8 % 2 * 8);
     cuda_host_ldmatrix(one, 1, trans, sa + lane % 8 * 24);
     raw[lane] = one[0];
     cuda_host_mma_bf16(c, a, b);
-    for (int i = 0; i < 4; i++) D[((lane >> 2) + (i < 2 ? 0 : 8)) * 8 + lane % 4 * 2 + (i & 1)] = c[i];
+    for (int i = 0; i < 4; i++)
+        D[((lane >> 2) + (i < 2 ? 0 : 8)) * 8 + lane % 4 * 2 + (i & 1)] = c[i];
 }
+
 static void test_ldmatrix(void) {
     std::vector<__nv_bfloat16> A(256), B(128);
     for (auto &x : A) x = __nv_bfloat16((float)(int)(test_rand() * 16));
@@ -297,29 +394,44 @@ static void test_ldmatrix(void) {
     __nv_bfloat16 *a, *b;
     float *d;
     uint32_t *raw;
-    OK(cudaMalloc(&a, 512)); OK(cudaMalloc(&b, 256)); OK(cudaMalloc(&d, 512)); OK(cudaMalloc(&raw, 128));
-    OK(cudaMemcpy(a, A.data(), 512, cudaMemcpyHostToDevice)); OK(cudaMemcpy(b, B.data(), 256, cudaMemcpyHostToDevice));
+    OK(cudaMalloc(&a, 512));
+    OK(cudaMalloc(&b, 256));
+    OK(cudaMalloc(&d, 512));
+    OK(cudaMalloc(&raw, 128));
+    OK(cudaMemcpy(a, A.data(), 512, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(b, B.data(), 256, cudaMemcpyHostToDevice));
     in_every_order([&] {
         for (int trans = 0; trans < 2; trans++) {
             STX__LAUNCH(ldmatrix_kernel, 1, 32, (16 + 16) * 24 * 2, 0, d, a, b, trans, raw);
             std::vector<float> got = host_copy(d, 128);
             std::vector<uint32_t> r = host_copy(raw, 32);
-            for (int i = 0; i < 16; i++) for (int j = 0; j < 8; j++) {
-                float s = 0;
-                for (int k = 0; k < 16; k++) s += (float)A[(size_t)(i * 16 + k)] * (float)B[(size_t)(trans ? k * 8 + j : j * 16 + k)];
-                CHECK(got[(size_t)(i * 8 + j)] == s, "ldmatrix, trans %d (%d,%d): %g, want %g", trans, i, j, got[(size_t)(i * 8 + j)], s);
-            }
-            for (int l = 0; l < 32; l++) for (int h = 0; h < 2; h++) {
-                int p = l / 4, q = 2 * (l % 4) + h;
-                unsigned want = trans ? __bfloat16_as_ushort(A[(size_t)(q * 16 + p)]) : __bfloat16_as_ushort(A[(size_t)(p * 16 + q)]);
-                CHECK((r[(size_t)l] >> 16 * h & 0xffffu) == want, "ldmatrix x1, trans %d, lane %d", trans, l);
-            }
+            for (int i = 0; i < 16; i++)
+                for (int j = 0; j < 8; j++) {
+                    float s = 0;
+                    for (int k = 0; k < 16; k++)
+                        s += (float)A[(size_t)(i * 16 + k)]
+                             * (float)B[(size_t)(trans ? k * 8 + j : j * 16 + k)];
+                    CHECK(got[(size_t)(i * 8 + j)] == s, "ldmatrix, trans %d (%d,%d): %g, want %g",
+                          trans, i, j, got[(size_t)(i * 8 + j)], s);
+                }
+            for (int l = 0; l < 32; l++)
+                for (int h = 0; h < 2; h++) {
+                    int p = l / 4, q = 2 * (l % 4) + h;
+                    unsigned want = trans ? __bfloat16_as_ushort(A[(size_t)(q * 16 + p)])
+                                          : __bfloat16_as_ushort(A[(size_t)(p * 16 + q)]);
+                    CHECK((r[(size_t)l] >> 16 * h & 0xffffu) == want,
+                          "ldmatrix x1, trans %d, lane %d", trans, l);
+                }
         }
     });
-    OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(d)); OK(cudaFree(raw));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+    OK(cudaFree(d));
+    OK(cudaFree(raw));
 }
 
-/* Row sums with double buffering: wrong is 0, or what is left out: 1 the wait, 2 the barrier after it, 3 the barrier before reuse. */
+/* Row sums with double buffering: wrong is 0, or what is left out: 1 the wait, 2 the
+   barrier after it, 3 the barrier before reuse. */
 static __global__ void async_kernel(float *out, const float *in, int tiles, int n, int wrong) {
     STX__SHARED(float, buffer, 2 * 128);
     int t = (int)threadIdx.x;
@@ -327,7 +439,8 @@ static __global__ void async_kernel(float *out, const float *in, int tiles, int 
     auto fetch = [&](int tile) {
         int at = tile * 128 + t * 4, have = n - at;
         int bytes = have >= 4 ? 16 : have > 0 ? have * 4 : 0;
-        if (tile < tiles) cuda_host_cp_async(&buffer[tile % 2 * 128 + t * 4], bytes ? in + at : in, 16, bytes);
+        if (tile < tiles)
+            cuda_host_cp_async(&buffer[tile % 2 * 128 + t * 4], bytes ? in + at : in, 16, bytes);
         cuda_host_cp_commit();
     };
     fetch(0);
@@ -340,6 +453,7 @@ static __global__ void async_kernel(float *out, const float *in, int tiles, int 
     }
     out[t] = s;
 }
+
 STX__GLOBAL(32) async_nothing_kernel(float *out, const float *from) {
     STX__SHARED(float, buffer, 128);
     cuda_host_cp_async(&buffer[threadIdx.x * 4], from, 16, 0);
@@ -347,6 +461,7 @@ STX__GLOBAL(32) async_nothing_kernel(float *out, const float *from) {
     cuda_host_cp_wait(0);
     out[threadIdx.x] = buffer[threadIdx.x * 4 + 3];
 }
+
 static void test_async(void) {
     int n = 5 * 128 + 37, tiles = 6;
     std::vector<float> in((size_t)n);
@@ -359,10 +474,11 @@ static void test_async(void) {
         std::vector<float> got = host_copy(out, 32);
         for (int t = 0; t < 32; t++) {
             float s = 0;
-            for (int i = 0; i < tiles; i++) for (int j = 0; j < 4; j++) {
-                int at = i * 128 + (t + 7) % 32 * 4 + j;
-                if (at < n) s += in[(size_t)at];
-            }
+            for (int i = 0; i < tiles; i++)
+                for (int j = 0; j < 4; j++) {
+                    int at = i * 128 + (t + 7) % 32 * 4 + j;
+                    if (at < n) s += in[(size_t)at];
+                }
             bad += !(got[(size_t)t] == s);
         }
         return bad;
@@ -370,7 +486,10 @@ static void test_async(void) {
     in_every_order([&] { CHECK(wrong(0) == 0, "cp.async"); });
     for (int how = 1; how <= 3; how++) {
         int seen = 0;
-        for (int t = 0; t < CUDA_HOST_ORDERS; t++) { cuda_host_order(t, 0, 3); seen += wrong(how) > 0; }
+        for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
+            cuda_host_order(t, 0, 3);
+            seen += wrong(how) > 0;
+        }
         CHECK(seen > 0, "cp.async with mistake %d: not seen in any order", how);
     }
     cuda_host_order(0, 0, 0);
@@ -378,19 +497,39 @@ static void test_async(void) {
     CHECK(host_copy(out, 32)[31] == 0, "16 bytes of which none is read");
     is_reported("nothing from nowhere", "is not in device memory",
                 [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + (1 << 20)); });
-    is_reported("nothing from an odd address", "not aligned", [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + 1); });
-    OK(cudaFree(x)); OK(cudaFree(out));
+    is_reported("nothing from an odd address", "not aligned",
+                [&] { STX__LAUNCH(async_nothing_kernel, 1, 32, 0, 0, out, x + 1); });
+    OK(cudaFree(x));
+    OK(cudaFree(out));
 }
 
-struct scale_args { const float *x; float *y; double s; int n, m; char rest[200]; };
+struct scale_args {
+    const float *x;
+    float *y;
+    double s;
+    int n, m;
+    char rest[200];
+};
+
 static __global__ void scale_kernel(const scale_args a, const float *extra) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < a.n) a.y[i] = (float)(a.s * a.x[i]) + (extra ? extra[i] : 0);
 }
+
 static __global__ void empty_kernel(void) {}
-template<int T> STX__GLOBAL(T) bound_kernel(unsigned *n) { atomicAdd(n, 1u); }
-STX__GLOBAL(256, 2) bound_with_blocks_kernel(unsigned *n) { atomicAdd(n, 1u); }
-static __global__ void count_kernel(unsigned *n) { atomicAdd(n, 1u); if (threadIdx.x == 0) atomicMax(n + 1, blockIdx.x); }
+
+template <int T> STX__GLOBAL(T) bound_kernel(unsigned *n) {
+    atomicAdd(n, 1u);
+}
+
+STX__GLOBAL(256, 2) bound_with_blocks_kernel(unsigned *n) {
+    atomicAdd(n, 1u);
+}
+
+static __global__ void count_kernel(unsigned *n) {
+    atomicAdd(n, 1u);
+    if (threadIdx.x == 0) atomicMax(n + 1, blockIdx.x);
+}
 
 static void test_graph(void) {
     cudaStream_t s, s2;
@@ -401,9 +540,13 @@ static void test_graph(void) {
     std::vector<float> in(64, 1.0f);
     float *a = device_copy(in), *b, *c, *pinned;
     size_t nodes = 0;
-    OK(cudaMalloc(&b, 256)); OK(cudaMalloc(&c, 256)); OK(cudaMallocHost(&pinned, 256));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
-    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming)); OK(cudaEventCreate(&e2));
+    OK(cudaMalloc(&b, 256));
+    OK(cudaMalloc(&c, 256));
+    OK(cudaMallocHost(&pinned, 256));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    OK(cudaEventCreate(&e2));
     for (int i = 0; i < 64; i++) pinned[i] = 10;
 
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
@@ -413,9 +556,14 @@ static void test_graph(void) {
     {
         scale_args args;
         memset(&args, 0, sizeof args);
-        args.x = a; args.y = b; args.s = 3; args.n = 64;
+        args.x = a;
+        args.y = b;
+        args.s = 3;
+        args.n = 64;
         STX__LAUNCH(scale_kernel, 2, 32, 0, s, args, NULL);
-        args.x = b; args.y = c; args.s = 2;             /* the first launch keeps its own copy */
+        args.x = b;
+        args.y = c;
+        args.s = 2; /* the first launch keeps its own copy */
         OK(cudaMemcpyAsync(a, pinned, 256, cudaMemcpyHostToDevice, s));
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(s2, e, 0));
@@ -437,34 +585,46 @@ static void test_graph(void) {
         for (int i = 0; i < 64; i++) pinned[i] = (float)(10 * round);
         OK(cudaGraphLaunch(x, s));
         OK(cudaStreamSynchronize(s));
-        CHECK(host_copy(c, 64)[63] == 6.0f * (float)round + 10.0f * (float)round, "replay %d: %g", round, host_copy(c, 64)[63]);
+        CHECK(host_copy(c, 64)[63] == 6.0f * (float)round + 10.0f * (float)round, "replay %d: %g",
+              round, host_copy(c, 64)[63]);
         CHECK(host_copy(b, 64)[0] == 0, "the memset of the graph");
     }
     CHECK(cuda_host_graph_launches() == 3, "graph launches");
 
     /* What a capture does not survive */
-    struct { const char *name; cudaError_t want; } bad[] = {
-        { "cudaMalloc", cudaErrorStreamCaptureUnsupported }, { "cudaFree", cudaErrorStreamCaptureUnsupported },
-        { "cudaStreamSynchronize", cudaErrorStreamCaptureUnsupported }, { "cudaDeviceSynchronize", cudaErrorStreamCaptureUnsupported },
-        { "cudaMemcpy", cudaErrorStreamCaptureUnsupported }, { "cudaEventQuery", cudaErrorCapturedEvent },
-        { "cudaEventSynchronize", cudaErrorCapturedEvent }, { "cudaStreamQuery", cudaErrorStreamCaptureUnsupported } };
+    struct {
+        const char *name;
+        cudaError_t want;
+    } bad[] = {{"cudaMalloc", cudaErrorStreamCaptureUnsupported},
+               {"cudaFree", cudaErrorStreamCaptureUnsupported},
+               {"cudaStreamSynchronize", cudaErrorStreamCaptureUnsupported},
+               {"cudaDeviceSynchronize", cudaErrorStreamCaptureUnsupported},
+               {"cudaMemcpy", cudaErrorStreamCaptureUnsupported},
+               {"cudaEventQuery", cudaErrorCapturedEvent},
+               {"cudaEventSynchronize", cudaErrorCapturedEvent},
+               {"cudaStreamQuery", cudaErrorStreamCaptureUnsupported}};
+
     for (int i = 0; i < 8; i++) {
         float *p = NULL;
         float y[64];
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
         OK(cudaEventRecord(e, s));
-        cudaError_t got = i == 0 ? cudaMalloc(&p, 16) : i == 1 ? cudaFree(c) : i == 2 ? cudaStreamSynchronize(s) :
-                          i == 3 ? cudaDeviceSynchronize() : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost) : i == 5 ?
-                              cudaEventQuery(e) :
-                          i == 6 ? cudaEventSynchronize(e) :
-                          cudaStreamQuery(s);
+        cudaError_t got = i == 0   ? cudaMalloc(&p, 16)
+                          : i == 1 ? cudaFree(c)
+                          : i == 2 ? cudaStreamSynchronize(s)
+                          : i == 3 ? cudaDeviceSynchronize()
+                          : i == 4 ? cudaMemcpy(y, c, 256, cudaMemcpyDeviceToHost)
+                          : i == 5 ? cudaEventQuery(e)
+                          : i == 6 ? cudaEventSynchronize(e)
+                                   : cudaStreamQuery(s);
         CHECK(got == bad[i].want, "%s while capturing: %s", bad[i].name, cudaGetErrorName(got));
         STX__LAUNCH(empty_kernel, 1, 1, 0, s);
         cudaGetLastError();
         GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
         CHECK(g == NULL, "no graph");
     }
-    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));      /* a fork that is not joined */
+    /* a fork that is not joined */
+    OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
     OK(cudaEventRecord(e, s));
     OK(cudaStreamWaitEvent(s2, e, 0));
     STX__LAUNCH(empty_kernel, 1, 1, 0, s2);
@@ -473,10 +633,17 @@ static void test_graph(void) {
     float *p;
     OK(cudaMalloc(&p, 16));
     OK(cudaStreamEndCapture(s, &g));
-    OK(cudaFree(p)); OK(cudaGraphDestroy(g));
+    OK(cudaFree(p));
+    OK(cudaGraphDestroy(g));
     OK(cudaGraphExecDestroy(x));
-    OK(cudaEventDestroy(e)); OK(cudaEventDestroy(e2)); OK(cudaStreamDestroy(s)); OK(cudaStreamDestroy(s2));
-    OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(c)); OK(cudaFreeHost(pinned));
+    OK(cudaEventDestroy(e));
+    OK(cudaEventDestroy(e2));
+    OK(cudaStreamDestroy(s));
+    OK(cudaStreamDestroy(s2));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+    OK(cudaFree(c));
+    OK(cudaFreeHost(pinned));
     CHECK(cuda_host_reports() == 0, "reports");
 }
 
@@ -484,37 +651,55 @@ static void test_graph(void) {
 // cublasLt
 
 static float read_any(const std::vector<unsigned char> &v, size_t i, int type) {
-    float f; unsigned short h;
-    if (type == CUDA_R_32F) { memcpy(&f, &v[4 * i], 4); return f; }
+    float f;
+    unsigned short h;
+    if (type == CUDA_R_32F) {
+        memcpy(&f, &v[4 * i], 4);
+        return f;
+    }
     memcpy(&h, &v[2 * i], 2);
     return cuda_host_from_bf16(h);
 }
-static double gelu_of(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
 
-static void one_product(int in_type, int out_type, int ta, int tb, int order, uint32_t epilogue, float beta, int batch) {
-    size_t m = 37, n = 29, k = 21, lda = (size_t)((order ? !ta : ta) ? k : m) + 3, ldb = (size_t)((order ? !tb : tb) ? n : k) + 2,
-        ldd = (order ? n : m) + 1;
-    size_t la = (order ? !ta : ta) ? m : k, lb = (order ? !tb : tb) ? k : n, ld_lines = order ? m : n;
-    size_t os = out_type == CUDA_R_32F ? 4 : 2, bt = (size_t)batch, aux_ld = epilogue & (32 | 64) ? 40 : 128;
-    size_t sa = lda * la + 5, sb = ldb * lb + 1, sd = ldd * ld_lines + 4, aux_bytes = epilogue & (32 | 64) ? aux_ld * n * os :
-        aux_ld / 8 * n;
+static double gelu_of(double x) {
+    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
+
+static void one_product(int in_type, int out_type, int ta, int tb, int order, uint32_t epilogue,
+                        float beta, int batch) {
+    size_t m = 37, n = 29, k = 21, lda = (size_t)((order ? !ta : ta) ? k : m) + 3,
+           ldb = (size_t)((order ? !tb : tb) ? n : k) + 2, ldd = (order ? n : m) + 1;
+    size_t la = (order ? !ta : ta) ? m : k, lb = (order ? !tb : tb) ? k : n,
+           ld_lines = order ? m : n;
+    size_t os = out_type == CUDA_R_32F ? 4 : 2, bt = (size_t)batch,
+           aux_ld = epilogue & (32 | 64) ? 40 : 128;
+    size_t sa = lda * la + 5, sb = ldb * lb + 1, sd = ldd * ld_lines + 4,
+           aux_bytes = epilogue & (32 | 64) ? aux_ld * n * os : aux_ld / 8 * n;
     auto fill = [&](size_t count, int type) {
         std::vector<unsigned char> v(count * (type == CUDA_R_32F ? 4 : 2));
         for (size_t i = 0; i < count; i++) {
             float f = (float)test_rand();
             unsigned short h = cuda_host_to_bf16(f);
-            if (type == CUDA_R_32F) memcpy(&v[4 * i], &f, 4); else memcpy(&v[2 * i], &h, 2);
+            if (type == CUDA_R_32F)
+                memcpy(&v[4 * i], &f, 4);
+            else
+                memcpy(&v[2 * i], &h, 2);
         }
         return v;
     };
-    std::vector<unsigned char> A = fill(sa * bt, in_type), B = fill(sb * bt, in_type), D0 = fill(sd * bt, out_type),
-        bias = fill(m > n ? m : n, out_type);
+    std::vector<unsigned char> A = fill(sa * bt, in_type), B = fill(sb * bt, in_type),
+                               D0 = fill(sd * bt, out_type), bias = fill(m > n ? m : n, out_type);
     std::vector<unsigned char> aux = fill(aux_bytes / os + 1, out_type);
     void *a, *b, *d, *pb, *px;
-    OK(cudaMalloc(&a, A.size())); OK(cudaMalloc(&b, B.size())); OK(cudaMalloc(&d, D0.size())); OK(cudaMalloc(&pb, bias.size()));
+    OK(cudaMalloc(&a, A.size()));
+    OK(cudaMalloc(&b, B.size()));
+    OK(cudaMalloc(&d, D0.size()));
+    OK(cudaMalloc(&pb, bias.size()));
     OK(cudaMalloc(&px, aux.size()));
-    OK(cudaMemcpy(a, A.data(), A.size(), cudaMemcpyHostToDevice)); OK(cudaMemcpy(b, B.data(), B.size(), cudaMemcpyHostToDevice));
-    OK(cudaMemcpy(d, D0.data(), D0.size(), cudaMemcpyHostToDevice)); OK(cudaMemcpy(pb, bias.data(), bias.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(a, A.data(), A.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(b, B.data(), B.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(d, D0.data(), D0.size(), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(pb, bias.data(), bias.size(), cudaMemcpyHostToDevice));
     OK(cudaMemcpy(px, aux.data(), aux.size(), cudaMemcpyHostToDevice));
     cublasLtHandle_t h;
     cublasLtMatmulDesc_t desc;
@@ -527,31 +712,47 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
     int64_t ld = (int64_t)aux_ld;
     LT(cublasLtCreate(&h));
     LT(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    op = ta ? CUBLAS_OP_T : CUBLAS_OP_N; LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof op));
-    op = tb ? CUBLAS_OP_T : CUBLAS_OP_N; LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op, sizeof op));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    op = ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof op));
+    op = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &op, sizeof op));
+    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                      sizeof epilogue));
     LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pb, sizeof pb));
-    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &px, sizeof px));
+    LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &px,
+                                      sizeof px));
     LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
-    LT(cublasLtMatrixLayoutCreate(&Al, (cudaDataType)in_type, ta ? k : m, ta ? m : k, (int64_t)lda));
-    LT(cublasLtMatrixLayoutCreate(&Bl, (cudaDataType)in_type, tb ? n : k, tb ? k : n, (int64_t)ldb));
+    LT(cublasLtMatrixLayoutCreate(&Al, (cudaDataType)in_type, ta ? k : m, ta ? m : k,
+                                  (int64_t)lda));
+    LT(cublasLtMatrixLayoutCreate(&Bl, (cudaDataType)in_type, tb ? n : k, tb ? k : n,
+                                  (int64_t)ldb));
     LT(cublasLtMatrixLayoutCreate(&Dl, (cudaDataType)out_type, m, n, (int64_t)ldd));
-    cublasLtMatrixLayout_t layouts[] = { Al, Bl, Dl };
-    int64_t strides[] = { (int64_t)sa, (int64_t)sb, (int64_t)sd };
+    cublasLtMatrixLayout_t layouts[] = {Al, Bl, Dl};
+    int64_t strides[] = {(int64_t)sa, (int64_t)sb, (int64_t)sd};
     for (int i = 0; i < 3; i++) {
-        if (order) LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_ORDER, &row, sizeof row));
-        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
-        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[i], sizeof strides[i]));
+        if (order)
+            LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_ORDER, &row,
+                                                sizeof row));
+        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                            sizeof batch));
+        LT(cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &strides[i], sizeof strides[i]));
     }
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK + 1;
     LT(cublasLtMatmulPreferenceCreate(&pref));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes) ==
-          CUBLAS_STATUS_INVALID_VALUE, "a reduction scheme that there is not");
+    CHECK(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                               &schemes, sizeof schemes)
+              == CUBLAS_STATUS_INVALID_VALUE,
+          "a reduction scheme that there is not");
     schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                            &schemes, sizeof schemes));
     LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
-    CHECK(found > 0 && found < 8 && results[0].state == CUBLAS_STATUS_SUCCESS && results[0].workspaceSize == 0, "%d algorithms", found);
-    LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
+    CHECK(found > 0 && found < 8 && results[0].state == CUBLAS_STATUS_SUCCESS
+              && results[0].workspaceSize == 0,
+          "%d algorithms", found);
+    LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0,
+                      0));
     std::vector<unsigned char> D(D0.size()), bias_after(bias.size()), aux_after(aux.size());
     OK(cudaMemcpy(D.data(), d, D.size(), cudaMemcpyDeviceToHost));
     OK(cudaMemcpy(bias_after.data(), pb, bias.size(), cudaMemcpyDeviceToHost));
@@ -559,98 +760,147 @@ static void one_product(int in_type, int out_type, int ta, int tb, int order, ui
     double tol = out_type == CUDA_R_32F ? 1e-5 : 1e-2;
     long bad = 0;
     std::vector<double> column_sum(m, 0.0);
-    auto elem = [&](const std::vector<unsigned char> &v, size_t q, size_t stride, size_t l, bool trans, size_t i, size_t j, int type) {
+    auto elem = [&](const std::vector<unsigned char> &v, size_t q, size_t stride, size_t l,
+                    bool trans, size_t i, size_t j, int type) {
         if (trans) std::swap(i, j);
         return (double)read_any(v, q * stride + (order ? i * l + j : j * l + i), type);
     };
-    for (size_t q = 0; q < bt; q++) for (size_t i = 0; i < m; i++) for (size_t j = 0; j < n; j++) {
-        double s = 0, pre;
-        for (size_t p = 0; p < k; p++) s += elem(A, q, sa, lda, ta, i, p, in_type) * elem(B, q, sb, ldb, tb, p, j, in_type);
-        s = 0.75 * s + (beta != 0 ? beta * elem(D0, q, sd, ldd, false, i, j, out_type) : 0);
-        if (epilogue & 4) s += read_any(bias, i, out_type);
-        size_t at = j * aux_ld + i;
-        int bit_before = aux[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1,
-            bit_after = aux_after[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1;
-        pre = s;
-        if (epilogue & 2) { if ((epilogue & 128) && fabs(s) > 1e-4) bad += bit_after != (s > 0); s = s > 0 ? s : 0; }
-        if (epilogue & 8) s = bit_before ? s : 0;
-        if (epilogue & 32) { if (epilogue & 128) bad += !CLOSE(read_any(aux_after, at, out_type), pre, tol); s = gelu_of(s); }
-        if (epilogue & 64) { double x = read_any(aux, at, out_type); s *= (gelu_of(x + 1e-5) - gelu_of(x - 1e-5)) / 2e-5; }
-        column_sum[i] += s;
-        bad += !CLOSE(elem(D, q, sd, ldd, false, i, j, out_type), s, tol);
-    }
-    CHECK(bad == 0, "types %d %d, trans %d %d, order %d, epilogue %u, beta %g, batch %d: %ld wrong", in_type, out_type, ta, tb,
-        order, epilogue, beta, batch, bad);
+    for (size_t q = 0; q < bt; q++)
+        for (size_t i = 0; i < m; i++)
+            for (size_t j = 0; j < n; j++) {
+                double s = 0, pre;
+                for (size_t p = 0; p < k; p++)
+                    s += elem(A, q, sa, lda, ta, i, p, in_type)
+                         * elem(B, q, sb, ldb, tb, p, j, in_type);
+                s = 0.75 * s + (beta != 0 ? beta * elem(D0, q, sd, ldd, false, i, j, out_type) : 0);
+                if (epilogue & 4) s += read_any(bias, i, out_type);
+                size_t at = j * aux_ld + i;
+                int bit_before = aux[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1,
+                    bit_after = aux_after[at / 8 < aux.size() ? at / 8 : 0] >> (at & 7) & 1;
+                pre = s;
+                if (epilogue & 2) {
+                    if ((epilogue & 128) && fabs(s) > 1e-4) bad += bit_after != (s > 0);
+                    s = s > 0 ? s : 0;
+                }
+                if (epilogue & 8) s = bit_before ? s : 0;
+                if (epilogue & 32) {
+                    if (epilogue & 128) bad += !CLOSE(read_any(aux_after, at, out_type), pre, tol);
+                    s = gelu_of(s);
+                }
+                if (epilogue & 64) {
+                    double x = read_any(aux, at, out_type);
+                    s *= (gelu_of(x + 1e-5) - gelu_of(x - 1e-5)) / 2e-5;
+                }
+                column_sum[i] += s;
+                bad += !CLOSE(elem(D, q, sd, ldd, false, i, j, out_type), s, tol);
+            }
+    CHECK(bad == 0, "types %d %d, trans %d %d, order %d, epilogue %u, beta %g, batch %d: %ld wrong",
+          in_type, out_type, ta, tb, order, epilogue, beta, batch, bad);
     bad = 0;
-    if (epilogue & 16) for (size_t i = 0; i < m; i++) bad += !CLOSE(read_any(bias_after, i, out_type), column_sum[i], tol);
-    if (epilogue & 256) for (size_t i = 0; i < m; i++) {
-        double s = 0;
-        for (size_t p = 0; p < k; p++) s += elem(A, 0, sa, lda, ta, i, p, in_type);
-        bad += !CLOSE(read_any(bias_after, i, out_type), s, tol);
-    }
-    if (epilogue & 512) for (size_t j = 0; j < n; j++) {
-        double s = 0;
-        for (size_t p = 0; p < k; p++) s += elem(B, 0, sb, ldb, tb, p, j, in_type);
-        bad += !CLOSE(read_any(bias_after, j, out_type), s, tol);
-    }
+    if (epilogue & 16)
+        for (size_t i = 0; i < m; i++)
+            bad += !CLOSE(read_any(bias_after, i, out_type), column_sum[i], tol);
+    if (epilogue & 256)
+        for (size_t i = 0; i < m; i++) {
+            double s = 0;
+            for (size_t p = 0; p < k; p++) s += elem(A, 0, sa, lda, ta, i, p, in_type);
+            bad += !CLOSE(read_any(bias_after, i, out_type), s, tol);
+        }
+    if (epilogue & 512)
+        for (size_t j = 0; j < n; j++) {
+            double s = 0;
+            for (size_t p = 0; p < k; p++) s += elem(B, 0, sb, ldb, tb, p, j, in_type);
+            bad += !CLOSE(read_any(bias_after, j, out_type), s, tol);
+        }
     CHECK(bad == 0, "bias gradient, epilogue %u: %ld wrong", epilogue, bad);
 
     /* What cuBLASLt refuses, or does in an order that it does not promise */
     if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
-        long reports = cuda_host_reports(), calls = cuda_host_matmuls(), batches = cuda_host_batches(), unaligned = cuda_host_unaligned();
-        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
-        CHECK(cuda_host_matmuls() == calls + 1 && cuda_host_batches() == batches + (batch > 1) && cuda_host_reports() == reports,
+        long reports = cuda_host_reports(), calls = cuda_host_matmuls(),
+             batches = cuda_host_batches(), unaligned = cuda_host_unaligned();
+        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo,
+                          NULL, 0, 0));
+        CHECK(cuda_host_matmuls() == calls + 1 && cuda_host_batches() == batches + (batch > 1)
+                  && cuda_host_reports() == reports,
               "one product more");
-        CHECK(cuda_host_unaligned() == unaligned + 1, "an unaligned product: m %zu n %zu k %zu, ld %zu %zu %zu", m, n, k, lda, ldb, ldd);
-        CHECK(cublasLtMatmul(h, desc, &alpha, (char *)a + 16, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0) ==
-              CUBLAS_STATUS_INVALID_VALUE, "an operand that is aligned less than was said");
+        CHECK(cuda_host_unaligned() == unaligned + 1,
+              "an unaligned product: m %zu n %zu k %zu, ld %zu %zu %zu", m, n, k, lda, ldb, ldd);
+        CHECK(cublasLtMatmul(h, desc, &alpha, (char *)a + 16, Al, b, Bl, &beta, d, Dl, d, Dl,
+                             &results[0].algo, NULL, 0, 0)
+                  == CUBLAS_STATUS_INVALID_VALUE,
+              "an operand that is aligned less than was said");
         schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
-        LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+        LT(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &schemes, sizeof schemes));
         LT(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found));
         cuda_host_quiet(1);
-        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo, NULL, 0, 0));
+        LT(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, &results[0].algo,
+                          NULL, 0, 0));
         CHECK(cuda_host_reports() == reports + 1, "parts that are added in place are not reported");
         int64_t near = (int64_t)ldd;
-        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &near, sizeof near));
+        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &near,
+                                            sizeof near));
         if (batch > 1 && (order ? m : n) > 1)
-            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE,
+            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0,
+                                 0)
+                      == CUBLAS_STATUS_INVALID_VALUE,
                   "results that overlap");
-        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &strides[2], sizeof strides[2]));
+        LT(cublasLtMatrixLayoutSetAttribute(Dl, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &strides[2], sizeof strides[2]));
         cuda_host_clear_reports();
         cuda_host_quiet(0);
         if (batch > 1) {
             cuda_host_refuse(CUDA_HOST_REFUSE_PLANS);
-            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found) == CUBLAS_STATUS_NOT_SUPPORTED,
+            CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found)
+                      == CUBLAS_STATUS_NOT_SUPPORTED,
                   "plans");
             cuda_host_refuse(CUDA_HOST_REFUSE_CALLS);
-            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_NOT_SUPPORTED,
+            CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0,
+                                 0)
+                      == CUBLAS_STATUS_NOT_SUPPORTED,
                   "calls");
             cuda_host_refuse(CUDA_HOST_REFUSE_NOTHING);
         }
     }
     int64_t small = (int64_t)aux_ld - 4;
     if (epilogue & 128) {
-        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &small, sizeof small));
-        CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE,
-            "aux ld");
-        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld));
+        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &small,
+                                          sizeof small));
+        CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0)
+                  == CUBLAS_STATUS_INVALID_VALUE,
+              "aux ld");
+        LT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld,
+                                          sizeof ld));
     }
     small = (int64_t)(order ? (ta ? m : k) : (ta ? k : m)) - 1;
     LT(cublasLtMatrixLayoutSetAttribute(Al, CUBLASLT_MATRIX_LAYOUT_LD, &small, sizeof small));
-    CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0) == CUBLAS_STATUS_INVALID_VALUE, "lda");
-    CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found) == CUBLAS_STATUS_INVALID_VALUE, "lda");
+    CHECK(cublasLtMatmul(h, desc, &alpha, a, Al, b, Bl, &beta, d, Dl, d, Dl, NULL, NULL, 0, 0)
+              == CUBLAS_STATUS_INVALID_VALUE,
+          "lda");
+    CHECK(cublasLtMatmulAlgoGetHeuristic(h, desc, Al, Bl, Dl, Dl, pref, 8, results, &found)
+              == CUBLAS_STATUS_INVALID_VALUE,
+          "lda");
     LT(cublasLtMatmulPreferenceDestroy(pref));
     for (auto l : layouts) LT(cublasLtMatrixLayoutDestroy(l));
     LT(cublasLtMatmulDescDestroy(desc));
     LT(cublasLtDestroy(h));
-    OK(cudaFree(a)); OK(cudaFree(b)); OK(cudaFree(d)); OK(cudaFree(pb)); OK(cudaFree(px));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+    OK(cudaFree(d));
+    OK(cudaFree(pb));
+    OK(cudaFree(px));
 }
+
 static void test_cublaslt(void) {
-    static const uint32_t epilogues[] = { 2, 130, 4, 6, 134, 136, 152, 32, 160, 36, 164, 192, 208, 256, 512 };
-    static const int types[][2] = { { CUDA_R_32F, CUDA_R_32F }, { CUDA_R_16BF, CUDA_R_16BF }, { CUDA_R_16BF, CUDA_R_32F } };
+    static const uint32_t epilogues[] = {2,   130, 4,   6,   134, 136, 152, 32,
+                                         160, 36,  164, 192, 208, 256, 512};
+    static const int types[][2] = {{CUDA_R_32F, CUDA_R_32F},
+                                   {CUDA_R_16BF, CUDA_R_16BF},
+                                   {CUDA_R_16BF, CUDA_R_32F}};
     for (auto &t : types) {
-        for (int i = 0; i < 16; i++) one_product(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT,
-            i & 8 ? 0.5f : 0, i & 8 ? 1 : 3);
+        for (int i = 0; i < 16; i++)
+            one_product(t[0], t[1], i & 1, i >> 1 & 1, i >> 2 & 1, CUBLASLT_EPILOGUE_DEFAULT,
+                        i & 8 ? 0.5f : 0, i & 8 ? 1 : 3);
         for (uint32_t e : epilogues) one_product(t[0], t[1], 1, 0, 0, e, 0.5f, 1);
     }
     CHECK(cuda_host_reports() == 0, "reports: %s", cuda_host_last_report());
@@ -663,23 +913,42 @@ static __global__ void diverge_kernel(float *y, int how) {
     unsigned t = threadIdx.x;
     if (how == 0 && t >= 16) return;
     if (how == 0) __syncthreads();
-    if (how == 1) { if (t < 32) __syncthreads(); else
-        __syncthreads(); }
+    if (how == 1) {
+        if (t < 32)
+            __syncthreads();
+        else
+            __syncthreads();
+    }
     if (how == 2 && t < 32) __syncthreads();
     if (how == 3 && t % 32 < 16) y[0] = __shfl_sync(0xffffffffu, 1.0f, 0);
     if (how == 4 && t % 32 != 5) __syncwarp();
     if (how == 5) __syncwarp(0xffffu);
-    if (how == 6) { if (t & 1) __syncthreads(); else __syncwarp(); }
-    if (how == 7) { if (t & 1) y[t] = __shfl_sync(0xffffffffu, 1.0f, 0); else
-        y[t] = __shfl_sync(0xffffffffu, 2.0f, 0); }
-    if (how == 8) { if (t & 1) __syncwarp(); else y[t] = __shfl_sync(0xffffffffu, 2.0f, 0); }
+    if (how == 6) {
+        if (t & 1)
+            __syncthreads();
+        else
+            __syncwarp();
+    }
+    if (how == 7) {
+        if (t & 1)
+            y[t] = __shfl_sync(0xffffffffu, 1.0f, 0);
+        else
+            y[t] = __shfl_sync(0xffffffffu, 2.0f, 0);
+    }
+    if (how == 8) {
+        if (t & 1)
+            __syncwarp();
+        else
+            y[t] = __shfl_sync(0xffffffffu, 2.0f, 0);
+    }
     if (how == 9) y[t] = __shfl_xor_sync(0xffffffffu, 1.0f, 1, 12);
     y[t] = 1;
 }
+
 static __global__ void fragment_kernel(int how) {
     STX__SHARED(uint32_t, s, 512);
-    uint32_t r[4] = { 0, 0, 0, 0 };
-    float c[4] = { 0, 0, 0, 0 };
+    uint32_t r[4] = {0, 0, 0, 0};
+    float c[4] = {0, 0, 0, 0};
     s[threadIdx.x] = 0;
     __syncthreads();
     if (how == 0) cuda_host_ldmatrix(r, 4, 0, s + threadIdx.x * 4 + 1);
@@ -687,75 +956,139 @@ static __global__ void fragment_kernel(int how) {
     if (how == 2) cuda_host_mma_bf16(c, r, r);
     if (how == 3) cuda_host_cp_async((char *)s + 4, s, 16);
     if (how == 4) cuda_host_cp_async(s, s, 16);
-    if (how == 5) { alignas(16) float local[4] = { 0, 0, 0, 0 }; cuda_host_cp_async(local, s, 16); }
+    if (how == 5) {
+        alignas(16) float local[4] = {0, 0, 0, 0};
+        cuda_host_cp_async(local, s, 16);
+    }
     if (how == 6) cuda_host_cp_async(s, s, 12);
     if (how == 7) __trap();
-    const cuda_host_product product[9] = { { c, r, r }, { c, r, r } };
+    const cuda_host_product product[9] = {{c, r, r}, {c, r, r}};
     if (how == 8) cuda_host_mma_tf32(product, threadIdx.x % 2 ? 2 : 1);
     if (how == 9) cuda_host_mma_tf32(product, 9);
 }
+
 static __global__ void overrun_kernel(float *y, int at, int read, int dynamic) {
     STX__SHARED(float, s, 10);
     STX__DYNAMIC(d);
     float *p = dynamic ? (float *)d : s;
     s[threadIdx.x] = 0;
-    if (read) y[0] = p[at]; else p[at] = 3;
+    if (read)
+        y[0] = p[at];
+    else
+        p[at] = 3;
 }
-static __global__ void uninitialised_kernel(float *y) { STX__SHARED(float, s, 32); y[threadIdx.x] = s[threadIdx.x] + 1; }
-static __global__ void shared_kernel(float *y) { STX__SHARED(float, s, 8 << 10); s[0] = 1; y[0] = s[0]; }
-static __global__ void big_shared_kernel(float *y) { STX__SHARED(float, s, (12 << 10) + 4); s[0] = 1; y[0] = s[0]; }
-static __global__ void dynamic_kernel(float *y, int n) { STX__DYNAMIC(d); d[n - 1] = 1; y[0] = d[n - 1]; }
-static __global__ void device_write_kernel(float *y, ptrdiff_t at) { y[at] = 1; }
-static __global__ void device_read_kernel(float *y, ptrdiff_t at) { y[0] = y[at]; }
-static __global__ void deep_kernel(float *y) { volatile char big[70000]; for (int i = 69999; i >= 0; i--) big[i] = 1; y[0] = big[0]; }
+
+static __global__ void uninitialised_kernel(float *y) {
+    STX__SHARED(float, s, 32);
+    y[threadIdx.x] = s[threadIdx.x] + 1;
+}
+
+static __global__ void shared_kernel(float *y) {
+    STX__SHARED(float, s, 8 << 10);
+    s[0] = 1;
+    y[0] = s[0];
+}
+
+static __global__ void big_shared_kernel(float *y) {
+    STX__SHARED(float, s, (12 << 10) + 4);
+    s[0] = 1;
+    y[0] = s[0];
+}
+
+static __global__ void dynamic_kernel(float *y, int n) {
+    STX__DYNAMIC(d);
+    d[n - 1] = 1;
+    y[0] = d[n - 1];
+}
+
+static __global__ void device_write_kernel(float *y, ptrdiff_t at) {
+    y[at] = 1;
+}
+
+static __global__ void device_read_kernel(float *y, ptrdiff_t at) {
+    y[0] = y[at];
+}
+
+static __global__ void deep_kernel(float *y) {
+    volatile char big[70000];
+    for (int i = 69999; i >= 0; i--) big[i] = 1;
+    y[0] = big[0];
+}
 
 static void test_violations(void) {
     float *y, host[64];
     float *pinned;
     scale_args args;
-    OK(cudaMalloc(&y, 256)); OK(cudaMallocHost(&pinned, 256));
+    OK(cudaMalloc(&y, 256));
+    OK(cudaMallocHost(&pinned, 256));
     memset(&args, 0, sizeof args);
-    static const char *const words[] = { "divergence", "divergence", "divergence", "never come", "never come", "does not hold",
-        "wait", "different places", "never come", "width" };
-    for (int how = 0; how < 10; how++) for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
-        cuda_host_order(t, 0, 1);
-        is_reported("divergence", how == 6 ? "" : words[how], [&] { STX__LAUNCH(diverge_kernel, 2, 64, 0, 0, y, how); });
-    }
-    cuda_host_order(0, 0, 0);
-    static const char *const fragment_words[] = { "aligned", "shared memory", "the warp has only", "aligned", "device memory",
-        "shared memory", "size 12", "__trap", "never come", "9 products" };
+    static const char *const words[] = {"divergence", "divergence",       "divergence",
+                                        "never come", "never come",       "does not hold",
+                                        "wait",       "different places", "never come",
+                                        "width"};
     for (int how = 0; how < 10; how++)
-        is_reported("fragment", fragment_words[how], [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
+        for (int t = 0; t < CUDA_HOST_ORDERS; t++) {
+            cuda_host_order(t, 0, 1);
+            is_reported("divergence", how == 6 ? "" : words[how],
+                        [&] { STX__LAUNCH(diverge_kernel, 2, 64, 0, 0, y, how); });
+        }
+    cuda_host_order(0, 0, 0);
+    static const char *const fragment_words[] = {"aligned",   "shared memory", "the warp has only",
+                                                 "aligned",   "device memory", "shared memory",
+                                                 "size 12",   "__trap",        "never come",
+                                                 "9 products"};
+    for (int how = 0; how < 10; how++)
+        is_reported("fragment", fragment_words[how],
+                    [&] { STX__LAUNCH(fragment_kernel, 1, how == 2 ? 48 : 32, 0, 0, how); });
 
-    if (cuda_host_launches() > 0) {     /* later launches work */
+    if (cuda_host_launches() > 0) { /* later launches work */
         STX__LAUNCH(uninitialised_kernel, 1, 32, 0, 0, y);
-        CHECK(cudaGetLastError() == cudaSuccess && host_copy(y, 32)[3] != host_copy(y, 32)[3], "uninitialised shared memory is NaN");
+        CHECK(cudaGetLastError() == cudaSuccess && host_copy(y, 32)[3] != host_copy(y, 32)[3],
+              "uninitialised shared memory is NaN");
     }
     cuda_host_fill(CUDA_HOST_FILL_RANDOM);
     STX__LAUNCH(uninitialised_kernel, 1, 32, 0, 0, y);
     std::vector<float> first = host_copy(y, 32);
     STX__LAUNCH(uninitialised_kernel, 1, 32, 0, 0, y);
-    CHECK(memcmp(first.data(), host_copy(y, 32).data(), 128), "uninitialised shared memory differs between runs");
+    CHECK(memcmp(first.data(), host_copy(y, 32).data(), 128),
+          "uninitialised shared memory differs between runs");
     cuda_host_fill(CUDA_HOST_FILL_NAN);
 
 #ifdef ASAN
-    kills("shared write past the end", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
-    kills("shared read past the end", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 1, 0); });
-    kills("dynamic shared read past the end", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 20, 0, y, 5, 1, 1); });
-    kills("device write past the end", [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, 64); });
+    kills("shared write past the end",
+          [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
+    kills("shared read past the end",
+          [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 1, 0); });
+    kills("dynamic shared read past the end",
+          [&] { STX__LAUNCH(overrun_kernel, 1, 1, 20, 0, y, 5, 1, 1); });
+    kills("device write past the end",
+          [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, 64); });
     kills("device read past the end", [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, 64); });
-    kills("device read below the start", [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, -1); });
-    kills("use after cudaFree", [&] { float *p; cudaMalloc(&p, 64); cudaFree(p); STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, p, 0); });
+    kills("device read below the start",
+          [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, -1); });
+    kills("use after cudaFree", [&] {
+        float *p;
+        cudaMalloc(&p, 64);
+        cudaFree(p);
+        STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, p, 0);
+    });
 #else
-    is_reported("shared write past the end", "past its end", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
-    is_reported("shared write past the end", "past its end", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 11, 0, 0); });
-    is_reported("shared write below the start", "memory: ", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, -1, 0, 1); });
-    is_reported("dynamic shared write past the end", "dynamic", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 20, 0, y, 5, 0, 1); });
-    is_reported("device write past the end", "past its end", [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, 64); });
-    is_reported("device write below the start", "below its start", [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, -1); });
+    is_reported("shared write past the end", "past its end",
+                [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 10, 0, 0); });
+    is_reported("shared write past the end", "past its end",
+                [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, 11, 0, 0); });
+    is_reported("shared write below the start",
+                "memory: ", [&] { STX__LAUNCH(overrun_kernel, 1, 1, 0, 0, y, -1, 0, 1); });
+    is_reported("dynamic shared write past the end", "dynamic",
+                [&] { STX__LAUNCH(overrun_kernel, 1, 1, 20, 0, y, 5, 0, 1); });
+    is_reported("device write past the end", "past its end",
+                [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, 64); });
+    is_reported("device write below the start", "below its start",
+                [&] { STX__LAUNCH(device_write_kernel, 1, 1, 0, 0, y, -1); });
     STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, 64);
     CHECK(host_copy(y, 1)[0] != host_copy(y, 1)[0], "past the end of device memory there is NaN");
-    kills("a device address far away", [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, (ptrdiff_t)1 << 28); });
+    kills("a device address far away",
+          [&] { STX__LAUNCH(device_read_kernel, 1, 1, 0, 0, y, (ptrdiff_t)1 << 28); });
 #endif
     kills("stack overflow", [&] { STX__LAUNCH(deep_kernel, 1, 1, 0, 0, y); });
     kills("host reads device memory", [&] { printf("%g\n", (double)*(volatile float *)y); });
@@ -774,34 +1107,39 @@ static void test_violations(void) {
     });
     STX__LAUNCH(dynamic_kernel, 1, 1, 49153, 0, y, 49153);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue, "48 KB and a byte");
-    GIVES(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449), cudaErrorInvalidValue);
+    GIVES(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449),
+          cudaErrorInvalidValue);
     OK(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 232448));
     STX__LAUNCH(dynamic_kernel, 1, 1, 232448, 0, y, 232448);
     CHECK(cudaGetLastError() == cudaSuccess, "227 KB");
     STX__LAUNCH(dynamic_kernel, 1, 1, 232449, 0, y, 100);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue, "227 KB and a byte");
-    dim3 grids[] = { dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1), dim3(1), dim3(1) };
-    dim3 blocks[] = { dim3(1), dim3(1), dim3(1), dim3(1025), dim3(1, 0), dim3(1, 1, 65) };
+    dim3 grids[] = {dim3(0), dim3(1, 65536), dim3(1, 1, 65536), dim3(1), dim3(1), dim3(1)};
+    dim3 blocks[] = {dim3(1), dim3(1), dim3(1), dim3(1025), dim3(1, 0), dim3(1, 1, 65)};
     for (int i = 0; i < 6; i++) {
         STX__LAUNCH(empty_kernel, grids[i], blocks[i], 0, 0);
-        CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration && cudaGetLastError() == cudaErrorInvalidConfiguration,
-            "configuration %d", i);
+        CHECK(cudaPeekAtLastError() == cudaErrorInvalidConfiguration
+                  && cudaGetLastError() == cudaErrorInvalidConfiguration,
+              "configuration %d", i);
     }
     STX__LAUNCH(empty_kernel, 1, 1024, 0, 0);
     CHECK(cudaGetLastError() == cudaSuccess, "1024 threads");
 
-    {   /* launch bounds, of a kernel and through a pointer to it */
+    { /* launch bounds, of a kernel and through a pointer to it */
         typedef stx__kernel_of<unsigned *> pointer;
-        const pointer all[] = { bound_kernel<32>, bound_kernel<128>, bound_kernel<256>, bound_with_blocks_kernel };
-        const int most[] = { 32, 128, 256, 256 };
+        const pointer all[] = {bound_kernel<32>, bound_kernel<128>, bound_kernel<256>,
+                               bound_with_blocks_kernel};
+        const int most[] = {32, 128, 256, 256};
         unsigned *n = NULL;
         pointer none = NULL;
         OK(cudaMalloc(&n, 4));
-        CHECK(!none && (const void *)all[0] == (const void *)bound_kernel<32>, "pointers to kernels");
+        CHECK(!none && (const void *)all[0] == (const void *)bound_kernel<32>,
+              "pointers to kernels");
         for (int i = 0; i < 4; i++) {
             OK(cudaMemset(n, 0, 4));
             STX__LAUNCH(all[i], 2, most[i], 0, 0, n);
-            CHECK(cudaGetLastError() == cudaSuccess && host_copy(n, 1)[0] == 2 * (unsigned)most[i], "%d threads", most[i]);
+            CHECK(cudaGetLastError() == cudaSuccess && host_copy(n, 1)[0] == 2 * (unsigned)most[i],
+                  "%d threads", most[i]);
             is_reported("launch bound", "launch bound", [&] {
                 STX__LAUNCH(all[i], 1, dim3((unsigned)most[i] / 2, 3), 0, 0, n);
                 CHECK(cudaGetLastError() == cudaErrorInvalidValue, "more than %d threads", most[i]);
@@ -816,38 +1154,59 @@ static void test_violations(void) {
 
     /* Host pointers */
     std::vector<float> heap(64), large(1 << 20);
-    args.n = 0; args.m = 7; args.s = 1e-3;      /* words that are no pointers */
+    args.n = 0;
+    args.m = 7;
+    args.s = 1e-3; /* words that are no pointers */
     is_reported("stack", "the host's", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, host); });
-    is_reported("heap", "argument 2", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
-    is_reported("large heap", "heap", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
+    is_reported("heap", "argument 2",
+                [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, heap.data()); });
+    is_reported("large heap", "heap",
+                [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, large.data()); });
     args.x = heap.data();
-    is_reported("in a struct", "argument 1 holds", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
+    is_reported("in a struct", "argument 1 holds",
+                [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
     args.x = pinned;
     STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL);
     CHECK(cuda_host_reports() == 0, "page-locked memory is legal");
     cuda_host_allow_pinned(0);
-    is_reported("page-locked", "page-locked", [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
+    is_reported("page-locked", "page-locked",
+                [&] { STX__LAUNCH(scale_kernel, 1, 1, 0, 0, args, NULL); });
     cuda_host_allow_pinned(1);
 
     /* Copies */
-    is_reported("kind", "HostToDevice", [&] { GIVES(cudaMemcpy(host, y, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue); });
-    is_reported("kind", "DeviceToHost", [&] { GIVES(cudaMemcpy(y, host, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue); });
-    is_reported("kind", "DeviceToDevice", [&] { GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0),
-        cudaErrorInvalidValue); });
-    is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue); });
-    is_reported("extent", "allocation", [&] { GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0),
-        cudaErrorInvalidValue); });
+    is_reported("kind", "HostToDevice", [&] {
+        GIVES(cudaMemcpy(host, y, 16, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    });
+    is_reported("kind", "DeviceToHost", [&] {
+        GIVES(cudaMemcpy(y, host, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    });
+    is_reported("kind", "DeviceToDevice", [&] {
+        GIVES(cudaMemcpyAsync(y, pinned, 16, cudaMemcpyDeviceToDevice, 0), cudaErrorInvalidValue);
+    });
+    is_reported("extent", "allocation", [&] {
+        GIVES(cudaMemcpy(host, y + 60, 20, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    });
+    is_reported("extent", "allocation", [&] {
+        GIVES(cudaMemcpy2DAsync(y, 32, host, 32, 32, 9, cudaMemcpyHostToDevice, 0),
+              cudaErrorInvalidValue);
+    });
     OK(cudaMemset(y, 0, 64));
     OK(cudaMemcpyAsync(pinned, y, 64, cudaMemcpyDeviceToHost, 0));
     CHECK(pinned[0] != pinned[0], "a copy that the host does not wait for has not arrived");
     OK(cudaStreamSynchronize(0));
     CHECK(pinned[0] == 0 && pinned[15] == 0, "and has then");
-    is_reported("callback", "cudaLaunchHostFunc", [&] { OK(cudaLaunchHostFunc(0, [](void *) { cudaDeviceSynchronize(); }, NULL)); });
-    is_reported("memset", "device memory", [&] { GIVES(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
-    is_reported("cudaFree", "no allocation", [&] { GIVES(cudaFree(y + 1), cudaErrorInvalidValue); });
+    is_reported("callback", "cudaLaunchHostFunc", [&] {
+        OK(cudaLaunchHostFunc(
+            0, [](void *) { cudaDeviceSynchronize(); }, NULL));
+    });
+    is_reported("memset", "device memory",
+                [&] { GIVES(cudaMemsetAsync(host, 0, 4, 0), cudaErrorInvalidValue); });
+    is_reported("cudaFree", "no allocation",
+                [&] { GIVES(cudaFree(y + 1), cudaErrorInvalidValue); });
     OK(cudaMemcpy(host, y, 16, cudaMemcpyDefault));
     OK(cudaMemcpy2DAsync(y, 16, heap.data(), 32, 8, 4, cudaMemcpyHostToDevice, 0));
-    OK(cudaFree(y)); OK(cudaFreeHost(pinned));
+    OK(cudaFree(y));
+    OK(cudaFreeHost(pinned));
 }
 
 static void test_runtime(void) {
@@ -876,7 +1235,9 @@ static void test_runtime(void) {
     OK(cudaMalloc(&p, 1000));
     GIVES(cudaMalloc(&q, 1000), cudaErrorMemoryAllocation);
     OK(cudaMalloc(&q, 1000));
-    CHECK(cuda_host_bytes_in_use() == before + 2000 && (uintptr_t)q % 256 == 0 && cuda_host_is_device(q), "allocations");
+    CHECK(cuda_host_bytes_in_use() == before + 2000 && (uintptr_t)q % 256 == 0
+              && cuda_host_is_device(q),
+          "allocations");
     CHECK(host_copy(q, 1)[0] != host_copy(q, 1)[0], "fresh device memory is NaN");
     cuda_host_memory(1 << 20);
     OK(cudaMemGetInfo(&unused, &total));
@@ -886,7 +1247,8 @@ static void test_runtime(void) {
     cuda_host_memory((size_t)8 << 30);
     OK(cudaDeviceSynchronize());
     CHECK(cuda_host_syncs() == syncs + 3, "%ld waits", cuda_host_syncs() - syncs);
-    OK(cudaMalloc(&count, 8)); OK(cudaMemset(count, 0, 8));
+    OK(cudaMalloc(&count, 8));
+    OK(cudaMemset(count, 0, 8));
     STX__LAUNCH(count_kernel, dim3(7, 3), dim3(9, 5), 0, 0, count);
     CHECK(host_copy(count, 2)[0] == 7 * 3 * 9 * 5 && host_copy(count, 2)[1] == 6, "atomics");
     OK(cudaFuncGetAttributes(&attr, sum_kernel));
@@ -905,8 +1267,12 @@ static void test_runtime(void) {
     STX__LAUNCH(empty_kernel, 1, 1, 0, 0);
     CHECK(cudaGetLastError() == cudaSuccess, "the first launch");
     STX__LAUNCH(empty_kernel, 1, 1, 0, 0);
-    CHECK(cudaGetLastError() == cudaErrorLaunchFailure && cudaGetLastError() == cudaErrorLaunchFailure, "sticky");
-    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure && cudaMalloc(&q, 4) == cudaErrorLaunchFailure, "sticky");
+    CHECK(cudaGetLastError() == cudaErrorLaunchFailure
+              && cudaGetLastError() == cudaErrorLaunchFailure,
+          "sticky");
+    CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure
+              && cudaMalloc(&q, 4) == cudaErrorLaunchFailure,
+          "sticky");
     CHECK(cuda_host_launches() == launches + 2, "launches");
     cuda_host_reset_errors();
     CHECK(cudaGetLastError() == cudaSuccess, "reset");
@@ -916,7 +1282,8 @@ static void test_runtime(void) {
         cudaGraphExec_t x;
         OK(cudaStreamCreate(&s));
         cuda_host_fail_graph(CUDA_HOST_BEGIN_CAPTURE, 1);
-        GIVES(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaErrorStreamCaptureUnsupported);
+        GIVES(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
+              cudaErrorStreamCaptureUnsupported);
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         cuda_host_fail_graph(CUDA_HOST_END_CAPTURE, 1);
         GIVES(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
@@ -929,7 +1296,7 @@ static void test_runtime(void) {
         OK(cudaGraphDestroy(g));
         OK(cudaStreamDestroy(s));
     }
-    {       /* two GPUs: each has streams, events, memory and kernels' limits of its own */
+    { /* two GPUs: each has streams, events, memory and kernels' limits of its own */
         cudaStream_t s[2];
         cudaEvent_t e;
         unsigned *own[2];
@@ -938,17 +1305,19 @@ static void test_runtime(void) {
         for (n = 0; n < 2; n++) {
             OK(cudaSetDevice(n));
             OK(cudaStreamCreate(s + n));
-            OK(cudaMalloc(own + n, 8)); OK(cudaMemset(own[n], 0, 8));
+            OK(cudaMalloc(own + n, 8));
+            OK(cudaMemset(own[n], 0, 8));
         }
         STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[1]);
-        CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == reports, "a kernel of GPU 1");
+        CHECK(cudaGetLastError() == cudaSuccess && cuda_host_reports() == reports,
+              "a kernel of GPU 1");
         STX__LAUNCH(count_kernel, 1, 32, 0, s[0], own[1]);
         CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a stream of another GPU");
         cuda_host_clear_reports();
         cuda_host_quiet(1);
         STX__LAUNCH(count_kernel, 1, 32, 0, s[1], own[0]);
-        CHECK(cuda_host_reports() == 1 && strstr(cuda_host_last_report(), "memory of GPU 0"), "memory of another GPU: %s",
-              cuda_host_last_report());
+        CHECK(cuda_host_reports() == 1 && strstr(cuda_host_last_report(), "memory of GPU 0"),
+              "memory of another GPU: %s", cuda_host_last_report());
         cuda_host_clear_reports();
         cuda_host_quiet(0);
         OK(cudaEventCreate(&e));
@@ -961,7 +1330,10 @@ static void test_runtime(void) {
         STX__LAUNCH(empty_kernel, 1, 1, 60000, s[0]);
         CHECK(cudaGetLastError() == cudaErrorInvalidValue, "a limit of another GPU");
         OK(cudaEventDestroy(e));
-        for (n = 0; n < 2; n++) { OK(cudaFree(own[n])); OK(cudaStreamDestroy(s[n])); }
+        for (n = 0; n < 2; n++) {
+            OK(cudaFree(own[n]));
+            OK(cudaStreamDestroy(s[n]));
+        }
         cuda_host_devices(1);
         CHECK(reports == 0, "reports before");
     }
@@ -969,53 +1341,74 @@ static void test_runtime(void) {
     GIVES(cudaGetDeviceCount(&n), cudaErrorNoDevice);
     GIVES(cudaMalloc(&q, 4), cudaErrorNoDevice);
     cuda_host_devices(1);
-    OK(cudaFree(p)); OK(cudaFree(count));
-    CHECK(cuda_host_bytes_in_use() == before && cuda_host_pinned_in_use() == 0, "all is given back");
+    OK(cudaFree(p));
+    OK(cudaFree(count));
+    CHECK(cuda_host_bytes_in_use() == before && cuda_host_pinned_in_use() == 0,
+          "all is given back");
 
-    CHECK(__bfloat16_as_ushort(__float2bfloat16(1.00390625f)) == 0x3f80 &&
-        __bfloat16_as_ushort(__float2bfloat16(1.01171875f)) == 0x3f82, "ties to even");
-    CHECK(__bfloat16_as_ushort(__float2bfloat16_rn(nanf(""))) == 0x7fff && isinf(__bfloat162float(__float2bfloat16(3.4e38f))),
-        "NaN and overflow");
+    CHECK(__bfloat16_as_ushort(__float2bfloat16(1.00390625f)) == 0x3f80
+              && __bfloat16_as_ushort(__float2bfloat16(1.01171875f)) == 0x3f82,
+          "ties to even");
+    CHECK(__bfloat16_as_ushort(__float2bfloat16_rn(nanf(""))) == 0x7fff
+              && isinf(__bfloat162float(__float2bfloat16(3.4e38f))),
+          "NaN and overflow");
     __nv_bfloat162 two = __floats2bfloat162_rn(1, -2);
-    CHECK(__low2float(two) == 1 && __high2float(two) == -2 && __bfloat1622float2(two).y == -2, "pairs");
-    CHECK(__umulhi(0xffffffffu, 0xffffffffu) == 0xfffffffeu && __umul64hi(~0ull, ~0ull) == ~0ull - 1 && __clz(1) == 31 &&
-        __ffs(8) == 4, "integers");
+    CHECK(__low2float(two) == 1 && __high2float(two) == -2 && __bfloat1622float2(two).y == -2,
+          "pairs");
+    CHECK(__umulhi(0xffffffffu, 0xffffffffu) == 0xfffffffeu && __umul64hi(~0ull, ~0ull) == ~0ull - 1
+              && __clz(1) == 31 && __ffs(8) == 4,
+          "integers");
 }
 
-/* Exchanges of a group of one: when they run, in streams and in graphs, and what is not allowed. (Of several ranks: test_cuda_group.c.) */
+/* Exchanges of a group of one: when they run, in streams and in graphs, and what is
+   not allowed. (Of several ranks: test_cuda_group.c.) */
 static ncclResult_t asked(ncclComm_t c) {
     ncclResult_t r = ncclInProgress;
     for (int i = 0; i < 5 && r == ncclInProgress; i++) ncclCommGetAsyncError(c, &r);
     return r;
 }
+
 static ncclComm_t group_of_one(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id;
     ncclComm_t c = NULL;
     config.blocking = 0;
-    CHECK(ncclGetUniqueId(&id) == ncclSuccess && ncclCommInitRankConfig(&c, 1, id, 0, &config) == ncclInProgress && asked(c) == ncclSuccess,
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess
+              && ncclCommInitRankConfig(&c, 1, id, 0, &config) == ncclInProgress
+              && asked(c) == ncclSuccess,
           "a group of one");
     return c;
 }
-static bool is(const float *p, float v) { return host_copy(p, 64) == std::vector<float>(64, v); }
+
+static bool is(const float *p, float v) {
+    return host_copy(p, 64) == std::vector<float>(64, v);
+}
+
 static void test_nccl(void) {
     cudaStream_t s, s2;
     cudaEvent_t e;
     cudaGraph_t g;
     cudaGraphExec_t x;
-    float *a = device_copy(std::vector<float>(64, 3.0f)), *b = device_copy(std::vector<float>(64, 0.0f));
+    float *a = device_copy(std::vector<float>(64, 3.0f)),
+          *b = device_copy(std::vector<float>(64, 0.0f));
     ncclComm_t c = group_of_one();
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&s2, cudaStreamNonBlocking));
     OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     long done = cuda_host_exchanges();
 
-    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s2) == ncclInProgress && asked(c) == ncclSuccess, "begun");
+    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclSum, c, s2) == ncclInProgress
+              && asked(c) == ncclSuccess,
+          "begun");
     OK(cudaMemsetAsync(a, 0, 256, s));
     CHECK(is(b, 0) && cuda_host_exchanges() == done, "it runs when somebody waits for it");
     OK(cudaStreamQuery(s2));
-    CHECK(is(b, 0) && is(a, 0) && cuda_host_exchanges() == done + 1, "and takes what is there then");
+    CHECK(is(b, 0) && is(a, 0) && cuda_host_exchanges() == done + 1,
+          "and takes what is there then");
     OK(cudaMemcpy(a, std::vector<float>(64, 4.0f).data(), 256, cudaMemcpyHostToDevice));
-    CHECK(ncclReduce(a, b, 64, ncclFloat, ncclAvg, 0, c, s2) == ncclInProgress && asked(c) == ncclSuccess, "begun");
+    CHECK(ncclReduce(a, b, 64, ncclFloat, ncclAvg, 0, c, s2) == ncclInProgress
+              && asked(c) == ncclSuccess,
+          "begun");
     OK(cudaEventRecord(e, s2));
     OK(cudaMemsetAsync(b, 0, 256, s));
     OK(cudaStreamWaitEvent(s, e, 0));
@@ -1023,14 +1416,17 @@ static void test_nccl(void) {
     OK(cudaMemcpyAsync(a, b, 256, cudaMemcpyDeviceToDevice, s));
     CHECK(is(a, 4) && is(b, 4) && cuda_host_exchanges() == done + 2, "which comes behind it");
     OK(cudaEventQuery(e));
-    CHECK(ncclBroadcast(a, b, 64, ncclUint8, 0, c, s2) == ncclInProgress, "a call that was not asked for is not in its stream");
+    CHECK(ncclBroadcast(a, b, 64, ncclUint8, 0, c, s2) == ncclInProgress,
+          "a call that was not asked for is not in its stream");
     OK(cudaStreamSynchronize(s2));
     CHECK(cuda_host_exchanges() == done + 2 && asked(c) == ncclSuccess, "until then");
     OK(cudaStreamSynchronize(s2));
     CHECK(cuda_host_exchanges() == done + 3, "and then it is");
 
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclMax, c, s) == ncclInProgress && asked(c) == ncclSuccess, "captured");
+    CHECK(ncclAllReduce(a, b, 64, ncclFloat, ncclMax, c, s) == ncclInProgress
+              && asked(c) == ncclSuccess,
+          "captured");
     OK(cudaMemcpyAsync(a, b, 128, cudaMemcpyDeviceToDevice, s));
     OK(cudaStreamEndCapture(s, &g));
     OK(cudaGraphInstantiate(&x, g, 0));
@@ -1054,25 +1450,40 @@ static void test_nccl(void) {
     cuda_host_nccl_fail(ncclRemoteError);
     CHECK(asked(c) == ncclRemoteError, "told");
     is_reported("a graph", "graphs", [&] { CHECK(ncclCommAbort(c) == ncclSuccess, "end"); });
-    is_reported("no group", "there is not", [&] { CHECK(ncclCommAbort(c) == ncclInvalidArgument, "twice"); });
+    is_reported("no group", "there is not",
+                [&] { CHECK(ncclCommAbort(c) == ncclInvalidArgument, "twice"); });
     OK(cudaGraphExecDestroy(x));
     c = group_of_one();
-    is_reported("order", "ncclCommFinalize", [&] { CHECK(ncclCommDestroy(c) == ncclInvalidUsage, "too early"); });
-    CHECK(ncclCommFinalize(c) == ncclInProgress && asked(c) == ncclSuccess && ncclCommDestroy(c) == ncclSuccess && cuda_host_comms() == 0,
+    is_reported("order", "ncclCommFinalize",
+                [&] { CHECK(ncclCommDestroy(c) == ncclInvalidUsage, "too early"); });
+    CHECK(ncclCommFinalize(c) == ncclInProgress && asked(c) == ncclSuccess
+              && ncclCommDestroy(c) == ncclSuccess && cuda_host_comms() == 0,
           "end");
     OK(cudaEventDestroy(e));
-    OK(cudaStreamDestroy(s)); OK(cudaStreamDestroy(s2));
-    OK(cudaFree(a)); OK(cudaFree(b));
+    OK(cudaStreamDestroy(s));
+    OK(cudaStreamDestroy(s2));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
 }
 
 static __global__ void speed_kernel(float *y, int rounds) {
-    float c[4] = { 0, 0, 0, 0 };
-    uint32_t a[4] = { 0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u }, b[2] = { 0x3f803f80u, 0x3f803f80u };
+    float c[4] = {0, 0, 0, 0};
+    uint32_t a[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u},
+             b[2] = {0x3f803f80u, 0x3f803f80u};
     for (int i = 0; i < rounds; i++) cuda_host_mma_bf16(c, a, b);
     y[threadIdx.x] = c[0];
 }
-static __global__ void warp_speed_kernel(int rounds) { for (int i = 0; i < rounds; i++) __syncwarp(); }
-static double seconds(void) { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
+
+static __global__ void warp_speed_kernel(int rounds) {
+    for (int i = 0; i < rounds; i++) __syncwarp();
+}
+
+static double seconds(void) {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void print_speed(void) {
     float *y;
     cudaMalloc(&y, 1024);
@@ -1085,13 +1496,22 @@ static void print_speed(void) {
     double t3 = seconds();
     STX__LAUNCH(empty_kernel, 2000, 256, 0, 0);
     double t4 = seconds();
-    printf("an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads %.1f us\n", (t1 - t0) / 20000 * 1e9,
-           (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6, (t4 - t3) / 2000 * 1e6);
+    printf(
+        "an mma %.0f ns, a switch %.1f ns, a launch of 32 threads %.1f us, a block of 256 threads %.1f us\n",
+        (t1 - t0) / 20000 * 1e9, (t2 - t1) / (128 * 5000) * 1e9, (t3 - t2) / 2000 * 1e6,
+        (t4 - t3) / 2000 * 1e6);
     cudaFree(y);
 }
 
 int main(int argc, char **argv) {
-    test_sum(); test_scan(); test_transpose(); test_mma(); test_ldmatrix(); test_async(); test_graph(); test_cublaslt();
+    test_sum();
+    test_scan();
+    test_transpose();
+    test_mma();
+    test_ldmatrix();
+    test_async();
+    test_graph();
+    test_cublaslt();
     test_violations();
     test_runtime();
     test_nccl();

@@ -11,13 +11,19 @@
 #include "../../seqtx.h"
 #include "../inner.h"
 
-static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals, int emulated) {
+static void inner_add(inner_kernel *list, size_t *n, const stx__micro *m, int isa, int no_denormals,
+                      int emulated) {
     inner_kernel *k = list + (*n)++;
-    k->name = m->name; k->isa = isa; k->bf16 = m->kr > 1; k->no_denormals = no_denormals; k->emulated = emulated;
+    k->name = m->name;
+    k->isa = isa;
+    k->bf16 = m->kr > 1;
+    k->no_denormals = no_denormals;
+    k->emulated = emulated;
     k->round = m->to_bf16;
     k->pair = m->pair;
     k->micro = m;
 }
+
 size_t inner_kernels(int bf16, inner_kernel *list) {
     size_t n = 0;
     int isa = stx__find_isa();
@@ -42,28 +48,49 @@ size_t inner_kernels(int bf16, inner_kernel *list) {
     if (isa >= STX__ISA_AVX2) inner_add(list, &n, &stx__micro_bf16_avx2, STX__ISA_AVX2, 0, 0);
     if (isa >= STX__ISA_AVX512) inner_add(list, &n, &stx__micro_bf16_avx512, STX__ISA_AVX512, 0, 0);
     #ifdef STX__BF16
-    if (isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16")) inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
+    if (isa >= STX__ISA_AVX512 && __builtin_cpu_supports("avx512bf16"))
+        inner_add(list, &n, &stx__micro_dot, STX__ISA_AVX512, 1, 0);
     #endif
     #ifdef TEST_AMX_EMULATED
     inner_add(list, &n, &stx__micro_amx, isa, 0, 1);
     #elif defined(STX__AMX)
-    if (isa >= STX__ISA_AVX512 && stx__has_amx()) inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
+    if (isa >= STX__ISA_AVX512 && stx__has_amx())
+        inner_add(list, &n, &stx__micro_amx, STX__ISA_AVX512, 1, 0);
     #endif
   #endif
 #endif
     return n;
 }
-void inner_use(stx_ctx *x, const inner_kernel *k) { x->micro = (const stx__micro *)k->micro; x->isa = k->isa; }
-const char *inner_name(const stx_ctx *x) { return stx__mk(x)->name; }
+
+void inner_use(stx_ctx *x, const inner_kernel *k) {
+    x->micro = (const stx__micro *)k->micro;
+    x->isa = k->isa;
+}
+
+const char *inner_name(const stx_ctx *x) {
+    return stx__mk(x)->name;
+}
+
 void inner_poison(stx_ctx *x) {
     size_t i, n = x->scratch ? (size_t)x->desc.threads * STX__PACK : 0;
     for (i = 0; i < n; i++) x->scratch[i] = (stx_real)NAN;
 }
-int inner_isa(const stx_ctx *x) { return x->isa; }
-void inner_set_isa(stx_ctx *x, int isa) { x->isa = isa; }
-uint32_t inner_keep(stx_real p) { return stx__keep16(p); }
+
+int inner_isa(const stx_ctx *x) {
+    return x->isa;
+}
+
+void inner_set_isa(stx_ctx *x, int isa) {
+    x->isa = isa;
+}
+
+uint32_t inner_keep(stx_real p) {
+    return stx__keep16(p);
+}
 #ifndef SEQTX_DOUBLE
-uint32_t inner_bf16(stx_real v) { return stx__bf16(v); }
+uint32_t inner_bf16(stx_real v) {
+    return stx__bf16(v);
+}
 #endif
 uint32_t inner_busy(const stx_ctx *x) {
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
@@ -73,6 +100,7 @@ uint32_t inner_busy(const stx_ctx *x) {
     return 0;
 #endif
 }
+
 size_t inner_attention_units(stx_ctx *x, const stx_attention_args *a, size_t threads, int back) {
     stx__attn A;
     stx__attn_work w;

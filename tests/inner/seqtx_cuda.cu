@@ -2,50 +2,77 @@
 #include "../../seqtx_cuda.cu"
 #include "../inner.h"
 
-size_t inner_plans(const stx_ctx *x) { const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans; return p ? p->count : 0; }
-void inner_tune(stx_ctx *x, int tune) { stx__gpu(x)->tune = tune; }
-void inner_pieces(stx_ctx *x, int pieces) { stx__gpu(x)->pieces = pieces; }
-size_t inner_pieces_of(size_t M, size_t N, size_t K, int late) { return stx__pieces_of(M, N, K, late); }
+size_t inner_plans(const stx_ctx *x) {
+    const stx__plans *p = (const stx__plans *)stx__gpu(x)->plans;
+    return p ? p->count : 0;
+}
 
-static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a, int b, int c, int threads, size_t shared, size_t more) {
+void inner_tune(stx_ctx *x, int tune) {
+    stx__gpu(x)->tune = tune;
+}
+
+void inner_pieces(stx_ctx *x, int pieces) {
+    stx__gpu(x)->pieces = pieces;
+}
+
+size_t inner_pieces_of(size_t M, size_t N, size_t K, int late) {
+    return stx__pieces_of(M, N, K, late);
+}
+
+static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a, int b, int c,
+                           int threads, size_t shared, size_t more) {
     snprintf(k->name, sizeof k->name, form, D, a, b, c);
     k->threads = threads;
     k->shared = shared;
     k->more = more;
 }
+
 int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     const int DP = D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
-    stx_real *p = stx_block_numbers(x, 4096);       /* nobody reads it: where numbers lie and how they are stored is what counts */
+    /* nobody reads it: where numbers lie and how they are stored is what counts */
+    stx_real *p = stx_block_numbers(x, 4096);
     stx_attention_args a;
     stx__ab ab;
     stx__ab_pick c;
     stx__at_pick f;
     int n = 0, wide;
     memset(&a, 0, sizeof a);
-    a.H = 8; a.D = D; a.P = 1152; a.pe_heads = 1; a.span = 1152; a.delta_min = 1; a.scale = 1;
+    a.H = 8;
+    a.D = D;
+    a.P = 1152;
+    a.pe_heads = 1;
+    a.span = 1152;
+    a.delta_min = 1;
+    a.scale = 1;
     a.ldq = a.ldk = a.H * D;
     a.q = a.k = a.v = a.pe = a.dy = p;
     a.y = a.dq = a.dk = a.dv = a.dpe = p;
     if (two) a.u = a.vb = p;
-    for (wide = 0; wide < 2; wide++) {         /* with a strip of queries a warp, and with two */
-        a.B = 64; a.T = wide ? 512 : 64; a.S = a.T + 1152;
-        a.stq = a.T * a.ldq; a.stk = a.S * a.ldk;
+    for (wide = 0; wide < 2; wide++) { /* with a strip of queries a warp, and with two */
+        a.B = 64;
+        a.T = wide ? 512 : 64;
+        a.S = a.T + 1152;
+        a.stq = a.T * a.ldq;
+        a.stk = a.S * a.ldk;
         if (!stx__ab_make(x, &a, &ab, &c)) break;
         f = stx__at_choose(x, &ab.p, 1);
         if (wide && f.bq == 64) break;
-        inner_fused_of(&k[n++], two ? "stx__at_fwd<stx__at_bf16,%d,%d,%d,1>"
-                       : "stx__at_fwd<stx__at_bf16,%d,%d,%d,0>", DP, f.bk, f.bq / 64, 0, 128, f.shared, 0);
+        inner_fused_of(&k[n++],
+                       two ? "stx__at_fwd<stx__at_bf16,%d,%d,%d,1>"
+                           : "stx__at_fwd<stx__at_bf16,%d,%d,%d,0>",
+                       DP, f.bk, f.bq / 64, 0, 128, f.shared, 0);
     }
-    a.T = 64; a.S = 1216;
+    a.T = 64;
+    a.S = 1216;
     if (n && stx__ab_make(x, &a, &ab, &c)) {
-        inner_fused_of(&k[n++], "stx__ab_queries<stx__ab_shape<stx__at_bf16,%d,%d,%d>>",
-                       DP, c.bq, c.bk, 0, c.threads, c.shared_queries, c.more_queries);
-        inner_fused_of(&k[n++], "stx__ab_keys<stx__ab_shape<stx__at_bf16,%d,%d,%d>>",
-                       DP, c.bq, c.bk, 0, c.threads, c.shared_keys, c.more_keys);
-        inner_fused_of(&k[n++], "stx__ab_table<stx__ab_shape<stx__at_bf16,%d,%d,%d>>",
-                       DP, c.bq, c.bk, 0, c.threads, c.shared_table, 0);
-        inner_fused_of(&k[n++], "stx__ab_diagonals<stx__ab_shape<stx__at_bf16,%d,%d,%d>>",
-                       DP, c.bq, c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
+        inner_fused_of(&k[n++], "stx__ab_queries<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+                       c.bk, 0, c.threads, c.shared_queries, c.more_queries);
+        inner_fused_of(&k[n++], "stx__ab_keys<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+                       c.bk, 0, c.threads, c.shared_keys, c.more_keys);
+        inner_fused_of(&k[n++], "stx__ab_table<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+                       c.bk, 0, c.threads, c.shared_table, 0);
+        inner_fused_of(&k[n++], "stx__ab_diagonals<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+                       c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
     }
     stx_block_numbers_free(x, p);
     return n;
