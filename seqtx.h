@@ -97,7 +97,7 @@
    or later, sm_80 or newer), define SEQTX_CUDA in every file that includes this header,
    link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes
    in a model. t->data is then device memory, which the host must not touch: stx_get,
-   stx_set, stx_item copy (and wait); stx_note, stx_noted read a step's results without
+   stx_set, stx_item copy (and wait); stx_metric_set, stx_metric_get read a step's results without
    stopping it; stx_step_run replays a step as a CUDA graph. desc.precision =
    STX_PREC_BF16 stores activations as bfloat16. The same numbers as on the CPU, but for
    the order of sums; the same random numbers; checkpoints go from one to the other.
@@ -375,8 +375,8 @@ STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
    advances the random stream by one; STX_EVAL does none. */
 STX_DEF void stx_begin(stx_ctx *x, int mode);
 STX_DEF int stx_training(const stx_ctx *x);
-STX_DEF uint64_t stx_tick(const stx_ctx *x);                /* number of STX_TRAIN begins: save it to resume */
-STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick);       /* ... and put it back */
+STX_DEF uint64_t stx_step_index(const stx_ctx *x);                /* number of STX_TRAIN begins: save it to resume */
+STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t tick);       /* ... and put it back */
 STX_DEF size_t stx_bytes(const stx_ctx *x);                 /* memory reserved now, bytes */
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x);            /* the most that was in use, both arenas and buffers */
 
@@ -393,15 +393,15 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
 /* Memory of the device, for tensors' numbers. On a CPU it is the host's, and these are
    no more than the functions above. On a GPU only kernels may touch it, and addresses
    count in the elements that are stored: 2 bytes for activations in STX_PREC_BF16. So
-   the address of number i is stx_at(x, p, i), not p + i. */
-STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n);               /* n activations in the step arena */
+   the address of number i is stx_offset_ptr(x, p, i), not p + i. */
+STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n);               /* n activations in the step arena */
 STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);                 /* anything else there: statistics, scratch */
-STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
-STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n);             /* n floats in a block, whatever the precision; freed in the same way */
-STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
-STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i);
-STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
-STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n); /* and back (waits for the device) */
+STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
+STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n);             /* n floats in a block, whatever the precision; freed in the same way */
+STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
+STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
+STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
+STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n); /* and back (waits for the device) */
 
 /* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not
    a crash). */
@@ -452,7 +452,7 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
    a parameter nor an input, and a step that reads it is replayed (stx_step_run).
    Stored as activations are. */
 STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
-/* A number (1) on the device that the host sets between steps, as stx_optim_rate sets
+/* A number (1) on the device that the host sets between steps, as stx_optim_set_lr sets
    a learning rate: a temperature, the size of a noise, the weight of a loss. A
    constant (no gradient reaches it), float in every precision, as old as the context.
    Ops read it there (stx_scale_by), so a step that stx_step_run repeats takes what was
@@ -468,7 +468,7 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
 /* An uninitialised tensor in the step arena, for ops of your own. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
-STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3); /* float in every precision: states, statistics */
+STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3); /* float in every precision: states, statistics */
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
@@ -491,9 +491,9 @@ typedef struct stx_params {
     int          held;             /* an optimiser knows their addresses */
     struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
-    stx_real    *room, *room_grads;        /* of stx_params_beside: what is left of it */
+    stx_real    *room, *room_grads;        /* of stx_params_make_contiguous: what is left of it */
     size_t       room_left, room_next;      /* and what the next parameter begins one with */
-    ptrdiff_t    ahead;            /* of stx_params_draw, for the next one */
+    ptrdiff_t    ahead;            /* of stx_params_rng_offset, for the next one */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
@@ -506,13 +506,13 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x);
 STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
                               size_t d3);
 /* The next parameters of the list, n numbers together, stand side by side in memory in the order in which they are made, and so do their
-   gradients: matrices that read the same input are one matrix to stx_linear_many then. Holds as far as their sizes are multiples of 64;
+   gradients: matrices that read the same input are one matrix to stx_linear_concat then. Holds as far as their sizes are multiples of 64;
    others stand where they would. 1, or 0 and an error. */
-STX_DEF int stx_params_beside(stx_params *p, size_t n);
+STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
 /* The next parameter draws its first numbers as the one made `ahead` places later
    would (negative: earlier): for parameters that stand in another order than that in
    which they were drawn once. */
-STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead);
+STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead);
 /* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times
    s (in double), or set to v; or all of them, number i by fn(user, i, what it was).
    For initialisers; on a GPU each call takes them to the host and back. */
@@ -524,18 +524,18 @@ STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /*
 STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
 STX_DEF void stx_params_zero_grad(stx_params *p);
 /* For generation, whose products have one row and wait for the weights to come from
-   memory: rounds the list's matrices (two dimensions, of STX_PACK_LEAST each at least)
+   memory: rounds the list's matrices (two dimensions, of STX_PACK_MIN each at least)
    in place, to bfloat16, or to 8 bits: 32 neighbouring numbers of a row are whole
    multiples, -127 to 127, of a float of their own, 1/127 of the largest. And keeps
    them as these, 2 or 1.125 bytes a number, beside the list's own numbers: products of
    up to 3 rows (x W^T, x W) read the packed ones, all else reads the rounded ones,
    which are the same. A matrix's copy goes when the library writes to the matrix (an
    optimiser's step, stx_set, a file loaded); call this again after a write of your
-   own. STX_WEIGHTS_OWN throws the copies away; what was rounded stays so. CPU only: on
+   own. STX_WEIGHTS_F32 throws the copies away; what was rounded stays so. CPU only: on
    a GPU it is an error. Returns the bytes that the copies take, all lists of the
    context together; 0 in error: no number is changed then. */
-enum { STX_WEIGHTS_OWN = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
-enum { STX_PACK_LEAST = 32 };
+enum { STX_WEIGHTS_F32 = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
+enum { STX_PACK_MIN = 32 };
 STX_DEF size_t stx_params_pack(stx_params *p, int kind);
 /* All gradients of the list as one block of *n floats on the device, in the order of
    the list, each from a multiple of 64 numbers on, zeros between: a norm or an
@@ -695,11 +695,11 @@ STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
 /* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout,
    Gal & Ghahramani 2016, 1512.05287). */
-STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p);
+STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p);
 /* The same of what all ranks of a group have alike (positions, say), by masks that are
    alike, too: stx_dropout takes a's first dimension for this rank's share of the
    batch. Without a group they are one. */
-STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p);
+STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
 /* y (n) = a mask / keep, and da += dy mask / keep by the same call; y may be a,
    without accumulate. The mask of 8 neighbours comes from one stx_philox(seed, stream,
    ..), the first ones' from number `first` */
@@ -799,7 +799,7 @@ STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
 /* A matrix product: C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch.
-   stx_gemm_of fills it in. */
+   stx_gemm_init fills it in. */
 typedef struct stx_gemm_args {
     size_t batch, M, N, K;
     int ta, tb;                             /* op = transpose: A is (K,M), B is (N,K); else (M,K), (K,N) */
@@ -813,7 +813,7 @@ typedef struct stx_gemm_args {
 } stx_gemm_args;
 /* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between
    matrices if batch is then set. */
-STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
+STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
 /* What stx_gemm computes: number (i,j) of op(A) op(B) for matrix e of the batch,
    summed in double. For reading, and for tests. */
@@ -826,7 +826,7 @@ STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_te
 STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
                             size_t N, size_t Ci, size_t O, int act))
 /* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
-enum { STX_LATE_DB = 1, STX_LATE_DW = 2 };
+enum { STX_DEFER_DB = 1, STX_DEFER_DW = 2 };
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
     size_t pad;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
@@ -836,7 +836,7 @@ typedef struct stx_linear_bwd_args {
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
     size_t batch, sda, sin;                 /* batch above 1: dW alone, of `batch` pairs of matrices (N,O) and (N,Ci), so far apart */
-    int late;                               /* STX_LATE_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
+    int late;                               /* STX_DEFER_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
                                                inside of stx_backward a GPU may add to it later, many such sums in one launch, before
                                                stx_backward returns */
 } stx_linear_bwd_args;
@@ -851,22 +851,22 @@ STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, 
 
 /* Several in one: in (..,Ci), W[i] (O_i,Ci) -> (..,O), O the sum of the count O_i: in
    W[i]^T + b[i] side by side in each row; b NULL: no biases. One product where
-   weights, and biases, stand side by side (stx_params_beside); else one each, and a
+   weights, and biases, stand side by side (stx_params_make_contiguous); else one each, and a
    copy. */
-STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count);
-/* Rows of B streams where they stand, constants: a memory (stx_rows_past), or a
+STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count);
+/* Rows of B streams where they stand, constants: a memory (stx_memory_view), or a
    constant tensor (B,rows,width), stride rows * width. They must stay as they are
    until stx_backward. */
-typedef struct stx_past {
+typedef struct stx_cached_rows {
     const stx_real *data;       /* (B,rows,width), on the device: */
     size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
-} stx_past;
-/* stx_linear_many of memory: past[0], .., past[pieces-1], at most STX_PAST_PIECES, one
+} stx_cached_rows;
+/* stx_linear_concat of memory: past[0], .., past[pieces-1], at most STX_MAX_CACHED, one
    after the other, rows of Ci -> (B,m,O), m the sum of their rows. Gradients reach
    weights and biases. They are read where they stand, not copied. NULL, without an
    error, when m is 0. */
-enum { STX_PAST_PIECES = 4 };
-STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
+enum { STX_MAX_CACHED = 4 };
+STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
                                     int count);
 
 /* Heads that see a short way back need no keys and values from further: groups of
@@ -881,13 +881,13 @@ typedef struct stx_head_groups {
    need[h] of m rows each. Windows are rounded up to 64 rows, so that they, and a
    step's key, change seldom; a further group has to save as much as 64 rows of all
    heads, for it costs a product each way. */
-STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
+STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
 /* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first,
    of the newest rows[g] rows of past, which has at least rows[0]: what
    stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over
    weights in the groups' order and short groups' rows of all streams together (one
    kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
-STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
                              const stx_head_groups *g, stx_tensor **out);
 /* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from
    half on (half: blocks of a, and of b). And rows of memory together: to[k] (B,len[k])
@@ -936,7 +936,7 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
 /* The same, but backward leaves the gradient in the logits' own memory, which nothing
    may read afterwards. It does so where the op that made them lets it (stx_linear
    without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
-STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
+STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
 /* What a loss over tokens may be told beyond its targets. All zero: the mean over all
    rows. */
 typedef struct stx_token_loss {
@@ -1044,12 +1044,12 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 /* Everything that stx_attention's kernels need; see stx_attention for the formulas and
    shapes. Row strides ld* and batch strides st* count numbers, so that q, k, v may be
    slices of larger buffers. */
-typedef struct stx_attention_past {         /* keys and values that do not stand in k and v: of a group of heads */
+typedef struct stx_attention_kv {         /* keys and values that do not stand in k and v: of a group of heads */
     const stx_real *k, *v;                  /* (B,rows,heads of the group D): the newest `rows` keys of those before the block */
     stx_real *dk, *dv;                      /* their gradients, or NULL */
     size_t rows, ld, st;                    /* numbers from row to row, and from batch to batch, of all four */
-} stx_attention_past;
-enum { STX_FRESH_Q = 1, STX_FRESH_K = 2, STX_FRESH_V = 4, STX_FRESH_PAST = 8 };     /* bits of stx_attention_args.fresh */
+} stx_attention_kv;
+enum { STX_OVERWRITE_DQ = 1, STX_OVERWRITE_DK = 2, STX_OVERWRITE_DV = 4, STX_OVERWRITE_CACHED = 8 };     /* bits of stx_attention_args.fresh */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
@@ -1057,10 +1057,10 @@ typedef struct stx_attention_args {
     size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
     size_t past, groups;                    /* keys 0 .. past-1 stand in old[], and k, v, dk, dv begin with key `past`; 0: all are theirs.
                                                groups > 1: heads of group g have old[g]; else all have old[0] */
-    stx_attention_past old[STX_HEAD_GROUPS];
+    stx_attention_kv old[STX_HEAD_GROUPS];
     uint16_t head[256];                     /* groups > 1: 4 times head h's place in its group, and the group */
     int fresh;                              /* gradients that backward writes, whatever was there, where it adds to others: STX_FRESH_*,
-                                               STX_FRESH_PAST << g of old[g]'s */
+                                               STX_OVERWRITE_CACHED << g of old[g]'s */
     size_t span;                            /* resolved: the largest distance that any key has */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
@@ -1180,11 +1180,11 @@ typedef struct stx_optim_desc {
        rho < 5:   theta -= lr m / (1 - beta1^t)                           t = 1 .. 5 with beta2 = 0.999; see radam_skip */
 
 /* A part of a parameter, as the optimisers' kernels want it */
-typedef struct stx_piece {
+typedef struct stx_optim_chunk {
     stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | m, v of the Adams; NULL where unused */
     size_t    n, tensor;
     stx_real  lr;
-} stx_piece;
+} stx_optim_chunk;
 /* What one update needs to know beyond the pieces. It stands in the memory of the
    device, which decides by itself whether to update: the host does not wait for the
    norm of a gradient. */
@@ -1208,7 +1208,7 @@ typedef struct stx_optim {
     double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
     size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share (and with
                                      stx_group_desc.shard the ranks: those of others have n = 0 here) */
-    stx_piece     *piece;
+    stx_optim_chunk     *piece;
     double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
     stx_update    *update;        /* these three on the device */
     int            slot;
@@ -1224,7 +1224,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
 STX_DEF int stx_optim_step(stx_optim *o, double lr);
 /* The learning rate of the steps that stx_step_run repeats: stx_optim_step is not
    called for them. */
-STX_DEF void stx_optim_rate(stx_optim *o, double lr);
+STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
 /* Waits for the last update; o->step, skipped and grad_norm are current then. What
    stx_optim_step would have returned. */
 STX_DEF int stx_optim_sync(stx_optim *o);
@@ -1234,39 +1234,39 @@ STX_DEF int stx_optim_sync(stx_optim *o);
    each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0
    where radam_skip leaves the parameters alone). The updates do it: if u->ok, and in
    any case g is zeroed. adam_update is all Adams'. */
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_piece *piece, size_t count))
-STX_KERNEL(stx_optim_plan, (stx_ctx *x, stx_update *u, stx_piece *piece, size_t count, const double *squares, const stx_optim_desc *d))
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real momentum, stx_real decay))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, stx_real beta1, stx_real rest1,
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count))
+STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares, const stx_optim_desc *d))
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real eps))
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real beta1, stx_real rest1,
                              stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
 /* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get
    the sums of p^2 and g^2 of each piece. Then each tensor's phi from them, which
    becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
-STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count, double *squares,
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, double *squares,
                                 stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
-STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count, const double *squares, double trust_max))
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares, double trust_max))
 /* g of each piece into [-c, c]; infinities and NaN stay */
-STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real c))
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c))
 
-/* All parameters of a list into [lo, hi], in one go: stx_pick_params makes the list
+/* All parameters of a list into [lo, hi], in one go: stx_params_subset makes the list
    (it lives as long as the context), before the first step. */
-typedef struct stx_picked stx_picked;
-STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count);
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi);
+typedef struct stx_param_subset stx_param_subset;
+STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count);
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi);
 /* p of each piece into [lo, hi] */
-STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi))
+STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi))
 
 // >>api: steps ---------------------------------------------------------------------------------------------
 
 /* What a step leaves behind. Device memory is not for reading while a step runs, and
    waiting for it costs the time that the host is ahead. So a step may note scalars:
    slot = or += s t[0], in double; and the host asks for them afterwards. */
-enum { STX_NOTES = 128, STX_MAX_OPTIMS = 64 };
-STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
-STX_DEF double stx_noted(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
+enum { STX_MAX_METRICS = 128, STX_MAX_OPTIMS = 64 };
+STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
+STX_DEF double stx_metric_get(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
-STX_KERNEL(stx_meter, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
+STX_KERNEL(stx_metric_accumulate, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
 /* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of
    local and place, of which place[r] gets where its r-th id stood and local[r] the id
    within the cluster; places left over get 0 and `leftover`. at (n): where each id
@@ -1281,11 +1281,11 @@ typedef struct stx_clusters {
 STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
                               const stx_clusters *k))
 /* y (n) = NaN if flag[0] */
-STX_KERNEL(stx_spoil, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
+STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 /* A small tensor that outlives steps (a parameter) whose values the host needs between
    them: the host's copy, current. Waits for the last step. All of a context's
    together: at most 512 tensors of 8192 numbers. */
-STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
+STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 
 /* Runs fn(user): one step, from stx_begin to stx_optim_step. On a GPU a step that
    comes again and again is captured, once, as a CUDA graph and then replayed: fn is
@@ -1296,10 +1296,10 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t);
    recorded. Steps that take turns (one goes from memory a to b, the next from b to a,
    say) are not captured, for a replay leaves the host as it is: let one fn do both.
    What may change from one replay to the next: tokens (stx_tokens_set), learning rates
-   (stx_optim_rate), scalars (stx_scalar_set), and random numbers, which go on as if fn
+   (stx_optim_set_lr), scalars (stx_scalar_set), and random numbers, which go on as if fn
    had run. A step that takes anything else from the host (stx_input, stx_tokens,
-   stx_set, a learning rate that stx_optim_rate did not set, a scalar of another
-   value), asks it for something (stx_get, stx_item, stx_noted, stx_optim_sync) or
+   stx_set, a learning rate that stx_optim_set_lr did not set, a scalar of another
+   value), asks it for something (stx_get, stx_item, stx_metric_get, stx_optim_sync) or
    allocates is run anew each time. New parameters and optimisers end all replays.
    Returns stx_ok(x). */
 typedef void (*stx_step_fn)(void *user);
@@ -1315,7 +1315,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
        fills: so many that it should be full).
    It stays until a step is replayed, or until new parameters or optimisers end all
    replays. The text is in memory of x, and the next step may change it. */
-STX_DEF const char *stx_step_note(const stx_ctx *x);
+STX_DEF const char *stx_step_replay_status(const stx_ctx *x);
 /* Such a number: of the model and the tokens (shapes and addresses; each NULL: none),
    and then of each thing more that decides. FNV-1a. */
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
@@ -1330,8 +1330,8 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
        not finite and the update are then those of the whole batch, the same at all ranks. A loss that leaves rows out
        (stx_token_loss.mean) divides by the mean number of rows of the ranks, so that the mean of the ranks' losses is that of all rows;
      - random numbers are those that one rank would draw for the whole batch: what is dropped out belongs to the streams, and
-       each rank draws for its own (but see stx_dropout_alike);
-     - parameters are drawn alike from one seed; after loading, or a draw of your own, stx_group_params makes them equal;
+       each rank draws for its own (but see stx_dropout_replicated);
+     - parameters are drawn alike from one seed; after loading, or a draw of your own, stx_group_broadcast_params makes them equal;
      - STX_EVAL exchanges nothing: ranks may evaluate each its part, or one of them alone.
    So N ranks do what one does with the whole batch, but for the order of sums. The same N
    give the same bits.
@@ -1348,8 +1348,8 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 /* How this process was started, by the environment that mpirun, srun and torchrun make
    (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with WORLD_SIZE): rank of ranks, and of
    those on this machine. by: the variable that said so; NULL: alone, rank 0 of 1. */
-typedef struct stx_start { int rank, ranks, local, locals; const char *by; } stx_start;
-STX_DEF stx_start stx_started(void);
+typedef struct stx_launch_info { int rank, ranks, local, locals; const char *by; } stx_launch_info;
+STX_DEF stx_launch_info stx_get_launch_info(void);
 
 typedef struct stx_group_desc {
     size_t bucket;              /* numbers of a gradient that go out at once; 0: 1048576, on a GPU 4194304. Larger ones cost fewer messages,
@@ -1382,14 +1382,14 @@ STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
 /* n bytes of rank `from` into those of rank `to`; the others only pass by */
-STX_DEF int stx_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
+STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to);
 /* Every rank gets rank 0's parameters. All ranks */
-STX_DEF int stx_group_params(stx_params *p);
+STX_DEF int stx_group_broadcast_params(stx_params *p);
 /* In STX_TRAIN, all ranks: n over the mean of the ranks' n -> (1), on the device; 1
    without a group, 0 where all have none. A mean over n of this rank's numbers, times
    this, is a loss whose mean over the ranks is that over all their numbers
    (stx_token_loss.mean does so by itself). */
-STX_DEF stx_tensor *stx_group_part(stx_ctx *x, double n);
+STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
 /* Before the last stx_backward of an update: gradients of o's parameters go out while
    it still makes those of earlier layers. Without this they go in stx_optim_step. All
    ranks; one optimiser at a time. */
@@ -1439,7 +1439,7 @@ STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_re
 /* What device memory holds. An address alone says how numbers are stored there: by the
    allocation it lies in. */
 enum { STX_MEM_BYTES = 0,           /* floats, or anything */
-       STX_MEM_NUMBERS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
+       STX_MEM_ACTIVATIONS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
        STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
 
 #ifdef SEQTX_CUDA
@@ -1452,23 +1452,23 @@ extern void   stx_cuda_close(stx_gpu *g);                                   /* w
 extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);           /* 256-byte aligned; NULL without an error: no memory */
 extern void   stx_cuda_free(stx_ctx *x, void *p);                           /* after the work that uses it */
 extern size_t stx_cuda_bytes(const stx_ctx *x);                   /* in use on the device: also copies of parameters, scratch, cublasLt's */
-extern int    stx_cuda_half(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
-extern void   stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
-extern void   stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
-extern void   stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);       /* floats, stored as they are there */
-extern void   stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
+extern int    stx_cuda_is_bf16(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
+extern void   stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
+extern void   stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
+extern void   stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);       /* floats, stored as they are there */
+extern void   stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
 extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
-extern void   stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
+extern void   stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
 extern void   stx_cuda_sync(stx_ctx *x);
-extern void   stx_cuda_late(stx_ctx *x, int by);             /* sums may wait: between 1 and -1, which may nest; 0, the last -1: made now */
+extern void   stx_cuda_defer_sums(stx_ctx *x, int by);             /* sums may wait: between 1 and -1, which may nest; 0, the last -1: made now */
 extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
 extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
 extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
 extern void   stx_cuda_set_f32(stx_ctx *x, float *p, float v);
-extern void   stx_cuda_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
+extern void   stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
 /* Copies pieces' p, one after the other, to the floats at `to`; then bytes of report
    to the host. report_wait waits for the last one and gives its address. */
-extern void   stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t count);
+extern void   stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count);
 extern void   stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
 /* Work between begin and end is recorded and not run. end: NULL if the step cannot be
@@ -1631,9 +1631,9 @@ STX_DEF int stx_writer_checksum(stx_writer *w);
 STX_DEF int stx_file_verify(const stx_file *f);
 
 /* Numbers of the device, floats in the file: taken from the device now. */
-STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data);
+STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data);
 /* Fills n numbers of the device from an entry. */
-STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n);
+STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 
 /* Adds every parameter under its name (after prefix, "" for none). The data must not
    change until stx_writer_finish. Returns 1, or 0 in error. */
@@ -1653,7 +1653,7 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix);
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix);
 
-// >>api: words ---------------------------------------------------------------------------------------------
+// >>api: vocab_io ---------------------------------------------------------------------------------------------
 
 /* A first value as data: kind and a as in stx_param, where a follows a rule from the
    rows and columns of the matrix (a bias: of the matrix that it belongs to). All of it
@@ -1663,16 +1663,16 @@ enum { STX_INIT_AS_IS = 0,      /* a */
        STX_INIT_XAVIER };       /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
 typedef struct stx_init { int kind; double a; int rule; } stx_init;
 
-enum { STX_WORDS_PLAIN = 0, STX_WORDS_TIED, STX_WORDS_ADAPTIVE };      /* stx_words_desc.in (not tied) and .out */
-enum { STX_WORDS_BOTH = 1, STX_WORDS_INPUT, STX_WORDS_OUTPUT };        /* .head_direct and .no_projs */
+enum { STX_VOCAB_PLAIN = 0, STX_VOCAB_TIED, STX_VOCAB_ADAPTIVE };      /* stx_vocab_io_desc.in (not tied) and .out */
+enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };        /* .head_direct and .no_projs */
 /* V words become vectors of emb channels; hidden states of d channels become
    probabilities of V words. */
-typedef struct stx_words_desc {
+typedef struct stx_vocab_io_desc {
     size_t vocab;               /* V, required */
     size_t dim;                 /* d, required */
     size_t emb;                 /* 0: d. It is d with an adaptive input and with a tied output */
-    int    in;                  /* STX_WORDS_PLAIN: a table (V,emb). _ADAPTIVE: see stx_adaptive; words are sorted by falling frequency */
-    int    out;                 /* STX_WORDS_PLAIN: W (V,d) and a bias. _TIED: W is the input's table. _ADAPTIVE, whatever the input is */
+    int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb). _ADAPTIVE: see stx_adaptive; words are sorted by falling frequency */
+    int    out;                 /* STX_VOCAB_PLAIN: W (V,d) and a bias. _TIED: W is the input's table. _ADAPTIVE, whatever the input is */
     double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
     size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
@@ -1680,7 +1680,7 @@ typedef struct stx_words_desc {
     size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];         /* of the output's where they are others; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    head_direct;         /* cluster 0 is d wide and has no projection; STX_WORDS_BOTH, _INPUT or _OUTPUT: on that side */
+    int    head_direct;         /* cluster 0 is d wide and has no projection; STX_VOCAB_BOTH, _INPUT or _OUTPUT: on that side */
     int    no_projs;            /* all clusters are so, whatever divval is */
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
@@ -1696,65 +1696,65 @@ typedef struct stx_words_desc {
     stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
                                                                           projections, biases, the head's columns and their biases */
     stx_init proj_bias;
-} stx_words_desc;
-typedef struct stx_words {
+} stx_vocab_io_desc;
+typedef struct stx_vocab_io {
     stx_ctx       *ctx;
-    stx_words_desc desc;                    /* resolved */
+    stx_vocab_io_desc desc;                    /* resolved */
     stx_tensor    *in_emb;                  /* (V,emb); NULL with an adaptive input */
     stx_tensor    *out_w, *out_b;           /* (V,d), (V); NULL with an adaptive output */
     stx_adaptive   in, out;                 /* in: adaptive input only; out: of a plain one, out_w and out_b as one cluster */
-} stx_words;
+} stx_vocab_io;
 
 /* Fills in the defaults and checks. 0 and an error (if x) when the desc makes no
    sense; who: the function that the error names. */
-STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from, stx_words_desc *to);
+STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from, stx_vocab_io_desc *to);
 /* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX:
    as many or more. */
-STX_DEF size_t stx_words_count(const stx_words_desc *d);
+STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d);
 /* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight,
    out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>, out_emb.tables.<i>,
    out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>,
    out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context; NULL and
    its error when there is no memory. */
-STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *d);
+STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *d);
 /* ids (B,T) -> (B,T,emb) */
-STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids);
+STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids);
 /* Logits (..,V) of hidden states (..,d), on the tape. An adaptive output has none
    (each cluster has its own softmax): an error. */
-STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h);
+STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h);
 /* log p (B,T,V) of hidden states (B,T,d), or (N,V) of (N,d), of every kind of output:
    rows of e^.. sum to 1. No gradient passes. */
-STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h);
+STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h);
 /* What stx_sample wants, at the least cost: logits where there are any, else log p. */
-STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h);
+STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
 /* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient
-   takes the place of plain logits (stx_cross_entropy_over). how: token weights, an
+   takes the place of plain logits (stx_cross_entropy_inplace). how: token weights, an
    ignored id, another divisor, the rows' own losses; NULL: none of these. */
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
+STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
 /* key and all that the host decides in a step with these ids (NULL: none) because of
    adaptive words: see stx_adaptive_key. */
-STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
+STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
-// >>api: rows ----------------------------------------------------------------------------------------------
+// >>api: memory ----------------------------------------------------------------------------------------------
 
 /* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a
    memory, a recurrent state. Rows are constants: no gradient passes from one step to
    another. A step reads them (in) and pushes its own at their end (out, which may be
    in); the oldest fall out. A row may be missing in some of the B streams, after one
    of them was reset or where a segment was padding. */
-typedef struct stx_rows_desc {
+typedef struct stx_memory_desc {
     size_t layers, B;
     size_t width;               /* of every layer */
     const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
     int    fixed;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
     int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
     int    full;                /* float in every precision (a recurrent state is it anyway): sums, counts */
-    int    whole;               /* rows that were never written count, too: see stx_rows_layer.rows */
-    int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_rows_mask) */
+    int    whole;               /* rows that were never written count, too: see stx_memory_layer.rows */
+    int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_memory_mask) */
     size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
                                    this; 0: any number, and buffers grow to what is asked */
-} stx_rows_desc;
-typedef struct stx_rows_layer {
+} stx_memory_desc;
+typedef struct stx_memory_layer {
     size_t    width;
     size_t    real;             /* rows held */
     size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
@@ -1763,64 +1763,64 @@ typedef struct stx_rows_layer {
     int       masked;           /* is a row missing in a stream? Then */
     int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
     size_t    pad_capacity;     /* ... numbers that it has room for */
-    stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>rows: arena */
+    stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>memory: arena */
     size_t    room, first;      /* data begins `first` rows behind base */
     size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step, of the last 32 to 64 */
     size_t    most, steps;      /* the same of these last steps; how many they are */
     uint64_t  pushed_at, seen;  /* which step that was; and the last one that looked at the rows where they are */
-    int       looked;           /* does stx_rows_past read this layer? */
-} stx_rows_layer;
-typedef struct stx_rows {
+    int       looked;           /* does stx_memory_view read this layer? */
+} stx_memory_layer;
+typedef struct stx_memory {
     stx_ctx        *ctx;
-    stx_rows_desc   desc;
+    stx_memory_desc   desc;
     size_t          B;
-    stx_rows_layer *layer;
+    stx_memory_layer *layer;
     stx_real       *all;        /* desc.fixed: (layers,B,width), the layers' data */
-} stx_rows;
+} stx_memory;
 
 /* Empty. NULL and an error: no streams or no layers, no memory. It lives until it is
    freed, or as long as x. */
-STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d);
-STX_DEF void stx_rows_free(stx_rows *s);
+STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d);
+STX_DEF void stx_memory_free(stx_memory *s);
 /* Forgets all, or stream b alone: from then on it is as one that began now. In error
    nothing. */
-STX_DEF void stx_rows_reset(stx_rows *s);
-STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b);
+STX_DEF void stx_memory_reset(stx_memory *s);
+STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
 /* Room for so many rows in every layer, whose buffers stay where they are then. Of
-   rows that stx_rows_past reads: as many as are kept, and those that a step pushes; of
+   rows that stx_memory_view reads: as many as are kept, and those that a step pushes; of
    rows that a step replaces after it has looked at them: as many for each time. 1, or
    0 and an error. */
-STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows);
+STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
 /* The most rows that a layer holds. */
-STX_DEF size_t stx_rows_most(const stx_rows *s);
+STX_DEF size_t stx_memory_max_rows(const stx_memory *s);
 
 /* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL:
    none before. pad (B,T): not 0 where h has no such row; NULL: all are there.
    desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
-STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
+STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width),
    desc.fixed: (B,width); NULL when there are none. */
-STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n);
+STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers
    of now, until the next stx_begin, whatever is pushed, set, reset or freed. To have
    place for what will be pushed the rows may move within their buffer first (s is
    const, for what it holds does not change; an address from layer[l].data may be of
    before). out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not
    of desc.fixed. */
-STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out);
+STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what
    stx_linear_memory takes. h itself when there are none. */
-STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h);
+STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, stx_tensor *h);
 /* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or
    NULL, are missing: (B,m+T), as stx_attention_in.pad. NULL when none is (or in
    error), so that nothing is spent on a mask. s NULL, or no rows: pad. Numbers from
    the host: such a step is not replayed. */
-STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad, size_t T);
-/* The rows (B,e,width), e = real + T - keep, that stx_rows_push(.., s, l, keep, h,
+STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad, size_t T);
+/* The rows (B,e,width), e = real + T - keep, that stx_memory_push(.., s, l, keep, h,
    pad) will drop, a constant: what a second, compressed memory is made of. mask (NULL:
-   not wanted) gets which of them are missing, as stx_rows_mask. NULL when none falls
+   not wanted) gets which of them are missing, as stx_memory_mask. NULL when none falls
    out. Not of desc.fixed. */
-STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
+STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
     const stx_ids **mask);
 
 /* n streams of `from`, from c on, become the streams from b on of `to`, which has the
@@ -1828,24 +1828,24 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
    together; what one has and the other has not is missing there. When all of to's
    streams are meant it gets from's rows and no others. From one context only, and
    without overlap where to is from. 1, or 0 and an error. */
-STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n);
+STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n);
 /* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest
    first; and n <= rows of them in place of what it had, none missing. rows: with
    desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they
    were. */
-STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out);
-STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n);
+STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out);
+STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n);
 /* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing,
    metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with desc.as_one
    "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.fixed "<prefix>"
    (layers,B,width) alone. prefix: at most 80 letters. What is saved must not change
    until stx_writer_finish. load: all is checked before the first number is copied; 1,
    or 0 and an error, with nothing remembered. */
-STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix);
-STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix);
+STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix);
+STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix);
 /* Adds what the host decides by these rows to a step's key: counts, addresses, whether
    rows are missing. */
-STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key);
+STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 
 // >>api: cache ---------------------------------------------------------------------------------------------
 
@@ -1881,22 +1881,22 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
 STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
 /* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn
    makes the last hidden states (B,t,d) of ids (B,t). Returns log p (B,V) of the token
-   after the last, or, with scores, stx_words_scores of it: c->out, until the next
+   after the last, or, with scores, stx_vocab_io_scores of it: c->out, until the next
    call. NULL in error. */
 typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
-STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids, size_t n, int scores,
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, const int32_t *ids, size_t n, int scores,
     stx_feed_fn fn, void *user);
 
 // >>api: lm ------------------------------------------------------------------------------------------------
 
 /* What programs that take any family need of one: a family fills in the table
-   (stx_span_lm, stx_sru_lm_of, ..), and trainers, evaluation and generation are
+   (stx_span_as_lm, stx_sru_as_lm, ..), and trainers, evaluation and generation are
    written once. model, state and gen are the family's own structs. */
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
     stx_params      *params;
-    const stx_words *words;
+    const stx_vocab_io *words;
     /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL:
        nothing); out: where it goes on (NULL: nowhere; may be in) */
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
@@ -1914,7 +1914,7 @@ typedef struct stx_lm {
     void        (*state_reset)(void *state);
     void        (*state_reset_stream)(void *state, size_t b);
     /* n streams of `from`, from c on, become those from b on of `to`, as
-       stx_rows_copy: 1, or 0 and an error */
+       stx_memory_copy: 1, or 0 and an error */
     int         (*state_copy)(void *to, size_t b, const void *from, size_t c, size_t n);
     int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
     int         (*state_load)(void *state, const stx_file *f, const char *prefix);
@@ -2635,18 +2635,18 @@ typedef struct stx__free_grad {
 /* What the host reads between steps, in one piece of the device's memory (and a copy
    of it on the host): notes, what the optimisers decided, and the watched tensors'
    values. */
-enum { STX__WATCHED = 512, STX__WATCH_NUMBERS = 8192 };
+enum { STX__MIRRORED = 512, STX__MIRROR_VALUES = 8192 };
 
 typedef struct stx__report {
-    double note[STX_NOTES];
+    double note[STX_MAX_METRICS];
     stx_update update[STX_MAX_OPTIMS];
-    stx_real watch[STX__WATCH_NUMBERS];
+    stx_real watch[STX__MIRROR_VALUES];
 } stx__report;
 
 enum { STX__STALE, STX__PENDING, STX__CURRENT }; /* the host's copy */
 
 typedef struct stx__replay { /* a step captured as a graph */
-    /* stx_tick before it and how many it takes; when it ran last */
+    /* stx_step_index before it and how many it takes; when it ran last */
     uint64_t key, tick, ticks, used;
     void *graph; /* NULL: cannot be repeated */
 } stx__replay;
@@ -2702,10 +2702,10 @@ struct stx_ctx {
     stx__packed *packed;
     size_t packed_count;
     size_t watched, watch_numbers;
-    /* (watched), room for STX__WATCHED; and where each stands in the report */
+    /* (watched), room for STX__MIRRORED; and where each stands in the report */
     const stx_tensor **watch;
     size_t *watch_at;
-    stx_piece *watch_piece; /* (watched), on the device */
+    stx_optim_chunk *watch_piece; /* (watched), on the device */
     stx__replay replay[STX__REPLAYS];
     uint64_t last_key, runs;
     /* last_key is of a step; which took nothing from the host and gave it nothing */
@@ -2722,7 +2722,7 @@ struct stx_ctx {
     uint64_t tick, op; /* random streams: step and op within it */
     uint64_t begun;    /* stx_begin's calls, and one */
     /* buffers that are free when the next step begins: backward may still read them */
-    struct stx__retired *retired;
+    struct stx__freed_at_step_end *retired;
     int rank, ranks;  /* in its group; 0, 0 without one */
     void *group;      /* stx__mpi, see >>group */
     size_t bucket;    /* numbers */
@@ -2825,12 +2825,12 @@ static int stx__on_gpu(const stx_ctx *x) {
 #define STX__FROM_GPU "numbers are copied from the GPU (stx_get, stx_item)"
 #define STX__TO_GPU   "something is copied to the GPU (stx_tokens, stx_input, stx_set)"
 
-static void stx__touch(stx_ctx *x, const char *what) {
+static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->touched) x->touched = what;
 }
 
 /* Are activations 2 bytes each? */
-static int stx__halved(const stx_ctx *x) {
+static int stx__stores_bf16(const stx_ctx *x) {
     return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16;
 }
 
@@ -2946,7 +2946,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
             size = STX_MAX(want, STX_MIN(size, (left / 2) & ~(unit - 1)));
         }
         if (a->kind != STX__HOST) {
-            stx__touch(x, "memory of the GPU is allocated");
+            stx__host_access(x, "memory of the GPU is allocated");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
             /* no room for more than is needed */
             if (!base && !x->code) base = stx__raw_alloc(x, size = want, a->name, a->kind);
@@ -3074,7 +3074,7 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     size_t bytes;
     if (!x || x->code) return NULL;
     bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX
-                                            : n * (stx__halved(x) && !full ? 2 : sizeof(stx_real));
+                                            : n * (stx__stores_bf16(x) && !full ? 2 : sizeof(stx_real));
     if (!stx__on_gpu(x)) {
         stx_real *p = (stx_real *)stx__block_raw(x, bytes);
         if (p && !x->desc.dry) memset(p, 0, bytes);
@@ -3082,7 +3082,7 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     }
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_NUMBERS);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
     if (!b->p) {
         stx_block_free(x, b);
         return NULL;
@@ -3094,15 +3094,15 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     return (stx_real *)b->p;
 }
 
-STX_DEF stx_real *stx_block_numbers(stx_ctx *x, size_t n) {
+STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n) {
     return stx__block_of(x, n, 0);
 }
 
-STX_DEF stx_real *stx_block_full(stx_ctx *x, size_t n) {
+STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n) {
     return stx__block_of(x, n, 1);
 }
 
-STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
+STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p) {
     stx__dev_block **at, *b;
     if (!x || !p) return;
     if (!stx__on_gpu(x)) {
@@ -3119,13 +3119,13 @@ STX_DEF void stx_block_numbers_free(stx_ctx *x, stx_real *p) {
 }
 
 /* A block of numbers (NULL: none) that is freed when the next step begins, not before */
-typedef struct stx__retired {
-    struct stx__retired *next;
+typedef struct stx__freed_at_step_end {
+    struct stx__freed_at_step_end *next;
     stx_real *p;
-} stx__retired;
+} stx__freed_at_step_end;
 
-static void stx__retire(stx_ctx *x, stx_real *p) {
-    stx__retired *r = p ? (stx__retired *)stx_block(x, sizeof *r) : NULL;
+static void stx__free_at_step_end(stx_ctx *x, stx_real *p) {
+    stx__freed_at_step_end *r = p ? (stx__freed_at_step_end *)stx_block(x, sizeof *r) : NULL;
     if (!r) return; /* no memory for a note of it: it goes with the context */
     r->p = p;
     r->next = x->retired;
@@ -3134,9 +3134,9 @@ static void stx__retire(stx_ctx *x, stx_real *p) {
 
 static void stx__retired_free(stx_ctx *x) {
     while (x->retired) {
-        stx__retired *r = x->retired;
+        stx__freed_at_step_end *r = x->retired;
         x->retired = r->next;
-        stx_block_numbers_free(x, r->p);
+        stx_block_activations_free(x, r->p);
         stx_block_free(x, r);
     }
 }
@@ -3153,7 +3153,7 @@ static stx__arena *stx__arena_of(stx_ctx *x, int where) {
 }
 
 static size_t stx__stored(const stx_ctx *x, int where) {
-    return where == STX__STEP && stx__halved(x) ? 2 : sizeof(stx_real);
+    return where == STX__STEP && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
 }
 
 static stx_real *stx__numbers(stx_ctx *x, int where, size_t n) {
@@ -3170,7 +3170,7 @@ static void *stx__state(stx_ctx *x, int where, size_t bytes) {
     return p;
 }
 
-STX_DEF stx_real *stx_step_numbers(stx_ctx *x, size_t n) {
+STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n) {
     return x ? stx__numbers(x, STX__STEP, n) : NULL;
 }
 
@@ -3178,9 +3178,9 @@ STX_DEF void *stx_step_bytes(stx_ctx *x, size_t n) {
     return x ? stx__arena_alloc(x, stx__arena_of(x, STX__STEP_FULL), n) : NULL;
 }
 
-STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i) {
+STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) {
 #ifdef SEQTX_CUDA
-    if (p && stx__halved(x) && stx_cuda_half(x, p))
+    if (p && stx__stores_bf16(x) && stx_cuda_is_bf16(x, p))
         return (stx_real *)(uintptr_t)((uintptr_t)p + 2 * i);
 #endif
     (void)x;
@@ -3189,27 +3189,27 @@ STX_DEF stx_real *stx_at(const stx_ctx *x, const stx_real *p, size_t i) {
 
 static void stx__unpack(stx_ctx *x, const stx_real *written);
 
-STX_DEF void stx_put(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
+STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     if (!stx_ok(x) || !n) return;
     stx__unpack(x, to);
     x->report_age = STX__STALE;
     x->watch_stale = 1;
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        stx__touch(x, STX__TO_GPU);
-        stx_cuda_put_numbers(x, to, host, n);
+        stx__host_access(x, STX__TO_GPU);
+        stx_cuda_upload_activations(x, to, host, n);
         return;
     }
 #endif
     memcpy(to, host, n * sizeof *to);
 }
 
-STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
+STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     if (!stx_ok(x) || !n) return;
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        stx__touch(x, STX__FROM_GPU);
-        stx_cuda_get_numbers(x, host, from, n);
+        stx__host_access(x, STX__FROM_GPU);
+        stx_cuda_download_activations(x, host, from, n);
         return;
     }
 #endif
@@ -3220,8 +3220,8 @@ STX_DEF void stx_fetch(stx_ctx *x, stx_real *host, const stx_real *from, size_t 
 static void stx__put_bytes(stx_ctx *x, void *to, const void *host, size_t bytes) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        stx__touch(x, STX__TO_GPU);
-        stx_cuda_put(x, to, host, bytes);
+        stx__host_access(x, STX__TO_GPU);
+        stx_cuda_upload(x, to, host, bytes);
         return;
     }
 #endif
@@ -3256,11 +3256,11 @@ STX_DEF int stx_training(const stx_ctx *x) {
     return x && x->mode == STX_TRAIN;
 }
 
-STX_DEF uint64_t stx_tick(const stx_ctx *x) {
+STX_DEF uint64_t stx_step_index(const stx_ctx *x) {
     return x ? x->tick : 0;
 }
 
-STX_DEF void stx_set_tick(stx_ctx *x, uint64_t tick) {
+STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t tick) {
     if (x) x->tick = tick;
 }
 
@@ -3369,7 +3369,7 @@ static size_t stx__last(const stx_tensor *t) {
     return t->dim[t->ndim - 1];
 }
 
-static size_t stx__rows(const stx_tensor *t) {
+static size_t stx__memory(const stx_tensor *t) {
     return stx__last(t) ? t->size / stx__last(t) : 0;
 }
 
@@ -3412,19 +3412,19 @@ static void stx__changed(stx_ctx *x) {
 }
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) {
-    if (stx_ok(x) && t) stx_fetch(x, out, t->data, t->size);
+    if (stx_ok(x) && t) stx_download(x, out, t->data, t->size);
 }
 
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
     if (!stx_ok(x) || !t) return;
-    stx_put(x, t->data, in, t->size);
+    stx_upload(x, t->data, in, t->size);
     stx__changed(x);
 }
 
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
     stx_real v = 0;
     if (!stx_ok(x) || !t) return (double)NAN;
-    stx_fetch(x, &v, t->data, 1);
+    stx_download(x, &v, t->data, 1);
     return stx_ok(x) ? (double)v : (double)NAN;
 }
 
@@ -3432,7 +3432,7 @@ STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
     if (!stx_ok(x) || !t || !out) return 0;
     memset(out, 0, t->size * sizeof *out);
     if (!t->grad) return 0;
-    stx_fetch(x, out, t->grad, t->size);
+    stx_download(x, out, t->grad, t->size);
     return stx_ok(x);
 }
 
@@ -3447,14 +3447,14 @@ STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t 
     return stx__tensor(x, STX__STEP, stx__dims(d), d);
 }
 
-STX_DEF stx_tensor *stx_new_full(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
     size_t d[STX_MAX_DIM];
     if (!stx_ok(x)) return NULL;
     d[0] = d0;
     d[1] = d1;
     d[2] = d2;
     d[3] = d3;
-    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_full: no first dimension");
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_f32: no first dimension");
     return stx__tensor(x, STX__STEP_FULL, stx__dims(d), d);
 }
 
@@ -3491,9 +3491,9 @@ STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t
     for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
     for (t->size = 1, i = 0; i < (size_t)t->ndim; i++)
         t->size = stx_bytes_of(t->size, t->dim[i], 1);
-    t->data = stx_block_numbers(x, t->size);
+    t->data = stx_block_activations(x, t->size);
     if (!t->data) return NULL;
-    stx_put(x, t->data, data, t->size);
+    stx_upload(x, t->data, data, t->size);
     return stx_ok(x) ? t : NULL;
 }
 
@@ -3700,7 +3700,7 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
     return a * length * side;
 }
 
-STX_DEF int stx_params_beside(stx_params *p, size_t n) {
+STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n) {
     stx_ctx *x = p ? p->ctx : NULL;
     if (!stx_ok(x)) return 0;
     p->room_left = 0;
@@ -3708,12 +3708,12 @@ STX_DEF int stx_params_beside(stx_params *p, size_t n) {
     return 1;
 }
 
-STX_DEF void stx_params_draw(stx_params *p, ptrdiff_t ahead) {
+STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
     if (p) p->ahead = ahead;
 }
 
 /* A parameter's head, with room for its numbers and its gradient: from
-   stx_params_beside's room as long as there is some (then there is no other behind it) */
+   stx_params_make_contiguous's room as long as there is some (then there is no other behind it) */
 static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t room) {
     stx_ctx *x = p->ctx;
     stx_tensor *t = NULL;
@@ -3800,7 +3800,7 @@ static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char
                                        i, init, a));
     if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
     if (host != t->data) {
-        stx_put(x, t->data, host, t->size + room);
+        stx_upload(x, t->data, host, t->size + room);
         stx_block_free(x, host);
     }
     x->params_made++;
@@ -3882,7 +3882,7 @@ static int stx__is_param(const stx_tensor *t) {
 }
 
 static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
-    return t->of ? stx_at(x, t->of->grad, t->at) : t->grad;
+    return t->of ? stx_offset_ptr(x, t->of->grad, t->at) : t->grad;
 }
 
 /* Which parameters' gradients stx_recompute's function will add to, when it is run
@@ -3940,7 +3940,7 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
     stx__free_grad **at, *f;
     size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-    int kind = stx__halved(x) && full; /* one kind of memory serves for both otherwise */
+    int kind = stx__stores_bf16(x) && full; /* one kind of memory serves for both otherwise */
     for (at = &x->free_grads; *at; at = &(*at)->next)
         if ((*at)->bytes == bytes && (*at)->full == kind) {
             f = *at;
@@ -3962,7 +3962,7 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
     if (!f) return;
     f->p = g;
     f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-    f->full = stx__halved(x) && full;
+    f->full = stx__stores_bf16(x) && full;
     f->next = x->free_grads;
     x->free_grads = f;
 }
@@ -4110,20 +4110,20 @@ static int stx__made(const stx__node *n, const stx_tensor *t) {
 static size_t stx__send_begin(stx_ctx *x);
 static void stx__send_ready(stx_ctx *x, size_t left);
 
-static void stx__late(stx_ctx *x, int by) {
+static void stx__defer_sums(stx_ctx *x, int by) {
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) stx_cuda_late(x, by);
+    if (stx__on_gpu(x)) stx_cuda_defer_sums(x, by);
 #else
     (void)x;
     (void)by;
 #endif
 }
 
-static void stx__walk(stx_ctx *x) {
+static void stx__run_backward(stx_ctx *x) {
     int recording = x->recording, sending = x->sending && !x->inner;
     size_t left = sending ? stx__send_begin(x) : 0; /* nodes on the tape */
     x->recording = 0;
-    stx__late(x, 1);
+    stx__defer_sums(x, 1);
     for (; x->tape && !x->code; left--) {
         stx__node *n = x->tape;
         int i, flowed = n->y->grad != NULL;
@@ -4136,15 +4136,15 @@ static void stx__walk(stx_ctx *x) {
         for (i = 0; i < STX_MAX_MORE; i++)
             if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
-    stx__late(x, -1);
+    stx__defer_sums(x, -1);
     if (sending && !x->code) stx__send_ready(x, 0);
     if (sending) x->sending = NULL;
     x->recording = recording;
 }
 
-/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__walk then starts:
+/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__run_backward then starts:
    1, or 0 in error */
-static int stx__seed(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
+static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g, *given;
     stx_tensor t;
     stx__node *n;
@@ -4182,7 +4182,7 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
             "stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
-    if (stx__seed(x, y, dy)) stx__walk(x);
+    if (stx__seed_gradient(x, y, dy)) stx__run_backward(x);
 }
 
 STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy,
@@ -4193,10 +4193,10 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
     for (i = 0; y && i < count; i++)
         if (y[i] && y[i]->needs_grad) {
             any = 1;
-            if (!stx__seed(x, y[i], dy ? dy[i] : NULL)) return;
+            if (!stx__seed_gradient(x, y[i], dy ? dy[i] : NULL)) return;
         }
     if (any) {
-        stx__walk(x);
+        stx__run_backward(x);
         return;
     }
     stx_fail(
@@ -4291,7 +4291,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
                           : NULL;
         if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
     }
-    if (x->tape && !x->code) stx__walk(x);
+    if (x->tape && !x->code) stx__run_backward(x);
     x->recording = 0;
     x->op = op;
     x->tape = tape;
@@ -4305,7 +4305,7 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
     size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        stx_cuda_move(x, to, from, bytes);
+        stx_cuda_copy(x, to, from, bytes);
         return;
     }
 #endif
@@ -5574,7 +5574,7 @@ STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p) {
     return stx__dropout(x, a, p, 0);
 }
 
-STX_DEF stx_tensor *stx_dropout_alike(stx_ctx *x, stx_tensor *a, double p) {
+STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p) {
     return stx__dropout(x, a, p, 1);
 }
 
@@ -5590,11 +5590,11 @@ static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     for (b = 0; d && b < s->B; b++)
         STX_RUN(x, stx_mul_bwd,
-                (x, stx_at(x, d, b * s->n), NULL, stx_at(x, n->y->grad, b * s->n),
-                 stx_at(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
+                (x, stx_offset_ptr(x, d, b * s->n), NULL, stx_offset_ptr(x, n->y->grad, b * s->n),
+                 stx_offset_ptr(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
 }
 
-STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
+STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p) {
     STX__FP_SCOPE;
     stx_tensor *y, *ones;
     stx__time_save *s;
@@ -5602,12 +5602,12 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
     char t[96];
     size_t b;
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_time: probability %g, want 0 <= p < 1",
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_variational: probability %g, want 0 <= p < 1",
               p);
-    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_time: %s, want (B,T,C)",
+    STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_variational: %s, want (B,T,C)",
               stx__shape(a, t));
     if (!stx_training(x) || p == 0) return a;
-    ones = stx_new_full(x, a->dim[0], a->dim[2], 0, 0);
+    ones = stx_new_f32(x, a->dim[0], a->dim[2], 0, 0);
     s = (stx__time_save *)stx_step_alloc(x, sizeof *s);
     y = stx__like(x, a);
     if (!ones || !s || !y) return NULL;
@@ -5620,7 +5620,7 @@ STX_DEF stx_tensor *stx_dropout_time(stx_ctx *x, stx_tensor *a, double p) {
     s->n = a->dim[1] * s->C;
     for (b = 0; b < s->B; b++)
         STX_RUN(x, stx_mul_fwd,
-                (x, stx_at(x, y->data, b * s->n), stx_at(x, a->data, b * s->n), s->mask + b * s->C,
+                (x, stx_offset_ptr(x, y->data, b * s->n), stx_offset_ptr(x, a->data, b * s->n), s->mask + b * s->C,
                  s->n, s->C));
     node = stx__record1(x, y, stx__dropout_time_back, a);
     if (node) node->save = s;
@@ -5826,7 +5826,7 @@ static void stx__softmax_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     if (d)
         STX_RUN(x, stx_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+                (x, d, n->y->grad, n->y->data, stx__memory(n->y), stx__last(n->y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
@@ -5834,7 +5834,7 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
     if (!stx_ok(x) || !a) return NULL;
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__memory(a), stx__last(a)));
     stx__record1(x, y, stx__softmax_back, a);
     return y;
 }
@@ -5844,7 +5844,7 @@ static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     if (d)
         STX_RUN(x, stx_log_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
+                (x, d, n->y->grad, n->y->data, stx__memory(n->y), stx__last(n->y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
@@ -5852,7 +5852,7 @@ STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
     if (!stx_ok(x) || !a) return NULL;
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
+    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__memory(a), stx__last(a)));
     stx__record1(x, y, stx__log_softmax_back, a);
     return y;
 }
@@ -6000,7 +6000,7 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a; /* without a branch */
     int fresh;
     memset(&a, 0, sizeof a);
-    a.N = stx__rows(n->y);
+    a.N = stx__memory(n->y);
     a.C = stx__last(n->y);
     a.ds = stx__grad_fresh(x, n->in[0], &fresh);
     a.dgain = stx__grad(x, n->in[1]);
@@ -6031,11 +6031,11 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     y = stx__like(x, in);
     save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
     if (!y || !save) return NULL;
-    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
-    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
+    save->mean = (stx_real *)stx_step_bytes(x, stx__memory(in) * sizeof(stx_real));
+    save->rstd = (stx_real *)stx_step_bytes(x, stx__memory(in) * sizeof(stx_real));
     if (!save->mean || !save->rstd) return NULL;
     STX_RUN(x, stx_layernorm_fwd,
-            (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in),
+            (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__memory(in),
              stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
     ins[0] = in;
     ins[1] = gain;
@@ -6241,7 +6241,7 @@ static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
     if (!y || !k) return NULL;
     memset(k, 0, sizeof *k);
-    k->N = stx__rows(h);
+    k->N = stx__memory(h);
     k->C = stx__last(h);
     k->eps = (stx_real)(eps > 0 ? eps : 1e-5);
     k->drop = (stx_real)(stx_training(x) ? p : 0);
@@ -6352,7 +6352,7 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
 }
 
 /* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
-static stx_tensor *stx__rows_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n,
+static stx_tensor *stx__memory_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n,
                                 int ndim, const size_t *dim) {
     stx_tensor *y;
     stx__node *node;
@@ -6382,7 +6382,7 @@ static stx_tensor *stx__lookup(stx_ctx *x, const char *op, stx_tensor *table, si
             x, ids[i] >= 0 && (size_t)ids[i] < V, STX_ERR_ARG,
             "%s: id %ld at position %zu is outside the table of %zu rows: check the vocabulary size",
             op, (long)ids[i], i, V);
-    return stx__rows_of(x, table, device, n, ndim, dim);
+    return stx__memory_of(x, table, device, n, ndim, dim);
 }
 
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids) {
@@ -6412,7 +6412,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     if (!device) return NULL;
     d[0] = n;
     d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
+    return stx__lookup(x, "stx_gather", a, stx__memory(a), copy, device, n, 2, d);
 }
 
 /* y[n] = s table[ids[n]] */
@@ -6472,7 +6472,7 @@ static void stx__cat_back(stx_ctx *x, stx__node *n) {
     d = stx__grad_fresh(x, n->in[1], &fresh);
     if (d)
         STX_RUN(x, stx_copy2d,
-                (x, d, s->wb, stx_at(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
+                (x, d, s->wb, stx_offset_ptr(x, n->y->grad, s->wa), w, s->rows, s->wb, !fresh));
 }
 
 static stx_tensor *stx__cat(stx_ctx *x, stx_tensor *a, stx_tensor *b, size_t rows, int ndim,
@@ -6504,10 +6504,10 @@ typedef struct stx__join_columns_save {
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
     stx__join_columns_save *s = (stx__join_columns_save *)n->save;
-    size_t rows = stx__rows(n->y), w = stx__last(n->y), at = 0;
+    size_t rows = stx__memory(n->y), w = stx__last(n->y), at = 0;
     int i, fresh;
     for (i = 0; i < 2; at += s->w[i++]) {
-        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_at(x, n->y->grad, at);
+        stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_offset_ptr(x, n->y->grad, at);
         size_t ld = d ? stx__last(n->in[i]) : 0;
         if (d && fresh && ld > s->w[i])
             STX_RUN(x, stx_concat2d, (x, d, dy, w, s->w[i], s->zeros, 0, ld - s->w[i], rows));
@@ -6523,7 +6523,7 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
     stx__node *node;
     if (!a || (wb && !b)) return NULL;
     if (!b && wa == stx__last(a)) return a;
-    rows = stx__rows(a);
+    rows = stx__memory(a);
     memcpy(d, a->dim, sizeof d);
     d[a->ndim - 1] = wa + wb;
     y = stx__tensor(x, STX__STEP, a->ndim, d);
@@ -6543,7 +6543,7 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
         s->zeros = NULL;
         node->save = s;
         if (!most) return y;
-        s->zeros = stx_step_numbers(x, most);
+        s->zeros = stx_step_activations(x, most);
         if (!s->zeros) return NULL;
         STX_RUN(x, stx_fill, (x, s->zeros, most, 0));
     }
@@ -6575,7 +6575,7 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
               stx__shape(a, s), stx__shape(b, t));
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 1] += stx__last(b);
-    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
+    return stx__cat(x, a, b, stx__memory(a), a->ndim, d);
 }
 
 /* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the
@@ -6590,7 +6590,7 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, a);
     if (d)
         STX_RUN(x, stx_copy2d,
-                (x, stx_at(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
+                (x, stx_offset_ptr(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
 }
 
 /* y = columns [at, at + w) of a, seen as (rows, ..) */
@@ -6599,7 +6599,7 @@ static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at,
     stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
     stx__node *node;
     if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_at(x, a->data, at), a->size / rows, rows, w, 0));
+    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_offset_ptr(x, a->data, at), a->size / rows, rows, w, 0));
     node = stx__record1(x, y, stx__slice_back, a);
     if (node) {
         stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
@@ -6635,7 +6635,7 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
               c1, stx__shape(a, s));
     memcpy(d, a->dim, sizeof d);
     d[a->ndim - 1] = c1 - c0;
-    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
+    return stx__slice(x, a, stx__memory(a), c0, c1 - c0, d);
 }
 
 static void stx__reshape_back(stx_ctx *x, stx__node *n) {
@@ -6659,7 +6659,7 @@ static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor 
     if (!x->recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
     y->of = a->of ? a->of : a;
     y->at = a->of ? a->at + at : at;
-    y->grad = stx_at(x, y->of->grad, y->at);
+    y->grad = stx_offset_ptr(x, y->of->grad, y->at);
     y->needs_grad = y->is_leaf = 1;
     return 1;
 }
@@ -6691,7 +6691,7 @@ static void stx__view_rows_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, n->in[0]);
     if (d)
         STX_RUN(x, stx_axpy,
-                (x, stx_at(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
+                (x, stx_offset_ptr(x, d, *(const size_t *)n->save), n->y->grad, n->y->size, 1, 1));
 }
 
 STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1) {
@@ -6706,7 +6706,7 @@ STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r
     if (!y) return NULL;
     y->dim[0] = r1 - r0;
     y->size = (r1 - r0) * a->dim[1];
-    y->data = stx_at(x, a->data, r0 * a->dim[1]);
+    y->data = stx_offset_ptr(x, a->data, r0 * a->dim[1]);
     if (stx__view_of_param(x, y, a, r0 * a->dim[1])) return y;
     node = stx__record1(x, y, stx__view_rows_back, a);
     if (node) {
@@ -6741,7 +6741,7 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
     return s;
 }
 
-STX_DEF stx_gemm_args stx_gemm_of(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A,
+STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A,
                                   const stx_real *B, stx_real *C) {
     stx_gemm_args g;
     g.batch = 1;
@@ -7861,7 +7861,7 @@ static const stx__micro *stx__choose_micro(int precision, int isa) {
 #endif
 }
 
-static size_t stx__up(size_t n, size_t unit) {
+static size_t stx__round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
@@ -7869,7 +7869,7 @@ static size_t stx__up(size_t n, size_t unit) {
    at least one of them */
 static size_t stx__even(size_t n, size_t most, size_t unit) {
     size_t parts = (n + most - 1) / most, each = parts ? (n + parts - 1) / parts : 1,
-           up = stx__up(each, unit);
+           up = stx__round_up(each, unit);
     return up <= most ? up : STX_MAX(most / unit * unit, unit);
 }
 
@@ -7929,10 +7929,10 @@ static void stx__transpose_for(const stx__micro *mk, stx_real *to, const stx_rea
    multiple of kr, n to one of nr. Strips are stride units apart. */
 static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const stx_real *B,
                         size_t ldb, int tb, size_t k, size_t n) {
-    size_t j, nr = mk->nr, p, kk = stx__up(k, mk->kr), u = stx__unit(mk);
+    size_t j, nr = mk->nr, p, kk = stx__round_up(k, mk->kr), u = stx__unit(mk);
     if (!tb) {
         if (mk->strips) {
-            if (stx__up(k, u) < kk)
+            if (stx__round_up(k, u) < kk)
                 for (j = 0; j < n; j += nr)
                     memset(to + j / nr * stride, 0, nr * kk / u * sizeof *to);
             mk->strips(to, stride, B, ldb, k, n);
@@ -7963,7 +7963,7 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
         for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
             uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
             uint16_t *t = (uint16_t *)(void *)units;
-            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__up(kc, mk->kr);
+            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__round_up(kc, mk->kr);
             for (r = 0; r < w; r++) {
                 mk->to_bf16(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
                 memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
@@ -7994,7 +7994,7 @@ STX_INNER stx__ahead stx__ahead_of(const void *rows, size_t step, size_t bytes) 
     return a;
 }
 
-STX_INNER void stx__ask_ahead(stx__ahead *a) {
+STX_INNER void stx__prefetch_next_a(stx__ahead *a) {
 #ifdef __GNUC__
     __builtin_prefetch((const void *)a->p);
     __builtin_prefetch((const void *)(a->p + 64));
@@ -8015,7 +8015,7 @@ STX_INNER void stx__dot4_ahead(int fma, stx_real *out, const stx_real *a, const 
     const stx_real *b1 = b + ldb, *b2 = b + 2 * ldb, *b3 = b + 3 * ldb;
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        if (next) stx__ask_ahead(next);
+        if (next) stx__prefetch_next_a(next);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], b[p + e], s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], b1[p + e], s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], b2[p + e], s2[e]);
@@ -8047,7 +8047,7 @@ STX_INNER void stx__axpy4(int fma, stx_real *STX_RESTRICT c, const stx_real *a,
     stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, n * sizeof *b);
     size_t j, e;
     for (j = 0; j + 16 <= n; j += 16) {
-        stx__ask_ahead(&next);
+        stx__prefetch_next_a(&next);
         for (e = j; e < j + 16; e++)
             c[e] = STX_FMA(fma, a3, b3[e],
                            STX_FMA(fma, a2, b2[e],
@@ -8141,7 +8141,7 @@ STX_INNER void stx__dot4_h(int fma, stx_real *out, const stx_real *a, const uint
     stx__ahead next = stx__ahead_of(b, ldb * sizeof *b, k * sizeof *b);
     size_t p, e;
     for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 32 == 0) stx__ask_ahead(&next);
+        if (p % 32 == 0) stx__prefetch_next_a(&next);
         for (e = 0; e < 16; e++) s0[e] = STX_FMA(fma, a[p + e], stx__wide(b[p + e]), s0[e]);
         for (e = 0; e < 16; e++) s1[e] = STX_FMA(fma, a[p + e], stx__wide(b1[p + e]), s1[e]);
         for (e = 0; e < 16; e++) s2[e] = STX_FMA(fma, a[p + e], stx__wide(b2[p + e]), s2[e]);
@@ -8182,7 +8182,7 @@ STX_INNER void stx__dot4_q_any(int fma, stx_real *out, const stx_real *a, const 
     stx__ahead next = stx__ahead_of(b, ldb, k);
     size_t p, e, j;
     for (p = 0; p + 16 <= k; p += 16) {
-        if (p % 64 == 0) stx__ask_ahead(&next);
+        if (p % 64 == 0) stx__prefetch_next_a(&next);
         for (j = 0; j < 4; j++) {
             const stx_real v = (stx_real)f[j * ldf + p / STX__INT8_GROUP];
             for (e = 0; e < 16; e++)
@@ -8209,8 +8209,8 @@ STX__AVX512 static void stx__dot4_q_any_avx512 STX__DOT4_Q {
     size_t p;
     for (p = 0; p + 16 <= k; p += 16) {
         const __m512 v = _mm512_loadu_ps(a + p);
-        if (p % 64 == 0) stx__ask_ahead(&next);
-        if (p % 512 == 0) stx__ask_ahead(&factors);
+        if (p % 64 == 0) stx__prefetch_next_a(&next);
+        if (p % 512 == 0) stx__prefetch_next_a(&factors);
         s0 = _mm512_fmadd_ps(v, STX__Q16(0), s0);
         s1 = _mm512_fmadd_ps(v, STX__Q16(1), s1);
         s2 = _mm512_fmadd_ps(v, STX__Q16(2), s2);
@@ -8235,8 +8235,8 @@ STX__AVX2 static void stx__dot4_q_any_avx2 STX__DOT4_Q {
     size_t p;
     for (p = 0; p + 16 <= k; p += 16) {
         const __m256 v = _mm256_loadu_ps(a + p), w = _mm256_loadu_ps(a + p + 8);
-        if (p % 64 == 0) stx__ask_ahead(&next);
-        if (p % 512 == 0) stx__ask_ahead(&factors);
+        if (p % 64 == 0) stx__prefetch_next_a(&next);
+        if (p % 512 == 0) stx__prefetch_next_a(&factors);
         s0 = _mm256_fmadd_ps(v, STX__Q8(0, 0), s0);
         s1 = _mm256_fmadd_ps(v, STX__Q8(1, 0), s1);
         s2 = _mm256_fmadd_ps(v, STX__Q8(2, 0), s2);
@@ -8275,7 +8275,7 @@ STX_INNER void stx__axpy4_h(int fma, stx_real *STX_RESTRICT c, const stx_real *a
                          STX_FMA(fma, a1, stx__wide(h1[e]), \
                                  STX_FMA(fma, a0, stx__wide(h0[e]), c[e]))))
     for (j = 0; j + 32 <= n; j += 32) {
-        stx__ask_ahead(&next);
+        stx__prefetch_next_a(&next);
         for (e = j; e < j + 32; e++) STX__AXPY4_H(e);
     }
     for (; j < n; j++) STX__AXPY4_H(j);
@@ -8300,7 +8300,7 @@ STX_INNER void stx__axpy4_q_any(int fma, stx_real *STX_RESTRICT c, const stx_rea
         const size_t g = (col + j) / STX__INT8_GROUP;
         const stx_real f0 = (stx_real)w->s[r[0] * G + g], f1 = (stx_real)w->s[r[1] * G + g],
                        f2 = (stx_real)w->s[r[2] * G + g], f3 = (stx_real)w->s[r[3] * G + g];
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__ask_ahead(&next);
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__prefetch_next_a(&next);
 #define STX__AXPY4_Q1(e) \
   c[j + e] = STX_FMA(fma, a3, f3 * (stx_real)q3[e], \
                      STX_FMA(fma, a2, f2 * (stx_real)q2[e], \
@@ -8328,7 +8328,7 @@ STX__AVX512 static void stx__axpy4_q_512 STX__AXPY4_Q {
                      f1 = _mm512_set1_ps(w->s[r[1] * G + g]),
                      f2 = _mm512_set1_ps(w->s[r[2] * G + g]),
                      f3 = _mm512_set1_ps(w->s[r[3] * G + g]);
-        if (j % (2 * STX__INT8_GROUP) == 0) stx__ask_ahead(&next);
+        if (j % (2 * STX__INT8_GROUP) == 0) stx__prefetch_next_a(&next);
         for (e = 0; e < STX__INT8_GROUP; e += 16) {
             __m512 t = _mm512_loadu_ps(c + j + e);
   #define STX__Q16(k) \
@@ -8521,7 +8521,7 @@ STX__INLINE_FOR("avx512f") void stx__dots_avx512_rows(size_t n, STX__DOTS_ARGS) 
         STX__EACH_ROW14(n, stx__dots_zero, s, W);
         for (p = 0; p + 16 <= k;
              p += 16, g[0] += 16, g[1] += 16, g[2] += 16, g[3] += 16, g[4] += 16) {
-            stx__ask_ahead(&next);
+            stx__prefetch_next_a(&next);
             t[0] = _mm512_loadu_ps(r[0] + p);
             t[1] = _mm512_loadu_ps(r[1] + p);
             t[2] = _mm512_loadu_ps(r[2] + p);
@@ -8575,7 +8575,7 @@ enum { STX__DOTS_W = (1 << 18) / 4 };
 
 /* of x's rows: of the longest no power of two */
 static size_t stx__dots_ld(size_t k) {
-    return stx__up(k, 32) + 32;
+    return stx__round_up(k, 32) + 32;
 }
 
 static size_t stx__dots_block(size_t parts, size_t k) {
@@ -8642,8 +8642,8 @@ STX__INLINE_FOR(STX__BF16_ISA) void stx__dots_bf16_rows(size_t n, size_t w, STX_
         g[4] = a + 12 * rs;
         STX__EACH_ROW14(n, stx__dots_zero, s, w);
         for (p = 0; p < k; p += 32, g[0] += 32, g[1] += 32, g[2] += 32, g[3] += 32, g[4] += 32) {
-            stx__ask_ahead(&next);
-            if (w > 2) stx__ask_ahead(&next);
+            stx__prefetch_next_a(&next);
+            if (w > 2) stx__prefetch_next_a(&next);
             if (p + 32 <= k)
                 for (j = 0; j < w; j++)
                     t[j] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(r[j] + p + 16),
@@ -8676,7 +8676,7 @@ STX__DOTS_BF16(5, 4) STX__DOTS_BF16(6, 4) STX__DOTS_BF16(7, 4) STX__DOTS_BF16(8,
         const size_t k = STX_MIN(kc, g->K - p);
         for (i = 0; i < g->M; i++) {
             stx__round_row_bf16(x + i * rs, g->A + i * g->lda + p, k);
-            memset(x + i * rs + k, 0, (stx__up(k, 32) - k) * sizeof *x);
+            memset(x + i * rs + k, 0, (stx__round_up(k, 32) - k) * sizeof *x);
         }
         for (j = 0; j < g->N; j += STX_MIN(block, g->N - j))
             for (q = 0; q < parts; q++) {
@@ -8743,7 +8743,7 @@ static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args 
 }
 
 static int stx__packs(const stx_tensor *t) {
-    return t->ndim == 2 && t->dim[0] >= STX_PACK_LEAST && t->dim[1] >= STX_PACK_LEAST;
+    return t->ndim == 2 && t->dim[0] >= STX_PACK_MIN && t->dim[1] >= STX_PACK_MIN;
 }
 
 /* Rounds a row and packs it into h, or q and s */
@@ -8792,7 +8792,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     stx__packed *list, *w, last;
     size_t i, j, n, total = 0;
     if (!stx_ok(x)) return 0;
-    if (kind < STX_WEIGHTS_OWN || kind > STX_WEIGHTS_INT8 || stx__on_gpu(x)) {
+    if (kind < STX_WEIGHTS_F32 || kind > STX_WEIGHTS_INT8 || stx__on_gpu(x)) {
         stx_fail(x, STX_ERR_ARG,
                  stx__on_gpu(x)
                      ? "stx_params_pack: packed weights (kind %d) are for products on a CPU: use "
@@ -8870,7 +8870,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
 static const void *stx__pack_a(const stx__micro *mk, stx_real *to, const stx_real *A, size_t lda,
                                int ta, size_t m, size_t k, int copy, size_t *step, size_t *rs,
                                size_t *ks) {
-    size_t i, p, kk = stx__up(k, mk->kr);
+    size_t i, p, kk = stx__round_up(k, mk->kr);
     if (mk->kr == 1) {
         *rs = ta ? 1 : lda;
         *ks = ta ? mk->mr : 1;
@@ -8973,7 +8973,7 @@ static size_t stx__block_k(const stx__micro *mk, size_t K) {
 static size_t stx__block_n(const stx__micro *mk, size_t N, size_t K) {
     return stx__even(N,
                      STX__NC * STX__KC
-                         / (stx__up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)),
+                         / (stx__round_up(STX_MIN(K, stx__block_k(mk, K)), mk->kr) / stx__unit(mk)),
                      mk->nr);
 }
 
@@ -9018,7 +9018,7 @@ static void stx__prefetch_some(stx__prefetch *s) {
    others? That is hidden behind its multiplications, so each thread does it for itself
    rather than meet the others over a shared factor. (One with fewer rows than a tile
    packs before.) */
-static int stx__keeps(const stx__micro *mk, const stx_gemm_args *g) {
+static int stx__caches_pack(const stx__micro *mk, const stx_gemm_args *g) {
     return mk->keep && !g->tb && g->alpha == 1 && g->M >= mk->mr;
 }
 
@@ -9039,7 +9039,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
     const int copy = !ta && mk->kr == 1 && lda % STX__SAME_SET == 0;
     /* pairs cannot be scaled: what is added to C is */
     const int late = u == 2 && alpha != 1;
-    const int keep = !ready && stx__keeps(mk, g);
+    const int keep = !ready && stx__caches_pack(mk, g);
     const int ahead = M * K > STX__L2;
     stx__prefetch next;
     if (beta != 0 && beta != 1)
@@ -9050,7 +9050,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
     mc_max = stx__even(M, STX__MC, mk->mr);
     /* Along the rows of C, through a group of strips; but a narrow strip stays in L1,
        and there goes down the columns */
-    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__up(STX_MIN(K, kc_max), mk->kr) / u) / mk->nr
+    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__round_up(STX_MIN(K, kc_max), mk->kr) / u) / mk->nr
                                       * mk->nr,
                                   mk->nr)
                         : mk->nr;
@@ -9059,7 +9059,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
     for (jc = 0; jc < N; jc += nc_max) {
         size_t nc = STX_MIN(nc_max, N - jc);
         for (pc = 0; pc < K; pc += kc_max) {
-            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__up(kc, mk->kr) / u,
+            size_t kc = STX_MIN(kc_max, K - pc), steps = stx__round_up(kc, mk->kr) / u,
                    kept = keep ? nc / mk->nr * mk->nr : 0;
             const stx_real *b = tb ? B + jc * ldb + pc : B + pc * ldb + jc;
             int add = pc || beta != 0;
@@ -9067,7 +9067,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
                 stx__pack_b(mk, own + kept * steps, mk->nr * steps, tb ? b : b + kept, ldb, tb, kc,
                             nc - kept);
             if (!ready && alpha != 1 && !late)
-                for (i = 0; i < stx__up(nc, mk->nr) * kc; i++) own[i] *= alpha;
+                for (i = 0; i < stx__round_up(nc, mk->nr) * kc; i++) own[i] *= alpha;
             for (ic = 0; ic < M; ic += mc_max) {
                 size_t mc = STX_MIN(mc_max, M - ic), step, rs, ks, jg, jr, ir;
                 const size_t tiles = (mc + mk->mr - 1) / mk->mr * ((nc + mk->nr - 1) / mk->nr);
@@ -9112,7 +9112,7 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
 }
 
 /* C by its transpose op(B)^T op(A)^T, by blocks that are transposed back: where C has so few columns that most of a strip would be padding;
-   for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__keeps) and x is what
+   for a weight's gradient dy^T x of a narrow x, so that dy, which is used for few columns, is read where it lies (stx__caches_pack) and x is what
    is packed (not in bf16, where it gained nothing); and in bf16 for x W^T of more rows than stx__few_rows takes, but few, so that W is
    read where it lies and x is what is packed. */
 enum { STX__NARROW = 128, STX__FEW_ROWS = 96 }; /* columns, rows of C, at most */
@@ -9126,7 +9126,7 @@ static int stx__transposed(const stx__micro *mk, const stx_gemm_args *g) {
     if (g->ta)
         return mk->kr == 1 && g->N <= STX__NARROW && g->M >= 4 * nr && g->M >= 2 * g->N
                && g->K >= 4 * g->N && g->K >= 256;
-    return mk->kr > 1 && g->M <= STX__FEW_ROWS && 4 * stx__up(g->M, nr) <= 5 * g->M
+    return mk->kr > 1 && g->M <= STX__FEW_ROWS && 4 * stx__round_up(g->M, nr) <= 5 * g->M
            && g->N >= 4 * nr && g->N >= 2 * g->M && g->K >= 512;
 }
 
@@ -9145,7 +9145,7 @@ static void stx__gemm_transposed(stx_ctx *x, const stx__micro *mk, stx_real *scr
     /* of a block of C */
     const size_t rows = stx__even(g->M, most, mk->nr),
                  cols = g->N <= STX__NARROW ? g->N : 4 * STX__MC;
-    stx_real *t = scratch + STX__MC * STX__KC + stx__up(rows, mk->nr) * STX__KC,
+    stx_real *t = scratch + STX__MC * STX__KC + stx__round_up(rows, mk->nr) * STX__KC,
              *back = t + rows * cols;
     stx_gemm_args part = *g;
     size_t at, to, i, j, r, e;
@@ -9189,7 +9189,7 @@ static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
     return x && x->scratch ? x->scratch + thread * STX__PACK : NULL;
 }
 
-static const stx__micro *stx__mk(const stx_ctx *x) {
+static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
     return x ? x->micro : &stx__micro_generic;
 }
 
@@ -9463,7 +9463,7 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 #ifdef STX__ONEDNN
     if (x && x->dnnl) return x->dnnl->name;
 #endif
-    return stx__mk(x)->name;
+    return stx__micro_kernel(x)->name;
 }
 
 /* Is x W^T faster without transposing W? Of few rows it is: up to how many was measured (docs/speed.md, "Skinny matmuls"), and the
@@ -9496,7 +9496,7 @@ static void stx__product_pack(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
     const stx_gemm_args *g = j->g;
     const size_t from = s->from * j->mk->nr, n = STX_MIN(g->N, s->to * j->mk->nr) - from;
-    const size_t stride = j->mk->nr * (stx__up(g->K, j->mk->kr) / stx__unit(j->mk));
+    const size_t stride = j->mk->nr * (stx__round_up(g->K, j->mk->kr) / stx__unit(j->mk));
     stx_real *to = j->ready + s->from * stride;
     size_t i;
     stx__pack_b(j->mk, to, stride, g->B + (g->tb ? from * g->ldb : from), g->ldb, g->tb, g->K, n);
@@ -9553,7 +9553,7 @@ enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 }; /* parts, at most; rows of one, a
 
 /* of a part; 0: not cut */
 static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {
-    size_t rows = stx__up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
+    size_t rows = stx__round_up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
     return !x || !x->scratch || g->M > 3 || g->ta || g->tb || g->batch > 1
                    || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0
                    || g->N > (size_t)STX__PACK / STX__SUMS / 3
@@ -9597,7 +9597,7 @@ static void stx__sums_add(const stx_share *s, const void *job) {
         }
 }
 
-/* Cut by rows, all threads need all of op(B): unless stx__keeps, each packs some
+/* Cut by rows, all threads need all of op(B): unless stx__caches_pack, each packs some
    strips of it, a block after the other, where the others find them. */
 /* multiplications of a block from which on that is worth going apart once more */
 enum { STX__SHARE = 24 << 20 };
@@ -9666,7 +9666,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
     {
         size_t unit, parts = 1, threads = (size_t)stx_threads(x), work = M * N * K;
         stx__product_job j;
-        j.mk = stx__mk(x);
+        j.mk = stx__micro_kernel(x);
         j.g = g;
         j.after = after;
         j.rows = M >= N;
@@ -9712,7 +9712,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.jc = 0;
         j.ready = NULL;
         if (!j.gemv && !j.dots && !j.transposed && (j.rows || parts == 1) && g->batch * parts > 1
-            && (g->batch == 1 ? !stx__keeps(j.mk, g) : !g->sb)
+            && (g->batch == 1 ? !stx__caches_pack(j.mk, g) : !g->sb)
             && g->batch * M * N * STX_MIN(K, stx__block_k(j.mk, K)) >= STX__SHARE) {
             stx__product_shared(x, &j);
             return;
@@ -9744,10 +9744,10 @@ static void stx__matmul_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, a, &fresh), *dy = n->y->grad;
     if (d) {
         if (s->ta) {
-            g = stx_gemm_of(s->tb, 1, K, M, N, b->data, dy, d);
+            g = stx_gemm_init(s->tb, 1, K, M, N, b->data, dy, d);
             g.sa = s->sb;
         } else {
-            g = stx_gemm_of(0, !s->tb, M, K, N, dy, b->data, d);
+            g = stx_gemm_init(0, !s->tb, M, K, N, dy, b->data, d);
             g.sb = s->sb;
         }
         g.batch = s->batch;
@@ -9759,9 +9759,9 @@ static void stx__matmul_back(stx_ctx *x, stx__node *n) {
         /* a shared b: one product after the other */
         size_t count = s->sb ? 1 : s->batch;
         for (e = 0; e < count; e++) {
-            stx_real *A = stx_at(x, a->data, e * M * K), *G = stx_at(x, dy, e * M * N);
-            g = s->tb ? stx_gemm_of(1, s->ta, N, K, M, G, A, d)
-                      : stx_gemm_of(!s->ta, 0, K, N, M, A, G, d);
+            stx_real *A = stx_offset_ptr(x, a->data, e * M * K), *G = stx_offset_ptr(x, dy, e * M * N);
+            g = s->tb ? stx_gemm_init(1, s->ta, N, K, M, G, A, d)
+                      : stx_gemm_init(!s->ta, 0, K, N, M, A, G, d);
             g.batch = s->sb ? s->batch : 1;
             g.beta = (stx_real)(!fresh || e > 0);
             STX_RUN(x, stx_gemm, (x, &g));
@@ -9798,7 +9798,7 @@ STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta,
     y = stx__tensor(x, STX__STEP, a->ndim, d);
     if (!y) return NULL;
     sb = b->ndim == 2 ? 0 : K * N;
-    g = stx_gemm_of(ta, tb, M, N, K, a->data, b->data, y->data);
+    g = stx_gemm_init(ta, tb, M, N, K, a->data, b->data, y->data);
     g.batch = batch;
     g.sb = sb;
     STX_RUN(x, stx_gemm, (x, &g));
@@ -9828,7 +9828,7 @@ typedef struct stx__linear_save {
 
 /* Which of the gradients of W and b may be added to later */
 static int stx__linear_late(const stx_tensor *W, const stx_tensor *b) {
-    return (b && stx__is_param(b) ? STX_LATE_DB : 0) | (stx__is_param(W) ? STX_LATE_DW : 0);
+    return (b && stx__is_param(b) ? STX_DEFER_DB : 0) | (stx__is_param(W) ? STX_DEFER_DW : 0);
 }
 
 /* y = act(x W^T + b):   da = dy act' ; dx += da W ; dW += da^T x ; db += sum_n da */
@@ -9838,7 +9838,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx_linear_bwd_args a;
     int fresh;
     memset(&a, 0, sizeof a);
-    a.N = stx__rows(in);
+    a.N = stx__memory(in);
     a.Ci = stx__last(in);
     a.O = stx__last(n->y);
     a.pad = a.O - W->dim[0];
@@ -9875,7 +9875,7 @@ static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W,
         stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG,
               "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__rows(in);
+    N = stx__memory(in);
     Ci = W->dim[1];
     Co = W->dim[0] + pad;
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
@@ -9890,7 +9890,7 @@ static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W,
         stx__linear_save *save = (stx__linear_save *)stx_step_alloc(x, sizeof *save);
         if (!save) return NULL;
         if (act == STX_ACT_GELU) {
-            pre = stx_step_numbers(x, y->size);
+            pre = stx_step_activations(x, y->size);
             if (!pre) return NULL;
         }
         save->pre = pre;
@@ -9914,7 +9914,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W),
              *db = stx__grad(x, n->in[2]);
     if (dh) {
-        stx_gemm_args g = stx_gemm_of(0, 0, T, Ci, O, stx_at(x, n->y->grad, (S - T) * O), W->data,
+        stx_gemm_args g = stx_gemm_init(0, 0, T, Ci, O, stx_offset_ptr(x, n->y->grad, (S - T) * O), W->data,
                                       dh);
         g.batch = B;
         g.sa = S * O;
@@ -9983,8 +9983,8 @@ static stx_tensor *stx__beside(stx_ctx *x, stx_tensor *const *t, int count) {
             || stx__packed_at(x, t[i]->data))
             return NULL;
         if (!i) continue;
-        if (t[i]->data != stx_at(x, t[0]->data, n)
-            || stx__param_grad(x, t[i]) != stx_at(x, stx__param_grad(x, t[0]), n))
+        if (t[i]->data != stx_offset_ptr(x, t[0]->data, n)
+            || stx__param_grad(x, t[i]) != stx_offset_ptr(x, stx__param_grad(x, t[0]), n))
             return NULL;
         n += t[i]->size;
         rows += t[i]->dim[0];
@@ -10024,12 +10024,12 @@ static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, st
     return 1;
 }
 
-STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
+STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
                                     stx_tensor *const *b, int count) {
     stx_tensor *y, *w, *bias;
     int i;
     if (!stx_ok(x) || !in || !W
-        || !stx__linears_fit(x, "stx_linear_many", W, b, count, stx__last(in)))
+        || !stx__linears_fit(x, "stx_linear_concat", W, b, count, stx__last(in)))
         return NULL;
     w = stx__beside(x, W, count);
     bias = b && b[0] ? stx__beside(x, b, count) : NULL;
@@ -10041,7 +10041,7 @@ STX_DEF stx_tensor *stx_linear_many(stx_ctx *x, stx_tensor *in, stx_tensor *cons
 }
 
 typedef struct stx__past_save {
-    stx_past piece[STX_PAST_PIECES];
+    stx_cached_rows piece[STX_MAX_CACHED];
     int pieces;
     size_t B, m;
 } stx__past_save;
@@ -10075,7 +10075,7 @@ static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
         one.batch = s->B;
         one.sda = s->m * O;
         one.sin = s->piece[i].stride;
-        one.da = stx_at(x, a.da, at * O);
+        one.da = stx_offset_ptr(x, a.da, at * O);
         one.in = s->piece[i].data;
         one.db = NULL;
         STX_RUN(x, stx_linear_bwd, (x, &one));
@@ -10109,8 +10109,8 @@ static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_
         return y;
     }
     for (i = 0; i < from->pieces; i++) {
-        stx_gemm_args g = stx_gemm_of(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data,
-                                      W->data, stx_at(x, y->data, at * O));
+        stx_gemm_args g = stx_gemm_init(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data,
+                                      W->data, stx_offset_ptr(x, y->data, at * O));
         g.batch = from->B;
         g.sa = from->piece[i].stride;
         g.sb = 0;
@@ -10122,24 +10122,24 @@ static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_
     return y;
 }
 
-STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces, size_t B,
+STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B,
                                     stx_tensor *const *W, stx_tensor *const *b, int count) {
     stx__past_save s;
     stx_tensor *y = NULL, *w, *bias;
     int i;
     if (!stx_ok(x) || !W || (pieces && !past)) return NULL;
-    STX__NEED(x, B && pieces >= 0 && pieces <= STX_PAST_PIECES, STX_ERR_ARG,
-              "stx_linear_past: %d pieces of %zu streams, want 0 to %d, and "
+    STX__NEED(x, B && pieces >= 0 && pieces <= STX_MAX_CACHED, STX_ERR_ARG,
+              "stx_linear_cached: %d pieces of %zu streams, want 0 to %d, and "
               "at least one stream",
-              pieces, B, (int)STX_PAST_PIECES);
-    if (!stx__linears_fit(x, "stx_linear_past", W, b, count, 0)) return NULL;
+              pieces, B, (int)STX_MAX_CACHED);
+    if (!stx__linears_fit(x, "stx_linear_cached", W, b, count, 0)) return NULL;
     memset(&s, 0, sizeof s);
     s.B = B;
     for (i = 0; i < pieces; i++) {
         if (!past[i].rows) continue;
         STX__NEED(x, past[i].data && (B == 1 || past[i].stride >= past[i].rows * W[0]->dim[1]),
                   STX_ERR_ARG,
-                  "stx_linear_past: piece %d: "
+                  "stx_linear_cached: piece %d: "
                   "%zu rows of %zu, streams %zu numbers apart%s: want them not to overlap",
                   i, past[i].rows, W[0]->dim[1], past[i].stride, past[i].data ? "" : ", at NULL");
         s.piece[s.pieces++] = past[i];
@@ -10156,7 +10156,7 @@ STX_DEF stx_tensor *stx_linear_past(stx_ctx *x, const stx_past *past, int pieces
     return y;
 }
 
-STX_DEF void stx_head_groups_of(const size_t *need, size_t heads, size_t m, stx_head_groups *g) {
+STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g) {
     size_t window[256], n[256], kinds = 0, h, i, j, k, a, b, best, cost;
     memset(g, 0, sizeof *g);
     g->count = 1;
@@ -10202,7 +10202,7 @@ typedef struct stx__heads_save {
     stx_heads_args h;
     size_t B, Ci, count, rows[STX_HEAD_GROUPS], O[STX_HEAD_GROUPS];
     stx_tensor *y[STX_HEAD_GROUPS];
-    stx_past X[STX_HEAD_GROUPS]; /* what each group reads */
+    stx_cached_rows X[STX_HEAD_GROUPS]; /* what each group reads */
 } stx__heads_save;
 
 /* The product of all streams with the weights at W, y = X W^T; or the gradient of
@@ -10211,8 +10211,8 @@ static void stx__heads_product(stx_ctx *x, const stx__heads_save *s, size_t g, c
                                stx_real *dW) {
     /* streams at once: see stx__past_dense */
     const size_t rows = s->rows[g], O = s->O[g], Ci = s->Ci, all = s->h.len[g] ? s->B : 1;
-    stx_gemm_args a = dW ? stx_gemm_of(1, 0, O, Ci, all * rows, s->y[g]->grad, s->X[g].data, dW)
-                         : stx_gemm_of(0, 1, all * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
+    stx_gemm_args a = dW ? stx_gemm_init(1, 0, O, Ci, all * rows, s->y[g]->grad, s->X[g].data, dW)
+                         : stx_gemm_init(0, 1, all * rows, O, Ci, s->X[g].data, W, s->y[g]->data);
     a.batch = s->B / all;
     if (dW) {
         a.sa = rows * O;
@@ -10244,7 +10244,7 @@ static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
     stx__grad_give(x, dW, size, 1);
 }
 
-STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_tensor *wk,
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
                              stx_tensor *wv, size_t heads, const stx_head_groups *g,
                              stx_tensor **out) {
     stx__heads_save *s;
@@ -10272,11 +10272,11 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
             past->rows, wk->dim[1], past->stride, past->data ? "" : ", at NULL");
         return 0;
     }
-    if ((uintptr_t)wk->data < (uintptr_t)stx_at(x, wv->data, wv->size)
-        && (uintptr_t)wv->data < (uintptr_t)stx_at(x, wk->data, wk->size)) {
+    if ((uintptr_t)wk->data < (uintptr_t)stx_offset_ptr(x, wv->data, wv->size)
+        && (uintptr_t)wv->data < (uintptr_t)stx_offset_ptr(x, wk->data, wk->size)) {
         stx_fail(
             x, STX_ERR_ARG,
-            "stx_linear_heads: keys and values by one weight, or parts of it: want two, or stx_linear_past");
+            "stx_linear_heads: keys and values by one weight, or parts of it: want two, or stx_linear_cached");
         return 0;
     }
     s = (stx__heads_save *)stx_step_alloc(x, sizeof *s);
@@ -10312,14 +10312,14 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
         }
         out[i] = s->y[i] = stx__tensor(x, STX__STEP, 3, d);
         if (!out[i]) return 0;
-        s->X[i].data = stx_at(x, past->data, (past->rows - s->rows[i]) * s->Ci);
+        s->X[i].data = stx_offset_ptr(x, past->data, (past->rows - s->rows[i]) * s->Ci);
         s->X[i].stride = past->stride;
         /* the newest rows of each stream together are one matrix, both ways: where
            that takes less memory than the group saves */
         if (!i || B == 1 || s->rows[i] * s->Ci > (s->rows[0] - s->rows[i]) * s->O[i]) continue;
         s->h.len[i] = s->X[i].stride = s->rows[i] * s->Ci;
         s->h.from[i] = s->X[i].data;
-        s->X[i].data = s->h.to[i] = stx_step_numbers(x, B * s->h.len[i]);
+        s->X[i].data = s->h.to[i] = stx_step_activations(x, B * s->h.len[i]);
         if (!s->h.to[i]) return 0;
     }
     if (s->h.count != 2 * heads) {
@@ -10333,11 +10333,11 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_past *past, size_t B, stx_ten
     }
     if (node) node->save = s;
     mark = stx__step_mark(x);
-    s->h.y = stx_step_numbers(x, s->h.n * s->h.count); /* backward does not need it */
+    s->h.y = stx_step_activations(x, s->h.n * s->h.count); /* backward does not need it */
     if (s->h.y) {
         STX_RUN(x, stx_heads_fwd, (x, &s->h));
         for (i = at = 0; i < g->count; at += s->O[i++] * s->Ci)
-            stx__heads_product(x, s, i, stx_at(x, s->h.y, at), NULL);
+            stx__heads_product(x, s, i, stx_offset_ptr(x, s->h.y, at), NULL);
     }
     stx__step_release(x, mark);
     return stx_ok(x);
@@ -10374,7 +10374,7 @@ STX_DEF void stx_heads_bwd(stx_ctx *x, const stx_heads_args *h) {
 STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
                             const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O,
                             int act) {
-    stx_gemm_args g = stx_gemm_of(0, 1, N, O, Ci, in, W, y);
+    stx_gemm_args g = stx_gemm_init(0, 1, N, O, Ci, in, W, y);
     stx__after after;
     after.b = b;
     after.pre = pre;
@@ -10388,13 +10388,13 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
     stx_gemm_args g;
     if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
     if (a->dx) {
-        g = stx_gemm_of(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
+        g = stx_gemm_init(0, 0, a->N, a->Ci, O, a->da, a->W, a->dx);
         g.lda = a->O;
         g.beta = (stx_real)(a->accumulate ? 1 : 0);
         stx_gemm(x, &g);
     }
     if (a->dW) {
-        g = stx_gemm_of(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
+        g = stx_gemm_init(1, 0, O, a->Ci, a->N, a->da, a->in, a->dW);
         g.lda = a->O;
         g.beta = 1;
         if (a->batch > 1) {
@@ -10500,7 +10500,7 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (value != s->value) {
-            stx__touch(x, "a scalar is set that had another value before");
+            stx__host_access(x, "a scalar is set that had another value before");
             stx_cuda_set_f32(x, s->t.data, (float)value);
         }
         s->value = value;
@@ -10704,7 +10704,7 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
                                &fresh);
     if (d)
         STX_RUN(x, stx_cross_entropy_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), s->V,
+                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__memory(a), s->V,
                  stx__last(a), s->divisor, !fresh));
 }
 
@@ -10717,7 +10717,7 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t 
     stx__ce_save *s;
     stx__node *node;
     if (!logits) return NULL;
-    N = stx__rows(logits);
+    N = stx__memory(logits);
     y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
@@ -10741,7 +10741,7 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, size_t V,
     size_t N, i;
     char t[96];
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
+    N = stx__memory(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
@@ -10758,7 +10758,7 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 0);
 }
 
-STX_DEF stx_tensor *stx_cross_entropy_over(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
+STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
                                            double divisor) {
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
@@ -10777,7 +10777,7 @@ static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, a, &fresh);
     if (d)
         STX_RUN(x, stx_token_loss_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), s->V,
+                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__memory(a), s->V,
                  stx__last(a), !fresh));
 }
 
@@ -10789,7 +10789,7 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, con
     size_t N;
     stx__node *node;
     if (!logits || !y || !s || !nll) return NULL;
-    N = stx__rows(logits);
+    N = stx__memory(logits);
     s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
     if (!s->top) return NULL;
     s->inv = s->top + N;
@@ -10856,7 +10856,7 @@ static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, siz
     char t[96];
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__rows(logits);
+    N = stx__memory(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
@@ -10870,7 +10870,7 @@ static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, siz
             (long)targets->data[i], i, V);
     stx__ids_used(targets, V, how);
     if (!stx__token_weights(x, "stx_cross_entropy_tokens", targets, how, &w, &known)) return NULL;
-    nll = stx_new_full(x, N, 0, 0, 0);
+    nll = stx_new_f32(x, N, 0, 0, 0);
     y = stx__token_loss(x, logits, V, known, w, nll ? nll->data : NULL);
     if (how && y) how->nll = nll;
     return y;
@@ -11220,15 +11220,15 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
             STX_RUN(x, stx_fill, (x, a->dk, k->size, 0));
             fresh = 0;
         }
-        if (fresh) a->fresh |= v ? STX_FRESH_K : STX_FRESH_K | STX_FRESH_V;
-        a->dv = v ? stx__grad_fresh(x, v, &fresh) : stx_at(x, a->dk, C); /* side by side */
-        if (v && fresh) a->fresh |= STX_FRESH_V;
+        if (fresh) a->fresh |= v ? STX_OVERWRITE_DK : STX_OVERWRITE_DK | STX_OVERWRITE_DV;
+        a->dv = v ? stx__grad_fresh(x, v, &fresh) : stx_offset_ptr(x, a->dk, C); /* side by side */
+        if (v && fresh) a->fresh |= STX_OVERWRITE_DV;
     }
     for (g = 0; g < a->groups; g++) {
-        stx_attention_past *o = &a->old[g];
+        stx_attention_kv *o = &a->old[g];
         o->dk = stx__grad_fresh(x, n->in[9 + g], &fresh);
-        o->dv = stx_at(x, o->dk, o->ld / 2);
-        if (fresh) a->fresh |= STX_FRESH_PAST << g;
+        o->dv = stx_offset_ptr(x, o->dk, o->ld / 2);
+        if (fresh) a->fresh |= STX_OVERWRITE_CACHED << g;
     }
     /* queries that are the keys or values too: the kernel's threads add to dq and dk
        at the same time, so dq is made apart */
@@ -11237,11 +11237,11 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
         a->dq = apart = stx__grad_take(x, q->size, q->full);
         fresh = 1;
     }
-    if (fresh) a->fresh |= STX_FRESH_Q;
+    if (fresh) a->fresh |= STX_OVERWRITE_DQ;
     if (!k) {
-        a->dk = stx_at(x, dq, C);
-        a->dv = stx_at(x, dq, 2 * C);
-        if (fresh) a->fresh |= STX_FRESH_K | STX_FRESH_V;
+        a->dk = stx_offset_ptr(x, dq, C);
+        a->dv = stx_offset_ptr(x, dq, 2 * C);
+        if (fresh) a->fresh |= STX_OVERWRITE_DK | STX_OVERWRITE_DV;
     }
     a->dpe = stx__grad(x, n->in[3]);
     a->du = stx__grad(x, n->in[4]);
@@ -11292,7 +11292,7 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
     }
     for (g = 0; g < groups; g++) {
         const stx_tensor *t = in->past[g];
-        stx_attention_past *o = &a->old[g];
+        stx_attention_kv *o = &a->old[g];
         if (!t || t->ndim != 3 || t->dim[0] != B || t->dim[2] != 2 * D * heads[g] || !heads[g]) {
             stx_fail(
                 x, STX_ERR_SHAPE,
@@ -11301,7 +11301,7 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
             return 0;
         }
         o->k = t->data;
-        o->v = stx_at(x, t->data, D * heads[g]);
+        o->v = stx_offset_ptr(x, t->data, D * heads[g]);
         o->rows = t->dim[1];
         o->ld = t->dim[2];
         o->st = o->rows * o->ld;
@@ -11443,11 +11443,11 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     a->ramp = (stx_real)d->ramp;
     a->eps = (stx_real)d->eps;
     a->q = q->data;
-    a->k = own ? stx_at(x, q->data, C) : k->data;
-    a->v = own ? stx_at(x, q->data, 2 * C) : in->kv ? stx_at(x, k->data, C) : v->data;
+    a->k = own ? stx_offset_ptr(x, q->data, C) : k->data;
+    a->v = own ? stx_offset_ptr(x, q->data, 2 * C) : in->kv ? stx_offset_ptr(x, k->data, C) : v->data;
     if (in->kv && in->kv_rows) {
-        a->k = stx_at(x, a->k, in->kv_first * a->ldk);
-        a->v = stx_at(x, a->v, in->kv_first * a->ldk);
+        a->k = stx_offset_ptr(x, a->k, in->kv_first * a->ldk);
+        a->v = stx_offset_ptr(x, a->v, in->kv_first * a->ldk);
     }
     a->u = in->u ? in->u->data : NULL;
     a->vb = in->vb ? in->vb->data : NULL;
@@ -11543,7 +11543,7 @@ static stx__attn_side stx__attn_side_of(const stx_attention_args *a, int what, s
     s.ldo = 0;
     s.first = s.cut = (ptrdiff_t)a->past;
     if (a->past) {
-        const stx_attention_past *o = &a->old[a->groups > 1 ? a->head[h] & 3 : 0];
+        const stx_attention_kv *o = &a->old[a->groups > 1 ? a->head[h] & 3 : 0];
         const stx_real *old = what == STX__K    ? o->k
                               : what == STX__V  ? o->v
                               : what == STX__DK ? o->dk
@@ -11793,10 +11793,10 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     size_t h, i, oldest;
     A->a = a;
     A->x = x;
-    A->mk = stx__mk(x);
+    A->mk = stx__micro_kernel(x);
     A->u = stx__unit(A->mk);
-    A->Dk = stx__up(a->D, A->mk->kr);
-    A->Dp = stx__up(a->D, A->mk->nr);
+    A->Dk = stx__round_up(a->D, A->mk->kr);
+    A->Dp = stx__round_up(a->D, A->mk->nr);
     A->two = a->u || a->vb;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
     A->reach[0] = 0; /* of no heads, too */
@@ -11811,7 +11811,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     }
     oldest = A->reach[0] + 1;
     A->p0 = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
-    A->np = a->P ? stx__up(a->P - (size_t)A->p0, STX_MAX(A->mk->nr, A->mk->kr)) : 0;
+    A->np = a->P ? stx__round_up(a->P - (size_t)A->p0, STX_MAX(A->mk->nr, A->mk->kr)) : 0;
     A->pe_t = A->pe_r = NULL;
 }
 
@@ -11824,7 +11824,7 @@ typedef struct stx__cursor {
 
 static void *stx__cut(stx__cursor *c, size_t bytes) {
     void *p = c->base ? c->base + c->at : NULL;
-    c->at += stx__up(bytes, 64);
+    c->at += stx__round_up(bytes, 64);
     return p;
 }
 
@@ -11839,7 +11839,7 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
                                        stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
     size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
-    size_t n1 = stx__up(n, 32), nt = n1 + 16, Dk = stx__up(A->Dk, 32), D1 = stx__up(a->D, 32),
+    size_t n1 = stx__round_up(n, 32), nt = n1 + 16, Dk = stx__round_up(A->Dk, 32), D1 = stx__round_up(a->D, 32),
            rows = STX_MIN(n1, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
     stx__cursor c;
     c.base = base;
@@ -11912,7 +11912,7 @@ static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t 
     const stx__micro *mk = A->mk;
     stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], columns[STX__NR_MAX * STX__TRANSPOSE_PIECE];
     size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real),
-                       end = stx__up(n, 32);
+                       end = stx__round_up(n, 32);
     for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
             size_t w = STX_MIN((size_t)STX__TRANSPOSE_PIECE, cols - c),
@@ -11949,7 +11949,7 @@ static void stx__attn_pack_columns(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
     size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, wide = A->Dp / nr,
-              ldp = A->tables * a->D, done = stx__up(rows, A->mk->kr);
+              ldp = A->tables * a->D, done = stx__round_up(rows, A->mk->kr);
     for (i = s->from; i < s->to; i++) {
         size_t h = i / wide, j = i % wide * nr;
         stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
@@ -12002,7 +12002,7 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
    where nothing is written until the tiles change their width. Rows that are no
    queries are read by twos (32 with AMX). */
 static void stx__attn_clear(stx__attn_tile *t) {
-    size_t r, rows = STX_MIN(stx__up(t->A->a->T, 32), (size_t)STX__BQ), n = t->bk + 2 * STX__PAD;
+    size_t r, rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ), n = t->bk + 2 * STX__PAD;
     for (r = 0; r < rows; r++) {
         memset(t->R.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->R.g);
         if (t->R.h) memset((uint16_t *)t->R.h + r * STX__LDS - STX__PAD, 0, n * sizeof(uint16_t));
@@ -12109,7 +12109,7 @@ static void stx__attn_keys(stx__attn_tile *t, const stx__attn_side *side, ptrdif
         ld = D;
     }
     if (columns) {
-        size_t done = stx__up(skip + n, nr);
+        size_t done = stx__round_up(skip + n, nr);
         memset(columns, 0, skip * Dk / u * sizeof *columns);
         if (n) stx__pack_b(A->mk, columns + skip * Dk / u, nr * Dk / u, real, ld, 1, D, n);
         memset(columns + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *columns);
@@ -12117,7 +12117,7 @@ static void stx__attn_keys(stx__attn_tile *t, const stx__attn_side *side, ptrdif
     if (rows)
         for (j = 0; j < D; j += nr) {
             stx_real *r = rows + j * (STX__BK / u);
-            size_t done = stx__up(skip + n, A->mk->kr);
+            size_t done = stx__round_up(skip + n, A->mk->kr);
             memset(r, 0, skip / u * nr * sizeof *r);
             if (n)
                 stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX_MIN(nr, D - j));
@@ -12265,7 +12265,7 @@ static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_r
     size_t r0, j, u = A->u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
         size_t h = STX_MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr,
-               end = stx__up((size_t)t->hi[r0 + h - 1], mk->kr);
+               end = stx__round_up((size_t)t->hi[r0 + h - 1], mk->kr);
         if (from >= end) continue;
         for (j = 0; j < A->Dp; j += mk->nr)
             mk->run(h, (end - from) / u, stx__num(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)),
@@ -12376,7 +12376,7 @@ static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
         size_t last = STX_MIN(r0 + mk->mr, t->nb) - 1;
         ptrdiff_t first = t->lo[r0] / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr,
-                  end = (ptrdiff_t)stx__up((size_t)t->hi[last], mk->kr), c;
+                  end = (ptrdiff_t)stx__round_up((size_t)t->hi[last], mk->kr), c;
         for (r = r0; r <= last; r++) {
             stx_real *s = t->R.s + r * STX__LDS, f, *o = t->R.o + (t->q0 + r) * A->Dp;
             ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
@@ -12454,7 +12454,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->vb, a->scale, i0, n);
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
-        t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
+        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
         stx__attn_keys(&t, &k, (ptrdiff_t)a->S, t.R.kt, NULL);
         stx__attn_keys(&t, &v, (ptrdiff_t)a->S, NULL, t.R.kv);
@@ -12467,7 +12467,7 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     if (a->N) stx__attn_queries(&t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         t.j0 = p;
-        t.bk = stx__up(STX_MIN((size_t)STX__BK, a->N - (size_t)p), 32);
+        t.bk = stx__round_up(STX_MIN((size_t)STX__BK, a->N - (size_t)p), 32);
         (void)stx__attn_live(&t);
         stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, NULL);
         stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, NULL, t.R.kv);
@@ -12560,7 +12560,7 @@ static int stx__attn_is_gemv(const stx_attention_args *a) {
 
 /* numbers of room: ramp, scores, two queries, output */
 static size_t stx__attn_gemv_scratch(const stx__attn *A) {
-    return stx__up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16);
+    return stx__round_up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16);
 }
 
 static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h,
@@ -12902,7 +12902,7 @@ STX_EACH_ISA(stx__attn_soft_bwd,
 static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops,
                               const stx_real *invs, stx_real *dz) {
     const stx__attn *A = t->A;
-    size_t r, rows = stx__up(t->nb, A->mk->kr > 1 ? 32 : 1);
+    size_t r, rows = stx__round_up(t->nb, A->mk->kr > 1 ? 32 : 1);
     for (r = 0; r < rows; r++) {
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
@@ -12960,7 +12960,7 @@ static void stx__attn_scatter(const stx__attn_tile *t, const void *transposed,
         }
         if (ra == rb) continue;
         ra = ra / mk->kr * mk->kr;
-        rb = stx__up(rb, mk->kr);
+        rb = stx__round_up(rb, mk->kr);
         b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c)
                    : (const void *)(weights + ra * STX__LDS + c);
         for (d = 0; d < D; d += mk->mr)
@@ -12989,7 +12989,7 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
             }
             if (ra == rb) continue;
             ra = ra / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
-            rb = (ptrdiff_t)stx__up((size_t)rb, mk->kr);
+            rb = (ptrdiff_t)stx__round_up((size_t)rb, mk->kr);
             o = p - pb + ra; /* column of row ra */
             b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o)
                        : (const void *)(t->R.g + ra * STX__LDS + o);
@@ -13004,7 +13004,7 @@ static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t l
                   a1 = STX_MIN(pb + t->hi[r0] - (ptrdiff_t)r0, np);
         if (a0 >= a1) continue;
         a0 = a0 / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
-        a1 = (ptrdiff_t)stx__up((size_t)a1, mk->kr);
+        a1 = (ptrdiff_t)stx__round_up((size_t)a1, mk->kr);
         for (j = 0; j < A->Dp; j += nr)
             mk->run(h, (size_t)(a1 - a0) / u,
                     stx__num(A, u == 2 ? t->R.h : (const void *)t->R.g,
@@ -13132,14 +13132,14 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
                          dv = stx__attn_side_of(a, STX__DV, b, h),
                          pk = stx__attn_side_one(a->pk ? a->pk + h * a->N * D : NULL, D),
                          pv = stx__attn_side_one(a->pv ? a->pv + h * a->N * D : NULL, D);
-    const int fresh_old = a->fresh / STX_FRESH_PAST >> (a->groups > 1 ? a->head[h] & 3 : 0) & 1,
-              fresh_k = (a->fresh & STX_FRESH_K ? 1 : 0) + 2 * fresh_old,
-              fresh_v = (a->fresh & STX_FRESH_V ? 1 : 0) + 2 * fresh_old;
+    const int fresh_old = a->fresh / STX_OVERWRITE_CACHED >> (a->groups > 1 ? a->head[h] & 3 : 0) & 1,
+              fresh_k = (a->fresh & STX_OVERWRITE_DK ? 1 : 0) + 2 * fresh_old,
+              fresh_v = (a->fresh & STX_OVERWRITE_DV ? 1 : 0) + 2 * fresh_old;
     size_t lddq = a->ldq;
-    int add_q = !(a->fresh & STX_FRESH_Q);
+    int add_q = !(a->fresh & STX_OVERWRITE_DQ);
     ptrdiff_t p, first, last;
     stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
-    t.nt = stx__up(T, 32) + 16;
+    t.nt = stx__round_up(T, 32) + 16;
     stx__attn_open(A, &t, b, h);
     t.wide = *wide;
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
@@ -13171,7 +13171,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     for (t.j0 = U->first; t.j0 < U->last; t.j0 += STX__BK) {
         ptrdiff_t from = STX_MAX(t.j0, 0), to;
         int live;
-        t.bk = stx__up((size_t)STX_MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
+        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
         to = STX_MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
         live = stx__attn_live(&t);
         if (live) {
@@ -13198,7 +13198,7 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
         size_t n = STX_MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
         t.j0 = p;
-        t.bk = stx__up(n, 32);
+        t.bk = stx__round_up(n, 32);
         (void)stx__attn_live(&t);
         stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
         stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, t.R.vt, NULL);
@@ -13355,7 +13355,7 @@ STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_
     }
 }
 
-STX_DEF void stx_spoil(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+STX_DEF void stx_nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     size_t i;
     (void)x;
     if (*flag)
@@ -13510,11 +13510,11 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
                                    size_t m) {
     stx_tensor *all, *mask;
     if (!stx_ok(x) || !stx_training(x) || p == 0) return NULL;
-    all = stx_new_full(x, n, C, 0, 0);
+    all = stx_new_f32(x, n, C, 0, 0);
     if (!all) return NULL;
     STX_RUN(x, stx_fill, (x, all->data, all->size, 1));
     all = stx_dropout(x, all, p);
-    mask = m ? stx_new_full(x, m, C, 0, 0) : NULL;
+    mask = m ? stx_new_f32(x, m, C, 0, 0) : NULL;
     if (all && mask) STX_RUN(x, stx_embedding_fwd, (x, mask->data, all->data, place, m, C, 1));
     return all ? mask : NULL;
 }
@@ -13538,7 +13538,7 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
         dim[2] = stx__last(a->table[c]);
         mask = stx__token_mask(x, n, dim[2], a->dropout, s.place + s.k.first[c], dim[1]);
         if (!dim[1]) continue;
-        e = stx__rows_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim);
+        e = stx__memory_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim);
         if (mask) e = stx_mul(x, e, mask);
         if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
         if (!e) return NULL;
@@ -13549,9 +13549,9 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
     dim[0] = ids->B;
     dim[1] = ids->T;
     dim[2] = d;
-    y = stx__rows_of(x, all, s.at, n, 3, dim);
+    y = stx__memory_of(x, all, s.at, n, 3, dim);
     if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
-    if (y && stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, y->data, y->size, s.over));
+    if (y && stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, y->data, y->size, s.over));
     return y;
 }
 
@@ -13564,14 +13564,14 @@ STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const 
    parameters, their gradients and all that takes them by their size never see them. */
 enum { STX__ALIGNED = 8, STX__PADDED = 64 };
 
-static size_t stx__words_pad(const stx_ctx *x, size_t rows) {
+static size_t stx__vocab_io_pad(const stx_ctx *x, size_t rows) {
     return stx__on_gpu(x) && rows % STX__ALIGNED ? STX__PADDED - rows % STX__PADDED : 0;
 }
 
 /* h (..,d) -> T h + b, with as many columns more as the table and its bias have room
    for */
 static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
-    size_t pad = T && T->ndim == 2 ? stx__words_pad(x, T->dim[0]) : 0;
+    size_t pad = T && T->ndim == 2 ? stx__vocab_io_pad(x, T->dim[0]) : 0;
     if (pad && (T->room < pad * T->dim[1] || (b && b->room < pad))) pad = 0;
     return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
 }
@@ -13609,16 +13609,16 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     known = targets->device;
     weighted = how || stx__on_gpu(x);
     if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE,
-              "%s: %zu rows for %zu targets: want one target a row", op, stx__rows(h), n);
+    STX__NEED(x, stx__memory(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE,
+              "%s: %zu rows for %zu targets: want one target a row", op, stx__memory(h), n);
     if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
     if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
     if (!h) return NULL;
     if (weighted) {
-        nll = stx_new_full(x, n, 0, 0, 0);
+        nll = stx_new_f32(x, n, 0, 0, 0);
         if (!nll) return NULL;
-        if (stx__on_gpu(x)) STX_RUN(x, stx_spoil, (x, w, n, s.over));
+        if (stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, w, n, s.over));
     }
     l = stx__adaptive_logits(x, a, h, 0, a->dropout, NULL, &V);
     loss = weighted ? stx__token_loss(x, l, V, s.at, w, nll->data)
@@ -13631,7 +13631,7 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
         mask = stx__token_mask(x, n, a->proj[c] ? a->proj[c]->dim[1] : dim[1], a->dropout, place,
                                dim[0]);
         if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__rows_of(x, h, place, dim[0], 2, dim), c, 0, mask, &V);
+        l = stx__adaptive_logits(x, a, stx__memory_of(x, h, place, dim[0], 2, dim), c, 0, mask, &V);
         if (!weighted) {
             loss = stx_add(x, loss, stx__cross_entropy_of(x, l, V, local, (double)n, 0));
             continue;
@@ -13667,7 +13667,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     int recording;
     if (!stx_ok(x) || !a || !h) return NULL;
     if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
-    N = stx__rows(h);
+    N = stx__memory(h);
     V = a->end[a->clusters - 1];
     d[0] = N;
     d[1] = V;
@@ -13745,23 +13745,23 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
 
 // >>optimisers
 
-struct stx_picked {
-    stx_piece *piece;
+struct stx_param_subset {
+    stx_optim_chunk *piece;
     size_t count;
 };
 
-STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t count) {
-    stx_picked *p;
+STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count) {
+    stx_param_subset *p;
     size_t i;
     if (!stx_ok(x) || !t) return NULL;
-    p = (stx_picked *)stx_persist(x, sizeof *p);
+    p = (stx_param_subset *)stx_persist(x, sizeof *p);
     if (!p) return NULL;
-    p->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
+    p->piece = (stx_optim_chunk *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
     if (!p->piece) return NULL;
     for (i = 0; i < count; i++) {
-        stx_piece piece;
+        stx_optim_chunk piece;
         STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG,
-                  "stx_pick_params: number %zu is %s, want parameters", i,
+                  "stx_params_subset: number %zu is %s, want parameters", i,
                   t[i] ? "no parameter" : "NULL");
         memset(&piece, 0, sizeof piece);
         piece.p = t[i]->data;
@@ -13772,7 +13772,7 @@ STX_DEF stx_picked *stx_pick_params(stx_ctx *x, stx_tensor *const *t, size_t cou
     return p;
 }
 
-STX_DEF void stx_clamp_params(stx_ctx *x, const stx_picked *p, double lo, double hi) {
+STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi) {
     STX__FP_SCOPE;
     size_t i;
     if (!stx_ok(x) || !p || !p->count) return;
@@ -13835,7 +13835,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_optim *o;
-    stx_piece *q, *pieces;
+    stx_optim_chunk *q, *pieces;
     size_t i, at, first, size;
     int k, states;
     if (!stx_ok(x)) return NULL;
@@ -13878,12 +13878,12 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->count = p->count;
     p->held = 1;
     for (i = 0; i < p->count; i++) o->pieces += stx__pieces_of(p->tensor[i]->size);
-    o->piece = (stx_piece *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE,
                                       stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1,
                                                    sizeof *o->squares));
     pieces = stx__on_gpu(x)
-                 ? (stx_piece *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece))
+                 ? (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece))
                  : o->piece;
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
     STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG,
@@ -13927,20 +13927,20 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     return o;
 }
 
-STX_DEF void stx_optim_rate(stx_optim *o, double lr) {
+STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
     STX__FP_SCOPE;
     stx_ctx *x = o ? o->params->ctx : NULL;
     if (!stx_ok(x)) return;
     if (!(lr >= 0 && stx__finite(lr))) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_optim_step, stx_optim_rate: learning rate %g, want a finite one, 0 or more",
+                 "stx_optim_step, stx_optim_set_lr: learning rate %g, want a finite one, 0 or more",
                  lr);
         return;
     }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (lr != o->rate) {
-            stx__touch(x, "a learning rate is set that stx_optim_rate had not set before");
+            stx__host_access(x, "a learning rate is set that stx_optim_set_lr had not set before");
             /* while capturing: no, and then it is not repeated */
             stx_cuda_set_f64(x, &o->update->lr, lr);
         }
@@ -13956,7 +13956,7 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     const stx_update *u;
     if (!stx_ok(x)) return 0;
-    stx__touch(x, "stx_optim_sync waits for the GPU");
+    stx__host_access(x, "stx_optim_sync waits for the GPU");
     if (!stx__reports(x)) return 0;
     u = &x->reported->update[o->slot];
     o->step = u->step;
@@ -13984,7 +13984,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
             o->params->count, o->count);
         return 0;
     }
-    stx_optim_rate(o, lr);
+    stx_optim_set_lr(o, lr);
     x->sending = NULL;
     if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
     stx__mean_grads(o->params);
@@ -13994,7 +13994,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
     stx__sum_squares(x, o->squares, o->pieces);
-    STX_RUN(x, stx_optim_plan, (x, o->update, o->piece, o->pieces, o->squares, d));
+    STX_RUN(x, stx_optim_prepare, (x, o->update, o->piece, o->pieces, o->squares, d));
     if (d->kind == STX_SGD) {
         STX_RUN(x, stx_sgd_update,
                 (x, o->update, o->piece, o->pieces, (stx_real)d->momentum,
@@ -14024,7 +14024,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
 
 /* All pieces of all parameters share one parallel loop; a piece is never split, so
    threads do not change a bit. */
-static size_t stx__pieces_size(const stx_piece *piece, size_t count) {
+static size_t stx__pieces_size(const stx_optim_chunk *piece, size_t count) {
     size_t k, n = 0;
     for (k = 0; k < count; k++) n += piece[k].n;
     return n;
@@ -14045,12 +14045,12 @@ STX_EACH_ISA(stx__squares_n, (double *sum, const stx_real *a, size_t n), sum, a,
 /* What the loops over pieces need; unused ones are not set */
 typedef struct stx__pieces_job {
     const stx_update *u;
-    const stx_piece *piece;
+    const stx_optim_chunk *piece;
     double *out;
     stx_real momentum, beta1, rest1, beta2, rest2, eps, decay, decoupled, lo, hi;
 } stx__pieces_job;
 
-static void stx__each_piece(stx_ctx *x, const stx_piece *piece, size_t count, stx_part part,
+static void stx__each_piece(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_part part,
                             stx__pieces_job *j) {
     j->piece = piece;
     stx_parallel(x, count, stx__pieces_size(piece, count), part, j);
@@ -14063,14 +14063,14 @@ static void stx__squares_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
 }
 
-STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count) {
     stx__pieces_job j;
     j.out = out;
     stx__each_piece(x, piece, count, stx__squares_part, &j);
 }
 
 /* From the squares' sums: the norm, and whether there is an update at all. */
-STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count,
+STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
                             const double *squares, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
@@ -14115,12 +14115,12 @@ STX_DEF void stx_optim_plan(stx_ctx *x, stx_update *u, stx_piece *piece, size_t 
 }
 
 static void stx__not_updated_part(const stx_share *s, const void *job) {
-    const stx_piece *piece = ((const stx__pieces_job *)job)->piece;
+    const stx_optim_chunk *piece = ((const stx__pieces_job *)job)->piece;
     size_t k;
     for (k = s->from; k < s->to; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
 }
 
-static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count) {
+static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count) {
     stx__pieces_job j;
     if (u->ok) return 0;
     stx__each_piece(x, piece, count, stx__not_updated_part, &j);
@@ -14146,14 +14146,14 @@ STX_EACH_ISA(stx__sgd_n,
 
 static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_piece *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->from;
     size_t k;
     for (k = s->from; k < s->to; k++, q++)
         STX_CALL(s->x, stx__sgd_n,
                  (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
 }
 
-STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                             stx_real momentum, stx_real decay) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
@@ -14181,13 +14181,13 @@ STX_EACH_ISA(stx__adagrad_n,
 
 static void stx__adagrad_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_piece *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->from;
     size_t k;
     for (k = s->from; k < s->to; k++, q++)
         STX_CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
 }
 
-STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_piece *piece,
+STX_DEF void stx_adagrad_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
                                 size_t count, stx_real eps) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
@@ -14237,7 +14237,7 @@ STX_EACH_ISA(stx__adam_n,
 
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_piece *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->from;
     stx__adam a;
     size_t k;
     a.gscale = j->u->factor;
@@ -14255,7 +14255,7 @@ static void stx__adam_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                              stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
                              stx_real eps, stx_real decay, stx_real decoupled) {
     stx__pieces_job j;
@@ -14294,7 +14294,7 @@ STX_EACH_ISA(stx__lamb_n,
 
 static void stx__lamb_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_piece *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->from;
     size_t k;
     for (k = s->from; k < s->to; k++, q++) {
         stx_real c[9];
@@ -14313,7 +14313,7 @@ static void stx__lamb_part(const stx_share *s, const void *job) {
     }
 }
 
-STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece *piece,
+STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
                                 size_t count, double *squares, stx_real beta1, stx_real rest1,
                                 stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
     stx__pieces_job j;
@@ -14331,13 +14331,13 @@ STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_piece
 
 static void stx__lamb_step_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_piece *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->from;
     size_t k;
     for (k = s->from; k < s->to; k++, q++)
         STX_CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
 }
 
-STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count,
+STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
                              const double *squares, double trust_max) {
     STX__FP_SCOPE;
     stx__pieces_job j;
@@ -14368,7 +14368,7 @@ static void stx__clip_part(const stx_share *s, const void *job) {
     }
 }
 
-STX_DEF void stx_clip_values(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+STX_DEF void stx_clip_values(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c) {
     stx__pieces_job j;
     j.lo = -c;
     j.hi = c;
@@ -14385,7 +14385,7 @@ static void stx__clamp_part(const stx_share *s, const void *job) {
     }
 }
 
-STX_DEF void stx_clamp(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi) {
     stx__pieces_job j;
     j.lo = lo;
     j.hi = hi;
@@ -14441,25 +14441,25 @@ static int stx__reports(stx_ctx *x) {
     return stx_ok(x);
 }
 
-STX_DEF void stx_note(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
+STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
     if (!stx_ok(x) || !t) return;
-    if (slot < 0 || slot >= STX_NOTES) {
-        stx_fail(x, STX_ERR_ARG, "stx_note: slot %d, want 0 to %d", slot, STX_NOTES - 1);
+    if (slot < 0 || slot >= STX_MAX_METRICS) {
+        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot, STX_MAX_METRICS - 1);
         return;
     }
     if (!stx__make_report(x)) return;
-    STX_RUN(x, stx_meter, (x, &x->report->note[slot], t->data, s, add));
+    STX_RUN(x, stx_metric_accumulate, (x, &x->report->note[slot], t->data, s, add));
     x->report_age = STX__STALE;
 }
 
-STX_DEF double stx_noted(stx_ctx *x, int slot) {
-    if (!stx_ok(x) || slot < 0 || slot >= STX_NOTES) return (double)NAN;
-    stx__touch(x, "stx_noted waits for the GPU");
+STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
+    if (!stx_ok(x) || slot < 0 || slot >= STX_MAX_METRICS) return (double)NAN;
+    stx__host_access(x, "stx_metric_get waits for the GPU");
     if (!stx__reports(x)) return (double)NAN;
     return x->reported->note[slot];
 }
 
-STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
+STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
     size_t i;
     if (!stx_ok(x) || !t) return NULL;
     if (!stx__on_gpu(x)) return t->data;
@@ -14467,17 +14467,17 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
     for (i = 0; i < x->watched && x->watch[i] != t; i++) {
     }
     if (i == x->watched) {
-        stx_piece piece;
+        stx_optim_chunk piece;
         STX__NEED(
-            x, i < STX__WATCHED && t->is_param && t->size <= STX__WATCH_NUMBERS - x->watch_numbers,
+            x, i < STX__MIRRORED && t->is_param && t->size <= STX__MIRROR_VALUES - x->watch_numbers,
             STX_ERR_ARG,
-            "stx_watch: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
-            i, x->watch_numbers, (int)STX__WATCHED, (int)STX__WATCH_NUMBERS);
+            "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
+            i, x->watch_numbers, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
         if (!x->watch_piece) {
-            x->watch = (const stx_tensor **)stx_persist(x, STX__WATCHED * sizeof *x->watch);
-            x->watch_at = (size_t *)stx_persist(x, STX__WATCHED * sizeof *x->watch_at);
+            x->watch = (const stx_tensor **)stx_persist(x, STX__MIRRORED * sizeof *x->watch);
+            x->watch_at = (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->watch_at);
             x->watch_piece = x->watch && x->watch_at ? (
-                                 stx_piece *)stx__state(x, STX__STATE, STX__WATCHED * sizeof piece)
+                                 stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
                                                      : NULL;
         }
         if (!x->watch_piece) return NULL;
@@ -14494,7 +14494,7 @@ STX_DEF const stx_real *stx_watch(stx_ctx *x, const stx_tensor *t) {
     return !x->watch_stale || stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
 }
 
-STX_DEF const char *stx_step_note(const stx_ctx *x) {
+STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
     return x ? x->step_note : "";
 }
 #ifdef SEQTX_CUDA
@@ -14533,7 +14533,7 @@ static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) 
    fn and leaves the host's state alone. With two keys in turns each of the two steps
    may well undo what the other did (rows from a to b, then from b to a; a flag of fn's
    own that it turns over): replayed, nobody would do it, and the next key would be one
-   for data that the device no longer has. stx_step_note therefore tells whoever lets
+   for data that the device no longer has. stx_step_replay_status therefore tells whoever lets
    keys take turns: after STX__TURNS steps in a row whose key one of the last
    STX__REPLAYS has, but not the last. While a memory fills no key comes back; where
    sizes are drawn (rooms of adaptive words, lengths of texts) two equal ones in a row
@@ -14547,9 +14547,9 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         for (i = 0; i < STX__REPLAYS; i++)
             if (x->replay[i].used && x->replay[i].key == key) r = &x->replay[i];
     if (r && r->graph) {
-        stx_cuda_shift(x, (x->tick - r->tick) << 24);
+        stx_cuda_rng_shift(x, (x->tick - r->tick) << 24);
         stx_cuda_graph_launch(x, (stx_graph *)r->graph);
-        stx_cuda_shift(x, 0);
+        stx_cuda_rng_shift(x, 0);
         x->tick += r->ticks;
         x->tape = NULL;
         x->step_note[0] = 0;
@@ -14630,7 +14630,7 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     return stx_ok(x);
 }
 
-STX_DEF void stx_meter(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
     STX__FP_SCOPE;
     (void)x;
     *meter = (accumulate ? *meter : 0) + s * (double)a[0];
@@ -14648,7 +14648,7 @@ static int stx__env_number(const char *name, int missing) {
                                                                                            : (int)v;
 }
 
-STX_DEF stx_start stx_started(void) {
+STX_DEF stx_launch_info stx_get_launch_info(void) {
     /* rank, ranks, rank on this machine, ranks on it */
     static const char *const names[][4] = {
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -14663,7 +14663,7 @@ STX_DEF stx_start stx_started(void) {
     /* torchrun is started by others, once on each machine, and their variables are
        still there: the inner one counts */
     const size_t n = sizeof names / sizeof *names, from = getenv("TORCHELASTIC_RUN_ID") ? n - 1 : 0;
-    stx_start s;
+    stx_launch_info s;
     size_t k;
     memset(&s, 0, sizeof s);
     s.ranks = s.locals = 1;
@@ -14788,10 +14788,10 @@ static int stx__mpi_send(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int fro
     MPI_Request req;
     for (; n; at += m, n -= m) {
         m = STX_MIN((size_t)STX__MPI_MOST, n);
-        if (!stx__mpi_ok(x, "stx_group_send",
+        if (!stx__mpi_ok(x, "stx_group_send_bytes",
                          x->rank == from ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
                                          : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req))
-            || !stx__mpi_wait(x, "stx_group_send", 1, &req))
+            || !stx__mpi_wait(x, "stx_group_send_bytes", 1, &req))
             return 0;
     }
     return 1;
@@ -14866,7 +14866,7 @@ static uint64_t stx__mpi_place(void) {
 }
 
 /* 1: the process is a rank of MPI's, or stands alone (x->ranks is 0). 0: an error */
-static int stx__mpi_join(stx_ctx *x, const stx_start *s) {
+static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     stx__mpi *g;
     int on = 0, ended = 0, have, i, alike = 0;
     uint64_t here, *all;
@@ -15054,7 +15054,7 @@ static void stx__engine_poll(stx_ctx *x) {
 #endif
 }
 
-static int stx__engine_join(stx_ctx *x, const stx_start *s) {
+static int stx__engine_join(stx_ctx *x, const stx_launch_info *s) {
 #ifdef SEQTX_MPI
     if (!stx__mpi_join(x, s)) return 0;
 #endif
@@ -15121,7 +15121,7 @@ STX_DEF void stx_group_abort(stx_ctx *x, int code) {
 }
 
 STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
-    stx_start s = stx_started();
+    stx_launch_info s = stx_get_launch_info();
     if (!stx_ok(x)) return 0;
     if (x->ranks || x->lists) {
         stx_fail(x, STX_ERR_ARG,
@@ -15185,13 +15185,13 @@ STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
                : stx_ok(x);
 }
 
-STX_DEF int stx_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
+STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
     int mine = x && (x->rank == from || x->rank == to);
-    if (!stx__together(x, "stx_group_send", mine ? bytes : x, n, from, to)) return stx_ok(x);
+    if (!stx__together(x, "stx_group_send_bytes", mine ? bytes : x, n, from, to)) return stx_ok(x);
     return mine && from != to ? stx__engine_send(x, bytes, n, from, to) : 1;
 }
 
-STX_DEF int stx_group_params(stx_params *p) {
+STX_DEF int stx_group_broadcast_params(stx_params *p) {
     stx_ctx *x = p ? p->ctx : NULL;
     size_t i, n;
     if (!stx_ok(x)) return 0;
@@ -15205,23 +15205,23 @@ STX_DEF int stx_group_params(stx_params *p) {
             continue;
         }
         copy = (stx_real *)stx_block(x, n * sizeof *copy);
-        if (copy && !x->rank) stx_fetch(x, copy, t->data, n);
+        if (copy && !x->rank) stx_download(x, copy, t->data, n);
         if (!copy || !stx__engine_broadcast(x, copy, n * sizeof *copy, 0)) return 0;
-        if (x->rank) stx_put(x, t->data, copy, n);
+        if (x->rank) stx_upload(x, t->data, copy, n);
         stx_block_free(x, copy);
     }
     return stx_ok(x);
 }
 
-STX_DEF stx_tensor *stx_group_part(stx_ctx *x, double n) {
+STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     STX__FP_SCOPE;
-    stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *mine, *all;
+    stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *mine, *all;
     int32_t *known;
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, 1, 1));
     if (x->ranks < 2) return y;
-    mine = stx_new_full(x, 1, 0, 0, 0);
-    all = stx_new_full(x, 1, 0, 0, 0);
+    mine = stx_new_f32(x, 1, 0, 0, 0);
+    all = stx_new_f32(x, 1, 0, 0, 0);
     known = (int32_t *)stx_step_bytes(x, sizeof *known);
     if (!mine || !all || !known) return NULL;
     STX_RUN(x, stx_fill, (x, mine->data, 1, (stx_real)n));
@@ -15292,7 +15292,7 @@ STX_DEF void stx_group_overlap(stx_optim *o) {
 static void stx__send_bucket(stx_ctx *x, stx_params *p) {
     const stx__buckets *b = p->buckets;
     size_t k = --p->buckets->sent;
-    stx__late(x, 0);
+    stx__defer_sums(x, 0);
     stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->shard ? b->owner[k] : -1);
 }
 
@@ -15384,7 +15384,7 @@ static void stx__spread_params(stx_optim *o) {
         }
     stx__engine_wait(x, NULL, 0);
     /* what came from others came past the kernels, which keep bfloat16 copies current */
-    for (i = 0; i < p->count && stx__halved(x); i++)
+    for (i = 0; i < p->count && stx__stores_bf16(x); i++)
         STX_RUN(x, stx_axpy, (x, p->tensor[i]->data, p->tensor[i]->data, p->tensor[i]->size, 1, 0));
     STX_RUN(x, stx_fill, (x, p->grads, p->grads_size, 0));
 }
@@ -15568,7 +15568,7 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
 #ifdef SEQTX_CUDA
     x->dev_keep.kind = x->dev_bytes.kind = STX_MEM_BYTES;
     x->dev_params.kind = STX_MEM_PARAMS;
-    x->dev_step.kind = STX_MEM_NUMBERS;
+    x->dev_step.kind = STX_MEM_ACTIVATIONS;
 #endif
     x->isa = stx__find_isa();
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
@@ -15639,7 +15639,7 @@ STX_DEF void stx_destroy(stx_ctx *x) {
         int i;
         stx_cuda_sync(x);
         for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay[i].graph);
-        while (x->dev_blocks) stx_block_numbers_free(x, (stx_real *)x->dev_blocks->p);
+        while (x->dev_blocks) stx_block_activations_free(x, (stx_real *)x->dev_blocks->p);
         stx__grads_free(x);
         stx__arena_free(x, &x->dev_keep);
         stx__arena_free(x, &x->dev_params);
@@ -17329,7 +17329,7 @@ static stx__fetched *stx__fetched_add(stx_writer *w, size_t n) {
     return c->data ? c : NULL;
 }
 
-STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, const size_t *dim,
+STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
                                    const stx_real *data) {
     stx__fetched *c;
     size_t n = 1;
@@ -17339,7 +17339,7 @@ STX_DEF int stx_writer_add_numbers(stx_writer *w, const char *name, int ndim, co
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, dim[i], 1);
     c = stx__fetched_add(w, n);
     if (!c) return 0;
-    stx_fetch(w->x, c->data, data, n);
+    stx_download(w->x, c->data, data, n);
     return stx_writer_add(w, name, STX_REAL_DTYPE, ndim, dim, c->data);
 }
 
@@ -17350,13 +17350,13 @@ static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *d
                                 const stx_real *data, size_t stride) {
     size_t n = dim[1] * dim[2], b;
     stx__fetched *c;
-    if (dim[0] == 1 || stride == n) return stx_writer_add_numbers(w, name, 3, dim, data);
+    if (dim[0] == 1 || stride == n) return stx_writer_add_device(w, name, 3, dim, data);
     if (!w || !stx_ok(w->x)) return 0;
     if (stx__on_gpu(w->x) || n * sizeof *data % 8) {
         c = stx__fetched_add(w, stx_bytes_of(dim[0], n, 1));
         if (!c) return 0;
         for (b = 0; b < dim[0]; b++)
-            stx_fetch(w->x, c->data + b * n, stx_at(w->x, data, b * stride), n);
+            stx_download(w->x, c->data + b * n, stx_offset_ptr(w->x, data, b * stride), n);
         return stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, c->data);
     }
     if (!stx_writer_add(w, name, STX_REAL_DTYPE, 3, dim, data)) return 0;
@@ -17365,7 +17365,7 @@ static int stx__writer_add_runs(stx_writer *w, const char *name, const size_t *d
     return 1;
 }
 
-STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
+STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n) {
     stx_ctx *x = e ? e->file->x : NULL;
     stx_real *host;
     int ok;
@@ -17374,7 +17374,7 @@ STX_DEF int stx_entry_put(const stx_entry *e, stx_real *to, size_t n) {
     if (!stx__on_gpu(x)) return stx_entry_get(e, to, n);
     host = (stx_real *)stx_block(x, stx_bytes_of(n, 1, sizeof *host));
     ok = host && stx_entry_get(e, host, n);
-    if (ok) stx_put(x, to, host, n);
+    if (ok) stx_upload(x, to, host, n);
     stx_block_free(x, host);
     stx__changed(x);
     return ok && stx_ok(x);
@@ -17393,7 +17393,7 @@ static int stx__save_tensors(stx_writer *w, stx_tensor *const *t, const char *co
                          prefix, name[i]);
             return 0;
         }
-        if (!stx_writer_add_numbers(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
+        if (!stx_writer_add_device(w, s, t[i]->ndim, t[i]->dim, t[i]->data)) return 0;
     }
     return 1;
 }
@@ -17426,7 +17426,7 @@ static int stx__load_tensors(stx_ctx *x, stx_tensor *const *t, const char *const
                      full, e->ndim, e->ndim ? e->dim[0] : 1, e->kind, stx__shape(t[i], want));
             return 0;
         }
-        if (copy && !stx_entry_put(e, t[i]->data, e->count)) return 0;
+        if (copy && !stx_entry_upload(e, t[i]->data, e->count)) return 0;
     }
     return 1;
 }
@@ -17491,8 +17491,8 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
             if (!n || (x->rank && x->rank != r)) continue;
             part = c ? c->data + own.from : (stx_real *)stx_block(x, n * sizeof *part);
             if (!part) return 0;
-            if (x->rank == r) stx_fetch(x, part, o->state[k][i]->data, n);
-            ok = stx_ok(x) && stx_group_send(x, part, n * sizeof *part, r, 0);
+            if (x->rank == r) stx_download(x, part, o->state[k][i]->data, n);
+            ok = stx_ok(x) && stx_group_send_bytes(x, part, n * sizeof *part, r, 0);
             if (!c) stx_block_free(x, part);
         }
         if (ok && c) ok = stx_writer_add(w, name, STX_REAL_DTYPE, t->ndim, t->dim, c->data);
@@ -17543,7 +17543,7 @@ static int stx__load_shards(stx_optim *o, int k, const stx_file *f, const char *
         all = (stx_real *)stx_block(x, p->tensor[i]->size * sizeof *all);
         if (!all || !name || !stx_entry_get(stx_file_find(f, name), all, p->tensor[i]->size))
             return 0;
-        stx_put(x, o->state[k][i]->data, all + own.from, own.to - own.from);
+        stx_upload(x, o->state[k][i]->data, all + own.from, own.to - own.from);
         stx_block_free(x, all);
     }
     return stx_ok(x);
@@ -17600,28 +17600,28 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
 }
 
 
-// >>words: parameters
+// >>vocab_io: parameters
 
-static int stx__words_projects(const stx_words_desc *d, size_t i, int side) {
-    return d->no_projs != STX_WORDS_BOTH && d->no_projs != side
-           && (i || (d->head_direct != STX_WORDS_BOTH && d->head_direct != side));
+static int stx__vocab_io_projects(const stx_vocab_io_desc *d, size_t i, int side) {
+    return d->no_projs != STX_VOCAB_BOTH && d->no_projs != side
+           && (i || (d->head_direct != STX_VOCAB_BOTH && d->head_direct != side));
 }
 
-static size_t stx__words_width(const stx_words_desc *d, size_t i, int side) {
-    return side == STX_WORDS_OUTPUT ? d->out_width[i] : d->width[i];
+static size_t stx__vocab_io_width(const stx_vocab_io_desc *d, size_t i, int side) {
+    return side == STX_VOCAB_OUTPUT ? d->out_width[i] : d->width[i];
 }
 
 /* Is the projection of cluster i one for both sides? */
-static int stx__words_shares(const stx_words_desc *d, size_t i) {
+static int stx__vocab_io_shares(const stx_vocab_io_desc *d, size_t i) {
     return d->share_projs && (i || !d->own_first);
 }
 
 /* Which projection of the input cluster i has */
-static size_t stx__words_proj(const stx_words_desc *d, size_t i) {
+static size_t stx__vocab_io_proj(const stx_vocab_io_desc *d, size_t i) {
     return d->one_proj ? 0 : i;
 }
 
-static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
+static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc *d) {
     static const size_t usual[3] = {20000, 40000, 200000};
     size_t i;
     int side;
@@ -17643,40 +17643,40 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
             return 0;
         }
     if (!d->width[0]) d->width[0] = d->dim;
-    if (d->head_direct < 0 || d->head_direct > STX_WORDS_OUTPUT)
+    if (d->head_direct < 0 || d->head_direct > STX_VOCAB_OUTPUT)
         return stx_bad_value(x, who, "head_direct", d->head_direct,
-                             "0 or one of STX_WORDS_BOTH .. _OUTPUT");
-    if (d->no_projs < 0 || d->no_projs > STX_WORDS_OUTPUT)
+                             "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
+    if (d->no_projs < 0 || d->no_projs > STX_VOCAB_OUTPUT)
         return stx_bad_value(x, who, "no_projs", d->no_projs,
-                             "0 or one of STX_WORDS_BOTH .. _OUTPUT");
-    if (d->proj_biases && d->out != STX_WORDS_ADAPTIVE)
+                             "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
+    if (d->proj_biases && d->out != STX_VOCAB_ADAPTIVE)
         return stx_bad_value(x, who, "proj_biases", 1, "0 without an adaptive output");
     if (d->own_first && !d->share_projs)
         return stx_bad_value(x, who, "own_first", 1, "0 without share_projs");
     if (d->one_proj
-        && (d->in != STX_WORDS_ADAPTIVE || d->by_cluster
-            || !stx__words_projects(d, 0, STX_WORDS_INPUT)))
+        && (d->in != STX_VOCAB_ADAPTIVE || d->by_cluster
+            || !stx__vocab_io_projects(d, 0, STX_VOCAB_INPUT)))
         return stx_bad_value(x, who, "one_proj", 1,
                              "0 but for an adaptive input whose first "
                              "cluster has a projection, without by_cluster");
     for (i = 0; i <= d->cutoffs; i++) {
         if (!d->width[i])
-            d->width[i] = d->no_projs == STX_WORDS_BOTH
+            d->width[i] = d->no_projs == STX_VOCAB_BOTH
                               ? d->dim
                               : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
         if (!d->out_width[i]) d->out_width[i] = d->width[i];
         if (d->one_proj && d->width[i] != d->width[0])
             return stx_bad_value(x, who, "width of a cluster with one_proj", (double)d->width[i],
                                  "that of the first cluster");
-        for (side = STX_WORDS_INPUT; side <= STX_WORDS_OUTPUT; side++) {
-            if (d->in != STX_WORDS_ADAPTIVE && side == STX_WORDS_INPUT) continue;
-            if (d->out != STX_WORDS_ADAPTIVE && side == STX_WORDS_OUTPUT) continue;
-            if (!stx__words_projects(d, i, side) && stx__words_width(d, i, side) != d->dim)
+        for (side = STX_VOCAB_INPUT; side <= STX_VOCAB_OUTPUT; side++) {
+            if (d->in != STX_VOCAB_ADAPTIVE && side == STX_VOCAB_INPUT) continue;
+            if (d->out != STX_VOCAB_ADAPTIVE && side == STX_VOCAB_OUTPUT) continue;
+            if (!stx__vocab_io_projects(d, i, side) && stx__vocab_io_width(d, i, side) != d->dim)
                 return stx_bad_value(x, who,
                                      i ? "width of a cluster with no_projs"
                                        : "width of the first cluster, which has no "
                                          "projection,",
-                                     (double)stx__words_width(d, i, side), "dim");
+                                     (double)stx__vocab_io_width(d, i, side), "dim");
         }
         if (d->out_width[i] != d->width[i] && (d->share_tables || d->share_projs))
             return stx_bad_value(x, who, "out_width with share_tables or share_projs",
@@ -17689,12 +17689,12 @@ static int stx__words_adaptive(stx_ctx *x, const char *who, stx_words_desc *d) {
     return 1;
 }
 
-STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc *from,
-                              stx_words_desc *d) {
+STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
+                              stx_vocab_io_desc *d) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
     int in, out;
-    if (!who) who = "stx_words_create";
+    if (!who) who = "stx_vocab_io_create";
     if (!from || !d) {
         stx_fail(x, STX_ERR_ARG, "%s: the desc of the words is NULL", who);
         return 0;
@@ -17702,27 +17702,27 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
     *d = *from;
     if (!d->emb) d->emb = d->dim;
     if (d->divval == 0) d->divval = 4;
-    in = d->in == STX_WORDS_ADAPTIVE;
-    out = d->out == STX_WORDS_ADAPTIVE;
+    in = d->in == STX_VOCAB_ADAPTIVE;
+    out = d->out == STX_VOCAB_ADAPTIVE;
     if (!d->vocab || d->vocab > most)
         return stx_bad_value(x, who, "vocab", (double)d->vocab, "1 to 2^31");
     if (!d->dim || d->dim > most) return stx_bad_value(x, who, "dim", (double)d->dim, "1 to 2^31");
     if (d->emb > most) return stx_bad_value(x, who, "emb", (double)d->emb, "at most 2^31");
-    if (!in && d->in != STX_WORDS_PLAIN)
-        return stx_bad_value(x, who, "in", d->in, "STX_WORDS_PLAIN or STX_WORDS_ADAPTIVE");
-    if (!out && d->out != STX_WORDS_PLAIN && d->out != STX_WORDS_TIED)
-        return stx_bad_value(x, who, "out", d->out, "STX_WORDS_PLAIN, _TIED or _ADAPTIVE");
+    if (!in && d->in != STX_VOCAB_PLAIN)
+        return stx_bad_value(x, who, "in", d->in, "STX_VOCAB_PLAIN or STX_VOCAB_ADAPTIVE");
+    if (!out && d->out != STX_VOCAB_PLAIN && d->out != STX_VOCAB_TIED)
+        return stx_bad_value(x, who, "out", d->out, "STX_VOCAB_PLAIN, _TIED or _ADAPTIVE");
     if (!stx__finite(d->scale))
         return stx_bad_value(x, who, "scale of words", d->scale, "a finite number");
     if (!(d->dropout >= 0 && d->dropout < 1))
         return stx_bad_value(x, who, "dropout of words", d->dropout, "0 <= p < 1");
-    if (d->out == STX_WORDS_TIED && in) {
+    if (d->out == STX_VOCAB_TIED && in) {
         stx_fail(x, STX_ERR_ARG,
                  "%s: a tied output wants a plain input; an adaptive one shares by share_tables",
                  who);
         return 0;
     }
-    if ((in || d->out == STX_WORDS_TIED) && d->emb != d->dim)
+    if ((in || d->out == STX_VOCAB_TIED) && d->emb != d->dim)
         return stx_bad_value(x, who, in ? "emb of an adaptive input" : "emb with a tied output",
                              (double)d->emb, "dim");
     if ((d->share_tables || d->share_projs) && !(in && out)) {
@@ -17730,34 +17730,34 @@ STX_DEF int stx_words_resolve(stx_ctx *x, const char *who, const stx_words_desc 
                  who, d->share_tables ? "share_tables" : "share_projs");
         return 0;
     }
-    return in || out ? stx__words_adaptive(x, who, d) : 1;
+    return in || out ? stx__vocab_io_adaptive(x, who, d) : 1;
 }
 
 /* Cluster i: its first word, and how many */
-static size_t stx__words_start(const stx_words_desc *d, size_t i) {
+static size_t stx__vocab_io_start(const stx_vocab_io_desc *d, size_t i) {
     return i ? d->cutoff[i - 1] : 0;
 }
 
-static size_t stx__words_size(const stx_words_desc *d, size_t i) {
-    return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__words_start(d, i);
+static size_t stx__vocab_io_size(const stx_vocab_io_desc *d, size_t i) {
+    return (i < d->cutoffs ? d->cutoff[i] : d->vocab) - stx__vocab_io_start(d, i);
 }
 
-STX_DEF size_t stx_words_count(const stx_words_desc *d) {
+STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
     size_t n = 0, i;
-    int in = d && d->in == STX_WORDS_ADAPTIVE, out = d && d->out == STX_WORDS_ADAPTIVE;
+    int in = d && d->in == STX_VOCAB_ADAPTIVE, out = d && d->out == STX_VOCAB_ADAPTIVE;
     if (!d) return 0;
     if (!in) n = stx_size_add(n, d->vocab, d->emb);
     if (!out)
-        n = stx_size_add(stx_size_add(n, d->out == STX_WORDS_TIED ? 0 : d->vocab, d->dim), d->vocab,
+        n = stx_size_add(stx_size_add(n, d->out == STX_VOCAB_TIED ? 0 : d->vocab, d->dim), d->vocab,
                          1);
     for (i = 0; (in || out) && i <= d->cutoffs; i++) {
-        size_t size = stx__words_size(d, i), wi = d->width[i], wo = d->out_width[i];
+        size_t size = stx__vocab_io_size(d, i), wi = d->width[i], wo = d->out_width[i];
         if (in) n = stx_size_add(n, size, wi);
-        if (in && stx__words_projects(d, i, STX_WORDS_INPUT) && stx__words_proj(d, i) == i)
+        if (in && stx__vocab_io_projects(d, i, STX_VOCAB_INPUT) && stx__vocab_io_proj(d, i) == i)
             n = stx_size_add(n, d->dim, wi);
         if (out && !d->share_tables) n = stx_size_add(n, size, wo);
-        if (!out || !stx__words_projects(d, i, STX_WORDS_OUTPUT)) continue;
-        if (!stx__words_shares(d, i)) n = stx_size_add(n, d->dim, wo);
+        if (!out || !stx__vocab_io_projects(d, i, STX_VOCAB_OUTPUT)) continue;
+        if (!stx__vocab_io_shares(d, i)) n = stx_size_add(n, d->dim, wo);
         if (d->proj_biases) n = stx_size_add(n, 1, wo);
     }
     return out ? stx_size_add(stx_size_add(n, d->vocab, 1), d->cutoffs, d->out_width[0] + 1) : n;
@@ -17765,7 +17765,7 @@ STX_DEF size_t stx_words_count(const stx_words_desc *d) {
 
 /* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of
    rows x columns; output: rows are logits, see PADDED LOGITS */
-static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const char *name, size_t i,
+static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name, size_t i,
                                     size_t rows, size_t columns, int bias, int output) {
     char full[64];
     size_t d[STX_MAX_DIM];
@@ -17780,73 +17780,73 @@ static stx_tensor *stx__words_param(stx_params *p, const stx_init *init, const c
     d[1] = bias ? 0 : columns;
     d[2] = d[3] = 0;
     return stx__param_with(p, init->kind, a, full, d,
-                           output ? stx__words_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
+                           output ? stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
 }
 
-static void stx__words_in(stx_words *w, stx_params *p, size_t i) {
-    const stx_words_desc *d = &w->desc;
+static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
+    const stx_vocab_io_desc *d = &w->desc;
     w->in.table[i] = d->by_cluster && d->share_tables
                          ? w->out.table[i]
-                         : stx__words_param(p, &d->table, "in_emb.tables", i, stx__words_size(d, i),
+                         : stx__vocab_io_param(p, &d->table, "in_emb.tables", i, stx__vocab_io_size(d, i),
                                             d->width[i], 0, d->share_tables);
-    if (!stx__words_projects(d, i, STX_WORDS_INPUT)) return;
-    if (stx__words_proj(d, i) < i) {
+    if (!stx__vocab_io_projects(d, i, STX_VOCAB_INPUT)) return;
+    if (stx__vocab_io_proj(d, i) < i) {
         w->in.proj[i] = w->in.proj[0];
         return;
     }
-    w->in.proj[i] = d->by_cluster && stx__words_shares(d, i)
+    w->in.proj[i] = d->by_cluster && stx__vocab_io_shares(d, i)
                         ? w->out.proj[i]
-                        : stx__words_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0,
+                        : stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0,
                                            0);
 }
 
-static void stx__words_out(stx_words *w, stx_params *p, size_t i) {
-    const stx_words_desc *d = &w->desc;
+static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
+    const stx_vocab_io_desc *d = &w->desc;
     w->out.table[i] = !d->by_cluster && d->share_tables
                           ? w->in.table[i]
-                          : stx__words_param(p, &d->out_table, "out_emb.tables", i,
-                                             stx__words_size(d, i), d->out_width[i], 0, 1);
-    if (!stx__words_projects(d, i, STX_WORDS_OUTPUT)) return;
-    w->out.proj[i] = !d->by_cluster && stx__words_shares(d, i)
-                         ? w->in.proj[stx__words_proj(d, i)]
-                         : stx__words_param(p, &d->proj, "out_emb.projs", i, d->dim,
+                          : stx__vocab_io_param(p, &d->out_table, "out_emb.tables", i,
+                                             stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
+    if (!stx__vocab_io_projects(d, i, STX_VOCAB_OUTPUT)) return;
+    w->out.proj[i] = !d->by_cluster && stx__vocab_io_shares(d, i)
+                         ? w->in.proj[stx__vocab_io_proj(d, i)]
+                         : stx__vocab_io_param(p, &d->proj, "out_emb.projs", i, d->dim,
                                             d->out_width[i], 0, 0);
     if (d->proj_biases)
-        w->out.proj_bias[i] = stx__words_param(p, &d->proj_bias, "out_emb.proj_biases", i,
+        w->out.proj_bias[i] = stx__vocab_io_param(p, &d->proj_bias, "out_emb.proj_biases", i,
                                                d->out_width[i], d->dim, 1, 0);
 }
 
-static void stx__words_bias(stx_words *w, stx_params *p, size_t i) {
-    const stx_words_desc *d = &w->desc;
-    w->out.bias[i] = stx__words_param(p, &d->bias, "out_emb.biases", i, stx__words_size(d, i),
+static void stx__vocab_io_bias(stx_vocab_io *w, stx_params *p, size_t i) {
+    const stx_vocab_io_desc *d = &w->desc;
+    w->out.bias[i] = stx__vocab_io_param(p, &d->bias, "out_emb.biases", i, stx__vocab_io_size(d, i),
                                       d->out_width[i], 1, 1);
 }
 
-static void stx__words_cluster(stx_words *w, stx_params *p) {
-    const stx_words_desc *d = &w->desc;
+static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
+    const stx_vocab_io_desc *d = &w->desc;
     if (!d->cutoffs) return;
-    w->out.cluster_w = stx__words_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX,
+    w->out.cluster_w = stx__vocab_io_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX,
                                         d->cutoffs, d->out_width[0], 0, 1);
-    w->out.cluster_b = stx__words_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX,
+    w->out.cluster_b = stx__vocab_io_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX,
                                         d->cutoffs, d->out_width[0], 1, 1);
 }
 
-STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
+STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *desc) {
     STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
-    stx_words *w;
-    const stx_words_desc *d;
+    stx_vocab_io *w;
+    const stx_vocab_io_desc *d;
     size_t i, K;
     int in, out;
     if (!stx_ok(x) || !desc) return NULL;
-    w = (stx_words *)stx_persist(x, sizeof *w);
+    w = (stx_vocab_io *)stx_persist(x, sizeof *w);
     if (!w) return NULL;
     w->ctx = x;
     /* what is resolved stays as it is */
-    if (!stx_words_resolve(x, "stx_words_create", desc, &w->desc)) return NULL;
+    if (!stx_vocab_io_resolve(x, "stx_vocab_io_create", desc, &w->desc)) return NULL;
     d = &w->desc;
-    in = d->in == STX_WORDS_ADAPTIVE;
-    out = d->out == STX_WORDS_ADAPTIVE;
+    in = d->in == STX_VOCAB_ADAPTIVE;
+    out = d->out == STX_VOCAB_ADAPTIVE;
     K = d->cutoffs + 1;
     w->in.clusters = K;
     w->in.scale = d->scale;
@@ -17854,24 +17854,24 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
     w->in.dropout = w->out.dropout = d->dropout;
     w->out.forward_columns = d->forward_columns;
     for (i = 0; i < K; i++)
-        w->in.end[i] = w->out.end[i] = stx__words_start(d, i) + stx__words_size(d, i);
+        w->in.end[i] = w->out.end[i] = stx__vocab_io_start(d, i) + stx__vocab_io_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
     if (!in)
-        w->in_emb = stx__words_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0,
-                                     d->out == STX_WORDS_TIED);
-    for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__words_in(w, p, i);
-    if (out && !d->by_cluster) stx__words_cluster(w, p);
+        w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0,
+                                     d->out == STX_VOCAB_TIED);
+    for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__vocab_io_in(w, p, i);
+    if (out && !d->by_cluster) stx__vocab_io_cluster(w, p);
     for (i = 0; out && i < K; i++) {
-        stx__words_out(w, p, i);
-        if (in && d->by_cluster) stx__words_in(w, p, i);
-        stx__words_bias(w, p, i);
+        stx__vocab_io_out(w, p, i);
+        if (in && d->by_cluster) stx__vocab_io_in(w, p, i);
+        stx__vocab_io_bias(w, p, i);
     }
-    if (out && d->by_cluster) stx__words_cluster(w, p);
+    if (out && d->by_cluster) stx__vocab_io_cluster(w, p);
     if (!out) {
-        w->out_w = d->out == STX_WORDS_TIED ? w->in_emb
-                                            : stx__words_param(p, &d->out_table, "out_emb.weight",
+        w->out_w = d->out == STX_VOCAB_TIED ? w->in_emb
+                                            : stx__vocab_io_param(p, &d->out_table, "out_emb.weight",
                                                                SIZE_MAX, d->vocab, d->dim, 0, 1);
-        w->out_b = stx__words_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
+        w->out_b = stx__vocab_io_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
         w->out.table[0] = w->out_w;
         w->out.bias[0] = w->out_b;
     }
@@ -17879,67 +17879,67 @@ STX_DEF stx_words *stx_words_create(stx_params *p, const stx_words_desc *desc) {
 }
 
 
-// >>words: forward
+// >>vocab_io: forward
 
-STX_DEF stx_tensor *stx_words_embed(const stx_words *w, const stx_ids *ids) {
+STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids) {
     stx_tensor *h;
     if (!w || !ids) return NULL;
-    if (w->desc.in == STX_WORDS_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
+    if (w->desc.in == STX_VOCAB_ADAPTIVE) return stx_adaptive_input(w->ctx, &w->in, ids);
     h = stx_embedding(w->ctx, w->in_emb, ids);
     return w->desc.scale == 0 || w->desc.scale == 1 ? h : stx_scale(w->ctx, h, w->desc.scale);
 }
 
-STX_DEF stx_tensor *stx_words_logits(const stx_words *w, stx_tensor *h) {
+STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h) {
     if (!w || !h || !stx_ok(w->ctx)) return NULL;
-    if (w->desc.out != STX_WORDS_ADAPTIVE) {
+    if (w->desc.out != STX_VOCAB_ADAPTIVE) {
         stx_tensor *l = stx__logits(w->ctx, h, w->out_w, w->out_b);
         return stx__join_columns(w->ctx, l, w->desc.vocab, NULL, 0);
     }
     stx_fail(
         w->ctx, STX_ERR_ARG,
-        "stx_words_logits: an adaptive output has no logits over the whole vocabulary: use stx_words_log_probs, "
+        "stx_vocab_io_logits: an adaptive output has no logits over the whole vocabulary: use stx_vocab_io_log_probs, "
         "or the same of the model");
     return NULL;
 }
 
-STX_DEF stx_tensor *stx_words_log_probs(const stx_words *w, stx_tensor *h) {
+STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h) {
     stx_tensor *y;
     if (!w || !h) return NULL;
     y = stx_adaptive_log_probs(w->ctx, &w->out, h);
     return h->ndim == 3 ? stx_reshape(w->ctx, y, h->dim[0], h->dim[1], w->desc.vocab, 0) : y;
 }
 
-STX_DEF stx_tensor *stx_words_scores(const stx_words *w, stx_tensor *h) {
-    return w && w->desc.out == STX_WORDS_ADAPTIVE ? stx_words_log_probs(w, h)
-                                                  : stx_words_logits(w, h);
+STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h) {
+    return w && w->desc.out == STX_VOCAB_ADAPTIVE ? stx_vocab_io_log_probs(w, h)
+                                                  : stx_vocab_io_logits(w, h);
 }
 
-STX_DEF stx_tensor *stx_words_loss(const stx_words *w, stx_tensor *h, const stx_ids *targets,
+STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
                                    stx_token_loss *how) {
     stx_tensor *logits;
     if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
-    if (w->desc.out == STX_WORDS_ADAPTIVE)
+    if (w->desc.out == STX_VOCAB_ADAPTIVE)
         return stx_adaptive_softmax_tokens(w->ctx, &w->out, h, targets, how);
     logits = stx__logits(w->ctx, h, w->out_w, w->out_b);
     if (how) return stx__cross_entropy_tokens(w->ctx, logits, w->desc.vocab, targets, how);
     return stx__cross_entropy(w->ctx, logits, w->desc.vocab, targets, 0, 1);
 }
 
-STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *ids,
+STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids,
                                const stx_ids *targets, const stx_token_loss *how) {
     if (!w) return key;
-    if (w->desc.in == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
-    if (w->desc.out == STX_WORDS_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
+    if (w->desc.in == STX_VOCAB_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
+    if (w->desc.out == STX_VOCAB_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
     return key;
 }
 
 
-// >>rows: arena
+// >>memory: arena
 
 /* A layer's rows slide through a buffer of (B,room,width): a push writes behind the last
    of them and lets the first ones go, so that none moves. At the buffer's end they move
-   to its beginning. Ops read rows where they are (stx_rows_past), and again in backward,
+   to its beginning. Ops read rows where they are (stx_memory_view), and again in backward,
    after the step's push. So rows move when a step looks at them first, which makes place
    for as many as a step pushes (pace):
 
@@ -17952,7 +17952,7 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
    GPU there is room for the memory and one step, as drawn: they move in each step, which
    reads and writes every row once, but then each step has the addresses of the one
    before, and one graph serves them all; so they do when there is more room, after a
-   window has become shorter. Where nobody looks, rows are only copied (stx_rows_read):
+   window has become shorter. Where nobody looks, rows are only copied (stx_memory_read):
    they move in place when some are pushed, and there is no more room than rows.
 
    What a step has looked at may also be replaced by other rows: a step that goes from
@@ -17970,42 +17970,42 @@ STX_DEF uint64_t stx_words_key(const stx_words *w, uint64_t key, const stx_ids *
 
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width)
    there */
-static stx_real *stx__rows_scratch(const stx_rows *s, size_t n) {
+static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
     return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
-                        : stx_step_numbers(s->ctx, n);
+                        : stx_step_activations(s->ctx, n);
 }
 
-static stx_tensor *stx__rows_tensor(const stx_rows *s, size_t n, size_t width) {
-    return s->desc.full ? stx_new_full(s->ctx, s->B, n, width, 0)
+static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
+    return s->desc.full ? stx_new_f32(s->ctx, s->B, n, width, 0)
                         : stx_new(s->ctx, s->B, n, width, 0);
 }
 
 /* Does this step read the rows where they are? */
-static int stx__rows_seen(const stx_rows *s, const stx_rows_layer *y) {
+static int stx__memory_seen(const stx_memory *s, const stx_memory_layer *y) {
     return y->seen && y->seen == s->ctx->begun;
 }
 
-static void stx__rows_lay(stx_rows *s, stx_rows_layer *y, size_t first) {
+static void stx__memory_lay(stx_memory *s, stx_memory_layer *y, size_t first) {
     y->first = first;
     y->stride = y->room * y->width;
-    y->data = y->base ? stx_at(s->ctx, y->base, first * y->width) : NULL;
+    y->data = y->base ? stx_offset_ptr(s->ctx, y->base, first * y->width) : NULL;
 }
 
 /* The buffer goes: now, or when the step ends */
-static void stx__rows_drop(stx_rows *s, stx_rows_layer *y) {
-    if (stx__rows_seen(s, y))
-        stx__retire(s->ctx, y->base);
+static void stx__memory_drop(stx_memory *s, stx_memory_layer *y) {
+    if (stx__memory_seen(s, y))
+        stx__free_at_step_end(s->ctx, y->base);
     else
-        stx_block_numbers_free(s->ctx, y->base);
+        stx_block_activations_free(s->ctx, y->base);
     y->base = NULL;
     y->room = 0;
     y->seen = 0;
-    stx__rows_lay(s, y, 0);
+    stx__memory_lay(s, y, 0);
 }
 
 /* Rows on top of those that layer l is to hold, n of them at present: for later
    pushes, and while memory fills */
-static size_t stx__rows_spare(const stx_rows *s, const stx_rows_layer *y, size_t n) {
+static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
     size_t grow = s->desc.most ? STX_MIN(n / 2, STX_MAX(n, s->desc.most) - n) : 0;
     if (!y->looked) return grow;
     return grow + (stx__on_gpu(s->ctx) ? y->pace : STX_MAX(y->pace, n / 2));
@@ -18021,144 +18021,144 @@ enum { STX__PACE_STEPS = 32 }; /* after so many steps what none of them needed i
    after the other */
 enum { STX__SHIFTS = 32 };
 
-static int stx__rows_make_room(stx_rows *s, size_t l, size_t stay, size_t n, size_t spare) {
+static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
-    stx_rows_layer *y = &s->layer[l];
+    stx_memory_layer *y = &s->layer[l];
     size_t d = y->width, cols = stay * d, by = (y->first + y->real - stay) * d;
-    stx_real *from = stay ? stx_at(x, y->base, by) : NULL, *to;
-    if (n <= y->room && !stx__rows_seen(s, y)) {
+    stx_real *from = stay ? stx_offset_ptr(x, y->base, by) : NULL, *to;
+    if (n <= y->room && !stx__memory_seen(s, y)) {
         if (stay && by && stay <= STX__SHIFTS * (by / d))
             STX_RUN(x, stx_shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
         else if (stay && by) {
-            to = stx__rows_scratch(s, stx_bytes_of(s->B, stay, d));
+            to = stx__memory_scratch(s, stx_bytes_of(s->B, stay, d));
             if (!to) return 0;
             STX_RUN(x, stx_copy2d, (x, to, cols, from, y->stride, s->B, cols, 0));
             STX_RUN(x, stx_copy2d, (x, y->base, y->stride, to, cols, s->B, cols, 0));
         }
         y->real = stay;
-        stx__rows_lay(s, y, 0);
+        stx__memory_lay(s, y, 0);
         return stx_ok(x);
     }
     if (!stay) { /* first the old one goes: the two need not fit together */
         y->real = 0;
-        stx__rows_drop(s, y);
+        stx__memory_drop(s, y);
     }
     n += spare;
-    to = s->desc.full ? stx_block_full(x, stx_bytes_of(s->B, n, d))
-                      : stx_block_numbers(x, stx_bytes_of(s->B, n, d));
+    to = s->desc.full ? stx_block_f32(x, stx_bytes_of(s->B, n, d))
+                      : stx_block_activations(x, stx_bytes_of(s->B, n, d));
     if (!to) return 0;
     if (stay) {
         STX_RUN(x, stx_copy2d, (x, to, n * d, from, y->stride, s->B, cols, 0));
-        stx__rows_drop(s, y);
+        stx__memory_drop(s, y);
     }
     y->base = to;
     y->room = n;
     y->real = stay;
-    stx__rows_lay(s, y, 0);
+    stx__memory_lay(s, y, 0);
     return stx_ok(x);
 }
 
 /* What layer l holds may be written: no op reads it again */
-static int stx__rows_own(stx_rows *s, size_t l) {
-    const stx_rows_layer *y = &s->layer[l];
-    return !stx__rows_seen(s, y) || stx__rows_make_room(s, l, y->real, y->room, 0);
+static int stx__memory_own(stx_memory *s, size_t l) {
+    const stx_memory_layer *y = &s->layer[l];
+    return !stx__memory_seen(s, y) || stx__memory_make_room(s, l, y->real, y->room, 0);
 }
 
 /* Host's numbers (B,n,width) as the layer's rows, and back */
-static void stx__rows_put(stx_rows *s, size_t l, const stx_real *in, size_t n) {
-    stx_rows_layer *y = &s->layer[l];
+static void stx__memory_put(stx_memory *s, size_t l, const stx_real *in, size_t n) {
+    stx_memory_layer *y = &s->layer[l];
     size_t b;
     for (b = 0; b < s->B; b++)
-        stx_put(s->ctx, stx_at(s->ctx, y->data, b * y->stride), in + b * n * y->width,
+        stx_upload(s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride), in + b * n * y->width,
                 n * y->width);
     y->real = n;
 }
 
-static void stx__rows_fetch(const stx_rows *s, size_t l, stx_real *out) {
-    const stx_rows_layer *y = &s->layer[l];
+static void stx__memory_fetch(const stx_memory *s, size_t l, stx_real *out) {
+    const stx_memory_layer *y = &s->layer[l];
     size_t b, n = y->real * y->width;
     for (b = 0; b < s->B; b++)
-        stx_fetch(s->ctx, out + b * n, stx_at(s->ctx, y->data, b * y->stride), n);
+        stx_download(s->ctx, out + b * n, stx_offset_ptr(s->ctx, y->data, b * y->stride), n);
 }
 
 
-// >>rows: one layer
+// >>memory: one layer
 
-STX_DEF stx_rows *stx_rows_create(stx_ctx *x, const stx_rows_desc *d) {
-    stx_rows *s;
+STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
+    stx_memory *s;
     size_t l;
     if (!stx_ok(x) || !d) return NULL;
     STX__NEED(x, d->B && d->layers, STX_ERR_ARG,
-              "stx_rows_create: %zu streams, %zu layers, want at least one of each", d->B,
+              "stx_memory_create: %zu streams, %zu layers, want at least one of each", d->B,
               d->layers);
     STX__NEED(x, !d->fixed || !d->widths, STX_ERR_ARG,
-              "stx_rows_create: fixed rows of several widths: give one width for all");
-    s = (stx_rows *)stx_block(x, sizeof *s);
+              "stx_memory_create: fixed rows of several widths: give one width for all");
+    s = (stx_memory *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->ctx = x;
     s->desc = *d;
     s->desc.widths = NULL;
     s->B = d->B;
-    s->layer = (stx_rows_layer *)stx_block(x, stx_bytes_of(d->layers, sizeof *s->layer, 1));
-    if (d->fixed) s->all = stx_block_full(x, stx_bytes_of(d->layers, d->B, d->width));
+    s->layer = (stx_memory_layer *)stx_block(x, stx_bytes_of(d->layers, sizeof *s->layer, 1));
+    if (d->fixed) s->all = stx_block_f32(x, stx_bytes_of(d->layers, d->B, d->width));
     if (!stx_ok(x)) {
-        stx_rows_free(s);
+        stx_memory_free(s);
         return NULL;
     }
     for (l = 0; l < d->layers; l++) {
-        stx_rows_layer *y = &s->layer[l];
+        stx_memory_layer *y = &s->layer[l];
         y->width = d->widths ? d->widths[l] : d->width;
         if (!d->fixed) continue;
         y->real = y->rows = 1;
         y->stride = d->width;
-        y->data = stx_at(x, s->all, l * d->B * d->width);
+        y->data = stx_offset_ptr(x, s->all, l * d->B * d->width);
     }
     return s;
 }
 
-STX_DEF void stx_rows_free(stx_rows *s) {
+STX_DEF void stx_memory_free(stx_memory *s) {
     size_t l;
     if (!s) return;
     for (l = 0; s->layer && l < s->desc.layers; l++) {
-        if (!s->all) stx__rows_drop(s, &s->layer[l]);
+        if (!s->all) stx__memory_drop(s, &s->layer[l]);
         stx_block_free(s->ctx, s->layer[l].pad);
     }
-    stx_block_numbers_free(s->ctx, s->all);
+    stx_block_activations_free(s->ctx, s->all);
     stx_block_free(s->ctx, s->layer);
     stx_block_free(s->ctx, s);
 }
 
-static void stx__rows_forget(stx_rows *s) {
+static void stx__memory_forget(stx_memory *s) {
     size_t l;
     for (l = 0; l < s->desc.layers && !s->all; l++) {
-        stx_rows_layer *y = &s->layer[l];
+        stx_memory_layer *y = &s->layer[l];
         /* behind what the step reads */
-        stx__rows_lay(s, y, stx__rows_seen(s, y) ? y->first + y->real : 0);
+        stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->first + y->real : 0);
         y->real = y->rows = 0;
         y->masked = 0;
     }
 }
 
-STX_DEF void stx_rows_reset(stx_rows *s) {
+STX_DEF void stx_memory_reset(stx_memory *s) {
     if (!s || !stx_ok(s->ctx)) return;
-    stx__rows_forget(s);
+    stx__memory_forget(s);
     if (s->all)
         STX_RUN(s->ctx, stx_fill, (s->ctx, s->all, s->desc.layers * s->B * s->desc.width, 0));
 }
 
-STX_DEF size_t stx_rows_most(const stx_rows *s) {
+STX_DEF size_t stx_memory_max_rows(const stx_memory *s) {
     size_t l, n = 0;
     for (l = 0; s && l < s->desc.layers; l++)
         if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
     return n;
 }
 
-STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
+STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows) {
     size_t l;
     if (!s || !stx_ok(s->ctx)) return 0;
     for (l = 0; l < s->desc.layers; l++) {
-        const stx_rows_layer *y = &s->layer[l];
-        if (y->width && !s->all && y->room < rows && !stx__rows_make_room(s, l, y->real, rows, 0))
+        const stx_memory_layer *y = &s->layer[l];
+        if (y->width && !s->all && y->room < rows && !stx__memory_make_room(s, l, y->real, rows, 0))
             return 0;
     }
     return 1;
@@ -18166,8 +18166,8 @@ STX_DEF int stx_rows_reserve(stx_rows *s, size_t rows) {
 
 /* A mask of (B,n) in place of the layer's: m, whose numbers are from this step or the
    layer's own (then n is its real) */
-static int stx__rows_set_mask(stx_rows *s, size_t l, const int32_t *m, size_t n) {
-    stx_rows_layer *y = &s->layer[l];
+static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_t n) {
+    stx_memory_layer *y = &s->layer[l];
     size_t i, N = s->B * n;
     y->masked = 0;
     for (i = 0; m && i < N; i++)
@@ -18187,7 +18187,7 @@ static int stx__rows_set_mask(stx_rows *s, size_t l, const int32_t *m, size_t n)
 /* The masks of the n0 rows of y from `first` on, and then of those of pad from t0 on,
    side by side in the step's memory, (B,n0+n1). y and pad may be NULL: nothing is
    missing there. */
-static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, size_t first,
+static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
                                 size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
     int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
@@ -18201,14 +18201,14 @@ static int32_t *stx__rows_masks(stx_ctx *x, size_t B, const stx_rows_layer *y, s
 }
 
 /* A mask as ids; NULL when nothing is missing */
-static const stx_ids *stx__rows_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
+static const stx_ids *stx__memory_ids(stx_ctx *x, const int32_t *m, size_t B, size_t n) {
     size_t i;
     for (i = 0; m && i < B * n && !m[i]; i++) {
     }
     return m && i < B * n ? stx_tokens(x, m, B, n) : NULL;
 }
 
-static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_tensor *h,
+static int stx__memory_fit(const stx_memory *s, const char *op, size_t l, const stx_tensor *h,
                          const stx_ids *pad) {
     size_t T = h->ndim == 3 ? h->dim[1] : 1;
     char t[96];
@@ -18227,20 +18227,20 @@ static int stx__rows_fit(const stx_rows *s, const char *op, size_t l, const stx_
     return 0;
 }
 
-STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t keep,
+STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
                           const stx_tensor *h, const stx_ids *pad) {
     stx_ctx *x = out ? out->ctx : NULL;
-    const stx_rows_layer *i;
-    stx_rows_layer *o;
+    const stx_memory_layer *i;
+    stx_memory_layer *o;
     const stx_real *own_rows;
     size_t B, T, d, old, own, n, rows;
     int32_t *mask = NULL;
-    if (!stx_ok(x) || !h || !stx__rows_fit(out, "stx_rows_push", l, h, pad)) return 0;
+    if (!stx_ok(x) || !h || !stx__memory_fit(out, "stx_memory_push", l, h, pad)) return 0;
     if (in
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_rows_push: rows of another context, number of streams or width in than out");
+                 "stx_memory_push: rows of another context, number of streams or width in than out");
         return 0;
     }
     o = &out->layer[l];
@@ -18257,12 +18257,12 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
     n = old + own;
     rows = out->desc.whole ? own + (i ? STX_MIN(i->rows, keep - own) : keep - own) : n;
     if ((old && i->masked) || pad) {
-        mask = stx__rows_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
+        mask = stx__memory_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
     }
-    own_rows = stx_at(x, h->data, (T - own) * d);
+    own_rows = stx_offset_ptr(x, h->data, (T - own) * d);
     /* behind what is there, or what the step reads there */
-    if (i == o || stx__rows_seen(out, o)) {
+    if (i == o || stx__memory_seen(out, o)) {
         size_t more = i == o ? own : n;
         if (o->pushed_at != x->begun) {
             o->pushed_at = x->begun;
@@ -18276,50 +18276,50 @@ STX_DEF int stx_rows_push(stx_rows *out, const stx_rows *in, size_t l, size_t ke
         o->most = STX_MAX(o->most, o->pushed);
         o->pace = STX_MAX(o->pace, o->pushed);
     }
-    if (i != o && stx__rows_seen(out, o) && o->first + o->real + n <= o->room)
-        stx__rows_lay(out, o, o->first + o->real);
-    else if (i != o && !stx__rows_make_room(out, l, 0, n, stx__rows_spare(out, o, n)))
+    if (i != o && stx__memory_seen(out, o) && o->first + o->real + n <= o->room)
+        stx__memory_lay(out, o, o->first + o->real);
+    else if (i != o && !stx__memory_make_room(out, l, 0, n, stx__memory_spare(out, o, n)))
         return 0;
     if (i == o && o->first + o->real + own <= o->room
         && (o->looked || !stx__on_gpu(x) || o->first + o->real == old))
-        stx__rows_lay(out, o,
+        stx__memory_lay(out, o,
                       o->first + o->real
-                          - old); /* there is place behind them; on a GPU see stx_rows_past */
-    else if (i == o && own && old && !stx__rows_seen(out, o) && n <= o->room
+                          - old); /* there is place behind them; on a GPU see stx_memory_view */
+    else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->room
              && o->first + o->real - old == own && n <= STX__SHIFTS * own) {
         /* all of it in one pass */
         STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));
-        stx__rows_lay(out, o, 0);
+        stx__memory_lay(out, o, 0);
         own = 0;
-    } else if (i == o && !stx__rows_make_room(out, l, old, n, stx__rows_spare(out, o, n)))
+    } else if (i == o && !stx__memory_make_room(out, l, old, n, stx__memory_spare(out, o, n)))
         return 0;
     else if (old && i != o)
         STX_RUN(x, stx_copy2d,
-                (x, o->data, o->stride, stx_at(x, i->data, (i->real - old) * d), i->stride, B,
+                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->real - old) * d), i->stride, B,
                  old * d, 0));
     o->real = 0;
-    if (!stx__rows_set_mask(out, l, mask, n)) return 0;
+    if (!stx__memory_set_mask(out, l, mask, n)) return 0;
     if (own)
         STX_RUN(x, stx_copy2d,
-                (x, stx_at(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
+                (x, stx_offset_ptr(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
     o->real = n;
     o->rows = rows;
     return stx_ok(x);
 }
 
-STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) {
+STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out) {
     stx_ctx *x = s ? s->ctx : NULL;
-    stx_rows_layer *y;
+    stx_memory_layer *y;
     if (!out) return 0;
     memset(out, 0, sizeof *out);
     if (!s) return 1;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_past: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_view: layer %zu, want less than %zu", l, s->desc.layers);
         return 0;
     }
     if (s->all) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_past: fixed rows have no time: stx_rows_read");
+        stx_fail(x, STX_ERR_ARG, "stx_memory_view: fixed rows have no time: stx_memory_read");
         return 0;
     }
     y = &s->layer[l];
@@ -18328,91 +18328,91 @@ STX_DEF int stx_rows_past(const stx_rows *s, size_t l, size_t n, stx_past *out) 
     y->looked = 1;
     /* on a GPU also where there is place, since rows were more before, say: so that
        addresses repeat */
-    if (!stx__rows_seen(s, y)
+    if (!stx__memory_seen(s, y)
         && (y->first + y->real + y->pace > y->room || (y->first && stx__on_gpu(x)))) {
         /* where rows lie is no part of what they are */
-        stx_rows *own = (stx_rows *)(uintptr_t)s;
-        if (!stx__rows_make_room(own, l, y->real, y->real + y->pace,
-                                 stx__rows_spare(s, y, y->real) - y->pace))
+        stx_memory *own = (stx_memory *)(uintptr_t)s;
+        if (!stx__memory_make_room(own, l, y->real, y->real + y->pace,
+                                 stx__memory_spare(s, y, y->real) - y->pace))
             return 0;
     }
     y->seen = x->begun;
-    out->data = stx_at(x, y->data, (y->real - n) * y->width);
+    out->data = stx_offset_ptr(x, y->data, (y->real - n) * y->width);
     out->rows = n;
     out->stride = y->stride;
     return stx_ok(x);
 }
 
-STX_DEF stx_tensor *stx_rows_read(const stx_rows *s, size_t l, size_t n) {
+STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n) {
     stx_ctx *x = s ? s->ctx : NULL;
-    const stx_rows_layer *y;
+    const stx_memory_layer *y;
     stx_tensor *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_rows_read: layer %zu, want less than %zu", l,
+    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_memory_read: layer %zu, want less than %zu", l,
               s->desc.layers);
     y = &s->layer[l];
     n = STX_MIN(n, y->real);
     if (!n || !y->width) return NULL;
-    t = s->all ? stx_new_full(x, s->B, y->width, 0, 0) : stx__rows_tensor(s, n, y->width);
+    t = s->all ? stx_new_f32(x, s->B, y->width, 0, 0) : stx__memory_tensor(s, n, y->width);
     if (t)
         STX_RUN(x, stx_copy2d,
-                (x, t->data, n * y->width, stx_at(x, y->data, (y->real - n) * y->width), y->stride,
+                (x, t->data, n * y->width, stx_offset_ptr(x, y->data, (y->real - n) * y->width), y->stride,
                  s->B, n * y->width, 0));
     return t;
 }
 
-STX_DEF stx_tensor *stx_rows_before(const stx_rows *s, size_t l, size_t n, stx_tensor *h) {
+STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, stx_tensor *h) {
     stx_ctx *x = s ? s->ctx : NULL;
-    const stx_rows_layer *y;
+    const stx_memory_layer *y;
     stx_tensor *t;
     size_t d, T;
     if (!s || !h) return h;
-    if (!stx_ok(x) || !stx__rows_fit(s, "stx_rows_before", l, h, NULL)) return NULL;
+    if (!stx_ok(x) || !stx__memory_fit(s, "stx_memory_concat", l, h, NULL)) return NULL;
     y = &s->layer[l];
     n = STX_MIN(n, y->real);
     if (!n) return h;
-    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_before: fixed rows have no time: stx_rows_read");
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_memory_concat: fixed rows have no time: stx_memory_read");
     d = y->width;
     T = h->dim[1];
-    t = stx__rows_tensor(s, n + T, d);
+    t = stx__memory_tensor(s, n + T, d);
     if (!t) return NULL;
     STX_RUN(x, stx_concat2d,
-            (x, t->data, stx_at(x, y->data, (y->real - n) * d), y->stride, n * d, h->data, T * d,
+            (x, t->data, stx_offset_ptr(x, y->data, (y->real - n) * d), y->stride, n * d, h->data, T * d,
              T * d, s->B));
     return t;
 }
 
-STX_DEF const stx_ids *stx_rows_mask(const stx_rows *s, size_t l, size_t n, const stx_ids *pad,
+STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad,
                                      size_t T) {
-    const stx_rows_layer *y;
+    const stx_memory_layer *y;
     int32_t *m;
     if (!s) return pad;
     if (!stx_ok(s->ctx)) return NULL;
     STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
-              "stx_rows_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
+              "stx_memory_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
     y = &s->layer[l];
     n = STX_MIN(n, y->real);
     if (!n || (!y->masked && !pad)) return pad;
-    m = stx__rows_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
-    return stx__rows_ids(s->ctx, m, s->B, n + T);
+    m = stx__memory_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
+    return stx__memory_ids(s->ctx, m, s->B, n + T);
 }
 
-STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, const stx_tensor *h,
+STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep, const stx_tensor *h,
                                      const stx_ids *pad, const stx_ids **mask) {
     stx_ctx *x = s ? s->ctx : NULL;
-    const stx_rows_layer *y;
+    const stx_memory_layer *y;
     stx_tensor *t;
     size_t T, d, e, old;
     if (mask) *mask = NULL;
-    if (!stx_ok(x) || !h || !stx__rows_fit(s, "stx_rows_evicted", l, h, pad)) return NULL;
-    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_rows_evicted: fixed rows are replaced, none falls out");
+    if (!stx_ok(x) || !h || !stx__memory_fit(s, "stx_memory_evicted", l, h, pad)) return NULL;
+    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_memory_evicted: fixed rows are replaced, none falls out");
     y = &s->layer[l];
     T = h->dim[1];
     d = y->width;
     if (y->real + T <= keep) return NULL;
     e = y->real + T - keep;
     old = STX_MIN(e, y->real);
-    t = stx__rows_tensor(s, e, d);
+    t = stx__memory_tensor(s, e, d);
     if (!t) return NULL;
     if (old && e > old)
         STX_RUN(x, stx_concat2d,
@@ -18422,53 +18422,53 @@ STX_DEF stx_tensor *stx_rows_evicted(const stx_rows *s, size_t l, size_t keep, c
     else
         STX_RUN(x, stx_copy2d, (x, t->data, e * d, h->data, T * d, s->B, e * d, 0));
     if (mask && ((old && y->masked) || (pad && e > old)))
-        *mask = stx__rows_ids(x, stx__rows_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
+        *mask = stx__memory_ids(x, stx__memory_masks(x, s->B, y, 0, old, pad, 0, e - old), s->B, e);
     return t;
 }
 
 
-// >>rows: streams
+// >>memory: streams
 
 /* Stream b of layer l: its rows from `first` on, n of them, are missing from now on */
-static void stx__rows_lose(stx_rows *s, size_t l, int32_t *mask, size_t b, size_t first, size_t n) {
-    stx_rows_layer *y = &s->layer[l];
+static void stx__memory_lose(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first, size_t n) {
+    stx_memory_layer *y = &s->layer[l];
     size_t i;
     /* zeros also where they do not exist: a number that is none would reach gradients
        by 0 NaN */
     if (n)
         STX_RUN(s->ctx, stx_fill,
-                (s->ctx, stx_at(s->ctx, y->data, b * y->stride + first * y->width), n * y->width,
+                (s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride + first * y->width), n * y->width,
                  0));
     for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
 }
 
-STX_DEF void stx_rows_reset_stream(stx_rows *s, size_t b) {
+STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
     stx_ctx *x = s ? s->ctx : NULL;
     size_t l;
     if (!stx_ok(x)) return;
     if (b >= s->B) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_reset_stream: stream %zu, want less than %zu", b, s->B);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_reset_stream: stream %zu, want less than %zu", b, s->B);
         return;
     }
     for (l = 0; l < s->desc.layers; l++) {
-        stx_rows_layer *y = &s->layer[l];
+        stx_memory_layer *y = &s->layer[l];
         int32_t *mask;
-        if (s->all) STX_RUN(x, stx_fill, (x, stx_at(x, y->data, b * y->width), y->width, 0));
+        if (s->all) STX_RUN(x, stx_fill, (x, stx_offset_ptr(x, y->data, b * y->width), y->width, 0));
         if (s->all || !y->real || !y->width) continue;
-        if (!stx__rows_own(s, l)) return;
-        mask = stx__rows_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
+        if (!stx__memory_own(s, l)) return;
+        mask = stx__memory_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
         if (!mask) return;
-        stx__rows_lose(s, l, mask, b, 0, y->real);
-        if (!stx__rows_set_mask(s, l, mask, y->real)) return;
+        stx__memory_lose(s, l, mask, b, 0, y->real);
+        if (!stx__memory_set_mask(s, l, mask, y->real)) return;
     }
 }
 
-STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c, size_t n) {
+STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n) {
     stx_ctx *x = to ? to->ctx : NULL;
     size_t l, k;
     if (!stx_ok(x)) return 0;
     if (!from) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_copy: from is NULL");
+        stx_fail(x, STX_ERR_ARG, "stx_memory_copy: from is NULL");
         return 0;
     }
     if (from->ctx != x || from->desc.layers != to->desc.layers || !from->all != !to->all
@@ -18476,98 +18476,98 @@ STX_DEF int stx_rows_copy(stx_rows *to, size_t b, const stx_rows *from, size_t c
         || (to == from && b < c + n && c < b + n)) {
         stx_fail(
             x, STX_ERR_ARG,
-            "stx_rows_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
+            "stx_memory_copy: %zu streams from %zu of %zu to %zu of %zu: want streams that there are, the same "
             "context and layers, and no overlap",
             n, c, from->B, b, to->B);
         return 0;
     }
     for (l = 0; l < to->desc.layers && n; l++) {
-        const stx_rows_layer *f = &from->layer[l];
-        stx_rows_layer *t = &to->layer[l];
+        const stx_memory_layer *f = &from->layer[l];
+        stx_memory_layer *t = &to->layer[l];
         size_t d = t->width, rows = f->real, had = t->real,
                most = n == to->B ? rows : STX_MAX(rows, had);
         int32_t *mask, *m;
         if (f->width != d) {
             stx_fail(x, STX_ERR_ARG,
-                     "stx_rows_copy: layer %zu is %zu wide in one and %zu in the other", l,
+                     "stx_memory_copy: layer %zu is %zu wide in one and %zu in the other", l,
                      f->width, d);
             return 0;
         }
         if (!d) continue;
         if (to->all) {
             STX_RUN(x, stx_copy2d,
-                    (x, stx_at(x, t->data, b * d), n * d, stx_at(x, f->data, c * d), n * d, 1,
+                    (x, stx_offset_ptr(x, t->data, b * d), n * d, stx_offset_ptr(x, f->data, c * d), n * d, 1,
                      n * d, 0));
             continue;
         }
         mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
-        m = stx__rows_masks(x, from->B, f, 0, rows, NULL, 0, 0);
+        m = stx__memory_masks(x, from->B, f, 0, rows, NULL, 0, 0);
         if (!mask || !m) return 0;
         memset(mask, 0, to->B * most * sizeof *mask);
         /* those that stay move to the newest places */
         if (most > had && had && n < to->B) {
-            stx_real *old = stx__rows_scratch(to, stx_bytes_of(to->B, had, d));
+            stx_real *old = stx__memory_scratch(to, stx_bytes_of(to->B, had, d));
             if (!old) return 0;
             STX_RUN(x, stx_copy2d, (x, old, had * d, t->data, t->stride, to->B, had * d, 0));
-            if (!stx__rows_make_room(to, l, 0, most, 0)) return 0;
+            if (!stx__memory_make_room(to, l, 0, most, 0)) return 0;
             STX_RUN(x, stx_copy2d,
-                    (x, stx_at(x, t->data, (most - had) * d), t->stride, old, had * d, to->B,
+                    (x, stx_offset_ptr(x, t->data, (most - had) * d), t->stride, old, had * d, to->B,
                      had * d, 0));
-        } else if (n < to->B && had ? !stx__rows_own(to, l)
-                                    : !stx__rows_make_room(to, l, 0, most, 0))
+        } else if (n < to->B && had ? !stx__memory_own(to, l)
+                                    : !stx__memory_make_room(to, l, 0, most, 0))
             return 0;
         for (k = 0; k < to->B && t->masked && had <= most; k++)
             memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
         t->real = most;
-        for (k = 0; k < to->B && n < to->B; k++) stx__rows_lose(to, l, mask, k, 0, most - had);
+        for (k = 0; k < to->B && n < to->B; k++) stx__memory_lose(to, l, mask, k, 0, most - had);
         for (k = 0; k < n; k++) {
             memset(mask + (b + k) * most, 0, most * sizeof *mask);
-            stx__rows_lose(to, l, mask, b + k, 0, most - rows);
+            stx__memory_lose(to, l, mask, b + k, 0, most - rows);
             if (rows)
                 memcpy(mask + (b + k) * most + (most - rows), m + (c + k) * rows,
                        rows * sizeof *mask);
         }
         if (rows)
             STX_RUN(x, stx_copy2d,
-                    (x, stx_at(x, t->data, b * t->stride + (most - rows) * d), t->stride,
-                     stx_at(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
+                    (x, stx_offset_ptr(x, t->data, b * t->stride + (most - rows) * d), t->stride,
+                     stx_offset_ptr(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
         t->rows = n == to->B ? f->rows : STX_MAX(t->rows, f->rows);
-        if (!stx__rows_set_mask(to, l, mask, most)) return 0;
+        if (!stx__memory_set_mask(to, l, mask, most)) return 0;
     }
     return stx_ok(x);
 }
 
-STX_DEF int stx_rows_get(const stx_rows *s, size_t l, stx_real *out) {
+STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->ctx : NULL;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_get: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_get: layer %zu, want less than %zu", l, s->desc.layers);
         return 0;
     }
     if (!s->layer[l].real || !s->layer[l].width) return 1;
     if (!out) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_get: out is NULL, want room for %zu numbers",
+        stx_fail(x, STX_ERR_ARG, "stx_memory_get: out is NULL, want room for %zu numbers",
                  s->B * s->layer[l].real * s->layer[l].width);
         return 0;
     }
-    stx__rows_fetch(s, l, out);
+    stx__memory_fetch(s, l, out);
     return stx_ok(x);
 }
 
-STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in, size_t n) {
+STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n) {
     stx_ctx *x = s ? s->ctx : NULL;
-    stx_rows_layer *y;
+    stx_memory_layer *y;
     size_t held;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_rows_set: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_set: layer %zu, want less than %zu", l, s->desc.layers);
         return 0;
     }
     y = &s->layer[l];
     if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole)
         || (s->all && n != 1) || (n && !in)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_rows_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n,
+                 "stx_memory_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n,
                  rows, in ? "" : ", in NULL",
                  s->all         ? (size_t)1
                  : s->desc.most ? s->desc.most
@@ -18575,7 +18575,7 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
         return 0;
     }
     if (s->all) {
-        stx_put(x, y->data, in, s->B * y->width);
+        stx_upload(x, y->data, in, s->B * y->width);
         return stx_ok(x);
     }
     held = y->real;
@@ -18584,21 +18584,21 @@ STX_DEF int stx_rows_set(stx_rows *s, size_t l, size_t rows, const stx_real *in,
     y->masked = 0;
     if (!n || !y->width) {
         /* behind what the step reads */
-        if (!n) stx__rows_lay(s, y, stx__rows_seen(s, y) ? y->first + held : 0);
+        if (!n) stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->first + held : 0);
         y->real = n;
         return 1;
     }
-    if (!stx__rows_make_room(s, l, 0, n, stx__rows_spare(s, y, n))) return 0;
-    stx__rows_put(s, l, in, n);
+    if (!stx__memory_make_room(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
+    stx__memory_put(s, l, in, n);
     if (!stx_ok(x)) y->real = 0;
     return stx_ok(x);
 }
 
 
-// >>rows: files
+// >>memory: files
 
 /* "<prefix><what>" or, unless l is SIZE_MAX, "<prefix><what><l>" */
-static const char *stx__rows_name(char *name, size_t room, const char *prefix, const char *what,
+static const char *stx__memory_name(char *name, size_t room, const char *prefix, const char *what,
                                   size_t l) {
     if (l == SIZE_MAX)
         snprintf(name, room, "%s%s", prefix, what);
@@ -18607,57 +18607,57 @@ static const char *stx__rows_name(char *name, size_t room, const char *prefix, c
     return name;
 }
 
-static int stx__rows_prefix(stx_ctx *x, const char *prefix) {
+static int stx__memory_prefix(stx_ctx *x, const char *prefix) {
     if (prefix && strlen(prefix) <= 80) return 1;
-    stx_fail(x, STX_ERR_ARG, "stx_rows: a prefix of %zu letters, want at most 80",
+    stx_fail(x, STX_ERR_ARG, "stx_memory: a prefix of %zu letters, want at most 80",
              prefix ? strlen(prefix) : 0);
     return 0;
 }
 
-STX_DEF int stx_rows_save(stx_writer *w, const stx_rows *s, const char *prefix) {
+STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix) {
     size_t l, dim[3], one;
     char name[128];
-    if (!s || !stx_ok(s->ctx) || !stx__rows_prefix(s->ctx, prefix)) return 0;
+    if (!s || !stx_ok(s->ctx) || !stx__memory_prefix(s->ctx, prefix)) return 0;
     if (s->all) {
         dim[0] = s->desc.layers;
         dim[1] = s->B;
         dim[2] = s->desc.width;
-        return stx_writer_add_numbers(w, prefix, 3, dim, s->all);
+        return stx_writer_add_device(w, prefix, 3, dim, s->all);
     }
     /* the layer that speaks for all with as_one */
     for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {
     }
     if (s->desc.as_one
-        && !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows", SIZE_MAX),
-                                stx_rows_most(s)))
+        && !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows", SIZE_MAX),
+                                stx_memory_max_rows(s)))
         return 0;
     for (l = 0; l < s->desc.layers; l++) {
-        const stx_rows_layer *y = &s->layer[l];
+        const stx_memory_layer *y = &s->layer[l];
         int as_one = s->desc.as_one;
         dim[0] = s->B;
         dim[1] = y->real;
         dim[2] = y->width;
         if (!as_one
-            && (!stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "rows.", l),
+            && (!stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows.", l),
                                      y->rows)
-                || !stx_writer_meta_u64(w, stx__rows_name(name, sizeof name, prefix, "real.", l),
+                || !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "real.", l),
                                         y->real)))
             return 0;
         if (!y->real || !y->width) continue;
         if (y->masked && (!as_one || l == one)
             && !stx_writer_add(w,
-                               stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
+                               stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
                                               as_one ? SIZE_MAX : l),
                                STX_I32, 2, dim, y->pad))
             return 0;
-        stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l);
+        stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l);
         if (!stx__writer_add_runs(w, name, dim, y->data, y->stride)) return 0;
     }
     return 1;
 }
 
 /* The entry if it has these dimensions; NULL and an error if not */
-static const stx_entry *stx__rows_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0,
+static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0,
                                         size_t d1, size_t d2) {
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
@@ -18671,7 +18671,7 @@ static const stx_entry *stx__rows_entry(stx_ctx *x, const stx_file *f, const cha
 
 /* Counts of layer l in a file, and that what they promise is there; 0 and an error if
    not */
-static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *prefix, size_t l,
+static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *prefix, size_t l,
                           uint64_t *rows, uint64_t *real) {
     stx_ctx *x = s->ctx;
     size_t width = s->layer[l].width, most = s->desc.most ? s->desc.most : (size_t)1 << 31;
@@ -18679,7 +18679,7 @@ static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *pref
     const stx_entry *pad;
     int as_one = s->desc.as_one;
     if (!stx_file_meta_u64(x, f,
-                           stx__rows_name(name, sizeof name, prefix, as_one ? "rows" : "rows.",
+                           stx__memory_name(name, sizeof name, prefix, as_one ? "rows" : "rows.",
                                           as_one ? SIZE_MAX : l),
                            rows))
         return 0;
@@ -18692,7 +18692,7 @@ static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *pref
     }
     *real = *rows;
     if (!as_one
-        && !stx_file_meta_u64(x, f, stx__rows_name(name, sizeof name, prefix, "real.", l), real))
+        && !stx_file_meta_u64(x, f, stx__memory_name(name, sizeof name, prefix, "real.", l), real))
         return 0;
     if (!*real || !width) return 1;
     if (*real > *rows) {
@@ -18700,11 +18700,11 @@ static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *pref
                  name, (unsigned long long)*real, (unsigned long long)*rows);
         return 0;
     }
-    if (!stx__rows_entry(x, f,
-                         stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l),
+    if (!stx__memory_entry(x, f,
+                         stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l),
                          s->B, (size_t)*real, width))
         return 0;
-    pad = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
+    pad = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
                                           as_one ? SIZE_MAX : l));
     if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
     stx_fail(x, STX_ERR_FORMAT,
@@ -18713,9 +18713,9 @@ static int stx__rows_look(const stx_rows *s, const stx_file *f, const char *pref
     return 0;
 }
 
-static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, size_t l) {
+static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix, size_t l) {
     stx_ctx *x = s->ctx;
-    stx_rows_layer *y = &s->layer[l];
+    stx_memory_layer *y = &s->layer[l];
     int as_one = s->desc.as_one, good;
     char name[128];
     uint64_t rows, real;
@@ -18723,21 +18723,21 @@ static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, si
     const stx_entry *e;
     int64_t *v;
     int32_t *m;
-    if (!stx__rows_look(s, f, prefix, l, &rows, &real)) return 0;
+    if (!stx__memory_look(s, f, prefix, l, &rows, &real)) return 0;
     if (!y->width) return 1;
-    if (real && !stx__rows_make_room(s, l, 0, (size_t)real, stx__rows_spare(s, y, (size_t)real)))
+    if (real && !stx__memory_make_room(s, l, 0, (size_t)real, stx__memory_spare(s, y, (size_t)real)))
         return 0;
-    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
+    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
     for (i = 0; real && i < s->B; i++) {
         stx_entry part = *e; /* a stream's */
         part.count = e->count / s->B;
         part.bytes = e->bytes / s->B;
         part.data = (const char *)e->data + i * part.bytes;
-        if (!stx_entry_put(&part, stx_at(x, y->data, i * y->stride), part.count)) return 0;
+        if (!stx_entry_upload(&part, stx_offset_ptr(x, y->data, i * y->stride), part.count)) return 0;
     }
     y->rows = (size_t)rows;
     y->real = (size_t)real;
-    e = stx_file_find(f, stx__rows_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
+    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
                                         as_one ? SIZE_MAX : l));
     if (!real || !e) return 1;
     N = s->B * y->real;
@@ -18745,25 +18745,25 @@ static int stx__rows_take(stx_rows *s, const stx_file *f, const char *prefix, si
     m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
     good = v && m && stx_entry_get_i64(e, v, N);
     for (i = 0; good && i < N; i++) m[i] = v[i] != 0;
-    good = good && stx__rows_set_mask(s, l, m, y->real);
+    good = good && stx__memory_set_mask(s, l, m, y->real);
     stx_block_free(x, v);
     stx_block_free(x, m);
     return good;
 }
 
-STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix) {
+STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s ? s->ctx : NULL;
     size_t l, any = 0;
     uint64_t rows, real = 0;
     int good = 1;
-    if (!stx_ok(x) || !f || !stx__rows_prefix(x, prefix)) return 0;
+    if (!stx_ok(x) || !f || !stx__memory_prefix(x, prefix)) return 0;
     if (s->all) {
-        const stx_entry *e = stx__rows_entry(x, f, prefix, s->desc.layers, s->B, s->desc.width);
-        return e && stx_entry_put(e, s->all, e->count);
+        const stx_entry *e = stx__memory_entry(x, f, prefix, s->desc.layers, s->B, s->desc.width);
+        return e && stx_entry_upload(e, s->all, e->count);
     }
-    stx__rows_forget(s);
+    stx__memory_forget(s);
     for (l = 0; good && l < s->desc.layers; l++) {
-        good = stx__rows_look(s, f, prefix, l, &rows, &real);
+        good = stx__memory_look(s, f, prefix, l, &rows, &real);
         any += s->layer[l].width;
     }
     if (good && s->desc.as_one && real && !any) {
@@ -18774,17 +18774,17 @@ STX_DEF int stx_rows_load(stx_rows *s, const stx_file *f, const char *prefix) {
             prefix, (unsigned long long)real);
         good = 0;
     }
-    for (l = 0; good && l < s->desc.layers; l++) good = stx__rows_take(s, f, prefix, l);
-    if (!good) stx__rows_forget(s);
+    for (l = 0; good && l < s->desc.layers; l++) good = stx__memory_take(s, f, prefix, l);
+    if (!good) stx__memory_forget(s);
     return good;
 }
 
-STX_DEF uint64_t stx_rows_key(const stx_rows *s, uint64_t key) {
+STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
     size_t l;
     if (!s) return key;
     key = stx_key_add(key, (uint64_t)(uintptr_t)s->all);
     for (l = 0; l < s->desc.layers && !s->all; l++) {
-        const stx_rows_layer *y = &s->layer[l];
+        const stx_memory_layer *y = &s->layer[l];
         key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real),
                                       (uint64_t)(uintptr_t)y->data),
                           (uint64_t)y->masked);
@@ -18820,8 +18820,8 @@ STX_DEF void stx_cache_free(stx_cache *c) {
     size_t l;
     if (!c) return;
     for (l = 0; c->layer && l < c->layers; l++) {
-        stx_block_numbers_free(c->ctx, c->layer[l].k);
-        stx_block_numbers_free(c->ctx, c->layer[l].v);
+        stx_block_activations_free(c->ctx, c->layer[l].k);
+        stx_block_activations_free(c->ctx, c->layer[l].v);
     }
     stx_block_free(c->ctx, c->layer);
     stx_block_free(c->ctx, c->out);
@@ -18852,14 +18852,14 @@ STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, in
     y->len = 0;
     both = both != 0;
     if (rows <= y->capacity && width == y->width && both == y->both) return 1;
-    stx_block_numbers_free(x, y->k);
-    stx_block_numbers_free(x, y->v);
+    stx_block_activations_free(x, y->k);
+    stx_block_activations_free(x, y->v);
     y->k = y->v = NULL;
     y->capacity = 0;
     y->width = width;
     y->both = both;
-    y->k = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
-    if (!both) y->v = stx_block_numbers(x, stx_bytes_of(c->B, rows, width));
+    y->k = stx_block_activations(x, stx_bytes_of(c->B, rows, width));
+    if (!both) y->v = stx_block_activations(x, stx_bytes_of(c->B, rows, width));
     if (!stx_ok(x)) return 0;
     y->capacity = rows;
     return 1;
@@ -18873,15 +18873,15 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
     size_t w = y->width, len = y->len, all = y->capacity * w, b;
     if (len + t > y->capacity) {
         STX_RUN(x, stx_copy2d,
-                (x, buf, all, stx_at(x, buf, (len - have) * w), all, B, have * w, 0));
+                (x, buf, all, stx_offset_ptr(x, buf, (len - have) * w), all, B, have * w, 0));
         len = have;
     }
     if (ld == w || t == 1)
-        STX_RUN(x, stx_copy2d, (x, stx_at(x, buf, len * w), all, rows, t * ld, B, t * w, 0));
+        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, buf, len * w), all, rows, t * ld, B, t * w, 0));
     else
         for (b = 0; b < B; b++)
             STX_RUN(x, stx_copy2d,
-                    (x, stx_at(x, buf, b * all + len * w), w, stx_at(x, rows, b * t * ld), ld, t, w,
+                    (x, stx_offset_ptr(x, buf, b * all + len * w), w, stx_offset_ptr(x, rows, b * t * ld), ld, t, w,
                      0));
 }
 
@@ -18891,7 +18891,7 @@ static stx_tensor *stx__cache_view(stx_ctx *x, const stx_tensor *like, const stx
                                    size_t first, size_t S, size_t width) {
     stx_tensor *t = stx__view(x, (stx_tensor *)(uintptr_t)like);
     if (!t) return NULL;
-    t->data = stx_at(x, buf, first * width);
+    t->data = stx_offset_ptr(x, buf, first * width);
     t->dim[1] = S;
     t->dim[2] = width;
     t->size = like->dim[0] * S * width;
@@ -18934,7 +18934,7 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
                  : "k",
         stx__shape(k, s), t, c->B, wide, c->chunk);
     have = STX_MIN(y->len, y->window);
-    stx__cache_append(x, y->k, y, have, c->B, t, stx_at(x, k->data, wide - y->width), wide);
+    stx__cache_append(x, y->k, y, have, c->B, t, stx_offset_ptr(x, k->data, wide - y->width), wide);
     if (!y->both) stx__cache_append(x, y->v, y, have, c->B, t, in->v->data, wide);
     if (y->len + t > y->capacity) y->len = have;
     y->len += t;
@@ -18950,7 +18950,7 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     return stx__attention(x, &a, &d, y->capacity * y->width);
 }
 
-STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const int32_t *ids,
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, const int32_t *ids,
                                        size_t n, int scores, stx_feed_fn fn, void *user) {
     stx_ctx *x = c ? c->ctx : NULL;
     stx_tensor *h = NULL, *y;
@@ -18972,7 +18972,7 @@ STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_words *w, const i
         if (!h) return NULL;
     }
     if (t > 1) h = stx_slice(x, h, t - 1, t);
-    y = scores ? stx_words_scores(w, h) : stx_words_log_probs(w, h);
+    y = scores ? stx_vocab_io_scores(w, h) : stx_vocab_io_log_probs(w, h);
     if (!y) return NULL;
     stx_get(x, y, c->out);
     return stx_ok(x) ? c->out : NULL;

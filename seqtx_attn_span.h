@@ -256,7 +256,7 @@
        feed-forward    2 d f, or 2 N d for the persistent vectors
 
    With learned spans, the heads are sorted into at most three groups
-   (stx_head_groups_of). For each group, the cache is projected only as far back as the
+   (stx_head_groups_choose). For each group, the cache is projected only as far back as the
    group's longest span reaches; c is then a mean over the heads. There is only one group
    if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
    literal is set, or if grouping would save too little. With no_renorm or
@@ -385,7 +385,7 @@
    example is examples/train_attn_span.c:
 
        stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
-       stx_optim_rate(optim, lr);
+       stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_span_key(model, ids, targets, memory, 0), step, user);
 
    step() makes every call from stx_begin to stx_optim_step, then calls stx_span_clamp.
@@ -483,10 +483,10 @@ typedef struct stx_span {
     stx_span_desc   desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
-    stx_words      *words;      /* embedding and output head */
+    stx_vocab_io      *words;      /* embedding and output head */
     stx_span_layer *layer;      /* [layers] */
     stx_tensor    **z;          /* [layers], of all layers; NULL if spans are fixed */
-    stx_picked     *spans;      /* the same, for stx_clamp_params */
+    stx_param_subset     *spans;      /* the same, for stx_clamp_params */
 } stx_span;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -511,7 +511,7 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 typedef struct stx_span_state {
     stx_span *model;
     size_t    B;
-    stx_rows *rows;     /* storage: layer[l].real rows of layer inputs, (B,real,d), oldest
+    stx_memory *rows;     /* storage: layer[l].real rows of layer inputs, (B,real,d), oldest
                            first. layer[l].rows is the cache length: C, or less while the
                            cache of a grown span refills. With STX_SPAN_LITERAL_MEMORY the
                            rows - real rows before them are zeros; otherwise they do not
@@ -642,7 +642,7 @@ STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, s
 /* The model as a table of functions, for programs that accept any model family. The
    spans determine the windows, so the window arguments must be 0. If m is NULL, all
    fields are NULL. */
-STX_DEF stx_lm stx_span_lm(stx_span *m);
+STX_DEF stx_lm stx_span_as_lm(stx_span *m);
 
 #ifdef __cplusplus
 }
@@ -705,11 +705,11 @@ static int stx__span_check_literal(stx_ctx *x, stx_span_desc *d) {
 /* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
    with deviation 1 for embedding tables (1/sqrt(d) with fairseq_init and no adapt_io),
    uniform in [-1/sqrt(columns), 1/sqrt(columns)] for everything else. */
-static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
+static void stx__span_words(const stx_span_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = d->dim;
-    w->in = w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
+    w->in = w->out = d->adapt_io ? STX_VOCAB_ADAPTIVE : STX_VOCAB_PLAIN;
     w->share_tables = w->share_projs = d->adapt_io && d->adapt_io_tied;
     w->divval = d->divval;
     w->cutoffs = d->adapt_io ? d->cutoffs : 0;
@@ -728,7 +728,7 @@ static void stx__span_words(const stx_span_desc *d, stx_words_desc *w) {
 /* Copies the desc, fills in the defaults, checks it and derives words from it. If it
    is invalid, returns 0 and, unless x is NULL, sets an error. */
 static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_desc *d,
-                             stx_words_desc *words) {
+                             stx_vocab_io_desc *words) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 30;
     *d = *from;
@@ -769,7 +769,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
     if (!stx__span_check_literal(x, d)) return 0;
 
     stx__span_words(d, words);
-    if (!stx_words_resolve(x, "stx_span_create", words, words)) return 0;
+    if (!stx_vocab_io_resolve(x, "stx_span_create", words, words)) return 0;
     d->divval = words->divval;
     d->cutoffs = words->cutoffs;
     memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
@@ -779,7 +779,7 @@ static int stx__span_resolve(stx_ctx *x, const stx_span_desc *from, stx_span_des
 
 STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
     stx_span_desc d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     size_t n, layer, spans;
     if (!desc || !stx__span_resolve(NULL, desc, &d, &words)) return 0;
 
@@ -791,7 +791,7 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc) {
         layer = stx_size_add(layer, 2 * d.dim + 1, d.inner);
         layer = stx_size_add(layer, 3, d.dim);
     }
-    n = stx_size_add(stx_words_count(&words), d.dim / d.heads, d.span);
+    n = stx_size_add(stx_vocab_io_count(&words), d.dim / d.heads, d.span);
     return stx_size_add(n, d.layers, layer);
 }
 
@@ -829,12 +829,12 @@ static void stx__span_create_layer(stx_span *m, size_t l) {
     /* Wq, Wk and Wv are adjacent in memory so that one GEMM computes q, k and v. The
        authors' code draws its random values in the order q, o, v, k: wk, the second
        here, is drawn as the fourth, and wo, the fourth here, as the second. */
-    if (!stx_params_beside(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
+    if (!stx_params_make_contiguous(m->params, stx_bytes_of(3, d->dim, d->dim))) return;
     p->wq = stx__span_param(m, l, "attn.wq", proj, bound_d, d->dim, d->dim, 0);
-    stx_params_draw(m->params, 2);
+    stx_params_rng_offset(m->params, 2);
     p->wk = stx__span_param(m, l, "attn.wk", proj, bound_d, d->dim, d->dim, 0);
     p->wv = stx__span_param(m, l, "attn.wv", proj, bound_d, d->dim, d->dim, 0);
-    stx_params_draw(m->params, -2);
+    stx_params_rng_offset(m->params, -2);
     p->wo = stx__span_param(m, l, "attn.wo", proj, bound_d, d->dim, d->dim, 0);
     p->norm1_gain = stx__span_param(m, l, "norm1.weight", STX_CONSTANT, 1, d->dim, 0, 0);
     p->norm1_shift = stx__span_param(m, l, "norm1.bias", STX_ZEROS, 0, d->dim, 0, 0);
@@ -854,7 +854,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     STX__FP_SCOPE;
     stx_span *m;
     stx_span_desc *d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
@@ -871,13 +871,13 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     if (!m->params || !m->layer) return NULL;
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
-    m->words = stx_words_create(m->params, &words);
+    m->words = stx_vocab_io_create(m->params, &words);
     for (l = 0; l < d->layers; l++) stx__span_create_layer(m, l);
 
     if (d->adapt_span) {
         m->z = (stx_tensor **)stx_persist(x, d->layers * sizeof *m->z);
         for (l = 0; m->z && l < d->layers; l++) m->z[l] = m->layer[l].z;
-        m->spans = stx_pick_params(x, m->z, d->layers);
+        m->spans = stx_params_subset(x, m->z, d->layers);
     }
     return stx_ok(x) ? m : NULL;
 }
@@ -893,7 +893,7 @@ STX_DEF stx_params *stx_span_params(stx_span *m) {
 static void stx__span_z(const stx_span *m, size_t l, double *mean, double *max) {
     STX__FP_SCOPE;
     const stx_tensor *z = m->layer[l].z;
-    const stx_real *v = stx_watch(m->ctx, z);
+    const stx_real *v = stx_param_mirror(m->ctx, z);
     size_t head;
     *mean = 0;
     *max = 0;
@@ -941,13 +941,13 @@ static void stx__span_groups(const stx_span *m, size_t l, size_t B, size_t rows,
     g->rows[0] = rows;
     if (!d->adapt_span || d->heads == 1 || d->span_per_layer) return;
     if (d->no_renorm || d->literal || masked || !rows) return;
-    z = stx_watch(m->ctx, m->layer[l].z);
+    z = stx_param_mirror(m->ctx, m->layer[l].z);
     if (!z) return;
 
     /* one more than the reach: the key at which m has just become 0 is on the ramp */
     for (head = 0; head < d->heads; head++)
         need[head] = stx__span_reach(d, (double)z[head]) + 1;
-    stx_head_groups_of(need, d->heads, rows, &several);
+    stx_head_groups_choose(need, d->heads, rows, &several);
 
     /* The projection of `rows` rows saves B saved D d multiply-adds per weight;
        reordering moves 3 d d elements. */
@@ -990,8 +990,8 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
-    key = stx_words_key(m->words, key, ids, targets, NULL);
-    return s ? stx_rows_key(s->rows, key) : key;
+    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
+    return s ? stx_memory_key(s->rows, key) : key;
 }
 
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
@@ -1000,7 +1000,7 @@ STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
     if (!m || l >= m->desc.layers || head >= m->desc.heads) return 0;
     if (!m->desc.adapt_span) return (double)m->desc.span;
     if (m->desc.span_per_layer) head = 0;
-    z = stx_watch(m->ctx, m->layer[l].z);
+    z = stx_param_mirror(m->ctx, m->layer[l].z);
     return z ? (double)z[head] * (double)m->desc.span : 0;
 }
 
@@ -1031,7 +1031,7 @@ STX_DEF void stx_span_clamp(stx_span *m) {
 STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_span_state *s;
-    stx_rows_desc d;
+    stx_memory_desc d;
     if (!stx_ok(x)) return NULL;
     if (!B) {
         stx_fail(x, STX_ERR_ARG, "stx_span_state_create: expected B >= 1 streams, got 0");
@@ -1048,27 +1048,27 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->rows = stx_rows_create(x, &d);
+    s->rows = stx_memory_create(x, &d);
     stx_span_state_reset(s);
     return stx_ok(x) ? s : NULL;
 }
 
 STX_DEF void stx_span_state_free(stx_span_state *s) {
     if (!s) return;
-    stx_rows_free(s->rows);
+    stx_memory_free(s->rows);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_span_state_reset(stx_span_state *s) {
     size_t l;
     if (!s || !stx_ok(s->model->ctx)) return;
-    stx_rows_reset(s->rows);
+    stx_memory_reset(s->rows);
     for (l = 0; l < s->model->desc.layers; l++)
         s->rows->layer[l].rows = stx_span_cache(s->model, l);
 }
 
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream) {
-    if (s) stx_rows_reset_stream(s->rows, stream);
+    if (s) stx_memory_reset_stream(s->rows, stream);
 }
 
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
@@ -1079,21 +1079,21 @@ STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out)
                  "but some were reset: use stx_span_state_save or stx_span_state_copy", l);
         return 0;
     }
-    return stx_rows_get(s->rows, l, out);
+    return stx_memory_get(s->rows, l, out);
 }
 
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n) {
-    return s && stx_rows_set(s->rows, l, rows, in, n);
+    return s && stx_memory_set(s->rows, l, rows, in, n);
 }
 
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
                                 size_t c, size_t n) {
-    return to && stx_rows_copy(to->rows, b, from ? from->rows : NULL, c, n);
+    return to && stx_memory_copy(to->rows, b, from ? from->rows : NULL, c, n);
 }
 
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
-    return s && stx_rows_save(w, s->rows, prefix);
+    return s && stx_memory_save(w, s->rows, prefix);
 }
 
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
@@ -1104,7 +1104,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
                  "stx_span_state_load: expected a file from stx_file_open, got NULL");
         return 0;
     }
-    return stx_rows_load(s->rows, f, prefix);
+    return stx_memory_load(s->rows, f, prefix);
 }
 
 
@@ -1115,7 +1115,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 typedef struct stx__span_job {
     stx_span        *m;
     size_t           l, S;
-    stx_past         past;      /* cached rows in the window */
+    stx_cached_rows         past;      /* cached rows in the window */
     stx_head_groups  groups;
     const stx_ids   *mask;      /* rows that some streams lack, or NULL */
 } stx__span_job;
@@ -1145,7 +1145,7 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     w[0] = p->wq;
     w[1] = p->wk;
     w[2] = p->wv;
-    in->qkv = stx_linear_many(m->ctx, h, w, NULL, 3);
+    in->qkv = stx_linear_concat(m->ctx, h, w, NULL, 3);
     in->pe = m->key_pe;
     in->z = p->z;
     in->pk = p->pers_key;
@@ -1189,7 +1189,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
         stx_tensor *w[2];
         w[0] = p->wk;
         w[1] = p->wv;
-        a.past[0] = stx_linear_past(x, &job->past, 1, B, w, NULL, 2);
+        a.past[0] = stx_linear_cached(x, &job->past, 1, B, w, NULL, 2);
     }
     a.pad = job->mask;
     stx__span_attention_desc(m, job->S, &attn);
@@ -1198,7 +1198,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
 
 /* ids (B,T) -> (B,T,d), with emb_dropout. */
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
-    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.emb_dropout);
+    return stx_dropout(m->ctx, stx_vocab_io_embed(m->words, ids), m->desc.emb_dropout);
 }
 
 /* Checks that a memory fits the model and the batch size of the tokens. */
@@ -1217,7 +1217,7 @@ static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
-    const stx_rows *memory = in ? in->rows : NULL;
+    const stx_memory *memory = in ? in->rows : NULL;
     stx_tensor *h;
     size_t l, C;
     if (!stx_ok(x) || !ids) return NULL;
@@ -1232,13 +1232,13 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 
         /* read the memory: rows beyond the window have no weight and are not projected */
         stx__span_sizes(m, l, &job->S, &C);
-        if (!stx_rows_past(memory, l, job->S, &job->past)) return NULL;
-        job->mask = memory ? stx_rows_mask(memory, l, job->S, NULL, ids->T) : NULL;
+        if (!stx_memory_view(memory, l, job->S, &job->past)) return NULL;
+        job->mask = memory ? stx_memory_mask(memory, l, job->S, NULL, ids->T) : NULL;
         stx__span_groups(m, l, ids->B, job->past.rows, memory && memory->layer[l].masked,
                          &job->groups);
 
         /* write the memory: the layer's input h, before the layer runs */
-        if (out && !stx_rows_push(out->rows, memory, l, C, h, NULL)) return NULL;
+        if (out && !stx_memory_push(out->rows, memory, l, C, h, NULL)) return NULL;
 
         /* the last recompute_layers layers are recomputed in the backward pass */
         if (m->desc.layers - l <= m->desc.recompute_layers)
@@ -1250,16 +1250,16 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 }
 
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
-    return m ? stx_words_logits(m->words, h) : NULL;
+    return m ? stx_vocab_io_logits(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
-    return m ? stx_words_log_probs(m->words, h) : NULL;
+    return m ? stx_vocab_io_log_probs(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_words_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
@@ -1357,7 +1357,7 @@ static uint64_t stx__span_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__span_lm_no_window(stx_span *m, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_span_lm: expected window = 0, got %zu: the spans determine the windows",
+                 "stx_span_as_lm: expected window = 0, got %zu: the spans determine the windows",
                  window);
     return !window;
 }
@@ -1376,7 +1376,7 @@ static void *stx__span_lm_gen_create(void *m, size_t B, size_t window) {
    that create. */
 STX_LM_STATES(span)
 
-STX_DEF stx_lm stx_span_lm(stx_span *m) {
+STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
     if (!m) return lm;

@@ -430,7 +430,7 @@
    write the step as a function. A complete example is examples/train_compressive.c:
 
        stx_tokens_set(x, in, ..);    stx_tokens_set(x, next, ..);
-       stx_optim_rate(optim, lr);
+       stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_comp_key(model, in, next, memory, 0), step, user);
 
    step() makes every call from stx_begin to stx_optim_step. The kernels of this header
@@ -626,7 +626,7 @@ typedef struct stx_comp {
     stx_comp_desc   desc;                   /* with the defaults filled in; its pointers are
                                                NULL */
     stx_params     *params;
-    stx_words      *words;                  /* embedding and output head, E wide; NULL
+    stx_vocab_io      *words;                  /* embedding and output head, E wide; NULL
                                                without vocab */
     stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
     stx_tensor     *key_pe;                 /* STX_COMP_LEARNED: (rows,D), rows = S + max M +
@@ -671,11 +671,11 @@ typedef struct stx_comp_state {
     size_t    B;
     size_t   *M, *C;        /* of each layer: the model's, or those passed to
                                stx_comp_state_create_sized */
-    stx_rows *mem, *comp;   /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
+    stx_memory *mem, *comp;   /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
                                n = mem->layer[l].real and c = comp->layer[l].real */
-    stx_rows *usage;        /* STX_COMP_USED, else NULL: (B,n,2), for each row of mem the
+    stx_memory *usage;        /* STX_COMP_USED, else NULL: (B,n,2), for each row of mem the
                                attention it received, and the number of queries */
-    stx_rows *source;       /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
+    stx_memory *source;       /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
                                compressed rows were made */
     size_t   *seen;         /* (B): rows that each stream has pushed since its beginning,
                                counted up to `most`, beyond which nothing changes */
@@ -723,7 +723,7 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
 
 /* stx_comp_state_save saves the memory to a checkpoint, under names that begin with
    prefix, which has at most 64 characters. stx_comp_state_load loads it into a state with
-   the same B. The entries are those of stx_rows_save under "<prefix>mem.",
+   the same B. The entries are those of stx_memory_save under "<prefix>mem.",
    "<prefix>comp.", "<prefix>usage." and "<prefix>source.", and the metadata
    "<prefix>seen.<b>". Both return 1, or set an error and return 0; a failed load leaves s
    empty. After an earlier error, and for NULL, they return 0 and do nothing. */
@@ -850,7 +850,7 @@ STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, s
 /* The model as a table of functions, for programs that accept any model family. The
    window arguments must be 0: use stx_comp_state_create_sized for other capacities in
    evaluation. If m is NULL or has no vocab, all fields are NULL. */
-STX_DEF stx_lm stx_comp_lm(stx_comp *m);
+STX_DEF stx_lm stx_comp_as_lm(stx_comp *m);
 
 
 // >>api: kernels
@@ -1437,11 +1437,11 @@ static void stx__comp_error_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
    stx_comp_error_fwd. */
 static stx_tensor *stx__comp_error_op(stx_ctx *x, stx_tensor *a, stx_tensor *target,
                                       const stx_ids *skip, double count, stx_tensor **ratio) {
-    stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *in[2];
+    stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
     stx__comp_error_save *s = (stx__comp_error_save *)stx_step_alloc(x, sizeof *s);
     double *work;
     size_t N, D;
-    *ratio = stx_new_full(x, 1, 0, 0, 0);
+    *ratio = stx_new_f32(x, 1, 0, 0, 0);
     if (!stx_ok(x) || !a || !target) return NULL;
     D = a->dim[a->ndim - 1];
     N = a->size / D;
@@ -1781,7 +1781,7 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
         if (!in[i]) continue;
         d[i] = stx_grad(x, in[i], &fresh[i]);
         if (!d[i]) {            /* not required: computed into scratch memory */
-            d[i] = stx_step_numbers(x, in[i]->size);
+            d[i] = stx_step_activations(x, in[i]->size);
             fresh[i] = 1;
         }
         if (!fresh[i]) a->accumulate = 1;
@@ -2091,11 +2091,11 @@ static int stx__comp_check_gate(stx_ctx *x, stx_comp_desc *d) {
 /* Describes the embedding and the output head. Initialisers are as in PyTorch: normal
    with deviation 1 for the embedding, uniform in [-1/sqrt(columns), 1/sqrt(columns)] for
    the rest. */
-static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
+static void stx__comp_words(const stx_comp_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = w->emb = d->emb;
-    w->out = d->tied ? STX_WORDS_TIED : STX_WORDS_PLAIN;
+    w->out = d->tied ? STX_VOCAB_TIED : STX_VOCAB_PLAIN;
     w->table.kind = STX_NORMAL;
     w->table.a = 1;
     w->out_table.kind = STX_UNIFORM;
@@ -2108,7 +2108,7 @@ static void stx__comp_words(const stx_comp_desc *d, stx_words_desc *w) {
    invalid, returns 0 and, unless x is NULL, sets an error. The lists remain the
    caller's. */
 static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_desc *d,
-                             stx_words_desc *words) {
+                             stx_vocab_io_desc *words) {
     STX__FP_SCOPE;
     *d = *from;
     if (!d->dim) d->dim = 512;
@@ -2141,7 +2141,7 @@ static int stx__comp_resolve(stx_ctx *x, const stx_comp_desc *from, stx_comp_des
     d->recompute_layers = d->recompute ? d->layers : STX_MIN(d->recompute_layers, d->layers);
     if (!d->vocab) return 1;
     stx__comp_words(d, words);
-    return stx_words_resolve(x, "stx_comp_create", words, words);
+    return stx_vocab_io_resolve(x, "stx_comp_create", words, words);
 }
 
 /* Number of parameter elements of a gate. */
@@ -2167,14 +2167,14 @@ static size_t stx__comp_compress_size(const stx_comp_desc *d) {
 
 STX_DEF size_t stx_comp_count(const stx_comp_desc *desc) {
     stx_comp_desc d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     size_t n = 0, l, D, kv, F, layer, M, C, most_M = 0, most_C = 0;
     if (!desc || !stx__comp_resolve(NULL, desc, &d, &words)) return 0;
     D = d.dim;
     kv = D / d.heads * d.kv_heads;
     F = d.inner;
 
-    if (d.vocab) n = stx_words_count(&words);
+    if (d.vocab) n = stx_vocab_io_count(&words);
     if (d.emb != D) n = stx_size_add(stx_size_add(n, 2 * d.emb, D), 1, D + d.emb);
     if (d.final_norm) n = stx_size_add(n, 2, D);
 
@@ -2290,7 +2290,7 @@ static int stx__comp_attn_params(stx_comp *m, size_t l) {
     p->attn_shift = stx__comp_param(m, l, "attn.norm.bias", STX_ZEROS, 0, D, 0);
 
     /* Wq and Wkv are adjacent in memory so that one GEMM computes q, k and v */
-    if (!stx_params_beside(m->params, D * D + 2 * kv * D)) return 0;
+    if (!stx_params_make_contiguous(m->params, D * D + 2 * kv * D)) return 0;
     p->wq = stx__comp_param(m, l, "attn.query.weight", STX_UNIFORM, bound, D, D);
     p->wkv = stx__comp_param(m, l, "attn.kv.weight", STX_UNIFORM, bound, 2 * kv, D);
     p->wo = stx__comp_param(m, l, "attn.out.weight", STX_UNIFORM, bound, D, D);
@@ -2339,7 +2339,7 @@ static void stx__comp_ff_params(stx_comp *m, size_t l) {
 }
 
 /* Parameters outside the layers. */
-static void stx__comp_model_params(stx_comp *m, const stx_words_desc *words) {
+static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *words) {
     const stx_comp_desc *d = &m->desc;
     const size_t D = d->dim, E = d->emb, reach = stx__comp_reach(m, NULL, NULL);
     const double bound_E = 1 / sqrt((double)E), bound_D = 1 / sqrt((double)D);
@@ -2348,7 +2348,7 @@ static void stx__comp_model_params(stx_comp *m, const stx_words_desc *words) {
         m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
     else
         m->sines = stx__comp_sines(m, reach);
-    if (d->vocab) m->words = stx_words_create(p, words);
+    if (d->vocab) m->words = stx_vocab_io_create(p, words);
     if (E != D) {
         m->in_w = stx_param(p, STX_UNIFORM, bound_E, "in_proj.weight", D, E, 0, 0);
         m->in_b = stx_param(p, STX_UNIFORM, bound_E, "in_proj.bias", D, 0, 0, 0);
@@ -2367,7 +2367,7 @@ STX_DEF stx_comp *stx_comp_create(stx_ctx *x, const stx_comp_desc *desc) {
     STX__FP_SCOPE;
     stx_comp *m;
     stx_comp_desc *d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     size_t l;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
@@ -2407,22 +2407,22 @@ STX_DEF stx_params *stx_comp_params(stx_comp *m) {
 
 // >>memory: state
 
-static stx_rows *stx__comp_rows_create(const stx_comp_state *s, const size_t *widths, int usage,
+static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *widths, int usage,
                                        size_t most) {
-    stx_rows_desc d;
+    stx_memory_desc d;
     memset(&d, 0, sizeof d);
     d.layers = s->model->desc.layers;
     d.B = s->B;
     d.widths = widths;
     d.full = d.zeros = usage;
     d.most = most;
-    return stx_rows_create(s->model->ctx, &d);
+    return stx_memory_create(s->model->ctx, &d);
 }
 
 enum { STX__COMP_PARTS = 4 };
 
 /* The rows of a state and their names in checkpoints. Returns how many there are. */
-static int stx__comp_parts(const stx_comp_state *s, stx_rows **part, const char **name) {
+static int stx__comp_parts(const stx_comp_state *s, stx_memory **part, const char **name) {
     int n = 0;
     part[n] = s->mem;
     name[n++] = "mem.";
@@ -2555,28 +2555,28 @@ STX_DEF stx_comp_state *stx_comp_state_create(stx_comp *m, size_t B) {
 
 STX_DEF void stx_comp_state_free(stx_comp_state *s) {
     if (!s) return;
-    stx_rows_free(s->mem);
-    stx_rows_free(s->comp);
-    stx_rows_free(s->usage);
-    stx_rows_free(s->source);
+    stx_memory_free(s->mem);
+    stx_memory_free(s->comp);
+    stx_memory_free(s->usage);
+    stx_memory_free(s->source);
     stx_block_free(s->model->ctx, s->M);
     stx_block_free(s->model->ctx, s->seen);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_comp_state_reset(stx_comp_state *s) {
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
     n = stx__comp_parts(s, part, name);
-    for (i = 0; i < n; i++) stx_rows_reset(part[i]);
+    for (i = 0; i < n; i++) stx_memory_reset(part[i]);
     memset(s->seen, 0, s->B * sizeof *s->seen);
 }
 
 STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
     const unsigned one_age = STX_COMP_LITERAL_ROWS | STX_COMP_LITERAL_PAD | STX_COMP_LITERAL_MASK;
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     int i, n;
     if (!s || !stx_ok(s->model->ctx)) return;
@@ -2587,7 +2587,7 @@ STX_DEF void stx_comp_state_reset_stream(stx_comp_state *s, size_t b) {
         return;
     }
     n = stx__comp_parts(s, part, name);
-    for (i = 0; i < n; i++) stx_rows_reset_stream(part[i], b);
+    for (i = 0; i < n; i++) stx_memory_reset_stream(part[i], b);
     if (stx_ok(s->model->ctx)) s->seen[b] = 0;
 }
 
@@ -2616,7 +2616,7 @@ static int stx__comp_state_like(const stx_comp_state *to, const stx_comp_state *
 STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_state *from,
                                 size_t from_b, size_t streams) {
     stx_ctx *x = to ? to->model->ctx : NULL;
-    stx_rows *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS], *other[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     size_t l;
     int i, parts, differ;
@@ -2630,9 +2630,9 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
     for (i = 0; i < parts; i++)
-        if (!stx_rows_copy(part[i], b, other[i], from_b, streams)) return 0;
+        if (!stx_memory_copy(part[i], b, other[i], from_b, streams)) return 0;
     memmove(to->seen + b, from->seen + from_b, streams * sizeof *to->seen);
-    if (differ) stx_rows_reset(to->source);
+    if (differ) stx_memory_reset(to->source);
     return 1;
 }
 
@@ -2646,8 +2646,8 @@ STX_DEF int stx_comp_state_get(const stx_comp_state *s, size_t l, stx_real *mem,
                  "stx_comp_state_copy", l);
         return 0;
     }
-    if (mem && !stx_rows_get(s->mem, l, mem)) return 0;
-    return !comp || stx_rows_get(s->comp, l, comp);
+    if (mem && !stx_memory_get(s->mem, l, mem)) return 0;
+    return !comp || stx_memory_get(s->comp, l, comp);
 }
 
 static int stx__comp_state_settable(const stx_comp_state *s, size_t l, const stx_real *mem,
@@ -2673,18 +2673,18 @@ STX_DEF int stx_comp_state_set(stx_comp_state *s, size_t l, const stx_real *mem,
     size_t b;
     int good;
     if (!stx_ok(x) || !stx__comp_state_settable(s, l, mem, n, comp, c)) return 0;
-    if (!stx_rows_set(s->mem, l, n, mem, n) || !stx_rows_set(s->comp, l, c, comp, c)) return 0;
+    if (!stx_memory_set(s->mem, l, n, mem, n) || !stx_memory_set(s->comp, l, c, comp, c)) return 0;
     for (b = 0; b < s->B; b++) s->seen[b] = STX_MAX(s->seen[b], n);
-    stx_rows_reset(s->source);
+    stx_memory_reset(s->source);
     if (!s->usage || !s->C[l]) return 1;
     zeros = (stx_real *)stx_block(x, stx_bytes_of(s->B * STX_MAX(n, (size_t)1), 2, sizeof *zeros));
-    good = zeros && stx_rows_set(s->usage, l, n, zeros, n);
+    good = zeros && stx_memory_set(s->usage, l, n, zeros, n);
     stx_block_free(x, zeros);
     return good;
 }
 
 STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const char *prefix) {
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     char full[128];
     size_t b;
@@ -2699,7 +2699,7 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
     n = stx__comp_parts(s, part, name);
     for (i = 0; good && i < n; i++) {
         snprintf(full, sizeof full, "%s%s", prefix, name[i]);
-        good = stx_rows_save(w, part[i], full);
+        good = stx_memory_save(w, part[i], full);
     }
     for (b = 0; good && b < s->B; b++) {
         snprintf(full, sizeof full, "%sseen.%zu", prefix, b);
@@ -2749,7 +2749,7 @@ static int stx__comp_load_seen(stx_comp_state *s, const stx_file *f, const char 
 
 STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char *prefix) {
     stx_ctx *x = s ? s->model->ctx : NULL;
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     char full[128];
     size_t l;
@@ -2759,7 +2759,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
     n = stx__comp_parts(s, part, name);
     for (i = 0; good && i < n; i++) {
         snprintf(full, sizeof full, "%.64s%s", prefix, name[i]);
-        good = stx_rows_load(part[i], f, full);
+        good = stx_memory_load(part[i], f, full);
     }
     for (l = 0; good && l < s->model->desc.layers; l++)
         good = stx__comp_loaded_fits(s, prefix, l);
@@ -3022,8 +3022,8 @@ static int stx__comp_plan_masks(stx_ctx *x, stx__comp_job *j, const stx_comp_sta
     const stx_ids *pad = j->pad;
     if (j->m->desc.literal & STX_COMP_LITERAL_MASK) return !pad || stx__comp_literal_masks(x, j);
     if (j->n + j->c) {
-        pad = stx_rows_mask(s->mem, from, j->n, pad, j->T);
-        pad = stx_rows_mask(s->comp, from, j->c, pad, j->n + j->T);
+        pad = stx_memory_mask(s->mem, from, j->n, pad, j->T);
+        pad = stx_memory_mask(s->comp, from, j->c, pad, j->n + j->T);
     }
     j->key_pad = pad;
     return 1;
@@ -3075,7 +3075,7 @@ static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size
 /* The e evicted rows, oldest first: of the memory, whose n rows are `held`, and of the
    segment, rows (B,T,D). They are copied only if they come from both. data is NULL
    after an error. */
-static stx_past stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_past held,
+static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_cached_rows held,
                                    const stx_tensor *rows) {
     const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
     stx_tensor *t;
@@ -3097,7 +3097,7 @@ static stx_past stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_past 
 
 /* What the convolutions read: the taps of each group (B,G taps,D), or, if dilated, the
    rows of all groups and those before them (B,ahead + G r,D). */
-static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j, const stx_past *old) {
+static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old) {
     const stx_comp *m = j->m;
     stx_comp_groups g = j->groups;
     stx_tensor *y = stx_new(x, j->B, stx__comp_source_rows(m, j->G), g.D, 0);
@@ -3134,7 +3134,7 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
 
 /* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives what
    the convolutions read, or NULL; usage (B,..,2) is that of the memory. */
-static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_past *old,
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old,
                                       const stx_tensor *usage, stx_tensor **source) {
     const stx_comp_desc *d = &j->m->desc;
     stx_comp_groups g = j->groups;
@@ -3160,7 +3160,7 @@ static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const 
    continued from `usage` (NULL if the memory is empty), and zeros for the segment. */
 static stx_tensor *stx__comp_next_usage(stx_ctx *x, const stx__comp_job *j, const stx_tensor *usage,
                                         const stx_attention_args *a) {
-    stx_tensor *y = stx_new_full(x, j->B, j->n + j->T, 2, 0);
+    stx_tensor *y = stx_new_f32(x, j->B, j->n + j->T, 2, 0);
     const size_t ldu = 2 * (j->n + j->T);
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, y->size, 0));
@@ -3179,17 +3179,17 @@ static int stx__comp_push(stx_comp_state *s, const stx__comp_job *j, stx_tensor 
     const stx_ids *pad = m->desc.literal & STX_COMP_LITERAL_MASK ? NULL : j->pad;
     size_t i, keep;
     if (!m->layer[l].memory) return 1;
-    if (!stx_rows_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
-    if (usage && j->C && !stx_rows_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
+    if (!stx_memory_push(s->mem, s->mem, l, j->M, rows, pad)) return 0;
+    if (usage && j->C && !stx_memory_push(s->usage, NULL, l, j->M, usage, NULL)) return 0;
     if (!comp) return 1;
-    if (!stx_rows_push(s->comp, s->comp, l, j->C, comp, j->new_pad)) return 0;
+    if (!stx_memory_push(s->comp, s->comp, l, j->C, comp, j->new_pad)) return 0;
     if (!s->source) return 1;
 
     /* keep the sources of the last bptt evictions, including this one */
     keep = source->dim[1];
     for (i = j->recent; i > 0 && i + m->desc.bptt > j->recent + 1; i--)
         keep += stx__comp_source_rows(m, j->recent_groups[i - 1]);
-    return stx_rows_push(s->source, s->source, l, keep, source, NULL);
+    return stx_memory_push(s->source, s->source, l, keep, source, NULL);
 }
 
 static void stx__comp_count_segment(stx_comp_state *s) {
@@ -3209,7 +3209,7 @@ static size_t stx__comp_layer_above(const stx_comp *m, size_t l) {
 /* STX_COMP_ROTATE: moves each memory to the next lower memory layer. */
 static void stx__comp_rotate(stx_comp_state *s) {
     const stx_comp *m = s->model;
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     const int n = stx__comp_parts(s, part, name);
     size_t l, above, first = 0;
@@ -3217,7 +3217,7 @@ static void stx__comp_rotate(stx_comp_state *s) {
     while (first < m->desc.layers && !m->layer[first].memory) first++;
     if (first == m->desc.layers) return;
     for (i = 0; i < n; i++) {
-        stx_rows_layer *row = part[i]->layer, lowest = row[first];
+        stx_memory_layer *row = part[i]->layer, lowest = row[first];
         for (l = first; (above = stx__comp_layer_above(m, l)) != first; l = above)
             row[l] = row[above];
         row[l] = lowest;
@@ -3238,8 +3238,8 @@ static void stx__comp_heads_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
     stx_real *d = stx_grad(x, in[0], NULL);
     size_t h;
     for (h = 0; d && h < 2 * s->H; h++) {
-        stx_real *to = stx_at(x, d, h * s->kv_heads / s->H * s->hd);
-        STX_RUN(x, stx_copy2d, (x, to, 2 * s->kv_heads * s->hd, stx_at(x, y->grad, h * s->hd),
+        stx_real *to = stx_offset_ptr(x, d, h * s->kv_heads / s->H * s->hd);
+        STX_RUN(x, stx_copy2d, (x, to, 2 * s->kv_heads * s->hd, stx_offset_ptr(x, y->grad, h * s->hd),
                                 2 * s->H * s->hd, s->rows, s->hd, 1));
     }
 }
@@ -3257,8 +3257,8 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     s->H = d->heads;
     s->kv_heads = d->kv_heads;
     for (h = 0; h < 2 * s->H; h++) {
-        const stx_real *from = stx_at(x, kv->data, h * s->kv_heads / s->H * s->hd);
-        STX_RUN(x, stx_copy2d, (x, stx_at(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
+        const stx_real *from = stx_offset_ptr(x, kv->data, h * s->kv_heads / s->H * s->hd);
+        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
                                 2 * s->kv_heads * s->hd, s->rows, s->hd, 0));
     }
     stx_record(x, y, &kv, 1, stx__comp_heads_back, s);
@@ -3369,14 +3369,14 @@ static stx_tensor *stx__comp_wkv(const stx_comp *m, size_t l, int frozen) {
 
 /* [comp ; mem] of slot l of s -> (B,c+n,D), a constant; NULL if both are empty. One
    copy of both, for one matmul forward and one backward. Reading them in place
-   (stx_linear_past) would need two matmuls each way, and on a GPU six more nodes per
+   (stx_linear_cached) would need two matmuls each way, and on a GPU six more nodes per
    layer to gather rows and gradients for the gradient of Wkv. */
 static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
-    const stx_rows_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
+    const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
     stx_tensor *t;
-    if (!n->real && c->real) return stx_rows_read(s->comp, l, c->real);
-    if (!c->real) return stx_rows_read(s->mem, l, n->real);
+    if (!n->real && c->real) return stx_memory_read(s->comp, l, c->real);
+    if (!c->real) return stx_memory_read(s->mem, l, n->real);
     t = stx_new(x, s->B, c->real + n->real, c->width, 0);
     if (t)
         STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->real * c->width, n->data,
@@ -3462,7 +3462,7 @@ static stx__comp_qkv stx__comp_project(stx_ctx *x, const stx__comp_job *j, stx_t
     w[1] = wkv;
     y.keys = h->dim[1] + (src ? src->dim[1] : 0);
     if (one_matmul) {
-        y.qkv = stx_linear_many(x, h, w, NULL, 2);
+        y.qkv = stx_linear_concat(x, h, w, NULL, 2);
         y.past = stx_linear(x, src, wkv, NULL, STX_ACT_NONE);       /* NULL if src is */
         return y;
     }
@@ -3555,7 +3555,7 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
 }
 
 /* aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g */
-static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j, const stx_past *old,
+static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old,
                                             stx_tensor *comp, stx_tensor **ratio) {
     const size_t D = j->m->desc.dim;
     stx_comp_groups g = j->groups;
@@ -3598,7 +3598,7 @@ static stx_tensor *stx__comp_aux_target(stx_ctx *x, const stx__comp_job *j, cons
 /* The aux loss (1) of the new compressed rows comp (B,G,D). s: of this layer's
    attention. rows (B,T,D): what the segment adds to the memory. old: the evicted rows. */
 static stx_tensor *stx__comp_aux(stx_ctx *x, const stx__comp_job *j, const stx__comp_qkv *s,
-                                 stx_tensor *rows, const stx_past *old, stx_tensor *comp,
+                                 stx_tensor *rows, const stx_cached_rows *old, stx_tensor *comp,
                                  stx_tensor **ratio) {
     STX__FP_SCOPE;
     const stx_comp_desc *d = &j->m->desc;
@@ -3660,7 +3660,7 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx_tensor *h = in[1], *past = stx__comp_input(in, j->in_past), *y, *rows, *src;
     stx_attention_args *made;
     stx__comp_qkv s;
-    stx_past old;
+    stx_cached_rows old;
     src = stx__comp_recompress(x, j, past, stx__comp_input(in, j->in_source));
     s = stx__comp_project(x, j, stx__comp_norm_memory(j->m, j->l, src, 0), h);
     y = stx__comp_attend(x, j, &s, &made);
@@ -3675,7 +3675,7 @@ static stx_tensor *stx__comp_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     rows = stx__comp_added_rows(j, h, y);
     memset(&old, 0, sizeof old);
     if (past) {
-        old.data = stx_at(x, past->data, j->c * d->dim);
+        old.data = stx_offset_ptr(x, past->data, j->c * d->dim);
         old.stride = (j->c + j->n) * d->dim;
     }
     old = stx__comp_old_rows(x, j, old, rows);
@@ -3730,9 +3730,9 @@ static stx_tensor *stx__comp_run_layer(stx__comp_job *j, stx_tensor *xs, const s
     lay[0] = xs;
     lay[1] = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
     if (j->n + j->c) lay[j->in_past = count++] = stx__comp_memory_rows(in, from);
-    if (j->recent) lay[j->in_source = count++] = stx_rows_read(in->source, from, SIZE_MAX);
+    if (j->recent) lay[j->in_source = count++] = stx_memory_read(in->source, from, SIZE_MAX);
     if (j->n && j->C && in->usage)
-        lay[j->in_usage = count++] = stx_rows_read(in->usage, from, j->n);
+        lay[j->in_usage = count++] = stx_memory_read(in->usage, from, j->n);
     if (!stx_ok(x)) return NULL;
 
     if ((d->literal & STX_COMP_LITERAL_FREEZE) && j->aux) p->frozen = 1;
@@ -3746,7 +3746,7 @@ static stx_tensor *stx__comp_run_layer(stx__comp_job *j, stx_tensor *xs, const s
     if (j->aux) {
         const int group = stx_ranks(x) > 1;
         m->aux[l] = made[0];
-        if (group) m->aux[l] = stx_scale_by(x, made[0], stx_group_part(x, j->aux_elements));
+        if (group) m->aux[l] = stx_scale_by(x, made[0], stx_group_loss_scale(x, j->aux_elements));
         m->ratio[l] = made[1];
     }
     if (j->push && p->memory) {
@@ -3811,7 +3811,7 @@ static stx_tensor *stx__comp_project_out(const stx_comp *m, stx_tensor *h) {
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
     stx_tensor *h;
     if (!stx__comp_has_words(m, "stx_comp_embed")) return NULL;
-    h = stx_words_embed(m->words, ids);
+    h = stx_vocab_io_embed(m->words, ids);
     return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
 }
 
@@ -3822,12 +3822,12 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
 
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
     if (!stx__comp_has_words(m, "stx_comp_logits")) return NULL;
-    return stx_words_logits(m->words, stx__comp_project_out(m, h));
+    return stx_vocab_io_logits(m->words, stx__comp_project_out(m, h));
 }
 
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
     if (!stx__comp_has_words(m, "stx_comp_log_probs")) return NULL;
-    return stx_words_log_probs(m->words, stx__comp_project_out(m, h));
+    return stx_vocab_io_log_probs(m->words, stx__comp_project_out(m, h));
 }
 
 /* Which targets do not count: 0 none, 1 some that are -1, 2 other negative ones too. */
@@ -3872,12 +3872,12 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
        then compute the mean of those that do */
     ignored = stx__comp_ignored(targets);
     group = stx_ranks(x) > 1 && stx_training(x);
-    if (!ignored && !pad && !group) return stx_words_loss(m->words, h, targets, NULL);
+    if (!ignored && !pad && !group) return stx_vocab_io_loss(m->words, h, targets, NULL);
     if (pad || ignored == 2) targets = stx__comp_mark_ignored(x, targets, pad);
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
     how.ignored = -1;
-    return stx_words_loss(m->words, h, targets, &how);
+    return stx_vocab_io_loss(m->words, h, targets, &how);
 }
 
 STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
@@ -3900,7 +3900,7 @@ static stx_tensor *stx__comp_plus_aux(stx_comp *m, stx_tensor *y) {
 STX_DEF stx_tensor *stx_comp_aux(stx_comp *m) {
     stx_tensor *zero;
     if (!m) return NULL;
-    zero = stx_new_full(m->ctx, 1, 0, 0, 0);
+    zero = stx_new_f32(m->ctx, 1, 0, 0, 0);
     if (!zero) return NULL;
     STX_RUN(m->ctx, stx_fill, (m->ctx, zero->data, 1, 0));
     return stx__comp_plus_aux(m, zero);
@@ -3913,7 +3913,7 @@ STX_DEF stx_tensor *stx_comp_total(stx_comp *m, stx_tensor *nll) {
 STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_ids *targets,
                               const stx_comp_state *s, uint64_t salt) {
     uint64_t key = stx_step_key(m, ids, targets, salt);
-    stx_rows *part[STX__COMP_PARTS];
+    stx_memory *part[STX__COMP_PARTS];
     const char *name[STX__COMP_PARTS];
     size_t b, l;
     int i, n;
@@ -3925,10 +3925,10 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
-    key = stx_words_key(m->words, key, ids, targets, NULL);
+    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
     key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
     n = s ? stx__comp_parts(s, part, name) : 0;
-    for (i = 0; i < n; i++) key = stx_rows_key(part[i], key);
+    for (i = 0; i < n; i++) key = stx_memory_key(part[i], key);
     for (b = 0; s && b < s->B; b++) key = stx_key_add(key, s->seen[b]);
     if (m->desc.literal & STX_COMP_LITERAL_FREEZE)
         for (l = 0; l < m->desc.layers; l++) key = stx_key_add(key, (uint64_t)m->layer[l].frozen);
@@ -3949,10 +3949,10 @@ static void stx__comp_gen_buffers(stx_comp_gen *g) {
     for (l = 0; l < m->desc.layers; l++) {
         const size_t M = g->state->M[l], C = g->state->C[l];
         stx_cache_window(g->cache, l, C + M + S, D, 1);
-        if (m->layer[l].memory) g->rows[l] = stx_block_numbers(x, stx_bytes_of(B, S, D));
-        if (g->state->usage && M && C) g->usage[l] = stx_block_full(x, stx_bytes_of(B, M, 2));
+        if (m->layer[l].memory) g->rows[l] = stx_block_activations(x, stx_bytes_of(B, S, D));
+        if (g->state->usage && M && C) g->usage[l] = stx_block_f32(x, stx_bytes_of(B, M, 2));
         if (m->sines || (extended && !l))
-            g->pe[l] = stx_block_numbers(x, stx_bytes_of(g->reach, D, 1));
+            g->pe[l] = stx_block_activations(x, stx_bytes_of(g->reach, D, 1));
     }
 }
 
@@ -3997,7 +3997,7 @@ STX_DEF void stx_comp_gen_free(stx_comp_gen *g) {
     size_t i;
     if (!g) return;
     for (i = 0; g->rows && i < 3 * g->model->desc.layers; i++)      /* rows, usage, pe */
-        stx_block_numbers_free(x, g->rows[i]);
+        stx_block_activations_free(x, g->rows[i]);
     stx_block_free(x, g->rows);
     stx_block_free(x, g->pad);
     stx_cache_free(g->cache);
@@ -4065,8 +4065,8 @@ static stx__comp_place stx__comp_rows_at(stx_real *data, size_t rows, size_t at)
 static void stx__comp_copy_rows(stx_ctx *x, stx__comp_place to, stx__comp_place from, size_t n,
                                 size_t B, size_t width) {
     if (n)
-        STX_RUN(x, stx_copy2d, (x, stx_at(x, to.data, to.at * width), to.rows * width,
-                                stx_at(x, from.data, from.at * width), from.rows * width, B,
+        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, to.data, to.at * width), to.rows * width,
+                                stx_offset_ptr(x, from.data, from.at * width), from.rows * width, B,
                                 n * width, 0));
 }
 
@@ -4117,7 +4117,7 @@ static int stx__comp_gen_fill(stx_comp_gen *g) {
             cache->len = n + c;
         }
         if (g->usage[l]) {
-            t = stx_rows_read(g->state->usage, l, n);
+            t = stx_memory_read(g->state->usage, l, n);
             STX_RUN(x, stx_fill, (x, g->usage[l], 2 * B * M, 0));
             if (t)
                 stx__comp_copy_rows(x, stx__comp_rows_at(g->usage[l], M, 0),
@@ -4197,7 +4197,7 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
     const size_t S = m->desc.segment, D = m->desc.dim, B = g->B;
     stx_tensor *rows, *usage = NULL, *comp = NULL, *source = NULL;
     stx__comp_job j;
-    stx_past old;
+    stx_cached_rows old;
     if (!stx__comp_plan(m, l, g->state, l, B, S, pad, 1, &j)) return 0;
     rows = stx_new(x, B, S, D, 0);
     if (!rows) return 0;
@@ -4205,7 +4205,7 @@ static int stx__comp_gen_move_layer(stx_comp_gen *g, size_t l, const stx_ids *pa
                         stx__comp_rows_at(g->rows[l], S, 0), S, B, D);
     rows = stx__comp_zero_rows(x, rows, pad);
     if (g->state->usage && j.C) {
-        stx_tensor *t = j.n ? stx_new_full(x, B, j.n, 2, 0) : NULL;
+        stx_tensor *t = j.n ? stx_new_f32(x, B, j.n, 2, 0) : NULL;
         if (t)
             stx__comp_copy_rows(x, stx__comp_rows_at(t->data, j.n, 0),
                                 stx__comp_rows_at(g->usage[l], j.M, 0), j.n, B, 2);
@@ -4268,8 +4268,8 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     a.pe = stx__comp_gen_positions(g, l);
     a.pad = pad;
     if (n + c) {
-        a.pad = stx_rows_mask(s->mem, l, n, a.pad, len);
-        a.pad = stx_rows_mask(s->comp, l, c, a.pad, n + len);
+        a.pad = stx_memory_mask(s->mem, l, n, a.pad, len);
+        a.pad = stx_memory_mask(s->comp, l, c, a.pad, n + len);
     }
     a.made = &made;
     xs = stx__comp_after(m, l, xs, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
@@ -4379,7 +4379,7 @@ static uint64_t stx__comp_lm_key(const void *m, const stx_ids *ids, const stx_id
 static int stx__comp_lm_no_window(stx_comp *m, size_t window) {
     if (m && window)
         stx_fail(m->ctx, STX_ERR_ARG,
-                 "stx_comp_lm: expected window 0, got %zu: the sizes of a memory are M and C",
+                 "stx_comp_as_lm: expected window 0, got %zu: the sizes of a memory are M and C",
                  window);
     return !window;
 }
@@ -4396,7 +4396,7 @@ static void *stx__comp_lm_gen_create(void *m, size_t B, size_t window) {
 
 STX_LM_STATES(comp)
 
-STX_DEF stx_lm stx_comp_lm(stx_comp *m) {
+STX_DEF stx_lm stx_comp_as_lm(stx_comp *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
     if (!m || !m->words) return lm;

@@ -374,7 +374,7 @@ struct stx_gpu {
     char name[96];
     /* why the last step could not be captured; "" if it could */
     char graph_error[128];
-    struct stx__late *late; /* sums that wait: >>shares, sums */
+    struct stx__defer_sums *late; /* sums that wait: >>shares, sums */
     /* 0; for tests: in how many pieces K is cut, where it can be, see PIECES OF K */
     int pieces;
     stx_graph *graphs;        /* those that there are: >>graph */
@@ -407,7 +407,7 @@ static stx__num stx__num_of(const stx_ctx *x, const void *p) {
     stx_gpu *g = stx__gpu(x);
     const stx__range *r = p ? stx__range_of(g, p) : NULL;
     if (!r) return v;
-    v.half = g->half && r->kind == STX_MEM_NUMBERS;
+    v.half = g->half && r->kind == STX_MEM_ACTIVATIONS;
     if (r->twin) v.twin = r->twin + ((const float *)p - (const float *)(void *)r->base);
     return v;
 }
@@ -671,8 +671,8 @@ struct stx__piece_sums {
     stx__piece_sum s[STX__LATE_MOST];
 };
 
-struct stx__late {
-    /* depth: of stx_cuda_late; how many sums wait, of rows and of products */
+struct stx__defer_sums {
+    /* depth: of stx_cuda_defer_sums; how many sums wait, of rows and of products */
     int depth, count, products;
     char *room, *pieces;
     size_t used, pieces_used;
@@ -704,7 +704,7 @@ template <int W> STX__GLOBAL(256) stx__piece_sums_kernel(stx__piece_sums all) {
 }
 
 static void stx__products_now(stx_ctx *x) {
-    struct stx__late *t = stx__gpu(x)->late;
+    struct stx__defer_sums *t = stx__gpu(x)->late;
     size_t most = 1;
     int k, four = 1;
     if (!t || !t->products) return;
@@ -725,7 +725,7 @@ static void stx__products_now(stx_ctx *x) {
 }
 
 static void stx__late_now(stx_ctx *x) {
-    struct stx__late *t = stx__gpu(x)->late;
+    struct stx__defer_sums *t = stx__gpu(x)->late;
     size_t most = 1;
     stx__products_now(x);
     if (!t || !t->count) return;
@@ -742,7 +742,7 @@ static void stx__late_now(stx_ctx *x) {
    sums that are made at once */
 static float *stx__late_part(stx_ctx *x, const char *name, size_t numbers, int *late) {
     stx_gpu *g = stx__use(x);
-    struct stx__late *t = g->late;
+    struct stx__defer_sums *t = g->late;
     size_t bytes = (numbers * sizeof(float) + 255) / 256 * 256;
     *late = *late && stx_ok(x) && t && t->depth && bytes <= STX__LATE_ROOM;
     if (*late && !t->room && !g->capturing) {
@@ -770,7 +770,7 @@ static int stx__columns_meet(const stx_real *a, size_t n, const void *b, size_t 
 /* d[k] (C) += the sums of columns [k C, k C + C) of part (chunks,ld) */
 static void stx__columns_sum(stx_ctx *x, const char *name, stx_real *const *d, int count,
                              const float *part, size_t ld, size_t chunks, size_t C, int late) {
-    struct stx__late *t = stx__gpu(x)->late;
+    struct stx__defer_sums *t = stx__gpu(x)->late;
     stx__column_sums to, one;
     int k, j, again = 0, wanted = 0;
     for (k = 0; late && k < count; k++) {
@@ -2766,7 +2766,7 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
         stx_gemm_args one = *g;
         one.batch = 1;
         for (size_t e = 0; e < batch;
-             e++, one.A = stx_at(x, one.A, g->sa), one.B = stx_at(x, one.B, g->sb), one.beta = 1)
+             e++, one.A = stx_offset_ptr(x, one.A, g->sa), one.B = stx_offset_ptr(x, one.B, g->sb), one.beta = 1)
             if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias,
                                  e + 1 < batch ? 0 : relu, 0)
                 && fuse && e + 1 == batch)
@@ -2932,7 +2932,7 @@ static size_t stx__pieces_of(size_t M, size_t N, size_t K, int late) {
 static int stx__lt_pieces(stx_ctx *x, const char *what, const stx_gemm_args *g, size_t rows,
                           size_t pieces, int late) {
     stx_gpu *gpu = stx__use(x);
-    struct stx__late *t = gpu->late;
+    struct stx__defer_sums *t = gpu->late;
     const size_t each = stx__piece_size(g), bytes = pieces * each * sizeof(float), n = rows * g->N;
     stx_gemm_args piece = *g;
     stx__piece_sum *s;
@@ -2986,7 +2986,7 @@ static void stx__lt_add(stx_ctx *x, const char *what, const stx_gemm_args *g, si
             part.M = first;
             stx__lt_add(x, what, &part, first, late);
             part.M = g->M - first;
-            part.A = stx_at(x, g->A, first);
+            part.A = stx_offset_ptr(x, g->A, first);
             part.C = g->C + first * g->N;
             stx__lt_add(x, what, &part, rows - first, late);
             return;
@@ -3015,7 +3015,7 @@ void stx_linear_fwd_cuda(stx_ctx *x, stx_real *y, stx_real *pre, const stx_real 
                          int act) {
     stx_real *to = pre ? pre : y;
     int relu = act == STX_ACT_RELU && !pre;
-    stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, to);
+    stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, to);
     if (!stx_ok(x) || !N || !O) return;
     if (!stx__lt_product(x, "stx_linear_fwd", &g, b, relu, 0)) {
         stx_bias_act_fwd_cuda(x, to, NULL, b, N, O, pre ? STX_ACT_NONE : act);
@@ -3088,7 +3088,7 @@ static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_r
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
-    const int act = a->act, late = (a->late & STX_LATE_DB) != 0;
+    const int act = a->act, late = (a->late & STX_DEFER_DB) != 0;
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
@@ -3101,12 +3101,12 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
         stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad,
                      late);
     if (a->dx) {
-        g = stx_gemm_of(0, 0, N, I, O, a->da, a->W, a->dx);
+        g = stx_gemm_init(0, 0, N, I, O, a->da, a->W, a->dx);
         g.beta = a->accumulate ? 1.0f : 0.0f;
         stx__lt_product(x, "stx_linear_bwd, dx", &g, NULL, 0, 0);
     }
     if (a->dW) {
-        g = stx_gemm_of(1, 0, O, I, N, a->da, a->in, a->dW);
+        g = stx_gemm_init(1, 0, O, I, N, a->da, a->in, a->dW);
         g.beta = 1;
         if (a->batch > 1) {
             g.batch = a->batch;
@@ -3114,7 +3114,7 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
             g.sb = a->sin;
             g.sc = 0;
         }
-        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_LATE_DW) != 0);
+        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_DEFER_DW) != 0);
     }
 }
 
@@ -3568,9 +3568,9 @@ STX__GLOBAL(256) stx__spoil_kernel(stx__num y, size_t n, const int32_t *flag) {
     if (*flag) STX__STEP(i, n, 1) stx__put(y, i, nanf(""));
 }
 
-void stx_spoil_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
+void stx_nan_if_cuda(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) {
     stx__num Y = stx__num_of(x, y);
-    if (n) STX__RUN_KERNEL(x, "stx_spoil", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
+    if (n) STX__RUN_KERNEL(x, "stx_nan_if", stx__spoil_kernel, stx__grid(x, n), 256, 0, Y, n, flag);
 }
 
 
@@ -4062,7 +4062,7 @@ static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args 
     p.groups = (int)a->groups;
     memcpy(p.head, a->head, sizeof p.head);
     for (size_t g = 0; g < a->groups; g++) {
-        const stx_attention_past *o = &a->old[g];
+        const stx_attention_kv *o = &a->old[g];
         p.a[g] = stx__num_of(x, what == 0 ? o->k : what == 1 ? o->v : what == 2 ? o->dk : o->dv);
         p.ld[g] = o->ld;
         p.st[g] = o->st;
@@ -4383,7 +4383,7 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
         stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0,
                            A->nb, D, a->N, far, 1);
         stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o,
-                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->fresh & STX_FRESH_Q);
+                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->fresh & STX_OVERWRITE_DQ);
     }
 }
 
@@ -4407,11 +4407,11 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (stx__attn_wants(a, 0))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
                            stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
-                           (a->fresh & STX_FRESH_K ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
+                           (a->fresh & STX_OVERWRITE_DK ? 1 : 0) | (a->fresh / STX_OVERWRITE_CACHED) << 1);
         if (stx__attn_wants(a, 1))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
                            stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
-                           (a->fresh & STX_FRESH_V ? 1 : 0) | (a->fresh / STX_FRESH_PAST) << 1);
+                           (a->fresh & STX_OVERWRITE_DV ? 1 : 0) | (a->fresh / STX_OVERWRITE_CACHED) << 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
             if (A.size[i])
                 STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
@@ -4434,7 +4434,7 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: forward ------------------------------------------------------------------------------------------------
 
-/* What the fused kernels, forward and backward, share (prefix stx__at_).
+/* What the fused kernels, forward and backward, share (prefix stx__attn_).
 
    THE WINDOW. Query i of T is key C + i of S, C = S - T; the distance to key j is delta =
    C + i - j. Head h sees the keys
@@ -4453,12 +4453,12 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
    numbers, persistent vector n has S + span + n. Philox call (row groups + at / 8)
    gives 16 bits to each of 8 neighbours: kept if they are below keep. So the tiles of
    keys begin where span + j is a multiple of 8, and a block of 8 columns is one call. */
-/* stx_attention_past; first: its first key */
-typedef struct stx__at_past {
+/* stx_attention_kv; first: its first key */
+typedef struct stx__attn_past {
     const void *k, *v;
     size_t ld, st;
     int first;
-} stx__at_past;
+} stx__attn_past;
 
 typedef struct stx__at {
     const void *q, *k, *v, *pe, *pk,
@@ -4482,14 +4482,14 @@ typedef struct stx__at {
     /* keys before `past` stand in old[], of so many groups of heads: see WHERE KEYS
        STAND */
     int past, sets;
-    stx__at_past old[STX_HEAD_GROUPS];
+    stx__attn_past old[STX_HEAD_GROUPS];
     uint16_t head[256];
 } stx__at;
 
 /* An operand as the kernels read it: activations' bfloat16s and parameters' twins, or
    floats. ok becomes 0 if it is stored otherwise or rows are not 16 bytes apart and
    aligned. */
-static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
+static const void *stx__attn_in(const stx_ctx *x, const void *p, int half, size_t ld, int *ok) {
     stx__num v;
     const void *r = p;
     if (!p) return NULL;
@@ -4501,7 +4501,7 @@ static const void *stx__at_in(const stx_ctx *x, const void *p, int half, size_t 
 
 /* The kernels' view of a call, and whether they can run it: 1, or 0 with *p half
    filled */
-static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
+static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at *p, int *half) {
     stx_gpu *g = stx__gpu(x);
     size_t big = (size_t)1 << 30, tables = a->P ? (size_t)a->pe_heads : 0;
     int ok = 1, h;
@@ -4514,22 +4514,22 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
         || a->S + a->span + a->N >= big)
         return 0;
     if (a->not_causal ? a->z || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
-    p->q = stx__at_in(x, a->q, h, a->ldq, &ok);
-    p->k = stx__at_in(x, a->k, h, a->ldk, &ok);
-    p->v = stx__at_in(x, a->v, h, a->ldk, &ok);
-    p->y = (void *)(uintptr_t)stx__at_in(x, a->y, h, a->D, &ok);
-    if (a->P) p->pe = stx__at_in(x, a->pe, h, a->D, &ok);
+    p->q = stx__attn_in(x, a->q, h, a->ldq, &ok);
+    p->k = stx__attn_in(x, a->k, h, a->ldk, &ok);
+    p->v = stx__attn_in(x, a->v, h, a->ldk, &ok);
+    p->y = (void *)(uintptr_t)stx__attn_in(x, a->y, h, a->D, &ok);
+    if (a->P) p->pe = stx__attn_in(x, a->pe, h, a->D, &ok);
     if (a->N) {
-        p->pk = stx__at_in(x, a->pk, h, a->D, &ok);
-        p->pv = stx__at_in(x, a->pv, h, a->D, &ok);
+        p->pk = stx__attn_in(x, a->pk, h, a->D, &ok);
+        p->pv = stx__attn_in(x, a->pv, h, a->D, &ok);
     }
     p->past = (int)a->past;
     p->sets = (int)a->groups;
     memcpy(p->head, a->head, sizeof p->head);
     for (size_t i = 0; i < a->groups; i++) {
-        const stx_attention_past *o = &a->old[i];
-        p->old[i].k = stx__at_in(x, o->k, h, o->ld, &ok);
-        p->old[i].v = stx__at_in(x, o->v, h, o->ld, &ok);
+        const stx_attention_kv *o = &a->old[i];
+        p->old[i].k = stx__attn_in(x, o->k, h, o->ld, &ok);
+        p->old[i].v = stx__attn_in(x, o->v, h, o->ld, &ok);
         p->old[i].ld = o->ld;
         p->old[i].st = o->st;
         p->old[i].first = (int)(a->past - o->rows);
@@ -4577,19 +4577,19 @@ static int stx__at_make(const stx_ctx *x, const stx_attention_args *a, stx__at *
 }
 
 /* What head h sees */
-typedef struct stx__at_head {
+typedef struct stx__attn_head {
     int reach, live, full;
     float zl;
-} stx__at_head;
+} stx__attn_head;
 
 /* The ramp at a distance before its clamps; 1 and more where the span is not learned */
-static __device__ __forceinline__ float stx__at_ramp(const stx__at &p, const stx__at_head &w,
+static __device__ __forceinline__ float stx__attn_ramp(const stx__at &p, const stx__attn_head &w,
                                                      int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
 }
 
-static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, int h) {
-    stx__at_head w;
+static __device__ __forceinline__ stx__attn_head stx__attn_open(const stx__at &p, int h) {
+    stx__attn_head w;
     w.reach = w.live = w.full = p.span;
     w.zl = 0;
     if (p.z.p) {
@@ -4599,7 +4599,7 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
         e = stx__attn_far(z, p.max_span, p.steps);
         w.reach = w.live = e < (double)p.span ? (int)e : p.span;
         /* a step or two: reach is hardly more */
-        while (w.live >= p.dmin && stx__at_ramp(p, w, w.live) <= 0) w.live--;
+        while (w.live >= p.dmin && stx__attn_ramp(p, w, w.live) <= 0) w.live--;
         /* (1 - delta) + zl >= 0, so nothing is taken from 1 */
         f = floorf(w.zl) + 1;
         w.full = f >= (float)w.live ? w.live : f >= 0 ? (int)f : -1; /* NaN: -1 */
@@ -4609,7 +4609,7 @@ static __device__ __forceinline__ stx__at_head stx__at_open(const stx__at &p, in
 
 /* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins
    where a block of 8 does: first may be below lo, or even below 0, by 7. */
-static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx__at_head &w,
+static __device__ __forceinline__ void stx__attn_range(const stx__at &p, const stx__attn_head &w,
                                                      int i0, int n, int *first, int *last) {
     int f = max(p.lo, p.C + i0 - w.live);
     *last = p.C + min(i0 + n, p.T) - p.dmin;
@@ -4621,14 +4621,14 @@ static __device__ __forceinline__ void stx__at_range(const stx__at &p, const stx
    far, meets the tile's groups of 16 keys lo .. hi - 1: in each is a key that one of
    its queries sees, were there queries beyond T, too. The other groups are left out:
    all they would give is zeros. */
-typedef struct stx__at_band {
+typedef struct stx__attn_band {
     int lo, hi;
-} stx__at_band;
+} stx__attn_band;
 
 template <int BK>
-static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, int persistent,
+static __device__ __forceinline__ stx__attn_band stx__attn_meets(const stx__at &p, int persistent,
                                                              int far, int i, int j0) {
-    stx__at_band b = {0, 0};
+    stx__attn_band b = {0, 0};
     if (i >= p.T) return b;
     if (persistent) {
         b.hi = (min(BK, p.N - j0) + 15) >> 4;
@@ -4642,7 +4642,7 @@ static __device__ __forceinline__ stx__at_band stx__at_meets(const stx__at &p, i
 
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b
    H + h) T + i; at: position of the first of 8 */
-static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t stream,
+static __device__ __forceinline__ uint4 stx__attn_bits(const stx__at &p, uint64_t stream,
                                                      uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
 }
@@ -4655,7 +4655,7 @@ static __device__ __forceinline__ uint4 stx__at_bits(const stx__at &p, uint64_t 
    of what a binary search finds: no sort, no atomics. One thread an entry; the batch
    is not in the list: but for padded keys, which it does not know, rows have equal
    lengths. */
-static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx__at_head &w,
+static __device__ __forceinline__ int stx__attn_length(const stx__at &p, const stx__attn_head &w,
                                                      int tile, int bq, int bk) {
     /* a last tile that T cuts counts as a whole one: never shorter than the tile
        before */
@@ -4667,26 +4667,26 @@ static __device__ __forceinline__ int stx__at_length(const stx__at &p, const stx
    many it has; no columns: it has no rows there. See ROWS OF dR (backward), for which
    the list's kernel gives places away: heads with the fewest columns first, as long as
    there is room. */
-typedef struct stx__at_place {
+typedef struct stx__attn_place {
     int at, width;
-} stx__at_place;
+} stx__attn_place;
 
-static __device__ __forceinline__ int stx__at_width(const stx__at &p, const stx__at_head &w,
+static __device__ __forceinline__ int stx__attn_width(const stx__at &p, const stx__attn_head &w,
                                                     int newest) {
     return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
 }
 
-static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_t *list, int tiles,
-                                                       int bq, int bk, stx__at_place *place,
-                                                       int newest, int room, stx__at_head *head) {
+static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint32_t *list, int tiles,
+                                                       int bq, int bk, stx__attn_place *place,
+                                                       int newest, int room, stx__attn_head *head) {
     int h, e;
-    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__at_open(p, h);
+    for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__attn_open(p, h);
     __syncthreads();
     for (h = (int)threadIdx.x; place && !blockIdx.x && h < p.H; h += (int)blockDim.x) {
-        const int width = stx__at_width(p, head[h], newest);
+        const int width = stx__attn_width(p, head[h], newest);
         int64_t at = 0;
         for (e = 0; e < p.H; e++) {
-            const int other = stx__at_width(p, head[e], newest);
+            const int other = stx__attn_width(p, head[e], newest);
             if (other < width || (other == width && e < h)) at += other;
         }
         place[h].at = at + width <= room ? (int)at : 0;
@@ -4694,13 +4694,13 @@ static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_
     }
     e = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (e < p.H * tiles) {
-        int mine = e / tiles, tile = e % tiles, n = stx__at_length(p, head[mine], tile, bq, bk),
+        int mine = e / tiles, tile = e % tiles, n = stx__attn_length(p, head[mine], tile, bq, bk),
             rank = 0;
         for (h = 0; h < p.H; h++) {
             /* the first tile of head h that comes before this entry */
             int a = 0, b = tiles;
             while (a < b) {
-                int m = (a + b) / 2, len = stx__at_length(p, head[h], m, bq, bk);
+                int m = (a + b) / 2, len = stx__attn_length(p, head[h], m, bq, bk);
                 if (len > n || (len == n && (h < mine || (h == mine && m > tile))))
                     b = m;
                 else
@@ -4712,9 +4712,9 @@ static __device__ __forceinline__ void stx__at_listing(const stx__at &p, uint32_
     }
 }
 
-STX__GLOBAL(128) stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
-    STX__SHARED(stx__at_head, head, 256);
-    stx__at_listing(p, list, tiles, bq, bk, (stx__at_place *)NULL, 0, 0, head);
+STX__GLOBAL(128) stx__attn_list(stx__at p, uint32_t *list, int tiles, int bq, int bk) {
+    STX__SHARED(stx__attn_head, head, 256);
+    stx__attn_listing(p, list, tiles, bq, bk, (stx__attn_place *)NULL, 0, 0, head);
 }
 
 /* TILES IN SHARED MEMORY: rows of D numbers, filled up with zeros to 32, 64, 96 or
@@ -4723,7 +4723,7 @@ STX__GLOBAL(128) stx__at_list(stx__at p, uint32_t *list, int tiles, int bq, int 
    banks; and so do the 4 x 8 floats of a transposed fragment. Rows of 64 bytes: two of
    them make a line of 128; and rows of 192 begin in the middle of one by turns, so
    that the same holds of them. */
-template <int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r, int c) {
+template <int CH> static __device__ __forceinline__ unsigned stx__attn_piece(int r, int c) {
     return (unsigned)(r * CH + (CH % 8 ? c ^ ((r >> 1) & 3) : c ^ (r & 7))) * 16;
 }
 
@@ -4731,7 +4731,7 @@ template <int CH> static __device__ __forceinline__ unsigned stx__at_piece(int r
    [lo,hi) become zeros. All threads of the block; there after the next cp_wait and
    barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template <int CH, int THREADS>
-static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, const void *from,
+static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
                                                     size_t ld, int bytes, int r0, int lo, int hi) {
     /* threads of a row: of 12 pieces 16, of whom 4 have none */
     enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
@@ -4743,7 +4743,7 @@ static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, 
     for (k = 0; k < n; k += ROWS) {
         int yes = r0 + r + k >= lo && r0 + r + k < hi && c * 16 < bytes;
         if ((n % ROWS == 0 || r + k < n) && (ACROSS == CH || c < CH))
-            stx__cp16(tile + stx__at_piece<CH>(r + k, c), yes ? p : (const char *)from,
+            stx__cp16(tile + stx__attn_piece<CH>(r + k, c), yes ? p : (const char *)from,
                       yes ? 16 : 0);
         p += ROWS * ld;
     }
@@ -4752,32 +4752,32 @@ static __device__ __forceinline__ void stx__at_load(unsigned char *tile, int n, 
 /* WHERE KEYS STAND. Those of the block, from key `past` on, in k and v; those before
    in the memory of the head's group, (B,rows,..), which has the newest of them, from
    key `first` on: all that its heads see. A tile of keys lies on one side, or on both. */
-static __device__ __forceinline__ int stx__at_place_of(const stx__at &p, int h) {
+static __device__ __forceinline__ int stx__attn_place_of(const stx__at &p, int h) {
     return p.sets > 1 ? p.head[h] : 4 * h;
 }
 
 /* Keys j0 .. j0+n-1 of head h, batch row b, and their values, into tiles; as
-   stx__at_load */
+   stx__attn_load */
 template <int CH, int THREADS, int SIZE>
-static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigned char *kt,
+static __device__ __forceinline__ void stx__attn_load_kv(const stx__at &p, unsigned char *kt,
                                                        unsigned char *vt, int n, int b, int h,
                                                        int j0) {
     const int bytes = p.D * SIZE;
     const size_t at = ((size_t)b * p.stk + (size_t)h * p.D) * SIZE, ld = p.ldk * SIZE;
     const char *k = (const char *)p.k + at, *v = (const char *)p.v + at;
     if (j0 >= p.past || !p.past) {
-        stx__at_load<CH, THREADS>(kt, n, k, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
-        stx__at_load<CH, THREADS>(vt, n, v, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
+        stx__attn_load<CH, THREADS>(kt, n, k, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
+        stx__attn_load<CH, THREADS>(vt, n, v, ld, bytes, j0 - p.past, p.lo - p.past, p.S - p.past);
         return;
     }
-    const int place = stx__at_place_of(p, h);
-    const stx__at_past &o = p.old[place & 3];
+    const int place = stx__attn_place_of(p, h);
+    const stx__attn_past &o = p.old[place & 3];
     const size_t ato = ((size_t)b * o.st + (size_t)(place >> 2) * p.D) * SIZE, ldo = o.ld * SIZE;
     const char *ko = (const char *)o.k + ato, *vo = (const char *)o.v + ato;
     if (j0 + n <= p.past) {
-        stx__at_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
+        stx__attn_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
                                   p.past - o.first);
-        stx__at_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
+        stx__attn_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
                                   p.past - o.first);
         return;
     }
@@ -4787,25 +4787,25 @@ static __device__ __forceinline__ void stx__at_load_kv(const stx__at &p, unsigne
                   row = j - (old ? o.first : p.past),
                   yes = j >= p.lo && j < p.S && row >= 0 && c * 16 < bytes;
         const size_t from = (size_t)(yes ? row : 0) * (old ? ldo : ld) + (size_t)c * 16;
-        stx__cp16(kt + stx__at_piece<CH>(r, c), yes ? (old ? ko : k) + from : k, yes ? 16 : 0);
-        stx__cp16(vt + stx__at_piece<CH>(r, c), yes ? (old ? vo : v) + from : v, yes ? 16 : 0);
+        stx__cp16(kt + stx__attn_piece<CH>(r, c), yes ? (old ? ko : k) + from : k, yes ? 16 : 0);
+        stx__cp16(vt + stx__attn_piece<CH>(r, c), yes ? (old ? vo : v) + from : v, yes ? 16 : 0);
     }
 }
 
 /* Rows of zeros for those of the tile's keys that do not exist, once their copies have
    come; before a barrier */
 template <int CH, int THREADS, int BK>
-static __device__ __forceinline__ void stx__at_blank(unsigned char *tile, uint64_t seen) {
+static __device__ __forceinline__ void stx__attn_blank(unsigned char *tile, uint64_t seen) {
 #pragma unroll 1
     for (int e = (int)threadIdx.x; e < BK * CH; e += THREADS)
         if (!(seen >> (e / CH) & 1))
-            *(uint4 *)(tile + stx__at_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
+            *(uint4 *)(tile + stx__attn_piece<CH>(e / CH, e % CH)) = make_uint4(0, 0, 0, 0);
 }
 
 /* v instead of what keys that do not exist have in an accumulator: columns 8n + 2t +
    (e & 1) */
 template <int NB>
-static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_t seen, int t,
+static __device__ __forceinline__ void stx__attn_forbid(float (&x)[NB][4], uint64_t seen, int t,
                                                       float v) {
     uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
     int n;
@@ -4826,33 +4826,33 @@ static __device__ __forceinline__ void stx__at_forbid(float (&x)[NB][4], uint64_
    8c.. as two right factors of 8 columns each; bfloat16 only (ldmatrix turns units of
    2 bytes) */
 template <int CH>
-static __device__ __forceinline__ void stx__at_frag_a(uint32_t (&a)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_frag_a(uint32_t (&a)[4], const unsigned char *tile,
                                                       int r0, int k,
                                                       int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4(a, tile + stx__at_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
+    stx__ldmatrix_x4(a, tile + stx__attn_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__at_frag_b(uint32_t (&b)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_frag_b(uint32_t (&b)[4], const unsigned char *tile,
                                                       int r0, int k,
                                                       int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile
-                            + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                            + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
                                                 2 * k + ((lane >> 3) & 1)));
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__at_frag_b2(uint32_t (&b)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_frag_b2(uint32_t (&b)[4], const unsigned char *tile,
                                                        int r0, int k,
                                                        int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4(b, tile + stx__at_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
+    stx__ldmatrix_x4(b, tile + stx__attn_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_frag_v(uint32_t (&b)[4], const unsigned char *tile,
                                                       int r0, int c,
                                                       int lane = (int)threadIdx.x & 31) {
-    stx__ldmatrix_x4_trans(b, tile + stx__at_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
+    stx__ldmatrix_x4_trans(b, tile + stx__attn_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
 /* PRECISION. num: how numbers are stored; SIZE their bytes; mma: c (16,8) += a (16,32
@@ -4863,9 +4863,9 @@ static __device__ __forceinline__ void stx__at_frag_v(uint32_t (&b)[4], const un
    QUERIES_TWICE (filled up, one bit each) it is compiled a second time for masks, by
    precision `masked`. SMALL: blocks of that kernel which must fit on a multiprocessor,
    D up to 32; 0: nvcc decides. SMALL_KEYS: the same of the sweep of keys. */
-struct stx__at_bf16 {
+struct stx__attn_bf16 {
     typedef stx__bf16 num;
-    typedef stx__at_bf16 masked;
+    typedef stx__attn_bf16 masked;
 
     enum { SIZE = 2, K = 16, QUERIES_TWICE = 0, SMALL = 3, SMALL_KEYS = 2 };
 
@@ -4889,32 +4889,32 @@ struct stx__at_bf16 {
 /* The nearest tf32. A NaN must stay one: CUDA's has all bits set, and would be rounded
    up to -0. */
 #ifdef CUDA_HOST
-static inline uint32_t stx__at_hi(uint32_t v) {
+static inline uint32_t stx__attn_hi(uint32_t v) {
     return ((v & 0x7fffffffu) < 0x7f800000u ? v + 0x1000u : v) & 0xffffe000u;
 }
 #else
-static __device__ __forceinline__ uint32_t stx__at_hi(uint32_t v) {
+static __device__ __forceinline__ uint32_t stx__attn_hi(uint32_t v) {
     uint32_t r;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(v)));
     return r;
 }
 #endif
-static __device__ __forceinline__ uint32_t stx__at_lo(uint32_t v, uint32_t hi) {
-    return stx__at_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
+static __device__ __forceinline__ uint32_t stx__attn_lo(uint32_t v, uint32_t hi) {
+    return stx__attn_hi(__float_as_uint(__uint_as_float(v) - __uint_as_float(hi)));
 }
-struct stx__at_f32;
+struct stx__attn_f32;
 
-struct stx__at_tf32 {
+struct stx__attn_tf32 {
     typedef float num;
     /* better numbers and slower ones; its kernels are there anyway */
-    typedef stx__at_f32 masked;
+    typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, QUERIES_TWICE = 128 + 32, SMALL = 4, SMALL_KEYS = 3 };
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])},
-                 b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
+        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]), stx__attn_hi(a[3])},
+                 b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
 
@@ -4930,19 +4930,19 @@ struct stx__at_tf32 {
     }
 };
 
-struct stx__at_f32 {
+struct stx__attn_f32 {
     typedef float num;
-    typedef stx__at_f32 masked;
+    typedef stx__attn_f32 masked;
 
     enum { SIZE = 4, K = 8, QUERIES_TWICE = 0, SMALL = 0, SMALL_KEYS = 3 };
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__at_hi(a[0]), stx__at_hi(a[1]), stx__at_hi(a[2]), stx__at_hi(a[3])},
-                 b[2] = {stx__at_hi(b0), stx__at_hi(b1)};
-        uint32_t l[4] = {stx__at_lo(a[0], h[0]), stx__at_lo(a[1], h[1]), stx__at_lo(a[2], h[2]),
-                         stx__at_lo(a[3], h[3])};
-        uint32_t m[2] = {stx__at_lo(b0, b[0]), stx__at_lo(b1, b[1])};
+        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]), stx__attn_hi(a[3])},
+                 b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
+        uint32_t l[4] = {stx__attn_lo(a[0], h[0]), stx__attn_lo(a[1], h[1]), stx__attn_lo(a[2], h[2]),
+                         stx__attn_lo(a[3], h[3])};
+        uint32_t m[2] = {stx__attn_lo(b0, b[0]), stx__attn_lo(b1, b[1])};
         stx__mma_tf32_3(c, l, h, m, b);
     }
 
@@ -4967,27 +4967,27 @@ struct stx__at_f32 {
 };
 
 /* The float of a stored number, and back */
-static __device__ __forceinline__ float stx__at_float(stx__bf16 v) {
+static __device__ __forceinline__ float stx__attn_float(stx__bf16 v) {
     return __bfloat162float(v);
 }
 
-static __device__ __forceinline__ float stx__at_float(float v) {
+static __device__ __forceinline__ float stx__attn_float(float v) {
     return v;
 }
 
-static __device__ __forceinline__ void stx__at_store(stx__bf16 *p, float v) {
+static __device__ __forceinline__ void stx__attn_store(stx__bf16 *p, float v) {
     *p = __float2bfloat16(v);
 }
 
-static __device__ __forceinline__ void stx__at_store(float *p, float v) {
+static __device__ __forceinline__ void stx__attn_store(float *p, float v) {
     *p = v;
 }
 
-static __device__ __forceinline__ void stx__at_store2(stx__bf16 *p, float a, float b) {
+static __device__ __forceinline__ void stx__attn_store2(stx__bf16 *p, float a, float b) {
     *(uint32_t *)p = stx__pair(a, b);
 }
 
-static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b) {
+static __device__ __forceinline__ void stx__attn_store2(float *p, float a, float b) {
     *(float2 *)p = make_float2(a, b);
 }
 
@@ -5003,18 +5003,18 @@ static __device__ __forceinline__ void stx__at_store2(float *p, float a, float b
    rounding, no barrier. Two blocks of 8 columns are carried from one tile of keys to
    the next: that is the ring. turn: one block of R; returns in s what belongs to block
    n of S. */
-struct stx__at_skew {
+struct stx__attn_skew {
     /* the block before, its elements already in the order e; row g+8's part of the
        next block of S */
     float lo[2], hi[2], next[2];
 };
 
-struct stx__at_lanes {
+struct stx__attn_lanes {
     int from[2], odd, now[2];
 };
 
-static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int)threadIdx.x & 31) {
-    stx__at_lanes l;
+static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = (int)threadIdx.x & 31) {
+    stx__attn_lanes l;
     int g = lane >> 2, t = lane & 3, e;
     l.odd = g & 1;
     for (e = 0; e < 2; e++) {
@@ -5027,7 +5027,7 @@ static __device__ __forceinline__ stx__at_lanes stx__at_lanes_of(int lane = (int
     return l;
 }
 
-static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx__at_lanes &l,
+static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const stx__attn_lanes &l,
                                                      const float (&r)[4], float (&s)[4]) {
     int e;
     for (e = 0; e < 2; e++) {
@@ -5083,7 +5083,7 @@ static __device__ __forceinline__ void stx__at_shift(stx__at_skew &w, const stx_
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
    beyond T become zeros */
 template <class P, int CH>
-static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned char *tile, int r0,
+static __device__ __forceinline__ void stx__attn_query(const stx__at &p, unsigned char *tile, int r0,
                                                      int n, int i0, int b, int h,
                                                      const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
@@ -5099,19 +5099,19 @@ static __device__ __forceinline__ void stx__at_query(const stx__at &p, unsigned 
                 typename P::num x[PER];
                 memcpy(x, &v, 16);
                 for (e = 0; e < PER; e++)
-                    stx__at_store(x + e, stx__at_float(x[e])
+                    stx__attn_store(x + e, stx__attn_float(x[e])
                                              + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
                 memcpy(&v, x, 16);
             }
         }
-        *(uint4 *)(tile + stx__at_piece<CH>(r, c)) = v;
+        *(uint4 *)(tile + stx__attn_piece<CH>(r, c)) = v;
     }
     __syncwarp();
 }
 
 /* Words of 4 calls, one in each lane of a quad: afterwards x[l] is what lane l had as
    x[t] */
-static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
+static __device__ __forceinline__ void stx__attn_swap(uint32_t (&x)[4]) {
     int t = (int)threadIdx.x & 3, e;
     for (e = 0; e < 4; e += 2) {
         uint32_t v = __shfl_xor_sync(STX__ALL, t & 1 ? x[e] : x[e + 1], 1);
@@ -5134,7 +5134,7 @@ static __device__ __forceinline__ void stx__at_swap(uint32_t (&x)[4]) {
    the calls of their two rows. row: of g = 0; at: position of the first column, a
    multiple of 8. All lanes. */
 template <int NB>
-static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64_t stream,
+static __device__ __forceinline__ uint32_t stx__attn_kept(const stx__at &p, uint64_t stream,
                                                         uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;
@@ -5142,9 +5142,9 @@ static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64
 #pragma unroll 1
     for (q = 0; q < NB / 2; q++) {
         int c = 4 * q + t;
-        uint4 w = stx__at_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
+        uint4 w = stx__attn_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
         uint32_t x[4] = {w.x, w.y, w.z, w.w};
-        stx__at_swap(x);
+        stx__attn_swap(x);
 #pragma unroll
         for (l = 0; l < 4; l++) {
             uint32_t two = ((x[l] & 0xffffu) < p.keep) | ((x[l] >> 16) < p.keep) << 1;
@@ -5160,26 +5160,26 @@ static __device__ __forceinline__ uint32_t stx__at_kept(const stx__at &p, uint64
    taken for k = t and key 2t+1 for k = t+4, by both factors. */
 /* EDGE: of the groups that a strip meets */
 template <int MT>
-static __device__ __forceinline__ int stx__at_met(const stx__at_band (&band)[MT], int group) {
+static __device__ __forceinline__ int stx__attn_met(const stx__attn_band (&band)[MT], int group) {
     return (group >= band[0].lo && group < band[0].hi)
            || (group >= band[MT - 1].lo && group < band[MT - 1].hi);
 }
 
-template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_values {
+template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_values {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
-                                               const stx__at_band (&band)[MT]) {
+                                               const stx__attn_band (&band)[MT]) {
         int g = lane >> 2, t = lane & 3, k, n, m;
 #pragma unroll
         for (k = 0; k < NB; k++) {
-            if (EDGE && !stx__at_met(band, k / 2)) continue;
+            if (EDGE && !stx__attn_met(band, k / 2)) continue;
 #pragma unroll
             for (n = 0; n < ND; n++) {
                 uint32_t b0 = *(
-                    const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
+                    const uint32_t *)(tile + stx__attn_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
                 uint32_t b1 = *(
-                    const uint32_t *)(tile + stx__at_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
+                    const uint32_t *)(tile + stx__attn_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
@@ -5193,15 +5193,15 @@ template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__at_valu
 };
 
 template <int CH, int MT, int NB, int ND, int EDGE>
-struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
+struct stx__attn_values<stx__attn_bf16, CH, MT, NB, ND, EDGE> {
     static __device__ __forceinline__ void run(float (&o)[MT][ND][4], const float (&w)[MT][NB][4],
                                                const unsigned char *tile, int lane,
-                                               const stx__at_band (&band)[MT]) {
+                                               const stx__attn_band (&band)[MT]) {
         int k, n, m;
 #pragma unroll
         for (k = 0; k < NB / 2; k++) {
             uint32_t a[MT][4];
-            if (EDGE && !stx__at_met(band, k)) continue;
+            if (EDGE && !stx__attn_met(band, k)) continue;
 #pragma unroll
             for (m = 0; m < MT; m++) {
                 a[m][0] = stx__pair(w[m][2 * k][0], w[m][2 * k][1]);
@@ -5212,11 +5212,11 @@ struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
 #pragma unroll
             for (n = 0; n < ND; n += 2) {
                 uint32_t b[4];
-                stx__at_frag_v<CH>(b, tile, 16 * k, n, lane);
+                stx__attn_frag_v<CH>(b, tile, 16 * k, n, lane);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     if (EDGE && MT > 1 && (k < band[m].lo || k >= band[m].hi)) continue;
-                    stx__at_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
+                    stx__attn_bf16::mma2(o[m][n], o[m][n + 1], a[m], b);
                 }
             }
         }
@@ -5225,7 +5225,7 @@ struct stx__at_values<stx__at_bf16, CH, MT, NB, ND, EDGE> {
 
 /* v, but the compiler cannot know: what is made of it inside a loop is not worth
    registers throughout the loop */
-static __device__ __forceinline__ int stx__at_again(int v) {
+static __device__ __forceinline__ int stx__attn_again(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
@@ -5246,18 +5246,18 @@ static __device__ __forceinline__ int stx__at_again(int v) {
 /* zeros before key 0, where a tile may begin; and behind the last key */
 enum { STX__AT_BEFORE = 64 };
 
-static size_t stx__at_words(const stx_attention_args *a) {
+static size_t stx__attn_words(const stx_attention_args *a) {
     return a->pad || a->not_causal ? (a->S + STX__AT_BEFORE - 1) / 32 + 3 : 0;
 }
 
-static size_t stx__at_rows(const stx_attention_args *a) {
+static size_t stx__attn_rows(const stx_attention_args *a) {
     return a->pad ? a->B : 1;
 }
 
 /* The bits of keys j0 .. j0+BK-1 of batch row b, -BK < j0 < S */
 template <int BK>
-static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b, int j0) {
-    const unsigned at = (unsigned)(stx__at_again(j0) + STX__AT_BEFORE), shift = at & 31;
+static __device__ __forceinline__ uint64_t stx__attn_exist(const stx__at &p, int b, int j0) {
+    const unsigned at = (unsigned)(stx__attn_again(j0) + STX__AT_BEFORE), shift = at & 31;
     const uint32_t *w = p.bits + (size_t)b * p.stbits + (at >> 5);
     uint64_t v = (w[0] | (uint64_t)w[1] << 32) >> shift;
     if (BK == 64) return shift ? v | (uint64_t)w[2] << (64 - shift) : v;
@@ -5265,13 +5265,13 @@ static __device__ __forceinline__ uint64_t stx__at_exist(const stx__at &p, int b
 }
 
 /* Are they all there? */
-template <int BK> static __device__ __forceinline__ int stx__at_whole(uint64_t seen) {
+template <int BK> static __device__ __forceinline__ int stx__attn_whole(uint64_t seen) {
     return seen == ~(uint64_t)0 >> (64 - BK);
 }
 
 /* A word a warp, a key a lane */
 STX__GLOBAL(256)
-stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
+stx__attn_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
                     size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     if (k >= n) return;
@@ -5281,25 +5281,25 @@ stx__at_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int
     if (!(threadIdx.x % STX__WARP)) bits[k] = v;
 }
 
-static void stx__at_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p,
+static void stx__attn_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p,
                              void *room) {
-    size_t words = stx__at_words(a), n = words * stx__at_rows(a);
+    size_t words = stx__attn_words(a), n = words * stx__attn_rows(a);
     if (!n) return;
     p->bits = (const uint32_t *)room;
     p->stbits = a->pad ? (int)words : 0;
-    STX__RUN_KERNEL(x, name, stx__at_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
+    STX__RUN_KERNEL(x, name, stx__attn_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
                     (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
 }
 
 /* What a block works on. In shared memory, for registers are scarce. */
-typedef struct stx__at_job {
-    stx__at_head w;
+typedef struct stx__attn_job {
+    stx__attn_head w;
     int b, h, i0, first, windows, steps;
-} stx__at_job;
+} stx__attn_job;
 
 /* DP: D filled up; TWO: Q for S stands in shared memory and not in registers (two
    queries, or floats) */
-template <class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
+template <class P, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
     enum {
         CH = DP * P::SIZE / 16,
         KS = CH / 2,
@@ -5336,7 +5336,7 @@ template <class P, int DP, int BK, int MT, int TWO> struct stx__at_shape {
 
 /* Copies of step s, into what step s - 2 had */
 template <class X>
-static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const stx__at_job &job,
+static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p, const stx__attn_job &job,
                                                         unsigned char *shared, int s) {
     const int window = s < job.windows,
               j0 = window ? job.first + s * X::KEYS
@@ -5344,23 +5344,23 @@ static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const 
               bytes = p.D * X::SIZE;
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
     if (window) {
-        if (!p.bits || stx__at_exist<X::KEYS>(p, job.b, j0))
-            stx__at_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h,
+        if (!p.bits || stx__attn_exist<X::KEYS>(p, job.b, j0))
+            stx__attn_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h,
                                                         j0);
     } else {
         const size_t o = (size_t)job.h * p.N * p.D * X::SIZE;
-        stx__at_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes,
+        stx__attn_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes,
                                         j0, 0, p.N);
-        stx__at_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o,
+        stx__attn_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o,
                                         (size_t)bytes, bytes, j0, 0, p.N);
     }
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
         int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
         if (!s)
-            stx__at_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes,
+            stx__attn_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes,
                                             row - X::BQ, 0, p.P);
-        stx__at_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE,
+        stx__attn_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE,
                                         bytes, row, 0, p.P);
     }
     stx__cp_commit();
@@ -5369,19 +5369,19 @@ static __device__ __forceinline__ void stx__at_fwd_load(const stx__at &p, const 
 /* EDGES. A tile that the window or the ramp cuts, or the end of the persistent vectors: the same sums in the same order as in the kernel's
    loop below, but for the groups of 16 keys that a strip does not meet, whose weights would be 0. All that is asked is the same for a warp;
    loops are unrolled, for accumulators have no index. */
-typedef struct stx__at_here { /* a warp and a tile */
+typedef struct stx__attn_here { /* a warp and a tile */
     const unsigned char *k, *v, *ring, *qs, *qr;
     float *ramp;
     int lane, s, j0, i; /* s: of the steps; i: the warp's first query */
     float sc;           /* the logits' scale */
-} stx__at_here;
+} stx__attn_here;
 
 template <class P, int DP, int BK, int MT, int TWO>
-static __device__ __forceinline__ void stx__at_edge(
-    const stx__at &p, const stx__at_job &job, const stx__at_here &w, const uint32_t (&kept)[MT],
-    const uint32_t (&qf)[MT][stx__at_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
-    float (&top)[MT][2], float (&sum)[MT][2], stx__at_skew (&skew)[MT], int &started) {
-    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+static __device__ __forceinline__ void stx__attn_edge(
+    const stx__at &p, const stx__attn_job &job, const stx__attn_here &w, const uint32_t (&kept)[MT],
+    const uint32_t (&qf)[MT][stx__attn_shape<P, DP, BK, MT, TWO>::QS][4], float (&o)[MT][DP / 8][4],
+    float (&top)[MT][2], float (&sum)[MT][2], stx__attn_skew (&skew)[MT], int &started) {
+    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
 
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND };
 
@@ -5390,18 +5390,18 @@ static __device__ __forceinline__ void stx__at_edge(
               ramped = p.z.p && window && near + BK + 16 * MT - 2 > job.w.full;
     const float LOG2E = 1.44269504f, unit = X::REGS ? LOG2E : 1;
     float x[MT][NB][4];
-    stx__at_band band[MT];
+    stx__attn_band band[MT];
     int m, n, k, e;
 #pragma unroll
     for (m = 0; m < MT; m++) {
-        band[m] = stx__at_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
+        band[m] = stx__attn_meets<BK>(p, !window, job.w.live, w.i + 16 * m, w.j0);
 #pragma unroll
         for (n = 0; n < NB; n++) x[m][n][0] = x[m][n][1] = x[m][n][2] = x[m][n][3] = 0;
     }
     if (ramped) { /* m by near + e */
         __syncwarp();
         for (e = w.lane; e < BK + 16 * MT - 1; e += 32) {
-            float f = stx__at_ramp(p, job.w, near + e);
+            float f = stx__attn_ramp(p, job.w, near + e);
             w.ramp[e] = f <= 0 ? 0 : f >= 1 ? 1 : f; /* NaN stays NaN */
         }
         __syncwarp();
@@ -5410,7 +5410,7 @@ static __device__ __forceinline__ void stx__at_edge(
         /* as below: round c serves block c + 2m of strip m, from its first group on,
            or from two blocks before */
         const int at = (BK / 16 * w.s + X::BQ / 16 - MT * warp) % (X::RING / 16) * 16;
-        const stx__at_lanes lanes = stx__at_lanes_of(w.lane);
+        const stx__attn_lanes lanes = stx__attn_lanes_of(w.lane);
         int from[MT], to[MT], c;
 #pragma unroll
         for (m = 0; m < MT; m++) {
@@ -5431,7 +5431,7 @@ static __device__ __forceinline__ void stx__at_edge(
 #pragma unroll
             for (k = 0; k < KS; k += 2) {
                 uint32_t f[4];
-                stx__at_frag_b2<CH>(f, w.ring, row, k, w.lane);
+                stx__attn_frag_b2<CH>(f, w.ring, row, k, w.lane);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     if (c + 2 * m < -2 || c + 2 * m >= NB
@@ -5443,7 +5443,7 @@ static __device__ __forceinline__ void stx__at_edge(
                             P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                         else {
                             uint32_t a[4];
-                            stx__at_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
+                            stx__attn_frag_a<CH>(a, w.qr, r0 + 16 * m, k + e, w.lane);
                             P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
                         }
                     }
@@ -5455,9 +5455,9 @@ static __device__ __forceinline__ void stx__at_edge(
                 float unseen[4];
                 if (col < -2 || col >= NB || (MT > 1 && (col < from[m] || col >= to[m]))) continue;
                 if (col < 0)
-                    stx__at_shift(skew[m], lanes, r[m], unseen);
+                    stx__attn_shift(skew[m], lanes, r[m], unseen);
                 else
-                    stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                    stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
             }
         }
 #pragma unroll
@@ -5466,17 +5466,17 @@ static __device__ __forceinline__ void stx__at_edge(
     }
 #pragma unroll
     for (n = 0; n < NB; n += 2) {
-        if (!stx__at_met(band, n / 2)) continue;
+        if (!stx__attn_met(band, n / 2)) continue;
 #pragma unroll
         for (k = 0; k < KS; k++) {
             uint32_t f[4];
-            stx__at_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
+            stx__attn_frag_b<CH>(f, w.k, 8 * n, k, w.lane);
 #pragma unroll
             for (m = 0; m < MT; m++) {
                 uint32_t a[4];
                 if (MT > 1 && (n / 2 < band[m].lo || n / 2 >= band[m].hi)) continue;
                 if (TWO)
-                    stx__at_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
+                    stx__attn_frag_a<CH>(a, w.qs, r0 + 16 * m, k, w.lane);
                 else
                     for (e = 0; e < 4; e++) a[e] = qf[m][X::REGS ? k : 0][e];
                 P::mma2(x[m][n], x[m][n + 1], a, f);
@@ -5484,10 +5484,10 @@ static __device__ __forceinline__ void stx__at_edge(
         }
     }
     if (p.bits && window) {
-        const uint64_t seen = stx__at_exist<BK>(p, job.b, w.j0);
-        if (!stx__at_whole<BK>(seen))
+        const uint64_t seen = stx__attn_exist<BK>(p, job.b, w.j0);
+        if (!stx__attn_whole<BK>(seen))
 #pragma unroll
-            for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
+            for (m = 0; m < MT; m++) stx__attn_forbid(x[m], seen, t, -INFINITY);
     }
 #pragma unroll
     for (m = 0; m < MT; m++) {
@@ -5559,19 +5559,19 @@ static __device__ __forceinline__ void stx__at_edge(
                 for (e = 0; e < 4; e++) x[m][n][e] *= root;
         }
     }
-    stx__at_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
+    stx__attn_values<P, CH, MT, NB, ND, 1>::run(o, x, w.v, w.lane, band);
 }
 
 /* Entry blockIdx.x / B of the list, batch row blockIdx.x % B */
 template <class P, int DP, int BK, int MT, int TWO>
-STX__GLOBAL(128, stx__at_shape<P, DP, BK, MT, TWO>::BLOCKS)
-stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
-    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
+STX__GLOBAL(128, stx__attn_shape<P, DP, BK, MT, TWO>::BLOCKS)
+stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
+    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
 
     enum { CH = X::CH, KS = X::KS, NB = X::NB, ND = X::ND, BQ = X::BQ, ROWS = 16 * MT };
 
     STX__DYNAMIC(memory);
-    const stx__at_job &job = *(const stx__at_job *)memory;
+    const stx__attn_job &job = *(const stx__attn_job *)memory;
     unsigned char *shared = memory + X::HEAD;
     unsigned char *ring = shared + 4 * BK * X::ROW,
                   *qs = X::REGS && !TWO ? shared + 2 * BK * X::ROW
@@ -5583,43 +5583,43 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     const stx__num none = {NULL, NULL, 0};
     uint32_t kept[MT] = {}, qf[MT][X::QS][4];
     float o[MT][ND][4], top[MT][2], sum[MT][2];
-    stx__at_skew skew[MT];
-    stx__at_band whole[MT] = {};
+    stx__attn_skew skew[MT];
+    stx__attn_band whole[MT] = {};
     /* started: a bit for each strip whose skew goes on from tile to tile */
     int s, m, n, k, e, started = 0;
 
     if (!threadIdx.x) {
-        stx__at_job *j = (stx__at_job *)memory;
+        stx__attn_job *j = (stx__attn_job *)memory;
         int entry = (int)list[blockIdx.x / (unsigned)p.B], last;
         j->b = (int)(blockIdx.x % (unsigned)p.B);
         j->h = entry / tiles;
         j->i0 = entry % tiles * BQ;
-        j->w = stx__at_open(p, j->h);
-        stx__at_range(p, j->w, j->i0, BQ, &j->first, &last);
+        j->w = stx__attn_open(p, j->h);
+        stx__attn_range(p, j->w, j->i0, BQ, &j->first, &last);
         if (p.bits) {
             last = min(last, p.S);
-            while (j->first < last && !stx__at_exist<BK>(p, j->b, j->first)) j->first += BK;
+            while (j->first < last && !stx__attn_exist<BK>(p, j->b, j->first)) j->first += BK;
         }
         j->windows = (last - j->first + BK - 1) / BK;
         if (p.bits)
-            while (j->windows && !stx__at_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
+            while (j->windows && !stx__attn_exist<BK>(p, j->b, j->first + (j->windows - 1) * BK))
                 j->windows--;
         j->steps = j->windows + (p.N ? (p.N + ((p.S + p.span) & 7) + BK - 1) / BK : 0);
     }
     __syncthreads();
-    if (job.steps) stx__at_fwd_load<X>(p, job, shared, 0);
+    if (job.steps) stx__attn_fwd_load<X>(p, job, shared, 0);
     /* the queries, first those that meet positions */
     if (X::REGS) {
-        stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.vb);
 #pragma unroll
         for (m = 0; m < MT; m++)
 #pragma unroll
-            for (k = 0; k < KS; k++) stx__at_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+            for (k = 0; k < KS; k++) stx__attn_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
-        stx__at_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
+        stx__attn_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
     }
-    if (TWO) stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
+    if (TWO) stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, p.u);
 #pragma unroll
     for (m = 0; m < MT; m++) {
 #pragma unroll
@@ -5631,7 +5631,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
     }
 
     for (s = 0; s < job.steps; s++) {
-        const int lane = stx__at_again((int)threadIdx.x & 31), t = lane & 3;
+        const int lane = stx__attn_again((int)threadIdx.x & 31), t = lane & 3;
         const unsigned char *kt = shared + (s & 1) * 2 * BK * X::ROW, *vt = kt + BK * X::ROW;
         const int window = s < job.windows,
                   j0 = window ? job.first + s * BK : (s - job.windows) * BK - ((p.S + p.span) & 7),
@@ -5645,19 +5645,19 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
         stx__cp_wait<0>();
         __syncthreads();
         if (p.bits && window) {
-            const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
+            const uint64_t seen = stx__attn_exist<BK>(p, job.b, j0);
             some = seen != 0;
-            if (some && !stx__at_whole<BK>(seen)) {
-                stx__at_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE, seen);
-                stx__at_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE + X::TILE, seen);
+            if (some && !stx__attn_whole<BK>(seen)) {
+                stx__attn_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE, seen);
+                stx__attn_blank<CH, X::THREADS, BK>(shared + (s & 1) * 2 * X::TILE + X::TILE, seen);
                 __syncthreads();
             }
         }
-        if (s + 1 < job.steps) stx__at_fwd_load<X>(p, job, shared, s + 1);
+        if (s + 1 < job.steps) stx__attn_fwd_load<X>(p, job, shared, s + 1);
         /* u has no part in the persistent keys' logits */
         if (TWO && s == job.windows && p.u.p) {
             __syncwarp();
-            stx__at_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
+            stx__attn_query<P, CH>(p, qs, r0, ROWS, job.i0, job.b, job.h, none);
         }
         /* the next tile's skew begins anew: the ring has all that it meets */
         if (!some) {
@@ -5669,13 +5669,13 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
         if (p.keep)
 #pragma unroll
             for (m = 0; m < MT; m++)
-                kept[m] = stx__at_kept<NB>(p, p.stream + *p.shift,
+                kept[m] = stx__attn_kept<NB>(p, p.stream + *p.shift,
                                            ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
                                            (window ? p.span : p.S + p.span) + j0);
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         if (edge) {
-            const stx__at_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
-            stx__at_edge<P, DP, BK, MT, TWO>(p, job, here, kept, qf, o, top, sum, skew, started);
+            const stx__attn_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
+            stx__attn_edge<P, DP, BK, MT, TWO>(p, job, here, kept, qf, o, top, sum, skew, started);
             continue;
         }
         if (window && p.pe) {
@@ -5686,7 +5686,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
             const int at = (BK / 16 * s + BQ / 16 - MT * warp) % (X::RING / 16)
                            * 16; /* in this way the compiler sees that it is a
                                                                                                  multiple of 16 */
-            const stx__at_lanes lanes = stx__at_lanes_of(lane);
+            const stx__attn_lanes lanes = stx__attn_lanes_of(lane);
             int c;
 #pragma unroll
             for (c = -2 * MT; c < NB; c++) {
@@ -5700,7 +5700,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
 #pragma unroll
                 for (k = 0; k < KS; k += 2) {
                     uint32_t f[4];
-                    stx__at_frag_b2<CH>(f, ring, row, k, lane);
+                    stx__attn_frag_b2<CH>(f, ring, row, k, lane);
 #pragma unroll
                     for (m = 0; m < MT; m++) {
                         if (c + 2 * m < -2 || c + 2 * m >= NB) continue;
@@ -5710,7 +5710,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
                                 P::mma(r[m], qf[m][X::REGS ? k + e : 0], f[2 * e], f[2 * e + 1]);
                             else {
                                 uint32_t a[4];
-                                stx__at_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
+                                stx__attn_frag_a<CH>(a, qr, r0 + 16 * m, k + e, lane);
                                 P::mma(r[m], a, f[2 * e], f[2 * e + 1]);
                             }
                         }
@@ -5722,9 +5722,9 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
                     float unseen[4];
                     if (col < -2 || col >= NB) continue;
                     if (col < 0)
-                        stx__at_shift(skew[m], lanes, r[m], unseen);
+                        stx__attn_shift(skew[m], lanes, r[m], unseen);
                     else
-                        stx__at_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
+                        stx__attn_shift(skew[m], lanes, r[m], x[m][col < 0 ? 0 : col]);
                 }
             }
             started = (1 << MT) - 1;
@@ -5740,13 +5740,13 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
 #pragma unroll
             for (m = 0; m < MT; m++) {
                 if (TWO)
-                    stx__at_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
+                    stx__attn_frag_a<CH>(a[m], qs, r0 + 16 * m, k, lane);
                 else
                     for (e = 0; e < 4; e++) a[m][e] = qf[m][X::REGS ? k : 0][e];
             }
 #pragma unroll
             for (n = 0; n < NB; n += 2) {
-                stx__at_frag_b<CH>(f, kt, 8 * n, k, lane);
+                stx__attn_frag_b<CH>(f, kt, 8 * n, k, lane);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
                     P::mma2(x[m][n], x[m][n + 1], a[m], f);
@@ -5755,10 +5755,10 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
         }
 
         if (p.bits && window) {
-            const uint64_t seen = stx__at_exist<BK>(p, job.b, j0);
-            if (!stx__at_whole<BK>(seen))
+            const uint64_t seen = stx__attn_exist<BK>(p, job.b, j0);
+            if (!stx__attn_whole<BK>(seen))
 #pragma unroll
-                for (m = 0; m < MT; m++) stx__at_forbid(x[m], seen, t, -INFINITY);
+                for (m = 0; m < MT; m++) stx__attn_forbid(x[m], seen, t, -INFINITY);
         }
 #pragma unroll
         for (m = 0; m < MT; m++) {
@@ -5809,7 +5809,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
                     for (e = 0; e < 4; e++) x[m][n][e] *= f;
             }
         }
-        stx__at_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
+        stx__attn_values<P, CH, MT, NB, ND, 0>::run(o, x, vt, lane, whole);
     }
 
 #pragma unroll
@@ -5829,7 +5829,7 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
 #pragma unroll
                 for (n = 0; n < ND; n++)
                     if (8 * n < p.D)
-                        stx__at_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of,
+                        stx__attn_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of,
                                        o[m][n][2 * e + 1] * of);
                 if (!t) {
                     const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
@@ -5840,32 +5840,32 @@ stx__at_fwd(stx__at p, const uint32_t *list, int tiles) {
         }
 }
 
-typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__at_kernel;
+typedef stx__kernel_of<stx__at, const uint32_t *, int> stx__attn_kernel;
 
-typedef struct stx__at_pick {
-    stx__at_kernel run;
+typedef struct stx__attn_pick {
+    stx__attn_kernel run;
     size_t shared;
     int bq, bk, tiles;
-} stx__at_pick;
+} stx__attn_pick;
 
 template <class P, int DP, int BK, int MT, int TWO>
-static stx__at_pick stx__at_choice(const stx__at *p, int two) {
-    typedef stx__at_shape<P, DP, BK, MT, TWO> X;
-    stx__at_pick c = {stx__at_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK,
+static stx__attn_pick stx__attn_choice(const stx__at *p, int two) {
+    typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
+    stx__attn_pick c = {stx__attn_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK,
                       (p->T + X::BQ - 1) / X::BQ};
     return c;
 }
 
-template <class P> static stx__at_pick stx__at_choose_float(const stx__at *p, int two) {
-    return p->D <= 32   ? stx__at_choice<P, 32, 64, 1, 1>(p, two)
-           : p->D <= 64 ? stx__at_choice<P, 64, 32, 1, 1>(p, two)
-                        : stx__at_choice<P, 128, 16, 1, 1>(p, two);
+template <class P> static stx__attn_pick stx__attn_choose_float(const stx__at *p, int two) {
+    return p->D <= 32   ? stx__attn_choice<P, 32, 64, 1, 1>(p, two)
+           : p->D <= 64 ? stx__attn_choice<P, 64, 32, 1, 1>(p, two)
+                        : stx__attn_choice<P, 128, 16, 1, 1>(p, two);
 }
 
 template <int DP, int BK, int MT>
-static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
-    return two ? stx__at_choice<stx__at_bf16, DP, BK, MT, 1>(p, 1)
-               : stx__at_choice<stx__at_bf16, DP, BK, MT, 0>(p, 0);
+static stx__attn_pick stx__attn_choose_bf16(const stx__at *p, int two) {
+    return two ? stx__attn_choice<stx__attn_bf16, DP, BK, MT, 1>(p, 1)
+               : stx__attn_choice<stx__attn_bf16, DP, BK, MT, 0>(p, 0);
 }
 
 /* Two strips a warp where the span is worth a tile of 128 queries and there are blocks
@@ -5875,29 +5875,29 @@ static stx__at_pick stx__at_choose_bf16(const stx__at *p, int two) {
    change from one GPU to another. */
 enum { STX__AT_MANY = 264 };
 
-static stx__at_pick stx__at_choose(stx_ctx *x, const stx__at *p, int half) {
+static stx__attn_pick stx__attn_choose(stx_ctx *x, const stx__at *p, int half) {
     const stx_gpu *g = stx__gpu(x);
     int two = p->u.p || p->vb.p, many = (size_t)p->B * p->H * ((p->T + 127) / 128) >= STX__AT_MANY;
     int wide = (p->span >= 512 && p->T >= 128 && many) || g->attention == 4;
     if (!half)
-        return g->tf32 ? stx__at_choose_float<stx__at_tf32>(p, two)
-                       : stx__at_choose_float<stx__at_f32>(p, two);
+        return g->tf32 ? stx__attn_choose_float<stx__attn_tf32>(p, two)
+                       : stx__attn_choose_float<stx__attn_f32>(p, two);
     if (p->D <= 32)
-        return wide ? stx__at_choose_bf16<32, 64, 2>(p, two)
-                    : stx__at_choose_bf16<32, 64, 1>(p, two);
+        return wide ? stx__attn_choose_bf16<32, 64, 2>(p, two)
+                    : stx__attn_choose_bf16<32, 64, 1>(p, two);
     if (p->D <= 64)
-        return wide ? stx__at_choose_bf16<64, 64, 2>(p, two)
-                    : stx__at_choose_bf16<64, 64, 1>(p, two);
-    return p->D <= 96 ? stx__at_choose_bf16<96, 32, 1>(p, two)
-                      : stx__at_choose_bf16<128, 32, 1>(p, two);
+        return wide ? stx__attn_choose_bf16<64, 64, 2>(p, two)
+                    : stx__attn_choose_bf16<64, 64, 1>(p, two);
+    return p->D <= 96 ? stx__attn_choose_bf16<96, 32, 1>(p, two)
+                      : stx__attn_choose_bf16<128, 32, 1>(p, two);
 }
 
 /* Can the fused kernels run this call? From the host's knowledge alone. */
 static int stx__attn2_can(const stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
     int half;
-    return stx__at_make(x, a, &p, &half)
-           && stx__at_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max
+    return stx__attn_make(x, a, &p, &half)
+           && stx__attn_choose((stx_ctx *)x, &p, half).shared <= stx__gpu(x)->shared_max
            && (size_t)p.B * p.H * ((size_t)p.T + 63) / 64 < ((size_t)1 << 31);
 }
 
@@ -5906,19 +5906,19 @@ static size_t stx__attn2_fwd_list(const stx_attention_args *a) {
 }
 
 static size_t stx__attn2_fwd_work(const stx_attention_args *a) {
-    return (stx__attn2_fwd_list(a) + stx__at_words(a) * stx__at_rows(a)) * sizeof(uint32_t);
+    return (stx__attn2_fwd_list(a) + stx__attn_words(a) * stx__attn_rows(a)) * sizeof(uint32_t);
 }
 
 static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__at p;
-    stx__at_pick c;
+    stx__attn_pick c;
     int half, n;
-    if (!stx_ok(x) || !stx__at_make(x, a, &p, &half)) return;
-    c = stx__at_choose(x, &p, half);
+    if (!stx_ok(x) || !stx__attn_make(x, a, &p, &half)) return;
+    c = stx__attn_choose(x, &p, half);
     n = p.H * c.tiles;
     if (!stx__may_share(x, (const void *)c.run, c.shared, "stx_attention_fwd")) return;
-    stx__at_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
-    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__at_list,
+    stx__attn_set_bits(x, "stx_attention_fwd", a, &p, (uint32_t *)a->work + stx__attn2_fwd_list(a));
+    STX__RUN_KERNEL(x, "stx_attention_fwd", stx__attn_list,
                     stx__blocks((size_t)n, 128, (size_t)1 << 30), 128, 0, p, (uint32_t *)a->work,
                     c.tiles, c.bq, c.bk);
     STX__RUN_KERNEL(x, "stx_attention_fwd", c.run, (unsigned)n * (unsigned)p.B, 128, c.shared, p,
@@ -5940,12 +5940,12 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
    so the row of the table is the same. Three sweeps, each stationary in what it sums, so
    that sums stay in registers and have one order, without atomics:
 
-       stx__ab_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
-       stx__ab_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
-       stx__ab_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
+       stx__attn_bwd_queries      a block for each query tile, walks key tiles           dQ; its part of du, dvb, dz
+       stx__attn_bwd_keys         a block for each key tile, walks query tiles           dK, dV; for persistent vectors its part of dpk, dpv
+       stx__attn_bwd_diagonals    a block for each diagonal, walks batch, heads, tiles   its part of dPE, of heads without rows of dR
 
-   Parts are then added up in order (stx__ab_fold, stx__ab_fold_table). The front half of
-   a tile, from operands to a and ds, is the same in all three (stx__ab_front: logits,
+   Parts are then added up in order (stx__attn_bwd_fold, stx__attn_bwd_fold_table). The front half of
+   a tile, from operands to a and ds, is the same in all three (stx__attn_bwd_front: logits,
    probabilities, ds). Products in units of one attention GEMM, 2 BQ BK D flops, at BQ =
    BK = 64:
 
@@ -5956,12 +5956,12 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
    ROWS OF dR. In bfloat16 most heads do without the third sweep: that of queries has dR
    in its registers anyway, and writes it, and a product of its rows by q + vb gives dPE
-   (stx__ab_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A
+   (stx__attn_bwd_table): 1 unit instead of 4.5, for 4 bytes a score, written and read once. A
    row has the distances that its head sees, rounded to 16, so that a short head costs
    little memory and multiplies little that is 0; the sweep's tiles are half empty there.
    What all heads have at B 64, T 512, span 8192 would be 4 GB: heads get their columns
    from STX__AB_ROWS bytes, the shortest first, and those for whom none are left take the
-   sweep (stx__at_listing; STX__AB_ROWS is the one place that says how much). Both kernels
+   sweep (stx__attn_listing; STX__AB_ROWS is the one place that says how much). Both kernels
    are launched unless all heads have room whatever their spans. Padded keys and floats
    take the sweep. dR is rounded as in the sweep, where it goes through shared memory as
    bfloat16s; dPE has other bits by the order of its sums alone.
@@ -5991,8 +5991,8 @@ static void stx__attn2_fwd(stx_ctx *x, const stx_attention_args *a) {
 
    THE SKEW. A warp owns a strip of 16 queries. Query r of the strip and key c of the
    tile meet row u'' = c - r + 16 of the BK + 16 rows of the table that the strip
-   meets. R turns into S by shuffles (stx__at_shift), ds into dR by the same shuffles
-   the other way (stx__ab_back). The tile meets a window of W = BQ + BK rows; strip n's
+   meets. R turns into S by shuffles (stx__attn_shift), ds into dR by the same shuffles
+   the other way (stx__attn_bwd_back). The tile meets a window of W = BQ + BK rows; strip n's
    begin BQ - 16 - 16 n in. It lies in shared memory as a ring of chunks of 16 rows, so
    that a step of a sweep loads only the BK or BQ rows that come in. */
 
@@ -6015,7 +6015,7 @@ typedef struct stx__ab {
     /* of dR: for each head with a place (B,tiles BQ,its width), from B tiles BQ `at`
        on; or NULL */
     stx__bf16 *rows;
-    const stx__at_place *place; /* (H), where there are rows */
+    const stx__attn_place *place; /* (H), where there are rows */
     int newest;                 /* the j - i behind the last column of a row */
     int tiles;                  /* of queries */
     /* keys: the first key of tile 0. diagonals: key less query of diagonal 0's tiles */
@@ -6032,7 +6032,7 @@ typedef struct stx__ab {
 
 /* The shape of a tile: BQ queries, a warp for each 16, by BK keys; rows of DP numbers,
    CH pieces of 16 bytes. */
-template <class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
+template <class P_, int DP_, int BQ_, int BK_> struct stx__attn_bwd_shape {
     typedef P_ P;
 
     enum {
@@ -6084,15 +6084,15 @@ template <class P_, int DP_, int BQ_, int BK_> struct stx__ab_shape {
 
 /* The shapes of a kernel that may be there twice: for masks, and for calls whose keys
    all exist */
-template <class Sh, int TWICE> struct stx__ab_twice {
-    typedef stx__ab_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
+template <class Sh, int TWICE> struct stx__attn_bwd_twice {
+    typedef stx__attn_bwd_shape<typename Sh::P::masked, Sh::DP, Sh::BQ, Sh::BK> masked;
 
     struct plain : Sh {
         enum { MASK = 0 };
     };
 };
 
-template <class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
+template <class Sh> struct stx__attn_bwd_twice<Sh, 0> { typedef Sh masked, plain; };
 
 /* SHARED MEMORY of a block. What moves with the tiles stands there twice where there is
    memory for that (stx__ab.ahead): then the copies of the next tile are on their way
@@ -6106,11 +6106,11 @@ template <class Sh> struct stx__ab_twice<Sh, 0> { typedef Sh masked, plain; };
    tile's; that of a diagonal stands still. exchange: what warps tell each other. */
 enum { STX__AB_K = 1, STX__AB_Q = 2 }; /* what moves */
 
-template <class Sh> struct stx__ab_shared {
+template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
     float *edge; /* the warp's own */
 
-    __device__ __forceinline__ stx__ab_shared(unsigned char *base, int moves, int ahead, int two,
+    __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int ahead, int two,
                                               int rows) {
         edge = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
         k = base + Sh::EDGE;
@@ -6124,7 +6124,7 @@ template <class Sh> struct stx__ab_shared {
     }
 
     /* of tile number n: what moves stands in two places by turns */
-    __device__ __forceinline__ stx__ab_shared(const stx__ab_shared &m, int moves, int ahead,
+    __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves, int ahead,
                                               int n) {
         const int by = ahead && n & 1
                            ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q)
@@ -6151,7 +6151,7 @@ template <class Sh> struct stx__ab_shared {
    order 0 2 4 6 1 3 5 7, which leaves every number in its lane; rows: P::K rows r0..
    and 16 columns 8c.. as two right factors, with k in that order; cols: the same and
    16 columns as a left factor, transposed. */
-static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4],
+static __device__ __forceinline__ void stx__attn_bwd_acc(stx__attn_bf16, uint32_t (&a)[4],
                                                    const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
     a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
@@ -6160,7 +6160,7 @@ static __device__ __forceinline__ void stx__ab_acc(stx__at_bf16, uint32_t (&a)[4
 }
 
 template <class P>
-static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const float (*c)[4],
+static __device__ __forceinline__ void stx__attn_bwd_acc(P, uint32_t (&a)[4], const float (*c)[4],
                                                    int step) {
     a[0] = __float_as_uint(c[step][0]);
     a[1] = __float_as_uint(c[step][2]);
@@ -6169,14 +6169,14 @@ static __device__ __forceinline__ void stx__ab_acc(P, uint32_t (&a)[4], const fl
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__ab_rows(stx__at_bf16, uint32_t (&b)[4],
+static __device__ __forceinline__ void stx__attn_bwd_rows(stx__attn_bf16, uint32_t (&b)[4],
                                                     const unsigned char *tile, int r0, int c,
                                                     int lane = (int)threadIdx.x & 31) {
-    stx__at_frag_v<CH>(b, tile, r0, c, lane);
+    stx__attn_frag_v<CH>(b, tile, r0, c, lane);
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_bwd_rows(P, uint32_t (&b)[4], const unsigned char *tile,
                                                     int r0, int c,
                                                     int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
@@ -6184,41 +6184,41 @@ static __device__ __forceinline__ void stx__ab_rows(P, uint32_t (&b)[4], const u
     for (e = 0; e < 4; e++)
         b[e] = *(
             const uint32_t *)(tile
-                              + stx__at_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2))
+                              + stx__attn_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2))
                               + (g & 3) * 4);
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__ab_cols(stx__at_bf16, uint32_t (&a)[4],
+static __device__ __forceinline__ void stx__attn_bwd_cols(stx__attn_bf16, uint32_t (&a)[4],
                                                     const unsigned char *tile, int r0, int c,
                                                     int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(a, tile
-                                  + stx__at_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
+                                  + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
                                                       c + ((lane >> 3) & 1)));
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__ab_cols(P, uint32_t (&a)[4], const unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_bwd_cols(P, uint32_t (&a)[4], const unsigned char *tile,
                                                     int r0, int c,
                                                     int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++)
         a[e] = *(const uint32_t *)(tile
-                                   + stx__at_piece<CH>(r0 + 2 * t + (e >> 1),
+                                   + stx__attn_piece<CH>(r0 + 2 * t + (e >> 1),
                                                        2 * c + (e & 1) * 2 + (g >> 2))
                                    + (g & 3) * 4);
 }
 
 /* A pair of neighbours, column c even, into row r of a tile of numbers */
 template <class P, int CH>
-static __device__ __forceinline__ void stx__ab_put2(unsigned char *tile, int r, int c, float x,
+static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c, float x,
                                                     float y) {
     int at = c * P::SIZE;
-    stx__at_store2((typename P::num *)(tile + stx__at_piece<CH>(r, at / 16) + at % 16), x, y);
+    stx__attn_store2((typename P::num *)(tile + stx__attn_piece<CH>(r, at / 16) + at % 16), x, y);
 }
 
-template <int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)[N][4]) {
+template <int N> static __device__ __forceinline__ void stx__attn_bwd_clear(float (&c)[N][4]) {
     int n, e;
 #pragma unroll
     for (n = 0; n < N; n++)
@@ -6226,7 +6226,7 @@ template <int N> static __device__ __forceinline__ void stx__ab_clear(float (&c)
         for (e = 0; e < 4; e++) c[n][e] = 0;
 }
 
-static __device__ __forceinline__ void stx__ab_copy(float (&to)[4], const float (&from)[4]) {
+static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const float (&from)[4]) {
     int e;
 #pragma unroll
     for (e = 0; e < 4; e++) to[e] = from[e];
@@ -6234,17 +6234,17 @@ static __device__ __forceinline__ void stx__ab_copy(float (&to)[4], const float 
 
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
 template <class Sh, int NB>
-static __device__ __forceinline__ void stx__ab_dot(float (&c)[NB][4], const unsigned char *a,
+static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
                                                    int r0, const unsigned char *b,
                                                    int lane = (int)threadIdx.x & 31) {
     int k, n;
 #pragma unroll(Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
-        stx__at_frag_a<Sh::CH>(f, a, r0, k, lane);
+        stx__attn_frag_a<Sh::CH>(f, a, r0, k, lane);
 #pragma unroll
         for (n = 0; n < NB; n += 2) {
-            stx__at_frag_b<Sh::CH>(h, b, n * 8, k, lane);
+            stx__attn_frag_b<Sh::CH>(h, b, n * 8, k, lane);
             Sh::P::mma2(c[n], c[n + 1], f, h);
         }
     }
@@ -6254,7 +6254,7 @@ static __device__ __forceinline__ void stx__ab_dot(float (&c)[NB][4], const unsi
    P::add, for which there are no registers left: a row of ds sums to nothing, so what
    is cut off goes both ways. */
 template <class Sh, int NB>
-static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4],
+static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8][4],
                                                      const float (&x)[NB][4],
                                                      const unsigned char *tile,
                                                      int lane = (int)threadIdx.x & 31) {
@@ -6263,17 +6263,17 @@ static __device__ __forceinline__ void stx__ab_times(float (&c)[Sh::DP / 8][4],
 #pragma unroll
     for (k = 0; k < NB * 8 / P::K; k++) {
         uint32_t f[4], h[4];
-        stx__ab_acc(P(), f, x, k);
+        stx__attn_bwd_acc(P(), f, x, k);
 #pragma unroll
         for (n = 0; n < Sh::DP / 8; n += 2) {
-            stx__ab_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
+            stx__attn_bwd_rows<Sh::CH>(P(), h, tile, k * P::K, n, lane);
             P::mma2(c[n], c[n + 1], f, h);
         }
     }
 }
 
 /* Where a strip stands */
-typedef struct stx__ab_tile {
+typedef struct stx__attn_bwd_tile {
     /* first query of the strip, first key of the tile (or persistent vector), batch
        row, head */
     int i, j0, b, h;
@@ -6283,25 +6283,25 @@ typedef struct stx__ab_tile {
     int persistent;
     /* of the thread's rows g and g + 8; zeros where there is no query */
     float top[2], inv[2], dsum[2];
-} stx__ab_tile;
+} stx__attn_bwd_tile;
 
-static __device__ __forceinline__ int stx__ab_wrap(int c, int chunks) {
+static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
     return c >= chunks ? c - chunks : c;
 }
 
 /* Where the n-th chunk of those that a strip meets stands in the window, in bytes; and
    the one after it */
 template <class Sh>
-static __device__ __forceinline__ int stx__ab_chunk(const stx__ab_tile &t, int n) {
-    return stx__ab_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks) * Sh::CHUNK;
+static __device__ __forceinline__ int stx__attn_bwd_chunk(const stx__attn_bwd_tile &t, int n) {
+    return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks) * Sh::CHUNK;
 }
 
 template <class Sh>
-static __device__ __forceinline__ int stx__ab_after(const stx__ab_tile &t, int at) {
-    return stx__ab_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
+static __device__ __forceinline__ int stx__attn_bwd_after(const stx__attn_bwd_tile &t, int at) {
+    return stx__attn_bwd_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 
-static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_tile &t, int b,
+static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx__attn_bwd_tile &t, int b,
                                                      int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
@@ -6318,8 +6318,8 @@ static __device__ __forceinline__ void stx__ab_state(const stx__ab &a, stx__ab_t
 
 /* Does every query of the strip see all keys of the tile, by the weight 1? */
 template <class Sh>
-static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx__at_head &w,
-                                                    const stx__ab_tile &t) {
+static __device__ __forceinline__ int stx__attn_bwd_plain(const stx__at &p, const stx__attn_head &w,
+                                                    const stx__attn_bwd_tile &t) {
     /* the strip's smallest and largest distance */
     const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;
     return t.i < p.T
@@ -6330,8 +6330,8 @@ static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx_
 /* THE FRONT HALF OF A TILE, for one strip, in three steps: logits, probabilities, ds. The
    window, K and V and the strip's own rows of q, qv and dO must have landed; but for the
    warp's own edge table nothing is written to shared memory, so that warps need not meet.
-   A plain tile goes through at once (stx__ab_front), an edge by groups of 16 keys
-   (stx__ab_group), in the same order of sums.
+   A plain tile goes through at once (stx__attn_bwd_front), an edge by groups of 16 keys
+   (stx__attn_bwd_group), in the same order of sums.
 
    s = the logits, without scale: q PE^T turned into place, and q K^T summed onto it by
    the tensor cores: the forward's order. -infinity for keys that do not exist, if
@@ -6339,55 +6339,55 @@ static __device__ __forceinline__ int stx__ab_plain(const stx__at &p, const stx_
 /* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing,
    only the shuffles' carry is wanted */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_positions(const stx__ab_shared<Sh> &m,
+static __device__ __forceinline__ void stx__attn_bwd_positions(const stx__attn_bwd_shared<Sh> &m,
                                                          const unsigned char *pe,
-                                                         const stx__at_lanes &l, stx__at_skew &turn,
+                                                         const stx__attn_lanes &l, stx__attn_skew &turn,
                                                          float (&s0)[4], float (&s1)[4],
                                                          int lane = (int)threadIdx.x & 31) {
     float u[2][4];
     int k;
-    stx__ab_clear(u);
+    stx__attn_bwd_clear(u);
 #pragma unroll(Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
         uint32_t f[4], h[4];
-        stx__at_frag_a<Sh::CH>(f, m.qv, (int)threadIdx.x / 32 * 16, k, lane);
-        stx__at_frag_b<Sh::CH>(h, pe, 0, k, lane);
+        stx__attn_frag_a<Sh::CH>(f, m.qv, (int)threadIdx.x / 32 * 16, k, lane);
+        stx__attn_frag_b<Sh::CH>(h, pe, 0, k, lane);
         Sh::P::mma2(u[0], u[1], f, h);
     }
-    stx__at_shift(turn, l, u[0], s0);
-    stx__at_shift(turn, l, u[1], s1);
+    stx__attn_shift(turn, l, u[0], s0);
+    stx__attn_shift(turn, l, u[1], s1);
 }
 
-static __device__ __forceinline__ void stx__ab_start(stx__at_skew &turn) {
+static __device__ __forceinline__ void stx__attn_bwd_start(stx__attn_skew &turn) {
     int e;
 #pragma unroll
     for (e = 0; e < 2; e++) turn.lo[e] = turn.hi[e] = turn.next[e] = 0;
 }
 
 template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const stx__ab_shared<Sh> &m,
-                                                      const stx__ab_tile &t,
+static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
+                                                      const stx__attn_bwd_tile &t,
                                                       float (&s)[Sh::NB][4]) {
     int n;
     if (a.p.P && !t.persistent) {
-        const stx__at_lanes l = stx__at_lanes_of();
-        stx__at_skew turn;
+        const stx__attn_lanes l = stx__attn_lanes_of();
+        stx__attn_skew turn;
         float none[2][4];
-        int at = stx__ab_chunk<Sh>(t, 0);
-        stx__ab_start(turn);
-        stx__ab_positions<Sh>(m, m.pe + at, l, turn, none[0], none[1]);
+        int at = stx__attn_bwd_chunk<Sh>(t, 0);
+        stx__attn_bwd_start(turn);
+        stx__attn_bwd_positions<Sh>(m, m.pe + at, l, turn, none[0], none[1]);
 #pragma unroll
         for (n = 0; n < Sh::BK / 16; n++) {
-            at = stx__ab_after<Sh>(t, at);
-            stx__ab_positions<Sh>(m, m.pe + at, l, turn, s[2 * n], s[2 * n + 1]);
+            at = stx__attn_bwd_after<Sh>(t, at);
+            stx__attn_bwd_positions<Sh>(m, m.pe + at, l, turn, s[2 * n], s[2 * n + 1]);
         }
     } else {
-        stx__ab_clear(s);
+        stx__attn_bwd_clear(s);
     }
-    stx__ab_dot<Sh, Sh::NB>(s, m.q, (int)threadIdx.x / 32 * 16, m.k);
+    stx__attn_bwd_dot<Sh, Sh::NB>(s, m.q, (int)threadIdx.x / 32 * 16, m.k);
     if (ASK && a.p.bits && !t.persistent) {
-        const uint64_t seen = stx__at_exist<Sh::BK>(a.p, t.b, t.j0);
-        if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
+        const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, t.b, t.j0);
+        if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
     }
 }
 
@@ -6395,8 +6395,8 @@ static __device__ __forceinline__ void stx__ab_logits(const stx__ab &a, const st
    query does not see a key its logit may be anything, also far above the top, so that
    edges bound w. */
 template <class Sh, int EDGE, int NB>
-static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a,
-                                                             const stx__ab_tile &t,
+static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__ab &a,
+                                                             const stx__attn_bwd_tile &t,
                                                              float (&s)[NB][4]) {
     /* logits in powers of 2, or of e: as the forward has them, to the bit */
     const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;
@@ -6420,8 +6420,8 @@ static __device__ __forceinline__ void stx__ab_probabilities(const stx__ab &a,
    force and dz counts the cell. Entry 0: the strip's first query and the tile's last
    key. */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx__at_head &w,
-                                                    const stx__ab_tile &t, const stx__at_band &band,
+static __device__ __forceinline__ void stx__attn_bwd_edge(const stx__ab &a, const stx__attn_head &w,
+                                                    const stx__attn_bwd_tile &t, const stx__attn_band &band,
                                                     float *edge) {
     const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
@@ -6432,7 +6432,7 @@ static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx_
         if (!t.persistent && (delta < a.p.dmin || delta > t.far))
             m = 0;
         else if (!t.persistent && a.p.z.p && delta >= w.full) {
-            float ramp = stx__at_ramp(a.p, w, delta);
+            float ramp = stx__attn_ramp(a.p, w, delta);
             m = ramp >= 1 ? 1 : ramp <= 0 ? 0 : fabsf(ramp); /* NaN stays NaN */
             if (ramp >= 0 && ramp <= 1) m = -m;
         }
@@ -6445,7 +6445,7 @@ static __device__ __forceinline__ void stx__ab_edge(const stx__ab &a, const stx_
    dz += its sum. vf: the factor of V. For an edge c0 is the first of the tile's keys
    that these are. */
 template <class Sh, int EDGE, int DROP, int NB>
-static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__ab_tile &t,
+static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__ab &a, const stx__attn_bwd_tile &t,
                                                   const float *edge, int c0, uint32_t kept,
                                                   float (&s)[NB][4], float (&g)[NB][4], float &dz,
                                                   int lane = (int)threadIdx.x & 31) {
@@ -6473,27 +6473,27 @@ static __device__ __forceinline__ void stx__ab_ds(const stx__ab &a, const stx__a
 }
 
 template <class Sh>
-static __device__ __forceinline__ uint32_t stx__ab_kept(const stx__ab &a, const stx__ab_tile &t) {
+static __device__ __forceinline__ uint32_t stx__attn_bwd_kept(const stx__ab &a, const stx__attn_bwd_tile &t) {
     const stx__at &p = a.p;
     return !p.keep ? 0xffffffffu
-                   : stx__at_kept<Sh::NB>(p, p.stream + *p.shift,
+                   : stx__attn_kept<Sh::NB>(p, p.stream + *p.shift,
                                           ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
                                           (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
 /* All of it for a plain tile: s becomes r a, g becomes ds */
 template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx__ab_shared<Sh> &m,
-                                                     const stx__ab_tile &t, float (&s)[Sh::NB][4],
+static __device__ __forceinline__ void stx__attn_bwd_front(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
+                                                     const stx__attn_bwd_tile &t, float (&s)[Sh::NB][4],
                                                      float (&g)[Sh::NB][4]) {
     uint32_t kept;
     float none = 0;
     int n, e;
-    stx__ab_logits<Sh, ASK>(a, m, t, s);
-    stx__ab_clear(g);
-    stx__ab_dot<Sh, Sh::NB>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
-    kept = stx__ab_kept<Sh>(a, t);
-    stx__ab_probabilities<Sh, 0, Sh::NB>(a, t, s);
+    stx__attn_bwd_logits<Sh, ASK>(a, m, t, s);
+    stx__attn_bwd_clear(g);
+    stx__attn_bwd_dot<Sh, Sh::NB>(g, m.dy, (int)threadIdx.x / 32 * 16, m.v);
+    kept = stx__attn_bwd_kept<Sh>(a, t);
+    stx__attn_bwd_probabilities<Sh, 0, Sh::NB>(a, t, s);
     if (a.p.keep) {
         /* all of s before ds, or nvcc would begin so many cells at once that a
            register or two spill */
@@ -6503,36 +6503,36 @@ static __device__ __forceinline__ void stx__ab_front(const stx__ab &a, const stx
 #pragma unroll
                 for (e = 0; e < 4; e++)
                     s[n][e] = __uint_as_float(
-                        (uint32_t)stx__at_again((int)__float_as_uint(s[n][e])));
-        stx__ab_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+                        (uint32_t)stx__attn_again((int)__float_as_uint(s[n][e])));
+        stx__attn_bwd_ds<Sh, 0, 1, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
     } else
-        stx__ab_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
+        stx__attn_bwd_ds<Sh, 0, 0, Sh::NB>(a, t, m.edge, 0, kept, s, g, none);
 }
 
 /* An edge, on its way from group to group: what one leaves to the next. lane: the
-   thread's, see stx__at_again */
-typedef struct stx__ab_walk {
-    stx__at_band band;
+   thread's, see stx__attn_again */
+typedef struct stx__attn_bwd_walk {
+    stx__attn_band band;
     int lane;
     uint32_t kept;
-    stx__at_skew turn;
-} stx__ab_walk;
+    stx__attn_skew turn;
+} stx__attn_bwd_walk;
 
 /* Before the first of them. Does the strip meet all groups of the tile? */
 template <class Sh>
-static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx__at_head &w,
-                                                    const stx__ab_shared<Sh> &m,
-                                                    const stx__ab_tile &t, stx__ab_walk &walk) {
+static __device__ __forceinline__ int stx__attn_bwd_begin(const stx__ab &a, const stx__attn_head &w,
+                                                    const stx__attn_bwd_shared<Sh> &m,
+                                                    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk) {
     float none[2][4];
-    walk.band = stx__at_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
-    walk.lane = stx__at_again((int)threadIdx.x & 31);
+    walk.band = stx__attn_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
+    walk.lane = stx__attn_again((int)threadIdx.x & 31);
     if (walk.band.lo == walk.band.hi) return 0;
-    stx__ab_edge<Sh>(a, w, t, walk.band, m.edge);
-    walk.kept = stx__ab_kept<Sh>(a, t);
-    stx__ab_start(walk.turn);
+    stx__attn_bwd_edge<Sh>(a, w, t, walk.band, m.edge);
+    walk.kept = stx__attn_bwd_kept<Sh>(a, t);
+    stx__attn_bwd_start(walk.turn);
     if (a.p.P && !t.persistent)
-        stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, walk.band.lo),
-                              stx__at_lanes_of(walk.lane), walk.turn, none[0], none[1], walk.lane);
+        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, walk.band.lo),
+                              stx__attn_lanes_of(walk.lane), walk.turn, none[0], none[1], walk.lane);
     return !walk.band.lo && walk.band.hi == Sh::BK / 16;
 }
 
@@ -6540,35 +6540,35 @@ static __device__ __forceinline__ int stx__ab_begin(const stx__ab &a, const stx_
    key. AGAIN: addresses are made in each group, by a quarter more instructions, where
    they would not all fit into registers. */
 template <class Sh, int ASK, int AGAIN>
-static __device__ __forceinline__ void stx__ab_group(const stx__ab &a, const stx__ab_shared<Sh> &m,
-                                                     const stx__ab_tile &t, stx__ab_walk &walk,
+static __device__ __forceinline__ void stx__attn_bwd_group(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
+                                                     const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk,
                                                      int n, float (&s)[2][4], float (&g)[2][4],
                                                      float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
-    if (AGAIN) walk.lane = stx__at_again((int)threadIdx.x & 31);
+    if (AGAIN) walk.lane = stx__attn_again((int)threadIdx.x & 31);
     if (a.p.P && !t.persistent)
-        stx__ab_positions<Sh>(m, m.pe + stx__ab_chunk<Sh>(t, n + 1), stx__at_lanes_of(walk.lane),
+        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, n + 1), stx__attn_lanes_of(walk.lane),
                               walk.turn, s[0], s[1], walk.lane);
     else
-        stx__ab_clear(s);
-    stx__ab_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
+        stx__attn_bwd_clear(s);
+    stx__attn_bwd_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
     if (ASK && a.p.bits && !t.persistent)
-        stx__at_forbid(s, stx__at_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3,
+        stx__attn_forbid(s, stx__attn_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3,
                        -INFINITY);
-    stx__ab_clear(g);
-    stx__ab_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
-    stx__ab_probabilities<Sh, 1, 2>(a, t, s);
-    stx__ab_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
+    stx__attn_bwd_clear(g);
+    stx__attn_bwd_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
+    stx__attn_bwd_probabilities<Sh, 1, 2>(a, t, s);
+    stx__attn_bwd_ds<Sh, 1, 1, 2>(a, t, m.edge, 16 * n, walk.kept >> 8 * n, s, g, dz, walk.lane);
 }
 
 /* dR from ds, a block of 8 columns: u[g][8m + 2t + e] = ds[g][8m + 2t + e + g - 16].
    With k = (g + e) / 2 and e' = e ^ (g & 1) that is element e' of lane (t + k) mod 4
    of the same g, in block m-2, or m-1 if t + k passes 3; for row g+8 one block
-   further. As in stx__at_shift each lane is asked by one other, and puts forward the
+   further. As in stx__attn_shift each lane is asked by one other, and puts forward the
    right block's number. Blocks outside the tile are zeros: the corners that no key
    meets. */
 template <int NB>
-static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (&ds)[NB][4], int m,
+static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const float (&ds)[NB][4], int m,
                                                     int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
@@ -6591,13 +6591,13 @@ static __device__ __forceinline__ void stx__ab_back(float (&u)[4], const float (
 /* Copies of a tile. All threads of the block; there after the next cp_wait and
    barrier. */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const stx__ab_shared<Sh> &m,
+static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
                                                       int i0, int b, int h) {
     const stx__at &p = a.p;
     const char *q = (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE;
     const size_t ld = (size_t)p.H * p.D;
-    stx__at_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
-    stx__at_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ,
+    stx__attn_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+    stx__attn_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ,
                                       (const char *)a.dy
                                           + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
                                       ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
@@ -6606,7 +6606,7 @@ static __device__ __forceinline__ void stx__ab_load_q(const stx__ab &a, const st
 /* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u
    in place. Rows beyond T stay zeros. */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx__ab_shared<Sh> &m,
+static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
                                                     int i0, int h) {
     typedef typename Sh::P::num num;
 
@@ -6618,22 +6618,22 @@ static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx_
     for (i = (int)threadIdx.x & 31; i < 16 * Sh::CH; i += 32) {
         const int r = (int)threadIdx.x / 32 * 16 + i / Sh::CH, c = i % Sh::CH,
                   yes = i0 + r < p.T && c * PER < p.D;
-        const unsigned at = stx__at_piece<Sh::CH>(r, c);
+        const unsigned at = stx__attn_piece<Sh::CH>(r, c);
         num x[PER], y[PER];
         memcpy(x, m.q + at, 16);
         if (m.qv != m.q) {
             for (e = 0; e < PER; e++) {
                 y[e] = x[e];
                 if (yes && p.vb.p)
-                    stx__at_store(y + e, stx__at_float(x[e])
+                    stx__attn_store(y + e, stx__attn_float(x[e])
                                              + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
             }
             memcpy(m.qv + at, y, 16);
         }
         if (yes && p.u.p) {
             for (e = 0; e < PER; e++)
-                stx__at_store(x + e,
-                              stx__at_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
+                stx__attn_store(x + e,
+                              stx__attn_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
             memcpy(m.q + at, x, 16);
         }
     }
@@ -6641,55 +6641,55 @@ static __device__ __forceinline__ void stx__ab_bias(const stx__ab &a, const stx_
 }
 
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_load_k(const stx__ab &a, const stx__ab_shared<Sh> &m,
+static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
                                                       int j0, int b, int h, int persistent) {
     const stx__at &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
-        stx__at_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o,
+        stx__attn_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o,
                                           (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
-        stx__at_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o,
+        stx__attn_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o,
                                           (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
     } else {
-        stx__at_load_kv<Sh::CH, Sh::THREADS, Sh::SIZE>(p, m.k, m.v, Sh::BK, b, h, j0);
+        stx__attn_load_kv<Sh::CH, Sh::THREADS, Sh::SIZE>(p, m.k, m.v, Sh::BK, b, h, j0);
     }
 }
 
 /* With K and V there: zeros for keys that do not exist, and a barrier */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_blank_k(const stx__ab &a,
-                                                       const stx__ab_shared<Sh> &m, int b, int j0) {
-    const uint64_t seen = stx__at_exist<Sh::BK>(a.p, b, j0);
-    if (stx__at_whole<Sh::BK>(seen)) return;
-    stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
-    stx__at_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
+static __device__ __forceinline__ void stx__attn_bwd_blank_k(const stx__ab &a,
+                                                       const stx__attn_bwd_shared<Sh> &m, int b, int j0) {
+    const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, b, j0);
+    if (stx__attn_whole<Sh::BK>(seen)) return;
+    stx__attn_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
+    stx__attn_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.v, seen);
     __syncthreads();
 }
 
 /* Rows from .. from+n-1 of the window whose row 0 stands at chunk `ring` and is table
    row p0; by pieces that do not wrap */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_load_pe(const stx__ab &a,
-                                                       const stx__ab_shared<Sh> &m,
-                                                       const stx__ab_tile &t, int ring, int p0,
+static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__ab &a,
+                                                       const stx__attn_bwd_shared<Sh> &m,
+                                                       const stx__attn_bwd_tile &t, int ring, int p0,
                                                        int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__at_load<Sh::CH, Sh::THREADS>(m.pe + stx__ab_wrap(ring + r / 16, t.chunks) * Sh::CHUNK,
+        stx__attn_load<Sh::CH, Sh::THREADS>(m.pe + stx__attn_bwd_wrap(ring + r / 16, t.chunks) * Sh::CHUNK,
                                           Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE,
                                           p0 + r, 0, p.P);
 }
 
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
 template <class Sh>
-static __device__ __forceinline__ int stx__ab_window(const stx__at &p, int i0, int j0) {
+static __device__ __forceinline__ int stx__attn_bwd_window(const stx__at &p, int i0, int j0) {
     return p.P - 1 + p.dmin - p.C + j0 - i0 - Sh::BQ;
 }
 
 /* x, y = or += at i, i+1 */
-static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i, float x, float y,
+static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, size_t i, float x, float y,
                                                     int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
         uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
@@ -6702,7 +6702,7 @@ static __device__ __forceinline__ void stx__ab_add2(const stx__num &to, size_t i
 
 /* Rows row .. row+15 of an array, those in [lo,hi), columns d.., = or += f c */
 template <int NB>
-static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size_t base, size_t ld,
+static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to, size_t base, size_t ld,
                                                         int row, int lo, int hi, int d, int D,
                                                         const float (&c)[NB][4], float f,
                                                         int accumulate) {
@@ -6715,7 +6715,7 @@ static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
             if (at < D)
-                stx__ab_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1],
+                stx__attn_bwd_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1],
                              accumulate);
         }
     }
@@ -6725,11 +6725,11 @@ static __device__ __forceinline__ void stx__ab_add_rows(const stx__num &to, size
    they stand. Of keys that do not exist, or whose bit in `rows` is 0, it is zero:
    written where it is fresh, else left as it is. */
 template <int NB>
-static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value, int b, int h,
+static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int value, int b, int h,
                                                     int key, int d, const float (&c)[NB][4],
                                                     float f, uint32_t rows) {
     const stx__at &p = a.p;
-    const int lane = (int)threadIdx.x & 31, place = stx__at_place_of(p, h),
+    const int lane = (int)threadIdx.x & 31, place = stx__attn_place_of(p, h),
               g = p.past ? place & 3 : 0;
     int n, e;
 #pragma unroll
@@ -6737,7 +6737,7 @@ static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value,
         const int j = key + (lane >> 2) + 8 * e, old = j < p.past,
                   yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
         const stx__num to = old ? (value ? a.old_dv[g] : a.old_dk[g]) : (value ? a.dv : a.dk);
-        const int fresh = a.fresh & (old ? STX_FRESH_PAST << g : value ? STX_FRESH_V : STX_FRESH_K);
+        const int fresh = a.fresh & (old ? STX_OVERWRITE_CACHED << g : value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
         const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
                                     + (size_t)(j - p.old[g].first) * p.old[g].ld
                               : (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
@@ -6746,7 +6746,7 @@ static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value,
         for (n = 0; n < NB; n++) {
             const int i = d + 8 * n + (lane & 3) * 2;
             if (i < p.D)
-                stx__ab_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0,
+                stx__attn_bwd_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0,
                              !fresh);
         }
     }
@@ -6754,7 +6754,7 @@ static __device__ __forceinline__ void stx__ab_give(const stx__ab &a, int value,
 
 /* The same into a part: written, not added */
 template <int NB>
-static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, int row, int lo,
+static __device__ __forceinline__ void stx__attn_bwd_put_rows(float *to, size_t ld, int row, int lo,
                                                         int hi, int d, int D,
                                                         const float (&c)[NB][4], float f) {
     int lane = (int)threadIdx.x & 31, n, e;
@@ -6775,22 +6775,22 @@ static __device__ __forceinline__ void stx__ab_put_rows(float *to, size_t ld, in
 /* What the sweeps want to know first. dsum (B,H,T) = sum over D of dy y: a warp a row;
    lanes D apart by 32, then the warp's sum. And the list of the queries' tiles
    (l.blocks; 0: not wanted), in the launch's first blocks. */
-typedef struct stx__at_listed {
+typedef struct stx__attn_listed {
     uint32_t *list;
     int tiles, bq, bk, newest, room;
-    stx__at_place *place;
+    stx__attn_place *place;
     unsigned blocks;
-} stx__at_listed;
+} stx__attn_listed;
 
-STX__GLOBAL(256) stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__num y, float *dsum) {
-    STX__SHARED(stx__at_head, head, 256);
+STX__GLOBAL(256) stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy, stx__num y, float *dsum) {
+    STX__SHARED(stx__attn_head, head, 256);
     const int T = p.T, H = p.H, D = p.D;
     const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
                  n = (size_t)p.B * T * H;
     int lane = (int)threadIdx.x & 31, d;
     float s = 0;
     if (blockIdx.x < l.blocks) {
-        stx__at_listing(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
+        stx__attn_listing(p, l.list, l.tiles, l.bq, l.bk, l.place, l.newest, l.room, head);
         return;
     }
     if (row >= n) return;
@@ -6809,7 +6809,7 @@ STX__GLOBAL(256) stx__ab_first(stx__at p, stx__at_listed l, stx__num dy, stx__nu
 
 /* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`:
    column y and on, if they are the head's */
-static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, int y,
+static __device__ __forceinline__ void stx__attn_bwd_send(stx__bf16 *to, int width, int y,
                                                     const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
     if (y < 0 || y >= width) return;
@@ -6821,11 +6821,11 @@ static __device__ __forceinline__ void stx__ab_send(stx__bf16 *to, int width, in
 /* A chunk u of dR from accumulators: the first of a tile with what waits, for each has
    zeros where the other has cells; the last one waits */
 template <class P>
-static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, int y,
+static __device__ __forceinline__ void stx__attn_bwd_keep(stx__bf16 *to, int width, int y,
                                                     const float (*u)[4], uint4 *wait, int first,
                                                     int last) {
     uint32_t f[4];
-    stx__ab_acc(P(), f, u, 0);
+    stx__attn_bwd_acc(P(), f, u, 0);
     uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
     if (first) {
         const uint4 o = *wait;
@@ -6837,11 +6837,11 @@ static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, in
     if (last)
         *wait = v;
     else
-        stx__ab_send(to, width, y, v);
+        stx__attn_bwd_send(to, width, y, v);
 }
 
 /* QUERIES. A block has BQ queries of one head of one batch row, a warp 16 of them, and
-   walks the keys as the forward does; longest blocks first (stx__at_listing). dQ's two
+   walks the keys as the forward does; longest blocks first (stx__attn_listing). dQ's two
    halves, ds K and dR PE, stand in registers, apart, because du and dvb are their sums
    over the queries.
        for each tile:  K, V and the BK new rows of the table have come
@@ -6852,7 +6852,7 @@ static __device__ __forceinline__ void stx__ab_keep(stx__bf16 *to, int width, in
    other waits. Then the persistent vectors: q without u, no positions. */
 template <class Sh>
 STX__GLOBAL(Sh::THREADS, (int)Sh::QUERY_BLOCKS)
-stx__ab_queries(stx__ab a, const uint32_t *list) {
+stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
     const int b = (int)(blockIdx.x % (unsigned)p.B), entry = (int)list[blockIdx.x / (unsigned)p.B],
@@ -6860,11 +6860,11 @@ stx__ab_queries(stx__ab a, const uint32_t *list) {
     const int strip = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31, table = p.P > 0;
     /* rows of the table */
     const int held = table ? Sh::W + (a.ahead ? Sh::BK : 0) : 0;
-    const stx__ab_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
-    const stx__at_head w = stx__at_open(p, h);
-    stx__at_head all = w;
-    stx__ab_tile t;
-    stx__ab_walk walk;
+    const stx__attn_bwd_shared<Sh> m(shared, STX__AB_K, a.ahead, table && (p.u.p || p.vb.p), held);
+    const stx__attn_head w = stx__attn_open(p, h);
+    stx__attn_head all = w;
+    stx__attn_bwd_tile t;
+    stx__attn_bwd_walk walk;
     float dk[Sh::DP / 8][4], dp[Sh::DP / 8][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int first, last, j0, next, step = 0, come, n, e, k;
     /* rows of dR: the strip's, or none; the column of what waits in shared memory */
@@ -6874,12 +6874,12 @@ stx__ab_queries(stx__ab a, const uint32_t *list) {
 
     /* dz counts the key at which the ramp has just come down to 0 */
     all.live = w.reach;
-    stx__at_range(p, all, i0, Sh::BQ, &first, &last);
+    stx__attn_range(p, all, i0, Sh::BQ, &first, &last);
     /* chunks of 16 columns of dR begin alike for all tiles */
     if (Sh::SIZE == 2 && first < last) first -= (first + p.span) & 8;
     if (Sh::MASK && p.bits) {
         last = min(last, p.S);
-        while (first < last && !stx__at_exist<Sh::BK>(p, b, first)) first += Sh::BK;
+        while (first < last && !stx__attn_exist<Sh::BK>(p, b, first)) first += Sh::BK;
     }
     t.i = i0 + strip * 16;
     t.far = w.reach;
@@ -6893,98 +6893,98 @@ stx__ab_queries(stx__ab a, const uint32_t *list) {
                    + ((size_t)b * (a.tiles * Sh::BQ) + t.i) * width;
         *wait = make_uint4(0, 0, 0, 0);
     }
-    stx__ab_state(a, t, b, h);
-    stx__ab_clear(dk);
-    stx__ab_clear(dp);
-    stx__ab_load_q<Sh>(a, m, i0, b, h);
+    stx__attn_bwd_state(a, t, b, h);
+    stx__attn_bwd_clear(dk);
+    stx__attn_bwd_clear(dp);
+    stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
     if (first < last) {
-        stx__ab_load_k<Sh>(a, m, first, b, h, 0);
-        if (table) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i0, first), h, 0, Sh::W);
+        stx__attn_bwd_load_k<Sh>(a, m, first, b, h, 0);
+        if (table) stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0, Sh::W);
     }
     stx__cp_commit();
     stx__cp_wait<0>();
     __syncthreads();
-    stx__ab_bias<Sh>(a, m, i0, h);
+    stx__attn_bwd_bias<Sh>(a, m, i0, h);
     for (j0 = first, come = 1; j0 < last; j0 = next, step++) {
-        const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+        const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
             then(m, STX__AB_K, a.ahead, step + 1);
         /* if the next tile is the neighbour */
-        const int ring = stx__ab_wrap(t.ring + Sh::BK / 16, t.chunks);
+        const int ring = stx__attn_bwd_wrap(t.ring + Sh::BK / 16, t.chunks);
         t.j0 = j0;
         if (!come) {
             const int gap =
                 Sh::MASK && p.bits
-                && !stx__at_exist<Sh::BK>(p, b, j0 - Sh::BK); /* after tiles without keys all of the
+                && !stx__attn_exist<Sh::BK>(p, b, j0 - Sh::BK); /* after tiles without keys all of the
                                                                                                       window is new */
             __syncthreads();
-            stx__ab_load_k<Sh>(a, now, j0, b, h, 0);
+            stx__attn_bwd_load_k<Sh>(a, now, j0, b, h, 0);
             if (table)
-                stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h,
+                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h,
                                     gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
             stx__cp_commit();
         }
         for (next = j0 + Sh::BK;
-             Sh::MASK && p.bits && next < last && !stx__at_exist<Sh::BK>(p, b, next);)
+             Sh::MASK && p.bits && next < last && !stx__attn_exist<Sh::BK>(p, b, next);)
             next += Sh::BK;
         stx__cp_wait<0>();
         __syncthreads();
-        if (Sh::MASK && p.bits) stx__ab_blank_k<Sh>(a, now, b, j0);
+        if (Sh::MASK && p.bits) stx__attn_bwd_blank_k<Sh>(a, now, b, j0);
         come = a.ahead && next < last && (next == j0 + Sh::BK || !table);
         if (come) {
-            stx__ab_load_k<Sh>(a, then, next, b, h, 0);
+            stx__attn_bwd_load_k<Sh>(a, then, next, b, h, 0);
             if (table)
-                stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, i0, next), h, Sh::BQ,
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), h, Sh::BQ,
                                     Sh::BK);
             stx__cp_commit();
         }
-        if (Sh::BK > 16 && stx__ab_plain<Sh>(p, w, t)) {
-            stx__ab_front<Sh, Sh::MASK>(a, now, t, s, g);
-            stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
-            int at = stx__ab_chunk<Sh>(t, 0);
+        if (Sh::BK > 16 && stx__attn_bwd_plain<Sh>(p, w, t)) {
+            stx__attn_bwd_front<Sh, Sh::MASK>(a, now, t, s, g);
+            stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
+            int at = stx__attn_bwd_chunk<Sh>(t, 0);
 #pragma unroll
             for (n = 0; n < (table ? Sh::BK / 16 + 1 : 0); n++) {
                 float u[2][4];
-                stx__ab_back<Sh::NB>(u[0], g, 2 * n);
-                stx__ab_back<Sh::NB>(u[1], g, 2 * n + 1);
-                stx__ab_times<Sh, 2>(dp, u, m.pe + at);
-                at = stx__ab_after<Sh>(t, at);
+                stx__attn_bwd_back<Sh::NB>(u[0], g, 2 * n);
+                stx__attn_bwd_back<Sh::NB>(u[1], g, 2 * n + 1);
+                stx__attn_bwd_times<Sh, 2>(dp, u, m.pe + at);
+                at = stx__attn_bwd_after<Sh>(t, at);
                 if (Sh::SIZE == 2 && rows) {
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__ab_keep<typename Sh::P>(rows, width, waits, u, wait, !n, n == Sh::BK / 16);
+                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, u, wait, !n, n == Sh::BK / 16);
                 }
             }
         } else {
             float two[4][4]; /* ds of the group before, and of this one */
-            stx__ab_begin<Sh>(a, w, now, t, walk);
-            stx__ab_clear(two);
+            stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
+            stx__attn_bwd_clear(two);
             const int end = walk.band.hi + (table && walk.band.lo < walk.band.hi);
 #pragma unroll 1
             for (n = walk.band.lo; n < end; n++) {
                 float x[2][4], y[2][4];
-                stx__ab_clear(y);
+                stx__attn_bwd_clear(y);
                 if (n < walk.band.hi) {
-                    stx__ab_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n,
+                    stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n,
                                                                                x, y, dz);
-                    stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+                    stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
                 if (!table) continue;
-                stx__ab_copy(two[2], y[0]);
-                stx__ab_copy(two[3], y[1]);
-                stx__ab_back<4>(x[0], two, 2, walk.lane);
-                stx__ab_back<4>(x[1], two, 3, walk.lane);
-                stx__ab_copy(two[0], y[0]);
-                stx__ab_copy(two[1], y[1]);
-                stx__ab_times<Sh, 2>(dp, x, m.pe + stx__ab_chunk<Sh>(t, n), walk.lane);
+                stx__attn_bwd_copy(two[2], y[0]);
+                stx__attn_bwd_copy(two[3], y[1]);
+                stx__attn_bwd_back<4>(x[0], two, 2, walk.lane);
+                stx__attn_bwd_back<4>(x[1], two, 3, walk.lane);
+                stx__attn_bwd_copy(two[0], y[0]);
+                stx__attn_bwd_copy(two[1], y[1]);
+                stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_chunk<Sh>(t, n), walk.lane);
                 if (Sh::SIZE == 2 && rows) {
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__ab_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo,
+                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo,
                                                  n == walk.band.hi);
                 }
             }
         }
         t.ring = ring;
     }
-    if (Sh::SIZE == 2 && rows) stx__ab_send(rows, width, waits, *wait);
+    if (Sh::SIZE == 2 && rows) stx__attn_bwd_send(rows, width, waits, *wait);
     __syncthreads();
     /* sums over the block's queries: a strip's by shuffles, then the strips' in order */
     if (a.du || a.dvb || a.dz) {
@@ -7035,48 +7035,48 @@ stx__ab_queries(stx__ab a, const uint32_t *list) {
         /* a warp's own rows, which only it reads */
         if (p.u.p) {
             stx__num none = {NULL, NULL, 0};
-            stx__at_query<typename Sh::P, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
+            stx__attn_query<typename Sh::P, Sh::CH>(p, m.q, strip * 16, 16, i0, b, h, none);
         }
         t.persistent = 1;
         for (j0 = -((p.S + p.span) & 7), step = come = 0; j0 < p.N; j0 += Sh::BK, step++) {
-            const stx__ab_shared<Sh> now(m, STX__AB_K, a.ahead, step),
+            const stx__attn_bwd_shared<Sh> now(m, STX__AB_K, a.ahead, step),
                 then(m, STX__AB_K, a.ahead, step + 1);
             t.j0 = j0;
             if (!come) {
                 __syncthreads();
-                stx__ab_load_k<Sh>(a, now, j0, b, h, 1);
+                stx__attn_bwd_load_k<Sh>(a, now, j0, b, h, 1);
                 stx__cp_commit();
             }
             stx__cp_wait<0>();
             __syncthreads();
             come = a.ahead && j0 + Sh::BK < p.N;
             if (come) {
-                stx__ab_load_k<Sh>(a, then, j0 + Sh::BK, b, h, 1);
+                stx__attn_bwd_load_k<Sh>(a, then, j0 + Sh::BK, b, h, 1);
                 stx__cp_commit();
             }
-            if (stx__ab_plain<Sh>(p, w, t)) {
-                stx__ab_front<Sh, 0>(a, now, t, s, g);
-                stx__ab_times<Sh, Sh::NB>(dk, g, now.k);
+            if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+                stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
+                stx__attn_bwd_times<Sh, Sh::NB>(dk, g, now.k);
             } else {
-                stx__ab_begin<Sh>(a, w, now, t, walk);
+                stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
 #pragma unroll 1
                 for (n = walk.band.lo; n < walk.band.hi; n++) {
                     float x[2][4], y[2][4];
-                    stx__ab_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y,
+                    stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y,
                                                                         dz);
-                    stx__ab_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
+                    stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
             }
         }
     }
     if (a.dq.p)
-        stx__ab_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
-                         p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_FRESH_Q));
+        stx__attn_bwd_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
+                         p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_OVERWRITE_DQ));
 }
 
 /* a or ds of a strip, of keys c.. of the tile, to shared memory */
 template <class Sh, int NB>
-static __device__ __forceinline__ void stx__ab_put_group(unsigned char *tile,
+static __device__ __forceinline__ void stx__attn_bwd_put_group(unsigned char *tile,
                                                          const float (&x)[NB][4], int c,
                                                          int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
@@ -7084,28 +7084,28 @@ static __device__ __forceinline__ void stx__ab_put_group(unsigned char *tile,
     int n;
 #pragma unroll
     for (n = 0; n < NB; n++) {
-        stx__ab_put2<P, Sh::CHA>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
-        stx__ab_put2<P, Sh::CHA>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
+        stx__attn_bwd_put2<P, Sh::CHA>(tile, r, 8 * n + c2, x[n][0], x[n][1]);
+        stx__attn_bwd_put2<P, Sh::CHA>(tile, r + 8, 8 * n + c2, x[n][2], x[n][3]);
     }
 }
 
 /* dV += a^T dO and dK += ds^T (q+u), of queries k .. k+P::K-1 of the tile */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_key_sums(
+static __device__ __forceinline__ void stx__attn_bwd_key_sums(
     float (&dk)[Sh::KEY_NB][4], float (&dv)[Sh::KEY_NB][4], const unsigned char *wa,
-    const unsigned char *wg, const stx__ab_shared<Sh> &m, int k, int group, int column,
+    const unsigned char *wg, const stx__attn_bwd_shared<Sh> &m, int k, int group, int column,
     int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     uint32_t fa[4], fg[4], x[4];
     int n;
-    stx__ab_cols<Sh::CHA>(P(), fa, wa, k, 2 * group, lane);
-    stx__ab_cols<Sh::CHA>(P(), fg, wg, k, 2 * group, lane);
+    stx__attn_bwd_cols<Sh::CHA>(P(), fa, wa, k, 2 * group, lane);
+    stx__attn_bwd_cols<Sh::CHA>(P(), fg, wg, k, 2 * group, lane);
 #pragma unroll
     for (n = 0; n < Sh::KEY_NB; n += 2) {
-        stx__ab_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
+        stx__attn_bwd_rows<Sh::CH>(P(), x, m.dy, k, column + n, lane);
         P::add(dv[n], fa, x[0], x[1]);
         P::add(dv[n + 1], fa, x[2], x[3]);
-        stx__ab_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
+        stx__attn_bwd_rows<Sh::CH>(P(), x, m.q, k, column + n, lane);
         P::add(dk[n], fg, x[0], x[1]);
         P::add(dk[n + 1], fg, x[2], x[3]);
     }
@@ -7122,7 +7122,7 @@ static __device__ __forceinline__ void stx__ab_key_sums(
                        dV += a^T dO;  dK += ds^T (q+u)                 if not: of those strips that meet the warp's keys
    The window of the table moves down by BQ rows a tile. Persistent vectors: a block
    walks its part of the batch, too, and its sums are a part of dpk, dpv. */
-template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(stx__ab a) {
+template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_keys(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -7136,11 +7136,11 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(s
               column = Sh::KEY_PIECES == 1 ? 0 : strip / (Sh::BK / 16) * Sh::KEY_NB;
     /* rows of the table */
     const int held = table ? Sh::W + (a.ahead ? Sh::BQ : 0) : 0;
-    const stx__ab_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
+    const stx__attn_bwd_shared<Sh> m(shared, STX__AB_Q, a.ahead, table && (p.u.p || p.vb.p), held);
     unsigned char *wa = m.more, *wg = wa + Sh::BQ * Sh::CHA * 16;
-    const stx__at_head w = stx__at_open(p, h);
-    stx__ab_tile t;
-    stx__ab_walk walk;
+    const stx__attn_head w = stx__attn_open(p, h);
+    stx__attn_bwd_tile t;
+    stx__attn_bwd_walk walk;
     float dk[Sh::KEY_NB][4], dv[Sh::KEY_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int lo = 0, hi = p.T, b, i0, step, come, all, n, k;
 
@@ -7148,10 +7148,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(s
         lo = max(0, j0 + p.dmin - p.C);
         hi = min(p.T, j0 + Sh::BK + w.live - p.C);
         /* no query reaches it: zeros, if anything */
-        if (lo >= hi || (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, z, j0))) {
-            stx__ab_clear(dk);
-            stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
-            stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+        if (lo >= hi || (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, z, j0))) {
+            stx__attn_bwd_clear(dk);
+            stx__attn_bwd_give(a, 0, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
+            stx__attn_bwd_give(a, 1, z, h, j0 + group * 16, column * 8, dk, 0.0f, 0);
             return;
         }
     }
@@ -7160,47 +7160,47 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(s
     t.ring = 0;
     t.chunks = held / 16;
     t.persistent = a.persistent;
-    stx__ab_clear(dk);
-    stx__ab_clear(dv);
-    stx__ab_load_k<Sh>(a, m, j0, b0, h, a.persistent);
-    if (table) stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+    stx__attn_bwd_clear(dk);
+    stx__attn_bwd_clear(dv);
+    stx__attn_bwd_load_k<Sh>(a, m, j0, b0, h, a.persistent);
+    if (table) stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
     for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
-        const stx__ab_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
+        const stx__attn_bwd_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
             then(m, STX__AB_Q, a.ahead, step + 1);
-        const int ring = stx__ab_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
+        const int ring = stx__attn_bwd_wrap(t.ring + t.chunks - Sh::BQ / 16, t.chunks),
                   end = i0 + Sh::BQ >= hi, next = end ? lo : i0 + Sh::BQ;
         if (!come) {
             __syncthreads();
-            stx__ab_load_q<Sh>(a, now, i0, b, h);
+            stx__attn_bwd_load_q<Sh>(a, now, i0, b, h);
             if (table)
-                stx__ab_load_pe<Sh>(a, m, t, t.ring, stx__ab_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
             stx__cp_commit();
         }
         t.i = i0 + strip * 16;
-        stx__ab_state(a, t, b, h);
+        stx__attn_bwd_state(a, t, b, h);
         stx__cp_wait<0>();
         __syncthreads();
-        if (!a.persistent) stx__ab_bias<Sh>(a, now, i0, h);
+        if (!a.persistent) stx__attn_bwd_bias<Sh>(a, now, i0, h);
         come = a.ahead && b + end < b1;
         if (come) {
-            stx__ab_load_q<Sh>(a, then, next, b + end, h);
+            stx__attn_bwd_load_q<Sh>(a, then, next, b + end, h);
             if (table)
-                stx__ab_load_pe<Sh>(a, m, t, ring, stx__ab_window<Sh>(p, next, j0), h, 0, Sh::BQ);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, next, j0), h, 0, Sh::BQ);
             stx__cp_commit();
         }
         all = 1;
-        if (stx__ab_plain<Sh>(p, w, t)) {
-            stx__ab_front<Sh, 0>(a, now, t, s, g);
-            stx__ab_put_group<Sh, Sh::NB>(wa, s, 0);
-            stx__ab_put_group<Sh, Sh::NB>(wg, g, 0);
+        if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+            stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
+            stx__attn_bwd_put_group<Sh, Sh::NB>(wa, s, 0);
+            stx__attn_bwd_put_group<Sh, Sh::NB>(wg, g, 0);
         } else {
-            all = stx__ab_begin<Sh>(a, w, now, t, walk);
+            all = stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
 #pragma unroll 1
             for (n = walk.band.lo; n < walk.band.hi; n++) {
                 float x[2][4], y[2][4];
-                stx__ab_group<Sh, 0, Sh::SIZE == 4>(a, now, t, walk, n, x, y, dz);
-                stx__ab_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
-                stx__ab_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
+                stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4>(a, now, t, walk, n, x, y, dz);
+                stx__attn_bwd_put_group<Sh, 2>(wa, x, 16 * n, walk.lane);
+                stx__attn_bwd_put_group<Sh, 2>(wg, y, 16 * n, walk.lane);
             }
         }
         all = __syncthreads_and(all);
@@ -7208,17 +7208,17 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(s
         if (all && Sh::SIZE == 2) {
 #pragma unroll
             for (k = 0; k < Sh::BQ; k += P::K)
-                stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
+                stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, now, k, group, column);
         } else {
 #pragma unroll 1
             /* strips that meet the warp's keys: others have left nothing there */
             for (n = 0; n < Sh::BQ; n += 16) {
-                const stx__at_band band = stx__at_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
-                const int again = stx__at_again((int)threadIdx.x & 31);
+                const stx__attn_band band = stx__attn_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
+                const int again = stx__attn_again((int)threadIdx.x & 31);
                 if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
                 for (k = 0; k < 16; k += P::K)
-                    stx__ab_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
+                    stx__attn_bwd_key_sums<Sh>(dk, dv, wa, wg, now, n + k, group, column, again);
             }
         }
         t.ring = ring;
@@ -7228,24 +7228,24 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__ab_keys(s
     if (a.persistent) {
         size_t o = ((size_t)z * p.H + h) * p.N * p.D;
         if (a.dpk)
-            stx__ab_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk,
+            stx__attn_bwd_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk,
                              p.scale * a.root_d);
         if (a.dpv)
-            stx__ab_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+            stx__attn_bwd_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
     } else {
         /* what another key would get is nobody's */
         uint32_t rows = Sh::MASK && p.bits
-                            ? (uint32_t)(stx__at_exist<Sh::BK>(p, z, j0) >> group * 16)
+                            ? (uint32_t)(stx__attn_exist<Sh::BK>(p, z, j0) >> group * 16)
                             : ~0u;
-        stx__ab_give(a, 0, z, h, j0 + group * 16, column * 8, dk, p.scale, rows);
-        stx__ab_give(a, 1, z, h, j0 + group * 16, column * 8, dv, 1.0f, rows);
+        stx__attn_bwd_give(a, 0, z, h, j0 + group * 16, column * 8, dk, p.scale, rows);
+        stx__attn_bwd_give(a, 1, z, h, j0 + group * 16, column * 8, dv, 1.0f, rows);
     }
 }
 
 /* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
    rows b .. end-1 and queries lo .. hi-1 */
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, int &i0, int end,
+static __device__ __forceinline__ void stx__attn_bwd_next(const stx__at &p, int &b, int &i0, int end,
                                                     int lo, int hi, int off) {
     do {
         i0 += Sh::BQ;
@@ -7253,12 +7253,12 @@ static __device__ __forceinline__ void stx__ab_next(const stx__at &p, int &b, in
             i0 = lo;
             b++;
         }
-    } while (Sh::MASK && p.bits && b < end && !stx__at_exist<Sh::BK>(p, b, i0 + off));
+    } while (Sh::MASK && p.bits && b < end && !stx__attn_exist<Sh::BK>(p, b, i0 + off));
 }
 
 /* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
 template <class Sh, int XS>
-static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW_NB][4],
+static __device__ __forceinline__ void stx__attn_bwd_row_sums(float (&acc)[XS][Sh::ROW_NB][4],
                                                         const unsigned char *dr,
                                                         const unsigned char *q, int strip,
                                                         int group, int column, int first,
@@ -7270,13 +7270,13 @@ static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW
         uint32_t f[4], y[(Sh::ROW_NB + 1) / 2][4];
 #pragma unroll
         for (n = 0; n < Sh::ROW_NB; n += 2)
-            stx__ab_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
+            stx__attn_bwd_rows<Sh::CH>(P(), y[n / 2], q, strip * 16 + k, column + n);
 #pragma unroll
         for (x = 0; x < XS; x++) {
             /* of the strip's BK + 16 columns */
             const int chunk = x * Sh::ROW_GROUPS + group - (Sh::STRIPS - 1 - strip);
             if ((unsigned)(chunk - first) > (unsigned)(last - first)) continue;
-            stx__ab_cols<Sh::CHG>(P(), f, dr, strip * 16 + k, 2 * chunk);
+            stx__attn_bwd_cols<Sh::CHG>(P(), f, dr, strip * 16 + k, 2 * chunk);
 #pragma unroll
             for (n = 0; n < Sh::ROW_NB; n += 2) {
                 P::add(acc[x][n], f, y[n / 2][0], y[n / 2][1]);
@@ -7294,9 +7294,9 @@ static __device__ __forceinline__ void stx__ab_row_sums(float (&acc)[XS][Sh::ROW
    block walks its part of the batch (for a shared table: of heads and batch) and its
    tiles. dR of all strips goes through shared memory, each with its own BK + 16
    columns; then a warp takes its columns of D, and of the window every ROW_GROUPS-th
-   chunk. Barriers as in stx__ab_keys. What a block found is a part: (W,D) floats,
-   added up by stx__ab_fold_table; a block that found nothing writes only that. */
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
+   chunk. Barriers as in stx__attn_bwd_keys. What a block found is a part: (W,D) floats,
+   added up by stx__attn_bwd_fold_table; a block that found nothing writes only that. */
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) {
     typedef typename Sh::P P;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
@@ -7316,10 +7316,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     /* of tiles that have a key */
     const int lo = max(0, p.lo - off - Sh::BK + Sh::BQ) / Sh::BQ * Sh::BQ, hi = min(p.T, p.S - off);
     const size_t part = ((size_t)diagonal * gridDim.y + blockIdx.y) * a.splits + split;
-    const stx__ab_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
-    stx__at_head w;
-    stx__ab_tile t;
-    stx__ab_walk walk;
+    const stx__attn_bwd_shared<Sh> m(shared, MOVES, a.ahead, p.u.p || p.vb.p, Sh::W);
+    stx__attn_head w;
+    stx__attn_bwd_tile t;
+    stx__attn_bwd_walk walk;
     float acc[XS][Sh::ROW_NB][4], s[Sh::NB][4], g[Sh::NB][4], dz = 0;
     int c, end, i0, b, h, n, x, k, i, step = 0, come = 0, all, used = 0;
 
@@ -7327,99 +7327,99 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     t.chunks = Sh::CHUNKS;
     t.persistent = 0;
 #pragma unroll
-    for (x = 0; x < XS; x++) stx__ab_clear(acc[x]);
+    for (x = 0; x < XS; x++) stx__attn_bwd_clear(acc[x]);
     /* a head, and its batch rows in this part */
     for (c = c0; c < c1 && lo < hi; c = end) {
         h = own ? (int)blockIdx.y : c / p.B;
         b = own ? c : c % p.B;
         end = own ? c1 : min(c1, (h + 1) * p.B);
-        w = stx__at_open(p, h);
+        w = stx__attn_open(p, h);
         if (nearest > w.live || (Sh::SIZE == 2 && a.rows && a.place[h].width)) continue;
         t.far = w.live;
         const int stop = b + end - c;
         i0 = lo;
-        if (Sh::MASK && p.bits && !stx__at_exist<Sh::BK>(p, b, i0 + off))
-            stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
+        if (Sh::MASK && p.bits && !stx__attn_exist<Sh::BK>(p, b, i0 + off))
+            stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
         while (b < stop) {
-            const stx__ab_shared<Sh> now(m, MOVES, a.ahead, step),
+            const stx__attn_bwd_shared<Sh> now(m, MOVES, a.ahead, step),
                 then(m, MOVES, a.ahead, step + 1);
             const int i1 = i0, b1 = b, j0 = i0 + off;
-            stx__ab_next<Sh>(p, b, i0, stop, lo, hi, off);
+            stx__attn_bwd_next<Sh>(p, b, i0, stop, lo, hi, off);
             if (!come) {
                 __syncthreads();
                 if (!used)
-                    stx__ab_load_pe<Sh>(a, m, t, 0, stx__ab_window<Sh>(p, i1, j0), h, 0, Sh::W);
-                stx__ab_load_k<Sh>(a, now, j0, b1, h, 0);
-                stx__ab_load_q<Sh>(a, now, i1, b1, h);
+                    stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0, Sh::W);
+                stx__attn_bwd_load_k<Sh>(a, now, j0, b1, h, 0);
+                stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
                 stx__cp_commit();
             }
             used = 1;
             t.i = i1 + strip * 16;
             t.j0 = j0;
-            stx__ab_state(a, t, b1, h);
+            stx__attn_bwd_state(a, t, b1, h);
             stx__cp_wait<0>();
             __syncthreads();
-            stx__ab_bias<Sh>(a, now, i1, h);
+            stx__attn_bwd_bias<Sh>(a, now, i1, h);
             come = a.ahead && b < stop;
             if (come) {
-                stx__ab_load_k<Sh>(a, then, i0 + off, b, h, 0);
-                stx__ab_load_q<Sh>(a, then, i0, b, h);
+                stx__attn_bwd_load_k<Sh>(a, then, i0 + off, b, h, 0);
+                stx__attn_bwd_load_q<Sh>(a, then, i0, b, h);
                 stx__cp_commit();
             }
             step++;
             all = 1;
-            if (stx__ab_plain<Sh>(p, w, t)) {
-                stx__ab_front<Sh, 0>(a, now, t, s, g);
+            if (stx__attn_bwd_plain<Sh>(p, w, t)) {
+                stx__attn_bwd_front<Sh, 0>(a, now, t, s, g);
                 if (Sh::MASK && p.bits) {
-                    const uint64_t seen = stx__at_exist<Sh::BK>(p, b1, j0);
-                    if (!stx__at_whole<Sh::BK>(seen)) stx__at_forbid(g, seen, lane & 3, 0);
+                    const uint64_t seen = stx__attn_exist<Sh::BK>(p, b1, j0);
+                    if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(g, seen, lane & 3, 0);
                 }
 #pragma unroll
                 for (n = 0; n < Sh::NB + 2; n++) {
                     float u[4];
-                    stx__ab_back<Sh::NB>(u, g, n);
-                    stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
-                    stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+                    stx__attn_bwd_back<Sh::NB>(u, g, n);
+                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
+                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
                 }
             } else {
                 float two[4][4];
-                all = stx__ab_begin<Sh>(a, w, now, t, walk);
-                stx__ab_clear(two);
+                all = stx__attn_bwd_begin<Sh>(a, w, now, t, walk);
+                stx__attn_bwd_clear(two);
                 const int last = walk.band.hi + (walk.band.lo < walk.band.hi);
 #pragma unroll 1
                 for (n = walk.band.lo; n < last; n++) {
                     float u[2][4], v[2][4];
-                    stx__ab_clear(v);
+                    stx__attn_bwd_clear(v);
                     if (n < walk.band.hi) {
-                        stx__ab_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
+                        stx__attn_bwd_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
                         if (Sh::MASK && p.bits)
-                            stx__at_forbid(v, stx__at_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3,
+                            stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3,
                                            0);
                     }
-                    stx__ab_copy(two[2], v[0]);
-                    stx__ab_copy(two[3], v[1]);
+                    stx__attn_bwd_copy(two[2], v[0]);
+                    stx__attn_bwd_copy(two[3], v[1]);
 #pragma unroll
                     for (k = 0; k < 2; k++) {
-                        stx__ab_back<4>(u[k], two, 2 + k, walk.lane);
-                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2,
+                        stx__attn_bwd_back<4>(u[k], two, 2 + k, walk.lane);
+                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2,
                                                  u[k][0], u[k][1]);
-                        stx__ab_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2,
+                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2,
                                                  u[k][2], u[k][3]);
                     }
-                    stx__ab_copy(two[0], v[0]);
-                    stx__ab_copy(two[1], v[1]);
+                    stx__attn_bwd_copy(two[0], v[0]);
+                    stx__attn_bwd_copy(two[1], v[1]);
                 }
             }
             if (__syncthreads_and(all)) {
 #pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
                 for (i = 0; i < Sh::STRIPS; i++)
-                    stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
+                    stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
             } else {
 #pragma unroll 1
                 for (i = 0; i < Sh::STRIPS; i++) {
-                    const stx__at_band band = stx__at_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
+                    const stx__attn_band band = stx__attn_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
                     if (band.lo < band.hi)
-                        stx__ab_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo,
+                        stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo,
                                                  band.hi);
                 }
             }
@@ -7429,7 +7429,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__ab_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0,
+            stx__attn_bwd_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0,
                              Sh::W, column * 8, p.D, acc[x], p.scale);
 }
 
@@ -7438,7 +7438,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_diagonals(stx__ab a) {
    queries a step, with the next step's copies on their way: dPE += dR^T (q + vb). What
    has not been written comes as zeros. Only heads with columns in the block cost
    anything. Parts as those of diagonals, by column. */
-template <class Sh> struct stx__ab_columns {
+template <class Sh> struct stx__attn_bwd_columns {
     enum {
         COLUMNS = Sh::DP > 64 ? 64 : 128,
         CH = COLUMNS / 8,
@@ -7451,10 +7451,10 @@ template <class Sh> struct stx__ab_columns {
 };
 
 template <class Sh>
-static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsigned char *tile,
-                                                         const stx__at_place &f, int b, int h,
+static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a, unsigned char *tile,
+                                                         const stx__attn_place &f, int b, int h,
                                                          int i0, int back) {
-    typedef stx__ab_columns<Sh> X;
+    typedef stx__attn_bwd_columns<Sh> X;
     const stx__at &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
               far = (y & ~15) + a.newest - f.width,
@@ -7469,20 +7469,20 @@ static __device__ __forceinline__ void stx__ab_load_rows(const stx__ab &a, unsig
     for (k = 0; k < Sh::BQ; k += Sh::THREADS / X::CH) {
         const int r = (int)threadIdx.x / X::CH + k, i = i0 + (k & ~15),
                   yes = some && i < p.T && far + i + 16 >= lo && p.C + i + 15 - lo >= p.dmin;
-        stx__cp16(tile + stx__at_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows,
+        stx__cp16(tile + stx__attn_piece<X::CH>(r, c), yes ? from + (size_t)r * f.width : a.rows,
                   yes ? 16 : 0);
     }
-    stx__at_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ,
+    stx__attn_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ,
                                       (const char *)p.q
                                           + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
                                       p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__cp_commit();
 }
 
-template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
+template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
     typedef typename Sh::P P;
     typedef typename P::num num;
-    typedef stx__ab_columns<Sh> X;
+    typedef stx__attn_bwd_columns<Sh> X;
     STX__DYNAMIC(shared);
     const stx__at &p = a.p;
 
@@ -7499,32 +7499,32 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
     int c, end, used = 0, s, k, n, x, e;
 
 #pragma unroll
-    for (x = 0; x < X::XS; x++) stx__ab_clear(acc[x]);
+    for (x = 0; x < X::XS; x++) stx__attn_bwd_clear(acc[x]);
     /* a head, and its batch rows in this part */
     for (c = c0; c < c1; c = end) {
         const int h = own ? (int)blockIdx.y : c / p.B, b = own ? c : c % p.B;
-        const stx__at_place f = a.place[h];
+        const stx__attn_place f = a.place[h];
         end = own ? c1 : min(c1, (h + 1) * p.B);
         if (back >= f.width || !steps) continue;
         __syncthreads();
-        stx__ab_load_rows<Sh>(a, shared, f, b, h, lo, back);
+        stx__attn_bwd_load_rows<Sh>(a, shared, f, b, h, lo, back);
         for (s = 0; s < (end - c) * steps; s++) {
             unsigned char *dr = shared + (s & 1) * (X::SHARED / 2), *q = dr + X::TILE;
             stx__cp_wait<0>();
             __syncthreads();
             if (s + 1 < (end - c) * steps)
-                stx__ab_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
+                stx__attn_bwd_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
                                       b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ, back);
             if (p.vb.p) {
                 for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
-                    unsigned char *at = q + stx__at_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
+                    unsigned char *at = q + stx__attn_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
                     num v[PER];
                     if (lo + s % steps * Sh::BQ + k / Sh::CH >= p.T || k % Sh::CH * PER >= p.D)
                         continue;
                     memcpy(v, at, 16);
                     for (e = 0; e < PER; e++)
-                        stx__at_store(v + e,
-                                      stx__at_float(v[e])
+                        stx__attn_store(v + e,
+                                      stx__attn_float(v[e])
                                           + stx__get(p.vb,
                                                      (size_t)(h * p.D + k % Sh::CH * PER + e)));
                     memcpy(at, v, 16);
@@ -7536,10 +7536,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
                 uint32_t l[X::XS][4], y[4];
 #pragma unroll
                 for (x = 0; x < X::XS; x++)
-                    stx__ab_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
+                    stx__attn_bwd_cols<X::CH>(P(), l[x], dr, k, 2 * (warp * X::XS + x));
 #pragma unroll
                 for (n = 0; n < Sh::DP / 8; n += 2) {
-                    stx__ab_rows<Sh::CH>(P(), y, q, k, n);
+                    stx__attn_bwd_rows<Sh::CH>(P(), y, q, k, n);
 #pragma unroll
                     for (x = 0; x < X::XS; x++) P::mma2(acc[x][n], acc[x][n + 1], l[x], y);
                 }
@@ -7567,7 +7567,7 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__ab_table(stx__ab a) {
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
    in order, and within one its splits. A thread a number. */
 STX__GLOBAL(256)
-stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
+stx__attn_bwd_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
                    int W, int BK, int e, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
     /* u' = BK (n+1) - from */
@@ -7590,26 +7590,26 @@ stx__ab_fold_table(stx__num dpe, const float *part, const int *used, int P, int 
    newest, and `extra` columns are newer than it has rows. The launch's first blocks. */
 enum { STX__AB_FOLDS = 5 }; /* du, dvb, dz, dpk, dpv */
 
-typedef struct stx__ab_fold_one {
+typedef struct stx__attn_bwd_fold_one {
     stx__num to;
     const float *part;
     size_t n, parts;
     float f;
     unsigned blocks;
-} stx__ab_fold_one;
+} stx__attn_bwd_fold_one;
 
-typedef struct stx__ab_folds {
-    stx__ab_fold_one one[STX__AB_FOLDS];
+typedef struct stx__attn_bwd_folds {
+    stx__attn_bwd_fold_one one[STX__AB_FOLDS];
     int count;
     unsigned rows; /* blocks of these; 0: there are none */
     stx__num dpe;
     const float *part;
     const int *used;
     int P, tables, D, columns, extra, blocks, splits;
-} stx__ab_folds;
+} stx__attn_bwd_folds;
 
 /* The eight warps' sums, in the first one */
-static __device__ __forceinline__ float stx__ab_slices(float *sum, float x) {
+static __device__ __forceinline__ float stx__attn_bwd_slices(float *sum, float x) {
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     sum[threadIdx.x] = x;
     __syncthreads();
@@ -7618,7 +7618,7 @@ static __device__ __forceinline__ float stx__ab_slices(float *sum, float x) {
     return x;
 }
 
-STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
+STX__GLOBAL(256) stx__attn_bwd_fold(stx__attn_bwd_folds a) {
     STX__SHARED(float, sum, 256);
     const int lane = (int)threadIdx.x & 31, slice = (int)threadIdx.x / 32;
     unsigned block = blockIdx.x;
@@ -7635,55 +7635,55 @@ STX__GLOBAL(256) stx__ab_fold(stx__ab_folds a) {
                 k = ((size_t)n * a.tables + i / a.D % a.tables) * a.splits + s;
                 if (a.used[k]) x += a.part[(k * a.columns + column) * a.D + i % a.D];
             }
-        x = stx__ab_slices(sum, x);
+        x = stx__attn_bwd_slices(sum, x);
         if (!slice && some && x != 0) stx__add(a.dpe, i, x, 1);
         return;
     }
     block -= a.rows;
     for (int j = 0; j < a.count; block -= a.one[j++].blocks) {
-        const stx__ab_fold_one &o = a.one[j];
+        const stx__attn_bwd_fold_one &o = a.one[j];
         if (block >= o.blocks) continue;
         i = (size_t)block * 32 + lane;
         if (i < o.n)
             for (k = slice; k < o.parts; k += 8) x += o.part[k * o.n + i];
-        x = stx__ab_slices(sum, x);
+        x = stx__attn_bwd_slices(sum, x);
         if (!slice && i < o.n) stx__add(o.to, i, o.f * x, 1);
         return;
     }
 }
 
-typedef stx__kernel_of<stx__ab> stx__ab_kernel;
-typedef stx__kernel_of<stx__ab, const uint32_t *> stx__ab_kernel_list;
+typedef stx__kernel_of<stx__ab> stx__attn_bwd_kernel;
+typedef stx__kernel_of<stx__ab, const uint32_t *> stx__attn_bwd_kernel_list;
 
-typedef struct stx__ab_pick {
-    stx__ab_kernel_list queries;
-    stx__ab_kernel keys, diagonals;
+typedef struct stx__attn_bwd_pick {
+    stx__attn_bwd_kernel_list queries;
+    stx__attn_bwd_kernel keys, diagonals;
     size_t shared_queries, shared_keys, shared_diagonals; /* bytes */
     size_t more_queries, more_keys, more_diagonals;       /* with the next tile */
     int bq, bk, threads;
-    stx__ab_kernel table; /* of rows of dR; NULL in floats */
+    stx__attn_bwd_kernel table; /* of rows of dR; NULL in floats */
     size_t shared_table;
     int columns,
         rows; /* of a block of that; how much room rows of dR have: 0 none, 1 STX__AB_ROWS, 2 half of what they
                                            want (tests) */
-} stx__ab_pick;
+} stx__attn_bwd_pick;
 
-template <class Sh> static void stx__ab_choose_table(stx__ab_pick *, ...) {}
+template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *, ...) {}
 
-template <class Sh> static void stx__ab_choose_table(stx__ab_pick *c, const stx__at_bf16 *) {
-    c->table = stx__ab_table<Sh>;
-    c->shared_table = stx__ab_columns<Sh>::SHARED;
-    c->columns = stx__ab_columns<Sh>::COLUMNS;
+template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *c, const stx__attn_bf16 *) {
+    c->table = stx__attn_bwd_table<Sh>;
+    c->shared_table = stx__attn_bwd_columns<Sh>::SHARED;
+    c->columns = stx__attn_bwd_columns<Sh>::COLUMNS;
 }
 
 template <class P, int DP, int BQ, int BK>
-static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
-    typedef stx__ab_shape<P, DP, BQ, BK> Sh;
-    typedef stx__ab_twice<Sh, P::QUERIES_TWICE & DP> Q;
-    stx__ab_pick c = {stx__at_words(a) ? stx__ab_queries<typename Q::masked>
-                                       : stx__ab_queries<typename Q::plain>,
-                      stx__ab_keys<Sh>,
-                      stx__ab_diagonals<Sh>,
+static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
+    typedef stx__attn_bwd_shape<P, DP, BQ, BK> Sh;
+    typedef stx__attn_bwd_twice<Sh, P::QUERIES_TWICE & DP> Q;
+    stx__attn_bwd_pick c = {stx__attn_words(a) ? stx__attn_bwd_queries<typename Q::masked>
+                                       : stx__attn_bwd_queries<typename Q::plain>,
+                      stx__attn_bwd_keys<Sh>,
+                      stx__attn_bwd_diagonals<Sh>,
                       0,
                       0,
                       0,
@@ -7697,39 +7697,39 @@ static stx__ab_pick stx__ab_choice(const stx_attention_args *a) {
                       0,
                       0,
                       0};
-    stx__ab_choose_table<Sh>(&c, (const P *)NULL);
+    stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
     c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
-    c.more_queries = stx__ab_shared<Sh>::extra(STX__AB_K) + (a->P ? (size_t)Sh::TILE_K : 0);
-    c.more_keys = stx__ab_shared<Sh>::extra(STX__AB_Q) + (a->P ? (size_t)Sh::TILE_Q : 0);
-    c.more_diagonals = stx__ab_shared<Sh>::extra(STX__AB_K | STX__AB_Q);
+    c.more_queries = stx__attn_bwd_shared<Sh>::extra(STX__AB_K) + (a->P ? (size_t)Sh::TILE_K : 0);
+    c.more_keys = stx__attn_bwd_shared<Sh>::extra(STX__AB_Q) + (a->P ? (size_t)Sh::TILE_Q : 0);
+    c.more_diagonals = stx__attn_bwd_shared<Sh>::extra(STX__AB_K | STX__AB_Q);
     return c;
 }
 
-template <class P> static stx__ab_pick stx__ab_choose_float(const stx_attention_args *a) {
-    return a->D <= 32   ? stx__ab_choice<P, 32, 64, 32>(a)
-           : a->D <= 64 ? stx__ab_choice<P, 64, 64, 32>(a)
-                        : stx__ab_choice<P, 128, 32, 16>(a);
+template <class P> static stx__attn_bwd_pick stx__attn_bwd_choose_float(const stx_attention_args *a) {
+    return a->D <= 32   ? stx__attn_bwd_choice<P, 32, 64, 32>(a)
+           : a->D <= 64 ? stx__attn_bwd_choice<P, 64, 64, 32>(a)
+                        : stx__attn_bwd_choice<P, 128, 32, 16>(a);
 }
 
-static stx__ab_pick stx__ab_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+static stx__attn_bwd_pick stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
     const int version = stx__gpu(x)->attention;
-    stx__ab_pick c;
+    stx__attn_bwd_pick c;
     if (!half)
-        return stx__gpu(x)->tf32 ? stx__ab_choose_float<stx__at_tf32>(a)
-                                 : stx__ab_choose_float<stx__at_f32>(a);
-    c = a->D <= 32   ? stx__ab_choice<stx__at_bf16, 32, 64, 64>(a)
-        : a->D <= 64 ? stx__ab_choice<stx__at_bf16, 64, 64, 64>(a)
-        : a->D <= 96 ? stx__ab_choice<stx__at_bf16, 96, 64, 32>(a)
-                     : stx__ab_choice<stx__at_bf16, 128, 64, 32>(a);
+        return stx__gpu(x)->tf32 ? stx__attn_bwd_choose_float<stx__attn_tf32>(a)
+                                 : stx__attn_bwd_choose_float<stx__attn_f32>(a);
+    c = a->D <= 32   ? stx__attn_bwd_choice<stx__attn_bf16, 32, 64, 64>(a)
+        : a->D <= 64 ? stx__attn_bwd_choice<stx__attn_bf16, 64, 64, 64>(a)
+        : a->D <= 96 ? stx__attn_bwd_choice<stx__attn_bf16, 96, 64, 32>(a)
+                     : stx__attn_bwd_choice<stx__attn_bf16, 128, 64, 32>(a);
     c.rows = version == 5 ? 0 : version == 6 ? 2 : 1;
     return c;
 }
 
 /* How the work is cut, and the scratch: from sizes alone */
-typedef struct stx__ab_plan {
+typedef struct stx__attn_bwd_plan {
     int tiles;                       /* of queries */
     int first, key_tiles;            /* of keys */
     int vector_tiles, vector_splits; /* of persistent vectors */
@@ -7741,7 +7741,7 @@ typedef struct stx__ab_plan {
     /* offsets; their end */
     size_t list, bits, dsum, du, dvb, dz, dpk, dpv, dpe, used, place, bytes;
     size_t dr; /* bytes for rows of dR: see stx__attn2_bwd */
-} stx__ab_plan;
+} stx__attn_bwd_plan;
 
 /* bytes for the parts of dpe, at most, unless a single split needs more */
 enum {
@@ -7750,8 +7750,8 @@ enum {
 }; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
                                                    distances a head on average: learned spans, but for a long head or two of a layer */
 
-static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_pick *c) {
-    stx__ab_plan s;
+static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, const stx__attn_bwd_pick *c) {
+    stx__attn_bwd_plan s;
     int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B,
         H = (int)a->H;
     size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
@@ -7766,14 +7766,14 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     lo = STX_MAX(lo, 0);
     s.first = ((lo + span) & ~7) - span;
     /* also of those that none sees: zeros */
-    if (a->fresh & ~STX_FRESH_Q && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
+    if (a->fresh & ~STX_OVERWRITE_DQ && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
     s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
     s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
     s.W = c->bq + c->bk;
     s.tables = a->pe_heads > 1 ? H : 1;
     s.combos = s.tables > 1 ? B : B * H;
-    if (s.table && c->rows && !stx__at_words(a)) {
+    if (s.table && c->rows && !stx__attn_words(a)) {
         s.newest = C - a->delta_min + 1;
         s.newest += -(s.newest + span) & 15;
         /* columns of a head that sees the whole window */
@@ -7815,7 +7815,7 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
         flags = STX_MAX(flags, (size_t)s.diagonals * s.tables * s.table_splits * 4);
     }
     s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
-    s.bits = stx__cut(&at, stx__at_words(a) * stx__at_rows(a) * 4);
+    s.bits = stx__cut(&at, stx__attn_words(a) * stx__attn_rows(a) * 4);
     s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
     s.du = stx__cut(&at, a->du ? a->B * s.tiles * a->H * a->D * 4 : 0);
     s.dvb = stx__cut(&at, a->dvb ? a->B * s.tiles * a->H * a->D * 4 : 0);
@@ -7824,17 +7824,17 @@ static stx__ab_plan stx__ab_plan_of(const stx_attention_args *a, const stx__ab_p
     s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
     s.dpe = stx__cut(&at, parts);
     s.used = stx__cut(&at, flags);
-    s.place = stx__cut(&at, s.rows ? H * sizeof(stx__at_place) : 0);
+    s.place = stx__cut(&at, s.rows ? H * sizeof(stx__attn_place) : 0);
     s.bytes = at;
     return s;
 }
 
-static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__ab_pick *c) {
+static int stx__attn_bwd_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__attn_bwd_pick *c) {
     int half, ok = 1;
     memset(p, 0, sizeof *p);
-    if (!stx__at_make(x, a, &p->p, &half)) return 0;
-    *c = stx__ab_choose(x, a, half);
-    p->dy = stx__at_in(x, a->dy, half, a->D, &ok);
+    if (!stx__attn_make(x, a, &p->p, &half)) return 0;
+    *c = stx__attn_bwd_choose(x, a, half);
+    p->dy = stx__attn_in(x, a->dy, half, a->D, &ok);
     /* blocks are counted in ints */
     if ((size_t)p->p.B * p->p.H * (((size_t)p->p.T + c->bq - 1) / c->bq) >= (size_t)1 << 31)
         return 0;
@@ -7845,20 +7845,20 @@ static int stx__ab_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx
 /* Beside stx__attn2_can: is dy stored as y, and is there shared memory enough? */
 static int stx__attn2_bwd_can(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
-    stx__ab_pick c;
-    return stx__ab_make(x, a, &p, &c);
+    stx__attn_bwd_pick c;
+    return stx__attn_bwd_make(x, a, &p, &c);
 }
 
 static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
-    stx__ab_pick c;
-    return stx__ab_make(x, a, &p, &c) ? stx__ab_plan_of(a, &c).bytes : 0;
+    stx__attn_bwd_pick c;
+    return stx__attn_bwd_make(x, a, &p, &c) ? stx__attn_bwd_plan_of(a, &c).bytes : 0;
 }
 
 /* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile
    where no fewer blocks fit on a multiprocessor for it, which says *ahead. The GPU may
    decide that, for it changes no bits. 0 after an error. */
-static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more,
+static int stx__attn_bwd_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more,
                         int *ahead) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
@@ -7880,22 +7880,22 @@ static int stx__ab_room(stx_ctx *x, const void *kernel, int threads, size_t *byt
     return 1;
 }
 
-static void stx__ab_fold_now(stx_ctx *x, stx__ab_folds *all) {
+static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
     unsigned blocks = all->rows;
     for (int k = 0; k < all->count; k++) blocks += all->one[k].blocks;
-    if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold, blocks, 256, 0, *all);
+    if (blocks) STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold, blocks, 256, 0, *all);
     all->count = 0;
     all->rows = 0;
 }
 
 /* Waits for the launch of all, unless it adds to what another one adds to (u and vb
    may be one parameter): sums of one launch have no order */
-static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to, const float *part,
+static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to, const float *part,
                               size_t n, size_t parts, float f) {
-    stx__ab_fold_one *o;
+    stx__attn_bwd_fold_one *o;
     for (int k = 0; k < all->count; k++)
         if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) {
-            stx__ab_fold_now(x, all);
+            stx__attn_bwd_fold_now(x, all);
             break;
         }
     o = &all->one[all->count++];
@@ -7909,14 +7909,14 @@ static void stx__ab_add_parts(stx_ctx *x, stx__ab_folds *all, const stx_real *to
 
 static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__ab p;
-    stx__ab_pick c;
-    stx__ab_plan s;
+    stx__attn_bwd_pick c;
+    stx__attn_bwd_plan s;
     char *work = (char *)a->work;
     size_t C = a->H * a->D, rows = a->B * a->T * a->H;
-    stx__ab_folds folds;
-    stx__at_listed list;
-    if (!stx_ok(x) || !stx__ab_make(x, a, &p, &c)) return;
-    s = stx__ab_plan_of(a, &c);
+    stx__attn_bwd_folds folds;
+    stx__attn_listed list;
+    if (!stx_ok(x) || !stx__attn_bwd_make(x, a, &p, &c)) return;
+    s = stx__attn_bwd_plan_of(a, &c);
     p.tiles = s.tiles;
     p.root_d = (float)sqrt((double)a->D);
     p.root_n = (float)sqrt((double)a->N);
@@ -7942,11 +7942,11 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
            with the spans */
         p.rows = (stx__bf16 *)stx__scratch_of(x, s.dr, "stx_attention_bwd");
         if (!p.rows) return;
-        p.place = (const stx__at_place *)(work + s.place);
+        p.place = (const stx__attn_place *)(work + s.place);
         p.newest = s.newest;
         c.shared_queries += (size_t)c.threads * sizeof(uint4);
     }
-    stx__at_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
+    stx__attn_set_bits(x, "stx_attention_bwd", a, &p.p, work + s.bits);
     memset(&list, 0, sizeof list);
     memset(&folds, 0, sizeof folds);
     if (s.queries) {
@@ -7956,25 +7956,25 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         list.bk = c.bk;
         list.newest = s.newest;
         list.room = s.rows;
-        list.place = s.rows ? (stx__at_place *)(work + s.place) : (stx__at_place *)NULL;
+        list.place = s.rows ? (stx__attn_place *)(work + s.place) : (stx__attn_place *)NULL;
         list.blocks = stx__blocks((size_t)p.p.H * s.tiles, 256, (size_t)1 << 30);
     }
-    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_first,
+    STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_first,
                     list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
                     stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum);
     if (s.queries
-        && stx__ab_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries,
+        && stx__attn_bwd_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries,
                         &p.ahead)) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B),
                         c.threads, c.shared_queries, p, (const uint32_t *)list.list);
-        if (a->du) stx__ab_add_parts(x, &folds, a->du, p.du, C, a->B * s.tiles, a->scale);
+        if (a->du) stx__attn_bwd_add_parts(x, &folds, a->du, p.du, C, a->B * s.tiles, a->scale);
         if (a->dvb && a->P)
-            stx__ab_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
+            stx__attn_bwd_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
         if (a->dz && a->z)
-            stx__ab_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+            stx__attn_bwd_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
     if ((s.keys || s.vectors)
-        && !stx__ab_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead))
+        && !stx__attn_bwd_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead))
         return;
     if (s.keys) {
         p.first = s.first;
@@ -7991,13 +7991,13 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
                         dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
                         c.threads, c.shared_keys, p);
         if (a->dpk)
-            stx__ab_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+            stx__attn_bwd_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
         if (a->dpv)
-            stx__ab_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+            stx__attn_bwd_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
     if (s.table
-        && stx__ab_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals,
+        && stx__attn_bwd_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals,
                         c.more_diagonals, &p.ahead)) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
@@ -8005,7 +8005,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.diagonals,
                         dim3((unsigned)s.diagonals, (unsigned)s.tables, (unsigned)s.table_splits),
                         c.threads, c.shared_diagonals, p);
-        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__ab_fold_table,
+        STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn_bwd_fold_table,
                         stx__blocks(a->P * s.tables * a->D, 256, (size_t)1 << 30), 256, 0,
                         stx__num_of(x, a->dpe), (const float *)p.dpe, (const int *)p.used, p.p.P,
                         s.tables, p.p.D, s.W, c.bk, s.diagonal_extra, s.diagonals, s.table_splits);
@@ -8028,7 +8028,7 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         folds.blocks = s.blocks;
         folds.splits = s.row_splits;
     }
-    stx__ab_fold_now(x, &folds);
+    stx__attn_bwd_fold_now(x, &folds);
 }
 
 
@@ -10572,7 +10572,7 @@ static unsigned stx__piece_blocks(size_t count) {
 /* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not
    ok. States that the piece has not are 0 and stay away. */
 template <int W, class F>
-static __device__ __forceinline__ void stx__update_range(const stx_piece &q, const stx__num &p,
+static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q, const stx__num &p,
                                                          size_t lo, size_t hi, F update) {
     const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
     const float zero[W] = {0};
@@ -10591,7 +10591,7 @@ static __device__ __forceinline__ void stx__update_range(const stx_piece &q, con
 }
 
 template <class F>
-static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, const stx__num &p,
+static __device__ __forceinline__ void stx__update_piece(const stx_optim_chunk &q, const stx__num &p,
                                                          int ok, F update) {
     size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16)
                            && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8)
@@ -10607,7 +10607,7 @@ static __device__ __forceinline__ void stx__update_piece(const stx_piece &q, con
 
 /* What writers of parameters whose allocations the first table could not hold have
    left to do: the twins of t = p. */
-STX__GLOBAL(256) stx__twin_kernel(const stx_piece *piece, size_t count, const stx__twins t) {
+STX__GLOBAL(256) stx__twin_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -10631,7 +10631,7 @@ STX__GLOBAL(256) stx__twin_kernel(const stx_piece *piece, size_t count, const st
   } while (0)
 
 /* out (count) = sum of g^2 of each piece, in double. A block has a piece. */
-STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_piece *piece, size_t count) {
+STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_optim_chunk *piece, size_t count) {
     STX__SHARED(double, sh, 32);
     STX__EACH_PIECE(k, count) {
         const stx__num g = {piece[k].g, NULL, 0};
@@ -10648,7 +10648,7 @@ STX__GLOBAL(256) stx__sum_squares_kernel(double *out, const stx_piece *piece, si
     }
 }
 
-void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_t count) {
+void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count) {
     if (count)
         STX__RUN_KERNEL(x, "stx_sum_squares", stx__sum_squares_kernel, stx__piece_blocks(count),
                         256, 0, out, piece, count);
@@ -10658,7 +10658,7 @@ void stx_sum_squares_cuda(stx_ctx *x, double *out, const stx_piece *piece, size_
    by the warp in whose 32 pieces it begins, which finds its end by bisection (a
    tensor's pieces are together). */
 template <class F>
-static __device__ __forceinline__ void stx__each_tensor(const stx_piece *piece, size_t count,
+static __device__ __forceinline__ void stx__each_tensor(const stx_optim_chunk *piece, size_t count,
                                                         F of) {
     const unsigned lane = threadIdx.x % 32;
     for (size_t base = threadIdx.x - lane; base < count; base += 1024) {
@@ -10694,7 +10694,7 @@ typedef struct stx__plan_rule {
    in order: the same but for the rounding of doubles. Adagrad's clipping needs the
    norm of each tensor. */
 STX__GLOBAL(1024, 1)
-stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *squares,
+stx__plan_kernel(stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares,
                  const stx__plan_rule d) {
     STX__SHARED(double, sh, 32);
     const double clip = d.clip, beta1 = d.beta1, beta2 = d.beta2;
@@ -10750,23 +10750,23 @@ stx__plan_kernel(stx_update *u, stx_piece *piece, size_t count, const double *sq
     });
 }
 
-void stx_optim_plan_cuda(stx_ctx *x, stx_update *u, stx_piece *piece, size_t count,
+void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
                          const double *squares, const stx_optim_desc *d) {
     const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction,
                                  d->clip, d->beta1,   d->beta2};
-    STX__RUN_KERNEL(x, "stx_optim_plan", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares,
+    STX__RUN_KERNEL(x, "stx_optim_prepare", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares,
                     rule);
 }
 
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has
    a piece, a thread four neighbours at a time; so the others below. */
 STX__GLOBAL(256)
-stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+stx__sgd_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
                 float momentum, float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor;
     STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
+        const stx_optim_chunk q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
         const int kept = q.s[0] != NULL;
         stx__update_piece(q, p, u->ok, [=](float &v, float g, float &buf, float &) {
@@ -10777,7 +10777,7 @@ stx__sgd_kernel(const stx_piece *piece, size_t count, const stx__twins t, const 
     }
 }
 
-void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                          stx_real momentum, stx_real decay) {
     if (count)
         STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
@@ -10785,11 +10785,11 @@ void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
 STX__GLOBAL(256)
-stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+stx__adagrad_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
                     float eps) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
+        const stx_optim_chunk q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
         stx__update_piece(q, p, u->ok, [=](float &v, float g, float &sum, float &) {
             sum = fmaf(g, g, sum);
@@ -10798,7 +10798,7 @@ stx__adagrad_kernel(const stx_piece *piece, size_t count, const stx__twins t, co
     }
 }
 
-void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                              stx_real eps) {
     if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
 }
@@ -10807,14 +10807,14 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
 STX__GLOBAL(256)
-stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const stx_update *u,
+stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
                  float beta1, float rest1, float beta2, float rest2, float eps, float decay,
                  float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
     STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
+        const stx_optim_chunk q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
         const float keep = 1 - q.lr * decoupled, rate = q.lr / u->correction1;
         stx__update_piece(q, p, u->ok, [=](float &w, float g, float &m, float &v) {
@@ -10826,7 +10826,7 @@ stx__adam_kernel(const stx_piece *piece, size_t count, const stx__twins t, const
     }
 }
 
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                           stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
                           stx_real eps, stx_real decay, stx_real decoupled) {
     if (count)
@@ -10838,13 +10838,13 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piec
    c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of p^2 and g^2, in
    double. A block has a piece. */
 STX__GLOBAL(256)
-stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, double *squares,
+stx__lamb_kernel(const stx_optim_chunk *piece, size_t count, const stx_update *u, double *squares,
                  float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
     STX__SHARED(double, sh, 32);
     if (!u->ok) return;
     const float factor = u->factor, rate = 1 / u->correction1, unbias = 1 / u->correction2;
     STX__EACH_PIECE(k, count) {
-        const stx_piece q = piece[k];
+        const stx_optim_chunk q = piece[k];
         double pp = 0, gg = 0;
         for (size_t i = threadIdx.x; i < q.n; i += 256) {
             float p = q.p[i], d = factor * q.g[i], m = fmaf(beta1, q.s[0][i], rest1 * d),
@@ -10865,7 +10865,7 @@ stx__lamb_kernel(const stx_piece *piece, size_t count, const stx_update *u, doub
     }
 }
 
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *piece, size_t count,
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
                              double *squares, stx_real beta1, stx_real rest1, stx_real beta2,
                              stx_real rest2, stx_real eps, stx_real decay) {
     if (count)
@@ -10876,7 +10876,7 @@ void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_piece *p
 /* LAMB, second: each tensor's phi, times the pieces' lr. One block; see
    stx__plan_kernel. */
 STX__GLOBAL(1024)
-stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count, const double *squares,
+stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares,
                       double trust_max) {
     if (!u->ok) return;
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
@@ -10896,11 +10896,11 @@ stx__lamb_plan_kernel(const stx_update *u, stx_piece *piece, size_t count, const
 
 /* LAMB, third: p -= lr g ; g = 0 */
 STX__GLOBAL(256)
-stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t,
+stx__lamb_update_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
                         const stx_update *u) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
-        stx_piece q = piece[k];
+        stx_optim_chunk q = piece[k];
         const stx__num p = stx__piece_num(t, q.p, sh);
         q.s[0] = q.s[1] = NULL; /* they are what they are */
         stx__update_piece(q, p, u->ok,
@@ -10908,7 +10908,7 @@ stx__lamb_update_kernel(const stx_piece *piece, size_t count, const stx__twins t
     }
 }
 
-void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, size_t count,
+void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
                           const double *squares, double trust_max) {
     if (!count) return;
     STX__RUN_KERNEL(x, "stx_lamb_update", stx__lamb_plan_kernel, 1, 1024, 0, u, piece, count,
@@ -10917,7 +10917,7 @@ void stx_lamb_update_cuda(stx_ctx *x, const stx_update *u, stx_piece *piece, siz
 }
 
 /* g of each piece into [-c, c]; infinities and NaN stay. A block has a piece. */
-STX__GLOBAL(256) stx__clip_values_kernel(const stx_piece *piece, size_t count, float c) {
+STX__GLOBAL(256) stx__clip_values_kernel(const stx_optim_chunk *piece, size_t count, float c) {
     STX__EACH_PIECE(k, count)
     for (size_t i = threadIdx.x; i < piece[k].n; i += 256) {
         float v = piece[k].g[i];
@@ -10925,7 +10925,7 @@ STX__GLOBAL(256) stx__clip_values_kernel(const stx_piece *piece, size_t count, f
     }
 }
 
-void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real c) {
+void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c) {
     if (count)
         STX__RUN_KERNEL(x, "stx_clip_values", stx__clip_values_kernel, stx__piece_blocks(count),
                         256, 0, piece, count, c);
@@ -10933,7 +10933,7 @@ void stx_clip_values_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
 STX__GLOBAL(256)
-stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, float lo, float hi) {
+stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, float lo, float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -10944,7 +10944,7 @@ stx__clamp_kernel(const stx_piece *piece, size_t count, const stx__twins t, floa
     }
 }
 
-void stx_clamp_cuda(stx_ctx *x, const stx_piece *piece, size_t count, stx_real lo, stx_real hi) {
+void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi) {
     if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
 }
 
@@ -10956,8 +10956,8 @@ STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accum
     *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
 }
 
-void stx_meter_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
-    STX__RUN_KERNEL(x, "stx_meter", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s,
+void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s,
                     accumulate);
 }
 
@@ -11021,7 +11021,7 @@ stx_gpu *stx_cuda_open(stx_ctx *x) {
         return NULL;
     }
     g = (stx_gpu *)calloc(1, sizeof *g);
-    if (g) g->late = (struct stx__late *)calloc(1, sizeof *g->late);
+    if (g) g->late = (struct stx__defer_sums *)calloc(1, sizeof *g->late);
     if (!g || !g->late) {
         free(g);
         stx_fail(x, STX_ERR_MEMORY, "stx_create: no memory");
@@ -11106,8 +11106,8 @@ void stx_cuda_close(stx_gpu *g) {
     free(g);
 }
 
-void stx_cuda_late(stx_ctx *x, int by) {
-    struct stx__late *t = stx__gpu(x)->late;
+void stx_cuda_defer_sums(stx_ctx *x, int by) {
+    struct stx__defer_sums *t = stx__gpu(x)->late;
     t->depth += by;
     if (by == 0 || t->depth == 0) stx__late_now(x);
 }
@@ -11175,10 +11175,10 @@ size_t stx_cuda_bytes(const stx_ctx *x) {
     return g ? g->bytes + g->scratch_bytes : 0;
 }
 
-int stx_cuda_half(const stx_ctx *x, const void *p) {
+int stx_cuda_is_bf16(const stx_ctx *x, const void *p) {
     stx_gpu *g = stx__gpu(x);
     const stx__range *r = stx__range_of(g, p);
-    return g->half && r && r->kind == STX_MEM_NUMBERS;
+    return g->half && r && r->kind == STX_MEM_ACTIVATIONS;
 }
 
 static void *stx__scratch_of(stx_ctx *x, size_t bytes, const char *what) {
@@ -11231,7 +11231,7 @@ static int stx__not_captured(stx_gpu *g) {
     return !g->capturing;
 }
 
-void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
+void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes || !stx__not_captured(g)) return;
     while (bytes && stx_ok(x)) {
@@ -11251,7 +11251,7 @@ void stx_cuda_put(stx_ctx *x, void *to, const void *host, size_t bytes) {
     }
 }
 
-void stx_cuda_get(stx_ctx *x, void *host, const void *from, size_t bytes) {
+void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (!stx_ok(x) || !bytes) return;
     if (!stx__not_captured(g)) {
@@ -11272,42 +11272,42 @@ STX__GLOBAL(256) stx__convert_kernel(stx__num to, stx__num from, size_t n) {
         stx__put(to, i, stx__get(from, i));
 }
 
-void stx_cuda_put_numbers(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
+void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, to), f = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
     if (!v.half && !v.twin) {
-        stx_cuda_put(x, to, host, n * sizeof *host);
+        stx_cuda_upload(x, to, host, n * sizeof *host);
         return;
     }
     if (!stx_ok(x) || !stx__not_captured(g)) return;
     for (at = 0; at < n && stx_ok(x); at += part) {
         size_t w = n - at < part ? n - at : part;
         f.p = stx__scratch_of(x, w * sizeof *host, "a copy to the GPU");
-        v = stx__num_of(x, stx_at(x, to, at));
+        v = stx__num_of(x, stx_offset_ptr(x, to, at));
         if (!f.p) return;
-        stx_cuda_put(x, f.p, host + at, w * sizeof *host);
+        stx_cuda_upload(x, f.p, host + at, w * sizeof *host);
         STX__RUN_KERNEL(x, "a copy to the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096), 256,
                         0, v, f, w);
     }
 }
 
-void stx_cuda_get_numbers(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
+void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n) {
     stx_gpu *g = stx__use(x);
     stx__num v = stx__num_of(x, from), t = {NULL, NULL, 0};
     size_t at, part = (size_t)1 << 22;
     if (!v.half || g->capturing) {
-        stx_cuda_get(x, host, from, n * sizeof *host);
+        stx_cuda_download(x, host, from, n * sizeof *host);
         return;
     }
     for (at = 0; at < n && stx_ok(x); at += part) {
         size_t w = n - at < part ? n - at : part;
         t.p = stx__scratch_of(x, w * sizeof *host, "a copy from the GPU");
-        v = stx__num_of(x, stx_at(x, from, at));
+        v = stx__num_of(x, stx_offset_ptr(x, from, at));
         if (!t.p) return;
         STX__RUN_KERNEL(x, "a copy from the GPU", stx__convert_kernel, stx__blocks(w, 256, 4096),
                         256, 0, t, v, w);
-        stx_cuda_get(x, host + at, t.p, w * sizeof *host);
+        stx_cuda_download(x, host + at, t.p, w * sizeof *host);
     }
 }
 
@@ -11320,7 +11320,7 @@ void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes) {
         stx__ok_or(x, g, cudaMemsetAsync(v.twin, 0, bytes / 2, g->stream), "clearing GPU memory");
 }
 
-void stx_cuda_move(stx_ctx *x, void *to, const void *from, size_t bytes) {
+void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes) {
     stx_gpu *g = stx__use(x);
     if (stx_ok(x) && bytes)
         stx__ok_or(x, g, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream),
@@ -11362,23 +11362,23 @@ void stx_cuda_set_f32(stx_ctx *x, float *p, float v) {
         STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_f32_kernel, 1, 1, 0, p, v);
 }
 
-void stx_cuda_shift(stx_ctx *x, uint64_t shift) {
+void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift) {
     STX__RUN_KERNEL(x, "a copy to the GPU", stx__set_u64_kernel, 1, 1, 0, stx__gpu(x)->shift,
                     shift);
 }
 
 /* to = the pieces' p, one after the other; a block a piece, whose place is the sum of
    the sizes before it. */
-STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_piece *piece) {
+STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *piece) {
     size_t at = 0, i;
     for (i = 0; i < blockIdx.x; i++) at += piece[i].n;
     for (i = threadIdx.x; i < piece[blockIdx.x].n; i += blockDim.x)
         to[at + i] = piece[blockIdx.x].p[i];
 }
 
-void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_piece *piece, size_t count) {
+void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count) {
     if (count)
-        STX__RUN_KERNEL(x, "stx_watch", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
+        STX__RUN_KERNEL(x, "stx_param_mirror", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
 }
 
 void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {
@@ -11417,7 +11417,7 @@ struct stx_graph {
 }; /* exec: NULL once the group that it was captured in has ended */
 
 /* Without a graph the step is launched anew, which is right and slower: no error, but
-   told (stx_step_note). What the device itself has suffered is told by the launch that
+   told (stx_step_replay_status). What the device itself has suffered is told by the launch that
    comes next. */
 static int stx__no_graph(stx_gpu *g, cudaError_t e, const char *what) {
     g->graph_error[0] = 0;
@@ -11516,7 +11516,7 @@ void stx_cuda_graph_free(stx_ctx *x, stx_graph *r) {
    wait for others), and the context has the error. NCCL documents captures and it
    documents communicators that do not block, but not both together. If the first
    capture fails because of NCCL, steps are launched without a graph, with the same
-   bits, and stx_step_note says so. Should the communicator have failed with the
+   bits, and stx_step_replay_status says so. Should the communicator have failed with the
    capture, the ranks make another one, under a name that they exchange when they join. */
 #ifdef SEQTX_NCCL
   #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
@@ -11587,7 +11587,7 @@ static int stx__nccl_failed(stx_ctx *x, stx_gpu *g, ncclResult_t r, const char *
     stx_fail(x, STX_ERR_DEVICE, "%s: rank %d of %d: NCCL says \"%s\" (%.200s)%s", what, c->rank,
              c->ranks, ncclGetErrorString(r), ncclGetLastError(c->comm),
              r == ncclInvalidUsage
-                 ? ": each rank needs a GPU of its own, as desc.gpu = stx_started().local"
+                 ? ": each rank needs a GPU of its own, as desc.gpu = stx_get_launch_info().local"
              : r == ncclRemoteError || r == ncclSystemError
                  ? ": another rank may have ended; NCCL_DEBUG=WARN tells more"
                  : "");
@@ -11950,7 +11950,7 @@ int stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 }
 
 int stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
-    static const char what[] = "stx_group_send";
+    static const char what[] = "stx_group_send_bytes";
     stx_gpu *g = stx__use(x);
     stx__group *c;
     char *at = (char *)bytes;

@@ -392,7 +392,7 @@
          stx_begin frees them. w[l] is NULL in an evaluation with argmax and in a fixed
          network. stx_par_total uses the latency of the last forward pass.
        - The gates are a separate parameter list, m->arch, and need a separate optimiser.
-         The params of stx_par_lm are the weights alone: save both lists.
+         The params of stx_par_as_lm are the weights alone: save both lists.
        - A memory does not know where a text begins: reset it there, and use a separate
          memory for evaluation.
        - same_length counts the query's own key: a query sees M keys, at distances 0
@@ -408,7 +408,7 @@
    examples/train_par.c:
 
        stx_tokens_set(x, ids, ..);    stx_tokens_set(x, targets, ..);
-       stx_par_set_tau(model, tau);   stx_optim_rate(optim, lr);
+       stx_par_set_tau(model, tau);   stx_optim_set_lr(optim, lr);
        stx_step_run(x, stx_par_key(model, ids, targets, memory, 0), step, user);
 
    step() makes every call from stx_begin to stx_optim_step. Steps are replayed once the
@@ -594,7 +594,7 @@ typedef struct stx_par {
     stx_params    *params;              /* the weights */
     stx_params    *arch;                /* the gates, arch.<l>, for a separate optimiser; NULL for
                                            a fixed network */
-    stx_words     *words;               /* embedding and output head; NULL without vocab */
+    stx_vocab_io     *words;               /* embedding and output head; NULL without vocab */
     stx_par_block *block;               /* [L] */
     stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
     stx_tensor    *final_gain, *final_shift;
@@ -644,7 +644,7 @@ typedef struct stx_par_state {
     size_t    clamp_len;    /* of forward passes that read it: initially the model's. May be set,
                                for example to evaluate with a longer memory */
     int       same_length;  /* likewise; 1 requires M >= 2 */
-    stx_rows *mem;          /* rows of block l, (B,n,D), oldest first */
+    stx_memory *mem;          /* rows of block l, (B,n,D), oldest first */
     uint64_t  calls;        /* forward passes that wrote it since the last reset */
     int       training;     /* the last of them was a training step */
 } stx_par_state;
@@ -680,7 +680,7 @@ STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out);
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n);
 
 /* stx_par_state_save saves the memory to a checkpoint, as "<prefix>calls" and the
-   entries of stx_rows_save under "<prefix>mem."; a prefix has at most 64 bytes.
+   entries of stx_memory_save under "<prefix>mem."; a prefix has at most 64 bytes.
    stx_par_state_load loads it into a memory with the same B. Both return 1, or set an
    error and return 0; a failed load leaves s empty. */
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix);
@@ -911,7 +911,7 @@ STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, siz
    the number of rows of memory in evaluation; 0 means M. params are the weights; the
    caller handles the gates, stx_par.arch. For NULL and for a model without vocab, all
    fields are NULL. */
-STX_DEF stx_lm stx_par_lm(stx_par *m);
+STX_DEF stx_lm stx_par_as_lm(stx_par *m);
 
 
 // >>api: kernels
@@ -1619,9 +1619,9 @@ static stx_tensor *stx__par_gate_op(stx_ctx *x, stx_tensor *al, const stx_par_ga
     s->a = *how;
     in[0] = al;
     in[1] = lat ? *lat : NULL;
-    s->w = made[0] = stx_new_full(x, how->R, 3, 0, 0);
+    s->w = made[0] = stx_new_f32(x, how->R, 3, 0, 0);
     s->lat = NULL;
-    if (lat) s->lat = made[1] = *lat = stx_new_full(x, 1, 0, 0, 0);
+    if (lat) s->lat = made[1] = *lat = stx_new_f32(x, 1, 0, 0, 0);
     s->a.y = s->w ? s->w->data : NULL;
     if (how->hard) s->a.y = (stx_real *)stx_step_bytes(x, stx_bytes_of(how->R, 3, sizeof *s->a.y));
     if (!stx_ok(x) || !s->a.y) return NULL;
@@ -1646,7 +1646,7 @@ static void stx__par_latency_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *
 static stx_tensor *stx__par_latency_op(stx_ctx *x, stx_tensor *nll, stx_tensor *lat,
                                        const stx_par_latency_args *how) {
     stx_par_latency_args *a = (stx_par_latency_args *)stx_step_alloc(x, sizeof *a);
-    stx_tensor *y = stx_new_full(x, 1, 0, 0, 0), *in[2];
+    stx_tensor *y = stx_new_f32(x, 1, 0, 0, 0), *in[2];
     if (!stx_ok(x) || !nll || !lat) return NULL;
     *a = *how;
     in[0] = nll;
@@ -1761,7 +1761,7 @@ STX_DEF size_t stx_par_rule(char *out, size_t room, size_t L, size_t every) {
 
 /* p (3) of the gate of block l. Returns 0 after an error. */
 static int stx__par_block_probs(const stx_par *m, size_t l, double *p) {
-    const stx_real *al = stx_watch(m->ctx, m->block[l].gate);
+    const stx_real *al = stx_param_mirror(m->ctx, m->block[l].gate);
     double ln_pi[3], pi[3];
     if (al) stx__par_weights(m->desc.arch, al, ln_pi, pi, p);
     return al != NULL;
@@ -2107,16 +2107,16 @@ static size_t stx__par_ref_width(const stx_par_desc *d, size_t c) {
 }
 
 /* Embedding and output head of a desc with its defaults filled in */
-static void stx__par_words(const stx_par_desc *d, stx_words_desc *w) {
+static void stx__par_words(const stx_par_desc *d, stx_vocab_io_desc *w) {
     const int ref = d->words_out == STX_PAR_OUT_REF, xl = d->init == STX_PAR_INIT_XL;
     size_t c;
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = w->emb = d->dim;
-    w->in = d->adaptive_in ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
-    w->out = STX_WORDS_ADAPTIVE;
-    if (d->words_out == STX_PAR_OUT_PLAIN) w->out = STX_WORDS_PLAIN;
-    if (d->words_out == STX_PAR_OUT_TIED) w->out = STX_WORDS_TIED;
+    w->in = d->adaptive_in ? STX_VOCAB_ADAPTIVE : STX_VOCAB_PLAIN;
+    w->out = STX_VOCAB_ADAPTIVE;
+    if (d->words_out == STX_PAR_OUT_PLAIN) w->out = STX_VOCAB_PLAIN;
+    if (d->words_out == STX_PAR_OUT_TIED) w->out = STX_VOCAB_TIED;
     w->scale = d->emb_scale;
 
     w->cutoffs = d->cutoffs;
@@ -2127,8 +2127,8 @@ static void stx__par_words(const stx_par_desc *d, stx_words_desc *w) {
         if (ref) w->out_width[c] = stx__par_ref_width(d, c);
     }
 
-    if (!stx__par_projects(d)) w->no_projs = ref ? STX_WORDS_INPUT : STX_WORDS_BOTH;
-    w->head_direct = ref ? STX_WORDS_OUTPUT : 0;
+    if (!stx__par_projects(d)) w->no_projs = ref ? STX_VOCAB_INPUT : STX_VOCAB_BOTH;
+    w->head_direct = ref ? STX_VOCAB_OUTPUT : 0;
     w->proj_biases = w->forward_columns = ref;
     w->share_tables = d->tie_words;
     w->share_projs = d->tie_projs != STX_PAR_TIE_NONE;
@@ -2155,7 +2155,7 @@ static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
     const int both = d->adaptive_in && out_adaptive;
     const int same_width = d->emb == d->dim;
     const int one_proj = d->adaptive_in && d->div_val == 1 && !same_width;
-    stx_words_desc w;
+    stx_vocab_io_desc w;
     size_t i;
     if (!stx__par_one_of(x, "words_out", d->words_out, STX_PAR_OUT_REF)
         || !stx__par_one_of(x, "tie_projs", d->tie_projs, STX_PAR_TIE_BUT_FIRST)
@@ -2189,7 +2189,7 @@ static int stx__par_check_words(stx_ctx *x, stx_par_desc *d) {
     if (!stx__par_check_padding(x, d)) return 0;
     if (!d->vocab) return 1;
     stx__par_words(d, &w);
-    return stx_words_resolve(x, "stx_par_create", &w, &w);
+    return stx_vocab_io_resolve(x, "stx_par_create", &w, &w);
 }
 
 static int stx__par_check_latency(stx_ctx *x, stx_par_desc *d) {
@@ -2390,13 +2390,13 @@ STX_DEF size_t stx_par_count(const stx_par_desc *desc) {
     STX__FP_SCOPE;
     char kind[STX__PAR_MOST + 1];
     stx_par_desc d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     size_t n = 0, l, attn, ff, width, rows, uv, attentions = 0;
     if (!desc || !stx_par_resolve(NULL, desc, &d)) return 0;
     if (d.vocab) {
         stx__par_words(&d, &words);
-        if (!stx_words_resolve(NULL, NULL, &words, &words)) return 0;
-        n = stx_words_count(&words);
+        if (!stx_vocab_io_resolve(NULL, NULL, &words, &words)) return 0;
+        n = stx_vocab_io_count(&words);
     }
 
     /* an attention: LN_a, Wq, Wkv and Wo, positions, biases, u and v */
@@ -2484,7 +2484,7 @@ static int stx__par_attention_params(stx_par *m, size_t l) {
     stx__par_norm(m, full, &block->attn_gain, &block->attn_shift);
 
     /* adjacent in memory, so that one GEMM computes queries, keys and values */
-    if (!stx_params_beside(m->params, 3 * width * D)) return 0;
+    if (!stx_params_make_contiguous(m->params, 3 * width * D)) return 0;
     block->wq = stx__par_matrix(m, l, "attn.query.weight", width, D, 3 * width);
     block->wkv = stx__par_matrix(m, l, "attn.kv.weight", 2 * width, D, 3 * width);
     if (d->positions)
@@ -2496,7 +2496,7 @@ static int stx__par_attention_params(stx_par *m, size_t l) {
     block->wo = stx__par_matrix(m, l, "attn.out.weight", D, width, D);
 
     if (d->biases) {
-        if (!stx_params_beside(m->params, 3 * width)) return 0;
+        if (!stx_params_make_contiguous(m->params, 3 * width)) return 0;
         block->bq = stx__par_zeros(m, l, "attn.query.bias", width, 0);
         block->bkv = stx__par_zeros(m, l, "attn.kv.bias", 2 * width, 0);
         if (block->wr) block->br = stx__par_zeros(m, l, "attn.pos.bias", width, 0);
@@ -2552,7 +2552,7 @@ static void stx__par_gates(stx_par *m) {
         stx_set(m->ctx, m->block[l].gate, al);
     }
     m->tau = stx_scalar_create(m->ctx, d->tau);
-    m->cost = stx_block_full(m->ctx, 3);
+    m->cost = stx_block_f32(m->ctx, 3);
     stx_par_set_cost(m, d->cost);
 }
 
@@ -2560,7 +2560,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
     STX__FP_SCOPE;
     stx_par *m;
     stx_par_desc *d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     char *kind;
     size_t l;
     if (!stx_ok(x)) return NULL;
@@ -2583,7 +2583,7 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
 
     if (d->vocab) {
         stx__par_words(d, &words);
-        m->words = stx_words_create(m->params, &words);
+        m->words = stx_vocab_io_create(m->params, &words);
         if (m->words) stx__par_head(m);
     }
     for (l = 0; l < d->blocks && stx_ok(x); l++) {
@@ -2657,7 +2657,7 @@ STX_DEF void stx_par_set_cost(stx_par *m, const double *cost) {
         m->desc.cost[k] = cost[k];
         c[k] = (stx_real)cost[k];
     }
-    stx_put(m->ctx, m->cost, c, 3);
+    stx_upload(m->ctx, m->cost, c, 3);
 }
 
 STX_DEF double stx_par_tau(const stx_par_anneal *a, uint64_t n) {
@@ -2698,13 +2698,13 @@ STX_DEF void stx_par_set_uniforms(stx_par *m, const stx_real *u, size_t count) {
         return;
     }
     if (count > m->uniforms_room) {
-        stx_real *larger = stx_block_full(m->ctx, count);
+        stx_real *larger = stx_block_f32(m->ctx, count);
         if (!larger) return;
         stx_block_free(m->ctx, m->uniforms);
         m->uniforms = larger;
         m->uniforms_room = count;
     }
-    stx_put(m->ctx, m->uniforms, u, count);
+    stx_upload(m->ctx, m->uniforms, u, count);
     m->uniforms_count = count;
 }
 
@@ -2721,7 +2721,7 @@ STX_DEF size_t stx_par_draws(const stx_par *m, size_t B, size_t T) {
 STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_par_state *s;
-    stx_rows_desc d;
+    stx_memory_desc d;
     size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B || M > (size_t)1 << 30) {
@@ -2747,7 +2747,7 @@ STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M
         d.B = B;
         d.most = STX_MAX(M, 1);
         d.widths = widths;
-        s->mem = stx_rows_create(x, &d);
+        s->mem = stx_memory_create(x, &d);
     }
     stx_block_free(x, widths);
     if (stx_ok(x)) return s;
@@ -2761,18 +2761,18 @@ STX_DEF stx_par_state *stx_par_state_create(stx_par *m, size_t B) {
 
 STX_DEF void stx_par_state_free(stx_par_state *s) {
     if (!s) return;
-    stx_rows_free(s->mem);
+    stx_memory_free(s->mem);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_par_state_reset(stx_par_state *s) {
     if (!s || !stx_ok(s->model->ctx)) return;
-    stx_rows_reset(s->mem);
+    stx_memory_reset(s->mem);
     s->calls = 0;
 }
 
 STX_DEF void stx_par_state_reset_stream(stx_par_state *s, size_t b) {
-    if (s) stx_rows_reset_stream(s->mem, b);
+    if (s) stx_memory_reset_stream(s->mem, b);
 }
 
 STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state *from, size_t c,
@@ -2789,7 +2789,7 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
                  to->M, from->M);
         return 0;
     }
-    if (!stx_rows_copy(to->mem, b, from->mem, c, n)) return 0;
+    if (!stx_memory_copy(to->mem, b, from->mem, c, n)) return 0;
     to->calls = n == to->B ? from->calls : STX_MAX(to->calls, from->calls);
     return 1;
 }
@@ -2803,7 +2803,7 @@ STX_DEF int stx_par_state_get(const stx_par_state *s, size_t l, stx_real *out) {
                  "stx_par_state_copy", l);
         return 0;
     }
-    return stx_rows_get(s->mem, l, out);
+    return stx_memory_get(s->mem, l, out);
 }
 
 STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, size_t n) {
@@ -2814,7 +2814,7 @@ STX_DEF int stx_par_state_set(stx_par_state *s, size_t l, const stx_real *in, si
                  "block %zu and %zu rows", s->M, l, n);
         return 0;
     }
-    return stx_rows_set(s->mem, l, n, in, n);
+    return stx_memory_set(s->mem, l, n, in, n);
 }
 
 STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char *prefix) {
@@ -2826,7 +2826,7 @@ STX_DEF int stx_par_state_save(stx_writer *w, const stx_par_state *s, const char
         return 0;
     }
     snprintf(full, sizeof full, "%smem.", prefix);
-    if (!stx_rows_save(w, s->mem, full)) return 0;
+    if (!stx_memory_save(w, s->mem, full)) return 0;
     snprintf(full, sizeof full, "%scalls", prefix);
     return stx_writer_meta_u64(w, full, s->calls);
 }
@@ -2841,7 +2841,7 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     snprintf(full, sizeof full, "%.64scalls", prefix);
     if (!stx_file_meta_u64(x, f, full, &calls)) return 0;
     snprintf(full, sizeof full, "%.64smem.", prefix);
-    if (!stx_rows_load(s->mem, f, full)) return 0;
+    if (!stx_memory_load(s->mem, f, full)) return 0;
     for (l = 0; l < s->model->desc.blocks; l++) {
         if (s->mem->layer[l].real <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
@@ -2882,7 +2882,7 @@ static void stx__par_widen_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in
     size_t at = 0;
     int i, fresh;
     for (i = 0; i < 2; i++) {
-        stx_real *da = stx_grad(x, in[i], &fresh), *dy = da ? stx_at(x, y->grad, at) : NULL;
+        stx_real *da = stx_grad(x, in[i], &fresh), *dy = da ? stx_offset_ptr(x, y->grad, at) : NULL;
         if (da) STX_RUN(x, stx_copy2d, (x, da, s->w, dy, s->ld, s->rows[i], s->w, !fresh));
         at += s->rows[i] * s->ld;
     }
@@ -2904,11 +2904,11 @@ static stx_tensor *stx__par_widen(stx_ctx *x, stx_tensor *a, stx_tensor *b, size
     s->ld = ld;
     for (i = 0; i < 2; i++) s->rows[i] = in[i] ? in[i]->size / w : 0;
     rows = s->rows[0] + s->rows[1];
-    y = full ? stx_new_full(x, rows, ld, 0, 0) : stx_new(x, rows, ld, 0, 0);
+    y = full ? stx_new_f32(x, rows, ld, 0, 0) : stx_new(x, rows, ld, 0, 0);
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, y->size, (stx_real)fill));
     for (i = 0; i < 2; i++) {
-        stx_real *to = stx_at(x, y->data, at);
+        stx_real *to = stx_offset_ptr(x, y->data, at);
         if (in[i]) STX_RUN(x, stx_copy2d, (x, to, ld, in[i]->data, w, s->rows[i], w, 0));
         at += s->rows[i] * ld;
     }
@@ -2952,7 +2952,7 @@ static int stx__par_widen_weights(stx_ctx *x, const stx_par_desc *d, const stx_p
     const size_t D = d->dim, dh = d->head_dim, wide = stx__par_wide(d), width = d->heads * wide;
     stx_tensor *bq = block->bq;
     if (!bq) {
-        bq = stx_new_full(x, 3 * d->heads * dh, 0, 0, 0);
+        bq = stx_new_f32(x, 3 * d->heads * dh, 0, 0, 0);
         if (bq) STX_RUN(x, stx_fill, (x, bq->data, bq->size, 0));
     }
     w[0] = stx__par_widen(x, block->wq, block->wkv, dh * D, wide * D, 0, 1);
@@ -3085,7 +3085,7 @@ typedef struct stx__par_job {
     size_t    l, n;
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
     int       past, w;          /* which inputs the memory and the gate are; 0 if there is none */
-    stx_past  view;             /* the memory, unless it is an input */
+    stx_cached_rows  view;             /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: any */
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: from pos, or none */
@@ -3111,14 +3111,14 @@ static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor
         if (!stx__par_widen_weights(x, d, block, w, b, wo)) return 0;
         a->qkv = stx_linear(x, h, w[0], b[0], STX_ACT_NONE);
     } else {
-        a->qkv = stx_linear_many(x, h, w, b, 2);
+        a->qkv = stx_linear_concat(x, h, w, b, 2);
         if (block->rel_bias) a->qkv = stx__par_widen_heads(x, d, a->qkv);
     }
     if (past) {
         past = stx_layernorm(x, past, block->attn_gain, block->attn_shift, d->norm_eps);
         a->past[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
     } else {
-        a->past[0] = stx_linear_past(x, &job->view, 1, h->dim[0], w + 1, b + 1, 1);
+        a->past[0] = stx_linear_cached(x, &job->view, 1, h->dim[0], w + 1, b + 1, 1);
     }
 
     a->u = block->u;
@@ -3373,7 +3373,7 @@ typedef struct stx__par_call {
     stx_tensor    *shown;       /* see stx__par_job */
     stx_tensor    *sines;       /* after dropout, of the last block that had some */
     const stx_real *u;          /* the caller's uniforms, or NULL */
-    const stx_rows *memory;     /* to read, or NULL */
+    const stx_memory *memory;     /* to read, or NULL */
 } stx__par_call;
 
 /* Prepares the attention of a block: its memory, its mask and its positions. in and
@@ -3386,12 +3386,12 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     keys = job->n + call->T;
     if (job->n && m->desc.pre_norm) {
         job->past = (*count)++;
-        in[job->past] = stx_rows_read(call->memory, job->l, job->n);
-    } else if (!stx_rows_past(call->memory, job->l, job->n, &job->view)) {
+        in[job->past] = stx_memory_read(call->memory, job->l, job->n);
+    } else if (!stx_memory_view(call->memory, job->l, job->n, &job->view)) {
         return 0;
     }
     job->mask = call->pad;
-    if (job->n) job->mask = stx_rows_mask(call->memory, job->l, job->n, call->pad, call->T);
+    if (job->n) job->mask = stx_memory_mask(call->memory, job->l, job->n, call->pad, call->T);
     job->span = call->span;
     job->shown = call->shown;
     job->pos = stx__par_reach(m, call->clamp, keys);
@@ -3400,7 +3400,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
     /* blocks with the same number of keys share the dropout of positions */
     if (job->pos->sines && (!call->sines || call->sines->dim[0] != keys)) {
         stx_tensor *sines = stx__par_last(m, job->pos->sines, keys);
-        call->sines = stx_dropout_alike(x, sines, m->desc.pos_dropout);
+        call->sines = stx_dropout_replicated(x, sines, m->desc.pos_dropout);
     }
     job->sines = call->sines;
     return 1;
@@ -3460,7 +3460,7 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
         stx_tensor *next = stx__par_block_of(m, l, h, &call);
         if (!next) return NULL;
         if (out && out->mem->layer[l].width
-            && !stx_rows_push(out->mem, call.memory, l, out->M, h, call.pad))
+            && !stx_memory_push(out->mem, call.memory, l, out->M, h, call.pad))
             return NULL;
         h = next;
     }
@@ -3484,7 +3484,7 @@ static int stx__par_has_words(const stx_par *m, const char *op) {
 
 STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids) {
     if (!stx__par_has_words(m, "stx_par_embed")) return NULL;
-    return stx_dropout(m->ctx, stx_words_embed(m->words, ids), m->desc.dropout);
+    return stx_dropout(m->ctx, stx_vocab_io_embed(m->words, ids), m->desc.dropout);
 }
 
 STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_par_state *in,
@@ -3493,17 +3493,17 @@ STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_pa
 }
 
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_logits") ? stx_words_logits(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_logits") ? stx_vocab_io_logits(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_log_probs") ? stx_words_log_probs(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->words, h) : NULL;
 }
 
 /* Which targets have no loss */
 enum { STX__PAR_ALL_COUNT = 0, STX__PAR_IGNORED = 1, STX__PAR_NEGATIVE = 2 };
 
-/* Fills in the arguments of stx_words_loss. Returns STX__PAR_ALL_COUNT; _IGNORED if
+/* Fills in the arguments of stx_vocab_io_loss. Returns STX__PAR_ALL_COUNT; _IGNORED if
    only targets equal to how->ignored may have no loss; _NEGATIVE if others have none
    either. */
 static int stx__par_how(const stx_par *m, const stx_ids *targets, stx_token_loss *how) {
@@ -3532,7 +3532,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
     if (rows) *rows = NULL;
     if (!stx__par_has_words(m, "stx_par_nll") || !h || !targets) return NULL;
     kind = stx__par_how(m, targets, &how);
-    if (!how.ignore && !rows) return stx_words_loss(m->words, h, targets, NULL);
+    if (!how.ignore && !rows) return stx_vocab_io_loss(m->words, h, targets, NULL);
 
     if (kind == STX__PAR_NEGATIVE) {
         size_t i, n = targets->B * targets->T;
@@ -3541,7 +3541,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
         for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored : targets->data[i];
         targets = stx_tokens(m->ctx, v, targets->B, targets->T);
     }
-    y = stx_words_loss(m->words, h, targets, &how);
+    y = stx_vocab_io_loss(m->words, h, targets, &how);
     if (rows) *rows = how.nll;
     return y;
 }
@@ -3575,12 +3575,12 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_key_add(key, (uint64_t)stx__par_how(m, targets, &how));
-    key = stx_words_key(m->words, key, ids, targets, how.ignore ? &how : NULL);
+    key = stx_vocab_io_key(m->words, key, ids, targets, how.ignore ? &how : NULL);
     key = stx_key_add(key, (uint64_t)(m->frozen + 2 * m->desc.gate));
     key = stx_key_add(key, m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
     key = stx_key_add(key, m->uniforms_count);
     if (s) {
-        key = stx_rows_key(s->mem, key);
+        key = stx_memory_key(s->mem, key);
         key = stx_key_add(key, s->M);
         key = stx_key_add(key, s->clamp_len);
         key = stx_key_add(key, (uint64_t)s->same_length);
@@ -3632,7 +3632,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     for (l = 0; stx_ok(x) && l < L; l++) {
         if (!stx__par_attends(m->block[l].kind)) continue;
         stx_cache_window(g->cache, l, STX_MAX(M, 1), width, 1);
-        g->pos[l] = stx_block_numbers(x, stx_bytes_of(M + 1, width, 1));
+        g->pos[l] = stx_block_activations(x, stx_bytes_of(M + 1, width, 1));
     }
     if (stx_ok(x)) return g;
     stx_par_gen_free(g);
@@ -3647,7 +3647,7 @@ STX_DEF void stx_par_gen_free(stx_par_gen *g) {
     stx_ctx *x = g ? g->model->ctx : NULL;
     size_t l;
     if (!g) return;
-    for (l = 0; g->pos && l < g->model->desc.blocks; l++) stx_block_numbers_free(x, g->pos[l]);
+    for (l = 0; g->pos && l < g->model->desc.blocks; l++) stx_block_activations_free(x, g->pos[l]);
     stx_block_free(x, g->pos);
     stx_block_free(x, g->kind);
     stx_block_free(x, g->pad);
@@ -3697,15 +3697,15 @@ static int stx__par_gen_fill(stx_par_gen *g) {
 }
 
 /* Fills the cache of block l from the last n rows of a memory. */
-static int stx__par_gen_fill_cache(stx_par_gen *g, const stx_rows *memory, size_t l, size_t n) {
+static int stx__par_gen_fill_cache(stx_par_gen *g, const stx_memory *memory, size_t l, size_t n) {
     stx_par *m = g->model;
     stx_ctx *x = m->ctx;
     const stx_par_desc *d = &m->desc;
     const stx_par_block *block = &m->block[l];
-    const stx_rows_layer *from = &memory->layer[l];
+    const stx_memory_layer *from = &memory->layer[l];
     const size_t values = n * 2 * d->heads * stx__par_wide(d);
     stx_cache_layer *cache = &g->cache->layer[l];
-    stx_tensor *t = stx_rows_read(memory, l, n);
+    stx_tensor *t = stx_memory_read(memory, l, n);
     size_t b;
     if (t && d->pre_norm)
         t = stx_layernorm(x, t, block->attn_gain, block->attn_shift, d->norm_eps);
@@ -3751,7 +3751,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
         rows = n;
         if (n && !stx__par_gen_fill_cache(g, from->mem, l, n)) return 0;
     }
-    g->rows = rows == SIZE_MAX ? STX_MIN(stx_rows_most(from->mem), g->M) : rows;
+    g->rows = rows == SIZE_MAX ? STX_MIN(stx_memory_max_rows(from->mem), g->M) : rows;
     return stx_ok(x);
 }
 
@@ -3896,7 +3896,7 @@ static void *stx__par_lm_gen_create(void *m, size_t B, size_t window) {
 
 STX_LM_STATES(par)
 
-STX_DEF stx_lm stx_par_lm(stx_par *m) {
+STX_DEF stx_lm stx_par_as_lm(stx_par *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
     if (!m || !m->words) return lm;

@@ -526,9 +526,9 @@ typedef struct stx_sru_state {
                                the last segment, as in training */
     size_t     window;      /* when read: attention sees the last n times; 0: all. A segment
                                without an input state uses that of its output state */
-    stx_rows  *states;      /* c of each layer, (B,O) */
-    stx_rows  *memory;      /* inputs of the layers that attend, (B,rows,Ci), of the same
-                               times in all layers; rows is stx_rows_most(memory) */
+    stx_memory  *states;      /* c of each layer, (B,O) */
+    stx_memory  *memory;      /* inputs of the layers that attend, (B,rows,Ci), of the same
+                               times in all layers; rows is stx_memory_max_rows(memory) */
     stx_real  *c;           /* states->all: (layers,B,O) on the device, always float */
 } stx_sru_state;
 
@@ -550,7 +550,7 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
                                size_t first, size_t n);
 
 /* stx_sru_state_save saves the state to a checkpoint, as "<prefix>c" and the entries
-   of stx_rows_save. prefix has at most 64 bytes, and the state must not change until
+   of stx_memory_save. prefix has at most 64 bytes, and the state must not change until
    stx_writer_finish. stx_sru_state_load loads it into a state with the same B. Both
    return 1, or set an error and return 0; after a failed load, clear the error and
    reset the state. */
@@ -562,7 +562,7 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
    which with two directions is another order of the same elements. set therefore takes
    the shape (d0,d1,d2) of its argument and refuses any other than (layers D, B, H). It
    returns 1, or sets an error, returns 0 and leaves the state unchanged. For elements
-   in the order of the state, use stx_put(x, s->c, ..). */
+   in the order of the state, use stx_upload(x, s->c, ..). */
 STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out);
 STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0, size_t d1,
                                  size_t d2);
@@ -613,7 +613,7 @@ typedef struct stx_sru_lm {
     stx_sru_lm_desc desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_sru        *sru;
-    stx_words      *words;      /* embedding and output head */
+    stx_vocab_io      *words;      /* embedding and output head */
 } stx_sru_lm;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -688,7 +688,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
 /* The model as a table of functions, for programs that accept any model family. A
    state that is created with a window also keeps that many rows of memory. If m is
    NULL, all fields are NULL. */
-STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m);
+STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m);
 
 
 // >>api: recurrence ---------------------------------------------------------------------
@@ -870,7 +870,7 @@ static stx_real *stx__sru_grad_buffer(stx_ctx *x, stx_tensor *t, int *direct) {
     stx_real *g;
     *direct = 0;
     g = stx_grad(x, t, direct);
-    return g && *direct ? g : stx_step_numbers(x, t->size);
+    return g && *direct ? g : stx_step_activations(x, t->size);
 }
 
 static void stx__sru_grad_add(stx_ctx *x, stx_tensor *t, const stx_real *g, int direct) {
@@ -937,7 +937,7 @@ STX_DEF stx_tensor *stx_sru_recurrence(stx_ctx *x, const stx_sru_recurrence_in *
     stx__sru_set_args(a, in);
     a->h = y[0]->data;
     if (last) {
-        *last = s->last = y[1] = stx_new_full(x, B, O, 0, 0);
+        *last = s->last = y[1] = stx_new_f32(x, B, O, 0, 0);
         if (!y[1]) return NULL;
         a->last = y[1]->data;
     }
@@ -2318,7 +2318,7 @@ static int stx__sru_mask(stx_sru *m, size_t l, size_t B, stx_tensor **mask) {
     stx_tensor *ones;
     *mask = NULL;
     if (!(m->desc.dropout > 0) || l + 1 >= m->desc.layers || !stx_training(x)) return 1;
-    ones = stx_new_full(x, B, m->O, 0, 0);
+    ones = stx_new_f32(x, B, m->O, 0, 0);
     if (!ones) return 0;
     STX_RUN(x, stx_fill, (x, ones->data, ones->size, 1));
     *mask = stx_dropout(x, ones, m->desc.dropout);
@@ -2360,7 +2360,7 @@ static stx_tensor *stx__sru_layer(stx_ctx *x, void *user, stx_tensor **given, st
         if (memory && !(d->literal & STX_SRU_LITERAL_NORM))
             memory = stx_layernorm(x, memory, p->gain, p->shift, 1e-5);
     }
-    in = stx_dropout_time(x, in, d->rnn_dropout);
+    in = stx_dropout_variational(x, in, d->rnn_dropout);
     if (!stx__sru_mask(m, job->l, B, &cell.mask)) return NULL;
     if (d->custom) U = stx__sru_custom(m, job->l, in, B * T * p->k * m->O, &V);
     else U = stx__sru_transform(m, job->l, in, memory, job->key_pad, job->window);
@@ -2485,7 +2485,7 @@ STX_DEF stx_tensor *stx_sru_forward(stx_sru *m, stx_tensor *h, stx_sru_io *io) {
 STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     stx_ctx *x = m ? m->ctx : NULL;
     stx_sru_state *s;
-    stx_rows_desc d;
+    stx_memory_desc d;
     size_t *widths, l;
     if (!stx_ok(x)) return NULL;
     if (!B) {
@@ -2503,13 +2503,13 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     d.B = B;
     d.width = m->O;
     d.fixed = 1;
-    s->states = stx_rows_create(x, &d);
+    s->states = stx_memory_create(x, &d);
 
     for (l = 0; l < d.layers; l++) widths[l] = m->layer[l].attends ? m->layer[l].Ci : 0;
     d.widths = widths;
     d.fixed = 0;
     d.as_one = 1;
-    s->memory = stx_rows_create(x, &d);
+    s->memory = stx_memory_create(x, &d);
     stx_block_free(x, widths);
     if (!s->memory) return NULL;
     s->c = s->states->all;
@@ -2518,21 +2518,21 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
 
 STX_DEF void stx_sru_state_free(stx_sru_state *s) {
     if (!s) return;
-    stx_rows_free(s->memory);
-    stx_rows_free(s->states);
+    stx_memory_free(s->memory);
+    stx_memory_free(s->states);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_sru_state_reset(stx_sru_state *s) {
     if (!s) return;
-    stx_rows_reset(s->states);
-    stx_rows_reset(s->memory);
+    stx_memory_reset(s->states);
+    stx_memory_reset(s->memory);
 }
 
 STX_DEF void stx_sru_state_reset_stream(stx_sru_state *s, size_t b) {
     if (!s) return;
-    stx_rows_reset_stream(s->states, b);
-    stx_rows_reset_stream(s->memory, b);
+    stx_memory_reset_stream(s->states, b);
+    stx_memory_reset_stream(s->memory, b);
 }
 
 /* Checks that a segment's state, "in" or "out", fits the model and the number of
@@ -2565,7 +2565,7 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
         return NULL;
     }
     layers = m->desc.layers;
-    M = in ? stx_rows_most(in->memory) : 0;
+    M = in ? stx_memory_max_rows(in->memory) : 0;
     keep = out && out->keep ? out->keep : h->dim[1];
     c0 = (stx_tensor **)stx_step_alloc(x, 4 * layers * sizeof *c0);
     if (!c0) return NULL;
@@ -2584,21 +2584,21 @@ STX_DEF stx_tensor *stx_sru_segment(stx_sru *m, stx_tensor *h, const stx_ids *pa
 
     /* read the state: copies, because it can change before backward needs them */
     for (l = 0; in && l < layers; l++) {
-        c0[l] = stx_rows_read(in->states, l, 1);
-        memory[l] = stx_rows_read(in->memory, l, M);
+        c0[l] = stx_memory_read(in->states, l, 1);
+        memory[l] = stx_memory_read(in->memory, l, M);
         if (m->layer[l].attends && !io.memory_pad)
-            io.memory_pad = stx_rows_mask(in->memory, l, M, NULL, 0);
+            io.memory_pad = stx_memory_mask(in->memory, l, M, NULL, 0);
     }
     h = stx_sru_forward(m, h, &io);
     if (!h || !out) return h;
 
     /* write it */
-    if (out->keep && !stx_rows_reserve(out->memory, keep)) return NULL;
+    if (out->keep && !stx_memory_reserve(out->memory, keep)) return NULL;
     for (l = 0; l < layers; l++) {
-        const stx_rows *before = in ? in->memory : NULL;
-        if (!stx_rows_push(out->states, NULL, l, 1, last[l], NULL)) return NULL;
+        const stx_memory *before = in ? in->memory : NULL;
+        if (!stx_memory_push(out->states, NULL, l, 1, last[l], NULL)) return NULL;
         if (!m->layer[l].attends) continue;
-        if (!stx_rows_push(out->memory, before, l, keep, inputs[l], pad)) return NULL;
+        if (!stx_memory_push(out->memory, before, l, keep, inputs[l], pad)) return NULL;
     }
     return h;
 }
@@ -2612,8 +2612,8 @@ STX_DEF int stx_sru_state_copy(stx_sru_state *to, size_t b, const stx_sru_state 
                  from ? "another model's" : "NULL");
         return 0;
     }
-    if (!stx_rows_copy(to->states, b, from->states, first, n)) return 0;
-    return !to->memory || stx_rows_copy(to->memory, b, from->memory, first, n);
+    if (!stx_memory_copy(to->states, b, from->states, first, n)) return 0;
+    return !to->memory || stx_memory_copy(to->memory, b, from->memory, first, n);
 }
 
 /* The name of the states in a checkpoint. */
@@ -2625,17 +2625,17 @@ static const char *stx__sru_entry(char *name, size_t size, const char *prefix) {
 STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char *prefix) {
     char name[96];
     if (!s) return 0;
-    return stx_rows_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
-        && stx_rows_save(w, s->memory, prefix);
+    return stx_memory_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
+        && stx_memory_save(w, s->memory, prefix);
 }
 
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
     char name[96];
     if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_sru_state_reset(s);
-    return stx_rows_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
-        && (!s->keep || stx_rows_reserve(s->memory, s->keep))
-        && stx_rows_load(s->memory, f, prefix);
+    return stx_memory_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
+        && (!s->keep || stx_memory_reserve(s->memory, s->keep))
+        && stx_memory_load(s->memory, f, prefix);
 }
 
 /* Copies nn (layers,D,B,H), the order of PyTorch, from own (layers,B,D,H) if get, else
@@ -2660,7 +2660,7 @@ STX_DEF void stx_sru_state_get_nn(const stx_sru_state *s, stx_real *out) {
     n = s->model->desc.layers * s->B * s->model->O;
     own = (stx_real *)stx_block(x, n * sizeof *own);
     if (!own) return;
-    stx_fetch(x, own, s->c, n);
+    stx_download(x, own, s->c, n);
     stx__sru_nn(s->model, s->B, out, own, 1);
     stx_block_free(x, own);
 }
@@ -2687,7 +2687,7 @@ STX_DEF int stx_sru_state_set_nn(stx_sru_state *s, const stx_real *in, size_t d0
     copy = own + n;
     memcpy(copy, in, n * sizeof *copy);
     stx__sru_nn(s->model, s->B, copy, own, 0);
-    stx_put(x, s->c, own, n);
+    stx_upload(x, s->c, own, n);
     stx_block_free(x, own);
     return stx_ok(x);
 }
@@ -2702,13 +2702,13 @@ static int stx__sru_lm_bad(stx_ctx *x, const char *field, double got, const char
 /* Describes the embedding and the output head. Initialisers are as in the authors'
    trainers: tables uniform in [-sqrt(3/width), sqrt(3/width)], where width is emb for
    the embedding and dim for the output head, Xavier projections, biases 0. */
-static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_words_desc *w) {
+static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_vocab_io_desc *w) {
     memset(w, 0, sizeof *w);
     w->vocab = d->vocab;
     w->dim = d->dim;
     w->emb = d->emb;
-    w->in = w->out = d->adapt_io ? STX_WORDS_ADAPTIVE : STX_WORDS_PLAIN;
-    if (!d->adapt_io && d->tied) w->out = STX_WORDS_TIED;
+    w->in = w->out = d->adapt_io ? STX_VOCAB_ADAPTIVE : STX_VOCAB_PLAIN;
+    if (!d->adapt_io && d->tied) w->out = STX_VOCAB_TIED;
     w->scale = 1;
     w->dropout = d->emb_dropout;
     w->width[0] = d->emb_adaptive;
@@ -2760,7 +2760,7 @@ static int stx__sru_lm_check(stx_ctx *x, const stx_sru_lm_desc *d) {
 }
 
 static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_lm_desc *d,
-                               stx_words_desc *words) {
+                               stx_vocab_io_desc *words) {
     STX__FP_SCOPE;
     stx_sru_desc stack;
     *d = *from;
@@ -2771,7 +2771,7 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
     if (d->io_dropout == 0) d->io_dropout = d->dropout > 0 ? d->dropout : -1;
 
     stx__sru_lm_words(d, words);
-    if (!stx_words_resolve(x, "stx_sru_lm_create", words, words)) return 0;
+    if (!stx_vocab_io_resolve(x, "stx_sru_lm_create", words, words)) return 0;
     d->divval = words->divval;
     d->cutoffs = words->cutoffs;
     memcpy(d->cutoff, words->cutoff, sizeof d->cutoff);
@@ -2786,13 +2786,13 @@ static int stx__sru_lm_resolve(stx_ctx *x, const stx_sru_lm_desc *from, stx_sru_
 
 STX_DEF size_t stx_sru_lm_count(const stx_sru_lm_desc *desc) {
     stx_sru_lm_desc d;
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     if (!desc || !stx__sru_lm_resolve(NULL, desc, &d, &words)) return 0;
-    return stx_size_add(stx_sru_count(&d.sru), stx_words_count(&words), 1);
+    return stx_size_add(stx_sru_count(&d.sru), stx_vocab_io_count(&words), 1);
 }
 
 STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
-    stx_words_desc words;
+    stx_vocab_io_desc words;
     stx_sru_lm *m;
     if (!stx_ok(x)) return NULL;
     if (!desc) {
@@ -2804,7 +2804,7 @@ STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
     if (!m || !stx__sru_lm_resolve(x, desc, &m->desc, &words)) return NULL;
     m->ctx = x;
     m->params = stx_params_create(x);
-    m->words = stx_words_create(m->params, &words);
+    m->words = stx_vocab_io_create(m->params, &words);
     m->sru = m->words ? stx_sru_create(m->params, "", &m->desc.sru) : NULL;
     if (!m->sru) return NULL;
     m->desc.sru = m->sru->desc;
@@ -2821,7 +2821,7 @@ static stx_tensor *stx__sru_lm_dropout(stx_sru_lm *m, stx_tensor *h) {
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
     STX__FP_SCOPE;
-    return stx__sru_lm_dropout(m, stx_words_embed(m->words, ids));
+    return stx__sru_lm_dropout(m, stx_vocab_io_embed(m->words, ids));
 }
 
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
@@ -2833,16 +2833,16 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 }
 
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
-    return m ? stx_words_logits(m->words, h) : NULL;
+    return m ? stx_vocab_io_logits(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) {
-    return m ? stx_words_log_probs(m->words, h) : NULL;
+    return m ? stx_vocab_io_log_probs(m->words, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out) {
-    return m ? stx_words_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
@@ -2856,12 +2856,12 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
     }
 
     key = stx_key_add(key, m->sru->desc.recompute_layers);
-    key = stx_words_key(m->words, key, ids, targets, NULL);
+    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
     if (!s) return key;
     key = stx_key_add(key, s->keep);
     key = stx_key_add(key, s->window);
-    key = stx_rows_key(s->states, key);
-    return stx_rows_key(s->memory, key);
+    key = stx_memory_key(s->states, key);
+    return stx_memory_key(s->memory, key);
 }
 
 
@@ -2953,11 +2953,11 @@ static stx_tensor *stx__sru_gen_step(void *user, const stx_ids *ids) {
         cell.xr = p->highway ? h : NULL;
         cell.v = p->v;
         cell.bias = p->bias;
-        cell.c0 = stx_rows_read(g->state->states, l, 1);
+        cell.c0 = stx_memory_read(g->state->states, l, 1);
         cell.alpha = (double)p->alpha;
         cell.tanh = m->desc.tanh;
         h = stx_sru_recurrence(x, &cell, &last);
-        if (!h || !stx_rows_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
+        if (!h || !stx_memory_push(g->state->states, NULL, l, 1, last, NULL)) return NULL;
         if (m->desc.norm == STX_SRU_NORM_AFTER) h = stx_layernorm(x, h, p->gain, p->shift, 1e-5);
     }
     return h;
@@ -3016,7 +3016,7 @@ static void *stx__sru_lm_gen_create(void *m, size_t B, size_t window) {
 
 STX_LM_STATES(sru)
 
-STX_DEF stx_lm stx_sru_lm_of(stx_sru_lm *m) {
+STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
     if (!m) return lm;

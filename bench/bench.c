@@ -187,7 +187,7 @@ enum { BY_F32, BY_BF16, BY_CBLAS, BY_MKL, BY_DNNL, BY_DNNL_BF16, BY_DNNL_BARE, B
 
 static void own_product(stx_ctx *x, const product *p, const stx_real *A, const stx_real *B,
                         stx_real *C) {
-    stx_gemm_args g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A, B, C);
+    stx_gemm_args g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, A, B, C);
     stx_gemm(x, &g);
 }
 

@@ -76,7 +76,7 @@ static stx_comp *model_create(stx_ctx *x) {
 }
 
 static stx_lm create(stx_ctx *x) {
-    return stx_comp_lm(model_create(x));
+    return stx_comp_as_lm(model_create(x));
 }
 
 static double nll_of(const stx_real *logits, int32_t token) {

@@ -206,7 +206,7 @@ static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
     for (at = 0; at < n && stx_ok(x); at += PIECE) {
         size_t w = n - at < PIECE ? n - at : PIECE, from = (turn++ * 1299709) % (POOL - PIECE);
         for (i = 0; i < w; i++) piece[i] = (float)scale * pool[from + i];
-        stx_cuda_put_numbers(x, stx_at(x, to, at), piece, w);
+        stx_cuda_upload_activations(x, stx_offset_ptr(x, to, at), piece, w);
         stx_cuda_sync(x);
     }
     free(piece);
@@ -214,7 +214,7 @@ static void random_fill(stx_ctx *x, stx_real *to, size_t n, double scale) {
 
 static stx_real *device_random(stx_ctx *x, size_t n, double scale, int kind) {
     size_t bytes =
-        n * (kind == STX_MEM_NUMBERS && stx_ctx_desc(x)->precision == STX_PREC_BF16 ? 2 : 4);
+        n * (kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16 ? 2 : 4);
     stx_real *p = stx_ok(x) ? (stx_real *)stx_cuda_alloc(x, bytes, kind) : NULL;
     if (!p) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory: %zu bytes on the GPU", bytes);
@@ -237,7 +237,7 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 // >>products
 
 static void run_product(job *j) {
-    stx_gemm_args g = stx_gemm_of(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
+    stx_gemm_args g = stx_gemm_init(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
                                   j->a[2]);
     /* gradients of weights are added, in pieces, to what is there */
     g.beta = j->ta ? 1 : 0;
@@ -253,10 +253,10 @@ static void product_job(job *j, stx_ctx *x, size_t M, size_t N, size_t K, int ta
     j->n[2] = K;
     j->ta = ta;
     j->tb = tb;
-    j->a[0] = device_random(x, M * K, 1, STX_MEM_NUMBERS);
-    j->a[1] = device_random(x, K * N, 1, STX_MEM_NUMBERS);
+    j->a[0] = device_random(x, M * K, 1, STX_MEM_ACTIVATIONS);
+    j->a[1] = device_random(x, K * N, 1, STX_MEM_ACTIVATIONS);
     /* gradients of weights are floats */
-    j->a[2] = device_random(x, M * N, 1, ta ? STX_MEM_BYTES : STX_MEM_NUMBERS);
+    j->a[2] = device_random(x, M * N, 1, ta ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
 }
 
 static void job_free(job *j) {
@@ -400,7 +400,7 @@ static void step(void *user) {
     stx_tensor *loss;
     stx_begin(t->x, STX_TRAIN);
     loss = stx_span_loss(t->m, t->in, t->out, t->memory, t->memory);
-    stx_note(t->x, 0, loss, 1, 0);
+    stx_metric_set(t->x, 0, loss, 1, 0);
     stx_backward(t->x, stx_span_total(t->m, loss));
     stx_optim_step(t->optim, t->rate);
     stx_span_clamp(t->m);
@@ -413,7 +413,7 @@ static void trainee_feed(trainee *t) {
     stx_tokens_set(t->x, t->in, t->block[0]);
     stx_tokens_set(t->x, t->out, t->block[1]);
     t->rate = stx_schedule_lr(&t->lr, ++t->done);
-    stx_optim_rate(t->optim, t->rate);
+    stx_optim_set_lr(t->optim, t->rate);
 }
 
 /* One step as a training program makes it, which asks for the loss after each: the
@@ -422,7 +422,7 @@ static int trainee_step(trainee *t) {
     trainee_feed(t);
     t->key = stx_span_key(t->m, t->in, t->out, t->memory, 0);
     stx_step_run(t->x, t->key, step, t);
-    t->nll = stx_noted(t->x, 0);
+    t->nll = stx_metric_get(t->x, 0);
     if (t->done == 1) t->first = t->nll;
     if (t->done == (uint64_t)opt.check) t->at_check = t->nll;
     return stx_ok(t->x);
@@ -933,27 +933,27 @@ static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size
     a->scale = (stx_real)(1 / sqrt((double)D));
     a->max_span = (stx_real)L;
     a->ramp = RAMP;
-    a->q = j->a[0] = device_random(x, B * T * C, 1, STX_MEM_NUMBERS);
-    a->k = j->a[1] = device_random(x, B * S * C, 1, STX_MEM_NUMBERS);
-    a->v = j->a[2] = device_random(x, B * S * C, 1, STX_MEM_NUMBERS);
-    a->dy = j->a[3] = device_random(x, B * T * C, 1, STX_MEM_NUMBERS);
+    a->q = j->a[0] = device_random(x, B * T * C, 1, STX_MEM_ACTIVATIONS);
+    a->k = j->a[1] = device_random(x, B * S * C, 1, STX_MEM_ACTIVATIONS);
+    a->v = j->a[2] = device_random(x, B * S * C, 1, STX_MEM_ACTIVATIONS);
+    a->dy = j->a[3] = device_random(x, B * T * C, 1, STX_MEM_ACTIVATIONS);
     a->pe = j->a[4] = device_random(x, L * D, 1, STX_MEM_PARAMS);
-    a->y = j->a[5] = device_random(x, B * T * C, 0, STX_MEM_NUMBERS);
-    a->dk = j->a[6] = device_random(x, B * S * C, 0, STX_MEM_NUMBERS);
-    a->dv = j->a[7] = device_random(x, B * S * C, 0, STX_MEM_NUMBERS);
+    a->y = j->a[5] = device_random(x, B * T * C, 0, STX_MEM_ACTIVATIONS);
+    a->dk = j->a[6] = device_random(x, B * S * C, 0, STX_MEM_ACTIVATIONS);
+    a->dv = j->a[7] = device_random(x, B * S * C, 0, STX_MEM_ACTIVATIONS);
     for (i = 0; i < H; i++) z[i] = (stx_real)(((double)E - RAMP) / (double)L);
     a->z = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * 256, STX_MEM_PARAMS) : NULL);
     a->top = (stx_real *)device_bytes(x, 4 * B * H * T);
     a->inv = (stx_real *)device_bytes(x, 4 * B * H * T);
-    a->dq = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * B * T * C, STX_MEM_NUMBERS) : NULL);
+    a->dq = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * B * T * C, STX_MEM_ACTIVATIONS) : NULL);
     a->dpe = (stx_real *)device_bytes(x, 4 * L * D);
     a->dz = (stx_real *)device_bytes(x, 4 * 256);
     if (!a->z || !a->dq || !stx_ok(x)) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory");
         return;
     }
-    stx_cuda_put_numbers(x, (stx_real *)(uintptr_t)a->z, z, H);
-    stx_cuda_zero(x, a->dq, B * T * C * (stx_cuda_half(x, a->dq) ? 2 : 4));
+    stx_cuda_upload_activations(x, (stx_real *)(uintptr_t)a->z, z, H);
+    stx_cuda_zero(x, a->dq, B * T * C * (stx_cuda_is_bf16(x, a->dq) ? 2 : 4));
     j->work[0] = device_bytes(x, stx_attention_work_cuda(x, a, 0));
     j->work[1] = device_bytes(x, stx_attention_work_cuda(x, a, 1));
 }
@@ -1250,7 +1250,7 @@ static void bench_curves(void) {
 // >>gemm: products, and passes that wait for memory
 
 static void run_copy(job *j) {
-    stx_cuda_move(j->x, j->a[0], j->a[1], j->n[0]);
+    stx_cuda_copy(j->x, j->a[0], j->a[1], j->n[0]);
 }
 
 static void run_layernorm_fwd(job *j) {
@@ -1327,10 +1327,10 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
     j->x = x;
     j->n[0] = N;
     j->n[1] = C;
-    for (i = 0; i < 3; i++) j->a[i] = device_random(x, N * C, 1, STX_MEM_NUMBERS);
+    for (i = 0; i < 3; i++) j->a[i] = device_random(x, N * C, 1, STX_MEM_ACTIVATIONS);
     j->a[7] = device_random(x, N * C, 1,
                             fn == run_entropy_fwd || fn == run_entropy_bwd ? STX_MEM_BYTES
-                                                                           : STX_MEM_NUMBERS);
+                                                                           : STX_MEM_ACTIVATIONS);
     j->a[3] = device_random(x, table_rows * C, 1, STX_MEM_PARAMS);
     j->a[4] = device_random(x, C, 1, STX_MEM_PARAMS);
     for (i = 5; i < 7; i++) j->a[i] = device_random(x, N, 1, STX_MEM_BYTES);
@@ -1342,7 +1342,7 @@ static void rows_job(job *j, stx_ctx *x, void (*fn)(job *), size_t N, size_t C, 
         stx_philox(3, 4, i, r);
         ids[i] = (int32_t)(r[0] % C % table_rows);
     }
-    if (stx_ok(x)) stx_cuda_put(x, j->ids, ids, N * sizeof *ids);
+    if (stx_ok(x)) stx_cuda_upload(x, j->ids, ids, N * sizeof *ids);
     if (stx_ok(x)) stx_cuda_sync(x);
     free(ids);
     /* real means and deviations */
@@ -1372,7 +1372,7 @@ static void sru_job(job *j, stx_ctx *x, int backward, size_t B, size_t T, size_t
     a->D = 1;
     a->k = 3;
     a->alpha = 1;
-    for (i = 0; i < 6; i++) j->a[i] = device_random(x, i < 2 ? 3 * n : n, 1, STX_MEM_NUMBERS);
+    for (i = 0; i < 6; i++) j->a[i] = device_random(x, i < 2 ? 3 * n : n, 1, STX_MEM_ACTIVATIONS);
     for (; i < 8; i++) j->a[i] = device_random(x, 2 * O, 1, STX_MEM_PARAMS);
     a->u = j->a[0];
     a->du = j->a[1];

@@ -93,7 +93,7 @@ static stx_lm create(stx_ctx *x) {
     stx_lm lm;
     stx_optim_desc od;
     search.m = model_create(x);
-    search.lm = lm = stx_par_lm(search.m);
+    search.lm = lm = stx_par_as_lm(search.m);
     if (!search.m->arch) return lm;
     memset(&od, 0, sizeof od);
     od.kind = STX_ADAMW;

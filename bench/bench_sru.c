@@ -389,7 +389,7 @@ static stx_sru_lm *model_create(stx_ctx *x, int layers, int d, int P, int heads,
 }
 
 static stx_lm create(stx_ctx *x) {
-    return stx_sru_lm_of(model_create(x, model.layers, model.d, model.P, model.heads, model.alpha));
+    return stx_sru_as_lm(model_create(x, model.layers, model.d, model.P, model.heads, model.alpha));
 }
 
 

@@ -98,7 +98,7 @@ static inline double window_of(const config *c, size_t l) {
     return L - TRIM * floor(trim / TRIM);
 }
 
-/* Heads by groups, each with its own window over those rows (stx_head_groups_of): how
+/* Heads by groups, each with its own window over those rows (stx_head_groups_choose): how
    many groups; rows and heads of each. The cheapest cuts of the heads by falling
    window, 64 rows of all heads for a further group; and none where all streams
    together save fewer rows of a head's than their weights in another order take
@@ -411,7 +411,7 @@ static inline double tiles_table(const tiles *t) {
     return units;
 }
 
-/* Columns that all heads of a layer may have together, as stx__ab_plan_of decides; 0:
+/* Columns that all heads of a layer may have together, as stx__attn_bwd_plan_of decides; 0:
    none has rows */
 static inline double tiles_room(const tiles *t, double batch, double heads) {
     double want = tiles_width(t, t->span) * heads,

@@ -147,7 +147,7 @@ static void products(void) {
                 for (pass = 0; pass < 2; pass++) {
                     at = seconds();
                     for (i = 0; i < n; i++) {
-                        stx_gemm_args g = stx_gemm_of(0, tb, 1, d, d, in, W[k][i]->data, out);
+                        stx_gemm_args g = stx_gemm_init(0, tb, 1, d, d, in, W[k][i]->data, out);
                         stx_gemm(x[k], &g);
                     }
                 }
@@ -193,7 +193,7 @@ static stx_lm make_span(stx_ctx *x) {
     d.dim = 1024;
     d.heads = 8;
     d.span = 512;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm make_sru(stx_ctx *x) {
@@ -205,7 +205,7 @@ static stx_lm make_sru(stx_ctx *x) {
     d.sru.transform = STX_SRU_ATTENTION;
     d.sru.proj = 768;
     d.sru.heads = 1;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_lm make_comp(stx_ctx *x) {
@@ -216,7 +216,7 @@ static stx_lm make_comp(stx_ctx *x) {
     d.layers = 8;
     d.heads = 8;
     d.segment = 256;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm make_par(stx_ctx *x) {
@@ -227,7 +227,7 @@ static stx_lm make_par(stx_ctx *x) {
     d.heads = 8;
     d.pattern = "(sf)8";
     d.segment = 256;
-    return stx_par_lm(stx_par_create(x, &d));
+    return stx_par_as_lm(stx_par_create(x, &d));
 }
 
 /* The same layers so narrow that a token is what calling them costs */
@@ -241,7 +241,7 @@ static stx_lm narrow_span(stx_ctx *x) {
     d.dim = d.inner = NARROW;
     d.heads = 1;
     d.span = NARROW_WINDOW;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm narrow_sru(stx_ctx *x) {
@@ -253,7 +253,7 @@ static stx_lm narrow_sru(stx_ctx *x) {
     d.sru.transform = STX_SRU_ATTENTION;
     d.sru.proj = NARROW;
     d.sru.heads = 1;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_lm narrow_comp(stx_ctx *x) {
@@ -264,7 +264,7 @@ static stx_lm narrow_comp(stx_ctx *x) {
     d.layers = 8;
     d.heads = 1;
     d.segment = NARROW_WINDOW;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm narrow_par(stx_ctx *x) {
@@ -275,7 +275,7 @@ static stx_lm narrow_par(stx_ctx *x) {
     d.heads = 1;
     d.pattern = "(sf)8";
     d.segment = NARROW_WINDOW;
-    return stx_par_lm(stx_par_create(x, &d));
+    return stx_par_as_lm(stx_par_create(x, &d));
 }
 
 /* window: for gen_create */
@@ -425,7 +425,7 @@ int main(int argc, char **argv) {
             opt.tokens = v;
         else if (!strcmp(argv[i], "--mb") && v > 0)
             opt.megabytes = (size_t)v;
-        else if (!strcmp(argv[i], "--dim") && v >= STX_PACK_LEAST)
+        else if (!strcmp(argv[i], "--dim") && v >= STX_PACK_MIN)
             opt.dim = (size_t)v;
         else
             break;

@@ -61,39 +61,39 @@ static conv conv_create(stx_ctx *x) {
     return m;
 }
 
-/* The memory of B streams, before a text: rows of zeros. stx_rows_save and _load carry
+/* The memory of B streams, before a text: rows of zeros. stx_memory_save and _load carry
    it through a file. */
-static stx_rows *conv_memory(const conv *m, size_t B) {
-    stx_rows_desc d = {0};
+static stx_memory *conv_memory(const conv *m, size_t B) {
+    stx_memory_desc d = {0};
     stx_real *zeros = (stx_real *)calloc((B << (L - 1)) * D, sizeof *zeros);
     d.layers = L;
     d.B = B;
     d.width = D;
-    stx_rows *s = stx_rows_create(m->x, &d);
+    stx_memory *s = stx_memory_create(m->x, &d);
     if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "no memory for a memory");
     for (size_t l = 0; l < L && stx_ok(m->x); l++)
-        stx_rows_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
+        stx_memory_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
     free(zeros);
     return s;
 }
 
 /* ids (B,T) -> logits (B,T,V). in: what is remembered; out: where that goes on (may be
    in; NULL: nowhere). */
-static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_rows *in,
-                                stx_rows *out) {
+static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_memory *in,
+                                stx_memory *out) {
     stx_ctx *x = m->x;
     stx_tensor *h = stx_embedding(x, m->emb, ids);
     for (size_t l = 0; l < L; l++) {
         size_t k = (size_t)1 << l;
         /* (B,k,D), a constant: gradients end here */
-        stx_tensor *past = stx_rows_read(in, l, k);
+        stx_tensor *past = stx_memory_read(in, l, k);
         /* (B,T,D): h, k times later */
         stx_tensor *older = stx_slice(x, stx_concat(x, past, h), 0, ids->T);
         /* (B,T,2D) */
         stx_tensor *z = stx_concat_channels(x, older, h);
         stx_tensor *gate = stx_linear(x, z, m->layer[l].wg, m->layer[l].bg, STX_ACT_SIGMOID);
         stx_tensor *c = stx_linear(x, z, m->layer[l].wc, m->layer[l].bc, STX_ACT_TANH);
-        if (out) stx_rows_push(out, in, l, k, h, NULL);
+        if (out) stx_memory_push(out, in, l, k, h, NULL);
         h = stx_layernorm(x, stx_add(x, h, stx_mul(x, gate, c)), m->layer[l].gain,
                           m->layer[l].shift, 0);
     }
@@ -102,14 +102,14 @@ static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_row
 
 /* Mean nll of next (B,T), nats a token */
 static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next,
-                             const stx_rows *in, stx_rows *out) {
+                             const stx_memory *in, stx_memory *out) {
     return stx_cross_entropy(m->x, conv_forward(m, ids, in, out), next, 0);
 }
 
 #ifdef SEQTX_DOUBLE
 /* Loss of the n tokens behind text[0] */
-static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_rows *in,
-                           stx_rows *out) {
+static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_memory *in,
+                           stx_memory *out) {
     return conv_loss(m, stx_tokens(m->x, text, 1, n), stx_tokens(m->x, text + 1, 1, n), in, out);
 }
 
@@ -120,7 +120,7 @@ int main(void) {
 
     stx_ctx *x = stx_create(NULL);
     conv m = conv_create(x);
-    stx_rows *memory = conv_memory(&m, 1), *parts = conv_memory(&m, 1);
+    stx_memory *memory = conv_memory(&m, 1), *parts = conv_memory(&m, 1);
     static stx_real value[V * D], grad[V * D];
     int32_t text[T + 1];
     double worst = 0, whole, two, h = 1e-5;
@@ -186,11 +186,11 @@ int main(int argc, char **argv) {
     od.clip = 1;
     stx_batches *batches = stx_batches_create(x, text, &bd);
     stx_optim *optim = stx_optim_create(m.params, &od);
-    stx_rows *memory = conv_memory(&m, B);
+    stx_memory *memory = conv_memory(&m, B);
     for (int step = 1; step <= steps && stx_ok(x); step++) {
         /* another text begins */
         if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) {
-            stx_rows_free(memory);
+            stx_memory_free(memory);
             memory = conv_memory(&m, B);
         }
         stx_begin(x, STX_TRAIN);

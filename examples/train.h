@@ -3424,7 +3424,7 @@ struct tr_lm {
     stx_ctx     *x;
 
     /* ranks */
-    stx_start    start;         /* this process and the number of processes: see
+    stx_launch_info    start;         /* this process and the number of processes: see
                                    >>api: group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
     int          save_due;      /* save after the next update */
@@ -4285,7 +4285,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     ok = ok && stx_writer_meta(w, "format", t->kind->format);
     ok = ok && stx_writer_meta(w, "config", t->config);
     ok = ok && stx_writer_meta_u64(w, "step", t->step);
-    ok = ok && stx_writer_meta_u64(w, "tick", stx_tick(t->x));
+    ok = ok && stx_writer_meta_u64(w, "tick", stx_step_index(t->x));
     ok = ok && stx_writer_meta_u64(w, "seed", t->opt->seed);
     ok = ok && stx_writer_meta_u64(w, "data.tokens", stx_corpus_size(t->text[0]));
     ok = ok && stx_writer_meta_u64(w, "data.print", t->fingerprint);
@@ -4305,7 +4305,7 @@ TR_DEF stx_writer *tr_lm_save_begin(tr_lm *t) {
     if (ok && tr_lm_pending(t)) {
         ok = stx_writer_meta_u64(w, "grads.pending", tr_lm_pending(t));
         ok = ok && stx_writer_meta_u64(w, "grads.every", t->opt->update_every);
-        ok = ok && stx_writer_add_numbers(w, "grads", 1, &t->grads_size, t->grads);
+        ok = ok && stx_writer_add_device(w, "grads", 1, &t->grads_size, t->grads);
     }
     if (ok) return w;
     if (w) stx_writer_free(w);
@@ -4330,8 +4330,8 @@ TR_DEF int tr_lm_send_state(tr_lm *t, const void *state) {
     if (t->lm.state_save(w, state, "")) bytes = stx_writer_bytes(w, &size);
     else stx_writer_free(w);
     n = size;
-    ok = bytes && stx_group_send(x, &n, sizeof n, rank, 0)
-         && stx_group_send(x, bytes, size, rank, 0);
+    ok = bytes && stx_group_send_bytes(x, &n, sizeof n, rank, 0)
+         && stx_group_send_bytes(x, bytes, size, rank, 0);
     stx_block_free(x, bytes);
     return ok;
 }
@@ -4344,9 +4344,9 @@ TR_DEF int tr_lm_receive_state(tr_lm *t, void *whole, int r) {
     void *bytes = NULL, *state;
     stx_file *f = NULL;
     int ok;
-    if (stx_group_send(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
+    if (stx_group_send_bytes(x, &n, sizeof n, r, 0)) bytes = stx_block(x, (size_t)n);
     state = t->lm.state_create(t->lm.model, rows, 0);
-    if (bytes && stx_group_send(x, bytes, (size_t)n, r, 0))
+    if (bytes && stx_group_send_bytes(x, bytes, (size_t)n, r, 0))
         f = stx_file_in_memory(x, "another rank's state", bytes, (size_t)n);
     ok = f && state && t->lm.state_load(state, f, "")
          && t->lm.state_copy(whole, (size_t)r * rows, state, 0, rows);
@@ -4455,11 +4455,11 @@ TR_DEF int tr_lm_average_grads(tr_lm *t) {
     if (tr_lm_ranks(t) < 2 || !tr_lm_pending(t)) return 1;
     for (at = 0; at < t->grads_size; at += n) {
         n = t->grads_size - at < 1024 ? t->grads_size - at : 1024;
-        stx_fetch(t->x, part, t->grads + at, n);
+        stx_download(t->x, part, t->grads + at, n);
         for (i = 0; i < n; i++) sum[i] = (double)part[i];
         if (!stx_group_sum(t->x, sum, n)) return 0;
         for (i = 0; i < n; i++) part[i] = (stx_real)(sum[i] / tr_lm_ranks(t));
-        stx_put(t->x, t->grads + at, part, n);
+        stx_upload(t->x, t->grads + at, part, n);
     }
     return stx_ok(t->x);
 }
@@ -4584,7 +4584,7 @@ TR_DEF int tr_lm_load_grads(tr_lm *t, const stx_file *f) {
                  t->grads_size, e->count);
         return 0;
     }
-    return stx_entry_put(e, t->grads, e->count);
+    return stx_entry_upload(e, t->grads, e->count);
 }
 
 /* Loads metadata that is a real number, if it exists. */
@@ -4651,7 +4651,7 @@ TR_DEF int tr_lm_load(tr_lm *t, const stx_file *f) {
 
     if (!stx_optim_load(t->optim, f) || !stx_batches_set(t->batches, pos)) return 0;
     if (!tr_lm_load_grads(t, f)) return 0;
-    stx_set_tick(x, tick);
+    stx_set_step_index(x, tick);
     for (part = 0; part < t->parts; part++) {
         tr_lm_prefix(t, part, prefix, sizeof prefix);
         if (!tr_lm_load_state(t, f, t->state[part], prefix)) return 0;
@@ -4970,7 +4970,7 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
 
 /* Runs the step by stx_step_run. If steps cannot be replayed, reports the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
-    const char *note = stx_step_note(t->x);         /* about the previous step */
+    const char *note = stx_step_replay_status(t->x);         /* about the previous step */
     if (*note && !t->note_reported) {
         t->note_reported = 1;
         tr_say(&t->term, "%s", note);
@@ -6565,7 +6565,7 @@ TR_DEF int tr_lm_pack(tr_lm *t) {
     if (!stx_ok(t->x)) return tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
     if (t->packed) return 1;
     return tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d "
-                   "x %d or more", STX_PACK_LEAST, STX_PACK_LEAST);
+                   "x %d or more", STX_PACK_MIN, STX_PACK_MIN);
 }
 
 /* Refuses everything that can be refused before the first step, and before any file is
@@ -6593,7 +6593,7 @@ TR_DEF int tr_lm_prepare(tr_lm *t) {
     if (ok && t->before_make) ok = tr_lm_choose(t);
     ok = ok && tr_lm_pack(t);
     ok = ok && tr_lm_compare(t, tr_lm_facts) && tr_lm_compare(t, tr_lm_more_facts);
-    if (ok && !stx_group_params(t->lm.params)) ok = tr_lm_why(t);
+    if (ok && !stx_group_broadcast_params(t->lm.params)) ok = tr_lm_why(t);
     return ok && tr_lm_open(t);
 }
 
@@ -6824,7 +6824,7 @@ TR_DEF int tr_lm_main(tr_lm *t, const tr_lm_kind *kind, tr_options *options, con
     t->options = options;
     t->opt = opt;
     t->kind = kind;
-    t->start = stx_started();
+    t->start = stx_get_launch_info();
     /* only rank 0 prints results and help */
     if (t->start.rank > 0 && !freopen(TR_NOWHERE, "w", stdout)) return 1;
     t->best = t->best_seen = (double)NAN;

@@ -235,7 +235,7 @@ static void step(void *user) {
         stx_tensor *loss, *total;
         stx_begin(x, STX_TRAIN);
         loss = stx_span_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
-        stx_note(x, METRIC_LOSS, loss, 1.0 / (double)parts, part > 0);
+        stx_metric_set(x, METRIC_LOSS, loss, 1.0 / (double)parts, part > 0);
         total = stx_scale(x, stx_span_total(r->model, loss), 1.0 / (double)parts);
         /* the last part: finished gradients leave for other ranks during the backward
            pass */
@@ -279,9 +279,9 @@ static void train(tr_lm *t) {
         key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
-        stx_optim_rate(t->optim, t->lr);        /* for replays, which do not run step() */
+        stx_optim_set_lr(t->optim, t->lr);        /* for replays, which do not run step() */
         tr_lm_step(t, key, step, r);
-        if (!tr_lm_stepped(t, stx_noted(t->x, METRIC_LOSS))) break;
+        if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;
 
         if (tr_lm_log_due(t)) {
             double span_avg, span_max;
@@ -401,7 +401,7 @@ static int make(tr_lm *t) {
     if (!describe(r, stx_vocab_size(t->vocab))) return 0;
     if (!tr_lm_fits(t, (double)stx_span_count(&r->desc))) return 0;
     r->model = stx_span_create(t->x, &r->desc);
-    t->lm = stx_span_lm(r->model);
+    t->lm = stx_span_as_lm(r->model);
     if (!stx_ok(t->x)) return why(t);
     if (!t->training) return 1;
 

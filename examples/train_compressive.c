@@ -281,12 +281,12 @@ static int metric_ratio(size_t i) {
 static void note_part(run *r, stx_tensor *loss, double share, int add) {
     stx_ctx *x = r->t.x;
     size_t i;
-    stx_note(x, METRIC_LOSS, loss, share, add);
+    stx_metric_set(x, METRIC_LOSS, loss, share, add);
     for (i = 0; i < r->reports; i++) {
         stx_tensor *aux = r->model->aux[r->reported[i].layer];
         stx_tensor *ratio = r->model->ratio[r->reported[i].layer];
-        stx_note(x, metric_aux(i), aux ? aux : loss, aux ? share : 0, add);
-        stx_note(x, metric_ratio(i), ratio ? ratio : loss, ratio ? share : 0, add);
+        stx_metric_set(x, metric_aux(i), aux ? aux : loss, aux ? share : 0, add);
+        stx_metric_set(x, metric_ratio(i), ratio ? ratio : loss, ratio ? share : 0, add);
     }
 }
 
@@ -320,8 +320,8 @@ static void read_compression(run *r) {
     double sums[2 * MAX_LAYERS];
     size_t i;
     for (i = 0; i < r->reports; i++) {
-        const double loss = stx_noted(r->t.x, metric_aux(i));
-        const double ratio = stx_noted(r->t.x, metric_ratio(i));
+        const double loss = stx_metric_get(r->t.x, metric_aux(i));
+        const double ratio = stx_metric_get(r->t.x, metric_ratio(i));
         r->reported[i].loss = sums[2 * i] = loss;
         r->reported[i].ratio = ratio;
         sums[2 * i + 1] = ratio > 0 ? loss / ratio : 0;
@@ -385,9 +385,9 @@ static void train(tr_lm *t) {
         key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
-        stx_optim_rate(t->optim, t->lr);
+        stx_optim_set_lr(t->optim, t->lr);
         tr_lm_step(t, key, step, r);
-        if (!tr_lm_stepped(t, stx_noted(t->x, METRIC_LOSS))) break;
+        if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;
 
         if (tr_lm_log_due(t)) {
             log_compression(r);
@@ -730,7 +730,7 @@ static int report_layers(run *r) {
                        "--aux: no layer has a compressed memory for it to train "
                        "(--memory-layers, --mem, --cmem)");
     if (aux != STX_COMP_AUX_ATTENTION && aux != STX_COMP_AUX_AUTOENCODE) return 1;
-    for (l = 0; l < opt.nlayers && r->reports < (STX_NOTES - METRIC_AUX) / 2; l++)
+    for (l = 0; l < opt.nlayers && r->reports < (STX_MAX_METRICS - METRIC_AUX) / 2; l++)
         if (m->layer[l].C) r->reported[r->reports++].layer = l;
     return 1;
 }
@@ -743,7 +743,7 @@ static int make(tr_lm *t) {
     if (!tr_lm_fits(t, (double)stx_comp_count(&r->desc))) return 0;
     r->model = stx_comp_create(t->x, &r->desc);
     if (!r->model) return why(t);
-    t->lm = stx_comp_lm(r->model);
+    t->lm = stx_comp_as_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
     if (!eval_sizes(r) || !report_layers(r)) return 0;

@@ -471,7 +471,7 @@ static void step(void *user) {
         stx_tensor *loss, *total;
         stx_begin(x, STX_TRAIN);
         loss = stx_par_loss(r->model, r->t.in[part], r->t.out[part], memory, memory);
-        stx_note(x, METRIC_LOSS, loss, each, part > 0);
+        stx_metric_set(x, METRIC_LOSS, loss, each, part > 0);
         total = stx_scale(x, stx_par_total(r->model, loss), each * r->t.share);
         if (r->t.update && part + 1 == parts) stx_group_overlap(r->t.optim);
         stx_backward(x, total);
@@ -591,10 +591,10 @@ static void train(tr_lm *t) {
         if (fresh == STX_BATCH_END) break;
 
         t->lr = rate(t, t->step);
-        stx_optim_rate(t->optim, t->lr);
+        stx_optim_set_lr(t->optim, t->lr);
         if (r->arch) {
             r->arch_lr = opt.arch_optim == ARCH_SAME ? t->lr : opt.arch_lr;
-            stx_optim_rate(r->arch, r->arch_lr);
+            stx_optim_set_lr(r->arch, r->arch_lr);
             stx_par_freeze(r->model, !r->gates_learn);
         }
         key = stx_key_add(key, (uint64_t)(2 * r->gates_only + r->gates_learn));
@@ -605,7 +605,7 @@ static void train(tr_lm *t) {
             size_t part;
             for (part = 0; part < t->parts; part++) t->lm.state_reset(r->gate_state[part]);
         }
-        if (!tr_lm_stepped(t, stx_noted(t->x, METRIC_LOSS))) break;
+        if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;
         if (r->arch) cool(r);
 
         if (tr_lm_log_due(t)) {
@@ -1679,7 +1679,7 @@ static int make(tr_lm *t) {
 
     r->model = stx_par_create(t->x, &r->desc);
     if (!r->model) return why(t);
-    t->lm = stx_par_lm(r->model);
+    t->lm = stx_par_as_lm(r->model);
     t->lm.state_create = state_create;
     t->lm.gen_create = gen_create;
     if (opt.eval_mem > 0 && !eval_fits(r)) return 0;

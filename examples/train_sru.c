@@ -313,7 +313,7 @@ static void step(void *user) {
         stx_tensor *loss;
         stx_begin(x, STX_TRAIN);
         loss = stx_sru_lm_loss(r->model, r->t.in[i], r->t.out[i], state, state);
-        stx_note(x, METRIC_LOSS, loss, share, i > 0);
+        stx_metric_set(x, METRIC_LOSS, loss, share, i > 0);
         if (i + 1 == blocks) stx_group_overlap(r->t.optim);
         stx_backward(x, stx_scale(x, loss, scale));
     }
@@ -350,9 +350,9 @@ static void train(tr_lm *t) {
         key = tr_lm_batch(t, fresh == STX_BATCH_FRESH);
 
         t->lr = stx_schedule_lr(&t->schedule, t->step + 1);
-        stx_optim_rate(t->optim, t->lr);
+        stx_optim_set_lr(t->optim, t->lr);
         tr_lm_step(t, key, step, t);
-        if (!tr_lm_stepped(t, stx_noted(t->x, METRIC_LOSS))) break;
+        if (!tr_lm_stepped(t, stx_metric_get(t->x, METRIC_LOSS))) break;
 
         if (tr_lm_log_due(t)) {
             tr_log_int(&t->log, "skipped", t->optim->skipped);
@@ -509,7 +509,7 @@ static int make(tr_lm *t) {
     if (!describe(r, stx_vocab_size(t->vocab))) return 0;
     if (!tr_lm_fits(t, (double)stx_sru_lm_count(&r->desc))) return 0;
     r->model = stx_sru_lm_create(t->x, &r->desc);
-    t->lm = stx_sru_lm_of(r->model);
+    t->lm = stx_sru_as_lm(r->model);
     if (!r->model || !t->training) return stx_ok(t->x) ? 1 : why(t);
     memset(&od, 0, sizeof od);
     od.kind = kinds[opt.optim];

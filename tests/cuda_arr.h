@@ -26,7 +26,7 @@ typedef struct arr {
 } arr;
 
 static inline int is_half(int kind) {
-    return half && kind == STX_MEM_NUMBERS;
+    return half && kind == STX_MEM_ACTIVATIONS;
 }
 
 static inline arr arr_from(const float *v, size_t n, int kind) {
@@ -43,7 +43,7 @@ static inline arr arr_from(const float *v, size_t n, int kind) {
     for (i = 0; i < a.lead + n + 8; i++) all[i] = guard;
     memcpy(all + a.lead, a.c, n * sizeof *all);
     a.base = cuda_numbers(gx, all, a.lead + n + 8, kind);
-    a.d = stx_at(gx, a.base, a.lead);
+    a.d = stx_offset_ptr(gx, a.base, a.lead);
     free(all);
     return a;
 }
@@ -62,7 +62,7 @@ static inline void arr_free(arr *a) {
 
 static inline float *arr_get(const arr *a) {
     float *v = (float *)malloc((a->n + 1) * sizeof *v);
-    stx_cuda_get_numbers(gx, v, a->d, a->n);
+    stx_cuda_download_activations(gx, v, a->d, a->n);
     return v;
 }
 
@@ -73,14 +73,14 @@ static inline void twin_check(const char *name, const arr *a) {
     stx_gemm_args g;
     size_t i, bad = 0;
     if (!half || a->kind != STX_MEM_PARAMS || !a->n) return;
-    b = cuda_numbers(gx, &one, 1, STX_MEM_NUMBERS);
-    y = cuda_numbers(gx, NULL, a->n, STX_MEM_NUMBERS);
-    g = stx_gemm_of(0, 0, a->n, 1, 1, a->d, b, y);
+    b = cuda_numbers(gx, &one, 1, STX_MEM_ACTIVATIONS);
+    y = cuda_numbers(gx, NULL, a->n, STX_MEM_ACTIVATIONS);
+    g = stx_gemm_init(0, 0, a->n, 1, 1, a->d, b, y);
     stx_gemm_cuda(gx, &g);
     p = arr_get(a);
     cuda_round(p, a->n);
     t = (float *)malloc(a->n * sizeof *t);
-    stx_cuda_get_numbers(gx, t, y, a->n);
+    stx_cuda_download_activations(gx, t, y, a->n);
     for (i = 0; i < a->n; i++) bad += t[i] != p[i] && !(t[i] != t[i] && p[i] != p[i]);
     CHECK(!bad, "%s: %zu of %zu numbers have an old twin", name, bad, a->n);
     free(p);
@@ -97,7 +97,7 @@ static inline void arr_check(const char *name, const arr *a, double tol) {
     float *v = (float *)malloc(all * sizeof *v), *w = v + a->lead;
     double top = least, worst = 0;
     CHECK(stx_ok(gx), "%s: %s", name, stx_error(gx));
-    stx_cuda_get_numbers(gx, v, a->base, all);
+    stx_cuda_download_activations(gx, v, a->base, all);
     for (i = 0; i < all; i++)
         if ((i < a->lead || i >= a->lead + a->n) && !(v[i] == guard)) guards++;
     for (i = 0; i < a->n; i++)
@@ -121,7 +121,7 @@ static inline void arr_check(const char *name, const arr *a, double tol) {
     free(v);
 }
 
-#define N_ STX_MEM_NUMBERS
+#define N_ STX_MEM_ACTIVATIONS
 #define P_ STX_MEM_PARAMS
 #define B_ STX_MEM_BYTES
 /* Both twins with the same arguments, in which A(a) stands for the numbers of arr a */

@@ -45,15 +45,15 @@ static inline void cuda_round(float *a, size_t n) {
 /* n numbers on the device of x, in memory of a kind (STX_MEM_*), between nothing else:
    an overrun leaves the allocation */
 static inline stx_real *cuda_numbers(stx_ctx *x, const float *a, size_t n, int kind) {
-    int half = kind == STX_MEM_NUMBERS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
+    int half = kind == STX_MEM_ACTIVATIONS && stx_ctx_desc(x)->precision == STX_PREC_BF16;
     stx_real *p = (stx_real *)stx_cuda_alloc(x, (n ? n : 1) * (half ? 2 : 4), kind);
-    if (p && a) stx_cuda_put_numbers(x, p, a, n);
+    if (p && a) stx_cuda_upload_activations(x, p, a, n);
     return p;
 }
 
 static inline void *cuda_bytes(stx_ctx *x, const void *a, size_t bytes) {
     void *p = stx_cuda_alloc(x, bytes ? bytes : 1, STX_MEM_BYTES);
-    if (p && a) stx_cuda_put(x, p, a, bytes);
+    if (p && a) stx_cuda_upload(x, p, a, bytes);
     return p;
 }
 
@@ -64,7 +64,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want
     float *a = (float *)malloc((n + 1) * sizeof *a);
     double worst = 0, top = floor_;
     size_t i;
-    stx_fetch(x, a, p, n);
+    stx_download(x, a, p, n);
     for (i = 0; i < n; i++)
         if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
     for (i = 0; i < n; i++) {
@@ -83,7 +83,7 @@ static inline double cuda_error(stx_ctx *x, const stx_real *p, const float *want
 static inline uint64_t cuda_hash(stx_ctx *x, const stx_real *p, size_t n, uint64_t h) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
     size_t i;
-    stx_fetch(x, a, p, n);
+    stx_download(x, a, p, n);
     for (i = 0; i < n; i++) {
         uint32_t u;
         memcpy(&u, a + i, 4);

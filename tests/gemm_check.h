@@ -42,7 +42,7 @@ static int gemm_case(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, 
              *C3 = (stx_real *)malloc((nc + 1) * sizeof *C3);
     double unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8,
            bound = 2 * unit * ((double)K + 4) * (fabs(alpha) + fabs(beta) + 1);
-    stx_gemm_args g = stx_gemm_of(ta, tb, M, N, K, A, B, C1);
+    stx_gemm_args g = stx_gemm_init(ta, tb, M, N, K, A, B, C1);
     int good = 1;
     g.batch = batch;
     g.alpha = (stx_real)alpha;
@@ -96,11 +96,11 @@ static void gemm_same_set(stx_ctx *x, size_t M, size_t N, size_t K, int tb) {
     size_t lda = (K + 1023) / 1024 * 1024, i, bad = 0;
     stx_real *A = gemm_random(M * lda), *near = gemm_random(M * K), *B = gemm_random(N * K),
              *C = gemm_random(M * N), *want = gemm_random(M * N);
-    stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, A, B, C);
+    stx_gemm_args g = stx_gemm_init(0, tb, M, N, K, A, B, C);
     for (i = 0; i < M; i++) memcpy(near + i * K, A + i * lda, K * sizeof *near);
     g.lda = lda;
     stx_gemm(x, &g);
-    g = stx_gemm_of(0, tb, M, N, K, near, B, want);
+    g = stx_gemm_init(0, tb, M, N, K, near, B, want);
     stx_gemm(x, &g);
     for (i = 0; i < M * N; i++) bad += memcmp(C + i, want + i, sizeof *C) != 0;
     if (gemm_own(x))

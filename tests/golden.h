@@ -24,7 +24,7 @@ static inline stx_ctx *golden_ctx(int threads) {
 /* n numbers of a context to the host and back; to be freed */
 static inline stx_real *host_of(stx_ctx *x, const stx_real *p, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
-    stx_fetch(x, h, p, n);
+    stx_download(x, h, p, n);
     return h;
 }
 
@@ -32,7 +32,7 @@ static inline void put_f64(stx_ctx *x, stx_real *p, const double *a, size_t n) {
     stx_real *h = (stx_real *)malloc((n + 1) * sizeof *h);
     size_t i;
     for (i = 0; i < n; i++) h[i] = (stx_real)a[i];
-    stx_put(x, p, h, n);
+    stx_upload(x, p, h, n);
     free(h);
 }
 

@@ -52,7 +52,7 @@ cat >> "$work/quick.c" <<'C'
 static int few_rows(void) {
     stx_ctx *x = stx_create(NULL);
     stx_real a[100] = {1}, b[500] = {2}, c[5] = {0};
-    stx_gemm_args g = stx_gemm_of(0, 1, 1, 5, 100, a, b, c);
+    stx_gemm_args g = stx_gemm_init(0, 1, 1, 5, 100, a, b, c);
     stx_gemm(x, &g);
     stx_destroy(x);
     return c[0] == 2 && c[4] == 0 ? 0 : 1;

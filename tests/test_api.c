@@ -237,14 +237,14 @@ static void descs(void) {
     CHECK(r && r->alloc && r->release && r->chunk_bytes == (size_t)1 << 20 && r->threads >= 1
               && r->threads == stx_threads(x) && r->device == STX_CPU && !r->max_bytes,
           "the resolved desc");
-    CHECK(!stx_training(x) && stx_tick(x) == 0, "before the first begin");
+    CHECK(!stx_training(x) && stx_step_index(x) == 0, "before the first begin");
     stx_begin(x, STX_TRAIN);
-    CHECK(stx_training(x) && stx_tick(x) == 1, "training");
+    CHECK(stx_training(x) && stx_step_index(x) == 1, "training");
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_training(x) && stx_tick(x) == 1, "evaluation does not advance the random stream");
-    stx_set_tick(x, 41);
+    CHECK(!stx_training(x) && stx_step_index(x) == 1, "evaluation does not advance the random stream");
+    stx_set_step_index(x, 41);
     stx_begin(x, STX_TRAIN);
-    CHECK(stx_tick(x) == 42, "set_tick");
+    CHECK(stx_step_index(x) == 42, "set_tick");
     stx_destroy(x);
     d.threads = 3;
     d.seed = 12345;
@@ -697,7 +697,7 @@ static void errors(void) {
          STX_ERR_SHAPE, "stx_linear_memory", "(4)", "5 outputs");
     { /* several matrices, memory where it stands, groups of heads */
         stx_tensor *wt[2], *b[2], *got[STX_HEAD_GROUPS];
-        stx_past past;
+        stx_cached_rows past;
         stx_head_groups g;
         stx_real *numbers = (stx_real *)stx_step_alloc(ex, 64 * sizeof *numbers);
         memset(numbers, 0, 64 * sizeof *numbers);
@@ -709,28 +709,28 @@ static void errors(void) {
         wt[1] = T_(3, 4, 0, 0);
         b[0] = T_(5, 0, 0, 0);
         b[1] = T_(3, 0, 0, 0);
-        CHECK(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 2)
-                  && stx_linear_past(ex, &past, 1, 2, wt, b, 2),
+        CHECK(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 2)
+                  && stx_linear_cached(ex, &past, 1, 2, wt, b, 2),
               "%s", stx_error(ex));
-        CHECK(!stx_linear_past(ex, &past, 0, 2, wt, b, 2) && !stx_linear_many(ex, NULL, wt, b, 2)
+        CHECK(!stx_linear_cached(ex, &past, 0, 2, wt, b, 2) && !stx_linear_concat(ex, NULL, wt, b, 2)
                   && !stx_linear_heads(ex, NULL, 2, wt[0], wt[1], 1, &g, got) && stx_ok(ex),
               "no rows, no input: %s", stx_error(ex));
-        WANT(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 0), STX_ERR_ARG, "stx_linear_many",
+        WANT(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 0), STX_ERR_ARG, "stx_linear_concat",
              "0 weights", "at least one");
-        WANT(stx_linear_many(ex, T_(2, 3, 6, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_many",
+        WANT(stx_linear_concat(ex, T_(2, 3, 6, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_concat",
              "(5,4)", "rows of 6");
         b[1] = NULL;
-        WANT(stx_linear_many(ex, T_(2, 3, 4, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_many",
+        WANT(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_concat",
              "weight 1", "for none");
         b[1] = T_(4, 0, 0, 0);
-        WANT(stx_linear_past(ex, &past, 1, 2, wt, b, 2), STX_ERR_SHAPE, "stx_linear_past", "(3,4)",
+        WANT(stx_linear_cached(ex, &past, 1, 2, wt, b, 2), STX_ERR_SHAPE, "stx_linear_cached", "(3,4)",
              "`out` numbers");
-        WANT(stx_linear_past(ex, &past, 5, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past",
+        WANT(stx_linear_cached(ex, &past, 5, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
              "5 pieces", "0 to 4");
-        WANT(stx_linear_past(ex, &past, 1, 0, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past",
+        WANT(stx_linear_cached(ex, &past, 1, 0, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
              "0 streams", "at least one");
         past.stride = 11;
-        WANT(stx_linear_past(ex, &past, 1, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_past",
+        WANT(stx_linear_cached(ex, &past, 1, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
              "11 numbers apart", "overlap");
         past.stride = 12;
         wt[0] = T_(6, 4, 0, 0);
@@ -1137,8 +1137,8 @@ static void nulls(void) {
     stx_clear_error(NULL);
     stx_begin(NULL, STX_TRAIN);
     stx_destroy(NULL);
-    stx_set_tick(NULL, 3);
-    CHECK(!stx_training(NULL) && !stx_tick(NULL) && !stx_bytes(NULL) && !stx_peak_bytes(NULL)
+    stx_set_step_index(NULL, 3);
+    CHECK(!stx_training(NULL) && !stx_step_index(NULL) && !stx_bytes(NULL) && !stx_peak_bytes(NULL)
               && stx_threads(NULL) == 1,
           "no context");
     CHECK(!stx_persist(NULL, 8) && !stx_step_alloc(NULL, 8) && !stx_block(NULL, 8)
@@ -1477,7 +1477,7 @@ static void linear_fused(void) {
                 size_t N = size[k][0], I = size[k][1], O = size[k][2];
                 stx_real *in = gemm_random(N * I), *W = gemm_random(O * I), *b = gemm_random(O),
                          *product = gemm_random(N * O), *y, *want, *pre, *pre_want;
-                stx_gemm_args g = stx_gemm_of(0, 1, N, O, I, in, W, product);
+                stx_gemm_args g = stx_gemm_init(0, 1, N, O, I, in, W, product);
                 stx_desc d;
                 stx_ctx *x;
                 memset(&d, 0, sizeof d);
@@ -2830,7 +2830,7 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
     double *s = (double *)malloc(size * sizeof *s), *q = (double *)malloc((C + N) * sizeof *q),
            *w = (double *)malloc(size * sizeof *w), unit = sizeof(stx_real) == 8 ? 1.2e-16 : 6e-8,
            sum, sum2, loss;
-    stx_piece p;
+    stx_optim_chunk p;
     stx_update u;
     int32_t *ids = (int32_t *)malloc(N * sizeof *ids);
     int act;
@@ -3293,7 +3293,7 @@ static void packed_product(stx_ctx *x, stx_tensor *W, size_t M, int tb, size_t r
            apart = M == 3 && r0 + rows + 4 <= W->dim[0], batch = M == 2 || apart ? 2 : 1;
     stx_real *a = gemm_random(batch * M * K), *y = gemm_random(batch * M * N),
              *z = (stx_real *)malloc(batch * M * N * sizeof *z);
-    stx_gemm_args g = stx_gemm_of(0, tb, M, N, K, a, W->data + r0 * W->dim[1] + c0, y);
+    stx_gemm_args g = stx_gemm_init(0, tb, M, N, K, a, W->data + r0 * W->dim[1] + c0, y);
     g.ldb = W->dim[1];
     g.alpha = (stx_real)alpha;
     g.beta = (stx_real)beta;
@@ -3362,7 +3362,7 @@ static void packed_products(int threads, int isa) {
                 packed_product(x, W[k], M, 1, 1, 9, 5, C - 7, 1, 0, copy, what);
             }
         }
-        CHECK(stx_params_pack(q, STX_WEIGHTS_OWN) == own && !stx_params_pack(p, STX_WEIGHTS_OWN)
+        CHECK(stx_params_pack(q, STX_WEIGHTS_F32) == own && !stx_params_pack(p, STX_WEIGHTS_F32)
                   && stx_ok(x),
               "%s: copies that go", what);
         packed_product(x, W[2], 1, 1, 0, 70, 0, 100, 1, 0, copy, what);
@@ -3374,7 +3374,7 @@ static void packed_products(int threads, int isa) {
 /* x W^T with W's first number; was_read: do products read the copy? */
 static double packed_first(stx_ctx *x, stx_tensor *W) {
     stx_real *in = (stx_real *)calloc(W->dim[1], sizeof *in), y;
-    stx_gemm_args g = stx_gemm_of(0, 1, 1, 1, W->dim[1], in, W->data, &y);
+    stx_gemm_args g = stx_gemm_init(0, 1, 1, 1, W->dim[1], in, W->data, &y);
     in[0] = 1;
     stx_gemm(x, &g);
     free(in);
@@ -3448,7 +3448,7 @@ static void packed_weights(void) {
                 W->grad[0] = 1;
                 stx_optim_step(o, 0.5);
             }
-            if (e == 3) stx_put(x, W->data + 7, was, 1);
+            if (e == 3) stx_upload(x, W->data + 7, was, 1);
             if (e == 4) {
                 stx_writer *w = stx_writer_create(x);
                 stx_file *file;

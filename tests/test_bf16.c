@@ -296,7 +296,7 @@ static void product_case(const product *p) {
     /* beta 0 overwrites, whatever was there */
     if (p->beta == 0)
         for (i = 0; i < nc; i++) C[i] = i % ldc < N ? (float)NAN : C[i];
-    g = stx_gemm_of(p->ta, p->tb, M, N, K, RA, RB, NULL);
+    g = stx_gemm_init(p->ta, p->tb, M, N, K, RA, RB, NULL);
     g.batch = p->batch;
     g.alpha = (float)p->alpha;
     g.beta = (float)p->beta;
@@ -604,7 +604,7 @@ static int attn_run(stx_ctx *x, const attn *a, float **out) {
     stx_tensor *t[OUT];
     size_t i;
     memset(&in, 0, sizeof in);
-    stx_set_tick(x, 4);
+    stx_set_step_index(x, 4);
     stx_begin(x, STX_TRAIN);
     for (i = 0; i < IN; i++)
         t[i] = a->data[i] ? stx_variable(x, a->data[i], a->dim[i][0], a->dim[i][1], a->dim[i][2],

@@ -289,10 +289,10 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     int part;
     for (part = 0; part < 2; part++)
         for (l = 0; l < a->model->desc.layers; l++) {
-            const stx_rows_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l],
+            const stx_memory_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l],
                                  *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
-            const stx_tensor *u = stx_rows_read(part ? a->comp : a->mem, l, SIZE_MAX),
-                             *v = stx_rows_read(part ? b->comp : b->mem, l, SIZE_MAX);
+            const stx_tensor *u = stx_memory_read(part ? a->comp : a->mem, l, SIZE_MAX),
+                             *v = stx_memory_read(part ? b->comp : b->mem, l, SIZE_MAX);
             if (p->real != q->real || p->masked != q->masked || !u != !v) return HUGE_VAL;
             for (i = 0; u && v && i < a->B * p->real; i++) {
                 if (p->masked && p->pad[i] != q->pad[i]) return HUGE_VAL;
@@ -468,7 +468,7 @@ static void resets(void) {
         /* the newest rows of the one are those of the other */
         for (l = 0; l < LAYERS; l++)
             for (i = 0; i < 2; i++) {
-                const stx_rows_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
+                const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
                                      *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
                 size_t there = q->real, w = p->width, c;
                 CHECK(p->real >= there, "%s: %zu rows, want %zu at least", name, p->real, there);
@@ -622,7 +622,7 @@ static void ages_and_gradients(void) {
                 train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
             stx_comp_state_copy(joined, b, alone[b], 0, 1);
             for (i = 0; i < LAYERS; i++) rows += alone[b]->source->layer[i].real;
-            stx_rows_reset(alone[b]->source);
+            stx_memory_reset(alone[b]->source);
         }
         for (b = 0; b < 3 && d.aux == STX_COMP_AUX_BPTT; b++) {
             stx_params_zero_grad(m->params);
@@ -824,10 +824,10 @@ static void states(void) {
             stx_file_close(f);
             CHECK(states_differ(s, other) == 0, "%s: from a file", name);
             for (i = 7; i < 9; i++) {
-                uint64_t tick = stx_tick(x);
+                uint64_t tick = stx_step_index(x);
                 double a, c;
                 a = train(m, NULL, s, t, B, n, i * S, &total);
-                stx_set_tick(x, tick);
+                stx_set_step_index(x, tick);
                 c = train(m, NULL, other, t, B, n, i * S, &total2);
                 CHECK(a == c && total == total2,
                       "%s: on from a file, nll %.12g and %.12g, total %.12g and %.12g", name, a, c,
@@ -950,7 +950,7 @@ static void overfit(void) {
         stx_comp_desc d = variant(which[k], &name);
         stx_ctx *x = context(1, 3);
         stx_comp *m = stx_comp_create(x, &d);
-        stx_lm lm = stx_comp_lm(m);
+        stx_lm lm = stx_comp_as_lm(m);
         const size_t B = 2, n = 4 * S + 1;
         int32_t *t = text(B, n, 21);
         stx_optim_desc od;
@@ -1012,7 +1012,7 @@ static void overfit(void) {
         free(t);
         stx_destroy(x);
     }
-    CHECK(!stx_comp_lm(NULL).model, "no model");
+    CHECK(!stx_comp_as_lm(NULL).model, "no model");
 }
 
 /* The example of the manual: one channel, two rows 0 and ln 3, and a convolution that
@@ -1425,7 +1425,7 @@ static void errors(void) {
     CHECK(!stx_comp_state_copy(s, 0, strange, 0, 2), "another model");
     fails(x, "another model");
     CHECK(!stx_comp_state_copy(s, 1, s, 0, 2), "too many");
-    fails(x, "stx_rows_copy");
+    fails(x, "stx_memory_copy");
     big = stx_comp_state_create_sized(m, 2, more, NULL);
     CHECK(big && !stx_comp_state_copy(s, 0, big, 0, 2), "other sizes");
     fails(x, "got one with other sizes");
@@ -1459,7 +1459,7 @@ static void errors(void) {
     CHECK(!stx_comp_logits(bare, stx_input(x, v, 1, 6, 16, 0)), "no words");
     fails(x, "expected a model with vocab");
     CHECK(stx_comp_segment(bare, stx_input(x, v, 1, 6, 16, 0), NULL, NULL, NULL)
-              && !stx_comp_lm(bare).model,
+              && !stx_comp_as_lm(bare).model,
           "vectors in and out");
     g = stx_comp_gen_create(bare, 1);
     CHECK(g && !stx_comp_gen_feed(g, t, 1), "no words");
@@ -1528,7 +1528,7 @@ static void bad_files(void) {
         f = stx_file_open(x, path);
         CHECK(!stx_comp_state_load(to, f, "a.") && strstr(stx_error(x), want[k]),
               "want \"%s\", got \"%s\"", want[k], stx_error(x));
-        CHECK(!stx_rows_most(to->mem) && !stx_rows_most(to->comp) && !to->seen[0],
+        CHECK(!stx_memory_max_rows(to->mem) && !stx_memory_max_rows(to->comp) && !to->seen[0],
               "something is remembered");
         stx_clear_error(x);
         CHECK(!stx_comp_state_load(to, f, "b."), "another prefix");
@@ -1708,7 +1708,7 @@ static void usage(void) {
         in.made = &made;
         CHECK(stx_attention(x, &in, &d) && made, "%s", stx_error(x));
         if (!made) return;
-        out = stx_new_full(x, B, n + 2, 2, 0);
+        out = stx_new_f32(x, B, n + 2, 2, 0);
         for (i = 0; i < out->size; i++) out->data[i] = (stx_real)0.5;
         stx_comp_usage(x, out->data, 2 * (n + 2), made, first, n);
         stx_get(x, out, got);
@@ -1774,7 +1774,7 @@ static void one_step(void *user) {
     stx_ctx *x = r->m->ctx;
     stx_begin(x, STX_TRAIN);
     r->nll = stx_comp_loss(r->m, r->in, r->out, NULL, r->s, r->s);
-    stx_note(x, 0, r->nll, 1, 0);
+    stx_metric_set(x, 0, r->nll, 1, 0);
     stx_backward(x, stx_comp_total(r->m, r->nll));
 }
 
@@ -1809,7 +1809,7 @@ static void precisions(void) {
                 stx_tokens_set(x, r.out, v[1]);
                 CHECK(stx_step_run(x, stx_comp_key(r.m, r.in, r.out, r.s, 0), one_step, &r),
                       "%s: %s", name, stx_error(x));
-                nll[bf16][i] = stx_noted(x, 0);
+                nll[bf16][i] = stx_metric_get(x, 0);
             }
             free(t);
             stx_destroy(x);

@@ -100,7 +100,7 @@ static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     if (!p) return NULL;
     return (stx_real *)(void *)((char *)(uintptr_t)p
                                 + n
-                                      * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_half(x, p)
+                                      * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_is_bf16(x, p)
                                              ? 2
                                              : sizeof(stx_real)));
 }
@@ -276,15 +276,15 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_cuda_attention(x, version);
     for (i = 0; i < INS; i++) {
         int stored = i == Q || i == KV || i == DY || (d->c->acts && i != Z);
-        in[i] = cuda_numbers(x, d->in[i], d->size[i], stored ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
+        in[i] = cuda_numbers(x, d->in[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     }
     for (i = 0; i < GRADS; i++) {
         int stored = i == Q || i == KV || (d->c->acts && i != Z);
         grad[i] = without & 1 << i ? NULL
                                    : cuda_numbers(x, d->start[i], d->size[i],
-                                                  stored ? STX_MEM_NUMBERS : STX_MEM_BYTES);
+                                                  stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
     }
-    y = cuda_numbers(x, NULL, d->size[DY], STX_MEM_NUMBERS);
+    y = cuda_numbers(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
     top = cuda_numbers(x, NULL, d->rows, STX_MEM_BYTES);
     inv = cuda_numbers(x, NULL, d->rows, STX_MEM_BYTES);
     point(d, &a, in, grad, y, top, inv);
@@ -304,11 +304,11 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
         stx_cuda_free(x, a.work);
     }
     CHECK(stx_ok(x), "version %d: %s: %s", version, label(d->c), stx_error(x));
-    stx_cuda_get_numbers(x, out[OUT_Y], y, d->size[DY]);
-    stx_cuda_get_numbers(x, out[OUT_TOP], top, d->rows);
-    stx_cuda_get_numbers(x, out[OUT_INV], inv, d->rows);
+    stx_cuda_download_activations(x, out[OUT_Y], y, d->size[DY]);
+    stx_cuda_download_activations(x, out[OUT_TOP], top, d->rows);
+    stx_cuda_download_activations(x, out[OUT_INV], inv, d->rows);
     for (i = 0; i < GRADS; i++) {
-        if (grad[i] && d->size[i]) stx_cuda_get_numbers(x, out[OUT_GRADS + i], grad[i], d->size[i]);
+        if (grad[i] && d->size[i]) stx_cuda_download_activations(x, out[OUT_GRADS + i], grad[i], d->size[i]);
         stx_cuda_free(x, grad[i]);
     }
     for (i = 0; i < INS; i++) stx_cuda_free(x, in[i]);
@@ -676,7 +676,7 @@ static stx_real *up(stx_ctx *x, const float *v, size_t n, int kind) {
 
 static void down(stx_ctx *x, float *v, stx_real *p, size_t n) {
     if (stx_ctx_desc(x)->device == STX_CUDA) {
-        if (v) stx_cuda_get_numbers(x, v, p, n);
+        if (v) stx_cuda_download_activations(x, v, p, n);
         stx_cuda_free(x, p);
         return;
     }
@@ -766,7 +766,7 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
                         host[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = (float)NAN;
-        in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
+        in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     }
     for (i = 0; i < GRADS; i++) {
         int stored = i == Q || i == KV || (d->c->acts && i != Z);
@@ -780,14 +780,14 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
                         start[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = 55;
-        grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_NUMBERS : STX_MEM_BYTES);
+        grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
     }
-    y = up(x, NULL, d->size[DY], STX_MEM_NUMBERS);
+    y = up(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
     top = up(x, NULL, d->rows, STX_MEM_BYTES);
     inv = up(x, NULL, d->rows, STX_MEM_BYTES);
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
-    if (d->c->fresh) a.fresh = STX_FRESH_Q | STX_FRESH_K | STX_FRESH_V;
+    if (d->c->fresh) a.fresh = STX_OVERWRITE_DQ | STX_OVERWRITE_DK | STX_OVERWRITE_DV;
     if (past) {
         a.past = past;
         a.groups = s.count;
@@ -797,9 +797,9 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
         a.dk = skip(x, a.dk, past * a.ldk);
         a.dv = skip(x, a.dv, past * a.ldk);
         for (g = 0; g < s.count; g++) {
-            stx_attention_past *o = &a.old[g];
-            s.dv[g] = up(x, s.v[g], s.n[g], STX_MEM_NUMBERS);
-            s.dg[g] = up(x, s.g[g], s.n[g], STX_MEM_NUMBERS);
+            stx_attention_kv *o = &a.old[g];
+            s.dv[g] = up(x, s.v[g], s.n[g], STX_MEM_ACTIVATIONS);
+            s.dg[g] = up(x, s.g[g], s.n[g], STX_MEM_ACTIVATIONS);
             o->k = s.dv[g];
             o->v = skip(x, s.dv[g], s.heads[g] * a.D);
             o->dk = s.dg[g];
@@ -807,7 +807,7 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             o->rows = s.rows[g];
             o->ld = s.ld[g];
             o->st = s.st[g];
-            if (d->c->fresh) a.fresh |= STX_FRESH_PAST << g;
+            if (d->c->fresh) a.fresh |= STX_OVERWRITE_CACHED << g;
         }
     }
     if (d->pad)
@@ -986,9 +986,9 @@ static void masks(int half) {
             d.a.stream += shift;
             on_cpu(cpu, &d);
             d.a.stream -= shift;
-            stx_cuda_shift(gpu[half], shift);
+            stx_cuda_rng_shift(gpu[half], shift);
             on_gpu(gpu[half], &d, versions[v], 0, got);
-            stx_cuda_shift(gpu[half], 0);
+            stx_cuda_rng_shift(gpu[half], 0);
             for (i = 0; i < d.size[DY]; i++) {
                 if ((got[OUT_Y][i] == 0) != (d.want[OUT_Y][i] == 0)) wrong++;
                 zeros += got[OUT_Y][i] == 0;
@@ -1028,8 +1028,8 @@ static void served(int half) {
         data_open(&d, cases + k, half, 0);
         for (i = 0; i < INS; i++)
             in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i],
-                                 i == Q || i == KV || i == DY ? STX_MEM_NUMBERS : STX_MEM_PARAMS);
-        y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_NUMBERS);
+                                 i == Q || i == KV || i == DY ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
+        y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
         grad[Q] = y; /* only asked for */
         point(&d, &a, in, grad, y, y, y);
         offsets(&d, gpu[half], &a);
@@ -1383,7 +1383,7 @@ static void counted(void) {
             double have[3], heads[3];
             int groups = groups_of(g, l, have, heads), same;
             for (h = 0; h < g->heads; h++) need[h] = (size_t)keys_of(g, l, h) + 1;
-            stx_head_groups_of(need, g->heads, (size_t)window_of(g, l), &of_it);
+            stx_head_groups_choose(need, g->heads, (size_t)window_of(g, l), &of_it);
             for (h = 0; h < g->heads; h++) n[of_it.of[h]]++;
             for (i = 0, same = of_it.count == (size_t)groups; same && i < of_it.count; i++)
                 same = have[i] == (double)of_it.rows[i] && heads[i] == (double)n[i];
@@ -1617,7 +1617,7 @@ static void padded_op(int half) {
         stx_backward_from(x, stx_attention(x, &ai, &d), dy);
         CHECK(stx_ok(x), "%s", stx_error(x));
         for (n = at = 0; n < 3 && stx_ok(x); at += size[n++])
-            stx_fetch(x, out[k] + at, t[n]->grad, size[n]);
+            stx_download(x, out[k] + at, t[n]->grad, size[n]);
     }
     for (i = 0, k = 1; i < size[0] + size[1] + size[2]; i++)
         if (!(fabs((double)(out[0][i] - out[1][i])) <= (half ? 2e-2 : 1e-5))) k = 0;

@@ -7,7 +7,7 @@
 static int brief; /* sanitizers are slow */
 
 static void put_arr(const arr *a) {
-    stx_cuda_put_numbers(gx, a->d, a->c, a->n);
+    stx_cuda_upload_activations(gx, a->d, a->c, a->n);
 }
 
 static const int32_t marks[] = {1, -1, 1 << 30, 2};
@@ -278,7 +278,7 @@ static void compare_usage(const looked *s, int version) {
     c.inv = inv.c;
     d.q = q.d;
     d.k = kv.d;
-    d.v = stx_at(gx, kv.d, C);
+    d.v = stx_offset_ptr(gx, kv.d, C);
     d.pe = P ? pe.d : NULL;
     d.u = s->u ? u.d : NULL;
     d.vb = s->u && P ? v.d : NULL;
@@ -387,7 +387,7 @@ static void test_errors(void) {
              (gx, loss.d, ratio.d, dwork, a.d, t.d, skipped ? dskip : NULL, N, C, divisor));
         arr_check("error loss", &loss, whole ? 0 : 1e-6);
         arr_check("error ratio", &ratio, whole ? 0 : 1e-6);
-        if (N) stx_cuda_get(gx, got, dwork, 2 * N * sizeof *work);
+        if (N) stx_cuda_download(gx, got, dwork, 2 * N * sizeof *work);
         for (i = 0; i < 2 * N; i++)
             bad += !(fabs(got[i] - work[i]) <= (whole ? 0 : 1e-13) * work[i]);
         CHECK(!bad, "error: sums of %zu rows differ, N %zu C %zu", bad, N, C);
@@ -614,7 +614,7 @@ static void bits(void *user, uint64_t *h) {
         a.inv = stat.d;
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
-        stx_comp_error_fwd_cuda(gx, loss.d, stx_at(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C,
+        stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C,
                                 100);
         stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
         *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
@@ -751,7 +751,7 @@ static void model_make(model *r, int which, int device, int precision, int no_gr
     r->s = stx_comp_state_create(r->m, r->B);
     r->in = stx_tokens_create(r->x, r->B, r->S);
     r->out = stx_tokens_create(r->x, r->B, r->S);
-    stx_optim_rate(r->o, 0.05);
+    stx_optim_set_lr(r->o, 0.05);
     CHECK(stx_ok(r->x), "%s, device %d: %s", model_names[which], device, stx_error(r->x));
 }
 
@@ -772,7 +772,7 @@ static void model_step(void *user) {
     stx_tensor *loss;
     stx_begin(r->x, STX_TRAIN);
     loss = stx_comp_loss(r->m, r->in, r->out, NULL, r->s, r->s);
-    stx_note(r->x, 0, loss, 1, 0);
+    stx_metric_set(r->x, 0, loss, 1, 0);
     stx_backward(r->x, stx_comp_total(r->m, loss));
     stx_optim_step(r->o, 0.05);
 }
@@ -783,7 +783,7 @@ static double model_run(model *r, int n) {
     stx_tokens_set(r->x, r->out, id + 1);
     stx_step_run(r->x, stx_comp_key(r->m, r->in, r->out, r->s, 0), model_step, r);
     free(id);
-    r->loss = stx_noted(r->x, 0);
+    r->loss = stx_metric_get(r->x, 0);
     return r->loss;
 }
 
@@ -848,18 +848,18 @@ static void test_models(void) {
                           a.m->params->name[i], e);
                 }
                 for (l = 0; l < a.m->desc.layers && stx_ok(b.x); l++) {
-                    const stx_rows *sa[2], *sb[2];
+                    const stx_memory *sa[2], *sb[2];
                     sa[0] = a.s->mem;
                     sa[1] = a.s->comp;
                     sb[0] = b.s->mem;
                     sb[1] = b.s->comp;
                     for (i = 0; i < 2; i++) {
-                        const stx_rows_layer *y = &sa[i]->layer[l], *z = &sb[i]->layer[l];
+                        const stx_memory_layer *y = &sa[i]->layer[l], *z = &sb[i]->layer[l];
                         CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
                               model_names[which], z->real, y->real);
                         if (precision || !y->real || !y->width) continue;
-                        e = cuda_error(b.x, stx_rows_read(sb[i], l, SIZE_MAX)->data,
-                                       stx_rows_read(sa[i], l, SIZE_MAX)->data,
+                        e = cuda_error(b.x, stx_memory_read(sb[i], l, SIZE_MAX)->data,
+                                       stx_memory_read(sa[i], l, SIZE_MAX)->data,
                                        a.B * y->real * y->width, 1e-3);
                         CHECK(e <= 2e-4, "%s: memory %zu of layer %zu is off by %g",
                               model_names[which], i, l, e);
@@ -906,8 +906,8 @@ static void test_graph(void) {
             hb = cuda_hash(b.x, b.m->params->tensor[i]->data, b.m->params->tensor[i]->size, hb);
         }
         CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
-        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which],
-              stx_step_note(b.x));
+        CHECK(!*stx_step_replay_status(b.x), "%s: steps are launched anew: %s", model_names[which],
+              stx_step_replay_status(b.x));
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
         CHECK(graphs >= (which == ROTATE ? 0 : 4), "%s: %ld replays of 10 steps",
@@ -942,8 +942,8 @@ static void test_nodes(void) {
             model_layers = (size_t)(2 + k);
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_note(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
+                  stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
@@ -996,7 +996,7 @@ static void refused(int which, const char *want) {
     stx_comp_gate_args a;
     stx_attention_args t;
     stx_ctx *x = cuda_ctx(STX_CUDA, STX_PREC_F32);
-    stx_real *v = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS);
+    stx_real *v = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS);
     memset(&g, 0, sizeof g);
     memset(&a, 0, sizeof a);
     memset(&t, 0, sizeof t);

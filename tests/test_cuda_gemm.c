@@ -28,7 +28,7 @@ static int near(const float *a, const float *b, size_t n, double rel, double abs
 
 static float *fetch(stx_ctx *x, const stx_real *p, size_t n) {
     float *a = (float *)malloc((n + 1) * sizeof *a);
-    stx_cuda_get_numbers(x, a, p, n);
+    stx_cuda_download_activations(x, a, p, n);
     return a;
 }
 
@@ -46,7 +46,7 @@ typedef struct product {
 
 /* One product, with gaps that must stay as they were. */
 static int product_case(stx_ctx *x, const product *p) {
-    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, half = bf16 && p->kc == STX_MEM_NUMBERS;
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, half = bf16 && p->kc == STX_MEM_ACTIVATIONS;
     int low = bf16 && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || half);
     size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K,
            bc = p->tb ? p->K : p->N;
@@ -74,7 +74,7 @@ static int product_case(stx_ctx *x, const product *p) {
     dC = cuda_numbers(x, C, nc, p->kc);
     want = (float *)malloc((nc + 1) * sizeof *want);
     memcpy(want, C, nc * sizeof *want);
-    g = stx_gemm_of(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
+    g = stx_gemm_init(p->ta, p->tb, p->M, p->N, p->K, A + p->off, B + p->off, want + p->off);
     g.batch = p->batch;
     g.alpha = (float)p->alpha;
     g.beta = (float)p->beta;
@@ -85,9 +85,9 @@ static int product_case(stx_ctx *x, const product *p) {
     g.ldc = ldc;
     g.sc = p->sum ? 0 : sc;
     stx_gemm(cpu, &g);
-    g.A = stx_at(x, dA, p->off);
-    g.B = stx_at(x, dB, p->off);
-    g.C = stx_at(x, dC, p->off);
+    g.A = stx_offset_ptr(x, dA, p->off);
+    g.B = stx_offset_ptr(x, dB, p->off);
+    g.C = stx_offset_ptr(x, dC, p->off);
     stx_gemm_cuda(x, &g);
     CHECK(stx_ok(x), "%s", stx_error(x));
     got = fetch(x, dC, nc);
@@ -127,7 +127,7 @@ static int product_case(stx_ctx *x, const product *p) {
 static void products(stx_ctx *x) {
     static const size_t size[] = {1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129};
     static const double ab[][2] = {{1, 0}, {1, 1}, {0.5, -2}, {-1, 0}, {0, 1}, {0, 0}, {2, 0.25}};
-    static const int kinds[] = {STX_MEM_NUMBERS, STX_MEM_PARAMS, STX_MEM_BYTES};
+    static const int kinds[] = {STX_MEM_ACTIVATIONS, STX_MEM_PARAMS, STX_MEM_BYTES};
     product p;
     size_t i, n = sizeof size / sizeof *size;
     memset(&p, 0, sizeof p);
@@ -181,8 +181,8 @@ static void products(stx_ctx *x) {
     for (i = 0; i < 4 && !brief; i++) {
         p.ta = (int)(i & 1);
         p.tb = (int)(i >> 1);
-        p.ka = p.kb = STX_MEM_NUMBERS;
-        p.kc = i == 2 ? STX_MEM_BYTES : STX_MEM_NUMBERS;
+        p.ka = p.kb = STX_MEM_ACTIVATIONS;
+        p.kc = i == 2 ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS;
         p.beta = i == 2;
         product_case(x, &p);
     }
@@ -224,12 +224,12 @@ static void twin(stx_ctx *x) {
     stx_real *dA, *d1, *P, *y;
     stx_gemm_args g, through;
     cuda_round(A, 12);
-    dA = cuda_numbers(x, A, 12, STX_MEM_NUMBERS);
-    d1 = cuda_numbers(x, &one, 1, STX_MEM_NUMBERS);
+    dA = cuda_numbers(x, A, 12, STX_MEM_ACTIVATIONS);
+    d1 = cuda_numbers(x, &one, 1, STX_MEM_ACTIVATIONS);
     P = cuda_numbers(x, NULL, 16, STX_MEM_PARAMS);
     y = cuda_numbers(x, NULL, 16, STX_MEM_BYTES);
-    g = stx_gemm_of(0, 1, 4, 4, 3, dA, dA, P);
-    through = stx_gemm_of(0, 0, 16, 1, 1, P, d1, y);
+    g = stx_gemm_init(0, 1, 4, 4, 3, dA, dA, P);
+    through = stx_gemm_init(0, 0, 16, 1, 1, P, d1, y);
     stx_gemm_cuda(x, &g);
     stx_gemm_cuda(x, &through);
     want = fetch(x, P, 16);
@@ -237,7 +237,7 @@ static void twin(stx_ctx *x) {
     if (half) cuda_round(want, 16);
     CHECK(!memcmp(got, want, 16 * sizeof *got),
           "the twin of a parameter is not what a product left in the parameter");
-    g = stx_gemm_of(0, 0, 4, 4, 0, dA, dA, P);
+    g = stx_gemm_init(0, 0, 4, 4, 0, dA, dA, P);
     g.beta = 0.5f;
     stx_gemm_cuda(x, &g);
     stx_gemm_cuda(x, &through);
@@ -290,13 +290,13 @@ static void layer_case(stx_ctx *x, const layer *l) {
     for (i = 0; i < n; i++)
         if (i % O >= R) dy[i] = 5;
     for (i = R; i < O; i++) b[i + l->off] = 0;
-    gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS);
+    gin = cuda_numbers(x, in, N * I, STX_MEM_ACTIVATIONS);
     gW = cuda_numbers(x, W, O * I, STX_MEM_PARAMS);
     gb = cuda_numbers(x, b, O + l->off, STX_MEM_PARAMS);
-    gy = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
-    gpre = cuda_numbers(x, NULL, n, STX_MEM_NUMBERS);
-    gdy = cuda_numbers(x, dy, n, STX_MEM_NUMBERS);
-    gdx = cuda_numbers(x, dx, N * I, STX_MEM_NUMBERS);
+    gy = cuda_numbers(x, NULL, n, STX_MEM_ACTIVATIONS);
+    gpre = cuda_numbers(x, NULL, n, STX_MEM_ACTIVATIONS);
+    gdy = cuda_numbers(x, dy, n, STX_MEM_ACTIVATIONS);
+    gdx = cuda_numbers(x, dx, N * I, STX_MEM_ACTIVATIONS);
     /* of which the padding is a neighbour's */
     gdW = cuda_numbers(x, dW, O * I, STX_MEM_BYTES);
     gdb = cuda_numbers(x, db, O, STX_MEM_BYTES);
@@ -304,7 +304,7 @@ static void layer_case(stx_ctx *x, const layer *l) {
 
     stx_linear_fwd(cpu, y, pre, in, W, l->bias ? b + l->off : NULL, N, I, O, l->act);
     stx_linear_fwd_cuda(x, gy, l->pre ? gpre : NULL, gin, gW,
-                        l->bias ? stx_at(x, gb, l->off) : NULL, N, I, O, l->act);
+                        l->bias ? stx_offset_ptr(x, gb, l->off) : NULL, N, I, O, l->act);
     if (l->pre) {
         got = fetch(x, gpre, n);
         CHECK(near(got, pre, n, half, small), "pre of linear N %zu I %zu O %zu act %d bias %d", N,
@@ -322,8 +322,8 @@ static void layer_case(stx_ctx *x, const layer *l) {
         cuda_round(y, n);
         cuda_round(pre, n);
     }
-    stx_cuda_put_numbers(x, gy, y, n);
-    stx_cuda_put_numbers(x, gpre, pre, n);
+    stx_cuda_upload_activations(x, gy, y, n);
+    stx_cuda_upload_activations(x, gpre, pre, n);
     memset(&bwd, 0, sizeof bwd);
     bwd.N = N;
     bwd.Ci = I;
@@ -482,16 +482,16 @@ static void plans_of_moved_rows(stx_ctx *x) {
     enum { M = 12, N = 16, MOST = 40 };
 
     float *numbers = cuda_random((M + 4) * MOST, 1, 0);
-    stx_real *A = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_NUMBERS),
-             *B = cuda_numbers(x, numbers, N * MOST, STX_MEM_NUMBERS);
-    stx_real *C = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_NUMBERS);
+    stx_real *A = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS),
+             *B = cuda_numbers(x, numbers, N * MOST, STX_MEM_ACTIVATIONS);
+    stx_real *C = cuda_numbers(x, numbers, (M + 4) * MOST, STX_MEM_ACTIVATIONS);
     size_t i, row;
     for (i = 0; i < sizeof widths / sizeof *widths; i++) {
         const size_t K = widths[i];
         size_t plans_made = 0;
         for (row = 0; row < 4; row++) {
-            stx_gemm_args g = stx_gemm_of(0, 1, M, N, K, stx_at(x, A, row * K), B,
-                                          stx_at(x, C, row * N));
+            stx_gemm_args g = stx_gemm_init(0, 1, M, N, K, stx_offset_ptr(x, A, row * K), B,
+                                          stx_offset_ptr(x, C, row * N));
             stx_gemm_cuda(x, &g);
             if (row == 0) plans_made = inner_plans(x);
             CHECK(stx_ok(x) && inner_plans(x) == plans_made,
@@ -561,8 +561,8 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     }
     for (i = 0; i < N * O; i++)
         if (i % O >= R) dy[i] = 5;
-    gin = cuda_numbers(x, in, N * I + more, STX_MEM_NUMBERS);
-    gdy = cuda_numbers(x, dy, N * O, STX_MEM_NUMBERS);
+    gin = cuda_numbers(x, in, N * I + more, STX_MEM_ACTIVATIONS);
+    gdy = cuda_numbers(x, dy, N * O, STX_MEM_ACTIVATIONS);
     gdW = cuda_numbers(x, dW, n, STX_MEM_BYTES);
     exact = (float *)malloc((n + 1) * sizeof *exact);
     memcpy(exact, dW, n * sizeof *exact);
@@ -571,16 +571,16 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     bwd.Ci = I;
     bwd.O = O;
     bwd.pad = p->pad;
-    bwd.late = p->late ? STX_LATE_DW : 0;
+    bwd.late = p->late ? STX_DEFER_DW : 0;
     inner_pieces(x, p->pieces);
-    if (p->late) stx_cuda_late(x, 1);
+    if (p->late) stx_cuda_defer_sums(x, 1);
 #ifdef SEQTX_CUDA_HOST
     if (pieces_no_memory) cuda_host_fail_alloc(1);
 #endif
     for (e = 0; e < p->times; e++) {
         const size_t from = 8 * (size_t)e;
         bwd.da = gdy;
-        bwd.in = stx_at(x, gin, from);
+        bwd.in = stx_offset_ptr(x, gin, from);
         bwd.dW = gdW;
         stx_linear_bwd_cuda(x, &bwd);
         bwd.da = dy;
@@ -588,7 +588,7 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
         bwd.dW = dW;
         stx_linear_bwd(cpu, &bwd);
         for (k = 0; k < P; k++) {
-            stx_gemm_args g = stx_gemm_of(1, 0, R, I, N / P, dy + k * (N / P) * O,
+            stx_gemm_args g = stx_gemm_init(1, 0, R, I, N / P, dy + k * (N / P) * O,
                                           in + from + k * (N / P) * I, one);
             g.lda = O;
             stx_gemm(cpu, &g);
@@ -601,7 +601,7 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
         CHECK(p->times > 1 || !memcmp(got, exact, n * sizeof *got) == 0, "dW does not wait");
         free(got);
     }
-    if (p->late) stx_cuda_late(x, -1);
+    if (p->late) stx_cuda_defer_sums(x, -1);
     inner_pieces(x, 0);
     got = fetch(x, gdW, n);
     CHECK(stx_ok(x), "%s", stx_error(x));
@@ -674,8 +674,8 @@ static void pieces_of_streams(stx_ctx *x) {
         cuda_round(in, B * per_in);
         cuda_round(dy, B * per_dy);
     }
-    gin = cuda_numbers(x, in, B * per_in, STX_MEM_NUMBERS);
-    gdy = cuda_numbers(x, dy, B * per_dy, STX_MEM_NUMBERS);
+    gin = cuda_numbers(x, in, B * per_in, STX_MEM_ACTIVATIONS);
+    gdy = cuda_numbers(x, dy, B * per_dy, STX_MEM_ACTIVATIONS);
     for (late = 0; late < 2; late++)
         for (k = 0; k < sizeof want / sizeof *want; k++) {
             float *dW = cuda_random(n, 1, 0), *got;
@@ -688,9 +688,9 @@ static void pieces_of_streams(stx_ctx *x) {
             bwd.batch = B;
             bwd.sin = per_in;
             bwd.sda = per_dy;
-            bwd.late = late ? STX_LATE_DW : 0;
+            bwd.late = late ? STX_DEFER_DW : 0;
             inner_pieces(x, want[k]);
-            if (late) stx_cuda_late(x, 1);
+            if (late) stx_cuda_defer_sums(x, 1);
             bwd.da = gdy;
             bwd.in = gin;
             bwd.dW = gdW;
@@ -699,7 +699,7 @@ static void pieces_of_streams(stx_ctx *x) {
             bwd.in = in;
             bwd.dW = dW;
             stx_linear_bwd(cpu, &bwd);
-            if (late) stx_cuda_late(x, -1);
+            if (late) stx_cuda_defer_sums(x, -1);
             inner_pieces(x, 0);
             got = fetch(x, gdW, n);
             CHECK(stx_ok(x) && near(got, dW, n, 0, bf16 ? 1e-5 : 2e-6),
@@ -736,27 +736,27 @@ static void pieces_again(void *user, uint64_t *hash) {
     memcpy(in, user, n * 6 * sizeof *in);
     memcpy(dW, user, all * sizeof *dW);
     if (stx_ctx_desc(x)->precision == STX_PREC_BF16) cuda_round(in, n * 6);
-    gin = cuda_numbers(x, in, n * 6, STX_MEM_NUMBERS);
+    gin = cuda_numbers(x, in, n * 6, STX_MEM_ACTIVATIONS);
     gdW = cuda_numbers(x, dW, all, STX_MEM_BYTES);
     inner_pieces(x, 4);
-    stx_cuda_late(x, 1);
+    stx_cuda_defer_sums(x, 1);
     for (k = 0; k < 30; k++) {
         stx_linear_bwd_args bwd;
         memset(&bwd, 0, sizeof bwd);
         bwd.N = 64;
         bwd.Ci = 16;
         bwd.O = 6;
-        bwd.late = STX_LATE_DW;
+        bwd.late = STX_DEFER_DW;
         bwd.in = gin;
-        bwd.da = stx_at(x, gin, k);
-        bwd.dW = stx_at(x, gdW, k * 6 * 16);
+        bwd.da = stx_offset_ptr(x, gin, k);
+        bwd.dW = stx_offset_ptr(x, gdW, k * 6 * 16);
         stx_linear_bwd_cuda(x, &bwd);
         bwd.in = in;
         bwd.da = in + k;
         bwd.dW = dW + k * 6 * 16;
         stx_linear_bwd(cpu, &bwd);
     }
-    stx_cuda_late(x, -1);
+    stx_cuda_defer_sums(x, -1);
     inner_pieces(x, 0);
     got = fetch(x, gdW, all);
     CHECK(near(got, dW, all, 0, 1e-5), "30 gradients that wait");
@@ -798,10 +798,10 @@ static void pieces_refused(int precision) {
 #ifdef SEQTX_CUDA_HOST
 /* y = relu(in W^T + b), whose bits come back */
 static float *relu_layer(stx_ctx *x, const float *numbers, size_t N, size_t I, size_t O) {
-    stx_real *in = cuda_numbers(x, numbers, N * I, STX_MEM_NUMBERS),
+    stx_real *in = cuda_numbers(x, numbers, N * I, STX_MEM_ACTIVATIONS),
              *W = cuda_numbers(x, numbers + 100, O * I, STX_MEM_PARAMS);
     stx_real *b = cuda_numbers(x, numbers + 7, O, STX_MEM_PARAMS),
-             *y = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS);
+             *y = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS);
     float *got;
     stx_linear_fwd_cuda(x, y, NULL, in, W, b, N, I, O, STX_ACT_RELU);
     got = fetch(x, y, N * O);
@@ -877,11 +877,11 @@ static void captured(stx_ctx *x) {
     size_t M = 19, N = 24, K = 37, i, before = inner_plans(x);
     float *A = cuda_random(M * K, 3, 1), *B = cuda_random(K * N, 3, 1),
           *C = cuda_random(M * N, 3, 1), *got;
-    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_NUMBERS),
-             *dB = cuda_numbers(x, B, K * N, STX_MEM_NUMBERS),
+    stx_real *dA = cuda_numbers(x, A, M * K, STX_MEM_ACTIVATIONS),
+             *dB = cuda_numbers(x, B, K * N, STX_MEM_ACTIVATIONS),
              *dC = cuda_numbers(x, C, M * N, STX_MEM_BYTES);
     stx_graph *graph;
-    stx_gemm_args g = stx_gemm_of(0, 0, M, N, K, dA, dB, dC);
+    stx_gemm_args g = stx_gemm_init(0, 0, M, N, K, dA, dB, dC);
     CHECK(stx_cuda_capture_begin(x), "no capture");
     g.beta = 1;
     stx_gemm_cuda(x, &g);
@@ -914,13 +914,13 @@ static void captured(stx_ctx *x) {
    is touched. */
 static void refused(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS);
-    stx_gemm_args g = stx_gemm_of(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
+    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_gemm_args g = stx_gemm_init(0, 0, (size_t)1 << 32, 3, 5, a, a, a);
     stx_gemm_cuda(x, &g);
     CHECK(!stx_ok(x) && strstr(stx_error(x), "stx_gemm")
               && strstr(stx_error(x), "(4294967296,5) and (5,3)"),
           "%s", stx_error(x));
-    g = stx_gemm_of(0, 0, 3, 3, 3, a, a, a);
+    g = stx_gemm_init(0, 0, 3, 3, 3, a, a, a);
     stx_gemm_cuda(x, &g); /* nothing in error */
     stx_destroy(x);
 }
@@ -929,14 +929,14 @@ static void refused(int precision) {
 /* A device that has failed: the product says so, with its name, shape and status. */
 static void failing(int precision) {
     stx_ctx *x = cuda_ctx(STX_CUDA, precision), *y = cuda_ctx(STX_CUDA, precision);
-    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_NUMBERS),
-             *b = cuda_numbers(y, NULL, 64, STX_MEM_NUMBERS);
-    stx_gemm_args g = stx_gemm_of(0, 0, 5, 3, 0, a, a, a);
+    stx_real *a = cuda_numbers(x, NULL, 64, STX_MEM_ACTIVATIONS),
+             *b = cuda_numbers(y, NULL, 64, STX_MEM_ACTIVATIONS);
+    stx_gemm_args g = stx_gemm_init(0, 0, 5, 3, 0, a, a, a);
     cuda_host_fail_launch(1);
     stx_gemm_cuda(x, &g);
     stx_cuda_sync(x);
     CHECK(!stx_ok(x), "a failed launch goes unnoticed");
-    g = stx_gemm_of(0, 0, 4, 3, 2, b, stx_at(y, b, 16), stx_at(y, b, 32));
+    g = stx_gemm_init(0, 0, 4, 3, 2, b, stx_offset_ptr(y, b, 16), stx_offset_ptr(y, b, 32));
     stx_gemm_cuda(y, &g);
     CHECK(!stx_ok(y) && strstr(stx_error(y), "stx_gemm") && strstr(stx_error(y), "(4,2) and (2,3)")
               && strstr(stx_error(y), "CUBLAS_STATUS_EXECUTION_FAILED"),
@@ -954,12 +954,12 @@ static void again(void *user, uint64_t *hash) {
     stx_ctx *x = again_ctx;
     size_t N = 150, I = 40, O = 72;
     float *in = (float *)user;
-    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_NUMBERS),
+    stx_real *gin = cuda_numbers(x, in, N * I, STX_MEM_ACTIVATIONS),
              *gW = cuda_numbers(x, in + 100, O * I, STX_MEM_PARAMS),
              *gb = cuda_numbers(x, in + 7, O, STX_MEM_PARAMS);
-    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS),
-             *gp = cuda_numbers(x, NULL, N * O, STX_MEM_NUMBERS),
-             *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_NUMBERS);
+    stx_real *gy = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gp = cuda_numbers(x, NULL, N * O, STX_MEM_ACTIVATIONS),
+             *gdx = cuda_numbers(x, NULL, N * I, STX_MEM_ACTIVATIONS);
     stx_real *gdW = cuda_numbers(x, in, O * I, STX_MEM_BYTES),
              *gdb = cuda_numbers(x, in, O, STX_MEM_BYTES);
     stx_linear_bwd_args bwd;

@@ -167,8 +167,8 @@ static void exchange_mean(stx_ctx *x, const job *j, size_t n) {
     stx_cuda_group_mean(x, p, n, -1);
     stx_cuda_group_mean(x, q, n, -1);
     stx_cuda_group_wait(x);
-    stx_fetch(x, a, p, n);
-    stx_fetch(x, b, q, n);
+    stx_download(x, a, p, n);
+    stx_download(x, b, q, n);
     for (i = 0; i < n; i++) {
         double ma = 0, mb = 0, top = 1;
         for (r = 0; r < j->ranks; r++) {
@@ -235,7 +235,7 @@ static void exchange_numbers(stx_ctx *x, const job *j, size_t n) {
     for (from = 1; from < j->ranks; from++) {
         int to = from > 1 || j->ranks == 2 ? 0 : j->ranks - 1, has;
         for (i = 0; i < n; i++) bytes[i] = (unsigned char)(i * 7 + i / 251 + 31 * (size_t)j->rank);
-        CHECK(stx_group_send(x, bytes, n, from, to), "%s", stx_error(x));
+        CHECK(stx_group_send_bytes(x, bytes, n, from, to), "%s", stx_error(x));
         has = j->rank == to ? from : j->rank;
         for (bad = 0, i = 0; i < n; i++)
             bad += bytes[i] != (unsigned char)(i * 7 + i / 251 + 31 * (size_t)has);
@@ -264,7 +264,7 @@ static void exchange_job(job *j) {
     p = stx_params_create(x);
     t = stx_param(p, STX_NORMAL, 1, "w", 30, 30, 0, 0);
     stx_param_scale(x, t, 0, 30, 1 + j->rank);
-    CHECK(stx_group_params(p), "%s", stx_error(x));
+    CHECK(stx_group_broadcast_params(p), "%s", stx_error(x));
     stx_param_scale(x, t, 0, 30, 2);
     stx_get(x, t, all);
     stx_param_fill(x, t, 0, 30, 7);
@@ -471,7 +471,7 @@ static void model_step(void *user) {
     loss = total = m->span ? stx_span_loss(m->span, m->in, m->out, m->span_state, m->span_state)
                            : stx_sru_lm_loss(m->sru, m->in, m->out, m->sru_state, m->sru_state);
     if (m->span) total = stx_span_total(m->span, loss);
-    stx_note(m->x, 0, loss, 1, 0);
+    stx_metric_set(m->x, 0, loss, 1, 0);
     if (m->j->overlap) stx_group_overlap(m->o);
     stx_backward(m->x, total);
     stx_optim_step(m->o, rate_of(m));
@@ -495,11 +495,11 @@ static double model_run(model *m, int n) {
     m->n = n;
     stx_tokens_set(m->x, m->in, in);
     stx_tokens_set(m->x, m->out, out);
-    stx_optim_rate(m->o, rate_of(m));
+    stx_optim_set_lr(m->o, rate_of(m));
     key = m->span ? stx_span_key(m->span, m->in, m->out, m->span_state, 0)
                   : stx_sru_lm_key(m->sru, m->in, m->out, m->sru_state, 0);
     stx_step_run(m->x, key + m->key, model_step, m);
-    return stx_noted(m->x, 0);
+    return stx_metric_get(m->x, 0);
 }
 
 static void train_job(job *j) {
@@ -512,7 +512,7 @@ static void train_job(job *j) {
         cuda_host_nccl_fail_captured(5, j->uncaptured == ENDS);
 #endif
     for (n = 0; n < STEPS && stx_ok(m.x); n++) j->out->loss[n] = model_run(&m, n);
-    snprintf(j->out->text, sizeof j->out->text, "%s", stx_step_note(m.x));
+    snprintf(j->out->text, sizeof j->out->text, "%s", stx_step_replay_status(m.x));
     CHECK(stx_ok(m.x), "family %d, %d ranks: %s", j->family, j->ranks, stx_error(m.x));
     if (!j->uncaptured)
         CHECK(!j->out->text[0], "family %d, %d ranks: %s", j->family, j->ranks, j->out->text);
@@ -734,7 +734,7 @@ static void gone_job(job *j) {
     p = cuda_numbers(x, a, 64, STX_MEM_BYTES);
     stx_cuda_group_mean(x, p, 64, -1);
     stx_cuda_group_wait(x);
-    stx_fetch(x, a, p, 64);
+    stx_download(x, a, p, 64);
     CHECK(stx_ok(x), "%s", stx_error(x));
     if (j->rank == j->die) {
         stx_destroy(x);
@@ -749,7 +749,7 @@ static void gone_job(job *j) {
         stx_cuda_group_mean(x, p, 64, -1);
         stx_cuda_group_wait(x);
         if (j->family == 2)
-            stx_fetch(x, a, p, 64);
+            stx_download(x, a, p, 64);
         else
             stx_cuda_sync(x);
     }
@@ -847,7 +847,7 @@ static void alone_job(job *j) {
         CHECK(stx_group_join(x, NULL) && stx_rank(x) == 0 && stx_ranks(x) == 1,
               "a group of one: %s", stx_error(x));
     CHECK(stx_group_sum(x, &v, 1) && stx_group_max(x, &v, 1) && stx_group_broadcast(x, &byte, 1, 0)
-              && stx_group_send(x, &byte, 1, 0, 0) && v == 5 && byte == 9,
+              && stx_group_send_bytes(x, &byte, 1, 0, 0) && v == 5 && byte == 9,
           "%s", stx_error(x));
     stx_group_leave(x);
     stx_group_abort(x, 1);

@@ -144,7 +144,7 @@ static stx_tensor *cross_entropy(stx_ctx *x, stx_tensor *in, int over) {
     int32_t *id = ids_of(in->dim[0] * in->dim[1], in->dim[2], 5);
     stx_ids *t = stx_tokens(x, id, in->dim[0], in->dim[1]);
     free(id);
-    return over ? stx_cross_entropy_over(x, stx_scale(x, in, 1.5), t, 0)
+    return over ? stx_cross_entropy_inplace(x, stx_scale(x, in, 1.5), t, 0)
                 : stx_cross_entropy(x, in, t, 9);
 }
 
@@ -254,24 +254,24 @@ static stx_tensor *op_linear_memory(stx_ctx *x, stx_tensor **in) {
 }
 
 static stx_tensor *op_linear_many(stx_ctx *x, stx_tensor **in) {
-    return stx_linear_many(x, in[0], in + 1, in + 3, 2);
+    return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
 /* Two pieces, the first with rows between streams that are not taken */
 static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *y;
     const size_t C = m->dim[2];
-    stx_past p[2];
-    p[0].data = stx_at(x, m->data, 2 * C);
+    stx_cached_rows p[2];
+    p[0].data = stx_offset_ptr(x, m->data, 2 * C);
     p[0].rows = 3;
     p[0].stride = 5 * C;
     p[1].data = m->data;
     p[1].rows = 5;
     p[1].stride = 5 * C;
-    y = stx_linear_past(x, p, 2, m->dim[0], in + 1, in + 3, 2);
+    y = stx_linear_cached(x, p, 2, m->dim[0], in + 1, in + 3, 2);
     return stx_concat(
         x, y,
-        stx_concat_channels(x, stx_linear_past(x, p + 1, 1, m->dim[0], in + 1, in + 3, 1),
+        stx_concat_channels(x, stx_linear_cached(x, p + 1, 1, m->dim[0], in + 1, in + 3, 1),
                             stx_linear(x, in[0], in[2], in[4], STX_ACT_NONE)));
 }
 
@@ -279,13 +279,13 @@ static stx_tensor *op_linear_past(stx_ctx *x, stx_tensor **in) {
 static stx_tensor *op_linear_heads(stx_ctx *x, stx_tensor **in) {
     stx_tensor *m = stx_detach(x, in[0]), *out[STX_HEAD_GROUPS], *a, *b;
     stx_head_groups g;
-    stx_past p;
+    stx_cached_rows p;
     memset(&g, 0, sizeof g);
     g.count = 2;
     g.rows[0] = 4;
     g.rows[1] = 2;
     g.of[1] = 1;
-    p.data = stx_at(x, m->data, m->dim[2]);
+    p.data = stx_offset_ptr(x, m->data, m->dim[2]);
     p.rows = 4;
     p.stride = 5 * m->dim[2];
     if (!stx_linear_heads(x, &p, m->dim[0], in[1], in[2], 3, &g, out)) return NULL;
@@ -405,7 +405,7 @@ static void op_run(const struct op_row *o, int device, int precision, int params
     float *dy;
     char name[8];
     int i, n;
-    if (params) stx_params_beside(p, 1 << 16);
+    if (params) stx_params_make_contiguous(p, 1 << 16);
     for (n = 0; n < MAX_IN && o->dim[n][0]; n++)
         if (params) {
             snprintf(name, sizeof name, "p%d", n);
@@ -432,7 +432,7 @@ static void op_run(const struct op_row *o, int device, int precision, int params
         size[i + 1] = in[i]->size;
         out[i + 1] = (float *)calloc(in[i]->size, sizeof(float));
         if (in[i]->grad)
-            stx_fetch(x, out[i + 1], in[i]->grad, in[i]->size);
+            stx_download(x, out[i + 1], in[i]->grad, in[i]->size);
         else
             CHECK(0, "%s: input %d has no gradient", o->name, i);
     }
@@ -603,7 +603,7 @@ static void model_step(void *user) {
     r->calls++;
     stx_begin(r->x, STX_TRAIN);
     loss = stx_span_loss(r->m, r->in, r->out, r->s, r->s);
-    stx_note(r->x, 0, loss, 1, 0);
+    stx_metric_set(r->x, 0, loss, 1, 0);
     stx_backward(r->x, stx_span_total(r->m, loss));
     stx_optim_step(r->o, r->lr);
     stx_span_clamp(r->m);
@@ -633,7 +633,7 @@ static double model_run(model *r, int n, long *syncs) {
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
     r->lr *= n % 3 ? 1.05 : 0.85;
-    stx_optim_rate(r->o, r->lr);
+    stx_optim_set_lr(r->o, r->lr);
     r->key = stx_span_key(r->m, r->in, r->out, r->s, 0);
 #ifdef SEQTX_CUDA_HOST
     before = cuda_host_syncs();
@@ -647,7 +647,7 @@ static double model_run(model *r, int n, long *syncs) {
 #endif
     free(id);
     if (r->m->desc.adapt_span && n % 4 == 3) spans_current(r, n < 10 ? "early" : "late");
-    r->loss = stx_noted(r->x, 0);
+    r->loss = stx_metric_get(r->x, 0);
     return r->loss;
 }
 
@@ -748,8 +748,8 @@ static void test_graph(void) {
         }
         CHECK(model_hash(&a) == model_hash(&b), "%s: replays leave other parameters",
               model_names[models[which]]);
-        CHECK(stx_tick(a.x) == stx_tick(b.x), "the random stream: tick %d anew, %d replayed",
-              (int)stx_tick(a.x), (int)stx_tick(b.x));
+        CHECK(stx_step_index(a.x) == stx_step_index(b.x), "the random stream: tick %d anew, %d replayed",
+              (int)stx_step_index(a.x), (int)stx_step_index(b.x));
 #ifdef SEQTX_CUDA_HOST
         CHECK(cuda_host_graph_launches() - graphs >= (models[which] == IO ? 0 : 5),
               "%s: %ld replays of 14 steps", model_names[models[which]],
@@ -769,18 +769,18 @@ static size_t groups_now(model *r) {
     size_t need[4], h, L = r->m->desc.span;
     for (h = 0; h < 4; h++)
         need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
-    stx_head_groups_of(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].real), &g);
+    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].real), &g);
     return g.count;
 }
 
 /* What a has in its memory is what b has */
-static void same_memory(stx_rows *a, stx_rows *b, const char *what) {
+static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     size_t l;
     for (l = 0; l < a->desc.layers; l++) {
         size_t n = a->B * a->layer[l].real * a->layer[l].width;
         stx_real *v = (stx_real *)calloc(2 * n, sizeof *v);
-        CHECK(n && a->layer[l].real == b->layer[l].real && stx_rows_get(a, l, v)
-                  && stx_rows_get(b, l, v + n) && !memcmp(v, v + n, n * sizeof *v),
+        CHECK(n && a->layer[l].real == b->layer[l].real && stx_memory_get(a, l, v)
+                  && stx_memory_get(b, l, v + n) && !memcmp(v, v + n, n * sizeof *v),
               "%s: layer %zu remembers other rows", what, l);
         free(v);
     }
@@ -807,7 +807,7 @@ static void test_groups(void) {
     b.in = stx_tokens_create(b.x, 2, 24);
     b.out = stx_tokens_create(b.x, 2, 24);
     rows = cuda_random(2 * S * 32, 1, 0); /* memories that are full */
-    CHECK(stx_rows_set(a.s->rows, 0, S, rows, S) && stx_rows_set(b.s->rows, 0, S, rows, S), "%s",
+    CHECK(stx_memory_set(a.s->rows, 0, S, rows, S) && stx_memory_set(b.s->rows, 0, S, rows, S), "%s",
           stx_error(a.x));
     free(rows);
     for (phase = 0; phase < PHASES; phase++) {
@@ -920,7 +920,7 @@ static void turning_step(void *user) {
     for (k = 0; k < u->turns; k++) {
         stx_tensor *loss = stx_span_loss(r->m, r->in, r->out, u->s[k % u->states],
                                          u->s[(k + 1) % u->states]);
-        stx_note(r->x, k, loss, 1, 0);
+        stx_metric_set(r->x, k, loss, 1, 0);
         sum = sum ? stx_add(r->x, sum, loss) : loss;
     }
     stx_backward(r->x, sum);
@@ -946,11 +946,11 @@ static void turning_run(turning *u, int n, double *loss) {
     stx_tokens_set(r->x, r->in, id);
     stx_tokens_set(r->x, r->out, id + 1);
     free(id);
-    stx_optim_rate(r->o, r->lr);
+    stx_optim_set_lr(r->o, r->lr);
     for (r->key = 0, k = 0; k < u->states; k++)
         r->key = stx_span_key(r->m, r->in, r->out, u->s[k], r->key);
     stx_step_run(r->x, r->key, turning_step, u);
-    for (k = 0; k < u->turns; k++) loss[k] = stx_noted(r->x, k);
+    for (k = 0; k < u->turns; k++) loss[k] = stx_metric_get(r->x, k);
 }
 
 static void turning_free(turning *u) {
@@ -999,16 +999,16 @@ static void test_turns(void) {
         }
         CHECK(model_hash(&a.r) == model_hash(&b.r), "case %d: replays leave other parameters",
               (int)i);
-        CHECK(stx_tick(a.r.x) == stx_tick(b.r.x), "tick %d anew, %d replayed", (int)stx_tick(a.r.x),
-              (int)stx_tick(b.r.x));
+        CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "tick %d anew, %d replayed", (int)stx_step_index(a.r.x),
+              (int)stx_step_index(b.r.x));
         for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->rows, b.s[k]->rows, "turns");
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
         allocs = cuda_host_allocs() - allocs;
-        CHECK(graphs > 3 && b.r.calls < ALL && !allocs && !*stx_step_note(b.r.x),
+        CHECK(graphs > 3 && b.r.calls < ALL && !allocs && !*stx_step_replay_status(b.r.x),
               "case %d: %ld graphs, %ld of %d steps called their "
               "function, %ld allocations: %s",
-              (int)i, graphs, b.r.calls, (int)ALL, allocs, stx_step_note(b.r.x));
+              (int)i, graphs, b.r.calls, (int)ALL, allocs, stx_step_replay_status(b.r.x));
 #endif
         turning_free(&a);
         turning_free(&b);
@@ -1020,9 +1020,9 @@ static void test_turns(void) {
    each step at the same address. */
 static void test_room(void) {
     stx_desc cd;
-    stx_rows_desc d;
+    stx_memory_desc d;
     stx_ctx *x;
-    stx_rows *s;
+    stx_memory *s;
     stx_real v[2 * 3 * 8] = {0};
     uint64_t key = 0;
     int n;
@@ -1033,23 +1033,23 @@ static void test_room(void) {
     d.layers = 2;
     d.width = 8;
     x = stx_create(&cd);
-    s = stx_rows_create(x, &d);
-    CHECK(stx_rows_reserve(s, 50), "%s", stx_error(x));
+    s = stx_memory_create(x, &d);
+    CHECK(stx_memory_reserve(s, 50), "%s", stx_error(x));
     for (n = 0; n < 12; n++) {
         const stx_real *at = s->layer[0].data, *of = s->layer[1].data;
-        stx_past past;
+        stx_cached_rows past;
         stx_tensor *h;
-        CHECK(n < 6 || key == stx_rows_key(s, 1), "step %d begins %d and %d rows further", n,
+        CHECK(n < 6 || key == stx_memory_key(s, 1), "step %d begins %d and %d rows further", n,
               (int)s->layer[0].first, (int)s->layer[1].first);
-        key = stx_rows_key(s, 1);
+        key = stx_memory_key(s, 1);
         stx_begin(x, STX_TRAIN);
         h = stx_input(x, v, 2, 3, 8, 0);
-        CHECK(stx_rows_past(s, 0, 7, &past) && (!n || stx_rows_read(s, 1, 7)), "%s", stx_error(x));
-        CHECK(stx_rows_push(s, s, 0, 7, h, NULL) && stx_rows_push(s, s, 1, 7, h, NULL), "%s",
+        CHECK(stx_memory_view(s, 0, 7, &past) && (!n || stx_memory_read(s, 1, 7)), "%s", stx_error(x));
+        CHECK(stx_memory_push(s, s, 0, 7, h, NULL) && stx_memory_push(s, s, 1, 7, h, NULL), "%s",
               stx_error(x));
         CHECK(n < 6 || (at == s->layer[0].data && of == s->layer[1].data), "step %d", n);
     }
-    stx_rows_free(s);
+    stx_memory_free(s);
     stx_destroy(x);
 }
 
@@ -1095,7 +1095,7 @@ static void scaled_step(void *user) {
                                                   STX_ACT_NONE),
                                        u->scale));
     y = stx_mean(u->x, stx_mul(u->x, y, y));
-    stx_note(u->x, 0, y, 1, 0);
+    stx_metric_set(u->x, 0, y, 1, 0);
     stx_backward(u->x, y);
     stx_optim_step(u->o, 0.01);
 }
@@ -1127,8 +1127,8 @@ static void test_scalars(void) {
                 }
                 stx_step_run(a.x, 3, scaled_step, &a);
                 stx_step_run(b.x, 3, scaled_step, &b);
-                la = stx_noted(a.x, 0);
-                lb = stx_noted(b.x, 0);
+                la = stx_metric_get(a.x, 0);
+                lb = stx_metric_get(b.x, 0);
                 CHECK(la == lb && la > 0 && la != last && stx_ok(b.x),
                       "scalar set %s, step %d: %.9g anew, %.9g replayed: %s",
                       inside ? "inside" : "between", n, la, lb, stx_error(b.x));
@@ -1141,8 +1141,8 @@ static void test_scalars(void) {
 #else
             (void)graphs;
 #endif
-            CHECK(inside == (strstr(stx_step_note(b.x), "a scalar is set") != NULL), "note: %s",
-                  stx_step_note(b.x));
+            CHECK(inside == (strstr(stx_step_replay_status(b.x), "a scalar is set") != NULL), "note: %s",
+                  stx_step_replay_status(b.x));
             stx_destroy(a.x);
             stx_destroy(b.x);
         }
@@ -1212,8 +1212,8 @@ static void clustered_step(void *user) {
     stx_begin(u->x, STX_TRAIN);
     y = stx_tanh(u->x, stx_adaptive_input(u->x, &u->in, u->ids));
     y = stx_adaptive_softmax_tokens(u->x, &u->out, y, u->targets, &u->how);
-    stx_note(u->x, 0, y, 1, 0);
-    stx_note(u->x, 1, stx_sum(u->x, u->how.nll), 1, 0);
+    stx_metric_set(u->x, 0, y, 1, 0);
+    stx_metric_set(u->x, 1, stx_sum(u->x, u->how.nll), 1, 0);
     stx_backward(u->x, y);
     stx_optim_step(u->o, 0.01);
 }
@@ -1254,9 +1254,9 @@ static void test_clusters(void) {
         for (n = 0; n < 16; n++) {
             clustered_run(&a, n, n % 8 >= 5, 0);
             clustered_run(&b, n, n % 8 >= 5, 0);
-            CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_noted(a.x, 1) == stx_noted(b.x, 1)
-                      && stx_noted(a.x, 1) > stx_noted(a.x, 0) && stx_ok(b.x),
-                  "step %d: %.9g anew, %.9g replayed: %s", n, stx_noted(a.x, 0), stx_noted(b.x, 0),
+            CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0) && stx_metric_get(a.x, 1) == stx_metric_get(b.x, 1)
+                      && stx_metric_get(a.x, 1) > stx_metric_get(a.x, 0) && stx_ok(b.x),
+                  "step %d: %.9g anew, %.9g replayed: %s", n, stx_metric_get(a.x, 0), stx_metric_get(b.x, 0),
                   stx_error(b.x));
         }
 #ifdef SEQTX_CUDA_HOST
@@ -1274,8 +1274,8 @@ static void test_clusters(void) {
             uint64_t h;
             h = cuda_hash(b.x, b.in.table[1]->data, b.in.table[1]->size, 1);
             clustered_run(&b, blind, blind == 4, 1);
-            CHECK(stx_ok(b.x) && isnan(stx_noted(b.x, 0)) == (blind == 4),
-                  "too few places: loss %g", stx_noted(b.x, 0));
+            CHECK(stx_ok(b.x) && isnan(stx_metric_get(b.x, 0)) == (blind == 4),
+                  "too few places: loss %g", stx_metric_get(b.x, 0));
             CHECK((cuda_hash(b.x, b.in.table[1]->data, b.in.table[1]->size, 1) == h)
                       == (blind == 4),
                   "too few places: an update");
@@ -1356,14 +1356,14 @@ static void test_late(void) {
 typedef struct worded {
     stx_ctx *x;
     stx_params *p;
-    stx_words *w;
+    stx_vocab_io *w;
     stx_optim *o;
 } worded;
 
 enum { WORDS_B = 3, WORDS_T = 7, WORDS_N = 21, WORDS_V = 205, WORDS_D = 32, WORDS_KINDS = 5 };
 
 static void worded_make(worded *u, int kind, int device, int precision) {
-    stx_words_desc d;
+    stx_vocab_io_desc d;
     stx_optim_desc od;
     stx_desc cd;
     size_t i;
@@ -1381,9 +1381,9 @@ static void worded_make(worded *u, int kind, int device, int precision) {
     d.table.kind = d.out_table.kind = d.proj.kind = d.bias.kind = d.cluster.kind =
         d.cluster_bias.kind = STX_NORMAL;
     d.table.a = d.out_table.a = d.proj.a = d.bias.a = d.cluster.a = d.cluster_bias.a = 0.3;
-    d.out = kind == 0 ? STX_WORDS_PLAIN : kind == 1 ? STX_WORDS_TIED : STX_WORDS_ADAPTIVE;
+    d.out = kind == 0 ? STX_VOCAB_PLAIN : kind == 1 ? STX_VOCAB_TIED : STX_VOCAB_ADAPTIVE;
     if (kind >= 2) {
-        d.in = STX_WORDS_ADAPTIVE;
+        d.in = STX_VOCAB_ADAPTIVE;
         d.cutoff[0] = 53;
         d.cutoff[1] = 112;
         d.cutoffs = 2;
@@ -1393,7 +1393,7 @@ static void worded_make(worded *u, int kind, int device, int precision) {
         d.share_tables = 1;
         d.by_cluster = kind == 3;
     }
-    u->w = stx_words_create(u->p, &d);
+    u->w = stx_vocab_io_create(u->p, &d);
     od.kind = STX_ADAMW;
     od.weight_decay = 0.1;
     od.clip = 0.5;
@@ -1418,13 +1418,13 @@ static stx_tensor *worded_loss(worded *u, int which, const float *h, const int32
     stx_begin(u->x, STX_TRAIN);
     ids = stx_tokens(u->x, id, WORDS_B, WORDS_T);
     *var = stx_variable(u->x, h, WORDS_B, WORDS_T, WORDS_D, 0);
-    e = stx_add(u->x, *var, stx_words_embed(u->w, ids));
+    e = stx_add(u->x, *var, stx_vocab_io_embed(u->w, ids));
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
     how.ignored = id[4];
-    if (which == 0) return stx_words_loss(u->w, e, ids, NULL);
-    if (which == 1) return stx_words_loss(u->w, e, ids, &how);
-    return stx_cross_entropy_over(u->x, stx_words_logits(u->w, e), ids, 0);
+    if (which == 0) return stx_vocab_io_loss(u->w, e, ids, NULL);
+    if (which == 1) return stx_vocab_io_loss(u->w, e, ids, &how);
+    return stx_cross_entropy_inplace(u->x, stx_vocab_io_logits(u->w, e), ids, 0);
 }
 
 static void worded_near(worded *a, worded *b, const stx_tensor *s, const stx_tensor *t, int grads,
@@ -1483,13 +1483,13 @@ static void test_words(void) {
             {
                 stx_tensor *sa = stx_input(a.x, h, WORDS_B, WORDS_T, WORDS_D, 0),
                            *sb = stx_input(b.x, h, WORDS_B, WORDS_T, WORDS_D, 0);
-                stx_tensor *pa = stx_words_log_probs(a.w, sa), *pb = stx_words_log_probs(b.w, sb);
+                stx_tensor *pa = stx_vocab_io_log_probs(a.w, sa), *pb = stx_vocab_io_log_probs(b.w, sb);
                 CHECK(pb && pb->dim[2] == WORDS_V, "words %d: log p of %zu words: %s", kind,
                       pb ? pb->dim[2] : 0, stx_error(b.x));
                 if (pb) worded_near(&a, &b, pa, pb, 0, tol, "log p", kind);
                 if (kind < 2) {
-                    sa = stx_words_logits(a.w, sa);
-                    sb = stx_words_logits(b.w, sb);
+                    sa = stx_vocab_io_logits(a.w, sa);
+                    sb = stx_vocab_io_logits(b.w, sb);
                     CHECK(sb && sb->dim[2] == WORDS_V && sb->size == WORDS_N * WORDS_V,
                           "words %d: logits: %s", kind, stx_error(b.x));
                     if (sb) worded_near(&a, &b, sa, sb, 0, tol, "logits", kind);
@@ -1498,7 +1498,7 @@ static void test_words(void) {
             for (i = 0; i < b.p->count; i++) {
                 const stx_tensor *t = b.p->tensor[i];
                 float *room = (float *)calloc(t->room + 1, sizeof *room);
-                stx_fetch(b.x, room, stx_at(b.x, t->data, t->size), t->room);
+                stx_download(b.x, room, stx_offset_ptr(b.x, t->data, t->size), t->room);
                 for (k = 0; k < t->room && room[k] == 0; k++) continue;
                 CHECK(k == t->room, "words %d: number %zu of the room behind %s is %g", kind, k,
                       b.p->name[i], (double)room[k]);
@@ -1581,8 +1581,8 @@ static void test_nodes(void) {
             if (i == 0) whole[k] = batches;
             CHECK(!want[i].pieces || batches >= whole[k] + 6 * (2 + k),
                   "%ld batches of products, %ld without pieces", batches, whole[k]);
-            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_note(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
+                  stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
@@ -1605,7 +1605,7 @@ static void fresh_step(void *user) {
     loss = stx_span_loss(r->m, stx_tokens(r->x, id, r->B, r->T),
                          stx_tokens(r->x, id + 1, r->B, r->T), r->s, r->s);
     free(id);
-    stx_note(r->x, 0, loss, 1, 0);
+    stx_metric_set(r->x, 0, loss, 1, 0);
     stx_backward(r->x, loss);
     stx_optim_step(r->o, 0.02);
     stx_span_clamp(r->m);
@@ -1623,11 +1623,11 @@ static void test_not_repeatable(void) {
         stx_step_run(a.x, 7, fresh_step, &u);
         u.r = &b;
         stx_step_run(b.x, stx_span_key(b.m, NULL, NULL, b.s, 7), fresh_step, &u);
-        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0) && stx_ok(b.x),
-              "step %d with tokens from the host: %g and %g (%s)", n, stx_noted(a.x, 0),
-              stx_noted(b.x, 0), stx_error(b.x));
+        CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0) && stx_ok(b.x),
+              "step %d with tokens from the host: %g and %g (%s)", n, stx_metric_get(a.x, 0),
+              stx_metric_get(b.x, 0), stx_error(b.x));
     }
-    CHECK(stx_tick(a.x) == stx_tick(b.x), "tick %d and %d", (int)stx_tick(a.x), (int)stx_tick(b.x));
+    CHECK(stx_step_index(a.x) == stx_step_index(b.x), "tick %d and %d", (int)stx_step_index(a.x), (int)stx_step_index(b.x));
     model_free(&a);
     model_free(&b);
 }
@@ -1676,8 +1676,8 @@ static void test_keys(void) {
         u.lr = v.lr = 0.01 * (1 + n);
         stx_step_run(a.x, stx_span_key(a.m, a.in, a.out, a.s, 0), rate_step, &u);
         stx_step_run(b.x, stx_span_key(b.m, b.in, b.out, b.s, 0), rate_step, &v);
-        CHECK(stx_noted(a.x, 0) == stx_noted(b.x, 0), "step %d with a rate of its own: %g and %g",
-              n, stx_noted(a.x, 0), stx_noted(b.x, 0));
+        CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0), "step %d with a rate of its own: %g and %g",
+              n, stx_metric_get(a.x, 0), stx_metric_get(b.x, 0));
     }
     model_free(&a);
     model_free(&b);
@@ -1710,7 +1710,7 @@ static void test_keys(void) {
     model_free(&b);
 }
 
-/* stx_step_note: why steps are launched anew, and nothing while they are replayed or
+/* stx_step_replay_status: why steps are launched anew, and nothing while they are replayed or
    it is too early to tell */
 static void empty_step(void *user) {
     stx_begin((stx_ctx *)user, STX_TRAIN);
@@ -1720,14 +1720,14 @@ static void test_note(void) {
     model a, b;
     fresh_user u;
     int n, kinds;
-    CHECK(!stx_step_note(NULL)[0], "no context");
+    CHECK(!stx_step_replay_status(NULL)[0], "no context");
     model_make_small(&a, SMALL, STX_CUDA, STX_PREC_F32, 1);
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 14; n++) {
         model_run(&a, n, NULL);
         model_run(&b, n, NULL);
-        CHECK(!stx_step_note(a.x)[0], "step %d, without graphs: \"%s\"", n, stx_step_note(a.x));
-        CHECK(!stx_step_note(b.x)[0], "step %d: \"%s\"", n, stx_step_note(b.x));
+        CHECK(!stx_step_replay_status(a.x)[0], "step %d, without graphs: \"%s\"", n, stx_step_replay_status(a.x));
+        CHECK(!stx_step_replay_status(b.x)[0], "step %d: \"%s\"", n, stx_step_replay_status(b.x));
     }
     model_free(&a);
     model_free(&b);
@@ -1745,7 +1745,7 @@ static void test_note(void) {
             want[n] = model_run(&a, n, NULL);
             if (n == 13) {
                 hash = model_hash(&a);
-                tick = stx_tick(a.x);
+                tick = stx_step_index(a.x);
             }
         }
         model_free(&a);
@@ -1760,21 +1760,21 @@ static void test_note(void) {
                 CHECK(stx_ok(b.x), "call %d fails, step %d: %s", call, n, stx_error(b.x));
             }
             graphs = cuda_host_graph_launches() - graphs;
-            CHECK(!graphs && model_hash(&b) == hash && stx_tick(b.x) == tick,
+            CHECK(!graphs && model_hash(&b) == hash && stx_step_index(b.x) == tick,
                   "call %d fails: %ld replays", call, graphs);
-            CHECK(strstr(stx_step_note(b.x), name[call])
-                      && strstr(stx_step_note(b.x), "launches each step anew"),
-                  "call %d fails, and the note is \"%s\"", call, stx_step_note(b.x));
+            CHECK(strstr(stx_step_replay_status(b.x), name[call])
+                      && strstr(stx_step_replay_status(b.x), "launches each step anew"),
+                  "call %d fails, and the note is \"%s\"", call, stx_step_replay_status(b.x));
             CHECK(stx_param(stx_params_create(b.x), STX_ZEROS, 0, "new", 3, 0, 0, 0)
-                      && !stx_step_note(b.x)[0],
-                  "a new parameter: \"%s\"", stx_step_note(b.x));
+                      && !stx_step_replay_status(b.x)[0],
+                  "a new parameter: \"%s\"", stx_step_replay_status(b.x));
             graphs = cuda_host_graph_launches();
             for (; n < 20; n++)
                 CHECK(model_run(&b, n, NULL) == want[n], "after it, step %d: %.9g and %.9g", n,
                       want[n], b.loss);
             graphs = cuda_host_graph_launches() - graphs;
-            CHECK(graphs > 0 && !stx_step_note(b.x)[0], "after it %ld replays, \"%s\"", graphs,
-                  stx_step_note(b.x));
+            CHECK(graphs > 0 && !stx_step_replay_status(b.x)[0], "after it %ld replays, \"%s\"", graphs,
+                  stx_step_replay_status(b.x));
             model_free(&b);
         }
         cuda_host_reset_errors();
@@ -1787,9 +1787,9 @@ static void test_note(void) {
     for (n = 0; n < 9; n++) {
         u.n = n;
         stx_step_run(b.x, 7, fresh_step, &u);
-        CHECK(n < 2 ? !stx_step_note(b.x)[0]
-                    : n < 3 || strstr(stx_step_note(b.x), "stx_tokens") != NULL,
-              "step %d: \"%s\"", n, stx_step_note(b.x));
+        CHECK(n < 2 ? !stx_step_replay_status(b.x)[0]
+                    : n < 3 || strstr(stx_step_replay_status(b.x), "stx_tokens") != NULL,
+              "step %d: \"%s\"", n, stx_step_replay_status(b.x));
     }
     model_free(&b);
 
@@ -1797,11 +1797,11 @@ static void test_note(void) {
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 80; n++) {
         stx_step_run(b.x, (uint64_t)n, empty_step, b.x);
-        CHECK(n < 40 ? !stx_step_note(b.x)[0] : n < 70 || strstr(stx_step_note(b.x), "key") != NULL,
-              "step %d: \"%s\"", n, stx_step_note(b.x));
+        CHECK(n < 40 ? !stx_step_replay_status(b.x)[0] : n < 70 || strstr(stx_step_replay_status(b.x), "key") != NULL,
+              "step %d: \"%s\"", n, stx_step_replay_status(b.x));
     }
     for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
-    CHECK(stx_ok(b.x) && !stx_step_note(b.x)[0], "and then the same: \"%s\" %s", stx_step_note(b.x),
+    CHECK(stx_ok(b.x) && !stx_step_replay_status(b.x)[0], "and then the same: \"%s\" %s", stx_step_replay_status(b.x),
           stx_error(b.x));
     model_free(&b);
 
@@ -1810,12 +1810,12 @@ static void test_note(void) {
         model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
         for (n = 0; n < 40; n++) {
             stx_step_run(b.x, (uint64_t)(n % kinds), empty_step, b.x);
-            CHECK(!strstr(stx_step_note(b.x), "take turns") == (kinds == 9 || n < kinds + 15),
-                  "%d keys, step %d: \"%s\"", kinds, n, stx_step_note(b.x));
+            CHECK(!strstr(stx_step_replay_status(b.x), "take turns") == (kinds == 9 || n < kinds + 15),
+                  "%d keys, step %d: \"%s\"", kinds, n, stx_step_replay_status(b.x));
         }
         for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
-        CHECK(stx_ok(b.x) && !stx_step_note(b.x)[0], "and then the same: \"%s\" %s",
-              stx_step_note(b.x), stx_error(b.x));
+        CHECK(stx_ok(b.x) && !stx_step_replay_status(b.x)[0], "and then the same: \"%s\" %s",
+              stx_step_replay_status(b.x), stx_error(b.x));
         model_free(&b);
     }
 }
@@ -1858,7 +1858,7 @@ static void test_checkpoint(void) {
             for (n = 0; n < 6; n++) model_run(&a, n, NULL);
             CHECK(save_model(&a, path) && load_model(&b, path), "from device %d to %d: %s %s",
                   device[k][0], device[k][1], stx_error(a.x), stx_error(b.x));
-            stx_set_tick(b.x, stx_tick(a.x));
+            stx_set_step_index(b.x, stx_step_index(a.x));
             b.lr = a.lr;
             CHECK(b.o->step == 6, "%d updates in the file", (int)b.o->step);
             CHECK(model_hash(&a) == model_hash(&b), "from device %d to %d: other parameters",
@@ -1924,13 +1924,13 @@ static void test_skip(void) {
     before = model_hash(&r);
     g = stx_params_find(r.m->params, "out_emb.bias");
     bad[0] = (stx_real)NAN;
-    stx_put(r.x, g->grad, bad, 1);
+    stx_upload(r.x, g->grad, bad, 1);
     stx_optim_step(r.o, 0.1);
     CHECK(!stx_optim_sync(r.o) && r.o->skipped == 1 && r.o->step == 3 && model_hash(&r) == before,
           "a NaN in a gradient: skipped %d, "
           "step %d",
           (int)r.o->skipped, (int)r.o->step);
-    stx_fetch(r.x, bad, g->grad, 1);
+    stx_download(r.x, bad, g->grad, 1);
     CHECK(bad[0] == 0, "the gradient is not zeroed: %g", (double)bad[0]);
     model_run(&r, 3, NULL);
     CHECK(stx_optim_sync(r.o) && r.o->step == 4 && r.o->skipped == 1 && model_hash(&r) != before,
@@ -1995,7 +1995,7 @@ static void nan_grads(stx_ctx *x, int which, float *out, float *grads) {
     CHECK(y && stx_ok(x), "%s", stx_error(x));
     if (!y || !stx_ok(x)) return;
     stx_get(x, y, out);
-    for (k = 0; k < 3; k++) stx_fetch(x, grads + k * N, t[k]->grad, N);
+    for (k = 0; k < 3; k++) stx_download(x, grads + k * N, t[k]->grad, N);
 }
 
 static void test_nan(void) {
@@ -2181,7 +2181,7 @@ static void test_errors(void) {
     /* desc.max_bytes counts the device's memory */
     d.max_bytes = 3 << 20;
     x = stx_create(&d);
-    CHECK(stx_block_numbers(x, 1 << 18) && !stx_block_numbers(x, 1 << 20)
+    CHECK(stx_block_activations(x, 1 << 18) && !stx_block_activations(x, 1 << 20)
               && strstr(stx_error(x), "max_bytes"),
           "the limit: %s", stx_error(x));
     bytes = stx_bytes(x);

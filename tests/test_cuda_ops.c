@@ -86,11 +86,11 @@ static void test_flat(void) {
         arr_check("dropout mask", &y, 0);
         BOTH(stx_dropout_fwd, (cx, y.c, b.c, n, 0, 9, 11, 0, 0), (gx, y.d, b.d, n, 0, 9, 11, 0, 0));
         arr_check("dropout 0", &y, 0);
-        stx_cuda_shift(gx, 1000); /* a replayed step: the stream moves on */
+        stx_cuda_rng_shift(gx, 1000); /* a replayed step: the stream moves on */
         BOTH(stx_dropout_fwd, (cx, y.c, a.c, n, 0.5f, 9, 1011, 0, 0),
              (gx, y.d, a.d, n, 0.5f, 9, 11, 0, 0));
         arr_check("dropout shifted", &y, 0);
-        stx_cuda_shift(gx, 0);
+        stx_cuda_rng_shift(gx, 0);
         {
             arr l = arr_of(1, 1, 0, B_), g = arr_of(1, 1, 0, B_), d = arr_of(n, 1, 0, N_),
                 e = arr_of(n, 1, 0, N_);
@@ -261,7 +261,7 @@ static void test_rows(void) {
             d = arr_of(n, 1, 0, N_);
             df = arr_of(n, 1, 0, N_);
             for (i = 0; i < C; i++) gain.c[i] += 1;
-            stx_cuda_put_numbers(gx, gain.d, gain.c, C);
+            stx_cuda_upload_activations(gx, gain.d, gain.c, C);
             BOTH(stx_add_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C));
             arr_check("add a row", &y, 0);
             BOTH(stx_mul_fwd, (cx, y.c, a.c, b.c, n, C), (gx, y.d, a.d, b.d, n, C));
@@ -377,10 +377,10 @@ static void test_rows(void) {
                 size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
                 for (acc = 0; acc < 2; acc++) {
                     BOTH(stx_copy2d, (cx, y.c + yc, C, a.c + ac, C, N, w, (int)acc),
-                         (gx, stx_at(gx, y.d, yc), C, stx_at(gx, a.d, ac), C, N, w, (int)acc));
+                         (gx, stx_offset_ptr(gx, y.d, yc), C, stx_offset_ptr(gx, a.d, ac), C, N, w, (int)acc));
                     arr_check("copy2d", &y, 1e-7);
                     BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc),
-                         (gx, y.d, C, stx_at(gx, a.d, C > 4 ? 4 : 0), C, N, w, (int)acc));
+                         (gx, y.d, C, stx_offset_ptr(gx, a.d, C > 4 ? 4 : 0), C, N, w, (int)acc));
                     arr_check("copy2d by fours", &y, 1e-7);
                 }
             }
@@ -391,7 +391,7 @@ static void test_rows(void) {
                      (gx, t.d, a.d, C, C, f.d, C, wb, N));
                 arr_check("concat2d", &t, 0);
                 BOTH(stx_concat2d, (cx, t.c, f.c + (C - wb), C, wb, a.c, C, C, N),
-                     (gx, t.d, stx_at(gx, f.d, C - wb), C, wb, a.d, C, C, N));
+                     (gx, t.d, stx_offset_ptr(gx, f.d, C - wb), C, wb, a.d, C, C, N));
                 arr_check("concat2d, the first narrow", &t, 0);
                 w[0] = C;
                 w[1] = wb;
@@ -400,7 +400,7 @@ static void test_rows(void) {
                 for (e = 0; e < 4; e++) {
                     size_t n_t = C + wb, from = C - w[e];
                     BOTH(stx_shift2d, (cx, t.c, n_t, n_t, a.c + from, C, w[e], N),
-                         (gx, t.d, n_t, n_t, stx_at(gx, a.d, from), C, w[e], N));
+                         (gx, t.d, n_t, n_t, stx_offset_ptr(gx, a.d, from), C, w[e], N));
                     arr_check("shift2d", &t, 0);
                     BOTH(stx_shift2d, (cx, t.c, n_t, C, NULL, 0, w[e], N),
                          (gx, t.d, n_t, C, NULL, 0, w[e], N));
@@ -570,7 +570,7 @@ static void test_cross_entropy(void) {
                  (cx, w.c, known, ids, how & 2 ? weights.c : NULL, N, 1, -100, divisor, NULL),
                  (gx, w.d, dev_known, dev, how & 2 ? weights.d : NULL, N, 1, -100, divisor, NULL));
             arr_check("token weights", &w, how & 1 ? 1e-7 : 1e-5);
-            stx_cuda_get(gx, got, dev_known, N * sizeof *got);
+            stx_cuda_download(gx, got, dev_known, N * sizeof *got);
             CHECK(!memcmp(got, known, N * sizeof *got) && (N < 2 || known[1] == -1)
                       && known[0] == ids[0],
                   "known targets");
@@ -640,7 +640,7 @@ static void test_cross_entropy(void) {
                     dev_b = (int32_t *)cuda_bytes(gx, NULL, (n + 2 * all + 1) * sizeof *b);
                     BOTH(stx_cluster_sort, (cx, a + n, a + n + all, a, a + n + 2 * all, ids, n, &s),
                          (gx, dev_b + n, dev_b + n + all, dev_b, dev_b + n + 2 * all, dev, n, &s));
-                    stx_cuda_get(gx, b, dev_b, (n + 2 * all + 1) * sizeof *b);
+                    stx_cuda_download(gx, b, dev_b, (n + 2 * all + 1) * sizeof *b);
                     CHECK(!memcmp(a, b, (n + 2 * all + 1) * sizeof *a),
                           "clusters of %zu ids, head %d, tight %d: not as on the CPU", n, head,
                           tight);
@@ -651,8 +651,8 @@ static void test_cross_entropy(void) {
                     {
                         arr y = arr_of(9, 1, 0, N_);
                         stx_real v[9];
-                        stx_spoil_cuda(gx, y.d, 9, dev_b + n + 2 * all);
-                        stx_fetch(gx, v, y.d, 9);
+                        stx_nan_if_cuda(gx, y.d, 9, dev_b + n + 2 * all);
+                        stx_download(gx, v, y.d, 9);
                         CHECK(b[n + 2 * all] ? isnan(v[0]) && isnan(v[8])
                                              : v[0] == y.c[0] && v[8] == y.c[8],
                               "spoil: %g", (double)v[0]);
@@ -680,7 +680,7 @@ static void test_cross_entropy(void) {
         v[2 * V + 100] = HUGE_VALF;
         v[3 * V + 100] = NAN;
         ids[0] = 525;
-        stx_cuda_put(gx, dev, ids, sizeof ids);
+        stx_cuda_upload(gx, dev, ids, sizeof ids);
         logits = arr_from(v, R * V, N_);
         loss = arr_of(1, 1, 0, B_);
         top = arr_of(R, 1, 0, B_);
@@ -784,7 +784,7 @@ enum { TENSORS = 70 };
 typedef struct opt {
     size_t tensors, pieces;
     arr p[TENSORS], g[TENSORS], s0[TENSORS], s1[TENSORS];
-    stx_piece *c, *host, *d;
+    stx_optim_chunk *c, *host, *d;
     stx_update u, *du;
     double *squares, *dsq;
 } opt;
@@ -795,8 +795,8 @@ static void opt_make(opt *o, size_t tensors, int states) {
     o->tensors = tensors;
     for (t = 0, o->pieces = 0; t < tensors; t++)
         o->pieces += ((tensors > 8 ? 40 + t : size[t]) + 4095) / 4096;
-    o->c = (stx_piece *)calloc(o->pieces, sizeof *o->c);
-    o->host = (stx_piece *)calloc(o->pieces, sizeof *o->host);
+    o->c = (stx_optim_chunk *)calloc(o->pieces, sizeof *o->c);
+    o->host = (stx_optim_chunk *)calloc(o->pieces, sizeof *o->host);
     o->squares = (double *)calloc(o->pieces, sizeof *o->squares);
     for (t = 0, k = 0; t < tensors; t++) {
         size_t n = tensors > 8 ? 40 + t : size[t];
@@ -805,7 +805,7 @@ static void opt_make(opt *o, size_t tensors, int states) {
         o->s0[t] = arr_of(n, 0, 0, B_);
         o->s1[t] = arr_of(n, 0, 0, B_);
         for (at = 0; at < n; at += 4096, k++) {
-            stx_piece *c = o->c + k, *d = o->host + k;
+            stx_optim_chunk *c = o->c + k, *d = o->host + k;
             c->n = d->n = n - at < 4096 ? n - at : 4096;
             c->tensor = d->tensor = t;
             c->p = o->p[t].c + at;
@@ -819,7 +819,7 @@ static void opt_make(opt *o, size_t tensors, int states) {
         }
     }
     memset(&o->u, 0, sizeof o->u);
-    o->d = (stx_piece *)cuda_bytes(gx, o->host, o->pieces * sizeof *o->d);
+    o->d = (stx_optim_chunk *)cuda_bytes(gx, o->host, o->pieces * sizeof *o->d);
     o->du = (stx_update *)cuda_bytes(gx, &o->u, sizeof o->u);
     o->dsq = (double *)stx_cuda_alloc(gx, o->pieces * sizeof(double), STX_MEM_BYTES);
 }
@@ -866,7 +866,7 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
             for (i = 0; i < o.g[t].n; i++) o.g[t].c[i] = (float)(test_rand() * s);
             if (step == 4 && t == 1) o.g[t].c[0] = NAN;
             if (step == 6 && t == 0) o.g[t].c[o.g[t].n - 1] = HUGE_VALF;
-            stx_cuda_put_numbers(gx, o.g[t].d, o.g[t].c, o.g[t].n);
+            stx_cuda_upload_activations(gx, o.g[t].d, o.g[t].c, o.g[t].n);
         }
         o.u.lr = 0.01 * (step + 1);
         stx_cuda_set_f64(gx, &o.du->lr, o.u.lr);
@@ -880,14 +880,14 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
             }
         }
         BOTH(stx_sum_squares, (cx, o.squares, o.c, o.pieces), (gx, o.dsq, o.d, o.pieces));
-        stx_cuda_get(gx, sq, o.dsq, o.pieces * sizeof *sq);
+        stx_cuda_download(gx, sq, o.dsq, o.pieces * sizeof *sq);
         for (k = 0; k < o.pieces; k++)
             CHECK(CLOSE(sq[k], o.squares[k], 1e-13)
                       || (!(sq[k] <= 1e300) && !(o.squares[k] <= 1e300)),
                   "%s: squares of piece %zu are %g, want %g", name, k, sq[k], o.squares[k]);
-        BOTH(stx_optim_plan, (cx, &o.u, o.c, o.pieces, o.squares, &d),
+        BOTH(stx_optim_prepare, (cx, &o.u, o.c, o.pieces, o.squares, &d),
              (gx, o.du, o.d, o.pieces, o.dsq, &d));
-        stx_cuda_get(gx, &u, o.du, sizeof u);
+        stx_cuda_download(gx, &u, o.du, sizeof u);
         CHECK(u.ok == o.u.ok && u.ok == (step != 4 && step != 6) && u.step == o.u.step
                   && u.skipped == o.u.skipped,
               "%s: step %d: ok %d, %llu made, %llu left out", name, step, u.ok,
@@ -901,7 +901,7 @@ static void opt_run(const char *name, size_t tensors, int kind, float momentum, 
               "%s: factor %g, want %g", name, (double)u.factor, (double)o.u.factor);
         CHECK(o.u.plain == (kind == STX_RADAM && o.u.step < 6), "%s: update %llu is %s", name,
               (unsigned long long)o.u.step, o.u.plain ? "plain" : "divided by the root of v");
-        stx_cuda_get(gx, o.host, o.d, o.pieces * sizeof *o.host);
+        stx_cuda_download(gx, o.host, o.d, o.pieces * sizeof *o.host);
         for (k = 0; k < o.pieces; k++)
             CHECK(CLOSE(o.host[k].lr / (o.c[k].lr > 0 ? o.c[k].lr : 1), o.c[k].lr > 0, 2e-7),
                   "%s: lr of piece %zu is %g, want %g", name, k, (double)o.host[k].lr,
@@ -979,11 +979,11 @@ static void test_optimisers(void) {
     {
         double m = 3, got = 0, *dm = (double *)cuda_bytes(gx, &m, sizeof m);
         arr a = arr_of(1, 1, 0, B_);
-        BOTH(stx_meter, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
-        stx_cuda_get(gx, &got, dm, sizeof got);
+        BOTH(stx_metric_accumulate, (cx, &m, a.c, 0.3, 1), (gx, dm, a.d, 0.3, 1));
+        stx_cuda_download(gx, &got, dm, sizeof got);
         CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
-        BOTH(stx_meter, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
-        stx_cuda_get(gx, &got, dm, sizeof got);
+        BOTH(stx_metric_accumulate, (cx, &m, a.c, -7, 0), (gx, dm, a.d, -7, 0));
+        stx_cuda_download(gx, &got, dm, sizeof got);
         CHECK(CLOSE(got, m, 1e-15), "meter is %.17g, want %.17g", got, m);
         arr_free(&a);
         stx_cuda_free(gx, dm);
@@ -999,7 +999,7 @@ static void sums(void *user, uint64_t *h) {
     residual all = {&y, &s, &mean, &rstd,  &a,      &g,   &gain, &shift,
                     &g, &d, &df,   &dgain, &dshift, NULL, NULL};
     stx_residual_norm_args k;
-    stx_piece piece;
+    stx_optim_chunk piece;
     double sq, *dsq;
     size_t i;
     (void)user;
@@ -1065,10 +1065,10 @@ static void sums(void *user, uint64_t *h) {
     piece.g = dt.d;
     piece.n = 4096;
     {
-        stx_piece *dp = (stx_piece *)cuda_bytes(gx, &piece, sizeof piece);
+        stx_optim_chunk *dp = (stx_optim_chunk *)cuda_bytes(gx, &piece, sizeof piece);
         dsq = (double *)stx_cuda_alloc(gx, sizeof *dsq, STX_MEM_BYTES);
         stx_sum_squares_cuda(gx, dsq, dp, 1);
-        stx_cuda_get(gx, &sq, dsq, sizeof sq);
+        stx_cuda_download(gx, &sq, dsq, sizeof sq);
     }
     {
         uint64_t u;

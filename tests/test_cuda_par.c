@@ -8,7 +8,7 @@
 static int brief; /* sanitizers are slow */
 
 static void put_arr(const arr *a) {
-    stx_cuda_put_numbers(gx, a->d, a->c, a->n);
+    stx_cuda_upload_activations(gx, a->d, a->c, a->n);
 }
 
 
@@ -143,11 +143,11 @@ static void test_gates(void) {
         gate t;
         gate_make(&t, 37, STX_PAR_LOGITS, 0, 0);
         t.c.noisy = t.d.noisy = 1;
-        stx_cuda_shift(gx, (uint64_t)n << 24);
+        stx_cuda_rng_shift(gx, (uint64_t)n << 24);
         t.c.stream += (uint64_t)n << 24;
         BOTH(stx_par_gate_fwd, (cx, &t.c), (gx, &t.d));
         arr_check("gate, streams moved", &t.a[W], 1.3e-7);
-        stx_cuda_shift(gx, 0);
+        stx_cuda_rng_shift(gx, 0);
         gate_free(&t);
     }
 }
@@ -591,7 +591,7 @@ static void model_step(void *user) {
     stx_tensor *loss;
     stx_begin(r->x, STX_TRAIN);
     loss = stx_par_total(r->m, stx_par_loss(r->m, r->in, r->out, r->s, r->s));
-    stx_note(r->x, 0, loss, 1, 0);
+    stx_metric_set(r->x, 0, loss, 1, 0);
     stx_backward(r->x, loss);
     stx_optim_step(r->o, r->rate);
     if (r->gates) stx_optim_step(r->gates, r->rate / 2);
@@ -610,11 +610,11 @@ static double model_run(model *r, int n) {
         stx_par_set_uniforms(r->m, u, 6);
     }
     r->rate = 0.05 / (1 + 0.1 * n);
-    stx_optim_rate(r->o, r->rate);
-    if (r->gates) stx_optim_rate(r->gates, r->rate / 2);
+    stx_optim_set_lr(r->o, r->rate);
+    if (r->gates) stx_optim_set_lr(r->gates, r->rate / 2);
     stx_step_run(r->x, stx_par_key(r->m, r->in, r->out, r->s, 0), model_step, r);
     free(id);
-    r->loss = stx_noted(r->x, 0);
+    r->loss = stx_metric_get(r->x, 0);
     return r->loss;
 }
 
@@ -685,12 +685,12 @@ static void test_models(void) {
                 }
                 if (!precision) params_check(model_names[which], &a, &b);
                 for (l = 0; l < a.m->desc.blocks && stx_ok(b.x); l++) {
-                    const stx_rows_layer *y = &a.s->mem->layer[l], *z = &b.s->mem->layer[l];
+                    const stx_memory_layer *y = &a.s->mem->layer[l], *z = &b.s->mem->layer[l];
                     CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
                           model_names[which], z->real, y->real);
                     if (!precision && y->real && y->width)
-                        CHECK(cuda_error(b.x, stx_rows_read(b.s->mem, l, SIZE_MAX)->data,
-                                         stx_rows_read(a.s->mem, l, SIZE_MAX)->data,
+                        CHECK(cuda_error(b.x, stx_memory_read(b.s->mem, l, SIZE_MAX)->data,
+                                         stx_memory_read(a.s->mem, l, SIZE_MAX)->data,
                                          a.B * y->real * y->width, 1e-3)
                                   <= 3e-4,
                               "%s: memory of block %zu is off", model_names[which], l);
@@ -740,8 +740,8 @@ static void test_graph(void) {
             hb = cuda_hash(b.x, b.m->arch->tensor[i]->data, 3, hb);
         }
         CHECK(ha == hb, "%s: replays leave other parameters", model_names[which]);
-        CHECK(!*stx_step_note(b.x), "%s: steps are launched anew: %s", model_names[which],
-              stx_step_note(b.x));
+        CHECK(!*stx_step_replay_status(b.x), "%s: steps are launched anew: %s", model_names[which],
+              stx_step_replay_status(b.x));
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
         CHECK(graphs >= 5, "%s: %ld replays of 10 steps", model_names[which], graphs);
@@ -777,8 +777,8 @@ static void test_nodes(void) {
             model_dim = 32;
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_note(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_note(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
+                  stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }

@@ -98,7 +98,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     /* forget gates near 1: what a tile begins with is felt at its end */
     if (s->T > STX_SRU_TILE && (s->T + s->H + s->B) % 2) {
         for (j = 0; j < O; j++) t->a[BIAS].c[j] += 3;
-        stx_cuda_put_numbers(gx, t->a[BIAS].d, t->a[BIAS].c, t->a[BIAS].n);
+        stx_cuda_upload_activations(gx, t->a[BIAS].d, t->a[BIAS].c, t->a[BIAS].n);
     }
     t->pad = (int32_t *)calloc(N + 1, sizeof *t->pad);
     for (i = 0; i < N && s->pad; i++) {
@@ -112,7 +112,7 @@ static void recurrence_make(recurrence *t, const shape *given) {
     if (s->pad)
         for (i = 0; i <= DH; i++)
             if (i == U || i == XR || i == V_ || i == DH)
-                stx_cuda_put_numbers(gx, t->a[i].d, t->a[i].c, t->a[i].n);
+                stx_cuda_upload_activations(gx, t->a[i].d, t->a[i].c, t->a[i].n);
     t->dpad = (int32_t *)cuda_bytes(gx, t->pad, N * sizeof *t->pad);
     t->on = args_of(t, of_gpu);
     t->on.pad = s->pad ? t->dpad : NULL;
@@ -297,7 +297,7 @@ static void test_columns(void) {
         for (j = C0; j <= VP; j++)
             for (n = 0; j != DH && n < t.a[j].n / FEW; n++)
                 memcpy(t.a[j].c + n * FEW, w.a[j].c + n * WIDE, FEW * sizeof(float));
-        for (j = 0; j <= VP; j++) stx_cuda_put_numbers(gx, t.a[j].d, t.a[j].c, t.a[j].n);
+        for (j = 0; j <= VP; j++) stx_cuda_upload_activations(gx, t.a[j].d, t.a[j].c, t.a[j].n);
         on_gpu(&w);
         on_gpu(&t);
         for (at = 3; at < 6; at++) {
@@ -321,10 +321,10 @@ static void test_columns(void) {
         recurrence_make(&t, &few);
         on_gpu(&t);
         for (i = H_; i < ARRAYS; i++) before[i] = arr_get(t.a + i);
-        for (i = DVP; i < ARRAYS; i++) stx_cuda_put_numbers(gx, t.a[i].d, t.a[i].c, t.a[i].n);
+        for (i = DVP; i < ARRAYS; i++) stx_cuda_upload_activations(gx, t.a[i].d, t.a[i].c, t.a[i].n);
         at = ((v & 1 ? T : 0) + 40) * 3 * 2 * FEW + (v & 1 ? FEW : 0) + 5;
         t.a[U].c[at] = NAN;
-        stx_cuda_put_numbers(gx, t.a[U].d, t.a[U].c, t.a[U].n);
+        stx_cuda_upload_activations(gx, t.a[U].d, t.a[U].c, t.a[U].n);
         on_gpu(&t);
         for (i = H_; i < ARRAYS; i++) {
             size_t bad = 0, nans = 0, O = 2 * FEW, col = (v & 1 ? FEW : 0) + 5;
@@ -400,12 +400,12 @@ static void test_ops(void) {
                    *loss;
         stx_tensor *U1, *X1, *C1, *W1;
         stx_sru_recurrence_in cell;
-        stx_real *block = stx_block_full(x, 5);
+        stx_real *block = stx_block_f32(x, 5);
         for (i = 0; i < 7; i++) out[d][i] = (float *)calloc(size[i], sizeof(float));
-        CHECK(block && (!d || !stx_cuda_half(x, block)), "block_full is not of floats");
-        stx_fetch(x, out[d][0], block, 5);
+        CHECK(block && (!d || !stx_cuda_is_bf16(x, block)), "block_full is not of floats");
+        stx_download(x, out[d][0], block, 5);
         for (i = 0; i < 5; i++) CHECK(out[d][0][i] == 0, "block_full is not zero");
-        stx_block_numbers_free(x, block);
+        stx_block_activations_free(x, block);
         stx_begin(x, STX_TRAIN);
         U1 = stx_variable(x, u, B, T, 3, O);
         X1 = stx_variable(x, xr, B, T, O, 0);
@@ -413,14 +413,14 @@ static void test_ops(void) {
         W1 = stx_input(x, w, B, T, O, 0);
         memset(&cell, 0, sizeof cell);
         cell.u = U1;
-        cell.xr = stx_dropout_time(x, X1, 0.3);
+        cell.xr = stx_dropout_variational(x, X1, 0.3);
         cell.v = v;
         cell.bias = bias;
         cell.c0 = C1;
         cell.pad = stx_tokens(x, pad, B, T);
         cell.alpha = 1.3;
         cell.directions = 2;
-        cell.mask = stx_new_full(x, B, O, 0, 0);
+        cell.mask = stx_new_f32(x, B, O, 0, 0);
         if (cell.mask) {
             STX_RUN(x, stx_fill, (x, cell.mask->data, B * O, 1));
             cell.mask = stx_dropout(x, cell.mask, 0.25);
@@ -433,11 +433,11 @@ static void test_ops(void) {
         if (stx_ok(x)) {
             stx_get(x, z, out[d][0]);
             stx_get(x, last, out[d][1]);
-            stx_fetch(x, out[d][2], U1->grad, size[2]);
-            stx_fetch(x, out[d][3], X1->grad, size[3]);
-            stx_fetch(x, out[d][4], C1->grad, size[4]);
-            stx_fetch(x, out[d][5], v->grad, size[5]);
-            stx_fetch(x, out[d][6], alpha->grad, 1);
+            stx_download(x, out[d][2], U1->grad, size[2]);
+            stx_download(x, out[d][3], X1->grad, size[3]);
+            stx_download(x, out[d][4], C1->grad, size[4]);
+            stx_download(x, out[d][5], v->grad, size[5]);
+            stx_download(x, out[d][6], alpha->grad, 1);
         }
         stx_destroy(x);
     }

@@ -120,7 +120,7 @@ static stx_lm family(stx_ctx *x, int k, stx_par **par) {
             d.fairseq_init = 1;
             d.recompute = 1;
         }
-        lm = stx_span_lm(stx_span_create(x, &d));
+        lm = stx_span_as_lm(stx_span_create(x, &d));
     } else if (k == 2 || k == 3) {
         stx_comp_desc d;
         memset(&d, 0, sizeof d);
@@ -139,7 +139,7 @@ static stx_lm family(stx_ctx *x, int k, stx_par **par) {
             d.glu = 1;
             d.recompute = 1;
         }
-        lm = stx_comp_lm(stx_comp_create(x, &d));
+        lm = stx_comp_as_lm(stx_comp_create(x, &d));
     } else if (k == 4 || k == 5) {
         stx_par_desc d;
         memset(&d, 0, sizeof d);
@@ -164,7 +164,7 @@ static stx_lm family(stx_ctx *x, int k, stx_par **par) {
             d.cutoff[1] = 31;
         }
         *par = stx_par_create(x, &d);
-        lm = stx_par_lm(*par);
+        lm = stx_par_as_lm(*par);
     } else {
         stx_sru_lm_desc d;
         memset(&d, 0, sizeof d);
@@ -181,7 +181,7 @@ static stx_lm family(stx_ctx *x, int k, stx_par **par) {
             d.sru.alpha_init = 0.3;
             d.sru.recompute = 1;
         }
-        lm = stx_sru_lm_of(stx_sru_lm_create(x, &d));
+        lm = stx_sru_as_lm(stx_sru_lm_create(x, &d));
     }
     return lm;
 }

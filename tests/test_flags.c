@@ -106,7 +106,7 @@ static stx_lm model(stx_ctx *x, int which) {
         d.ramp = 8;
         d.span_init = 0.31;
         d.dropout = 0.1;
-        return stx_span_lm(stx_span_create(x, &d));
+        return stx_span_as_lm(stx_span_create(x, &d));
     }
     if (which == 1) {
         stx_sru_lm_desc d;
@@ -119,7 +119,7 @@ static stx_lm model(stx_ctx *x, int which) {
         d.sru.tanh = 1;
         d.sru.highway_bias = -2;
         d.dropout = 0.1;
-        return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+        return stx_sru_as_lm(stx_sru_lm_create(x, &d));
     }
     if (which == 2) {
         stx_comp_desc d;
@@ -132,7 +132,7 @@ static stx_lm model(stx_ctx *x, int which) {
         d.mem = T;
         d.ratio = 4;
         d.gate = STX_COMP_GRU;
-        return stx_comp_lm(stx_comp_create(x, &d));
+        return stx_comp_as_lm(stx_comp_create(x, &d));
     }
     {
         stx_par_desc d;
@@ -142,7 +142,7 @@ static stx_lm model(stx_ctx *x, int which) {
         d.dim = 32;
         d.heads = 2;
         d.segment = T;
-        return stx_par_lm(stx_par_create(x, &d));
+        return stx_par_as_lm(stx_par_create(x, &d));
     }
 }
 

@@ -172,8 +172,8 @@ static void number(const stx_file *f, const char *file, const char *what, size_t
 
 /* Rows of a layer and which of them are missing */
 static void memory(const stx_file *f, const char *file, const char *what, size_t l,
-                   const stx_rows *s) {
-    const stx_rows_layer *y = &s->layer[l];
+                   const stx_memory *s) {
+    const stx_memory_layer *y = &s->layer[l];
     char key[64];
     size_t n, i;
     int32_t *pad;
@@ -182,7 +182,7 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
         CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key);
         return;
     }
-    same_as(s->ctx, f, file, key, stx_rows_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width,
+    same_as(s->ctx, f, file, key, stx_memory_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width,
             TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);

@@ -218,7 +218,7 @@ static void numbers(stx_ctx *x, const stx_file *f, const char *file, const char 
 
 static void memory(const stx_file *f, const char *file, size_t l, size_t s,
                    const stx_par_state *st) {
-    const stx_rows_layer *y = &st->mem->layer[l];
+    const stx_memory_layer *y = &st->mem->layer[l];
     const size_t n = st->B * y->real, D = y->width;
     char key[64];
     size_t m, i, c;
@@ -234,7 +234,7 @@ static void memory(const stx_file *f, const char *file, size_t l, size_t s,
     CHECK(want && m == n * D, "%s: %zu numbers in %s, want %zu", file, m, key, n * D);
     snprintf(key, sizeof key, "mem_pad.%zu.%zu", l, s);
     pad = integers(f, key, &m);
-    have = host_of(st->model->ctx, stx_rows_read(st->mem, l, SIZE_MAX)->data, n * D);
+    have = host_of(st->model->ctx, stx_memory_read(st->mem, l, SIZE_MAX)->data, n * D);
     for (i = 0; want && i < n; i++) {
         double off = 0;
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] != 0 : 0), "%s %s: row %zu is %s", file,

@@ -291,7 +291,7 @@ static void memories(stx_ctx *x, const stx_file *f, const char *name, const stx_
     for (l = 0; l < s->model->desc.layers; l++) {
         if (!s->model->layer[l].attends) continue;
         snprintf(key, sizeof key, "memory.%zu", l);
-        t = stx_rows_read(s->memory, l, SIZE_MAX);
+        t = stx_memory_read(s->memory, l, SIZE_MAX);
         same_as(x, f, name, key, t ? t->data : NULL, t ? t->size : 0, TOL, 1e-7);
     }
 }
@@ -344,7 +344,7 @@ static void stack_case(const char *name, int threads) {
     G = numbers(f, "G", &n);
     E = numbers(f, "Glast", &n);
     c0 = numbers(f, "c0", &n);
-    if (c0) stx_put(x, s->c, c0, n);
+    if (c0) stx_upload(x, s->c, c0, n);
     pads = integers(f, "pad", &n);
     all = (stx_real *)malloc((B * total * m->O + 1) * sizeof *all);
     for (i = t0 = 0; i < count; t0 += seg[i++]) {
@@ -373,10 +373,10 @@ static void stack_case(const char *name, int threads) {
             memset(mem, 0, sizeof mem);
             for (l = 0; l < d.layers; l++) {
                 c[l] = stx_variable(x, states + l * B * m->O, B, m->O, 0, 0);
-                if (!m->layer[l].attends || !stx_rows_most(s->memory)) continue;
-                piece = host_of(x, stx_rows_read(s->memory, l, SIZE_MAX)->data,
-                                B * stx_rows_most(s->memory) * m->layer[l].Ci);
-                mem[l] = stx_input(x, piece, B, stx_rows_most(s->memory), m->layer[l].Ci, 0);
+                if (!m->layer[l].attends || !stx_memory_max_rows(s->memory)) continue;
+                piece = host_of(x, stx_memory_read(s->memory, l, SIZE_MAX)->data,
+                                B * stx_memory_max_rows(s->memory) * m->layer[l].Ci);
+                mem[l] = stx_input(x, piece, B, stx_memory_max_rows(s->memory), m->layer[l].Ci, 0);
                 free(piece);
             }
             free(states);
@@ -386,7 +386,7 @@ static void stack_case(const char *name, int threads) {
             io.window = s->window;
             io.last = last;
             for (l = 0; l < d.layers && pads && !io.memory_pad; l++)
-                io.memory_pad = stx_rows_mask(s->memory, l, SIZE_MAX, NULL, 0);
+                io.memory_pad = stx_memory_mask(s->memory, l, SIZE_MAX, NULL, 0);
             h = stx_sru_forward(m, in, &io);
             loss = against(x, h, G);
             for (l = 0; l < d.layers; l++)
@@ -538,7 +538,7 @@ static void lm_run(const char *name, int recompute, int threads) {
                     v[r * d.vocab + w] = (stx_real)((double)v[r * d.vocab + w] - log(z));
             }
             if (y) {
-                stx_put(x, y->data, v, y->size);
+                stx_upload(x, y->data, v, y->size);
                 same_as(x, f, name, "logits", y->data, y->size, TOL, 1e-7);
             }
             free(v);
@@ -554,7 +554,7 @@ static void lm_run(const char *name, int recompute, int threads) {
     param_gradients(x, f, name, m->params, "grad.");
     for (l = 0; l < m->sru->desc.layers; l++) {
         snprintf(key, sizeof key, "c.%zu", l);
-        same_as(x, f, name, key, stx_at(x, s->c, l * B * d.dim), B * d.dim, TOL, 1e-7);
+        same_as(x, f, name, key, stx_offset_ptr(x, s->c, l * B * d.dim), B * d.dim, TOL, 1e-7);
     }
     memories(x, f, name, s);
     CHECK(stx_ok(x), "%s: %s", name, stx_error(x));

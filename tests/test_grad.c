@@ -82,7 +82,7 @@ static void finish(problem *p) {
 /* Always the same random numbers: the tick is put back first. */
 static stx_tensor *forward(stx_ctx *x, const problem *p, stx_tensor **in) {
     int i;
-    stx_set_tick(x, TICK);
+    stx_set_step_index(x, TICK);
     stx_begin(x, STX_TRAIN);
     for (i = 0; i < p->n; i++)
         in[i] = p->absent[i] ? NULL
@@ -381,7 +381,7 @@ static void row_linear_memory(void) {
 /* in: x, two weights, two biases */
 static stx_tensor *make_linear_many(stx_ctx *x, stx_tensor **in, void *user) {
     (void)user;
-    return stx_linear_many(x, in[0], in + 1, in + 3, 2);
+    return stx_linear_concat(x, in[0], in + 1, in + 3, 2);
 }
 
 static void row_linear_many(void) {
@@ -413,7 +413,7 @@ typedef struct past_user {
 static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
     const past_user *u = (const past_user *)user;
     stx_tensor *W[2], *b[2];
-    stx_past p[3];
+    stx_cached_rows p[3];
     memset(p, 0, sizeof p);
     if (u->first) {
         p[0].data = in[0]->data + 7 * (6 - (size_t)u->first);
@@ -429,7 +429,7 @@ static stx_tensor *make_linear_past(stx_ctx *x, stx_tensor **in, void *user) {
     W[1] = in[4];
     b[0] = in[3];
     b[1] = in[5];
-    return stx_linear_past(x, p, 3, u->B, W, b, u->weights);
+    return stx_linear_cached(x, p, 3, u->B, W, b, u->weights);
 }
 
 static void row_linear_past(void) {
@@ -465,7 +465,7 @@ static void row_linear_past(void) {
 static stx_tensor *make_linear_heads(stx_ctx *x, stx_tensor **in, void *user) {
     const stx_head_groups *g = (const stx_head_groups *)user;
     stx_tensor *out[STX_HEAD_GROUPS], *y = NULL;
-    stx_past p;
+    stx_cached_rows p;
     size_t i;
     p.data = in[0]->data + 7;
     p.rows = 5;
@@ -515,19 +515,19 @@ static void linears_beside(void) {
         stx_ctx *x;
         stx_params *p;
         stx_tensor *w[3], *b[3], *in, *y[2], *t;
-        stx_past past;
+        stx_cached_rows past;
         size_t n = 0, k;
         d.threads = 1;
         x = stx_create(&d);
         p = stx_params_create(x);
         if (!apart) { /* drawn as 0, 2, 1 */
-            CHECK(stx_params_beside(p, 3 * 64 * 64), "%s", stx_error(x));
+            CHECK(stx_params_make_contiguous(p, 3 * 64 * 64), "%s", stx_error(x));
             w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
-            stx_params_draw(p, 1);
+            stx_params_rng_offset(p, 1);
             w[1] = stx_param(p, STX_NORMAL, 0.1, "w1", 64, 64, 0, 0);
-            stx_params_draw(p, -1);
+            stx_params_rng_offset(p, -1);
             w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
-            stx_params_beside(p, 3 * 64);
+            stx_params_make_contiguous(p, 3 * 64);
         } else {
             w[0] = stx_param(p, STX_NORMAL, 0.1, "w0", 64, 64, 0, 0);
             w[2] = stx_param(p, STX_NORMAL, 0.1, "w2", 64, 64, 0, 0);
@@ -552,8 +552,8 @@ static void linears_beside(void) {
         past.data = t->data;
         past.rows = 8;
         past.stride = 8 * 64;
-        y[0] = stx_linear_many(x, in, w, b, 3);
-        y[1] = stx_linear_past(x, &past, 1, 1, w, b, 3);
+        y[0] = stx_linear_concat(x, in, w, b, 3);
+        y[1] = stx_linear_cached(x, &past, 1, 1, w, b, 3);
         CHECK(stx_ok(x) && y[0]->dim[2] == 192 && y[1]->dim[1] == 8 && y[1]->dim[2] == 192, "%s",
               stx_error(x));
         for (k = 0; k < 2; k++)
@@ -592,7 +592,7 @@ static void past_places(void) {
         stx_head_groups groups;
         stx_tensor *w[2], *y[1 + STX_HEAD_GROUPS], *all = NULL;
         stx_params *p = stx_params_create(ctx1);
-        stx_past past;
+        stx_cached_rows past;
         size_t n = 0;
         char name[2][24];
         for (b = 0; b < B; b++)
@@ -615,7 +615,7 @@ static void past_places(void) {
         groups.of[1] = 1;
         groups.of[2] = groups.of[3] = 2;
         stx_begin(ctx1, STX_TRAIN);
-        y[0] = stx_linear_past(ctx1, &past, 1, B, w, NULL, 2);
+        y[0] = stx_linear_cached(ctx1, &past, 1, B, w, NULL, 2);
         CHECK(y[0] && stx_linear_heads(ctx1, &past, B, w[0], w[1], 4, &groups, y + 1), "%s",
               stx_error(ctx1));
         for (g = 0; g < 4; g++) {
@@ -915,7 +915,7 @@ static stx_tensor *make_dropout(stx_ctx *x, stx_tensor **in, void *user) {
 }
 
 static stx_tensor *make_dropout_alike(stx_ctx *x, stx_tensor **in, void *user) {
-    return stx_dropout_alike(x, in[0], *(double *)user);
+    return stx_dropout_replicated(x, in[0], *(double *)user);
 }
 
 /* Without a group it is stx_dropout, whatever the size; what it is in one
@@ -931,17 +931,17 @@ static void row_dropout_alike(void) {
     for (i = 0; i < 77; i++) a[i] = 1 + (stx_real)i;
     for (i = 0; i < 2; i++) {
         stx_tensor *t;
-        stx_set_tick(ctx1, TICK);
+        stx_set_step_index(ctx1, TICK);
         stx_begin(ctx1, STX_TRAIN);
         t = stx_input(ctx1, a, 77, 0, 0, 0);
-        stx_get(ctx1, i ? stx_dropout_alike(ctx1, t, p) : stx_dropout(ctx1, t, p), y[i]);
+        stx_get(ctx1, i ? stx_dropout_replicated(ctx1, t, p) : stx_dropout(ctx1, t, p), y[i]);
     }
     CHECK(!memcmp(y[0], y[1], sizeof y[0]) && memcmp(y[0], a, sizeof a),
           "dropout alike: the masks");
     stx_begin(ctx1, STX_EVAL);
     {
         stx_tensor *t = stx_input(ctx1, a, 77, 0, 0, 0);
-        CHECK(stx_dropout_alike(ctx1, t, p) == t, "dropout alike: evaluation");
+        CHECK(stx_dropout_replicated(ctx1, t, p) == t, "dropout alike: evaluation");
     }
 }
 
@@ -961,7 +961,7 @@ static void row_dropout(void) {
         add(&q, 7, 33, 0, 0);
         check(&q);
         for (i = 0; i < n; i++) a[i] = 1 + (double)i / (double)n;
-        stx_set_tick(ctx1, TICK);
+        stx_set_step_index(ctx1, TICK);
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, n, 0, 0, 0);
         y = stx_dropout(ctx1, t, p);
@@ -981,19 +981,19 @@ static void row_dropout(void) {
         CHECK(good, "p %g: backward uses another mask", p);
         d2.threads = 2;
         two = stx_create(&d2);
-        stx_set_tick(two, TICK);
+        stx_set_step_index(two, TICK);
         stx_begin(two, STX_TRAIN);
         stx_get(two, stx_dropout(two, stx_input(two, a, n, 0, 0, 0), p), y2);
         CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: two threads draw another mask", p);
         stx_destroy(two);
-        stx_set_tick(ctx3, TICK);
+        stx_set_step_index(ctx3, TICK);
         stx_begin(ctx3, STX_TRAIN);
         stx_get(ctx3, stx_dropout(ctx3, stx_input(ctx3, a, n, 0, 0, 0), p), y2);
         CHECK(!memcmp(y2, b, n * sizeof *b), "p %g: three threads draw another mask", p);
         stx_begin(ctx1, STX_TRAIN); /* the next tick */
         stx_get(ctx1, stx_dropout(ctx1, stx_input(ctx1, a, n, 0, 0, 0), p), y2);
         CHECK(memcmp(y2, b, n * sizeof *b) != 0, "p %g: the next step has the same mask", p);
-        stx_set_tick(ctx1, TICK);
+        stx_set_step_index(ctx1, TICK);
         stx_begin(ctx1, STX_TRAIN);
         t = stx_input(ctx1, a, n, 0, 0, 0);
         stx_get(ctx1, stx_dropout(ctx1, t, p), y2);
@@ -1018,7 +1018,7 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
 
 static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
-    return stx_cross_entropy_over(x,
+    return stx_cross_entropy_inplace(x,
                                   stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T,
                                               in[0]->dim[2], 0, 0),
                                   stx_tokens(x, u->id, u->B, u->T), u->divisor);
@@ -1544,7 +1544,7 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     case 19: return stx_sigmoid(x, o);
     case 20: return stx_softmax(x, o);
     case 21: return stx_dropout(x, o, 0.25);
-    case 22: return stx_dropout_time(x, o, 0.25);
+    case 22: return stx_dropout_variational(x, o, 0.25);
     case 23: return stx_concat(x, o, h);
     case 24: return stx_concat(x, h, o);
     case 25: return stx_concat_channels(x, o, h);
@@ -1559,8 +1559,8 @@ static stx_tensor *outer_op(stx_ctx *x, void *user, stx_tensor **in, stx_tensor 
     case 34: return stx_mse(x, o, h);
     case 35: return stx_mse(x, h, o);
     case 36: return stx_cross_entropy(x, o, classes, 0);
-    case 37: return stx_cross_entropy_over(x, stx_scale(x, o, 2), classes, 0);
-    case 38: return stx_cross_entropy_over(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
+    case 37: return stx_cross_entropy_inplace(x, stx_scale(x, o, 2), classes, 0);
+    case 38: return stx_cross_entropy_inplace(x, stx_reshape(x, o, 6, 4, 0, 0), classes, 0);
     case 39:
         ai.q = o;
         ai.k = ai.v = h;
@@ -2891,7 +2891,7 @@ static stx_real *masks_of(const problem *p, const adaptive_user *u, size_t c_wan
     size_t c, i, k = u->a.clusters;
     stx_real *mask = NULL, one[33 * 12];
     if (u->a.dropout == 0) return NULL;
-    stx_set_tick(ctx1, TICK);
+    stx_set_step_index(ctx1, TICK);
     stx_begin(ctx1, STX_TRAIN);
     for (i = 0; i < 33 * 12; i++) one[i] = 1;
     for (c = 0; c < k; c++) {
@@ -3261,7 +3261,7 @@ static void accumulation(void) {
 }
 
 static stx_tensor *make_dropout_time(stx_ctx *x, stx_tensor **in, void *user) {
-    return stx_dropout_time(x, in[0], *(double *)user);
+    return stx_dropout_variational(x, in[0], *(double *)user);
 }
 
 static void row_dropout_time(void) {
@@ -3280,7 +3280,7 @@ static void row_dropout_time(void) {
         stx_tensor *y;
         int same = 1;
         stx_begin(ctx1, STX_TRAIN);
-        y = stx_dropout_time(ctx1, stx_input(ctx1, a, B, T, C, 0), p);
+        y = stx_dropout_variational(ctx1, stx_input(ctx1, a, B, T, C, 0), p);
         for (b = 0; y && b < B; b++)
             for (c = 0; c < C; c++) {
                 int on = y->data[b * T * C + c] != 0;
@@ -3297,7 +3297,7 @@ static void row_dropout_time(void) {
               kept, B * C);
         stx_begin(ctx1, STX_EVAL);
         y = stx_input(ctx1, a, B, T, C, 0);
-        CHECK(stx_dropout_time(ctx1, y, p) == y, "dropout_time: the identity in evaluation");
+        CHECK(stx_dropout_variational(ctx1, y, p) == y, "dropout_time: the identity in evaluation");
         free(a);
     }
 }
@@ -4036,7 +4036,7 @@ static void attention_past(void) {
                     }
                 }
             }
-        stx_set_tick(ctx1, TICK);
+        stx_set_step_index(ctx1, TICK);
         stx_begin(ctx1, STX_TRAIN);
         memset(&a, 0, sizeof a);
         a.q = stx_input(ctx1, q, B, T, C, 0);
@@ -4284,8 +4284,8 @@ static const struct row {
     {"stx_embedding", row_embedding},
     {"stx_linear", row_linear},
     {"stx_linear_memory", row_linear_memory},
-    {"stx_linear_many", row_linear_many_all},
-    {"stx_linear_past", row_linear_past_all},
+    {"stx_linear_concat", row_linear_many_all},
+    {"stx_linear_cached", row_linear_past_all},
     {"stx_linear_heads", row_linear_heads},
     {"stx_matmul", row_matmul},
     {"stx_layernorm", row_layernorm},
@@ -4302,14 +4302,14 @@ static const struct row {
     {"stx_softmax", row_softmax},
     {"stx_log_softmax", row_log_softmax},
     {"stx_dropout", row_dropout},
-    {"stx_dropout_alike", row_dropout_alike},
-    {"stx_dropout_time", row_dropout_time},
+    {"stx_dropout_replicated", row_dropout_alike},
+    {"stx_dropout_variational", row_dropout_time},
     {"stx_rezero", row_rezero},
     {"stx_mean", row_mean},
     {"stx_sum", row_sum},
     {"stx_add_means", row_add_means},
     {"stx_cross_entropy", row_cross_entropy},
-    {"stx_cross_entropy_over", row_cross_entropy_over},
+    {"stx_cross_entropy_inplace", row_cross_entropy_over},
     {"stx_cross_entropy_tokens", row_cross_entropy_tokens},
     {"stx_mse", row_mse},
     {"stx_concat", row_concat},

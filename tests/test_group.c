@@ -144,7 +144,7 @@ static void sums(void) {
                   "broadcast of %zu from %d: %zu wrong", n, from, bad);
             for (to = 0; to < ranks; to++) {
                 for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
-                CHECK(stx_group_send(group, v, n * sizeof *v, from, to), "%s", stx_error(group));
+                CHECK(stx_group_send_bytes(group, v, n * sizeof *v, from, to), "%s", stx_error(group));
                 for (bad = 0, i = 0; i <= n; i++) {
                     double want = hashed(i, (uint64_t)(rank == to && i < n ? from : rank));
                     bad += !(v[i] >= want && v[i] <= want);
@@ -158,7 +158,7 @@ static void sums(void) {
         memcpy(w, v, (n + 1) * sizeof *v);
         CHECK(stx_group_sum(alone, v, n) && stx_group_max(alone, v, n)
                   && stx_group_broadcast(alone, v, n * sizeof *v, 0)
-                  && stx_group_send(alone, v, n * sizeof *v, 0, 0)
+                  && stx_group_send_bytes(alone, v, n * sizeof *v, 0, 0)
                   && !memcmp(v, w, (n + 1) * sizeof *v),
               "without a group: %zu", n);
         free(v);
@@ -171,7 +171,7 @@ static void sums(void) {
     stx_group_leave(alone);
     stx_group_leave(NULL);
     stx_group_overlap(NULL);
-    CHECK(!stx_group_params(NULL), "no list");
+    CHECK(!stx_group_broadcast_params(NULL), "no list");
     done(alone);
 }
 
@@ -192,22 +192,22 @@ static void errors(void) {
         refused(x, STX_ERR_ARG, "stx_group_broadcast:", "no such rank");
         CHECK(!stx_group_broadcast(x, &v, 1, ranks), "rank N");
         refused(x, STX_ERR_ARG, "stx_group_broadcast:", "no such rank");
-        CHECK(!stx_group_send(x, &v, 1, 0, ranks), "to rank N");
-        refused(x, STX_ERR_ARG, "stx_group_send:", "no such rank");
-        CHECK(!stx_group_send(x, &v, 1, -1, 0), "from rank -1");
-        refused(x, STX_ERR_ARG, "stx_group_send:", "no such rank");
+        CHECK(!stx_group_send_bytes(x, &v, 1, 0, ranks), "to rank N");
+        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "no such rank");
+        CHECK(!stx_group_send_bytes(x, &v, 1, -1, 0), "from rank -1");
+        refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "no such rank");
         if (rank < 2) {
-            CHECK(!stx_group_send(x, NULL, 1, 0, 1), "no memory");
-            refused(x, STX_ERR_ARG, "stx_group_send:", "no memory");
+            CHECK(!stx_group_send_bytes(x, NULL, 1, 0, 1), "no memory");
+            refused(x, STX_ERR_ARG, "stx_group_send_bytes:", "no memory");
         } else
-            CHECK(stx_group_send(x, NULL, 1, 0, 1), "who only passes by needs none: %s",
+            CHECK(stx_group_send_bytes(x, NULL, 1, 0, 1), "who only passes by needs none: %s",
                   stx_error(x));
         CHECK(stx_group_sum(x, NULL, 0), "nothing to add: %s", stx_error(x));
         /* a context in error does nothing, at all ranks alike */
         stx_fail(x, STX_ERR_ARG, "torn");
         CHECK(!stx_group_sum(x, &v, 1) && !stx_group_max(x, &v, 1)
                   && !stx_group_broadcast(x, &v, sizeof v, 0)
-                  && !stx_group_send(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL) && v >= 1
+                  && !stx_group_send_bytes(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL) && v >= 1
                   && v <= 1,
               "in error: %g", v);
         refused(x, STX_ERR_ARG, "torn", "");
@@ -272,7 +272,7 @@ static void unset_all(void) {
 /* set: "NAME=value NAME=value .." */
 static void started(const char *set, int r, int n, int local, int locals, const char *by) {
     char copy[256], *word, *value;
-    stx_start s;
+    stx_launch_info s;
     unset_all();
     snprintf(copy, sizeof copy, "%s", set);
     for (word = strtok(copy, " "); word; word = strtok(NULL, " "))
@@ -280,7 +280,7 @@ static void started(const char *set, int r, int n, int local, int locals, const 
             *value = 0;
             setenv(word, value + 1, 1);
         }
-    s = stx_started();
+    s = stx_get_launch_info();
     CHECK(s.rank == r && s.ranks == n && s.local == local && s.locals == locals
               && (by ? s.by && !strcmp(s.by, by) : !s.by),
           "%s: %d of %d, %d of %d here, by %s", set, s.rank, s.ranks, s.local, s.locals,
@@ -378,7 +378,7 @@ static stx_tensor *op_dropout(stx_ctx *x, stx_tensor *a) {
 }
 
 static stx_tensor *op_time(stx_ctx *x, stx_tensor *a) {
-    return stx_dropout_time(x, stx_dropout_time(x, a, 0.4), 0.3);
+    return stx_dropout_variational(x, stx_dropout_variational(x, a, 0.4), 0.3);
 }
 
 static stx_tensor *op_norm(stx_ctx *x, stx_tensor *a) {
@@ -476,11 +476,11 @@ static void masks(void) {
         stx_real *mine = y, *his = y + one;
         stx_begin(x, STX_TRAIN);
         stx_begin(w, STX_TRAIN);
-        stx_get(x, stx_dropout_alike(x, stx_input(x, a, 5, 7, 0, 0), 0.5), mine);
+        stx_get(x, stx_dropout_replicated(x, stx_input(x, a, 5, 7, 0, 0), 0.5), mine);
         stx_get(w, stx_dropout(w, stx_input(w, a, 5, 7, 0, 0), 0.5), his);
-        CHECK(!memcmp(mine, his, 35 * sizeof *mine), "stx_dropout_alike: another mask %s",
+        CHECK(!memcmp(mine, his, 35 * sizeof *mine), "stx_dropout_replicated: another mask %s",
               stx_error(x));
-        CHECK(alike(mine, 35 * sizeof *mine), "stx_dropout_alike: not alike");
+        CHECK(alike(mine, 35 * sizeof *mine), "stx_dropout_replicated: not alike");
         stx_get(x, stx_dropout(x, stx_input(x, a, 5, 8, 0, 0), 0.5), mine);
         CHECK(ranks == 1 || !rank || !alike(mine, 40 * sizeof *mine), "stx_dropout is alike");
         if (ranks == 1 || !rank) alike(mine, 40 * sizeof *mine);
@@ -490,7 +490,7 @@ static void masks(void) {
             refused(x, STX_ERR_SHAPE, "stx_dropout: a rank's share has 35 numbers",
                     "multiple of 8");
             stx_begin(x, STX_TRAIN);
-            stx_dropout_time(x, stx_input(x, a, 3, 8, 4, 0), 0.5);
+            stx_dropout_variational(x, stx_input(x, a, 3, 8, 4, 0), 0.5);
             refused(x, STX_ERR_SHAPE, "a rank's share has 12 numbers", "multiple of 8");
             stx_begin(x, STX_TRAIN);
             stx_residual_norm(x, stx_input(x, a, 1, 4, 0, 0), stx_input(x, a, 1, 4, 0, 0), 0.5,
@@ -669,15 +669,15 @@ static void parts(void) {
         double n = i == 0 ? 3 + rank : i == 1 ? 7 * (rank == ranks - 1) : 0, all = 0;
         for (r = 0; r < ranks; r++) all += i == 0 ? 3 + r : i == 1 ? 7 * (r == ranks - 1) : 0;
         stx_begin(x, STX_TRAIN);
-        v = stx_item(x, stx_group_part(x, n));
+        v = stx_item(x, stx_group_loss_scale(x, n));
         each = ranks == 1 ? 1 : all > 0 ? n * ranks / all : 0;
         CHECK(CLOSE(v, each, 1e-15), "%g of %g: %g, want %g", n, all, v, each);
         sum = mean_of_ranks(v);
         CHECK(CLOSE(sum, i < 2 || ranks == 1 ? 1 : 0, 1e-14), "all parts: %g", sum);
     }
     stx_begin(alone, STX_TRAIN);
-    CHECK(CLOSE(stx_item(alone, stx_group_part(alone, 5)), 1, 0)
-              && CLOSE(stx_item(alone, stx_group_part(alone, 0)), 1, 0),
+    CHECK(CLOSE(stx_item(alone, stx_group_loss_scale(alone, 5)), 1, 0)
+              && CLOSE(stx_item(alone, stx_group_loss_scale(alone, 0)), 1, 0),
           "without a group");
     done(x);
     done(alone);
@@ -927,7 +927,7 @@ static void parameters(void) {
     stx_get(x, p->tensor[2], mine);
     memcpy(want, mine, sizeof mine);
     stx_group_broadcast(group, want, sizeof mine, 0);
-    CHECK(stx_group_params(p), "%s", stx_error(x));
+    CHECK(stx_group_broadcast_params(p), "%s", stx_error(x));
     for (i = 0; i < p->count; i++)
         CHECK(alike(p->tensor[i]->data, p->tensor[i]->size * sizeof *mine),
               "%s is not rank 0's at rank %d", p->name[i], rank);
@@ -937,7 +937,7 @@ static void parameters(void) {
     done(x);
     x = context(100 + (uint64_t)rank, 0, 0, 0);
     p = small_params(x);
-    CHECK(stx_group_params(p) && !memcmp(mine, p->tensor[2]->data, sizeof mine),
+    CHECK(stx_group_broadcast_params(p) && !memcmp(mine, p->tensor[2]->data, sizeof mine),
           "without a group they stay");
     done(x);
 }
@@ -1036,7 +1036,7 @@ static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     d.span_loss = 0.01;
     d.dropout = 0.1;
     d.emb_dropout = 0.1;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
@@ -1056,7 +1056,7 @@ static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
     d.divval = 2;
     d.dropout = 0.1;
     d.recompute = 1;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm make_sru(stx_ctx *x, stx_params **arch) {
@@ -1076,7 +1076,7 @@ static stx_lm make_sru(stx_ctx *x, stx_params **arch) {
     d.cutoff[1] = 14;
     d.divval = 2;
     d.emb_dropout = 0.2;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
@@ -1096,7 +1096,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
     d.sru.norm = STX_SRU_NORM_AFTER;
     d.sru.recompute = 1;
     d.dropout = 0.1;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_comp_desc comp_desc(void) {
@@ -1122,7 +1122,7 @@ static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
     d.compress = STX_COMP_CONV;
     d.gate = STX_COMP_GRU;
     d.glu = 1;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
@@ -1135,7 +1135,7 @@ static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     d.gate = STX_COMP_GTRXL;
     d.tied = 1;
     d.recompute = 1;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_par_desc par_desc(void) {
@@ -1157,7 +1157,7 @@ static stx_par_desc par_desc(void) {
 static stx_lm par_lm(stx_ctx *x, const stx_par_desc *d, stx_params **arch) {
     stx_par *m = stx_par_create(x, d);
     *arch = m ? m->arch : NULL;
-    return stx_par_lm(m);
+    return stx_par_as_lm(m);
 }
 
 static stx_lm make_par_step(stx_ctx *x, stx_params **arch) {
@@ -1384,7 +1384,7 @@ static double memories_apart(const run *r, const run *w) {
         unsigned char *bytes = (unsigned char *)mine.bytes;
         stx_group_sum(group, &n, 1);
         if (from && !rank) bytes = (unsigned char *)malloc((size_t)n);
-        CHECK(stx_group_send(group, bytes, (size_t)n, from, 0), "%s", stx_error(group));
+        CHECK(stx_group_send_bytes(group, bytes, (size_t)n, from, 0), "%s", stx_error(group));
         if (!rank) {
             stx_file *f = stx_file_in_memory(r->x, "the state of a rank", bytes, (size_t)n);
             part = r->lm.state_create(r->lm.model, streams, 0);

@@ -33,7 +33,7 @@ static stx_real *host_of(stx_ctx *x, const stx_tensor *t) {
 }
 
 
-// >>words
+// >>vocab_io
 
 enum { V = 29, D = 12 };
 
@@ -48,74 +48,74 @@ typedef struct words_case {
 } words_case;
 
 static const words_case words_cases[] = {
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0,
+    {STX_VOCAB_PLAIN, STX_VOCAB_PLAIN, 0, 0, 0, 0, 0, 0,
      "in_emb.weight out_emb.weight out_emb.bias ", 0},
-    {STX_WORDS_PLAIN, STX_WORDS_PLAIN, 5, 0, 0, 1, 0, 0,
+    {STX_VOCAB_PLAIN, STX_VOCAB_PLAIN, 5, 0, 0, 1, 0, 0,
      "in_emb.weight out_emb.weight out_emb.bias ", 0},
-    {STX_WORDS_PLAIN, STX_WORDS_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias ", 0},
-    {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 7, 0, 0, 0, 1, 0,
+    {STX_VOCAB_PLAIN, STX_VOCAB_TIED, 0, 0, 0, 0, 0, 0, "in_emb.weight out_emb.bias ", 0},
+    {STX_VOCAB_PLAIN, STX_VOCAB_ADAPTIVE, 7, 0, 0, 0, 1, 0,
      "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 "
      "out_emb.biases.0 "
      "out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_PLAIN, 0, 0, 0, 0, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_PLAIN, 0, 0, 0, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 "
      "in_emb.tables.2 in_emb.projs.2 "
      "out_emb.weight out_emb.bias ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
      "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
      "out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
      "out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 1, 0, 1,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 0, 1, 0, 1,
      "out_emb.tables.0 out_emb.projs.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
      "in_emb.projs.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 in_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight "
      "out_emb.cluster.bias ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 1, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 1, 0,
      "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 out_emb.cluster.weight out_emb.cluster.bias ",
      0},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 0, 0, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 0, 0, 0, 0,
      "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.biases.0 out_emb.biases.1 "
      "out_emb.biases.2 ",
      1},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 0, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 0, 0, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
      "out_emb.cluster.weight out_emb.cluster.bias out_emb.projs.0 out_emb.biases.0 out_emb.biases.1 out_emb.biases.2 ",
      2},
-    {STX_WORDS_PLAIN, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, 1, 0,
+    {STX_VOCAB_PLAIN, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, 1, 0,
      "in_emb.weight out_emb.cluster.weight out_emb.cluster.bias "
      "out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ",
      4},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 0, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 0, 0,
      "out_emb.tables.0 out_emb.projs.0 out_emb.biases.0 ", 8},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 1, 1, 1, 0, 1,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 1, 1, 1, 0, 1,
      "out_emb.tables.0 out_emb.projs.0 out_emb.proj_biases.0 in_emb.projs.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 "
      "out_emb.proj_biases.1 out_emb.biases.1 out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 "
      "out_emb.cluster.weight out_emb.cluster.bias ",
      2 + 4},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, STX_WORDS_OUTPUT, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, STX_VOCAB_OUTPUT, 0,
      "in_emb.tables.0 in_emb.tables.1 in_emb.tables.2 out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 "
      "out_emb.tables.1 out_emb.projs.1 out_emb.proj_biases.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.proj_biases.2 out_emb.biases.2 ",
      4 + 16},
-    {STX_WORDS_ADAPTIVE, STX_WORDS_ADAPTIVE, 0, 0, 0, 0, STX_WORDS_OUTPUT, 0,
+    {STX_VOCAB_ADAPTIVE, STX_VOCAB_ADAPTIVE, 0, 0, 0, 0, STX_VOCAB_OUTPUT, 0,
      "in_emb.tables.0 in_emb.projs.0 in_emb.tables.1 in_emb.projs.1 in_emb.tables.2 in_emb.projs.2 "
      "out_emb.cluster.weight out_emb.cluster.bias out_emb.tables.0 out_emb.biases.0 out_emb.tables.1 out_emb.projs.1 out_emb.biases.1 "
      "out_emb.tables.2 out_emb.projs.2 out_emb.biases.2 ",
      0},
 };
 
-static stx_words_desc words_of(const words_case *c) {
-    stx_words_desc d;
+static stx_vocab_io_desc words_of(const words_case *c) {
+    stx_vocab_io_desc d;
     memset(&d, 0, sizeof d);
     d.vocab = V;
     d.dim = D;
@@ -136,7 +136,7 @@ static stx_words_desc words_of(const words_case *c) {
     d.no_cutoffs = c->more >> 3 & 1;
     if (d.no_cutoffs) d.cutoffs = 0;
     if (c->more & 16) {
-        d.no_projs = STX_WORDS_INPUT;
+        d.no_projs = STX_VOCAB_INPUT;
         d.width[0] = d.width[1] = d.width[2] = D;
         d.out_width[1] = D / 2;
         d.out_width[2] = D / 4;
@@ -160,7 +160,7 @@ static stx_words_desc words_of(const words_case *c) {
 
 /* The largest number of a parameter against the bound of its draw: below it, and not
    far */
-static void drawn(stx_words *w, const char *what, const stx_tensor *t, double bound) {
+static void drawn(stx_vocab_io *w, const char *what, const stx_tensor *t, double bound) {
     stx_real *v = host_of(w->ctx, t);
     double top = 0;
     size_t i;
@@ -177,16 +177,16 @@ static void words_whole(void) {
         const words_case *c = &words_cases[k];
         stx_ctx *x = context(k + 1);
         stx_params *p = stx_params_create(x);
-        stx_words_desc d = words_of(c);
-        stx_words *w;
+        stx_vocab_io_desc d = words_of(c);
+        stx_vocab_io *w;
         stx_ids *in, *out;
         stx_tensor *e, *h, *lp, *nll;
         stx_real *v, *hv = (stx_real *)malloc(B * T * D * sizeof *hv);
         int32_t *t = text(B * T + 1, V, 3);
         char names[1024] = "";
         double sum = 0, z, worst = 0;
-        CHECK(stx_words_resolve(x, "test", &d, &d), "case %zu: %s", k, stx_error(x));
-        w = stx_words_create(p, &d);
+        CHECK(stx_vocab_io_resolve(x, "test", &d, &d), "case %zu: %s", k, stx_error(x));
+        w = stx_vocab_io_create(p, &d);
         CHECK(w != NULL, "case %zu: %s", k, stx_error(x));
         if (!w) return;
         for (i = 0; i < p->count; i++) {
@@ -194,18 +194,18 @@ static void words_whole(void) {
             strcat(names, " ");
         }
         CHECK(!strcmp(names, c->names), "case %zu: parameters %s", k, names);
-        CHECK(stx_params_size(p) == stx_words_count(&d), "case %zu: %zu numbers, counted %zu", k,
-              stx_params_size(p), stx_words_count(&d));
+        CHECK(stx_params_size(p) == stx_vocab_io_count(&d), "case %zu: %zu numbers, counted %zu", k,
+              stx_params_size(p), stx_vocab_io_count(&d));
         for (i = 0; i < B * T * D; i++) hv[i] = (stx_real)test_rand();
         stx_begin(x, STX_TRAIN);
         in = stx_tokens(x, t, B, T);
         out = stx_tokens(x, t + 1, B, T);
-        e = stx_words_embed(w, in);
+        e = stx_vocab_io_embed(w, in);
         CHECK(e && e->ndim == 3 && e->dim[0] == B && e->dim[1] == T
                   && e->dim[2] == (c->emb ? c->emb : D),
               "case %zu: embedding %s", k, stx_error(x));
         h = stx_variable(x, hv, B, T, D, 0);
-        lp = stx_words_log_probs(w, h);
+        lp = stx_vocab_io_log_probs(w, h);
         CHECK(lp && lp->ndim == 3 && lp->dim[2] == V, "case %zu: %s", k, stx_error(x));
         v = host_of(x, lp);
         for (i = 0; i < B * T; i++) {
@@ -214,7 +214,7 @@ static void words_whole(void) {
             sum -= (double)v[i * V + (size_t)t[i + 1]];
         }
         CHECK(worst < TOL, "case %zu: probabilities sum to 1 but for %g", k, worst);
-        nll = stx_words_loss(w, h, out, NULL);
+        nll = stx_vocab_io_loss(w, h, out, NULL);
         CHECK(CLOSE(stx_item(x, nll), sum / (double)(B * T), TOL), "case %zu: loss %g, by log p %g",
               k, stx_item(x, nll), sum / (double)(B * T));
         { /* weights, an ignored id, the rows' own losses, of every kind of output */
@@ -227,7 +227,7 @@ static void words_whole(void) {
             how.ignore = 1;
             how.ignored = t[2];
             how.divisor = 3;
-            lp = stx_words_loss(w, stx_detach(x, h), out, &how);
+            lp = stx_vocab_io_loss(w, stx_detach(x, h), out, &how);
             rows = host_of(x, how.nll);
             for (i = 0; i < B * T; i++) {
                 double nll_i = t[i + 1] == how.ignored ? 0 : -(double)v[i * V + (size_t)t[i + 1]];
@@ -239,7 +239,7 @@ static void words_whole(void) {
                   want, off, stx_error(x));
             free(rows);
         }
-        lp = stx_words_scores(w, h);
+        lp = stx_vocab_io_scores(w, h);
         if (lp) { /* log p but for a number of each row */
             stx_real *s = host_of(x, lp);
             for (worst = 0, i = 0; i < B * T * V; i++) {
@@ -254,17 +254,17 @@ static void words_whole(void) {
         stx_backward(x, stx_add(x, nll, stx_mean(x, stx_mul(x, e, e))));
         for (i = 0; i < p->count; i++) {
             stx_real *g = (stx_real *)calloc(p->tensor[i]->size, sizeof *g);
-            stx_fetch(x, g, p->tensor[i]->grad, p->tensor[i]->size);
+            stx_download(x, g, p->tensor[i]->grad, p->tensor[i]->size);
             for (z = 0, b = 0; b < p->tensor[i]->size; b++) z += fabs((double)g[b]);
             CHECK(z > 0, "case %zu: no gradient reaches %s", k, p->name[i]);
             free(g);
         }
         CHECK(stx_ok(x), "case %zu: %s", k, stx_error(x));
-        if (c->out == STX_WORDS_PLAIN) {
+        if (c->out == STX_VOCAB_PLAIN) {
             drawn(w, "W", w->out_w, 2 / sqrt((double)D));
             drawn(w, "bias", w->out_b, 0.25);
         }
-        if (c->out == STX_WORDS_ADAPTIVE) {
+        if (c->out == STX_VOCAB_ADAPTIVE) {
             if (!d.no_projs && d.cutoffs)
                 drawn(w, "projection", w->out.proj[1], sqrt(6.0 / (double)(D + d.out_width[1])));
             if (d.proj_biases) drawn(w, "bias of a projection", w->out.proj_bias[1], 0.125);
@@ -280,7 +280,7 @@ static void words_whole(void) {
                                          : c->widths ? 7u
                                                      : D / 4))),
                   "case %zu: widths", k);
-            CHECK(!stx_words_logits(w, h) && strstr(stx_error(x), "stx_words_log_probs"),
+            CHECK(!stx_vocab_io_logits(w, h) && strstr(stx_error(x), "stx_vocab_io_log_probs"),
                   "case %zu: %s", k, stx_error(x));
         }
         free(v);
@@ -298,18 +298,18 @@ static void words_scale(void) {
         for (given = 0; given < 2; given++) {
             stx_ctx *x = context(1);
             stx_params *p = stx_params_create(x);
-            stx_words_desc d = words_of(&words_cases[adaptive ? 4 : 0]);
-            stx_words *w;
+            stx_vocab_io_desc d = words_of(&words_cases[adaptive ? 4 : 0]);
+            stx_vocab_io *w;
             stx_tensor *e;
             stx_real *got, *row;
             int32_t id = 20;
             size_t i, j;
             double worst = 0, s = given ? 3 : adaptive ? sqrt((double)D) : 1;
             d.scale = given ? 3 : 0;
-            stx_words_resolve(x, NULL, &d, &d);
-            w = stx_words_create(p, &d);
+            stx_vocab_io_resolve(x, NULL, &d, &d);
+            w = stx_vocab_io_create(p, &d);
             stx_begin(x, STX_EVAL);
-            e = stx_words_embed(w, stx_tokens(x, &id, 1, 1));
+            e = stx_vocab_io_embed(w, stx_tokens(x, &id, 1, 1));
             got = host_of(x, e);
             row = host_of(x, adaptive ? w->in.table[2] : w->in_emb);
             if (adaptive) {
@@ -335,18 +335,18 @@ static void words_scale(void) {
         }
 }
 
-static void words_refused(const char *want, const stx_words_desc *d) {
+static void words_refused(const char *want, const stx_vocab_io_desc *d) {
     stx_ctx *x = context(1);
-    stx_words_desc to;
-    CHECK(!stx_words_resolve(x, "test_lm", d, &to) && test_says(stx_error(x), want)
+    stx_vocab_io_desc to;
+    CHECK(!stx_vocab_io_resolve(x, "test_lm", d, &to) && test_says(stx_error(x), want)
               && strstr(stx_error(x), "test_lm:"),
           "want \"%s\", got \"%s\"", want, stx_error(x));
-    CHECK(!stx_words_resolve(NULL, NULL, d, &to), "%s: without a context", want);
+    CHECK(!stx_vocab_io_resolve(NULL, NULL, d, &to), "%s: without a context", want);
     stx_destroy(x);
 }
 
 static void words_errors(void) {
-    stx_words_desc plain = words_of(&words_cases[0]), ad = words_of(&words_cases[5]), d;
+    stx_vocab_io_desc plain = words_of(&words_cases[0]), ad = words_of(&words_cases[5]), d;
     d = plain;
     d.vocab = 0;
     words_refused("vocab: expected .. got 0", &d);
@@ -358,7 +358,7 @@ static void words_errors(void) {
     d.emb++;
     words_refused("emb: expected", &d);
     d = plain;
-    d.in = STX_WORDS_TIED;
+    d.in = STX_VOCAB_TIED;
     words_refused("in: expected .. got 1", &d);
     d = plain;
     d.out = 5;
@@ -370,18 +370,18 @@ static void words_errors(void) {
     d.dropout = 1;
     words_refused("dropout of words: expected .. got 1", &d);
     d = plain;
-    d.out = STX_WORDS_TIED;
+    d.out = STX_VOCAB_TIED;
     d.emb = 5;
     words_refused("emb with a tied output", &d);
     d = plain;
     d.share_tables = 1;
     words_refused("share_tables without", &d);
     d = plain;
-    d.out = STX_WORDS_ADAPTIVE;
+    d.out = STX_VOCAB_ADAPTIVE;
     d.share_projs = 1;
     words_refused("share_projs without", &d);
     d = ad;
-    d.out = STX_WORDS_TIED;
+    d.out = STX_VOCAB_TIED;
     words_refused("a tied output wants a plain input", &d);
     d = ad;
     d.emb = 5;
@@ -430,34 +430,34 @@ static void words_errors(void) {
     d.own_first = 1;
     words_refused("own_first: expected .. got 1", &d);
     d = ad;
-    d.out = STX_WORDS_PLAIN;
+    d.out = STX_VOCAB_PLAIN;
     d.proj_biases = 1;
     words_refused("proj_biases: expected .. got 1", &d);
     d = ad;
     d.cutoffs = 0;
     d.vocab = 50000;
     d.dim = 64;
-    CHECK(stx_words_resolve(NULL, NULL, &d, &d) && d.cutoffs == 2 && d.cutoff[0] == 20000
+    CHECK(stx_vocab_io_resolve(NULL, NULL, &d, &d) && d.cutoffs == 2 && d.cutoff[0] == 20000
               && d.cutoff[1] == 40000,
           "the usual cutoffs");
     d = plain;
     d.vocab = d.dim = (size_t)1 << 31;
     if (sizeof(size_t) == 8)
-        CHECK(stx_words_resolve(NULL, NULL, &d, &d)
-                  && stx_words_count(&d) == ((size_t)1 << 63) + ((size_t)1 << 31),
+        CHECK(stx_vocab_io_resolve(NULL, NULL, &d, &d)
+                  && stx_vocab_io_count(&d) == ((size_t)1 << 63) + ((size_t)1 << 31),
               "a large count");
     CHECK(stx_size_add(SIZE_MAX - 5, 2, 3) == SIZE_MAX
               && stx_size_add(SIZE_MAX - 7, 2, 3) == SIZE_MAX - 1
               && stx_size_add(1, SIZE_MAX, 2) == SIZE_MAX && stx_size_add(7, 0, 9) == 7,
           "sums that do not wrap");
-    CHECK(!stx_words_create(NULL, &plain) && !stx_words_embed(NULL, NULL)
-              && !stx_words_logits(NULL, NULL) && !stx_words_log_probs(NULL, NULL)
-              && !stx_words_scores(NULL, NULL) && !stx_words_loss(NULL, NULL, NULL, NULL),
+    CHECK(!stx_vocab_io_create(NULL, &plain) && !stx_vocab_io_embed(NULL, NULL)
+              && !stx_vocab_io_logits(NULL, NULL) && !stx_vocab_io_log_probs(NULL, NULL)
+              && !stx_vocab_io_scores(NULL, NULL) && !stx_vocab_io_loss(NULL, NULL, NULL, NULL),
           "NULLs");
 }
 
 
-// >>rows
+// >>memory
 
 /* What rows should hold, said the slow way: every row of every stream that was ever
    pushed, and whether it was padding */
@@ -469,9 +469,9 @@ typedef struct told {
     size_t n;
 } told;
 
-static stx_rows *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int zeros, int whole,
+static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int zeros, int whole,
                          size_t most) {
-    stx_rows_desc d;
+    stx_memory_desc d;
     memset(&d, 0, sizeof d);
     d.B = B;
     d.layers = layers;
@@ -480,7 +480,7 @@ static stx_rows *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int ze
     d.zeros = zeros;
     d.whole = whole;
     d.most = most;
-    return stx_rows_create(x, &d);
+    return stx_memory_create(x, &d);
 }
 
 /* T new rows for each of B streams, drawn; pads: some of them padding */
@@ -504,10 +504,10 @@ static stx_tensor *some(stx_ctx *x, told *t, size_t B, size_t T, int pads, const
 }
 
 /* The newest rows of layer l, by way of read and mask, against what was told */
-static void holds(const char *what, stx_rows *s, size_t l, const told *t, size_t n) {
+static void holds(const char *what, stx_memory *s, size_t l, const told *t, size_t n) {
     stx_ctx *x = s->ctx;
-    stx_tensor *y = stx_rows_read(s, l, n);
-    const stx_ids *mask = stx_rows_mask(s, l, n, NULL, 0);
+    stx_tensor *y = stx_memory_read(s, l, n);
+    const stx_ids *mask = stx_memory_mask(s, l, n, NULL, 0);
     stx_real *v = host_of(x, y);
     size_t b, i, c, m = y ? y->dim[1] : 0, wrong = 0, missing = 0;
     for (b = 0; b < s->B; b++)
@@ -544,7 +544,7 @@ static void rows_random(void) {
     for (kind = 0; kind < 8; kind++) {
         const int pads = kind & 1, zeros = kind & 2 && !pads, two = kind & 4;
         stx_ctx *x = context((uint64_t)kind);
-        stx_rows *s = rows_of(x, RB, 2, 1, zeros, 0, kind == 4 ? 40 : 0),
+        stx_memory *s = rows_of(x, RB, 2, 1, zeros, 0, kind == 4 ? 40 : 0),
                  *o = two ? rows_of(x, RB, 2, 1, zeros, 0, 0) : s, *swap;
         told *t = (told *)calloc(RB, sizeof *t);
         size_t step, b;
@@ -556,47 +556,47 @@ static void rows_random(void) {
                    e, had;
             const stx_ids *pad, *mask;
             stx_tensor *h, *X, *old;
-            stx_past past;
+            stx_cached_rows past;
             stx_begin(x, STX_EVAL);
             if (step == 9 || step == 13 || step == 14) {
-                stx_rows_reset_stream(s, step % RB);
+                stx_memory_reset_stream(s, step % RB);
                 forget(&t[step % RB]);
                 holds("after a stream's reset", s, 0, t, 30);
             }
             if (step == 18) {
-                stx_rows_reset(s);
+                stx_memory_reset(s);
                 for (b = 0; b < RB; b++) forget(&t[b]);
-                CHECK(!stx_rows_most(s) && !stx_rows_read(s, 0, 9), "a reset");
+                CHECK(!stx_memory_max_rows(s) && !stx_memory_read(s, 0, 9), "a reset");
             }
             h = some(x, t, RB, T, pads && step != 20, &pad);
-            had = stx_rows_most(s);
-            X = stx_rows_before(s, 1, 6, h);
+            had = stx_memory_max_rows(s);
+            X = stx_memory_concat(s, 1, 6, h);
             CHECK(X && X->dim[1] == STX_MIN(had, 6) + T && (had || X == h),
                   "rows before a block: %s", stx_error(x));
             e = had + T > keep ? had + T - keep : 0;
-            old = stx_rows_evicted(s, 0, keep, h, pad, &mask);
+            old = stx_memory_evicted(s, 0, keep, h, pad, &mask);
             CHECK(e ? old && old->dim[1] == e : !old && !mask, "%zu fall out, want %zu",
                   old ? old->dim[1] : 0, e);
             if (old) { /* as the newest of a memory of their own */
-                stx_rows *fell = rows_of(x, RB, 1, 0, zeros, 0, 0);
+                stx_memory *fell = rows_of(x, RB, 1, 0, zeros, 0, 0);
                 told *u = (told *)calloc(RB, sizeof *u);
                 for (b = 0; b < RB; b++) {
                     u[b] = t[b];
                     u[b].n -= keep < u[b].n ? keep : u[b].n;
                 }
                 if (had + T <= t[0].n) {
-                    CHECK(stx_rows_push(fell, NULL, 0, e, old, mask), "%s", stx_error(x));
+                    CHECK(stx_memory_push(fell, NULL, 0, e, old, mask), "%s", stx_error(x));
                     holds("what falls out", fell, 0, u, e);
                 }
                 free(u);
-                stx_rows_free(fell);
+                stx_memory_free(fell);
             }
-            CHECK(stx_rows_past(s, 1, 6, &past) && past.rows == STX_MIN(had, 6),
+            CHECK(stx_memory_view(s, 1, 6, &past) && past.rows == STX_MIN(had, 6),
                   "a view of %zu rows: %s", past.rows, stx_error(x));
-            old = stx_rows_read(s, 1, 6);
-            for (b = 0; b < 2; b++) CHECK(stx_rows_push(o, s, b, keep, h, pad), "%s", stx_error(x));
-            CHECK(stx_rows_most(o) == STX_MIN(keep, had + T), "%zu rows, want %zu",
-                  stx_rows_most(o), STX_MIN(keep, had + T));
+            old = stx_memory_read(s, 1, 6);
+            for (b = 0; b < 2; b++) CHECK(stx_memory_push(o, s, b, keep, h, pad), "%s", stx_error(x));
+            CHECK(stx_memory_max_rows(o) == STX_MIN(keep, had + T), "%zu rows, want %zu",
+                  stx_memory_max_rows(o), STX_MIN(keep, had + T));
             /* what is pushed does not change it in this step */
             for (b = 0; old && b < RB; b++)
                 CHECK(!memcmp(past.data + b * past.stride, old->data + b * past.rows * RW,
@@ -608,7 +608,7 @@ static void rows_random(void) {
             s = o;
             o = swap;
         }
-        CHECK(stx_rows_key(s, 1) != stx_rows_key(s, 2), "keys");
+        CHECK(stx_memory_key(s, 1) != stx_memory_key(s, 2), "keys");
         free(t);
         stx_destroy(x);
     }
@@ -619,7 +619,7 @@ static void rows_streams(void) {
     int zeros;
     for (zeros = 0; zeros < 2; zeros++) {
         stx_ctx *x = context(3);
-        stx_rows *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0),
+        stx_memory *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0),
                  *b = rows_of(x, 2, 2, 0, zeros, 0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
         told *t = (told *)calloc(RB + 1, sizeof *t);
         const stx_ids *pad;
@@ -627,31 +627,31 @@ static void rows_streams(void) {
         size_t l;
         stx_begin(x, STX_EVAL);
         h = some(x, t, RB, 9, !zeros, &pad);
-        for (l = 0; l < 2; l++) stx_rows_push(s, NULL, l, 20, h, pad);
-        CHECK(stx_rows_copy(a, 0, s, 0, 1) && stx_rows_copy(b, 0, s, 1, 2), "split: %s",
+        for (l = 0; l < 2; l++) stx_memory_push(s, NULL, l, 20, h, pad);
+        CHECK(stx_memory_copy(a, 0, s, 0, 1) && stx_memory_copy(b, 0, s, 1, 2), "split: %s",
               stx_error(x));
         holds("the first stream", a, 1, t, 50);
         holds("the others", b, 0, t + 1, 50);
         h = some(x, t + 1, 2, 6, 0, &pad); /* one part goes on */
-        for (l = 0; l < 2; l++) stx_rows_push(b, b, l, 20, h, pad);
-        CHECK(stx_rows_copy(j, 0, a, 0, 1) && stx_rows_copy(j, 1, b, 0, 2), "join: %s",
+        for (l = 0; l < 2; l++) stx_memory_push(b, b, l, 20, h, pad);
+        CHECK(stx_memory_copy(j, 0, a, 0, 1) && stx_memory_copy(j, 1, b, 0, 2), "join: %s",
               stx_error(x));
-        CHECK(stx_rows_most(j) == 15, "%zu rows", stx_rows_most(j));
+        CHECK(stx_memory_max_rows(j) == 15, "%zu rows", stx_memory_max_rows(j));
         holds("joined", j, 0, t, 50);
         holds("joined, the newest", j, 1, t, 4);
         /* a shorter stream into a longer batch */
-        CHECK(stx_rows_copy(j, 2, a, 0, 1), "%s", stx_error(x));
+        CHECK(stx_memory_copy(j, 2, a, 0, 1), "%s", stx_error(x));
         t[2] = t[0];
         holds("a shorter one", j, 0, t, 50);
-        CHECK(stx_rows_copy(j, 0, j, 1, 1), "%s", stx_error(x));
+        CHECK(stx_memory_copy(j, 0, j, 1, 1), "%s", stx_error(x));
         t[0] = t[1];
         holds("repeated", j, 0, t, 50);
-        CHECK(stx_rows_copy(j, 0, s, 0, 3) && stx_rows_most(j) == 9, "all of them: %zu rows",
-              stx_rows_most(j));
-        CHECK(!stx_rows_copy(j, 1, s, 0, 3) && strstr(stx_error(x), "stx_rows_copy"), "%s",
+        CHECK(stx_memory_copy(j, 0, s, 0, 3) && stx_memory_max_rows(j) == 9, "all of them: %zu rows",
+              stx_memory_max_rows(j));
+        CHECK(!stx_memory_copy(j, 1, s, 0, 3) && strstr(stx_error(x), "stx_memory_copy"), "%s",
               stx_error(x));
         stx_clear_error(x);
-        CHECK(!stx_rows_copy(j, 0, j, 1, 2) && strstr(stx_error(x), "no overlap"), "%s",
+        CHECK(!stx_memory_copy(j, 0, j, 1, 2) && strstr(stx_error(x), "no overlap"), "%s",
               stx_error(x));
         stx_clear_error(x);
         free(t);
@@ -662,8 +662,8 @@ static void rows_streams(void) {
 /* Rows that are float in every precision: what is read of them is, too */
 static void rows_full(void) {
     stx_ctx *x = context(4);
-    stx_rows_desc d;
-    stx_rows *s;
+    stx_memory_desc d;
+    stx_memory *s;
     stx_real v[RB * 3 * 2], w[RB * 4 * 2];
     stx_tensor *h, *y;
     size_t i;
@@ -672,30 +672,30 @@ static void rows_full(void) {
     d.B = RB;
     d.width = 2;
     d.full = d.zeros = 1;
-    s = stx_rows_create(x, &d);
+    s = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     for (i = 0; i < RB * 6; i++) v[i] = (stx_real)i;
-    h = stx_new_full(x, RB, 3, 2, 0);
+    h = stx_new_f32(x, RB, 3, 2, 0);
     stx_set(x, h, v);
-    CHECK(stx_rows_push(s, s, 0, 4, h, NULL) && stx_rows_push(s, s, 0, 4, h, NULL), "%s",
+    CHECK(stx_memory_push(s, s, 0, 4, h, NULL) && stx_memory_push(s, s, 0, 4, h, NULL), "%s",
           stx_error(x));
-    y = stx_rows_read(s, 0, 9);
+    y = stx_memory_read(s, 0, 9);
     CHECK(y && y->full && y->dim[1] == 4, "%s", stx_error(x));
     stx_get(x, y, w);
     for (i = 0; i < RB * 8; i++)
         CHECK(w[i] == v[i / 8 * 6 + (i % 8 < 2 ? 4 + i % 2 : i % 8 - 2)], "number %zu is %g", i,
               (double)w[i]);
-    y = stx_rows_before(s, 0, 2, h);
+    y = stx_memory_concat(s, 0, 2, h);
     CHECK(y && y->full && y->dim[1] == 5, "%s", stx_error(x));
-    y = stx_rows_evicted(s, 0, 4, h, NULL, NULL);
+    y = stx_memory_evicted(s, 0, 4, h, NULL, NULL);
     CHECK(y && y->full && y->dim[1] == 3, "%s", stx_error(x));
     stx_destroy(x);
 }
 
 static void rows_fixed(void) {
     stx_ctx *x = context(4);
-    stx_rows_desc d;
-    stx_rows *s, *r;
+    stx_memory_desc d;
+    stx_memory *s, *r;
     stx_real v[RB * 4], w[RB * 4];
     stx_tensor *y;
     size_t i;
@@ -704,32 +704,32 @@ static void rows_fixed(void) {
     d.B = RB;
     d.width = 4;
     d.fixed = 1;
-    s = stx_rows_create(x, &d);
-    r = stx_rows_create(x, &d);
+    s = stx_memory_create(x, &d);
+    r = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     for (i = 0; i < RB * 4; i++) v[i] = (stx_real)(i + 1);
-    CHECK(stx_rows_push(s, NULL, 1, 1, stx_input(x, v, RB, 4, 0, 0), NULL), "%s", stx_error(x));
-    y = stx_rows_read(s, 1, 1);
+    CHECK(stx_memory_push(s, NULL, 1, 1, stx_input(x, v, RB, 4, 0, 0), NULL), "%s", stx_error(x));
+    y = stx_memory_read(s, 1, 1);
     CHECK(y && y->ndim == 2 && y->full, "%s", stx_error(x));
     stx_get(x, y, w);
     CHECK(!memcmp(v, w, sizeof v), "the row");
-    y = stx_rows_read(s, 0, 1);
+    y = stx_memory_read(s, 0, 1);
     stx_get(x, y, w);
     for (i = 0; i < RB * 4; i++) CHECK(w[i] == 0, "another layer");
-    CHECK(stx_rows_copy(r, 0, s, 1, 2), "%s", stx_error(x));
-    CHECK(stx_rows_get(r, 1, w) && !memcmp(v + 4, w, 8 * sizeof *v) && w[8] == 0,
+    CHECK(stx_memory_copy(r, 0, s, 1, 2), "%s", stx_error(x));
+    CHECK(stx_memory_get(r, 1, w) && !memcmp(v + 4, w, 8 * sizeof *v) && w[8] == 0,
           "two of three streams");
-    stx_rows_reset_stream(s, 1);
-    CHECK(stx_rows_get(s, 1, w) && w[3] == 4 && w[4] == 0 && w[7] == 0 && w[8] == 9,
+    stx_memory_reset_stream(s, 1);
+    CHECK(stx_memory_get(s, 1, w) && w[3] == 4 && w[4] == 0 && w[7] == 0 && w[8] == 9,
           "one stream's reset");
-    CHECK(stx_rows_set(s, 0, 1, v, 1) && stx_rows_get(s, 0, w) && !memcmp(v, w, sizeof v),
+    CHECK(stx_memory_set(s, 0, 1, v, 1) && stx_memory_get(s, 0, w) && !memcmp(v, w, sizeof v),
           "set and get");
-    stx_rows_reset(s);
-    CHECK(stx_rows_get(s, 0, w) && w[0] == 0 && stx_rows_most(s) == 1, "reset");
-    CHECK(!stx_rows_set(s, 0, 2, v, 2), "two rows");
+    stx_memory_reset(s);
+    CHECK(stx_memory_get(s, 0, w) && w[0] == 0 && stx_memory_max_rows(s) == 1, "reset");
+    CHECK(!stx_memory_set(s, 0, 2, v, 2), "two rows");
     stx_clear_error(x);
-    CHECK(!stx_rows_push(s, NULL, 0, 1, stx_input(x, v, RB, 2, 2, 0), NULL)
-              && strstr(stx_error(x), "stx_rows_push"),
+    CHECK(!stx_memory_push(s, NULL, 0, 1, stx_input(x, v, RB, 2, 2, 0), NULL)
+              && strstr(stx_error(x), "stx_memory_push"),
           "%s", stx_error(x));
     stx_destroy(x);
 }
@@ -738,7 +738,7 @@ static void rows_files(void) {
     int as_one;
     for (as_one = 0; as_one < 2; as_one++) {
         stx_ctx *x = context(5);
-        stx_rows *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
+        stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
                  *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
                  *few = rows_of(x, 2, 2, as_one, 0, !as_one, 0),
                  *none = rows_of(x, RB, 2, as_one, 0, !as_one, 0);
@@ -753,11 +753,11 @@ static void rows_files(void) {
         test_path(path, sizeof path, "test_lm");
         stx_begin(x, STX_EVAL);
         h = some(x, t, RB, 9, 1, &pad);
-        for (l = 0; l < 2; l++) stx_rows_push(s, NULL, l, 12, h, pad);
+        for (l = 0; l < 2; l++) stx_memory_push(s, NULL, l, 12, h, pad);
         CHECK(s->layer[0].real == 9 && s->layer[0].rows == (as_one ? 9u : 12u), "%zu of %zu rows",
               s->layer[0].real, s->layer[0].rows);
         w = stx_writer_create(x);
-        CHECK(stx_rows_save(w, s, "a.") && stx_rows_save(w, none, "none.")
+        CHECK(stx_memory_save(w, s, "a.") && stx_memory_save(w, none, "none.")
                   && stx_writer_finish(w, path),
               "%s", stx_error(x));
         f = stx_file_open(x, path);
@@ -765,28 +765,28 @@ static void rows_files(void) {
         CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1")
                   && stx_file_meta(f, as_one ? "a.rows" : "a.rows.1"),
               "names");
-        CHECK(stx_rows_load(r, f, "a.") && r->layer[1].rows == s->layer[1].rows, "%s",
+        CHECK(stx_memory_load(r, f, "a.") && r->layer[1].rows == s->layer[1].rows, "%s",
               stx_error(x));
         for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
-        CHECK(stx_rows_load(r, f, "none.") && !stx_rows_most(r), "%s", stx_error(x));
-        CHECK(!stx_rows_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)")
-                  && !stx_rows_most(few),
+        CHECK(stx_memory_load(r, f, "none.") && !stx_memory_max_rows(r), "%s", stx_error(x));
+        CHECK(!stx_memory_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)")
+                  && !stx_memory_max_rows(few),
               "%s", stx_error(x));
         stx_clear_error(x);
-        CHECK(!stx_rows_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
+        CHECK(!stx_memory_load(r, f, "b.") && strstr(stx_error(x), "b.rows"), "%s", stx_error(x));
         stx_clear_error(x);
         memset(name, 'n', 90);
         name[90] = 0;
-        CHECK(!stx_rows_load(r, f, name) && strstr(stx_error(x), "a prefix of 90 letters"), "%s",
+        CHECK(!stx_memory_load(r, f, name) && strstr(stx_error(x), "a prefix of 90 letters"), "%s",
               stx_error(x));
         stx_clear_error(x);
         stx_file_close(f);
         /* by hand, in the caller's memory: what is set is all there */
-        CHECK(stx_rows_get(s, 1, v) && stx_rows_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
+        CHECK(stx_memory_get(s, 1, v) && stx_memory_set(r, 1, 9, v, 9) && !r->layer[1].masked, "%s",
               stx_error(x));
-        h = stx_rows_read(r, 1, 99);
-        CHECK(h && h->dim[1] == 9 && !stx_rows_mask(r, 1, 99, NULL, 0), "set: %s", stx_error(x));
-        stx_fetch(x, v, r->layer[1].data, 1);
+        h = stx_memory_read(r, 1, 99);
+        CHECK(h && h->dim[1] == 9 && !stx_memory_mask(r, 1, 99, NULL, 0), "set: %s", stx_error(x));
+        stx_download(x, v, r->layer[1].data, 1);
         CHECK((double)v[0] == t[0].row[0][0], "the first number");
         /* damaged: counts that are too large, a mask of another shape */
         w = stx_writer_create(x);
@@ -804,20 +804,20 @@ static void rows_files(void) {
             size_t dim[3] = {RB, 9, RW}, off[2] = {RB, 8};
             for (l = 0; l < 2; l++) {
                 snprintf(name, sizeof name, "d.%s%zu", as_one ? "memory." : "", l);
-                stx_writer_add_numbers(w, name, 3, dim, s->layer[l].data);
+                stx_writer_add_device(w, name, 3, dim, s->layer[l].data);
             }
             stx_writer_add(w, as_one ? "d.pad" : "d.pad.1", STX_I32, 2, off, s->layer[0].pad);
         }
         CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
         f = stx_file_open(x, path);
-        CHECK(!stx_rows_load(r, f, "c.") && strstr(stx_error(x), "damaged") && !stx_rows_most(r),
+        CHECK(!stx_memory_load(r, f, "c.") && strstr(stx_error(x), "damaged") && !stx_memory_max_rows(r),
               "%s", stx_error(x));
         stx_clear_error(x);
-        CHECK(!stx_rows_load(r, f, "d.") && strstr(stx_error(x), "pad") && !stx_rows_most(r), "%s",
+        CHECK(!stx_memory_load(r, f, "d.") && strstr(stx_error(x), "pad") && !stx_memory_max_rows(r), "%s",
               stx_error(x));
         stx_clear_error(x);
         if (!as_one)
-            CHECK(!stx_rows_load(r, f, "e.") && strstr(stx_error(x), "9 of 3 rows"), "%s",
+            CHECK(!stx_memory_load(r, f, "e.") && strstr(stx_error(x), "9 of 3 rows"), "%s",
                   stx_error(x));
         stx_clear_error(x);
         stx_file_close(f);
@@ -834,7 +834,7 @@ static void rows_apart(void) {
     size_t n, i;
     for (n = 8; n < 10; n++) {
         stx_ctx *x = context(9);
-        stx_rows *s = rows_of(x, RB, 1, 0, 0, 0, 0), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
+        stx_memory *s = rows_of(x, RB, 1, 0, 0, 0, 0), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
         told *t = (told *)calloc(RB, sizeof *t);
         const stx_ids *pad;
         stx_writer *w = stx_writer_create(x);
@@ -842,13 +842,13 @@ static void rows_apart(void) {
         char path[1024];
         test_path(path, sizeof path, "test_lm");
         stx_begin(x, STX_EVAL);
-        stx_rows_reserve(s, 20);
-        for (i = 0; i < 2; i++) stx_rows_push(s, s, 0, n, some(x, t, RB, n, 0, &pad), NULL);
+        stx_memory_reserve(s, 20);
+        for (i = 0; i < 2; i++) stx_memory_push(s, s, 0, n, some(x, t, RB, n, 0, &pad), NULL);
         CHECK(s->layer[0].stride == 20 * RW, "%zu apart", s->layer[0].stride);
-        CHECK(stx_rows_save(w, s, "a.") && stx_writer_checksum(w) && stx_writer_finish(w, path),
+        CHECK(stx_memory_save(w, s, "a.") && stx_writer_checksum(w) && stx_writer_finish(w, path),
               "%s", stx_error(x));
         f = stx_file_open(x, path);
-        CHECK(f && stx_file_verify(f) && stx_rows_load(r, f, "a."), "%s", stx_error(x));
+        CHECK(f && stx_file_verify(f) && stx_memory_load(r, f, "a."), "%s", stx_error(x));
         holds("from a file", r, 0, t, n);
         stx_file_close(f);
         remove(path);
@@ -867,24 +867,24 @@ static void rows_views(void) {
     for (kind = 0; kind < 4; kind++) {
         const size_t T = kind & 1 ? 5 : 3, keep = 12;
         stx_ctx *x = context(8);
-        stx_rows *s = rows_of(x, RB, 1, 0, 1, 0, 12), *other = rows_of(x, RB, 1, 0, 1, 0, 0);
+        stx_memory *s = rows_of(x, RB, 1, 0, 1, 0, 12), *other = rows_of(x, RB, 1, 0, 1, 0, 0);
         told *t = (told *)calloc(RB, sizeof *t);
         const stx_real *base = NULL;
         const stx_ids *pad;
         size_t step, k, b, bytes = 0;
         for (step = 0; step < 40; step++) {
-            stx_past view[MOST];
+            stx_cached_rows view[MOST];
             stx_tensor *copy[MOST], *h = NULL;
             size_t views = 0;
             stx_begin(x, kind & 2 ? STX_TRAIN : STX_EVAL);
             for (k = 0; k < (step % 4 == 3 ? 3 : 1); k++) {
                 h = some(x, t, RB, T, 0, &pad);
-                copy[views] = stx_rows_read(s, 0, step % 2 ? 12 : 7);
-                CHECK(stx_rows_past(s, 0, step % 2 ? 12 : 7, &view[views]), "%s", stx_error(x));
+                copy[views] = stx_memory_read(s, 0, step % 2 ? 12 : 7);
+                CHECK(stx_memory_view(s, 0, step % 2 ? 12 : 7, &view[views]), "%s", stx_error(x));
                 CHECK(view[views].rows == (copy[views] ? copy[views]->dim[1] : 0), "%zu rows",
                       view[views].rows);
                 views++;
-                CHECK(stx_rows_push(s, s, 0, keep, h, NULL), "%s", stx_error(x));
+                CHECK(stx_memory_push(s, s, 0, keep, h, NULL), "%s", stx_error(x));
                 holds("pushed", s, 0, t, 12);
             }
             if (step == 34) {
@@ -895,43 +895,43 @@ static void rows_views(void) {
                 CHECK(s->layer[0].base == base && stx_bytes(x) == bytes, "step %zu: another buffer",
                       step);
             if (step == 9) {
-                stx_rows_reset_stream(s, 1);
+                stx_memory_reset_stream(s, 1);
                 forget(&t[1]);
                 holds("a stream's reset", s, 0, t, 12);
             }
             if (step == 13) {
                 stx_real *all = (stx_real *)calloc(RB * 12 * RW, sizeof *all);
-                CHECK(stx_rows_get(s, 0, all)
-                          && stx_rows_set(s, 0, stx_rows_most(s), all, stx_rows_most(s)),
+                CHECK(stx_memory_get(s, 0, all)
+                          && stx_memory_set(s, 0, stx_memory_max_rows(s), all, stx_memory_max_rows(s)),
                       "%s", stx_error(x));
                 holds("set", s, 0, t, 12);
                 free(all);
             }
             if (step == 17) {
-                stx_rows_push(other, NULL, 0, 4, h, NULL);
-                CHECK(stx_rows_copy(s, 2, other, 2, 1), "%s", stx_error(x));
+                stx_memory_push(other, NULL, 0, 4, h, NULL);
+                CHECK(stx_memory_copy(s, 2, other, 2, 1), "%s", stx_error(x));
                 for (k = 0; k + STX_MIN(T, 4) < t[2].n; k++) t[2].gone[k] = 1;
                 holds("a stream copied", s, 0, t, 12);
             }
             if (step == 21) { /* what another one holds, none of it, and a block */
-                CHECK(stx_rows_push(s, other, 0, STX_MIN(T, 4), h, NULL), "%s", stx_error(x));
+                CHECK(stx_memory_push(s, other, 0, STX_MIN(T, 4), h, NULL), "%s", stx_error(x));
                 holds("in place of all", s, 0, t, 12);
             }
             if (step >= 25 && step < 29) {
-                stx_rows_reset(s);
+                stx_memory_reset(s);
                 for (b = 0; b < RB; b++) forget(&t[b]);
-                CHECK(stx_rows_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s",
+                CHECK(stx_memory_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s",
                       stx_error(x));
                 holds("after a reset", s, 0, t, 12);
             }
             if (step == 29) { /* set to nothing, and a block */
-                CHECK(stx_rows_set(s, 0, 0, NULL, 0), "%s", stx_error(x));
+                CHECK(stx_memory_set(s, 0, 0, NULL, 0), "%s", stx_error(x));
                 for (b = 0; b < RB; b++) forget(&t[b]);
-                CHECK(stx_rows_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s",
+                CHECK(stx_memory_push(s, s, 0, keep, some(x, t, RB, T, 0, &pad), NULL), "%s",
                       stx_error(x));
                 holds("after a set of none", s, 0, t, 12);
             }
-            if (step == 39) stx_rows_free(s);
+            if (step == 39) stx_memory_free(s);
             for (k = 0; k < views; k++)
                 for (b = 0; copy[k] && b < RB; b++)
                     CHECK(!memcmp(view[k].data + b * view[k].stride,
@@ -961,10 +961,10 @@ static void lose_free(void *user, void *p) {
 static void rows_kept(void) {
     enum { KEEP = 64, STEP = 4 };
 
-    stx_rows_desc rd;
+    stx_memory_desc rd;
     stx_real v[2 * KEEP * RW], got[2 * KEEP * RW];
-    stx_past view;
-    stx_rows *a, *b;
+    stx_cached_rows view;
+    stx_memory *a, *b;
     stx_desc d;
     stx_ctx *x;
     size_t i, k, moves[2] = {0, 0}, pace[2];
@@ -976,36 +976,36 @@ static void rows_kept(void) {
     rd.layers = 1;
     rd.width = RW;
     x = stx_create(&d);
-    a = stx_rows_create(x, &rd);
-    b = stx_rows_create(x, &rd);
+    a = stx_memory_create(x, &rd);
+    b = stx_memory_create(x, &rd);
     for (i = 0; i < 2 * KEEP * RW; i++) v[i] = (stx_real)i;
     stx_begin(x, STX_EVAL);
-    CHECK(stx_rows_push(a, NULL, 0, KEEP, stx_input(x, v, 2, KEEP, RW, 0), NULL), "%s",
+    CHECK(stx_memory_push(a, NULL, 0, KEEP, stx_input(x, v, 2, KEEP, RW, 0), NULL), "%s",
           stx_error(x));
     stx_begin(x, STX_EVAL);
     lose_memory = 1;
     i = stx_bytes(x);
-    CHECK(!stx_rows_reserve(a, 100 * KEEP) && !stx_ok(x), "a reserve without memory");
+    CHECK(!stx_memory_reserve(a, 100 * KEEP) && !stx_ok(x), "a reserve without memory");
     lose_memory = 0;
     stx_clear_error(x);
-    CHECK(stx_bytes(x) == i && stx_rows_most(a) == KEEP && stx_rows_get(a, 0, got)
+    CHECK(stx_bytes(x) == i && stx_memory_max_rows(a) == KEEP && stx_memory_get(a, 0, got)
               && !memcmp(got, v, sizeof v),
-          "rows are lost with an error: %zu", stx_rows_most(a));
+          "rows are lost with an error: %zu", stx_memory_max_rows(a));
     for (k = 0; k < 2; k++) {
         if (k) { /* once from a to b and back */
             stx_begin(x, STX_EVAL);
-            stx_rows_past(a, 0, KEEP, &view);
-            stx_rows_push(b, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
-            stx_rows_past(b, 0, KEEP, &view);
-            stx_rows_push(a, b, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+            stx_memory_view(a, 0, KEEP, &view);
+            stx_memory_push(b, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+            stx_memory_view(b, 0, KEEP, &view);
+            stx_memory_push(a, b, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
             CHECK(stx_ok(x) && a->layer[0].pace >= KEEP, "%s", stx_error(x));
         }
         for (i = 0; i < 300; i++) {
             size_t first = a->layer[0].first;
             stx_begin(x, STX_TRAIN);
-            stx_rows_past(a, 0, KEEP, &view);
+            stx_memory_view(a, 0, KEEP, &view);
             moves[k] += i >= 100 && a->layer[0].first != first;
-            stx_rows_push(a, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
+            stx_memory_push(a, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
         }
         pace[k] = a->layer[0].pace;
     }
@@ -1025,16 +1025,16 @@ static void rows_turns(void) {
                      turns = states * (size_t)(kind % 3 == 1 ? 2 : 1), T = kind & 4 ? 9 : 5,
                      keep = 12;
         stx_ctx *x = context(8);
-        stx_rows *s[STATES];
+        stx_memory *s[STATES];
         told *t = (told *)calloc(RB, sizeof *t);
         uint64_t key = 0, before;
         size_t step, k, b, bytes = 0;
         for (k = 0; k < states; k++) s[k] = rows_of(x, RB, 1, 0, 0, 0, kind & 1 ? 12 : 0);
         for (step = 0; step < 10 && (t[0].n + turns * T < RMAX); step++) {
-            stx_past view[MOST];
+            stx_cached_rows view[MOST];
             stx_tensor *copy[MOST];
             before = key;
-            for (key = 1, k = 0; k < states; k++) key = stx_rows_key(s[k], key);
+            for (key = 1, k = 0; k < states; k++) key = stx_memory_key(s[k], key);
             if (step > 5)
                 CHECK(key == before && bytes == stx_bytes(x),
                       "kind %d: step %zu begins with other addresses", kind, step);
@@ -1042,13 +1042,13 @@ static void rows_turns(void) {
             stx_begin(x, kind & 1 ? STX_TRAIN : STX_EVAL);
             for (k = 0; k < turns; k++) {
                 const stx_ids *pad;
-                stx_rows *in = s[k % states], *out = s[(k + 1) % states];
-                copy[k] = stx_rows_read(in, 0, 12);
-                CHECK(stx_rows_past(in, 0, 12, &view[k])
+                stx_memory *in = s[k % states], *out = s[(k + 1) % states];
+                copy[k] = stx_memory_read(in, 0, 12);
+                CHECK(stx_memory_view(in, 0, 12, &view[k])
                           && view[k].rows == (copy[k] ? copy[k]->dim[1] : 0),
                       "%s", stx_error(x));
                 stx_tensor *h = some(x, t, RB, T, kind > 5 && step == 2, &pad);
-                CHECK(stx_rows_push(out, in, 0, keep, h, pad), "%s", stx_error(x));
+                CHECK(stx_memory_push(out, in, 0, keep, h, pad), "%s", stx_error(x));
                 holds("pushed", out, 0, t, 12);
             }
             for (k = 0; k < turns; k++)
@@ -1070,7 +1070,7 @@ static void rows_turns(void) {
    addresses stay */
 static void rows_room(void) {
     stx_ctx *x = context(6);
-    stx_rows *s = rows_of(x, RB, 1, 0, 0, 0, 12), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
+    stx_memory *s = rows_of(x, RB, 1, 0, 0, 0, 12), *r = rows_of(x, RB, 1, 0, 0, 0, 0);
     told *t = (told *)calloc(RB, sizeof *t);
     const stx_ids *pad;
     const stx_real *data;
@@ -1078,82 +1078,82 @@ static void rows_room(void) {
     size_t i, bytes;
     stx_begin(x, STX_EVAL);
     h = some(x, t, RB, 6, 0, &pad);
-    stx_rows_push(s, NULL, 0, 30, h, NULL);
-    stx_rows_push(r, NULL, 0, 30, h, NULL);
+    stx_memory_push(s, NULL, 0, 30, h, NULL);
+    stx_memory_push(r, NULL, 0, 30, h, NULL);
     CHECK(s->layer[0].room == 9 && r->layer[0].room == 6, "room for %zu and %zu", s->layer[0].room,
           r->layer[0].room);
-    CHECK(stx_rows_reserve(r, 30), "%s", stx_error(x));
+    CHECK(stx_memory_reserve(r, 30), "%s", stx_error(x));
     holds("with more room", r, 0, t, 30);
     data = r->layer[0].data;
     bytes = stx_bytes(x);
     for (i = 0; i < 5; i++) {
         h = some(x, t, RB, 6, 0, &pad);
-        stx_rows_push(r, r, 0, 30, h, NULL);
+        stx_memory_push(r, r, 0, 30, h, NULL);
     }
     holds("full", r, 0, t, 30);
     CHECK(data == r->layer[0].data && bytes == stx_bytes(x), "it moved");
-    for (i = 0; i < 3; i++) stx_rows_push(s, s, 0, 12, h, NULL);
-    CHECK(s->layer[0].room == 12 && stx_rows_most(s) == 12, "room for %zu", s->layer[0].room);
+    for (i = 0; i < 3; i++) stx_memory_push(s, s, 0, 12, h, NULL);
+    CHECK(s->layer[0].room == 12 && stx_memory_max_rows(s) == 12, "room for %zu", s->layer[0].room);
     free(t);
     stx_destroy(x);
 }
 
 static void rows_errors(void) {
     stx_ctx *x = context(7);
-    stx_rows_desc d;
-    stx_rows *s;
+    stx_memory_desc d;
+    stx_memory *s;
     stx_real v[60] = {0};
     size_t widths[2] = {RW, 0};
-    stx_past past;
+    stx_cached_rows past;
     stx_tensor *h;
     memset(&d, 0, sizeof d);
-    CHECK(!stx_rows_create(x, &d) && strstr(stx_error(x), "stx_rows_create"), "%s", stx_error(x));
+    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "stx_memory_create"), "%s", stx_error(x));
     stx_clear_error(x);
     d.layers = 2;
     d.B = 2;
     d.widths = widths;
     d.fixed = 1;
-    CHECK(!stx_rows_create(x, &d) && strstr(stx_error(x), "several widths"), "%s", stx_error(x));
+    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "several widths"), "%s", stx_error(x));
     stx_clear_error(x);
     d.fixed = 0;
     d.most = 8;
-    s = stx_rows_create(x, &d);
+    s = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     h = stx_input(x, v, 2, 6, RW, 0);
-    CHECK(!stx_rows_push(s, NULL, 2, 4, h, NULL) && strstr(stx_error(x), "layer 2"), "%s",
+    CHECK(!stx_memory_push(s, NULL, 2, 4, h, NULL) && strstr(stx_error(x), "layer 2"), "%s",
           stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_rows_push(s, NULL, 1, 4, h, NULL)
+    CHECK(!stx_memory_push(s, NULL, 1, 4, h, NULL)
               && strstr(stx_error(x), "rows of 2 streams, 0 wide"),
           "%s", stx_error(x));
     stx_clear_error(x);
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_rows_push(s, NULL, 0, 4, stx_input(x, v, 3, 4, RW, 0), NULL), "three streams");
+    CHECK(!stx_memory_push(s, NULL, 0, 4, stx_input(x, v, 3, 4, RW, 0), NULL), "three streams");
     stx_clear_error(x);
-    stx_rows_reset_stream(s, 2);
+    stx_memory_reset_stream(s, 2);
     CHECK(strstr(stx_error(x), "stream 2"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_rows_set(s, 0, 9, v, 9) && strstr(stx_error(x), "rows <= 8"), "%s", stx_error(x));
+    CHECK(!stx_memory_set(s, 0, 9, v, 9) && strstr(stx_error(x), "rows <= 8"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_rows_set(s, 5, 1, v, 1) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    CHECK(!stx_memory_set(s, 5, 1, v, 1) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_rows_get(s, 5, v) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
+    CHECK(!stx_memory_get(s, 5, v) && strstr(stx_error(x), "layer 5"), "%s", stx_error(x));
     stx_clear_error(x);
-    CHECK(!stx_rows_read(s, 5, 1) && !stx_ok(x), "layer 5");
+    CHECK(!stx_memory_read(s, 5, 1) && !stx_ok(x), "layer 5");
     stx_clear_error(x);
-    stx_rows_free(s);
-    stx_rows_free(NULL);
-    stx_rows_reset(NULL);
-    stx_rows_reset_stream(NULL, 0);
-    CHECK(stx_rows_past(NULL, 0, 9, &past) && !past.rows && !past.data, "a view of no rows");
-    CHECK(!stx_rows_create(NULL, NULL) && !stx_rows_push(NULL, NULL, 0, 0, NULL, NULL)
-              && !stx_rows_read(NULL, 0, 0) && !stx_rows_mask(NULL, 0, 0, NULL, 0)
-              && !stx_rows_get(NULL, 0, NULL) && !stx_rows_set(NULL, 0, 0, NULL, 0)
-              && !stx_rows_save(NULL, NULL, "") && !stx_rows_load(NULL, NULL, "")
-              && !stx_rows_copy(NULL, 0, NULL, 0, 0) && !stx_rows_most(NULL)
-              && !stx_rows_reserve(NULL, 1) && !stx_rows_evicted(NULL, 0, 0, NULL, NULL, NULL)
-              && !stx_rows_past(NULL, 0, 0, NULL) && stx_rows_before(NULL, 0, 0, h) == h
-              && stx_rows_key(NULL, 5) == 5,
+    stx_memory_free(s);
+    stx_memory_free(NULL);
+    stx_memory_reset(NULL);
+    stx_memory_reset_stream(NULL, 0);
+    CHECK(stx_memory_view(NULL, 0, 9, &past) && !past.rows && !past.data, "a view of no rows");
+    CHECK(!stx_memory_create(NULL, NULL) && !stx_memory_push(NULL, NULL, 0, 0, NULL, NULL)
+              && !stx_memory_read(NULL, 0, 0) && !stx_memory_mask(NULL, 0, 0, NULL, 0)
+              && !stx_memory_get(NULL, 0, NULL) && !stx_memory_set(NULL, 0, 0, NULL, 0)
+              && !stx_memory_save(NULL, NULL, "") && !stx_memory_load(NULL, NULL, "")
+              && !stx_memory_copy(NULL, 0, NULL, 0, 0) && !stx_memory_max_rows(NULL)
+              && !stx_memory_reserve(NULL, 1) && !stx_memory_evicted(NULL, 0, 0, NULL, NULL, NULL)
+              && !stx_memory_view(NULL, 0, 0, NULL) && stx_memory_concat(NULL, 0, 0, h) == h
+              && stx_memory_key(NULL, 5) == 5,
           "NULLs");
     stx_destroy(x);
 }
@@ -1513,8 +1513,8 @@ static stx_tensor *no_step(void *user, const stx_ids *ids) {
 
 static void cache_errors(void) {
     stx_ctx *x = context(1);
-    stx_words_desc d = words_of(&words_cases[0]);
-    stx_words *w;
+    stx_vocab_io_desc d = words_of(&words_cases[0]);
+    stx_vocab_io *w;
     stx_cache *c;
     stx_attention_in a;
     stx_attention_desc ad;
@@ -1523,8 +1523,8 @@ static void cache_errors(void) {
     int k;
     static const char *const want[] = {"no window",    "STX_EVAL",          "causal",
                                        "want (2,t,8)", "first_key above 0", "t at most 64"};
-    stx_words_resolve(x, NULL, &d, &d);
-    w = stx_words_create(stx_params_create(x), &d);
+    stx_vocab_io_resolve(x, NULL, &d, &d);
+    w = stx_vocab_io_create(stx_params_create(x), &d);
     CHECK(!stx_cache_create(x, 1, 0, 5) && strstr(stx_error(x), "stx_cache_create"), "%s",
           stx_error(x));
     stx_clear_error(x);
@@ -1572,7 +1572,7 @@ static void cache_errors(void) {
 typedef struct mini {
     stx_ctx *ctx;
     stx_params *params;
-    stx_words *words;
+    stx_vocab_io *words;
     size_t d, window;
     stx_tensor *wq, *wk, *wv, *wo, *pe, *gain, *shift;
 } mini;
@@ -1584,7 +1584,7 @@ typedef struct mini_gen {
 
 static mini *mini_create(stx_ctx *x, size_t vocab, size_t d, size_t window) {
     mini *m = (mini *)stx_persist(x, sizeof *m);
-    stx_words_desc w;
+    stx_vocab_io_desc w;
     stx_params *p = stx_params_create(x);
     double a = 1 / sqrt((double)d);
     if (!m || !p) return NULL;
@@ -1596,12 +1596,12 @@ static mini *mini_create(stx_ctx *x, size_t vocab, size_t d, size_t window) {
     w.out_table.kind = STX_UNIFORM;
     w.out_table.a = 1;
     w.out_table.rule = STX_INIT_FAN_IN;
-    if (!stx_words_resolve(x, "mini_create", &w, &w)) return NULL;
+    if (!stx_vocab_io_resolve(x, "mini_create", &w, &w)) return NULL;
     m->ctx = x;
     m->params = p;
     m->d = d;
     m->window = window;
-    m->words = stx_words_create(p, &w);
+    m->words = stx_vocab_io_create(p, &w);
     m->wq = stx_param(p, STX_UNIFORM, a, "wq", d, d, 0, 0);
     m->wk = stx_param(p, STX_UNIFORM, a, "wk", d, d, 0, 0);
     m->wv = stx_param(p, STX_UNIFORM, a, "wv", d, d, 0, 0);
@@ -1628,17 +1628,17 @@ static stx_tensor *mini_after(const mini *m, stx_tensor *h, stx_tensor *y) {
 static stx_tensor *mini_loss(void *model, const stx_ids *ids, const stx_ids *targets,
                              const void *in, void *out) {
     mini *m = (mini *)model;
-    const stx_rows *before = (const stx_rows *)in;
-    stx_tensor *h = stx_words_embed(m->words, ids), *X = stx_rows_before(before, 0, m->window, h);
+    const stx_memory *before = (const stx_memory *)in;
+    stx_tensor *h = stx_vocab_io_embed(m->words, ids), *X = stx_memory_concat(before, 0, m->window, h);
     stx_attention_in a;
     stx_attention_desc d;
     mini_attention(m, &a, &d);
     a.q = stx_linear(m->ctx, h, m->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear_memory(m->ctx, X, h, m->wk, NULL);
     a.v = stx_linear_memory(m->ctx, X, h, m->wv, NULL);
-    a.pad = stx_rows_mask(before, 0, m->window, NULL, ids->T);
-    if (out && !stx_rows_push((stx_rows *)out, before, 0, m->window, h, NULL)) return NULL;
-    return stx_words_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets, NULL);
+    a.pad = stx_memory_mask(before, 0, m->window, NULL, ids->T);
+    if (out && !stx_memory_push((stx_memory *)out, before, 0, m->window, h, NULL)) return NULL;
+    return stx_vocab_io_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets, NULL);
 }
 
 static stx_tensor *mini_total(void *m, stx_tensor *nll) {
@@ -1652,41 +1652,41 @@ static void mini_updated(void *m) {
 
 static uint64_t mini_key(const void *m, const stx_ids *ids, const stx_ids *targets, const void *s,
                          uint64_t salt) {
-    return stx_rows_key((const stx_rows *)s, stx_step_key(m, ids, targets, salt));
+    return stx_memory_key((const stx_memory *)s, stx_step_key(m, ids, targets, salt));
 }
 
 static void *mini_state_create(void *model, size_t B, size_t window) {
-    stx_rows_desc d;
+    stx_memory_desc d;
     memset(&d, 0, sizeof d);
     d.layers = 1;
     d.B = B;
     d.width = ((mini *)model)->d;
     if (window) stx_fail(((mini *)model)->ctx, STX_ERR_ARG, "mini: the window is the model's");
-    return stx_rows_create(((mini *)model)->ctx, &d);
+    return stx_memory_create(((mini *)model)->ctx, &d);
 }
 
 static void mini_state_free(void *s) {
-    stx_rows_free((stx_rows *)s);
+    stx_memory_free((stx_memory *)s);
 }
 
 static void mini_state_reset(void *s) {
-    stx_rows_reset((stx_rows *)s);
+    stx_memory_reset((stx_memory *)s);
 }
 
 static void mini_state_reset_stream(void *s, size_t b) {
-    stx_rows_reset_stream((stx_rows *)s, b);
+    stx_memory_reset_stream((stx_memory *)s, b);
 }
 
 static int mini_state_copy(void *to, size_t b, const void *from, size_t c, size_t n) {
-    return stx_rows_copy((stx_rows *)to, b, (const stx_rows *)from, c, n);
+    return stx_memory_copy((stx_memory *)to, b, (const stx_memory *)from, c, n);
 }
 
 static int mini_state_save(stx_writer *w, const void *s, const char *prefix) {
-    return stx_rows_save(w, (const stx_rows *)s, prefix);
+    return stx_memory_save(w, (const stx_memory *)s, prefix);
 }
 
 static int mini_state_load(void *s, const stx_file *f, const char *prefix) {
-    return stx_rows_load((stx_rows *)s, f, prefix);
+    return stx_memory_load((stx_memory *)s, f, prefix);
 }
 
 static void mini_gen_reset(void *g) {
@@ -1712,7 +1712,7 @@ static void *mini_gen_create(void *model, size_t B, size_t window) {
 static stx_tensor *mini_gen_step(void *user, const stx_ids *ids) {
     mini_gen *g = (mini_gen *)user;
     mini *m = g->m;
-    stx_tensor *h = stx_words_embed(m->words, ids);
+    stx_tensor *h = stx_vocab_io_embed(m->words, ids);
     stx_attention_in a;
     stx_attention_desc d;
     mini_attention(m, &a, &d);
@@ -1776,14 +1776,14 @@ static stx_lm some_lm(stx_ctx *x, int kind) {
         d.ramp = 4;
         d.span_init = 0.2;
         d.span_loss = 1e-4;
-        return stx_span_lm(stx_span_create(x, &d));
+        return stx_span_as_lm(stx_span_create(x, &d));
     }
     memset(&e, 0, sizeof e);
     e.vocab = LV;
     e.dim = 24;
     e.sru.layers = 2;
     e.sru.transform = kind == SRUPP ? STX_SRU_ATTENTION : STX_SRU_LINEAR;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &e));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &e));
 }
 
 /* The text's second half repeats its first: who remembers a block sees it coming */
@@ -1854,7 +1854,7 @@ static void lm_whole(void) {
                   && b.state_load(sb, f, "state.0."),
               "kind %d: %s", kind, stx_error(y));
         stx_file_close(f);
-        stx_set_tick(y, stx_tick(x));
+        stx_set_step_index(y, stx_step_index(x));
         remove(path);
         for (; step < LSTEPS + 5; step++) {
             la = lm_step(&a, oa, sa, step, 1);
@@ -1917,16 +1917,16 @@ static void lm_whole(void) {
 /* Functions that take a desc or write to pointers, with none */
 static void nulls(void) {
     stx_ctx *x = context(1);
-    stx_words_desc d;
+    stx_vocab_io_desc d;
     double longest = -1;
     stx_map m;
-    CHECK(!stx_words_resolve(x, NULL, NULL, &d), "a desc that is NULL");
+    CHECK(!stx_vocab_io_resolve(x, NULL, NULL, &d), "a desc that is NULL");
     CHECK(strstr(stx_error(x), "NULL"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_map_open(x, NULL, "file") && strstr(stx_error(x), "NULL"), "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_map_open(NULL, &m, "file") && !m.data, "a map without a context");
-    CHECK(stx_words_count(NULL) == 0, "parameters of no desc");
+    CHECK(stx_vocab_io_count(NULL) == 0, "parameters of no desc");
     stx_span_stats(NULL, NULL, &longest);
     CHECK(longest == 0, "the longest span of no model is %g", longest);
     stx_destroy(x);

@@ -29,7 +29,7 @@ static stx_lm make_span(stx_ctx *x, stx_params **arch) {
     d.span_loss = 0.01;
     d.dropout = 0.1;
     d.emb_dropout = 0.1;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
@@ -48,7 +48,7 @@ static stx_lm make_pers(stx_ctx *x, stx_params **arch) {
     d.cutoff[1] = 14;
     d.divval = 2;
     d.dropout = 0.1;
-    return stx_span_lm(stx_span_create(x, &d));
+    return stx_span_as_lm(stx_span_create(x, &d));
 }
 
 static stx_lm make_sru(stx_ctx *x, stx_params **arch) {
@@ -67,7 +67,7 @@ static stx_lm make_sru(stx_ctx *x, stx_params **arch) {
     d.cutoff[1] = 14;
     d.divval = 2;
     d.emb_dropout = 0.2;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
@@ -86,7 +86,7 @@ static stx_lm make_srupp(stx_ctx *x, stx_params **arch) {
     d.sru.alpha_init = 0.5;
     d.sru.norm = STX_SRU_NORM_AFTER;
     d.dropout = 0.1;
-    return stx_sru_lm_of(stx_sru_lm_create(x, &d));
+    return stx_sru_as_lm(stx_sru_lm_create(x, &d));
 }
 
 static stx_comp_desc comp_desc(void) {
@@ -110,7 +110,7 @@ static stx_lm make_comp(stx_ctx *x, stx_params **arch) {
     stx_comp_desc d = comp_desc();
     (void)arch;
     d.aux_dropout = 0.2;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
@@ -120,7 +120,7 @@ static stx_lm make_comp_auto(stx_ctx *x, stx_params **arch) {
     d.positions = STX_COMP_XL;
     d.gate = STX_COMP_GTRXL;
     d.tied = 1;
-    return stx_comp_lm(stx_comp_create(x, &d));
+    return stx_comp_as_lm(stx_comp_create(x, &d));
 }
 
 static stx_par_desc par_desc(void) {
@@ -149,7 +149,7 @@ static stx_lm make_search(stx_ctx *x, stx_params **arch) {
     d.latency_weight = 0.1;
     m = stx_par_create(x, &d);
     if (m) *arch = m->arch;
-    return stx_par_lm(m);
+    return stx_par_as_lm(m);
 }
 
 static stx_lm make_par(stx_ctx *x, stx_params **arch) {
@@ -164,7 +164,7 @@ static stx_lm make_par(stx_ctx *x, stx_params **arch) {
     d.div_val = 2;
     d.tie_words = 1;
     d.tie_projs = 1;
-    return stx_par_lm(stx_par_create(x, &d));
+    return stx_par_as_lm(stx_par_create(x, &d));
 }
 
 static const struct family {

@@ -43,7 +43,7 @@ static void product(stx_ctx *one, stx_ctx *many, size_t batch, int ta, int tb, s
              *C0 = gemm_random(nc);
     stx_real *C1 = (stx_real *)malloc(nc * sizeof *C1), *C3 = (stx_real *)malloc(nc * sizeof *C3);
     double worst = 0, bound = 2 * 6e-8 * ((double)K + 4) * 2;
-    stx_gemm_args g = stx_gemm_of(ta, tb, M, N, K, A, B, C1);
+    stx_gemm_args g = stx_gemm_init(ta, tb, M, N, K, A, B, C1);
     g.batch = batch;
     g.sb = sb;
     g.beta = (stx_real)beta;

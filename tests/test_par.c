@@ -438,7 +438,7 @@ static void resets(void) {
               name, e);
         CHECK(stx_par_state_copy(cut, 0, s, 1, 1), "%s: %s", name, stx_error(x));
         for (l = 0; l < m->desc.blocks; l++) {
-            const stx_rows_layer *p = &cut->mem->layer[l], *q = &one->mem->layer[l];
+            const stx_memory_layer *p = &cut->mem->layer[l], *q = &one->mem->layer[l];
             size_t there = q->real;
             CHECK(p->real >= there
                       && difference(p->data + (p->real - there) * D, q->data, there * D)
@@ -532,7 +532,7 @@ static void generation(void) {
             scores = stx_par_gen_feed(g, t, n / 2);
             stx_begin(x, STX_EVAL);
             if (!resets_too) {
-                stx_tensor *y = stx_words_scores(m->words,
+                stx_tensor *y = stx_vocab_io_scores(m->words,
                                                  stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D, 0));
                 e = scores && y ? difference(y->data, scores, V) : HUGE_VAL;
                 CHECK(e <= TOL * top * 10, "%s: scores after a prompt are off by %g %s", name, e,
@@ -638,7 +638,7 @@ static stx_par *loaded(stx_ctx *x, const stx_par_desc *d, const char *path, stx_
     *s = stx_par_state_create(m, 2);
     CHECK(stx_par_state_load(*s, f, "train."), "%s", stx_error(x));
     CHECK(stx_file_meta_u64(x, f, "tick", &tick), "%s", stx_error(x));
-    stx_set_tick(x, tick);
+    stx_set_step_index(x, tick);
     stx_file_close(f);
     return m;
 }
@@ -685,7 +685,7 @@ static void resumed(void) {
         w = stx_writer_create(x);
         CHECK(stx_params_save(w, m->params, "") && (!m->arch || stx_params_save(w, m->arch, ""))
                   && stx_par_state_save(w, s, "train.")
-                  && stx_writer_meta_u64(w, "tick", stx_tick(x)) && stx_writer_checksum(w)
+                  && stx_writer_meta_u64(w, "tick", stx_step_index(x)) && stx_writer_checksum(w)
                   && stx_writer_finish(w, path),
               "%s: %s", name, stx_error(x));
         other = loaded(y, &d, path, &os);
@@ -889,20 +889,20 @@ static void noise(void) {
         stx_begin(x, STX_TRAIN);
         stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), NULL, NULL);
         CHECK(memcmp(first, m[0]->w[0]->data, sizeof first), "two steps with one noise");
-        stx_set_tick(x, stx_tick(x) - 2);
+        stx_set_step_index(x, stx_step_index(x) - 2);
         stx_begin(x, STX_TRAIN);
         stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), NULL, NULL);
         CHECK(!memcmp(first, m[0]->w[0]->data, sizeof first), "a step drawn again");
         s = stx_par_state_create(m[0], 2);
         for (i = 0; i < 2; i++) {
-            uint64_t tick = stx_tick(x);
+            uint64_t tick = stx_step_index(x);
             stx_par_state_reset(s);
             stx_begin(x, STX_EVAL);
             stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), s, s);
             memcpy(i ? again : first, m[0]->w[1]->data, sizeof first);
             stx_begin(x, STX_EVAL);
             stx_par_forward(m[0], block(x, t, 2, 2 * S, 0, S), s, s);
-            CHECK(memcmp(first, m[0]->w[1]->data, sizeof first) && stx_tick(x) == tick,
+            CHECK(memcmp(first, m[0]->w[1]->data, sizeof first) && stx_step_index(x) == tick,
                   "evaluation's noise");
         }
         CHECK(!memcmp(first, again, sizeof first)
@@ -1768,7 +1768,7 @@ static void bad_descs(void) {
               "defaults");
         CHECK(!stx_par_create(NULL, &o) && !stx_par_params(NULL) && !stx_par_state_create(NULL, 1)
                   && !stx_par_gen_create(NULL, 1) && !stx_par_forward(NULL, NULL, NULL, NULL)
-                  && !stx_par_total(NULL, NULL) && !stx_par_lm(NULL).model && !stx_par_count(NULL)
+                  && !stx_par_total(NULL, NULL) && !stx_par_as_lm(NULL).model && !stx_par_count(NULL)
                   && !stx_par_inherit(NULL, NULL) && !stx_par_state_copy(NULL, 0, NULL, 0, 0)
                   && !stx_par_gen_feed(NULL, NULL, 0),
               "NULLs");
@@ -1806,7 +1806,7 @@ static void errors(void) {
     CHECK(!stx_par_embed(bare, stx_tokens(x, t, 2, 3)), "-");
     fails(x, "stx_par_embed: expected a model with vocab > 0");
     CHECK(!stx_par_logits(m, stx_input(x, v, 2, 2, D, 0)), "-");
-    fails(x, "stx_words_logits");
+    fails(x, "stx_vocab_io_logits");
     CHECK(!stx_par_state_create(m, 0), "-");
     fails(x, "expected B >= 1 streams .. got B = 0");
     CHECK(!stx_par_gen_create(m, 0), "-");
@@ -2077,7 +2077,7 @@ static void learned(void) {
     m = stx_par_create(x, &d);
     o = stx_optim_create(m->params, &od);
     gates = stx_optim_create(m->arch, &od);
-    lm = stx_par_lm(m);
+    lm = stx_par_as_lm(m);
     s = lm.state_create(lm.model, 1, 0);
     for (step = 0; step < 400 && stx_ok(x); step++) {
         stx_tensor *nll;
@@ -2100,7 +2100,7 @@ static void learned(void) {
     found = stx_par_create(x, &d);
     CHECK(found && stx_par_inherit(found, m), "%s", stx_error(x));
     o = stx_optim_create(found->params, &od);
-    lm = stx_par_lm(found);
+    lm = stx_par_as_lm(found);
     s = lm.state_create(lm.model, 1, 0);
     for (step = 0; step < 300 && stx_ok(x); step++) {
         stx_tensor *nll;

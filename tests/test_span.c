@@ -254,7 +254,7 @@ static void dropout(void) {
             {
                 stx_real *got = (stx_real *)malloc(want->size * sizeof *got);
                 memcpy(got, want->data, want->size * sizeof *got);
-                stx_set_tick(x, stx_tick(x) - 1); /* the same masks once more */
+                stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks once more */
                 stx_begin(x, STX_TRAIN);
                 h = stx_dropout(x, stx_embedding(x, m->words->in_emb, block(x, t, 2, 40, 0, 40)),
                                 d.emb_dropout);
@@ -367,7 +367,7 @@ static void logits_and_log_probs(void) {
         CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad,
               "%s: %s", name, stx_error(x));
         z = stx_span_logits(m, h);
-        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_words_log_probs")), "%s: %s", name,
+        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_vocab_io_log_probs")), "%s: %s", name,
               stx_error(x));
         stx_clear_error(x);
         for (r = 0; y && r < 40; r++) {
@@ -465,7 +465,7 @@ static void handed_over(void) {
                       && !stx_ok(x[1]),
                   "case %zu", i);
             CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real
-                      && strstr(stx_error(x[1]), "stx_rows_set"),
+                      && strstr(stx_error(x[1]), "stx_memory_set"),
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
         }
@@ -788,7 +788,7 @@ static void resume(void) {
     w = stx_writer_create(x[0]);
     CHECK(stx_params_save(w, m[0]->params, "") && stx_optim_save(w, o[0])
               && stx_span_state_save(w, s[0], "memory.")
-              && stx_writer_meta_u64(w, "tick", stx_tick(x[0])) && stx_writer_finish(w, path),
+              && stx_writer_meta_u64(w, "tick", stx_step_index(x[0])) && stx_writer_finish(w, path),
           "%s", stx_error(x[0]));
     f = stx_file_open(x[1], path);
     {
@@ -797,7 +797,7 @@ static void resume(void) {
                   && stx_span_state_load(s[1], f, "memory.")
                   && stx_file_meta_u64(x[1], f, "tick", &tick),
               "%s", stx_error(x[1]));
-        stx_set_tick(x[1], tick);
+        stx_set_step_index(x[1], tick);
     }
     for (k = 0; k < 2; k++)
         for (i = 10; i < 20; i++) step(m[k], o[k], s[k], t, B, n, i * 30, 30);
@@ -1268,7 +1268,7 @@ static void cheapest_groups(void) {
                 w[i - 1] = t;
             }
         }
-        stx_head_groups_of(need, n, m, &g);
+        stx_head_groups_choose(need, n, m, &g);
         CHECK(g.count >= 1 && g.count <= 3 && g.rows[0] == m, "groups %zu", g.count);
         for (i = 1; i < g.count; i++)
             CHECK(g.rows[i] < g.rows[i - 1] && g.rows[i] % 64 == 0 && g.rows[i],
@@ -1383,7 +1383,7 @@ static void groups(void) {
                 stx_span_forward(m, block(x, t, 2, 1200, at, 40), s, s);
             }
             for (i = 0; i < 6; i++) need[i] = stx_attention_reach(z[0][i], 1024, d.ramp, 1024) + 1;
-            stx_head_groups_of(need, 6, 960, &g);
+            stx_head_groups_choose(need, 6, 960, &g);
             CHECK(g.count == 3 && stx_span_window(m, 0) == 960, "%zu groups", g.count);
             key = stx_span_key(m, NULL, NULL, s, 0);
             m->layer[0].z->data[2] = (stx_real)0.28; /* the windows stay */
@@ -1394,7 +1394,7 @@ static void groups(void) {
             CHECK(stx_span_key(m, NULL, NULL, s, 0) != key, "a group's window is not in the key");
             m->layer[0].z->data[2] = (stx_real)0.3;
             m->layer[0].z->data[5] = (stx_real)0.28;
-            stx_set_tick(x, 9);
+            stx_set_step_index(x, 9);
             stx_begin(x, STX_TRAIN);
             y = stx_span_forward(m, block(x, t, 2, 1200, 1120, 40), s, NULL);
             CHECK(y, "%s", stx_error(x));
@@ -1409,7 +1409,7 @@ static void groups(void) {
                        m->params->tensor[i]->size * sizeof **grad);
             }
             stx_params_zero_grad(m->params);
-            stx_set_tick(x, 9);
+            stx_set_step_index(x, 9);
             stx_begin(x, STX_TRAIN);
             h = stx_embedding(x, m->words->in_emb, block(x, t, 2, 1200, 1120, 40));
             for (l = 0; l < 2; l++) {
@@ -1420,7 +1420,7 @@ static void groups(void) {
                 size_t S = stx_span_window(m, l);
                 memset(&in, 0, sizeof in);
                 memset(&a, 0, sizeof a);
-                X = stx_concat(x, stx_rows_read(s->rows, l, S), h);
+                X = stx_concat(x, stx_memory_read(s->rows, l, S), h);
                 in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
                 in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
                 in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);

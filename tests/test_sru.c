@@ -143,7 +143,7 @@ static stx_real *by_segments(stx_sru *m, const stx_real *v, size_t B, size_t n, 
         free(piece);
         if (!h) break;
     }
-    if (states) stx_fetch(x, states, s->c, m->desc.layers * B * m->O);
+    if (states) stx_download(x, states, s->c, m->desc.layers * B * m->O);
     stx_sru_state_free(s);
     return all;
 }
@@ -259,7 +259,7 @@ static void recomputed(void) {
                         memcpy(to, p->tensor[i]->grad, p->tensor[i]->size * sizeof *to);
                         to += p->tensor[i]->size;
                     }
-                    stx_fetch(x, to, s->c, d.layers * B * m->O);
+                    stx_download(x, to, s->c, d.layers * B * m->O);
                     free(piece);
                 }
                 peak[r] = stx_peak_bytes(x);
@@ -753,7 +753,7 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
     stx_tensor *y;
     s->window = window;
     stx_begin(x, STX_EVAL);
-    y = stx_words_scores(m->words, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
+    y = stx_vocab_io_scores(m->words, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
     CHECK(y && y->size == B * n * V, "logits: %s", stx_error(x));
     if (y) stx_get(x, y, all);
     stx_sru_state_free(s);
@@ -908,7 +908,7 @@ static void training(void) {
                           && stx_sru_state_load(s, f, "state."),
                       "%s: %s", name, stx_error(x));
                 stx_file_close(f);
-                stx_set_tick(x, 7);
+                stx_set_step_index(x, 7);
             }
             for (i = run == 2 ? 7 : 0; i < (run == 1 ? 7 : 20); i++) {
                 double v = step(m, o, s, t, B, n, (size_t)(i % 2) * T, T, 0.01);
@@ -946,7 +946,7 @@ static void training(void) {
             {
                 stx_real *c = random_of(m->sru->desc.layers * B * m->sru->O, 1),
                          *c2 = random_of(m->sru->desc.layers * B * m->sru->O, 1);
-                stx_fetch(x, c, s->c, m->sru->desc.layers * B * m->sru->O);
+                stx_download(x, c, s->c, m->sru->desc.layers * B * m->sru->O);
                 stx_begin(x, STX_EVAL);
                 CHECK(stx_sru_lm_loss(m, block(x, t, B, n, 0, T), block(x, t, B, n, 1, T), e, e)
                           != NULL,
@@ -955,7 +955,7 @@ static void training(void) {
                 CHECK(stx_sru_lm_loss(m, block(x, t, B, n, 0, T), block(x, t, B, n, 1, T), s, NULL)
                           != NULL,
                       "%s", stx_error(x));
-                stx_fetch(x, c2, s->c, m->sru->desc.layers * B * m->sru->O);
+                stx_download(x, c2, s->c, m->sru->desc.layers * B * m->sru->O);
                 CHECK(!memcmp(c, c2, m->sru->desc.layers * B * m->sru->O * sizeof *c),
                       "%s: evaluation writes the training's state", name);
                 free(c);
@@ -1036,12 +1036,12 @@ static void dropouts_by_hand(void) {
         s = stx_sru_state_create(m->sru, 2);
         stx_begin(x, STX_EVAL);
         CHECK(stx_sru_lm_forward(m, stx_tokens(x, t, 2, 12), NULL, s) != NULL, "%s", stx_error(x));
-        stx_set_tick(x, 40);
+        stx_set_step_index(x, 40);
         stx_begin(x, STX_TRAIN);
         h = stx_sru_lm_forward(m, stx_tokens(x, t, 2, 12), s, NULL);
         CHECK(h != NULL, "%s", stx_error(x));
         if (h) stx_get(x, h, got);
-        stx_set_tick(x, 40);
+        stx_set_step_index(x, 40);
         stx_begin(x, STX_TRAIN);
         for (l = 0; l < 2; l++) {
             mem[l] = plus ? stx_input(x, s->memory->layer[l].data, 2, 12, 8, 0) : NULL;
@@ -1053,9 +1053,9 @@ static void dropouts_by_hand(void) {
             stx_sru_recurrence_in c;
             stx_tensor *z, *zn;
             memset(&c, 0, sizeof c);
-            y = stx_dropout_time(x, h, 0.15);
+            y = stx_dropout_variational(x, h, 0.15);
             if (l == 0) {
-                ones = stx_new_full(x, 2, 8, 0, 0);
+                ones = stx_new_f32(x, 2, 8, 0, 0);
                 stx_fill(x, ones->data, 16, 1);
                 c.mask = stx_dropout(x, ones, 0.3);
             }
@@ -1172,7 +1172,7 @@ static void steady(void) {
               "keys: tokens");
     }
     stx_sru_state_reset(s);
-    CHECK(stx_rows_most(s->memory) == 0 && stx_ok(x), "reset: %s", stx_error(x));
+    CHECK(stx_memory_max_rows(s->memory) == 0 && stx_ok(x), "reset: %s", stx_error(x));
     free(t);
     stx_destroy(x);
 }
@@ -1436,13 +1436,13 @@ static void padding(void) {
         h = stx_sru_segment(m, stx_input(x, v + T * d.input, 1, 4, d.input, 0), NULL, r, r);
         CHECK(h && difference(h->data, one + T * m->O, 4 * m->O) <= TOL, "%s: a row alone differs",
               name);
-        stx_fetch(x, one, r->c, m->desc.layers * m->O);
+        stx_download(x, one, r->c, m->desc.layers * m->O);
         for (i = 0; i < m->desc.layers; i++) {
-            stx_fetch(x, two, stx_at(x, s->c, (i * B + 1) * m->O), m->O);
+            stx_download(x, two, stx_offset_ptr(x, s->c, (i * B + 1) * m->O), m->O);
             CHECK(difference(one + i * m->O, two, m->O) <= TOL, "%s: its state differs", name);
         }
         if (d.transform == STX_SRU_ATTENTION
-            && stx_rows_most(s->memory)) { /* memory knows what was padding: the next segment does
+            && stx_memory_max_rows(s->memory)) { /* memory knows what was padding: the next segment does
                                                                                     not feel it either */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
@@ -1544,14 +1544,14 @@ static void padded_queries(void) {
                     stx_get(x, last[l], at);
                     at += B * W;
                 }
-                stx_fetch(x, at, in->grad, in->size);
+                stx_download(x, at, in->grad, in->size);
                 for (i = 0; i < B * T; i++)
                     for (j = 0; j < d.input; j++)
                         if (pad[i]) e += fabs((double)at[i * d.input + j]);
                 CHECK(e == 0, "%s, window %d: the gradient at padding is %g", name, window, e);
                 at += in->size;
                 for (i = 0; i < p->count; i++) {
-                    stx_fetch(x, at, p->tensor[i]->grad, p->tensor[i]->size);
+                    stx_download(x, at, p->tensor[i]->grad, p->tensor[i]->size);
                     at += p->tensor[i]->size;
                 }
                 CHECK(stx_ok(x), "%s: %s", name, stx_error(x));
@@ -1621,7 +1621,7 @@ static void nn_states(void) {
     m = stx_sru_create(stx_params_create(x), "", &d);
     s = stx_sru_state_create(m, 3);
     for (i = 0; i < 48; i++) c[i] = (stx_real)i;
-    stx_put(x, s->c, c, 48);
+    stx_upload(x, s->c, c, 48);
     stx_sru_state_get_nn(s, nn);
     for (l = 0; l < 2; l++)
         for (dir = 0; dir < 2; dir++)
@@ -1631,7 +1631,7 @@ static void nn_states(void) {
                           "layer %zu direction %zu row %zu", l, dir, b);
     stx_sru_state_reset(s);
     CHECK(stx_sru_state_set_nn(s, nn, 4, 3, 4), "%s", stx_error(x));
-    stx_fetch(x, again, s->c, 48);
+    stx_download(x, again, s->c, 48);
     CHECK(!memcmp(c, again, sizeof c) && stx_ok(x), "states there and back");
     /* as many numbers in another order, batch first, other sizes: refused, by name,
        and nothing changes */
@@ -1648,7 +1648,7 @@ static void nn_states(void) {
         CHECK(test_says(stx_error(x), want) && strstr(stx_error(x), "stx_sru_state_set_nn"), "%s",
               stx_error(x));
         stx_clear_error(x);
-        stx_fetch(x, again, s->c, 48);
+        stx_download(x, again, s->c, 48);
         CHECK(!memcmp(c, again, sizeof c), "shape %d is refused and written", (int)i);
     }
     stx_destroy(x);
@@ -1875,7 +1875,7 @@ static void errors(void) {
     l.cutoff[0] = 9;
     l.sru.layers = 1;
     CHECK(!stx_sru_lm_logits(stx_sru_lm_create(x, &l), stx_new(x, 1, 1, 8, 0))
-              && strstr(stx_error(x), "stx_words_log_probs"),
+              && strstr(stx_error(x), "stx_vocab_io_log_probs"),
           "%s", stx_error(x));
     stx_clear_error(x);
     p = stx_params_create(x);
@@ -2048,17 +2048,17 @@ static void files(void) {
               && stx_writer_finish(w, path),
           "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 9, "%s", stx_error(x));
+    CHECK(stx_sru_state_load(r, f, "a.") && stx_memory_max_rows(r->memory) == 9, "%s", stx_error(x));
     CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v), "state");
     for (l = 0; l < 3; l++)
         if (m->layer[l].attends) {
-            const stx_rows_layer *a = &s->memory->layer[l], *b = &r->memory->layer[l];
+            const stx_memory_layer *a = &s->memory->layer[l], *b = &r->memory->layer[l];
             CHECK(!memcmp(a->data, b->data, 2 * 9 * 12 * sizeof *v), "memory %zu", l);
             CHECK(a->masked && b->masked && !memcmp(a->pad, b->pad, 18 * sizeof *a->pad),
                   "padding of %zu", l);
         }
-    CHECK(stx_sru_state_load(r, f, "empty.") && stx_rows_most(r->memory) == 0, "%s", stx_error(x));
-    CHECK(!stx_sru_state_load(three, f, "a.") && stx_rows_most(three->memory) == 0
+    CHECK(stx_sru_state_load(r, f, "empty.") && stx_memory_max_rows(r->memory) == 0, "%s", stx_error(x));
+    CHECK(!stx_sru_state_load(three, f, "a.") && stx_memory_max_rows(three->memory) == 0
               && strstr(stx_error(x), "\"a.c\" is of another shape"),
           "%s", stx_error(x));
     stx_clear_error(x);
@@ -2076,14 +2076,14 @@ static void files(void) {
     dim[0] = 3;
     dim[1] = 2;
     dim[2] = 12;
-    stx_writer_add_numbers(w, "a.c", 3, dim, s->c);
+    stx_writer_add_device(w, "a.c", 3, dim, s->c);
     stx_writer_meta_u64(w, "a.rows", 9);
     dim[0] = 2;
     dim[1] = 8;
-    stx_writer_add_numbers(w, "a.memory.1", 3, dim, s->memory->layer[1].data);
+    stx_writer_add_device(w, "a.memory.1", 3, dim, s->memory->layer[1].data);
     CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(!stx_sru_state_load(r, f, "a.") && stx_rows_most(r->memory) == 0
+    CHECK(!stx_sru_state_load(r, f, "a.") && stx_memory_max_rows(r->memory) == 0
               && strstr(stx_error(x), "a.memory.1"),
           "%s", stx_error(x));
     stx_clear_error(x);

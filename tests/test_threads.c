@@ -313,10 +313,10 @@ static void any_number(void) {
     for (k = 1; k <= 7; k += 3) {
         stx_ctx *x = context(k);
         stx_real *all = (stx_real *)calloc(4 * N * C, sizeof *all), *p = all;
-        stx_gemm_args g = stx_gemm_of(0, 1, N, C, C, in, w, p);
+        stx_gemm_args g = stx_gemm_init(0, 1, N, C, C, in, w, p);
         stx_gemm(x, &g);
         p += N * C;
-        g = stx_gemm_of(1, 0, C, C, N, in, in, p);
+        g = stx_gemm_init(1, 0, C, C, N, in, in, p);
         stx_gemm(x, &g);
         p += C * C;
         stx_sum_rows(x, p, in, N, C);

@@ -68,7 +68,7 @@ void inner_use(stx_ctx *x, const inner_kernel *k) {
 }
 
 const char *inner_name(const stx_ctx *x) {
-    return stx__mk(x)->name;
+    return stx__micro_kernel(x)->name;
 }
 
 void inner_poison(stx_ctx *x) {

@@ -30,11 +30,11 @@ static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a
 int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     const int DP = D <= 32 ? 32 : D <= 64 ? 64 : D <= 96 ? 96 : 128;
     /* nobody reads it: where numbers lie and how they are stored is what counts */
-    stx_real *p = stx_block_numbers(x, 4096);
+    stx_real *p = stx_block_activations(x, 4096);
     stx_attention_args a;
     stx__ab ab;
-    stx__ab_pick c;
-    stx__at_pick f;
+    stx__attn_bwd_pick c;
+    stx__attn_pick f;
     int n = 0, wide;
     memset(&a, 0, sizeof a);
     a.H = 8;
@@ -54,26 +54,26 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
         a.S = a.T + 1152;
         a.stq = a.T * a.ldq;
         a.stk = a.S * a.ldk;
-        if (!stx__ab_make(x, &a, &ab, &c)) break;
-        f = stx__at_choose(x, &ab.p, 1);
+        if (!stx__attn_bwd_make(x, &a, &ab, &c)) break;
+        f = stx__attn_choose(x, &ab.p, 1);
         if (wide && f.bq == 64) break;
         inner_fused_of(&k[n++],
-                       two ? "stx__at_fwd<stx__at_bf16,%d,%d,%d,1>"
-                           : "stx__at_fwd<stx__at_bf16,%d,%d,%d,0>",
+                       two ? "stx__attn_fwd<stx__attn_bf16,%d,%d,%d,1>"
+                           : "stx__attn_fwd<stx__attn_bf16,%d,%d,%d,0>",
                        DP, f.bk, f.bq / 64, 0, 128, f.shared, 0);
     }
     a.T = 64;
     a.S = 1216;
-    if (n && stx__ab_make(x, &a, &ab, &c)) {
-        inner_fused_of(&k[n++], "stx__ab_queries<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+    if (n && stx__attn_bwd_make(x, &a, &ab, &c)) {
+        inner_fused_of(&k[n++], "stx__attn_bwd_queries<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
                        c.bk, 0, c.threads, c.shared_queries, c.more_queries);
-        inner_fused_of(&k[n++], "stx__ab_keys<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+        inner_fused_of(&k[n++], "stx__attn_bwd_keys<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
                        c.bk, 0, c.threads, c.shared_keys, c.more_keys);
-        inner_fused_of(&k[n++], "stx__ab_table<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+        inner_fused_of(&k[n++], "stx__attn_bwd_table<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
                        c.bk, 0, c.threads, c.shared_table, 0);
-        inner_fused_of(&k[n++], "stx__ab_diagonals<stx__ab_shape<stx__at_bf16,%d,%d,%d>>", DP, c.bq,
+        inner_fused_of(&k[n++], "stx__attn_bwd_diagonals<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
                        c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
     }
-    stx_block_numbers_free(x, p);
+    stx_block_activations_free(x, p);
     return n;
 }
