@@ -25,7 +25,6 @@
 #   ARCH=-march=native             the fast paths do not need it
 #   THREADS=-DSEQTX_NO_THREADS     no threads
 #   CBLAS=1                        a CBLAS: OpenBLAS, on macOS Accelerate, or CBLAS_LIBS
-#   ONEDNN=1                       oneDNN (ONEDNN_FLAGS, ONEDNN_LIBS)
 #   SENTENCEPIECE=1                --tokens spm, and build/spm_train (SENTENCEPIECE_LIBS)
 #   MPI=1                          trainers as the ranks of `mpirun -np N` (MPICC)
 #   NCCL=1                         with `make cuda` (NCCL_FLAGS, NCCL_LIBS)
@@ -95,10 +94,6 @@ EXTRA    =
 ifdef CBLAS
 FEATURES += -DSEQTX_CBLAS$(if $(CBLAS_LIBS),=2)
 EXTRA    += $(or $(CBLAS_LIBS),$(if $(DARWIN),-framework Accelerate,-lopenblas))
-endif
-ifdef ONEDNN
-FEATURES += -DSEQTX_ONEDNN -fopenmp $(ONEDNN_FLAGS)
-EXTRA    += $(or $(ONEDNN_LIBS),-ldnnl)
 endif
 ifdef MPI
 FEATURES += -DSEQTX_MPI
@@ -323,7 +318,7 @@ demo-par: $(BUILD)/train_par
 # >>tests: each program prints "N passed, N failed"; tests/run.sh runs one and adds all up
 # tests/test_NAME.c: all that are not named here run in float, in double, and with sanitizers
 ALL        = $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
-ONLY       = grad train_h onednn flags group $(filter cuda_%,$(ALL))
+ONLY       = grad train_h flags group $(filter cuda_%,$(ALL))
 TESTS      = $(filter-out $(ONLY),$(ALL))
 TESTS_F64  = grad $(filter-out io,$(TESTS))
 TESTS_SAN  = $(TESTS)
@@ -501,11 +496,6 @@ RUNS += convert
 run-convert: $(TRAINERS)
 	@if sh tests/convert.sh --probe; then sh tests/run.sh convert sh tests/convert.sh; \
 	else sh tests/run.sh --skip convert 'no Python with torch 1.13 or newer (PYTHON)'; fi
-RUNS += onednn
-run-onednn:
-	@export CC="$(CC)" CXX="$(CXX)"; \
-	if sh tests/onednn.sh --probe; then sh tests/run.sh onednn sh tests/onednn.sh; \
-	else sh tests/run.sh --skip onednn 'no dnnl.h, or no libdnnl (ONEDNN_FLAGS, ONEDNN_LIBS)'; fi
 # in the order of the longest chains of work; the rest follows
 FIRST = $(filter cuda_nvcc%,$(RUNS)) cuda_nccl $(filter cuda_%_san,$(RUNS)) \
 	$(filter cuda_%,$(RUNS)) bf16_san fuzz_io_san form flags package trainer \

@@ -132,9 +132,6 @@
        SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
                         built-in products. On macOS -framework Accelerate, whose headers
                         are not needed; -DSEQTX_CBLAS=2: another BLAS.
-       SEQTX_ONEDNN     matrix products, f32 and bf16, by oneDNN 2.5 or later (2.x and 3.x); link -ldnnl. (Implementation file
-                        only.) What stays built in, how its threads follow desc.threads,
-                        its memory: see stx__dnnl_gemm.
        SEQTX_MPI        several processes train one model (>>api: group), by MPI: compile with mpicc. (Implementation file only.)
        SEQTX_NCCL       the same on GPUs, by NCCL: also for seqtx_cuda.cu; link -lnccl.
        SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
@@ -352,8 +349,7 @@ typedef struct stx_ctx stx_ctx;
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
 STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
 STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
-STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", "cblas",
-                                                               "onednn 3.2 f32", .. */
+STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", "cblas", .. */
 
 STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
 STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
@@ -2500,9 +2496,6 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 #elif !defined(SEQTX_NO_THREADS) && defined(_WIN32)
   #define STX__WIN_THREADS 1
 #endif
-#if defined(SEQTX_CBLAS) && defined(SEQTX_ONEDNN)
-  #error "SEQTX_CBLAS or SEQTX_ONEDNN, not both"
-#endif
 #ifdef SEQTX_CBLAS
   #ifdef __APPLE__
     /* Accelerate, by the names in it, since its headers depend on a macro
@@ -2538,13 +2531,6 @@ extern "C"
     #endif
     #define STX__CBLAS_ROWS     CblasRowMajor
     #define STX__CBLAS_TRANS(t) ((t) ? CblasTrans : CblasNoTrans)
-  #endif
-#endif
-#if defined(SEQTX_ONEDNN) && !defined(SEQTX_DOUBLE) /* oneDNN has no double on CPUs */
-  #include <dnnl.h>
-  #define STX__ONEDNN 1
-  #ifdef _OPENMP
-    #include <omp.h> /* only to tell an OpenMP oneDNN how many threads it may use */
   #endif
 #endif
 STX_STRICT_ON
@@ -2738,9 +2724,6 @@ struct stx_ctx {
     struct stx__pool *pool; /* NULL: no threads but the caller's */
     const struct stx__micro *micro;
     int isa; /* STX__ISA_*: what the inner loops may use */
-#ifdef STX__ONEDNN
-    struct stx__dnnl *dnnl; /* NULL: oneDNN cannot do it, the products are built in */
-#endif
 };
 
 static int stx__find_isa(void) {
@@ -9193,265 +9176,6 @@ static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
     return x ? x->micro : &stx__micro_generic;
 }
 
-#ifdef STX__ONEDNN
-/* Products by oneDNN's matmul primitive: C = A B or C += A B of at least `from`
-   multiplications and 4 rows. Another alpha or beta, attention, and what oneDNN has no
-   fast implementation for, are built in. Measured against dnnl_sgemm: as fast on
-   average, but that one is two to five times slower than the built-in product for x
-   W^T of few rows. bf16: the factors are rounded here, so the results are those of the
-   built-in product but for the order of sums; oneDNN's "fpmath" mode would take
-   floats, but need not round them, and without AMX does not. A primitive is made once
-   for each shape and kept in the context. With an OpenMP oneDNN, and this header
-   compiled with -fopenmp, both take desc.threads. A program without it, or an oneDNN
-   on another runtime (TBB, SYCL), does not follow desc.threads: OMP_NUM_THREADS or
-   that runtime's own setting holds. oneDNN's memory (code, scratch) is not from
-   desc.alloc and not in stx_bytes; the rounded factors are. */
-typedef struct stx__dnnl_plan {
-    size_t key[7];        /* ta + 2 tb + 4 add, M, N, K, lda, ldb, ldc; M 0: free */
-    dnnl_primitive_t run; /* NULL: built in */
-    dnnl_memory_t m[3];   /* A, B, C: layouts, the addresses come with each call */
-} stx__dnnl_plan;
-
-enum { STX__PLANS = 64 };
-
-typedef struct stx__dnnl {
-    dnnl_engine_t engine;
-    dnnl_stream_t stream;
-    size_t from, next; /* smallest M N K; the plan to give up next */
-    stx__dnnl_plan plan[STX__PLANS];
-    uint16_t *half[2]; /* rounded A and B */
-    size_t room[2];
-    char name[32];
-} stx__dnnl;
-
-/* What oneDNN's OpenMP will use; gives what it was */
-static int stx__dnnl_threads(int n) {
-    int was = n;
-  #ifdef _OPENMP
-    was = omp_get_max_threads();
-    omp_set_num_threads(n);
-  #endif
-    return was;
-}
-
-static void stx__dnnl_drop(stx__dnnl_plan *p) {
-    int i;
-    if (p->run) dnnl_primitive_destroy(p->run);
-    for (i = 0; i < 3; i++)
-        if (p->m[i]) dnnl_memory_destroy(p->m[i]);
-    memset(p, 0, sizeof *p);
-}
-
-/* Makes p->run and p->m for the key; 0 when oneDNN cannot, or only by its plain
-   reference loops. */
-static int stx__dnnl_make(stx__dnnl *d, stx__dnnl_plan *p, int bf16) {
-    const size_t *k = p->key;
-    dnnl_data_type_t in = bf16 ? dnnl_bf16 : dnnl_f32;
-    dnnl_dims_t dim[3], step[3];
-    dnnl_primitive_attr_t attr = NULL;
-    dnnl_post_ops_t post = NULL;
-    dnnl_primitive_desc_t pd = NULL;
-    const char *how = NULL;
-    int i, r, good;
-    /* A (M x K), B (K x N), C (M x N): rows, columns and their distances */
-    for (i = 0; i < 3; i++) {
-        int transposed = i < 2 && (k[0] >> i & 1);
-        dim[i][0] = (dnnl_dim_t)(i == 1 ? k[3] : k[1]);
-        dim[i][1] = (dnnl_dim_t)(i == 0 ? k[3] : k[2]);
-        for (r = 0; r < 2; r++) step[i][r] = r == transposed ? (dnnl_dim_t)k[4 + i] : 1;
-    }
-    good = dnnl_primitive_attr_create(&attr) == dnnl_success
-           && dnnl_post_ops_create(&post) == dnnl_success
-           && dnnl_primitive_attr_set_fpmath_mode(attr, dnnl_fpmath_mode_strict)
-                  == dnnl_success; /* whatever the environment says */
-  #if DNNL_VERSION_MAJOR >= 3
-    {
-        dnnl_memory_desc_t md[3] = {NULL, NULL, NULL};
-        if (good && (k[0] & 4))
-            good = dnnl_post_ops_append_sum(post, 1, 0, dnnl_data_type_undef) == dnnl_success
-                   && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
-        for (i = 0; i < 3 && good; i++)
-            good = dnnl_memory_desc_create_with_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32,
-                                                        step[i])
-                   == dnnl_success;
-        good = good
-               && dnnl_matmul_primitive_desc_create(&pd, d->engine, md[0], md[1], NULL, md[2], attr)
-                      == dnnl_success;
-        for (i = 0; i < 3 && good; i++)
-            good = dnnl_memory_create(&p->m[i], md[i], d->engine, DNNL_MEMORY_NONE) == dnnl_success;
-        for (i = 0; i < 3; i++)
-            if (md[i]) dnnl_memory_desc_destroy(md[i]);
-    }
-  #else
-    {
-        dnnl_memory_desc_t md[3];
-        dnnl_matmul_desc_t op;
-        if (good && (k[0] & 4))
-            good = dnnl_post_ops_append_sum(post, 1) == dnnl_success
-                   && dnnl_primitive_attr_set_post_ops(attr, post) == dnnl_success;
-        for (i = 0; i < 3 && good; i++)
-            good = dnnl_memory_desc_init_by_strides(&md[i], 2, dim[i], i < 2 ? in : dnnl_f32,
-                                                    step[i])
-                   == dnnl_success;
-        good = good && dnnl_matmul_desc_init(&op, &md[0], &md[1], NULL, &md[2]) == dnnl_success
-               && dnnl_primitive_desc_create(&pd, &op, attr, d->engine, NULL) == dnnl_success;
-        for (i = 0; i < 3 && good; i++)
-            good = dnnl_memory_create(&p->m[i], &md[i], d->engine, DNNL_MEMORY_NONE)
-                   == dnnl_success;
-    }
-  #endif
-    good = good
-           && dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&how)
-                  == dnnl_success
-           && how && strncmp(how, "ref", 3) && dnnl_primitive_create(&p->run, pd) == dnnl_success;
-    if (pd) dnnl_primitive_desc_destroy(pd);
-    if (post) dnnl_post_ops_destroy(post);
-    if (attr) dnnl_primitive_attr_destroy(attr);
-    return good;
-}
-
-static stx__dnnl_plan *stx__dnnl_find(stx__dnnl *d, int bf16, size_t how, size_t M, size_t N,
-                                      size_t K, size_t lda, size_t ldb, size_t ldc) {
-    size_t key[7], i;
-    stx__dnnl_plan *p = d->plan;
-    key[0] = how;
-    key[1] = M;
-    key[2] = N;
-    key[3] = K;
-    key[4] = lda;
-    key[5] = ldb;
-    key[6] = ldc;
-    for (i = 0; i < STX__PLANS && p[i].key[1]; i++)
-        if (!memcmp(p[i].key, key, sizeof key)) return p + i;
-    p += d->next++ % STX__PLANS;
-    stx__dnnl_drop(p);
-    memcpy(p->key, key, sizeof key);
-    if (!stx__dnnl_make(d, p, bf16)) { /* an empty plan says: built in */
-        stx__dnnl_drop(p);
-        memcpy(p->key, key, sizeof key);
-    }
-    return p;
-}
-
-static void stx__dnnl_close(stx_ctx *x) {
-    stx__dnnl *d = x->dnnl;
-    int i;
-    if (!d) return;
-    for (i = 0; i < STX__PLANS; i++) stx__dnnl_drop(d->plan + i);
-    if (d->stream) dnnl_stream_destroy(d->stream);
-    if (d->engine) dnnl_engine_destroy(d->engine);
-    x->dnnl = NULL;
-}
-
-/* For stx_create: leaves x->dnnl NULL when this processor has no oneDNN product in the
-   context's precision. */
-static void stx__dnnl_open(stx_ctx *x) {
-    int bf16 = x->desc.precision == STX_PREC_BF16, good, was;
-    stx__dnnl *d = (stx__dnnl *)stx_persist(x, sizeof *d);
-    const dnnl_version_t *v = dnnl_version();
-    if (!d) return;
-    x->dnnl = d;
-    /* 256 and 128 cubed: smaller ones are not worth the conversion and the extra fork */
-    d->from = (size_t)1 << (bf16 ? 24 : 21);
-    snprintf(d->name, sizeof d->name, "onednn %d.%d %s", v->major, v->minor, bf16 ? "bf16" : "f32");
-    was = stx__dnnl_threads(x->desc.threads);
-    good = dnnl_engine_create(&d->engine, dnnl_cpu, 0) == dnnl_success
-           && dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags) == dnnl_success
-           && stx__dnnl_find(d, bf16, 0, 64, 64, 64, 64, 64, 64)->run;
-    stx__dnnl_threads(was);
-    if (!good) stx__dnnl_close(x);
-}
-
-/* Room for a rounded factor in the context's buffer `which`; 0 when there is no memory
-   for it */
-static int stx__dnnl_scratch(stx_ctx *x, int which, size_t rows, size_t cols) {
-    stx__dnnl *d = x->dnnl;
-    int code = x->code;
-    if (d->room[which] >= rows * cols) return 1;
-    stx_block_free(x, d->half[which]);
-    d->half[which] = (uint16_t *)stx_block(x, stx_bytes_of(rows, cols, sizeof(uint16_t)));
-    d->room[which] = d->half[which] ? rows * cols : 0;
-    /* no harm done: the built-in product needs no such buffer */
-    if (!d->half[which] && !code) stx_clear_error(x);
-    return d->half[which] != NULL;
-}
-
-/* Rows of A (ar,ac), then rows of B (..,bc), rounded to bfloat16 */
-typedef struct stx__dnnl_factors {
-    const stx_real *A, *B;
-    size_t lda, ldb, ar, ac, bc;
-} stx__dnnl_factors;
-
-static void stx__dnnl_round(const stx_share *s, const void *job) {
-    const stx__dnnl_factors *f = (const stx__dnnl_factors *)job;
-    stx__dnnl *d = s->x->dnnl;
-    size_t n;
-    for (n = s->from; n < s->to; n++) {
-        if (n < f->ar)
-            s->x->micro->to_bf16(d->half[0] + n * f->ac, f->A + n * f->lda, f->ac);
-        else {
-            const size_t row = n - f->ar;
-            s->x->micro->to_bf16(d->half[1] + row * f->bc, f->B + row * f->ldb, f->bc);
-        }
-    }
-}
-
-/* 1 when the product is done, or in error; 0 when it is for the built-in one. */
-static int stx__dnnl_gemm(stx_ctx *x, const stx_gemm_args *g) {
-    const size_t M = g->M, N = g->N, K = g->K, lda = g->lda, ldb = g->ldb;
-    const int ta = g->ta, tb = g->tb;
-    stx__dnnl *d = x ? x->dnnl : NULL;
-    stx__dnnl_plan *p;
-    size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N, e;
-    int bf16, was, status = dnnl_success;
-    if (!d || M <= 3 || !K || M * N * K < d->from || g->alpha != 1
-        || (g->beta != 0 && g->beta != 1))
-        return 0;
-    bf16 = x->desc.precision == STX_PREC_BF16;
-    was = stx__dnnl_threads(x->desc.threads);
-    p = stx__dnnl_find(d, bf16, (ta ? 1u : 0u) + (tb ? 2u : 0u) + (g->beta != 0 ? 4u : 0u), M, N, K,
-                       bf16 ? ac : lda, bf16 ? bc : ldb, g->ldc);
-    for (e = 0; e < g->batch && p->run && status == dnnl_success; e++) {
-        dnnl_exec_arg_t arg[3];
-        void *at[3];
-        int i;
-        at[0] = (void *)(g->A + e * g->sa);
-        at[1] = (void *)(g->B + e * g->sb);
-        at[2] = g->C + e * g->sc;
-        if (bf16) {
-            stx__dnnl_factors f;
-            /* at e 0: later ones find the room */
-            if (!stx__dnnl_scratch(x, 0, ar, ac) || !stx__dnnl_scratch(x, 1, br, bc)) break;
-            f.A = g->A + e * g->sa;
-            f.lda = lda;
-            f.ar = ar;
-            f.ac = ac;
-            f.B = g->B + e * g->sb;
-            f.ldb = ldb;
-            f.bc = bc;
-            /* B unless it is the one before */
-            stx_parallel(x, ar + (e && !g->sb ? 0 : br), ar * ac + br * bc, stx__dnnl_round, &f);
-            at[0] = d->half[0];
-            at[1] = d->half[1];
-        }
-        for (i = 0; i < 3 && status == dnnl_success; i++) {
-            static const int which[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST};
-            arg[i].arg = which[i];
-            arg[i].memory = p->m[i];
-            status = dnnl_memory_set_data_handle(p->m[i], at[i]);
-        }
-        if (status == dnnl_success) status = dnnl_primitive_execute(p->run, d->stream, 3, arg);
-        if (status == dnnl_success) status = dnnl_stream_wait(d->stream);
-    }
-    stx__dnnl_threads(was);
-    if (status != dnnl_success) /* C may be half written, so nothing can take over */
-        stx_fail(
-            x, STX_ERR_DEVICE,
-            "stx_gemm: %s gave status %d for %zu products of (%zu,%zu) and (%zu,%zu): build without SEQTX_ONEDNN",
-            d->name, status, g->batch, M, K, K, N);
-    return e == g->batch || status != dnnl_success;
-}
-#endif
 
 STX_DEF const char *stx_backend(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
@@ -9459,9 +9183,6 @@ STX_DEF const char *stx_backend(const stx_ctx *x) {
 #endif
 #ifdef SEQTX_CBLAS
     if (!x || x->desc.precision == STX_PREC_F32) return "cblas";
-#endif
-#ifdef STX__ONEDNN
-    if (x && x->dnnl) return x->dnnl->name;
 #endif
     return stx__micro_kernel(x)->name;
 }
@@ -9653,12 +9374,6 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
             stx__cblas_gemm(STX__CBLAS_ROWS, STX__CBLAS_TRANS(g->ta), STX__CBLAS_TRANS(g->tb),
                             (int)M, (int)N, (int)K, g->alpha, g->A + e * g->sa, (int)g->lda,
                             g->B + e * g->sb, (int)g->ldb, g->beta, g->C + e * g->sc, (int)g->ldc);
-        if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
-        return;
-    }
-#endif
-#ifdef STX__ONEDNN
-    if (!packed && stx__dnnl_gemm(x, g)) {
         if (after) stx_bias_act_fwd(x, g->C, after->pre, after->b, M, N, after->act);
         return;
     }
@@ -15616,9 +15331,6 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     }
 #endif
     stx__make_scratch(x);
-#ifdef STX__ONEDNN
-    if (!stx__on_gpu(x)) stx__dnnl_open(x);
-#endif
     return x;
 }
 
@@ -15631,9 +15343,6 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     if (!x) return;
     stx__group_forget(x);
     stx__pool_free(x);
-#ifdef STX__ONEDNN
-    stx__dnnl_close(x);
-#endif
 #ifdef SEQTX_CUDA
     if (x->gpu) {
         int i;

@@ -11,9 +11,9 @@ root=$(pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/seqtx-package.XXXXXX") || exit 1
 [ -n "$KEEP" ] || trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-unset MAKEFLAGS MAKELEVEL MFLAGS T BUILD DEV V CBLAS ONEDNN MPI SENTENCEPIECE NCCL ARCH THREADS
+unset MAKEFLAGS MAKELEVEL MFLAGS T BUILD DEV V CBLAS MPI SENTENCEPIECE NCCL ARCH THREADS
 unset CPPFLAGS CFLAGS CXXFLAGS LDFLAGS LDLIBS AR PREFIX DESTDIR
-unset CBLAS_LIBS ONEDNN_FLAGS ONEDNN_LIBS SENTENCEPIECE_LIBS
+unset CBLAS_LIBS SENTENCEPIECE_LIBS
 CC=${CC:-cc}
 make=${MAKE:-make}
 passed=0 failed=0
@@ -91,7 +91,7 @@ links_have() { # PATTERN..
     done
 }
 flags="CPPFLAGS=-DMY_CPP CFLAGS=-DMY_C LDFLAGS=-Lmy_ld LDLIBS=-lmy_lib"
-for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas ONEDNN=1/-DSEQTX_ONEDNN/-ldnnl MPI=1/-DSEQTX_MPI/-lm \
+for feature in "" CBLAS=1/-DSEQTX_CBLAS/-lopenblas MPI=1/-DSEQTX_MPI/-lm \
     THREADS=-DSEQTX_NO_THREADS/-DSEQTX_NO_THREADS/-lm SENTENCEPIECE=1/-DSEQTX_SENTENCEPIECE/-lsentencepiece; do
     set=${feature%%/*} rest=${feature#*/} c=
     define=${rest%%/*} library=${rest#*/}
