@@ -423,10 +423,10 @@ typedef struct stx_tensor {
     int       needs_grad;          /* does a gradient have to reach it? */
     int       is_param;
     int       is_leaf;             /* parameter or variable: no op made it */
-    int       full;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
-    const struct stx_tensor *of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
-    size_t    at;                  /* from this number on. NULL: no view */
-    size_t    room;                /* of a parameter: zeros behind its numbers, which kernels read and nothing writes, see PADDED LOGITS */
+    int       is_f32;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
+    const struct stx_tensor *view_of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
+    size_t    view_offset;                  /* from this number on. NULL: no view */
+    size_t    padding;                /* of a parameter: zeros behind its numbers, which kernels read and nothing writes, see PADDED LOGITS */
 } stx_tensor;
 
 /* Token ids, (B,T): on the host, which checks them, and on the device (the same memory
@@ -434,9 +434,9 @@ typedef struct stx_tensor {
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   below;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
-    int      spares;               /* 1: every op so far leaves out the id `spared`, which may then be any; -1: one does not; 0: none yet */
-    int32_t  spared;
+    size_t   checked_max;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
+    int      ignores;               /* 1: every op so far leaves out the id `spared`, which may then be any; -1: one does not; 0: none yet */
+    int32_t  ignored_id;
 } stx_ids;
 
 /* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at
@@ -484,12 +484,12 @@ typedef struct stx_params {
     stx_real    *grads;            /* see stx_params_grads; NULL before */
     size_t       grads_size, grads_count;
     void        *grads_memory;     /* where gradients stand */
-    int          held;             /* an optimiser knows their addresses */
+    int          in_use;             /* an optimiser knows their addresses */
     struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
     struct stx_params *next;       /* of the context's lists */
-    stx_real    *room, *room_grads;        /* of stx_params_make_contiguous: what is left of it */
-    size_t       room_left, room_next;      /* and what the next parameter begins one with */
-    ptrdiff_t    ahead;            /* of stx_params_rng_offset, for the next one */
+    stx_real    *reserve, *reserve_grads;        /* of stx_params_make_contiguous: what is left of it */
+    size_t       reserve_left, reserve_next;      /* and what the next parameter begins one with */
+    ptrdiff_t    rng_offset;            /* of stx_params_rng_offset, for the next one */
 } stx_params;
 
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
@@ -622,7 +622,7 @@ STX_DEF int stx_threads(const stx_ctx *x);
    output, so results depend neither on the number of threads nor on who did what. */
 typedef struct stx_share {
     stx_ctx *x;                             /* may be NULL, as in any kernel */
-    size_t   from, to;
+    size_t   begin, end;
     size_t   thread;                        /* below stx_threads(x): for scratch that each thread has for itself */
 } stx_share;
 typedef void (*stx_part)(const stx_share *s, const void *job);
@@ -749,7 +749,7 @@ STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor
 typedef struct stx_residual_norm_args {
     size_t N, C;
     stx_real eps, drop;                     /* drop 0: no dropout */
-    uint64_t seed, stream, first;           /* of the dropout */
+    uint64_t seed, stream, rng_first;           /* of the dropout */
     const stx_real *h, *f;                  /* (N,C) */
     const stx_real *gain, *shift, *bias;    /* (C); bias NULL: none */
     stx_real *y, *s;                        /* (N,C) */
@@ -757,8 +757,8 @@ typedef struct stx_residual_norm_args {
     const stx_real *dy;                     /* (N,C) */
     stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
-    int accumulate, add_ds;                 /* df +=, ds += */
-    int late;                               /* the sums over rows are of parameters: see stx_linear_bwd_args */
+    int accumulate, accumulate_ds;                 /* df +=, ds += */
+    int deferred;                               /* the sums over rows are of parameters: see stx_linear_bwd_args */
 } stx_residual_norm_args;
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
 STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
@@ -825,14 +825,14 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 enum { STX_DEFER_DB = 1, STX_DEFER_DW = 2 };
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
-    size_t pad;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
+    size_t padding;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
     int act, accumulate;                    /* accumulate: dx += */
     stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
     const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
     const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
     stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
     size_t batch, sda, sin;                 /* batch above 1: dW alone, of `batch` pairs of matrices (N,O) and (N,Ci), so far apart */
-    int late;                               /* STX_DEFER_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
+    int deferred;                               /* STX_DEFER_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
                                                inside of stx_backward a GPU may add to it later, many such sums in one launch, before
                                                stx_backward returns */
 } stx_linear_bwd_args;
@@ -921,7 +921,7 @@ typedef struct stx_means_args {             /* up to STX_MEANS of them */
     const stx_real *y0, *dy;                /* (1) */
     stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
     stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; may be one tensor: in order */
-    int fresh;                              /* bit k: da[k] is written, whatever was there */
+    int overwrite;                              /* bit k: da[k] is written, whatever was there */
 } stx_means_args;
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
 STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
@@ -938,7 +938,7 @@ STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits, co
 typedef struct stx_token_loss {
     stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
     int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
-    int32_t     ignored;
+    int32_t     ignored_id;
     double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
     int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
                               divisor */
@@ -1016,18 +1016,18 @@ typedef struct stx_attention_in {
                                               both 0: all */
     stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k and v are NULL, and so is
                                 kv. With kv, where qkv needs no gradient: the queries alone are qkv's */
-    stx_tensor *past[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
+    stx_tensor *cached[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
                                               past[0] NULL: there are none */
     const stx_head_groups *groups;         /* past[g] has the heads of group g alone, (B,m_g,2 D heads of g): the newest m_g of the m rows,
                                               m the largest m_g. All that a head sees must be there, and one key more, where its ramp
                                               comes down to 0. Its `rows` are not read. NULL: past[0] has all heads */
     stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
-    stx_tensor *u, *vb;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
-    stx_tensor *z;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
-    stx_tensor *pk, *pv;     /* (H,N,D) persistent keys and values */
+    stx_tensor *content_bias, *position_bias;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
+    stx_tensor *span_fraction;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
+    stx_tensor *persistent_k, *persistent_v;     /* (H,N,D) persistent keys and values */
     const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
                                 before the first and the persistent vectors always exist */
-    struct stx_attention_args **made;   /* out, unless NULL: what the forward kernel was given, with top and inv, for ops that want the
+    struct stx_attention_args **args_out;   /* out, unless NULL: what the forward kernel was given, with top and inv, for ops that want the
                                            weights themselves. Of this step; inside stx_recompute, of this call */
 } stx_attention_in;
 
@@ -1043,33 +1043,33 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
 typedef struct stx_attention_kv {         /* keys and values that do not stand in k and v: of a group of heads */
     const stx_real *k, *v;                  /* (B,rows,heads of the group D): the newest `rows` keys of those before the block */
     stx_real *dk, *dv;                      /* their gradients, or NULL */
-    size_t rows, ld, st;                    /* numbers from row to row, and from batch to batch, of all four */
+    size_t rows, row_stride, batch_stride;                    /* numbers from row to row, and from batch to batch, of all four */
 } stx_attention_kv;
 enum { STX_OVERWRITE_DQ = 1, STX_OVERWRITE_DK = 2, STX_OVERWRITE_DV = 4, STX_OVERWRITE_CACHED = 8 };     /* bits of stx_attention_args.fresh */
 typedef struct stx_attention_args {
     size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
     int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
-    int    z_shared;                        /* z and dz hold one number, not H */
-    size_t ldq, ldk, stq, stk;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
-    size_t past, groups;                    /* keys 0 .. past-1 stand in old[], and k, v, dk, dv begin with key `past`; 0: all are theirs.
+    int    span_shared;                        /* z and dz hold one number, not H */
+    size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
+    size_t cached_rows, groups;                    /* keys 0 .. past-1 stand in old[], and k, v, dk, dv begin with key `past`; 0: all are theirs.
                                                groups > 1: heads of group g have old[g]; else all have old[0] */
-    stx_attention_kv old[STX_HEAD_GROUPS];
-    uint16_t head[256];                     /* groups > 1: 4 times head h's place in its group, and the group */
-    int fresh;                              /* gradients that backward writes, whatever was there, where it adds to others: STX_FRESH_*,
+    stx_attention_kv cached[STX_HEAD_GROUPS];
+    uint16_t head_place[256];                     /* groups > 1: 4 times head h's place in its group, and the group */
+    int overwrite;                              /* gradients that backward writes, whatever was there, where it adds to others: STX_FRESH_*,
                                                STX_OVERWRITE_CACHED << g of old[g]'s */
     size_t span;                            /* resolved: the largest distance that any key has */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream, first;           /* of the dropout; first: its first Philox call (0 but in a group) */
+    uint64_t seed, stream, rng_first;           /* of the dropout; first: its first Philox call (0 but in a group) */
     const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
-    const stx_real *pe, *u, *vb, *z;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
-    const stx_real *pk, *pv;                /* (H,N,D) */
+    const stx_real *pe, *content_bias, *position_bias, *span_fraction;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
+    const stx_real *persistent_k, *persistent_v;                /* (H,N,D) */
     const int32_t *pad;                   /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
-    size_t stpad;
-    stx_real *y, *top, *inv;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
+    size_t pad_batch_stride;
+    stx_real *y, *row_max, *inv_sum;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
     const stx_real *dy;                     /* as y */
-    stx_real *dq, *dk, *dv, *dpe, *du, *dvb, *dz, *dpk, *dpv;      /* as what they are the gradients of; NULL: not wanted */
+    stx_real *dq, *dk, *dv, *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction, *dpersistent_k, *dpersistent_v;      /* as what they are the gradients of; NULL: not wanted */
     void *work;                             /* stx_attention_work bytes, for the call only */
 } stx_attention_args;
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
@@ -1208,7 +1208,7 @@ typedef struct stx_optim {
     double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
     stx_update    *update;        /* these three on the device */
     int            slot;
-    double         rate;          /* the learning rate that was set last */
+    double         lr;          /* the learning rate that was set last */
 } stx_optim;
 
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
@@ -1676,17 +1676,17 @@ typedef struct stx_vocab_io_desc {
     size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
     size_t out_width[STX_MAX_CLUSTERS];         /* of the output's where they are others; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    head_direct;         /* cluster 0 is d wide and has no projection; STX_VOCAB_BOTH, _INPUT or _OUTPUT: on that side */
-    int    no_projs;            /* all clusters are so, whatever divval is */
+    int    direct_head;         /* cluster 0 is d wide and has no projection; STX_VOCAB_BOTH, _INPUT or _OUTPUT: on that side */
+    int    no_projections;            /* all clusters are so, whatever divval is */
     int    share_tables;        /* input and output adaptive: one set of tables */
     int    share_projs;         /* ... and of projections */
-    int    own_first;           /* ... but for the first cluster's, of which each side has its own */
+    int    separate_first;           /* ... but for the first cluster's, of which each side has its own */
     int    one_proj;            /* the input's clusters, all of one width, have one
                                    projection, in_emb.projs.0, as have those of the
                                    output that share it. Not with by_cluster */
     int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
-    int    by_cluster;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
+    int    cluster_major;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
                                    head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
                                    last; out_emb */
     stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
@@ -1742,29 +1742,29 @@ typedef struct stx_memory_desc {
     size_t layers, B;
     size_t width;               /* of every layer */
     const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
-    int    fixed;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
-    int    as_one;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
-    int    full;                /* float in every precision (a recurrent state is it anyway): sums, counts */
-    int    whole;               /* rows that were never written count, too: see stx_memory_layer.rows */
-    int    zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_memory_mask) */
-    size_t most;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
+    int    is_state;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
+    int    shared_layout;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
+    int    always_f32;                /* float in every precision (a recurrent state is it anyway): sums, counts */
+    int    count_unwritten;               /* rows that were never written count, too: see stx_memory_layer.rows */
+    int    missing_as_zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_memory_mask) */
+    size_t max_rows;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
                                    this; 0: any number, and buffers grow to what is asked */
 } stx_memory_desc;
 typedef struct stx_memory_layer {
     size_t    width;
-    size_t    real;             /* rows held */
-    size_t    rows;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
+    size_t    count;             /* rows held */
+    size_t    logical_count;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
     stx_real *data;             /* (real,width) of the first stream, oldest first, on the device; NULL before the first push */
     size_t    stride;           /* numbers from a stream to the next */
     int       masked;           /* is a row missing in a stream? Then */
     int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
     size_t    pad_capacity;     /* ... numbers that it has room for */
     stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>memory: arena */
-    size_t    room, first;      /* data begins `first` rows behind base */
-    size_t    pushed, pace;     /* rows pushed behind the others in a step; the most in any step, of the last 32 to 64 */
-    size_t    most, steps;      /* the same of these last steps; how many they are */
-    uint64_t  pushed_at, seen;  /* which step that was; and the last one that looked at the rows where they are */
-    int       looked;           /* does stx_memory_view read this layer? */
+    size_t    capacity, offset;      /* data begins `first` rows behind base */
+    size_t    pushed, max_pushed;     /* rows pushed behind the others in a step; the most in any step, of the last 32 to 64 */
+    size_t    recent_max_pushed, recent_steps;      /* the same of these last steps; how many they are */
+    uint64_t  pushed_step, viewed_step;  /* which step that was; and the last one that looked at the rows where they are */
+    int       viewed;           /* does stx_memory_view read this layer? */
 } stx_memory_layer;
 typedef struct stx_memory {
     stx_ctx        *ctx;
@@ -2657,73 +2657,93 @@ typedef struct stx__packed {
     const float *s;    /* and (size / C, C / 32 rounded up): what their 1 is */
 } stx__packed;
 
+/* Each part of a context is named after the section that uses it. */
 struct stx_ctx {
     stx_desc desc;
-    int code;
-    char text[512];
-    stx__arena keep, step;
-    /* on a GPU: state, parameters, activations, the rest of a step */
-    stx__arena dev_keep, dev_params, dev_step, dev_bytes;
-    struct stx__dev_block *dev_blocks;
-    void *gpu;              /* stx_gpu */
-    stx__block_head blocks; /* ring of stx_blocks */
-    size_t block_bytes, peak;
-    int mode, recording;
-    stx__node *tape;
-    stx__free_grad *free_grads, *free_entries;
-    /* while stx_recompute walks back what it made again: where that begins in the
-       step's memory */
-    const struct stx__mark *inner;
-    /* on the device, and the host's copy; the same on a CPU */
-    stx__report *report, *reported;
-    int report_age, optims; /* STX__STALE .. */
-    /* a parameter may have changed since the host's copy was made */
-    int watch_stale;
-    /* on a GPU: what first went between host and device, or was allocated, in this
-       step; NULL: nothing */
-    const char *touched;
-    struct stx__scalar *scalars; /* newest first */
-    stx_params *lists;           /* newest first */
-    /* (packed_count), by address, in a block; its numbers begin a block each */
-    stx__packed *packed;
-    size_t packed_count;
-    size_t watched, watch_numbers;
-    /* (watched), room for STX__MIRRORED; and where each stands in the report */
-    const stx_tensor **watch;
-    size_t *watch_at;
-    stx_optim_chunk *watch_piece; /* (watched), on the device */
-    stx__replay replay[STX__REPLAYS];
-    uint64_t last_key, runs;
-    /* last_key is of a step; which took nothing from the host and gave it nothing */
-    int ran, clean;
-    /* steps in a row with one key that could not be captured; with another key than
-       the one before */
-    int alike, fresh;
-    /* of the last steps, in a ring: keys[n % STX__REPLAYS] of step n */
-    uint64_t keys[STX__REPLAYS];
-    uint64_t steps; /* how many these are */
-    /* of the `fresh` steps, those in a row whose key is of one of these */
-    int turns;
-    char step_note[256];
-    uint64_t tick, op; /* random streams: step and op within it */
-    uint64_t begun;    /* stx_begin's calls, and one */
-    /* buffers that are free when the next step begins: backward may still read them */
-    struct stx__freed_at_step_end *retired;
-    int rank, ranks;  /* in its group; 0, 0 without one */
-    void *group;      /* stx__mpi, see >>group */
-    size_t bucket;    /* numbers */
-    stx_ids *row;     /* (1,1): a zero */
-    int shard;        /* 1: of optimisers' state a rank has its share */
-    int threads_auto; /* desc.threads was 0 */
-    /* the list whose gradients go out while stx_backward makes them; NULL: none */
-    stx_params *sending;
-    /* while stx_recompute runs ahead: which gradients its function will add to */
-    struct stx__uses *uses;
-    uint64_t params_made;
-    stx_real *scratch;      /* one piece of STX__PACK numbers a thread */
-    struct stx__pool *pool; /* NULL: no threads but the caller's */
+    int isa;                  /* STX__ISA_*: what the inner loops may use */
     const struct stx__micro *micro;
-    int isa; /* STX__ISA_*: what the inner loops may use */
+    void *gpu;                /* stx_gpu */
+    struct stx__scalar *scalars;        /* newest first */
+    stx_params *lists;        /* newest first */
+    uint64_t params_made;
+    stx_ids *zero_id;         /* (1,1): a zero */
+
+    struct {
+        int code;             /* STX_OK or STX_ERR_* */
+        char text[512];
+    } error;
+
+    struct {
+        stx__arena keep, step;
+        /* on a GPU: state, parameters, activations, the rest of a step */
+        stx__arena dev_keep, dev_params, dev_step, dev_bytes;
+        struct stx__dev_block *dev_blocks;
+        stx__block_head blocks;         /* ring of stx_blocks */
+        size_t block_bytes, peak;
+        /* buffers that backward may still read */
+        struct stx__freed_at_step_end *freed_at_step_end;
+    } mem;
+
+    struct {
+        int mode, recording;
+        stx__node *last;      /* the newest node */
+        stx__free_grad *free_grads, *free_entries;
+        uint64_t steps_begun; /* calls of stx_begin, plus one */
+        /* during the backward of a recomputed function: where its step memory begins */
+        const struct stx__mark *inner;
+        /* during its first run: the gradients that it will add to */
+        struct stx__uses *uses;
+    } tape;
+
+    struct {
+        uint64_t step, op;    /* random streams: the step, and the op within it */
+    } rng;
+
+    struct {
+        stx_real *scratch;    /* STX__PACK elements per thread */
+        struct stx__pool *pool;         /* NULL if the caller's thread is the only one */
+        int automatic;        /* desc.threads was 0 */
+    } threads;
+
+    struct {
+        stx__packed *matrix;  /* (count), by address; each has a block for its values */
+        size_t count;
+    } packed;
+
+    struct {
+        stx__report *device, *host;     /* identical on a CPU */
+        int age;              /* of the host's copy: STX__STALE .. */
+        int optims;
+        int mirrors_stale;    /* a parameter may have changed since the last copy */
+        size_t mirrors, mirror_values;
+        const stx_tensor **mirror;      /* (mirrors), capacity STX__MIRRORED */
+        size_t *mirror_offset;          /* (mirrors): in the report */
+        stx_optim_chunk *mirror_chunk;  /* (mirrors), on the device */
+    } report;
+
+    struct {
+        stx__replay entry[STX__REPLAYS];
+        uint64_t last_key, runs;
+        int ran;              /* last_key is of a step */
+        int clean;            /* that step neither read from nor wrote to the host */
+        /* on a GPU: the first host access or allocation of this step; NULL if none */
+        const char *host_access;
+        int alike;            /* consecutive steps with one key that could not be captured */
+        int fresh;            /* consecutive steps whose key differs from the previous one */
+        int turns;            /* of these, consecutive ones whose key is in keys */
+        uint64_t keys[STX__REPLAYS];    /* ring: keys[n % STX__REPLAYS] of step n */
+        uint64_t steps;
+        char status[256];
+    } replay;
+
+    struct {
+        void *engine;         /* stx__mpi, see >>group */
+        int rank, ranks;      /* 0, 0 without a group */
+        size_t bucket;        /* elements */
+        int shard;            /* 1: a rank has its share of the optimisers' state */
+        /* the list whose gradients are sent while stx_backward computes them, or NULL */
+        stx_params *sending;
+    } group;
 };
 
 static int stx__find_isa(void) {
@@ -2774,29 +2794,29 @@ static void stx__sys_release(void *user, void *p) {
 
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) {
     va_list ap;
-    if (!x || x->code) return;
-    x->code = code;
+    if (!x || x->error.code) return;
+    x->error.code = code;
     va_start(ap, fmt);
-    vsnprintf(x->text, sizeof x->text, fmt, ap);
+    vsnprintf(x->error.text, sizeof x->error.text, fmt, ap);
     va_end(ap);
 }
 
 STX_DEF int stx_ok(const stx_ctx *x) {
-    return x && x->code == STX_OK;
+    return x && x->error.code == STX_OK;
 }
 
 STX_DEF int stx_error_code(const stx_ctx *x) {
-    return x ? x->code : STX_ERR_MEMORY;
+    return x ? x->error.code : STX_ERR_MEMORY;
 }
 
 STX_DEF const char *stx_error(const stx_ctx *x) {
-    return x ? x->text : "no context (stx_create found no memory)";
+    return x ? x->error.text : "no context (stx_create found no memory)";
 }
 
 STX_DEF void stx_clear_error(stx_ctx *x) {
     if (x) {
-        x->code = STX_OK;
-        x->text[0] = 0;
+        x->error.code = STX_OK;
+        x->error.text[0] = 0;
     }
 }
 
@@ -2809,7 +2829,7 @@ static int stx__on_gpu(const stx_ctx *x) {
 #define STX__TO_GPU   "something is copied to the GPU (stx_tokens, stx_input, stx_set)"
 
 static void stx__host_access(stx_ctx *x, const char *what) {
-    if (!x->touched) x->touched = what;
+    if (!x->replay.host_access) x->replay.host_access = what;
 }
 
 /* Are activations 2 bytes each? */
@@ -2834,20 +2854,20 @@ static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
 #endif
-    return x->keep.reserved + x->step.reserved + x->block_bytes + stx__grads_bytes(x, 1);
+    return x->mem.keep.reserved + x->mem.step.reserved + x->mem.block_bytes + stx__grads_bytes(x, 1);
 }
 
 static void stx__note_peak(stx_ctx *x) {
-    size_t now = x->keep.used + x->step.used + x->block_bytes + stx__grads_bytes(x, 0);
+    size_t now = x->mem.keep.used + x->mem.step.used + x->mem.block_bytes + stx__grads_bytes(x, 0);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) /* all but what the arenas have in hand */
-        now = stx_cuda_bytes(x) - (x->dev_keep.reserved - x->dev_keep.used)
-              - (x->dev_params.reserved - x->dev_params.used)
-              - (x->dev_step.reserved - x->dev_step.used)
-              - (x->dev_bytes.reserved - x->dev_bytes.used)
+        now = stx_cuda_bytes(x) - (x->mem.dev_keep.reserved - x->mem.dev_keep.used)
+              - (x->mem.dev_params.reserved - x->mem.dev_params.used)
+              - (x->mem.dev_step.reserved - x->mem.dev_step.used)
+              - (x->mem.dev_bytes.reserved - x->mem.dev_bytes.used)
               - (stx__grads_bytes(x, 1) - stx__grads_bytes(x, 0));
 #endif
-    if (now > x->peak) x->peak = now;
+    if (now > x->mem.peak) x->mem.peak = now;
 }
 
 /* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text;
@@ -2906,7 +2926,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
     size_t want;
     stx__chunk *c;
     size_t unit = a->kind == STX__HOST ? 64 : 256;
-    if (x->code) return NULL;
+    if (x->error.code) return NULL;
     if (n > SIZE_MAX - 4096) {
         stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name);
         return NULL;
@@ -2932,7 +2952,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
             stx__host_access(x, "memory of the GPU is allocated");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
             /* no room for more than is needed */
-            if (!base && !x->code) base = stx__raw_alloc(x, size = want, a->name, a->kind);
+            if (!base && !x->error.code) base = stx__raw_alloc(x, size = want, a->name, a->kind);
             if (!base) return NULL;
         }
         raw = stx__raw_alloc(x, (base ? 0 : size) + sizeof(stx__chunk), a->name, STX__HOST);
@@ -2986,20 +3006,20 @@ static void stx__arena_free(stx_ctx *x, stx__arena *a) {
 }
 
 STX_DEF void *stx_persist(stx_ctx *x, size_t n) {
-    void *p = x ? stx__arena_alloc(x, &x->keep, n) : NULL;
+    void *p = x ? stx__arena_alloc(x, &x->mem.keep, n) : NULL;
     if (p) memset(p, 0, n);
     return p;
 }
 
 STX_DEF void *stx_step_alloc(stx_ctx *x, size_t n) {
-    return x ? stx__arena_alloc(x, &x->step, n) : NULL;
+    return x ? stx__arena_alloc(x, &x->mem.step, n) : NULL;
 }
 
 /* Not zeroed */
 static void *stx__block_raw(stx_ctx *x, size_t n) {
     stx__block_head *h;
     void *raw;
-    if (!x || x->code) return NULL;
+    if (!x || x->error.code) return NULL;
     if (n > SIZE_MAX - 4096) {
         stx_fail(x, STX_ERR_MEMORY, "block: a size overflows: use smaller dimensions");
         return NULL;
@@ -3009,11 +3029,11 @@ static void *stx__block_raw(stx_ctx *x, size_t n) {
     h = (stx__block_head *)(void *)stx__align64(raw);
     h->raw = raw;
     h->size = n;
-    h->next = &x->blocks;
-    h->prev = x->blocks.prev;
-    x->blocks.prev->next = h;
-    x->blocks.prev = h;
-    x->block_bytes += n;
+    h->next = &x->mem.blocks;
+    h->prev = x->mem.blocks.prev;
+    x->mem.blocks.prev->next = h;
+    x->mem.blocks.prev = h;
+    x->mem.block_bytes += n;
     stx__note_peak(x);
     return (char *)h + 64;
 }
@@ -3030,7 +3050,7 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     h = (stx__block_head *)(void *)((char *)p - 64);
     h->prev->next = h->next;
     h->next->prev = h->prev;
-    x->block_bytes -= h->size;
+    x->mem.block_bytes -= h->size;
     x->desc.release(x->desc.user, h->raw);
 }
 
@@ -3055,7 +3075,7 @@ static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
 static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     stx__dev_block *b;
     size_t bytes;
-    if (!x || x->code) return NULL;
+    if (!x || x->error.code) return NULL;
     bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX
                                             : n * (stx__stores_bf16(x) && !full ? 2 : sizeof(stx_real));
     if (!stx__on_gpu(x)) {
@@ -3070,8 +3090,8 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
         stx_block_free(x, b);
         return NULL;
     }
-    b->next = x->dev_blocks;
-    x->dev_blocks = b;
+    b->next = x->mem.dev_blocks;
+    x->mem.dev_blocks = b;
     stx__note_peak(x);
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
@@ -3092,7 +3112,7 @@ STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p) {
         stx_block_free(x, p);
         return;
     }
-    for (at = &x->dev_blocks; *at && (*at)->p != (void *)p; at = &(*at)->next) {
+    for (at = &x->mem.dev_blocks; *at && (*at)->p != (void *)p; at = &(*at)->next) {
     }
     b = *at;
     if (!b) return;
@@ -3111,14 +3131,14 @@ static void stx__free_at_step_end(stx_ctx *x, stx_real *p) {
     stx__freed_at_step_end *r = p ? (stx__freed_at_step_end *)stx_block(x, sizeof *r) : NULL;
     if (!r) return; /* no memory for a note of it: it goes with the context */
     r->p = p;
-    r->next = x->retired;
-    x->retired = r;
+    r->next = x->mem.freed_at_step_end;
+    x->mem.freed_at_step_end = r;
 }
 
 static void stx__retired_free(stx_ctx *x) {
-    while (x->retired) {
-        stx__freed_at_step_end *r = x->retired;
-        x->retired = r->next;
+    while (x->mem.freed_at_step_end) {
+        stx__freed_at_step_end *r = x->mem.freed_at_step_end;
+        x->mem.freed_at_step_end = r->next;
         stx_block_activations_free(x, r->p);
         stx_block_free(x, r);
     }
@@ -3128,11 +3148,11 @@ static void stx__retired_free(stx_ctx *x) {
 enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
 
 static stx__arena *stx__arena_of(stx_ctx *x, int where) {
-    if (!stx__on_gpu(x)) return where == STX__STEP || where == STX__STEP_FULL ? &x->step : &x->keep;
-    return where == STX__STEP        ? &x->dev_step
-           : where == STX__STEP_FULL ? &x->dev_bytes
-           : where == STX__PARAM     ? &x->dev_params
-                                     : &x->dev_keep;
+    if (!stx__on_gpu(x)) return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
+    return where == STX__STEP        ? &x->mem.dev_step
+           : where == STX__STEP_FULL ? &x->mem.dev_bytes
+           : where == STX__PARAM     ? &x->mem.dev_params
+                                     : &x->mem.dev_keep;
 }
 
 static size_t stx__stored(const stx_ctx *x, int where) {
@@ -3175,8 +3195,8 @@ static void stx__unpack(stx_ctx *x, const stx_real *written);
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     if (!stx_ok(x) || !n) return;
     stx__unpack(x, to);
-    x->report_age = STX__STALE;
-    x->watch_stale = 1;
+    x->report.age = STX__STALE;
+    x->report.mirrors_stale = 1;
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         stx__host_access(x, STX__TO_GPU);
@@ -3236,15 +3256,15 @@ STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x) {
 }
 
 STX_DEF int stx_training(const stx_ctx *x) {
-    return x && x->mode == STX_TRAIN;
+    return x && x->tape.mode == STX_TRAIN;
 }
 
 STX_DEF uint64_t stx_step_index(const stx_ctx *x) {
-    return x ? x->tick : 0;
+    return x ? x->rng.step : 0;
 }
 
 STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t tick) {
-    if (x) x->tick = tick;
+    if (x) x->rng.step = tick;
 }
 
 STX_DEF size_t stx_bytes(const stx_ctx *x) {
@@ -3252,7 +3272,7 @@ STX_DEF size_t stx_bytes(const stx_ctx *x) {
 }
 
 STX_DEF size_t stx_peak_bytes(const stx_ctx *x) {
-    return x ? x->peak : 0;
+    return x ? x->mem.peak : 0;
 }
 
 
@@ -3281,7 +3301,7 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
 /* The stream of the next random op of this step. 2^24 ops a step, 2^39 steps;
    parameters draw above them. */
 static uint64_t stx__stream(stx_ctx *x) {
-    return (x->tick << 24) | (x->op++ & 0xffffffu);
+    return (x->rng.step << 24) | (x->rng.op++ & 0xffffffu);
 }
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
@@ -3289,8 +3309,8 @@ static uint64_t stx__stream(stx_ctx *x) {
 /* In a group: the first Philox call of this rank's n of N n numbers. 0 and an error
    where it would begin inside one. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
-    *first = (uint64_t)x->rank * (n / 8);
-    if (x->ranks < 2 || n % 8 == 0) return 1;
+    *first = (uint64_t)x->group.rank * (n / 8);
+    if (x->group.ranks < 2 || n % 8 == 0) return 1;
     stx_fail(
         x, STX_ERR_SHAPE,
         "%s: a rank's share has %zu numbers; random numbers that do not depend on the number of ranks want a "
@@ -3326,16 +3346,16 @@ static stx_tensor *stx__tensor_with(stx_ctx *x, int where, int ndim, const size_
         n *= dim[i];
     }
     t = (stx_tensor *)stx__arena_alloc(x,
-                                       where == STX__STEP || where == STX__STEP_FULL ? &x->step
-                                                                                     : &x->keep,
+                                       where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step
+                                                                                     : &x->mem.keep,
                                        sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
-    t->full = where != STX__STEP;
+    t->is_f32 = where != STX__STEP;
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
-    t->room = room;
+    t->padding = room;
     t->data = stx__numbers(x, where, n + room);
     return t->data ? t : NULL;
 }
@@ -3345,7 +3365,7 @@ static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *di
 }
 
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
-    return stx__tensor(x, a->full ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
+    return stx__tensor(x, a->is_f32 ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
 }
 
 static size_t stx__last(const stx_tensor *t) {
@@ -3390,8 +3410,8 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
 
 /* Something that the host may have a copy of */
 static void stx__changed(stx_ctx *x) {
-    x->report_age = STX__STALE;
-    x->watch_stale = 1;
+    x->report.age = STX__STALE;
+    x->report.mirrors_stale = 1;
 }
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) {
@@ -3504,14 +3524,14 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, data, STX_ERR_ARG, "stx_tokens: the tokens are NULL, expected B x T of them");
     if (!stx__token_count(x, "stx_tokens", B, T)) return NULL;
-    t = (stx_ids *)stx__arena_alloc(x, &x->step, sizeof *t);
+    t = (stx_ids *)stx__arena_alloc(x, &x->mem.step, sizeof *t);
     if (!t) return NULL;
-    t->data = (int32_t *)stx__arena_alloc(x, &x->step, B * T * sizeof *data);
+    t->data = (int32_t *)stx__arena_alloc(x, &x->mem.step, B * T * sizeof *data);
     if (!t->data) return NULL;
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
-    t->below = 0;
-    t->spares = 0;
+    t->checked_max = 0;
+    t->ignores = 0;
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
@@ -3535,11 +3555,11 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
 /* An op uses them for n rows or classes; how: it may leave one id out */
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
-    if (!t->below || n < t->below) t->below = n;
-    if (!how || !how->ignore || (t->spares == 1 && t->spared != how->ignored)) t->spares = -1;
-    if (t->spares < 0) return;
-    t->spares = 1;
-    t->spared = how->ignored;
+    if (!t->checked_max || n < t->checked_max) t->checked_max = n;
+    if (!how || !how->ignore || (t->ignores == 1 && t->ignored_id != how->ignored_id)) t->ignores = -1;
+    if (t->ignores < 0) return;
+    t->ignores = 1;
+    t->ignored_id = how->ignored_id;
 }
 
 static void stx__ids_below(const stx_ids *ids, size_t n) {
@@ -3547,20 +3567,20 @@ static void stx__ids_below(const stx_ids *ids, size_t n) {
 }
 
 static int stx__left_out(const stx_token_loss *how, int32_t id) {
-    return how && how->ignore && id == how->ignored;
+    return how && how->ignore && id == how->ignored_id;
 }
 
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
     /* a step that is replayed does not look */
-    for (i = 0; ids->below && i < ids->B * ids->T; i++)
-        if ((data[i] < 0 || (size_t)data[i] >= ids->below)
-            && !(ids->spares == 1 && data[i] == ids->spared)) {
+    for (i = 0; ids->checked_max && i < ids->B * ids->T; i++)
+        if ((data[i] < 0 || (size_t)data[i] >= ids->checked_max)
+            && !(ids->ignores == 1 && data[i] == ids->ignored_id)) {
             stx_fail(
                 x, STX_ERR_ARG,
                 "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size",
-                (long)data[i], i, ids->below - 1);
+                (long)data[i], i, ids->checked_max - 1);
             return;
         }
     memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
@@ -3570,10 +3590,10 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
 /* What was captured knows nothing of a parameter or an optimiser that is made now. */
 static void stx__forget_steps(stx_ctx *x) {
     int i;
-    for (i = 0; i < STX__REPLAYS; i++) x->replay[i].used = 0;
-    x->ran = x->alike = x->fresh = x->turns = 0;
-    x->steps = 0;
-    x->step_note[0] = 0;
+    for (i = 0; i < STX__REPLAYS; i++) x->replay.entry[i].used = 0;
+    x->replay.ran = x->replay.alike = x->replay.fresh = x->replay.turns = 0;
+    x->replay.steps = 0;
+    x->replay.status[0] = 0;
 }
 
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
@@ -3618,7 +3638,7 @@ STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
               "stx_params_grads: the list has no parameters: call it after the last stx_param");
     if (!p->grads || p->grads_count != p->count) {
         STX__NEED(
-            x, !p->held, STX_ERR_ARG,
+            x, !p->in_use, STX_ERR_ARG,
             "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
             "after the last stx_param");
         stx__grads_arena(x, &one);
@@ -3686,13 +3706,13 @@ static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double 
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n) {
     stx_ctx *x = p ? p->ctx : NULL;
     if (!stx_ok(x)) return 0;
-    p->room_left = 0;
-    p->room_next = n;
+    p->reserve_left = 0;
+    p->reserve_next = n;
     return 1;
 }
 
 STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
-    if (p) p->ahead = ahead;
+    if (p) p->rng_offset = ahead;
 }
 
 /* A parameter's head, with room for its numbers and its gradient: from
@@ -3704,32 +3724,32 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     int i;
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
     /* else there is nothing to stand beside it */
-    if (!room && p->room_next > n && n % 64 == 0) {
-        p->room = stx__numbers(x, STX__PARAM, p->room_next);
-        p->room_grads = p->room ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->room_next)
+    if (!room && p->reserve_next > n && n % 64 == 0) {
+        p->reserve = stx__numbers(x, STX__PARAM, p->reserve_next);
+        p->reserve_grads = p->reserve ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->reserve_next)
                                 : NULL;
-        if (!p->room_grads) return NULL;
-        p->room_left = p->room_next;
+        if (!p->reserve_grads) return NULL;
+        p->reserve_left = p->reserve_next;
     }
-    p->room_next = 0;
-    if (room || n > p->room_left || n % 64) {
-        p->room_left = 0;
+    p->reserve_next = 0;
+    if (room || n > p->reserve_left || n % 64) {
+        p->reserve_left = 0;
         t = stx__tensor_with(x, STX__PARAM, ndim, d, room);
         if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
         return t && t->grad ? t : NULL;
     }
-    t = (stx_tensor *)stx__arena_alloc(x, &x->keep, sizeof *t);
+    t = (stx_tensor *)stx__arena_alloc(x, &x->mem.keep, sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
-    t->full = 1;
+    t->is_f32 = 1;
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = d[i];
     t->size = n;
-    t->data = p->room;
-    t->grad = p->room_grads;
-    p->room += n;
-    p->room_grads += n;
-    p->room_left -= n;
+    t->data = p->reserve;
+    t->grad = p->reserve_grads;
+    p->reserve += n;
+    p->reserve_grads += n;
+    p->reserve_left -= n;
     return t;
 }
 
@@ -3779,7 +3799,7 @@ static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char
             (stx_real)(init == STX_ZEROS ? 0
                        : init == STX_CONSTANT
                            ? a
-                           : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->ahead),
+                           : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->rng_offset),
                                        i, init, a));
     if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
     if (host != t->data) {
@@ -3787,7 +3807,7 @@ static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char
         stx_block_free(x, host);
     }
     x->params_made++;
-    p->ahead = 0;
+    p->rng_offset = 0;
     stx__forget_steps(x);
     p->name[p->count] = copy;
     p->tensor[p->count++] = t;
@@ -3861,11 +3881,11 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 /* A parameter, or a view of one, and where its gradient is now */
 static int stx__is_param(const stx_tensor *t) {
-    return t->is_param || t->of;
+    return t->is_param || t->view_of;
 }
 
 static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
-    return t->of ? stx_offset_ptr(x, t->of->grad, t->at) : t->grad;
+    return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
 /* Which parameters' gradients stx_recompute's function will add to, when it is run
@@ -3889,18 +3909,18 @@ static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *,
                               stx_tensor **in, int count) {
     stx__node *n;
     int i, need = 0;
-    if (x->uses) stx__note_uses(x->uses, in, count);
-    if (!x->recording) return NULL;
+    if (x->tape.uses) stx__note_uses(x->tape.uses, in, count);
+    if (!x->tape.recording) return NULL;
     for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
     if (!need) return NULL;
-    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    n = (stx__node *)stx__arena_alloc(x, &x->mem.step, sizeof *n);
     if (!n) return NULL;
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
     n->y = y;
     n->back = back;
-    n->prev = x->tape;
-    x->tape = n;
+    n->prev = x->tape.last;
+    x->tape.last = n;
     y->needs_grad = 1;
     return n;
 }
@@ -3924,30 +3944,30 @@ static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
     stx__free_grad **at, *f;
     size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
     int kind = stx__stores_bf16(x) && full; /* one kind of memory serves for both otherwise */
-    for (at = &x->free_grads; *at; at = &(*at)->next)
+    for (at = &x->tape.free_grads; *at; at = &(*at)->next)
         if ((*at)->bytes == bytes && (*at)->full == kind) {
             f = *at;
             *at = f->next;
-            f->next = x->free_entries;
-            x->free_entries = f;
+            f->next = x->tape.free_entries;
+            x->tape.free_entries = f;
             return (stx_real *)f->p;
         }
     return stx__numbers(x, kind ? STX__STEP_FULL : STX__STEP, n);
 }
 
 static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
-    stx__free_grad *f = x->free_entries;
+    stx__free_grad *f = x->tape.free_entries;
     if (!g) return;
     if (f)
-        x->free_entries = f->next;
+        x->tape.free_entries = f->next;
     else
-        f = (stx__free_grad *)stx__arena_alloc(x, &x->step, sizeof *f);
+        f = (stx__free_grad *)stx__arena_alloc(x, &x->mem.step, sizeof *f);
     if (!f) return;
     f->p = g;
     f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
     f->full = stx__stores_bf16(x) && full;
-    f->next = x->free_grads;
-    x->free_grads = f;
+    f->next = x->tape.free_grads;
+    x->tape.free_grads = f;
 }
 
 typedef struct stx__mark {
@@ -3958,12 +3978,12 @@ typedef struct stx__mark {
 /* A first gradient for t inside stx_recompute's way back goes when that ends: 1 and an
    error if t stands outside, and would lose it. */
 static int stx__outside(stx_ctx *x, const stx_tensor *t) {
-    const stx__mark *m = x->inner;
+    const stx__mark *m = x->tape.inner;
     const stx__chunk *c;
     const char *at = (const char *)t;
     char s[96];
     int later = 0;
-    for (c = m && m->cur[0] ? x->step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
+    for (c = m && m->cur[0] ? x->mem.step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
         if (at < c->base || at >= c->base + c->size) continue;
         if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
         stx_fail(
@@ -3983,10 +4003,10 @@ static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *f
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
     /* gradients of parameters move (stx_params_grads) */
-    if (t->of) t->grad = stx__param_grad(x, t);
+    if (t->view_of) t->grad = stx__param_grad(x, t);
     if (!t->grad) {
         if (stx__outside(x, t)) return NULL;
-        t->grad = offer ? offer : stx__grad_take(x, t->size, t->full);
+        t->grad = offer ? offer : stx__grad_take(x, t->size, t->is_f32);
         *fresh = 1;
     }
     return t->grad;
@@ -4006,7 +4026,7 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
 /* As stx__grad_fresh for an op that nobody asks for dy after this: offers the buffer
    of dy, which then is no longer the op's. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
-    stx_real *g = stx__grad_to(x, t, t->full == n->y->full ? n->y->grad : NULL, fresh);
+    stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
     return g;
 }
@@ -4080,7 +4100,7 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
 
 /* All readers of t's gradient came before: its memory is for others */
 static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
-    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->full);
+    if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
 }
 
@@ -4103,15 +4123,15 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 }
 
 static void stx__run_backward(stx_ctx *x) {
-    int recording = x->recording, sending = x->sending && !x->inner;
+    int recording = x->tape.recording, sending = x->group.sending && !x->tape.inner;
     size_t left = sending ? stx__send_begin(x) : 0; /* nodes on the tape */
-    x->recording = 0;
+    x->tape.recording = 0;
     stx__defer_sums(x, 1);
-    for (; x->tape && !x->code; left--) {
-        stx__node *n = x->tape;
+    for (; x->tape.last && !x->error.code; left--) {
+        stx__node *n = x->tape.last;
         int i, flowed = n->y->grad != NULL;
         if (sending) stx__send_ready(x, left);
-        x->tape = n->prev;
+        x->tape.last = n->prev;
         for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
         if (!flowed) continue;
         n->back(x, n);
@@ -4120,9 +4140,9 @@ static void stx__run_backward(stx_ctx *x) {
             if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
     stx__defer_sums(x, -1);
-    if (sending && !x->code) stx__send_ready(x, 0);
-    if (sending) x->sending = NULL;
-    x->recording = recording;
+    if (sending && !x->error.code) stx__send_ready(x, 0);
+    if (sending) x->group.sending = NULL;
+    x->tape.recording = recording;
 }
 
 /* Adds dy (host, NULL: ones) to the gradient of y, from which stx__run_backward then starts:
@@ -4131,7 +4151,7 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     stx_real *g, *given;
     stx_tensor t;
     stx__node *n;
-    for (n = x->tape; n && !stx__made(n, y); n = n->prev) {
+    for (n = x->tape.last; n && !stx__made(n, y); n = n->prev) {
     }
     if (!n && !y->is_leaf) {
         stx_fail(
@@ -4142,7 +4162,7 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     }
     if (!stx__not_sent(x, "stx_backward")) return 0;
     g = stx__grad(x, y);
-    given = g ? stx__grad_take(x, y->size, y->full) : NULL;
+    given = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
     if (!given) return 0;
     t = *y;
     t.data = given;
@@ -4151,13 +4171,13 @@ static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     else
         STX_RUN(x, stx_fill, (x, given, y->size, 1));
     STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-    stx__grad_give(x, given, y->size, y->full);
+    stx__grad_give(x, given, y->size, y->is_f32);
     return 1;
 }
 
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     STX__FP_SCOPE;
-    if (!x || x->code || !y) return;
+    if (!x || x->error.code || !y) return;
     if (!y->needs_grad) {
         stx_fail(
             x, STX_ERR_ARG,
@@ -4172,7 +4192,7 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
                                int count) {
     STX__FP_SCOPE;
     int i, any = 0;
-    if (!x || x->code) return;
+    if (!x || x->error.code) return;
     for (i = 0; y && i < count; i++)
         if (y[i] && y[i]->needs_grad) {
             any = 1;
@@ -4190,7 +4210,7 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
 }
 
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
-    if (!x || x->code || !loss) return;
+    if (!x || x->error.code || !loss) return;
     if (loss->size != 1) {
         char s[96];
         stx_fail(
@@ -4207,7 +4227,7 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 // >>recomputation
 
 static stx__arena *stx__step_arena(stx_ctx *x, int i) {
-    return i == 0 ? &x->step : i == 1 ? &x->dev_step : &x->dev_bytes;
+    return i == 0 ? &x->mem.step : i == 1 ? &x->mem.dev_step : &x->mem.dev_bytes;
 }
 
 static stx__mark stx__step_mark(stx_ctx *x) {
@@ -4245,11 +4265,11 @@ typedef struct stx__recompute_save {
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
     stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
-    stx__node *tape = x->tape;
+    stx__node *tape = x->tape.last;
     stx__free_grad *free_grads, *free_entries;
-    uint64_t op = x->op;
+    uint64_t op = x->rng.op;
     stx__mark mark;
-    const stx__mark *inner = x->inner;
+    const stx__mark *inner = x->tape.inner;
     int i;
     /* leaves of the small tape write straight into the inputs' gradients */
     for (i = 0; i < s->count; i++) {
@@ -4258,29 +4278,29 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
         in[i] = &leaf[i];
     }
     mark = stx__step_mark(x);
-    x->inner = &mark;
-    free_grads = x->free_grads;
-    free_entries = x->free_entries;
-    x->free_grads = x->free_entries = NULL;
-    x->tape = NULL;
-    x->op = s->op;
-    x->recording = 1;
+    x->tape.inner = &mark;
+    free_grads = x->tape.free_grads;
+    free_entries = x->tape.free_entries;
+    x->tape.free_grads = x->tape.free_entries = NULL;
+    x->tape.last = NULL;
+    x->rng.op = s->op;
+    x->tape.recording = 1;
     y = s->fn(x, s->user, in, more);
     for (i = -1; i < s->more; i++) {
         const stx_tensor *made = i < 0 ? n->y : n->more[i];
         stx_tensor *again = i < 0 ? y : more[i];
-        stx_real *g = made && made->grad && again && again->needs_grad && !x->code
+        stx_real *g = made && made->grad && again && again->needs_grad && !x->error.code
                           ? stx__grad(x, again)
                           : NULL;
         if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
     }
-    if (x->tape && !x->code) stx__run_backward(x);
-    x->recording = 0;
-    x->op = op;
-    x->tape = tape;
-    x->inner = inner;
-    x->free_grads = free_grads;
-    x->free_entries = free_entries;
+    if (x->tape.last && !x->error.code) stx__run_backward(x);
+    x->tape.recording = 0;
+    x->rng.op = op;
+    x->tape.last = tape;
+    x->tape.inner = inner;
+    x->tape.free_grads = free_grads;
+    x->tape.free_entries = free_entries;
     stx__step_release(x, mark);
 }
 
@@ -4297,7 +4317,7 @@ static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, 
 
 /* Room for the numbers of t in the step arena */
 static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) {
-    return stx__numbers(x, t->full ? STX__STEP_FULL : STX__STEP, t->size);
+    return stx__numbers(x, t->is_f32 ? STX__STEP_FULL : STX__STEP, t->size);
 }
 
 /* made[0..count): results that lie anywhere in what fn made. They become tensors of
@@ -4315,30 +4335,30 @@ static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int 
     if (count > 1)
         for (i = 0; i < count; i++)
             if (made[i]
-                && (!stx__arena_alloc(x, &x->step, sizeof head[i])
+                && (!stx__arena_alloc(x, &x->mem.step, sizeof head[i])
                     || !stx__numbers_like(x, &head[i])))
                 return 0;
     for (i = 0; above && i < count; i++) {
         if (!made[i]) continue;
         head[i].data = stx__numbers_like(x, &head[i]);
         if (!head[i].data) return 0;
-        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].full);
+        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].is_f32);
     }
     stx__step_release(x, mark);
     for (i = 0; i < count; i++) {
         stx_tensor *out = NULL, was;
         if (!made[i]) continue;
         was = head[i];
-        out = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *out);
+        out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
         if (!out) return 0;
         *out = was;
         out->grad = NULL;
         out->is_param = out->is_leaf = 0;
-        out->of = NULL;
-        out->room = 0;
+        out->view_of = NULL;
+        out->padding = 0;
         out->data = stx__numbers_like(x, &was);
         if (!out->data) return 0;
-        stx__move(x, out->data, was.data, was.size, was.full);
+        stx__move(x, out->data, was.data, was.size, was.is_f32);
         out->needs_grad = 1;
         made[i] = out;
     }
@@ -4366,18 +4386,18 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
                              : "in");
     for (i = 0; i < count; i++)
         if (!in[i]) return NULL;
-    if (!x->recording) return fn(x, user, in, more ? out : none);
-    n = (stx__node *)stx__arena_alloc(x, &x->step, sizeof *n);
+    if (!x->tape.recording) return fn(x, user, in, more ? out : none);
+    n = (stx__node *)stx__arena_alloc(x, &x->mem.step, sizeof *n);
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
-    op = x->op;
+    op = x->rng.op;
     s->uses.lo = s->uses.hi = NULL;
-    x->uses = x->ranks > 1 ? &s->uses : NULL;
+    x->tape.uses = x->group.ranks > 1 ? &s->uses : NULL;
     mark = stx__step_mark(x);
-    x->recording = 0;
+    x->tape.recording = 0;
     made[0] = fn(x, user, in, made + 1);
-    x->recording = 1;
-    x->uses = NULL;
+    x->tape.recording = 1;
+    x->tape.uses = NULL;
     if (!made[0]) {
         stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL");
         return NULL;
@@ -4394,8 +4414,8 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
     n->save = s;
     n->y = made[0];
     n->back = stx__recompute_back;
-    n->prev = x->tape;
-    x->tape = n;
+    n->prev = x->tape.last;
+    x->tape.last = n;
     return made[0];
 }
 
@@ -4595,8 +4615,8 @@ static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
     s.thread = me;
     for (k = 0; k < q->threads; k++)
         while (stx__take(q->range + (me + k) % q->threads, !k || q->in_order, &c)) {
-            s.from = c * q->chunk;
-            s.to = STX_MIN(q->n, s.from + q->chunk);
+            s.begin = c * q->chunk;
+            s.end = STX_MIN(q->n, s.begin + q->chunk);
             q->part(&s, q->job);
         }
 }
@@ -4798,21 +4818,21 @@ static void stx__start_all(stx_ctx *x, stx__pool *q) {
 static void stx__pool_make(stx_ctx *x) {
     size_t threads = (size_t)x->desc.threads;
     stx__pool *q;
-    if (threads < 2 || x->pool) return;
+    if (threads < 2 || x->threads.pool) return;
     q = (stx__pool *)stx_persist(x, sizeof *q);
     if (q) q->range = (stx__chunks *)stx_persist(x, threads * sizeof *q->range);
     if (q) q->worker = (stx__worker *)stx_persist(x, threads * sizeof *q->worker);
     if (!q || !q->range || !q->worker) return;
     q->threads = threads;
     stx__pool_open(q);
-    x->pool = q;
+    x->threads.pool = q;
 }
 
 static void stx__pool_free(stx_ctx *x) {
-    stx__pool *q = x->pool;
+    stx__pool *q = x->threads.pool;
     size_t i;
     if (!q) return;
-    x->pool = NULL;
+    x->threads.pool = NULL;
     /* a child after fork: the threads are its parent's */
     if (q->running && q->process != stx__process()) return;
     stx__lock(&q->mutex);
@@ -4888,9 +4908,9 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    if (chunks > 1 && n && x && x->pool) {
+    if (chunks > 1 && n && x && x->threads.pool) {
         chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
-        stx__run_pool(x, x->pool, n, chunks, work, in_order, part, job);
+        stx__run_pool(x, x->threads.pool, n, chunks, work, in_order, part, job);
     } else
 #endif
         if (n) {
@@ -4899,8 +4919,8 @@ static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int 
         (void)work;
         (void)in_order;
         s.x = x;
-        s.from = s.thread = 0;
-        s.to = n;
+        s.begin = s.thread = 0;
+        s.end = n;
         part(&s, job);
     }
     stx__fp_leave(&was);
@@ -4917,7 +4937,7 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
 /* On a GPU the host computes nothing */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
-    x->scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK,
+    x->threads.scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK,
                                                          sizeof(stx_real)));
     stx__pool_make(x);
 }
@@ -4952,8 +4972,8 @@ static stx__loop stx__loop_of(size_t n, size_t N, size_t C) {
 enum { STX__PIECE = 4096 };
 
 static size_t stx__numbers_of(const stx_share *s, size_t n, size_t *at) {
-    *at = s->from * STX__PIECE;
-    return STX_MIN(n, s->to * STX__PIECE) - *at;
+    *at = s->begin * STX__PIECE;
+    return STX_MIN(n, s->end * STX__PIECE) - *at;
 }
 
 static void stx__elementwise(stx_ctx *x, size_t work, stx_part part, const stx__loop *l) {
@@ -5017,7 +5037,7 @@ STX_EACH_ISA(stx__sum_rows_part,
 static void stx__sum_rows_share(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
         STX_CALL(s->x, stx__sum_rows_part,
                  (l->y + c, l->dy + c, l->a ? l->a + c : NULL, l->N, l->C, w));
@@ -5097,7 +5117,7 @@ typedef struct stx__copy_job {
 static void stx__copy_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++) {
+    for (r = s->begin; r < s->end; r++) {
         stx_real *to = j->y + r * j->ldy;
         const stx_real *from = j->a + r * j->lda;
         if (j->accumulate)
@@ -5128,7 +5148,7 @@ typedef struct stx__cat_job {
 static void stx__cat_part(const stx_share *s, const void *job) {
     const stx__cat_job *j = (const stx__cat_job *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++) {
+    for (r = s->begin; r < s->end; r++) {
         stx_real *to = j->y + r * (j->wa + j->wb);
         memcpy(to, j->a + r * j->lda, j->wa * sizeof *to);
         memcpy(to + j->wa, j->b + r * j->ldb, j->wb * sizeof *to);
@@ -5151,7 +5171,7 @@ STX_DEF void stx_concat2d(stx_ctx *x, stx_real *y, const stx_real *a, size_t lda
 static void stx__shift_part(const stx_share *s, const void *job) {
     const stx__copy_job *j = (const stx__copy_job *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++) {
+    for (r = s->begin; r < s->end; r++) {
         stx_real *row = j->y + r * j->ldy, *end = row + j->n - j->cols;
         memmove(row, row + j->cols, (j->n - j->cols) * sizeof *row);
         if (j->a) memcpy(end, j->a + r * j->lda, j->cols * sizeof *row);
@@ -5295,7 +5315,7 @@ static void stx__add_part(const stx_share *s, const void *job) {
 static void stx__add_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__add_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C));
 }
 
@@ -5334,7 +5354,7 @@ static void stx__mul_part(const stx_share *s, const void *job) {
 static void stx__mul_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__mul_n, (l->y + n * l->C, l->a + n * l->C, l->b, l->C, l->accumulate));
 }
 
@@ -5783,7 +5803,7 @@ STX_EACH_ISA(stx__dot_n,
 static void stx__dot_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         n = stx__sum_block(l->n, k, &at);
         STX_CALL(s->x, stx__dot_n, (l->sums + k, l->a + at, l->b + at, n));
     }
@@ -5871,7 +5891,7 @@ STX_EACH_ISA(stx__softmax_row,
 static void stx__softmax_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
 }
 
@@ -5900,7 +5920,7 @@ STX_EACH_ISA(stx__softmax_bwd_row,
 static void stx__softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__softmax_bwd_row,
                  (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
 }
@@ -5927,7 +5947,7 @@ STX_EACH_ISA(stx__log_softmax_row,
 static void stx__log_softmax_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__log_softmax_row, (l->y + n * l->C, l->a + n * l->C, l->C));
 }
 
@@ -5956,7 +5976,7 @@ STX_EACH_ISA(stx__log_softmax_bwd_row,
 static void stx__log_softmax_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__log_softmax_bwd_row,
                  (l->y + n * l->C, l->dy + n * l->C, l->a + n * l->C, l->C, l->accumulate));
 }
@@ -5988,14 +6008,14 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     a.ds = stx__grad_fresh(x, n->in[0], &fresh);
     a.dgain = stx__grad(x, n->in[1]);
     a.dshift = stx__grad(x, n->in[2]);
-    if (x->code) return;
+    if (x->error.code) return;
     a.dy = n->y->grad;
     a.s = n->in[0]->data;
     a.gain = n->in[1]->data;
     a.mean = s->mean;
     a.rstd = s->rstd;
-    a.add_ds = a.ds && !fresh;
-    a.late = stx__is_param(n->in[1]) && stx__is_param(n->in[2]);
+    a.accumulate_ds = a.ds && !fresh;
+    a.deferred = stx__is_param(n->in[1]) && stx__is_param(n->in[2]);
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
 }
 
@@ -6051,7 +6071,7 @@ STX_EACH_ISA(stx__layernorm_row,
 static void stx__layernorm_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__layernorm_row,
                  (l->y + n * l->C, l->mean + n, l->rstd + n, l->a + n * l->C, l->gain, l->shift,
                   l->C, l->s));
@@ -6134,7 +6154,7 @@ STX_EACH_ISA(stx__layernorm_bwd_part,
 static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n, at;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         at = n * l->C;
         STX_CALL(s->x, stx__layernorm_bwd_row,
                  (l->y + at, l->dy + at, l->a + at, l->gain, l->C, l->m[n], l->r[n],
@@ -6145,7 +6165,7 @@ static void stx__layernorm_bwd_rows(const stx_share *s, const void *job) {
 static void stx__layernorm_bwd_columns(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         size_t c = 64 * k, w = STX_MIN((size_t)64, l->C - c);
         stx_real *dgain = l->dgain ? l->dgain + c : NULL,
                  *dshift = l->dshift ? l->dshift + c : NULL;
@@ -6182,22 +6202,22 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     a.dshift = stx__grad(x, n->in[3]);
     a.dbias = stx__grad(x, n->in[4]);
     dh = stx__grad_fresh(x, h, &fresh_h);
-    if (a.dbias && !fresh_f) alone_f = stx__grad_take(x, size, f->full);
+    if (a.dbias && !fresh_f) alone_f = stx__grad_take(x, size, f->is_f32);
     a.df = alone_f ? alone_f : df;
     a.accumulate = df && !fresh_f && !alone_f;
-    a.add_ds = dh && !fresh_h && !a.accumulate && dh != a.df;
-    if (!(fresh_h || a.add_ds) && (dh || !a.df || a.accumulate))
-        alone_s = stx__grad_take(x, size, n->y->full);
-    a.ds = fresh_h || a.add_ds ? dh : alone_s;
-    if (x->code) return;
+    a.accumulate_ds = dh && !fresh_h && !a.accumulate && dh != a.df;
+    if (!(fresh_h || a.accumulate_ds) && (dh || !a.df || a.accumulate))
+        alone_s = stx__grad_take(x, size, n->y->is_f32);
+    a.ds = fresh_h || a.accumulate_ds ? dh : alone_s;
+    if (x->error.code) return;
     a.dy = n->y->grad;
-    a.late = stx__is_param(n->in[2]) && stx__is_param(n->in[3])
+    a.deferred = stx__is_param(n->in[2]) && stx__is_param(n->in[3])
              && (!n->in[4] || stx__is_param(n->in[4]));
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
     if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
-    stx__grad_give(x, alone_f, size, f->full);
-    stx__grad_give(x, alone_s, size, n->y->full);
+    stx__grad_give(x, alone_f, size, f->is_f32);
+    stx__grad_give(x, alone_s, size, n->y->is_f32);
 }
 
 static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
@@ -6230,14 +6250,14 @@ static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k->drop = (stx_real)(stx_training(x) ? p : 0);
     k->seed = x->desc.seed;
     k->stream = k->drop > 0 ? stx__stream(x) : 0;
-    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->first)) return NULL;
+    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->rng_first)) return NULL;
     k->h = h->data;
     k->f = f->data;
     k->gain = gain->data;
     k->shift = shift->data;
     k->bias = b ? b->data : NULL;
     k->y = y->data;
-    k->s = stx__numbers(x, h->full ? STX__STEP_FULL : STX__STEP, h->size);
+    k->s = stx__numbers(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
     k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
     if (!k->s || !k->mean) return NULL;
     k->rstd = k->mean + k->N;
@@ -6280,7 +6300,7 @@ STX_EACH_ISA(stx__residual_row,
 static void stx__residual_norm_part(const stx_share *s, const void *job) {
     const stx_residual_norm_args *a = (const stx_residual_norm_args *)job;
     size_t n, at;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         at = n * a->C;
         if (!(a->drop > 0))
             STX_CALL(s->x, stx__residual_row, (a->s + at, a->h + at, a->f + at, a->bias, a->C));
@@ -6296,7 +6316,7 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
     size_t n = a->N * a->C;
     if (a->drop > 0) {
         if (a->bias) stx_add_fwd(x, a->s, a->f, a->bias, n, a->C);
-        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream, a->first,
+        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream, a->rng_first,
                         0);
         stx_axpy(x, a->s, a->h, n, 1, 1);
     }
@@ -6307,13 +6327,13 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
 STX_DEF void stx_residual_norm_bwd(stx_ctx *x, const stx_residual_norm_args *a) {
     STX__FP_SCOPE;
     size_t n = a->N * a->C;
-    int by_df = a->df && (a->add_ds || !a->ds); /* g is made in df, and in ds else */
+    int by_df = a->df && (a->accumulate_ds || !a->ds); /* g is made in df, and in ds else */
     stx_real *g = by_df ? a->df : a->ds;
     stx_layernorm_bwd(x, g, a->dgain, a->dshift, a->dy, a->s, a->gain, a->mean, a->rstd, a->N, a->C,
-                      a->add_ds && !by_df);
+                      a->accumulate_ds && !by_df);
     if (by_df && a->ds) stx_axpy(x, a->ds, g, n, 1, 1);
     if (a->df && a->drop > 0)
-        stx_dropout_fwd(x, a->df, g, n, a->drop, a->seed, a->stream, a->first, a->accumulate);
+        stx_dropout_fwd(x, a->df, g, n, a->drop, a->seed, a->stream, a->rng_first, a->accumulate);
     else if (a->df && !by_df)
         stx_axpy(x, a->df, g, n, 1, a->accumulate);
     if (a->dbias) stx_sum_rows(x, a->dbias, a->df, a->N, a->C);
@@ -6402,7 +6422,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
 static void stx__embedding_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__axpy_n,
                  (l->y + n * l->C, l->a + (size_t)l->ids[n] * l->C, l->C, l->s, 0));
 }
@@ -6421,7 +6441,7 @@ STX_DEF void stx_embedding_fwd(stx_ctx *x, stx_real *y, const stx_real *table, c
    and not the rows: same order always. */
 static void stx__embedding_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
-    size_t n, lo = s->from * 16, w = STX_MIN(l->C, s->to * 16) - lo;
+    size_t n, lo = s->begin * 16, w = STX_MIN(l->C, s->end * 16) - lo;
     for (n = 0; n < l->N; n++)
         STX_CALL(s->x, stx__axpy_n,
                  (l->y + (size_t)l->ids[n] * l->C + lo, l->dy + n * l->C + lo, w, l->s, 1));
@@ -6626,23 +6646,23 @@ static void stx__reshape_back(stx_ctx *x, stx__node *n) {
 }
 
 static stx_tensor *stx__view(stx_ctx *x, stx_tensor *a) {
-    stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->step, sizeof *y);
+    stx_tensor *y = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *y);
     if (!y) return NULL;
     *y = *a;
     y->grad = NULL;
     y->needs_grad = y->is_param = y->is_leaf = 0;
-    y->of = NULL;
-    y->room = 0;
+    y->view_of = NULL;
+    y->padding = 0;
     return y;
 }
 
 /* y is numbers of a from `at` on. Of a parameter: its gradient is that part of the
    parameter's, which ops add to; no tape is needed: 1 */
 static int stx__view_of_param(const stx_ctx *x, stx_tensor *y, const stx_tensor *a, size_t at) {
-    if (!x->recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
-    y->of = a->of ? a->of : a;
-    y->at = a->of ? a->at + at : at;
-    y->grad = stx_offset_ptr(x, y->of->grad, y->at);
+    if (!x->tape.recording || !stx__is_param(a) || !a->needs_grad || !a->grad) return 0;
+    y->view_of = a->view_of ? a->view_of : a;
+    y->view_offset = a->view_of ? a->view_offset + at : at;
+    y->grad = stx_offset_ptr(x, y->view_of->grad, y->view_offset);
     y->needs_grad = y->is_leaf = 1;
     return 1;
 }
@@ -8681,15 +8701,15 @@ STX__DOTS_BF16(5, 4) STX__DOTS_BF16(6, 4) STX__DOTS_BF16(7, 4) STX__DOTS_BF16(8,
 
 /* The packed matrix that p points into; NULL if none */
 static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
-    size_t lo = 0, hi = x->packed_count;
+    size_t lo = 0, hi = x->packed.count;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        if (x->packed[mid].from <= p)
+        if (x->packed.matrix[mid].from <= p)
             lo = mid + 1;
         else
             hi = mid;
     }
-    return lo && p < x->packed[lo - 1].from + x->packed[lo - 1].size ? x->packed + lo - 1 : NULL;
+    return lo && p < x->packed.matrix[lo - 1].from + x->packed.matrix[lo - 1].size ? x->packed.matrix + lo - 1 : NULL;
 }
 
 /* the block of its numbers, which its factors begin */
@@ -8699,13 +8719,13 @@ static void *stx__packed_room(const stx__packed *w) {
 
 static void stx__unpack_one(stx_ctx *x, stx__packed *w) {
     stx_block_free(x, stx__packed_room(w));
-    x->packed_count--;
-    memmove(w, w + 1, (size_t)(x->packed + x->packed_count - w) * sizeof *w);
+    x->packed.count--;
+    memmove(w, w + 1, (size_t)(x->packed.matrix + x->packed.count - w) * sizeof *w);
 }
 
 /* Somebody writes there */
 static void stx__unpack(stx_ctx *x, const stx_real *written) {
-    stx__packed *w = x->packed_count ? stx__packed_at(x, written) : NULL;
+    stx__packed *w = x->packed.count ? stx__packed_at(x, written) : NULL;
     if (w) stx__unpack_one(x, w);
 }
 
@@ -8713,7 +8733,7 @@ static void stx__unpack(stx_ctx *x, const stx_real *written) {
 static const stx__packed *stx__packed_for(const stx_ctx *x, const stx_gemm_args *g, size_t *at) {
     const stx__packed *w;
     size_t rows = g->tb ? g->N : g->K, cols = g->tb ? g->K : g->N;
-    if (!x || !x->packed_count || g->M > 3 || g->ta || !g->K || g->alpha == 0
+    if (!x || !x->packed.count || g->M > 3 || g->ta || !g->K || g->alpha == 0
         || (g->batch > 1 && g->sb))
         return NULL;
     w = stx__packed_at(x, g->B);
@@ -8763,7 +8783,7 @@ typedef struct stx__packing {
 static void stx__pack_part(const stx_share *s, const void *job) {
     const stx__packing *j = (const stx__packing *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++)
+    for (r = s->begin; r < s->end; r++)
         stx__pack_row(j->w + r * j->C, j->C, j->h ? j->h + r * j->C : NULL,
                       j->q ? j->q + r * j->C : NULL,
                       j->s ? j->s + r * stx__int8_groups(j->C) : NULL);
@@ -8796,10 +8816,10 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
             return 0;
         }
     for (i = 0; i < p->count; i++) stx__unpack(x, p->tensor[i]->data);
-    n = x->packed_count;
+    n = x->packed.count;
     list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
     if (!list) return 0;
-    if (n) memcpy(list, x->packed, n * sizeof *list);
+    if (n) memcpy(list, x->packed.matrix, n * sizeof *list);
     /* memory for all before a number is changed */
     for (i = 0; kind && i < p->count; i++) {
         const stx_tensor *t = p->tensor[i];
@@ -8821,11 +8841,11 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
         w->q = w->s ? (const int8_t *)room + factors : NULL;
     }
     if (!stx_ok(x)) {
-        while (n > x->packed_count) stx_block_free(x, stx__packed_room(list + --n));
+        while (n > x->packed.count) stx_block_free(x, stx__packed_room(list + --n));
         stx_block_free(x, list);
         return 0;
     }
-    for (i = x->packed_count; i < n; i++) {
+    for (i = x->packed.count; i < n; i++) {
         stx__packing job;
         w = list + i;
         job.w = (stx_real *)(uintptr_t)w->from;
@@ -8840,9 +8860,9 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
         for (j = i; j > 0 && list[j - 1].from > last.from; j--) list[j] = list[j - 1];
         list[j] = last;
     }
-    stx_block_free(x, x->packed);
-    x->packed = list;
-    x->packed_count = n;
+    stx_block_free(x, x->packed.matrix);
+    x->packed.matrix = list;
+    x->packed.count = n;
     for (i = 0; i < n; i++) total += list[i].bytes;
     if (kind) stx__changed(x);
     return total;
@@ -9169,7 +9189,7 @@ static void stx__gemm_transposed(stx_ctx *x, const stx__micro *mk, stx_real *scr
 
 /* Of one thread: stx_share.thread */
 static stx_real *stx__scratch(stx_ctx *x, size_t thread) {
-    return x && x->scratch ? x->scratch + thread * STX__PACK : NULL;
+    return x && x->threads.scratch ? x->threads.scratch + thread * STX__PACK : NULL;
 }
 
 static const stx__micro *stx__micro_kernel(const stx_ctx *x) {
@@ -9216,13 +9236,13 @@ typedef struct stx__product_job {
 static void stx__product_pack(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
     const stx_gemm_args *g = j->g;
-    const size_t from = s->from * j->mk->nr, n = STX_MIN(g->N, s->to * j->mk->nr) - from;
+    const size_t from = s->begin * j->mk->nr, n = STX_MIN(g->N, s->end * j->mk->nr) - from;
     const size_t stride = j->mk->nr * (stx__round_up(g->K, j->mk->kr) / stx__unit(j->mk));
-    stx_real *to = j->ready + s->from * stride;
+    stx_real *to = j->ready + s->begin * stride;
     size_t i;
     stx__pack_b(j->mk, to, stride, g->B + (g->tb ? from * g->ldb : from), g->ldb, g->tb, g->K, n);
     if (g->alpha != 1 && stx__unit(j->mk) == 1)
-        for (i = 0; i < (s->to - s->from) * stride; i++) to[i] *= g->alpha;
+        for (i = 0; i < (s->end - s->begin) * stride; i++) to[i] *= g->alpha;
 }
 
 static void stx__product_part(const stx_share *s, const void *job) {
@@ -9231,7 +9251,7 @@ static void stx__product_part(const stx_share *s, const void *job) {
     const stx__micro *mk = j->mk;
     stx_real *scratch = stx__scratch(s->x, s->thread);
     size_t i;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         size_t e = i / j->parts, lo = i % j->parts * j->per, hi = STX_MIN(j->n, lo + j->per),
                at = j->rows ? lo * g->ldc : lo;
         size_t row = j->rows ? lo : 0, col = j->rows ? 0 : lo;
@@ -9275,7 +9295,7 @@ enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 }; /* parts, at most; rows of one, a
 /* of a part; 0: not cut */
 static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {
     size_t rows = stx__round_up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
-    return !x || !x->scratch || g->M > 3 || g->ta || g->tb || g->batch > 1
+    return !x || !x->threads.scratch || g->M > 3 || g->ta || g->tb || g->batch > 1
                    || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0
                    || g->N > (size_t)STX__PACK / STX__SUMS / 3
                ? 0
@@ -9285,13 +9305,13 @@ static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {
 static void stx__sums_part(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
     size_t i;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         const size_t at = i * j->per;
         stx_gemm_args part = *j->g;
         part.K = STX_MIN(j->per, part.K - at);
         part.A += at;
         part.B += at * part.ldb;
-        part.C = s->x->scratch + i * part.M * part.N;
+        part.C = s->x->threads.scratch + i * part.M * part.N;
         part.ldc = part.N;
         part.beta = 0;
         if (j->packed)
@@ -9305,15 +9325,15 @@ static void stx__sums_part(const stx_share *s, const void *job) {
 static void stx__sums_add(const stx_share *s, const void *job) {
     const stx__product_job *j = (const stx__product_job *)job;
     const stx_gemm_args *g = j->g;
-    const size_t n = s->to - s->from;
+    const size_t n = s->end - s->begin;
     stx_gemm_args part = *g;
     size_t i, r, e;
-    part.C += s->from;
+    part.C += s->begin;
     part.N = n;
     stx__gemv_beta(&part);
     for (i = 0; i < g->M; i++)
         for (r = 0; r < j->parts; r++) {
-            const stx_real *from = s->x->scratch + (r * g->M + i) * g->N + s->from;
+            const stx_real *from = s->x->threads.scratch + (r * g->M + i) * g->N + s->begin;
             for (e = 0; e < n; e++) part.C[i * g->ldc + e] += from[e];
         }
 }
@@ -9334,7 +9354,7 @@ static void stx__product_shared(stx_ctx *x, const stx__product_job *job) {
         j.n = j.per = g->M;
     } /* of a batch: a matrix is one part */
     j.g = &block;
-    j.ready = x->scratch + STX__MC * STX__KC; /* the first thread's */
+    j.ready = x->threads.scratch + STX__MC * STX__KC; /* the first thread's */
     for (j.jc = 0; j.jc < g->N; j.jc += nc_max)
         for (pc = 0; pc < g->K; pc += kc_max) {
             block.N = STX_MIN(nc_max, g->N - j.jc);
@@ -9387,7 +9407,7 @@ static void stx__product(stx_ctx *x, const stx_gemm_args *g, const stx__after *a
         j.rows = M >= N;
         j.n = j.rows ? M : N;
         /* by the whole matrix: a part of few rows must sum like the others */
-        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->scratch;
+        j.gemv = M <= 3 || !K || g->alpha == 0 || !x || !x->threads.scratch;
         j.dots = !j.gemv && stx__few_rows(j.mk, g);
         if (j.dots) {
             j.rows = 0;
@@ -9556,7 +9576,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.N = stx__memory(in);
     a.Ci = stx__last(in);
     a.O = stx__last(n->y);
-    a.pad = a.O - W->dim[0];
+    a.padding = a.O - W->dim[0];
     a.act = s->act;
     a.dx = stx__grad_fresh(x, in, &fresh);
     a.dW = stx__grad(x, W);
@@ -9567,7 +9587,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     a.pre = s->pre;
     a.in = in->data;
     a.W = W->data;
-    a.late = stx__linear_late(W, b);
+    a.deferred = stx__linear_late(W, b);
     STX_RUN(x, stx_linear_bwd, (x, &a));
 }
 
@@ -9648,7 +9668,7 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
         a.W = W->data;
         a.dW = dW;
         a.db = db;
-        a.late = stx__linear_late(W, n->in[2]);
+        a.deferred = stx__linear_late(W, n->in[2]);
         STX_RUN(x, stx_linear_bwd, (x, &a));
     }
 }
@@ -9783,7 +9803,7 @@ static void stx__linear_past_back(stx_ctx *x, stx__node *n) {
     a.W = W->data;
     a.dW = stx__grad(x, W);
     a.db = b ? stx__grad(x, b) : NULL;
-    a.late = stx__linear_late(W, b);
+    a.deferred = stx__linear_late(W, b);
     for (i = 0; !dense && a.dW && i < s->pieces; i++) {
         stx_linear_bwd_args one = a;
         one.N = s->piece[i].rows;
@@ -9947,7 +9967,7 @@ static void stx__linear_heads_back(stx_ctx *x, stx__node *n) {
     s->h.da = stx__grad(x, n->in[0]);
     s->h.db = stx__grad(x, n->in[1]);
     dW = stx__grad_take(x, size, 1);
-    if (!dW || x->code || (!s->h.da && !s->h.db)) return;
+    if (!dW || x->error.code || (!s->h.da && !s->h.db)) return;
     for (g = 0; g < s->count; at += s->O[g++] * s->Ci) {
         if (s->y[g]->grad)
             stx__heads_product(x, s, g, NULL, dW + at);
@@ -10061,7 +10081,7 @@ STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, 
 static void stx__heads_part(const stx_share *s, const void *job) {
     const stx_heads_args *h = (const stx_heads_args *)job;
     size_t i, c;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         const size_t of = h->of[i], second = of >= h->half,
                      at = (of - (second ? h->half : 0)) * h->n;
         stx_real *to = second ? h->db : h->da;
@@ -10099,7 +10119,7 @@ STX_DEF void stx_linear_fwd(stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
 
 /* y = act(in W^T + b):   da = dy act' ; dx (+)= da W ; dW += da^T in ; db += sum_n da */
 STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
-    size_t O = a->O - a->pad, n;
+    size_t O = a->O - a->padding, n;
     stx_gemm_args g;
     if (a->act) stx_act_bwd(x, a->da, a->da, a->y, a->pre, a->N * a->O, a->act, 0);
     if (a->dx) {
@@ -10120,9 +10140,9 @@ STX_DEF void stx_linear_bwd(stx_ctx *x, const stx_linear_bwd_args *a) {
         }
         stx_gemm(x, &g);
     }
-    if (a->db && !a->pad) stx_sum_rows(x, a->db, a->da, a->N, O);
+    if (a->db && !a->padding) stx_sum_rows(x, a->db, a->da, a->N, O);
     /* only tests have padding here */
-    for (n = 0; a->db && a->pad && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
+    for (n = 0; a->db && a->padding && n < a->N; n++) stx_axpy(x, a->db, a->da + n * a->O, O, 1, 1);
 }
 
 /* y (N,C) = act(y + b), in place; pre, if given, gets y + b (gelu's backward needs
@@ -10152,7 +10172,7 @@ static void stx__after_rows(stx_ctx *x, const stx__after *after, size_t j, stx_r
 static void stx__bias_act_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++)
+    for (n = s->begin; n < s->end; n++)
         STX_CALL(s->x, stx__bias_act_row,
                  (l->y + n * l->C, l->pre ? l->pre + n * l->C : NULL, l->b, l->C, l->act));
 }
@@ -10191,7 +10211,7 @@ STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value) {
     if (!s) return NULL;
     s->t.ndim = 1;
     s->t.dim[0] = s->t.size = 1;
-    s->t.full = 1;
+    s->t.is_f32 = 1;
     s->t.data = (stx_real *)stx__state(x, STX__STATE, sizeof(stx_real));
     if (!s->t.data) return NULL;
     s->next = x->scalars;
@@ -10266,7 +10286,7 @@ STX_EACH_ISA(stx__mean_n, (double *sum, const stx_real *a, size_t n), sum, a, n)
 static void stx__mean_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         n = stx__sum_block(l->n, k, &at);
         STX_CALL(s->x, stx__mean_n, (l->sums + k, l->a + at, n));
     }
@@ -10313,12 +10333,12 @@ static void stx__add_means_back(stx_ctx *x, stx__node *n) {
     stx_means_args *m = (stx_means_args *)n->save;
     size_t k;
     int fresh;
-    m->fresh = 0;
+    m->overwrite = 0;
     for (k = 0; k < m->count; k++) {
         m->da[k] = stx__grad_fresh(x, n->in[1 + k], &fresh);
-        m->fresh |= fresh << k;
+        m->overwrite |= fresh << k;
     }
-    if (x->code) return;
+    if (x->error.code) return;
     m->dy = n->y->grad;
     STX_RUN(x, stx_add_means_bwd, (x, m));
     stx__grad_dy(x, n, n->in[0], 1);
@@ -10379,7 +10399,7 @@ STX_DEF void stx_add_means_bwd(stx_ctx *x, const stx_means_args *m) {
         stx__loop l = stx__loop_of(m->n[k], 0, 0);
         l.y = m->da[k];
         l.s = m->s * *m->dy / (stx_real)l.n;
-        if (l.y && m->fresh >> k & 1) memset(l.y, 0, l.n * sizeof *l.y);
+        if (l.y && m->overwrite >> k & 1) memset(l.y, 0, l.n * sizeof *l.y);
         if (l.y) stx__elementwise(x, l.n, stx__mean_bwd_part, &l);
     }
 }
@@ -10399,7 +10419,7 @@ typedef struct stx__ce_save {
    result in backward. */
 static int stx__may_overwrite(const stx_ctx *x, const stx_tensor *a) {
     const stx__node *n;
-    for (n = x->tape; n && n->y != a; n = n->prev) {
+    for (n = x->tape.last; n && n->y != a; n = n->prev) {
     }
     if (!n) return 0;
     if (n->back == stx__linear_back) return !((const stx__linear_save *)n->save)->act;
@@ -10546,19 +10566,19 @@ static int stx__token_weights(stx_ctx *x, const char *op, const stx_ids *targets
     *w = (stx_real *)stx_step_bytes(x, N * sizeof **w);
     *known = (int32_t *)stx_step_bytes(x, N * sizeof **known);
     if (!*w || !*known) return 0;
-    if (divisor == 0 && x->ranks > 1 && stx_training(x)) {
+    if (divisor == 0 && x->group.ranks > 1 && stx_training(x)) {
         mean = (stx_real *)stx_step_bytes(x, sizeof *mean);
         if (!mean) return 0;
         STX_RUN(x, stx_token_weights,
                 (x, *w, *known, targets->device, weights ? weights->data : NULL, N, how->ignore,
-                 how->ignored, 1, NULL));
+                 how->ignored_id, 1, NULL));
         STX_RUN(x, stx_mean_fwd, (x, mean, *w, N));
         stx__engine_mean(x, mean, 1, -1);
         stx__engine_wait(x, mean, 1);
     }
     STX_RUN(x, stx_token_weights,
             (x, *w, *known, targets->device, weights ? weights->data : NULL, N,
-             how ? how->ignore : 0, how ? how->ignored : 0, divisor, mean));
+             how ? how->ignore : 0, how ? how->ignored_id : 0, divisor, mean));
     return stx_ok(x);
 }
 
@@ -10619,7 +10639,7 @@ STX_EACH_ISA(stx__cross_entropy_rows,
 static void stx__cross_entropy_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         n = stx__sum_block(l->N, k, &at);
         STX_CALL(s->x, stx__cross_entropy_rows,
                  (l->sums + k, l->mean + at, l->rstd + at, l->a + at * l->ld, l->ids + at, n, l->C,
@@ -10664,7 +10684,7 @@ STX_EACH_ISA(stx__cross_entropy_bwd_self, (stx_real * d, size_t V, stx_real top,
 static void stx__cross_entropy_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         stx_real *d = l->y + n * l->ld;
         if (l->y == l->a)
             STX_CALL(s->x, stx__cross_entropy_bwd_self, (d, l->C, l->m[n], l->s * l->r[n]));
@@ -10740,7 +10760,7 @@ STX_EACH_ISA(stx__token_loss_rows,
 static void stx__token_loss_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         n = stx__sum_block(l->N, k, &at);
         STX_CALL(s->x, stx__token_loss_rows,
                  (l->sums + k, l->y + at, l->mean + at, l->rstd + at, l->a + at * l->ld,
@@ -10767,7 +10787,7 @@ STX_DEF void stx_token_loss_fwd(stx_ctx *x, stx_real *loss, stx_real *nll, stx_r
 static void stx__token_loss_bwd_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         stx_real *d = l->y + n * l->ld, g = l->s * l->b[n];
         if (l->ids[n] < 0) {
             if (!l->accumulate) STX_CALL(s->x, stx__fill_n, (d, l->ld, 0));
@@ -10842,7 +10862,7 @@ STX_EACH_ISA(stx__mse_n, (double *sum, const stx_real *a, const stx_real *b, siz
 static void stx__mse_part(const stx_share *s, const void *job) {
     const stx__loop *l = (const stx__loop *)job;
     size_t k, at, n;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         n = stx__sum_block(l->n, k, &at);
         STX_CALL(s->x, stx__mse_n, (l->sums + k, l->a + at, l->b + at, n));
     }
@@ -10927,7 +10947,7 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
     size_t bytes, g, C = a->H * a->D;
     int fresh;
     a->dy = n->y->grad;
-    a->fresh = 0;
+    a->overwrite = 0;
     if (k) {
         a->dk = stx__grad_fresh(x, k, &fresh);
         /* both are added to one */
@@ -10935,42 +10955,42 @@ static void stx__attention_back(stx_ctx *x, stx__node *n) {
             STX_RUN(x, stx_fill, (x, a->dk, k->size, 0));
             fresh = 0;
         }
-        if (fresh) a->fresh |= v ? STX_OVERWRITE_DK : STX_OVERWRITE_DK | STX_OVERWRITE_DV;
+        if (fresh) a->overwrite |= v ? STX_OVERWRITE_DK : STX_OVERWRITE_DK | STX_OVERWRITE_DV;
         a->dv = v ? stx__grad_fresh(x, v, &fresh) : stx_offset_ptr(x, a->dk, C); /* side by side */
-        if (v && fresh) a->fresh |= STX_OVERWRITE_DV;
+        if (v && fresh) a->overwrite |= STX_OVERWRITE_DV;
     }
     for (g = 0; g < a->groups; g++) {
-        stx_attention_kv *o = &a->old[g];
+        stx_attention_kv *o = &a->cached[g];
         o->dk = stx__grad_fresh(x, n->in[9 + g], &fresh);
-        o->dv = stx_offset_ptr(x, o->dk, o->ld / 2);
-        if (fresh) a->fresh |= STX_OVERWRITE_CACHED << g;
+        o->dv = stx_offset_ptr(x, o->dk, o->row_stride / 2);
+        if (fresh) a->overwrite |= STX_OVERWRITE_CACHED << g;
     }
     /* queries that are the keys or values too: the kernel's threads add to dq and dk
        at the same time, so dq is made apart */
     a->dq = dq = stx__grad_fresh(x, q, &fresh);
     if (dq && k && (q == k || q == v)) {
-        a->dq = apart = stx__grad_take(x, q->size, q->full);
+        a->dq = apart = stx__grad_take(x, q->size, q->is_f32);
         fresh = 1;
     }
-    if (fresh) a->fresh |= STX_OVERWRITE_DQ;
+    if (fresh) a->overwrite |= STX_OVERWRITE_DQ;
     if (!k) {
         a->dk = stx_offset_ptr(x, dq, C);
         a->dv = stx_offset_ptr(x, dq, 2 * C);
-        if (fresh) a->fresh |= STX_OVERWRITE_DK | STX_OVERWRITE_DV;
+        if (fresh) a->overwrite |= STX_OVERWRITE_DK | STX_OVERWRITE_DV;
     }
     a->dpe = stx__grad(x, n->in[3]);
-    a->du = stx__grad(x, n->in[4]);
-    a->dvb = stx__grad(x, n->in[5]);
-    a->dz = stx__grad(x, n->in[6]);
-    a->dpk = stx__grad(x, n->in[7]);
-    a->dpv = stx__grad(x, n->in[8]);
+    a->dcontent_bias = stx__grad(x, n->in[4]);
+    a->dposition_bias = stx__grad(x, n->in[5]);
+    a->dspan_fraction = stx__grad(x, n->in[6]);
+    a->dpersistent_k = stx__grad(x, n->in[7]);
+    a->dpersistent_v = stx__grad(x, n->in[8]);
     bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
     a->work = stx__grad_take(x, bytes, 1);
-    if (!a->work || x->code) return;
+    if (!a->work || x->error.code) return;
     STX_RUN(x, stx_attention_bwd, (x, a));
     if (apart) {
         STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
-        stx__grad_give(x, apart, q->size, q->full);
+        stx__grad_give(x, apart, q->size, q->is_f32);
     }
     stx__grad_give(x, (stx_real *)a->work, bytes, 1);
 }
@@ -10987,9 +11007,9 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
                                size_t B, size_t D, stx_attention_args *a) {
     size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0}, groups = in->groups ? in->groups->count : 1;
     char s[96];
-    if (!in->past[0]) return 1;
+    if (!in->cached[0]) return 1;
     if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal
-        || (groups > 1 && (!in->z || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
+        || (groups > 1 && (!in->span_fraction || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
         stx_fail(
             x, STX_ERR_ARG,
             "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more "
@@ -11003,11 +11023,11 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
             stx_fail(x, STX_ERR_ARG, "stx_attention: head %zu in group %zu of %zu", h, g, groups);
             return 0;
         }
-        a->head[h] = (uint16_t)(4 * heads[g]++ + g);
+        a->head_place[h] = (uint16_t)(4 * heads[g]++ + g);
     }
     for (g = 0; g < groups; g++) {
-        const stx_tensor *t = in->past[g];
-        stx_attention_kv *o = &a->old[g];
+        const stx_tensor *t = in->cached[g];
+        stx_attention_kv *o = &a->cached[g];
         if (!t || t->ndim != 3 || t->dim[0] != B || t->dim[2] != 2 * D * heads[g] || !heads[g]) {
             stx_fail(
                 x, STX_ERR_SHAPE,
@@ -11018,9 +11038,9 @@ static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx
         o->k = t->data;
         o->v = stx_offset_ptr(x, t->data, D * heads[g]);
         o->rows = t->dim[1];
-        o->ld = t->dim[2];
-        o->st = o->rows * o->ld;
-        a->past = STX_MAX(a->past, o->rows);
+        o->row_stride = t->dim[2];
+        o->batch_stride = o->rows * o->row_stride;
+        a->cached_rows = STX_MAX(a->cached_rows, o->rows);
     }
     a->groups = groups;
     return 1;
@@ -11048,7 +11068,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
               "stx_attention: %s: give q with "
               "kv, q with k and v, or qkv alone",
               one ? "qkv and also q, k, v or kv" : "kv and also k or v");
-    STX__NEED(x, own || !in->past[0], STX_ERR_ARG,
+    STX__NEED(x, own || !in->cached[0], STX_ERR_ARG,
               "stx_attention: past without qkv: k and v have all keys then");
     STX__NEED(
         x,
@@ -11071,31 +11091,31 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     S = in->kv && in->kv_rows ? in->kv_rows : k->dim[1];
     for (g = 0, dim[1] = 0;
          g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
-        if (in->past[g] && in->past[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->past[g]->dim[1]);
+        if (in->cached[g] && in->cached[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->cached[g]->dim[1]);
     S += dim[1];
     STX__NEED(x, d->not_causal || S >= q->dim[1], STX_ERR_SHAPE,
               "stx_attention: %zu keys for %zu queries: causal attention "
               "needs the queries' own keys at the end",
               S, q->dim[1]);
     STX__NEED(
-        x, !in->z || ((in->z->size == H || in->z->size == 1) && d->ramp > 0 && d->max_span > 0),
+        x, !in->span_fraction || ((in->span_fraction->size == H || in->span_fraction->size == 1) && d->ramp > 0 && d->max_span > 0),
         STX_ERR_ARG,
         "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)",
-        H, in->z ? in->z->size : 0, d->max_span, d->ramp);
-    STX__NEED(x, !d->not_causal || (!in->z && !in->pe && !d->span && d->first_key >= 0),
+        H, in->span_fraction ? in->span_fraction->size : 0, d->max_span, d->ramp);
+    STX__NEED(x, !d->not_causal || (!in->span_fraction && !in->pe && !d->span && d->first_key >= 0),
               STX_ERR_ARG,
               "stx_attention: without causality "
               "there are no distances: no z, pe, span or zero keys");
     STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)),
               STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)",
               stx__shape(in->pe ? in->pe : q, s), D, C);
-    STX__NEED(x, (!in->u || in->u->size == C) && (!in->vb || (in->vb->size == C && in->pe)),
+    STX__NEED(x, (!in->content_bias || in->content_bias->size == C) && (!in->position_bias || (in->position_bias->size == C && in->pe)),
               STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x,
-              !in->pk == !in->pv
-                  && (!in->pk
-                      || (in->pk->ndim == 3 && in->pk->dim[0] == H && in->pk->dim[2] == D
-                          && stx__same(in->pk, in->pv))),
+              !in->persistent_k == !in->persistent_v
+                  && (!in->persistent_k
+                      || (in->persistent_k->ndim == 3 && in->persistent_k->dim[0] == H && in->persistent_k->dim[2] == D
+                          && stx__same(in->persistent_k, in->persistent_v))),
               STX_ERR_SHAPE,
               "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none",
               H, D);
@@ -11115,7 +11135,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     dim[0] = q->dim[0];
     dim[1] = q->dim[1];
     dim[2] = C;
-    y = stx__tensor(x, q->full ? STX__STEP_FULL : STX__STEP, 3, dim);
+    y = stx__tensor(x, q->is_f32 ? STX__STEP_FULL : STX__STEP, 3, dim);
     a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
     if (!y || !a) return NULL;
     memset(a, 0, sizeof *a);
@@ -11125,10 +11145,10 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     a->S = S;
     a->H = H;
     a->D = D;
-    a->ldq = q->dim[2];
-    a->ldk = k->dim[2];
-    a->stq = a->T * a->ldq;
-    a->stk = stk ? stk : k->dim[1] * a->ldk;
+    a->q_row_stride = q->dim[2];
+    a->kv_row_stride = k->dim[2];
+    a->q_batch_stride = a->T * a->q_row_stride;
+    a->kv_batch_stride = stk ? stk : k->dim[1] * a->kv_row_stride;
     /* S: none exists */
     a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;
     /* all there are */
@@ -11144,15 +11164,15 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     /* no position, no key */
     if (a->P && a->span > a->P + (size_t)d->delta_min - 1)
         a->span = a->P + (size_t)d->delta_min - 1;
-    if (in->pk) {
-        a->N = in->pk->dim[1];
-        a->pk = in->pk->data;
-        a->pv = in->pv->data;
+    if (in->persistent_k) {
+        a->N = in->persistent_k->dim[1];
+        a->persistent_k = in->persistent_k->data;
+        a->persistent_v = in->persistent_v->data;
     }
     a->delta_min = d->delta_min;
     a->not_causal = d->not_causal;
-    a->no_renorm = d->no_renorm && in->z; /* without a mask the two forms are one */
-    a->z_shared = in->z && in->z->size != H;
+    a->no_renorm = d->no_renorm && in->span_fraction; /* without a mask the two forms are one */
+    a->span_shared = in->span_fraction && in->span_fraction->size != H;
     a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
     a->max_span = (stx_real)d->max_span;
     a->ramp = (stx_real)d->ramp;
@@ -11161,38 +11181,38 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     a->k = own ? stx_offset_ptr(x, q->data, C) : k->data;
     a->v = own ? stx_offset_ptr(x, q->data, 2 * C) : in->kv ? stx_offset_ptr(x, k->data, C) : v->data;
     if (in->kv && in->kv_rows) {
-        a->k = stx_offset_ptr(x, a->k, in->kv_first * a->ldk);
-        a->v = stx_offset_ptr(x, a->v, in->kv_first * a->ldk);
+        a->k = stx_offset_ptr(x, a->k, in->kv_first * a->kv_row_stride);
+        a->v = stx_offset_ptr(x, a->v, in->kv_first * a->kv_row_stride);
     }
-    a->u = in->u ? in->u->data : NULL;
-    a->vb = in->vb ? in->vb->data : NULL;
-    a->z = in->z ? in->z->data : NULL;
+    a->content_bias = in->content_bias ? in->content_bias->data : NULL;
+    a->position_bias = in->position_bias ? in->position_bias->data : NULL;
+    a->span_fraction = in->span_fraction ? in->span_fraction->data : NULL;
     if (in->pad) {
         a->pad = in->pad->device;
-        a->stpad = a->S;
+        a->pad_batch_stride = a->S;
     }
     a->y = y->data;
-    a->top = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
-    if (!a->top) return NULL;
-    a->inv = a->top + a->B * H * a->T;
+    a->row_max = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
+    if (!a->row_max) return NULL;
+    a->inv_sum = a->row_max + a->B * H * a->T;
     if (stx_training(x) && d->dropout > 0) {
         a->drop = (stx_real)d->dropout;
         a->seed = x->desc.seed;
         a->stream = stx__stream(x);
-        a->first = (uint64_t)x->rank * a->B * H * a->T * stx__attn_calls(a);
+        a->rng_first = (uint64_t)x->group.rank * a->B * H * a->T * stx__attn_calls(a);
     }
     stx_attention_run(x, a);
-    if (in->made) *in->made = a;
+    if (in->args_out) *in->args_out = a;
     ins[0] = q;
     ins[1] = own ? NULL : k;
     ins[2] = own || in->kv ? NULL : v;
     ins[3] = in->pe;
-    ins[4] = in->u;
-    ins[5] = in->vb;
-    ins[6] = in->z;
-    ins[7] = in->pk;
-    ins[8] = in->pv;
-    for (g = 0; g < STX_HEAD_GROUPS; g++) ins[9 + g] = g < a->groups ? in->past[g] : NULL;
+    ins[4] = in->content_bias;
+    ins[5] = in->position_bias;
+    ins[6] = in->span_fraction;
+    ins[7] = in->persistent_k;
+    ins[8] = in->persistent_v;
+    for (g = 0; g < STX_HEAD_GROUPS; g++) ins[9 + g] = g < a->groups ? in->cached[g] : NULL;
     node = stx__record(x, y, stx__attention_back, ins, STX__INS);
     if (node) node->save = a;
     return y;
@@ -11200,7 +11220,7 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d) {
-    if (stx_ok(x) && in && in->qkv && in->kv && (in->qkv->needs_grad || in->past[0]))
+    if (stx_ok(x) && in && in->qkv && in->kv && (in->qkv->needs_grad || in->cached[0]))
         stx_fail(x, STX_ERR_ARG,
                  "stx_attention: qkv and also kv: give qkv alone, or as a constant, without past");
     if (stx_ok(x) && in && ((in->kv_first && !in->kv_rows) || (in->kv_rows && !in->kv)))
@@ -11252,21 +11272,21 @@ static stx__attn_side stx__attn_side_of(const stx_attention_args *a, int what, s
                           : what == STX__V  ? a->v
                           : what == STX__DK ? a->dk
                                             : a->dv;
-    s.now = now ? (stx_real *)(uintptr_t)(now + b * a->stk + h * a->D) : NULL;
-    s.ldn = a->ldk;
+    s.now = now ? (stx_real *)(uintptr_t)(now + b * a->kv_batch_stride + h * a->D) : NULL;
+    s.ldn = a->kv_row_stride;
     s.old = NULL;
     s.ldo = 0;
-    s.first = s.cut = (ptrdiff_t)a->past;
-    if (a->past) {
-        const stx_attention_kv *o = &a->old[a->groups > 1 ? a->head[h] & 3 : 0];
+    s.first = s.cut = (ptrdiff_t)a->cached_rows;
+    if (a->cached_rows) {
+        const stx_attention_kv *o = &a->cached[a->groups > 1 ? a->head_place[h] & 3 : 0];
         const stx_real *old = what == STX__K    ? o->k
                               : what == STX__V  ? o->v
                               : what == STX__DK ? o->dk
                                                 : o->dv;
         if (old)
-            s.old = (stx_real *)(uintptr_t)(old + b * o->st
-                                            + (a->groups > 1 ? a->head[h] >> 2 : h) * a->D);
-        s.ldo = o->ld;
+            s.old = (stx_real *)(uintptr_t)(old + b * o->batch_stride
+                                            + (a->groups > 1 ? a->head_place[h] >> 2 : h) * a->D);
+        s.ldo = o->row_stride;
         s.first -= (ptrdiff_t)o->rows;
     }
     return s;
@@ -11298,10 +11318,10 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     STX__FP_SCOPE;
     const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S,
                  D = a->D;
-    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * D, *u = a->u ? a->u + h * D : NULL,
-                   *vb = a->vb ? a->vb + h * D : NULL, *k;
+    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D, *u = a->content_bias ? a->content_bias + h * D : NULL,
+                   *vb = a->position_bias ? a->position_bias + h * D : NULL, *k;
     const stx__attn_side side = stx__attn_side_of(a, STX__K, b, h);
-    double top = -HUGE_VAL, norm = 0, s, z = a->z ? (double)a->z[a->z_shared ? 0 : h] : 0;
+    double top = -HUGE_VAL, norm = 0, s, z = a->span_fraction ? (double)a->span_fraction[a->span_shared ? 0 : h] : 0;
     size_t n;
     for (n = 0; n < keys; n++) {
         ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j,
@@ -11310,10 +11330,10 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
         ramp[n] = 2;
         if (n >= first_pk)
             s = sqrt((double)D)
-                * stx__attn_plain_dot(q, NULL, a->pk + (h * a->N + n - first_pk) * D, D);
+                * stx__attn_plain_dot(q, NULL, a->persistent_k + (h * a->N + n - first_pk) * D, D);
         else {
             /* no such key */
-            if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->stpad + (size_t)j]))
+            if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]))
                 continue;
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             k = j < 0 ? NULL : stx__attn_side_row(&side, j);
@@ -11322,7 +11342,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
                 s += stx__attn_plain_dot(
                     q, vb, a->pe + (a->pe_heads > 1 ? ((size_t)p * a->H + h) * D : (size_t)p * D),
                     D);
-            if (a->z)
+            if (a->span_fraction)
                 ramp[n] = (z * (double)a->max_span + (double)a->ramp + 1 - (double)delta)
                           / (double)a->ramp;
             /* m = 0, whatever its logit: it may be the largest by far */
@@ -11354,7 +11374,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
             size_t at = a->span + n - zero;
             w[n] *= stx__attn_plain_mask(ramp[n]);
             if (!(a->drop > 0) || !(w[n] > 0)) continue;
-            stx_philox(a->seed, a->stream, a->first + row * stx__attn_calls(a) + at / 8, r);
+            stx_philox(a->seed, a->stream, a->rng_first + row * stx__attn_calls(a) + at / 8, r);
             w[n] *= (r[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
         }
         for (d = 0; d < D; d++) {
@@ -11366,7 +11386,7 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
                 if (v) y += w[n] * (double)v[d];
             }
             for (; n < keys; n++)
-                y += w[n] * sqrt((double)a->N) * (double)a->pv[(h * a->N + n - first_pk) * D + d];
+                y += w[n] * sqrt((double)a->N) * (double)a->persistent_v[(h * a->N + n - first_pk) * D + d];
             a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
         }
     }
@@ -11419,12 +11439,12 @@ static int stx__attn_whole(const stx_attention_args *a) {
 }
 
 static stx_real stx__attn_z(const stx_attention_args *a, size_t h) {
-    return a->z[a->z_shared ? 0 : h];
+    return a->span_fraction[a->span_shared ? 0 : h];
 }
 
 static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     size_t e;
-    if (!a->z || stx__attn_whole(a)) return a->span;
+    if (!a->span_fraction || stx__attn_whole(a)) return a->span;
     e = stx_attention_reach((double)stx__attn_z(a, h), (double)a->max_span, (double)a->ramp,
                             a->span);
     return e < a->span ? e + 1 : a->span;
@@ -11512,7 +11532,7 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->u = stx__unit(A->mk);
     A->Dk = stx__round_up(a->D, A->mk->kr);
     A->Dp = stx__round_up(a->D, A->mk->nr);
-    A->two = a->u || a->vb;
+    A->two = a->content_bias || a->position_bias;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
     A->reach[0] = 0; /* of no heads, too */
     for (h = 0; h < a->H; h++) {
@@ -11566,14 +11586,14 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
     else
         R->qv = R->q;
     R->stage = (stx_real *)stx__cut_padded(&c, rows * a->D * r4, 0);
-    if (a->past) R->gather = (stx_real *)stx__cut_padded(&c, STX__BK * a->D * r4, 0);
+    if (a->cached_rows) R->gather = (stx_real *)stx__cut_padded(&c, STX__BK * a->D * r4, 0);
     R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
     R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
     if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
     R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
     R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
     R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
-    R->ramp = (stx_real *)stx__cut_padded(&c, (a->z ? A->reach[0] + 2 : 1) * r4, 0);
+    R->ramp = (stx_real *)stx__cut_padded(&c, (a->span_fraction ? A->reach[0] + 2 : 1) * r4, 0);
     R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
     if (back) {
         R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
@@ -11652,7 +11672,7 @@ static void stx__attn_pack_rows(const stx_share *s, const void *job) {
     const stx_attention_args *a = A->a;
     size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr,
               ldp = A->tables * a->D;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         size_t h = i / strips, j = i % strips * nr;
         stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr,
                     a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D,
@@ -11665,7 +11685,7 @@ static void stx__attn_pack_columns(const stx_share *s, const void *job) {
     const stx_attention_args *a = A->a;
     size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, wide = A->Dp / nr,
               ldp = A->tables * a->D, done = stx__round_up(rows, A->mk->kr);
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         size_t h = i / wide, j = i % wide * nr;
         stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
         stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows,
@@ -11689,7 +11709,7 @@ static void stx__attn_ramp(stx__attn_tile *t) {
     size_t n;
     stx_real zl;
     t->ramp_n = t->ramp_zeros = t->ramp_0 = t->ramp_1 = 0;
-    if (!a->z) return;
+    if (!a->span_fraction) return;
     zl = stx__attn_z(a, t->h) * a->max_span;
     for (n = 0; n <= t->reach; n++) {
         stx_real w = ((1 - (stx_real)(t->reach - n)) + zl) / a->ramp + 1;
@@ -11708,7 +11728,7 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
     t->h = h;
     t->wide = 0;
     t->persistent = 0;
-    t->pad = A->a->pad ? A->a->pad + b * A->a->stpad : NULL;
+    t->pad = A->a->pad ? A->a->pad + b * A->a->pad_batch_stride : NULL;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
@@ -11752,7 +11772,7 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, con
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
         size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
         STX_CALL(t->A->x, stx__attn_scaled,
-                 (t->R.stage, a->q + t->b * a->stq + (i0 + q0) * a->ldq + t->h * D, a->ldq,
+                 (t->R.stage, a->q + t->b * a->q_batch_stride + (i0 + q0) * a->q_row_stride + t->h * D, a->q_row_stride,
                   bias ? bias + t->h * D : NULL, scale, nb, D));
         stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)),
                        t->A->Dk, t->R.stage, D, nb, D);
@@ -12028,7 +12048,7 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
         uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
         STX_CALL(x, stx__mask_row,
-                 (m, at, end, a->seed, a->stream, a->first + row * stx__attn_calls(a), keep, f));
+                 (m, at, end, a->seed, a->stream, a->rng_first + row * stx__attn_calls(a), keep, f));
     } else if (t->persistent) {
         for (i = 0; i < n; i++) m[i] = f;
     } else {
@@ -12152,8 +12172,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     const stx_attention_args *a = A->a;
     const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
                          v = stx__attn_side_of(a, STX__V, b, h),
-                         pk = stx__attn_side_one(a->pk ? a->pk + h * a->N * a->D : NULL, a->D),
-                         pv = stx__attn_side_one(a->pv ? a->pv + h * a->N * a->D : NULL, a->D);
+                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * a->D : NULL, a->D),
+                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * a->D : NULL, a->D);
     stx__attn_tile t;
     size_t D = a->D, r, c;
     ptrdiff_t first, last, p;
@@ -12165,8 +12185,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
         t.R.state[3 * r + 1] = t.R.state[3 * r + 2] = 0;
     }
     memset(t.R.o, 0, n * A->Dp * sizeof *t.R.o);
-    stx__attn_queries(&t, t.R.q, NULL, a->u, a->scale, i0, n);
-    if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->vb, a->scale, i0, n);
+    stx__attn_queries(&t, t.R.q, NULL, a->content_bias, a->scale, i0, n);
+    if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->position_bias, a->scale, i0, n);
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
@@ -12193,8 +12213,8 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
         stx_real f = stx__attn_inv(a, state);
         stx_real *y = a->y + ((b * a->T + i0 + r) * a->H + h) * D;
         for (c = 0; c < D; c++) y[c] = o[c] * f;
-        a->top[(b * a->H + h) * a->T + i0 + r] = state[0];
-        a->inv[(b * a->H + h) * a->T + i0 + r] = f;
+        a->row_max[(b * a->H + h) * a->T + i0 + r] = state[0];
+        a->inv_sum[(b * a->H + h) * a->T + i0 + r] = f;
     }
 }
 
@@ -12286,8 +12306,8 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
              *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f;
     const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
                          v = stx__attn_side_of(a, STX__V, b, h);
-    const stx_real *query = a->q + b * a->stq + i0 * a->ldq + h * D;
-    const int32_t *pad = a->pad ? a->pad + b * a->stpad : NULL;
+    const stx_real *query = a->q + b * a->q_batch_stride + i0 * a->q_row_stride + h * D;
+    const int32_t *pad = a->pad ? a->pad + b * a->pad_batch_stride : NULL;
     ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p;
     stx__attn_tile t;
     memset(&t, 0, sizeof t);
@@ -12299,13 +12319,13 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     state[0] = -(stx_real)HUGE_VAL;
     state[1] = state[2] = 0;
     for (d = 0; d < D; d++) {
-        q[d] = a->scale * (query[d] + (a->u ? a->u[h * D + d] : 0));
-        qv[d] = a->scale * (query[d] + (a->vb ? a->vb[h * D + d] : 0));
+        q[d] = a->scale * (query[d] + (a->content_bias ? a->content_bias[h * D + d] : 0));
+        qv[d] = a->scale * (query[d] + (a->position_bias ? a->position_bias[h * D + d] : 0));
         o[d] = 0;
     }
     stx__attn_range(a, t.reach, i0, 1, &first, &last);
     from = first;
-    if (a->z && !stx__attn_whole(a))
+    if (a->span_fraction && !stx__attn_whole(a))
         from = STX_MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
     while (pad && from < last && from >= 0 && pad[from]) from++;
     while (pad && from < last && last > 0 && pad[last - 1]) last--;
@@ -12358,16 +12378,16 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
-        STX_CALL(x, stx__attn_gemv_score, (s, q, q, a->pk + h * a->N * D, D, NULL, 0, a->N, D));
+        STX_CALL(x, stx__attn_gemv_score, (s, q, q, a->persistent_k + h * a->N * D, D, NULL, 0, a->N, D));
         STX_CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
         for (d = 0; d < D; d++) o[d] *= f;
         STX_CALL(x, stx__attn_gemv_sum,
-                 (o, s, a->pv + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
+                 (o, s, a->persistent_v + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
     }
     f = stx__attn_inv(a, state);
     for (d = 0; d < D; d++) y[d] = o[d] * f;
-    a->top[row] = state[0];
-    a->inv[row] = f;
+    a->row_max[row] = state[0];
+    a->inv_sum[row] = f;
 }
 
 
@@ -12458,7 +12478,7 @@ static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
     A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
     if (back) {
         extra = w->count - a->B * a->H;
-        w->npk = a->N && (a->dpk || a->dpv) ? a->H * a->N * a->D : 0;
+        w->npk = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
         w->ldpe = A->np + 16;
         w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
         A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
@@ -12509,7 +12529,7 @@ static void stx__attn_fwd_gemv(const stx_share *s, const void *job) {
     const stx_attention_args *a = A->a;
     stx_real *room = (stx_real *)a->work + s->thread * stx__attn_gemv_scratch(A);
     size_t i;
-    for (i = s->from; i < s->to; i++)
+    for (i = s->begin; i < s->end; i++)
         stx__attn_gemv(s->x, A, room, i / (a->H * a->T), i / a->T % a->H, i % a->T);
 }
 
@@ -12521,7 +12541,7 @@ static void stx__attn_fwd_part(const stx_share *s, const void *job) {
     size_t i;
     stx__attn_scratch_layout(A, w->rooms + s->thread * w->room, w->most, 0, &room);
     if (A->mk->enter) A->mk->enter();
-    for (i = s->from; i < s->to; i++)
+    for (i = s->begin; i < s->end; i++)
         stx__attn_fwd_unit(s->x, A, &room, w->unit[i].b, w->unit[i].h, w->unit[i].i0, w->unit[i].n);
     if (A->mk->leave) A->mk->leave();
 }
@@ -12822,7 +12842,7 @@ static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, in
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
         stx__attn_logits(t);
         stx__attn_score(t, t->R.dyr, t->R.vt, t->R.g);
-        stx__attn_weights(x, t, a->top + row + t->i0, a->inv + row + t->i0, dz);
+        stx__attn_weights(x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0, dz);
         if (want_v) stx__attn_scatter(t, t->R.dyt, t->R.s, t->R.zs, t->R.dvt);
         if (want_k) stx__attn_scatter(t, t->R.qt, t->R.g, t->R.zg, t->R.dkt);
         stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.g, t->R.o);
@@ -12840,18 +12860,18 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx_real *dpe = w->npe ? w->dpe + owner * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL,
              *dz = w->dz + unit;
-    stx_real *dq = a->dq ? a->dq + b * a->stq + h * D : NULL, sd = (stx_real)sqrt((double)D);
+    stx_real *dq = a->dq ? a->dq + b * a->q_batch_stride + h * D : NULL, sd = (stx_real)sqrt((double)D);
     const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
                          v = stx__attn_side_of(a, STX__V, b, h),
                          dk = stx__attn_side_of(a, STX__DK, b, h),
                          dv = stx__attn_side_of(a, STX__DV, b, h),
-                         pk = stx__attn_side_one(a->pk ? a->pk + h * a->N * D : NULL, D),
-                         pv = stx__attn_side_one(a->pv ? a->pv + h * a->N * D : NULL, D);
-    const int fresh_old = a->fresh / STX_OVERWRITE_CACHED >> (a->groups > 1 ? a->head[h] & 3 : 0) & 1,
-              fresh_k = (a->fresh & STX_OVERWRITE_DK ? 1 : 0) + 2 * fresh_old,
-              fresh_v = (a->fresh & STX_OVERWRITE_DV ? 1 : 0) + 2 * fresh_old;
-    size_t lddq = a->ldq;
-    int add_q = !(a->fresh & STX_OVERWRITE_DQ);
+                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * D : NULL, D),
+                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * D : NULL, D);
+    const int fresh_old = a->overwrite / STX_OVERWRITE_CACHED >> (a->groups > 1 ? a->head_place[h] & 3 : 0) & 1,
+              fresh_k = (a->overwrite & STX_OVERWRITE_DK ? 1 : 0) + 2 * fresh_old,
+              fresh_v = (a->overwrite & STX_OVERWRITE_DV ? 1 : 0) + 2 * fresh_old;
+    size_t lddq = a->q_row_stride;
+    int add_q = !(a->overwrite & STX_OVERWRITE_DQ);
     ptrdiff_t p, first, last;
     stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__round_up(T, 32) + 16;
@@ -12859,8 +12879,8 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     t.wide = *wide;
     memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
     memset(t.R.o2, 0, T * A->Dp * sizeof *t.R.o);
-    stx__attn_queries(&t, t.R.q, t.R.qt, a->u, a->scale, 0, T);
-    if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->vb, a->scale, 0, T);
+    stx__attn_queries(&t, t.R.q, t.R.qt, a->content_bias, a->scale, 0, T);
+    if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->position_bias, a->scale, 0, T);
     stx__attn_rows(A, t.R.dyr, A->Dk, dy, ldy, T, D);
     for (r = 0; r < T; r += STX__BQ)
         stx__attn_transpose(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX_MIN((size_t)STX__BQ, T - r),
@@ -12955,7 +12975,7 @@ static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     const stx__attn_work *w = j->w;
     size_t i, k, wide = 0;
     if (j->A->mk->enter) j->A->mk->enter();
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         memset(w->dpe + i * w->npe, 0, w->npe * sizeof(stx_real));
         memset(w->dpk + i * w->npk, 0, w->npk * sizeof(stx_real));
         memset(w->dpv + i * w->npk, 0, w->npk * sizeof(stx_real));
@@ -12972,7 +12992,7 @@ static void stx__attn_dpe_part(const stx_share *s, const void *job) {
     const stx__attn *A = j->A;
     const stx__attn_work *w = j->w;
     size_t p, h, d, k, D = A->a->D, ldp = A->tables * D;
-    for (p = s->from; p < s->to; p++)
+    for (p = s->begin; p < s->end; p++)
         for (h = 0; h < A->tables; h++)
             for (d = 0; d < D; d++) {
                 stx_real t = 0;
@@ -13012,20 +13032,20 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     if (w.npe)
         stx_parallel(x, a->P - (size_t)A.p0, A.tables * A.np * D * w.owners, stx__attn_dpe_part,
                      &j);
-    if (w.npk && a->dpk) stx__add_parts(x, a->dpk, w.dpk, w.npk, w.owners, w.npk);
-    if (w.npk && a->dpv) stx__add_parts(x, a->dpv, w.dpv, w.npk, w.owners, w.npk);
+    if (w.npk && a->dpersistent_k) stx__add_parts(x, a->dpersistent_k, w.dpk, w.npk, w.owners, w.npk);
+    if (w.npk && a->dpersistent_v) stx__add_parts(x, a->dpersistent_v, w.dpv, w.npk, w.owners, w.npk);
     for (i = 0; i < w.count; i++) {
         const stx__attn_unit *U = w.unit + i;
         size_t r, o = U->h * D;
-        if (a->du)
-            for (c = 0; c < D; c++) a->du[o + c] += w.du[i * D + c];
-        if (a->dvb)
-            for (c = 0; c < D; c++) a->dvb[o + c] += w.dvb[i * D + c];
-        if (a->dz) a->dz[a->z_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
+        if (a->dcontent_bias)
+            for (c = 0; c < D; c++) a->dcontent_bias[o + c] += w.du[i * D + c];
+        if (a->dposition_bias)
+            for (c = 0; c < D; c++) a->dposition_bias[o + c] += w.dvb[i * D + c];
+        if (a->dspan_fraction) a->dspan_fraction[a->span_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
         if (U->part >= 0 && a->dq)
             for (r = 0; r < a->T; r++)
                 for (c = 0; c < D; c++)
-                    a->dq[U->b * a->stq + r * a->ldq + o + c] +=
+                    a->dq[U->b * a->q_batch_stride + r * a->q_row_stride + o + c] +=
                         w.part[((size_t)U->part * a->T + r) * D + c];
     }
 }
@@ -13287,7 +13307,7 @@ static size_t stx__vocab_io_pad(const stx_ctx *x, size_t rows) {
    for */
 static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
     size_t pad = T && T->ndim == 2 ? stx__vocab_io_pad(x, T->dim[0]) : 0;
-    if (pad && (T->room < pad * T->dim[1] || (b && b->room < pad))) pad = 0;
+    if (pad && (T->padding < pad * T->dim[1] || (b && b->padding < pad))) pad = 0;
     return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
 }
 
@@ -13386,8 +13406,8 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     V = a->end[a->clusters - 1];
     d[0] = N;
     d[1] = V;
-    recording = x->recording;
-    x->recording = 0;
+    recording = x->tape.recording;
+    x->tape.recording = 0;
     h = stx_reshape(x, h, N, stx__last(h), 0, 0);
     out = stx__tensor(x, STX__STEP_FULL, 2, d);
     /* log p of cluster c for row n */
@@ -13404,7 +13424,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
                 (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l),
                  a->clusters, c, a->forward_columns));
     }
-    x->recording = recording;
+    x->tape.recording = recording;
     return out;
 }
 
@@ -13428,7 +13448,7 @@ typedef struct stx__cluster_job {
 static void stx__cluster_part(const stx_share *s, const void *job) {
     const stx__cluster_job *k = (const stx__cluster_job *)job;
     size_t n, j, K = k->K;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         const stx_real *row = k->logits + n * k->w;
         stx_real *to = k->out + n * k->V + k->start, *g = k->gate + n * K;
         double z = stx__row_lse(row, k->w), add = k->c ? (double)g[k->c] : 0;
@@ -13491,7 +13511,7 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, 
     STX__FP_SCOPE;
     size_t i;
     if (!stx_ok(x) || !p || !p->count) return;
-    for (i = 0; x->packed_count && i < p->count; i++) stx__unpack(x, p->piece[i].p);
+    for (i = 0; x->packed.count && i < p->count; i++) stx__unpack(x, p->piece[i].p);
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
     stx__changed(x);
 }
@@ -13505,7 +13525,7 @@ static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
 /* An optimiser whose state is spread over ranks that the context has left: 0 and an
    error */
 static int stx__state_here(stx_ctx *x, const char *op) {
-    if (!x->shard || x->ranks > 1) return 1;
+    if (!x->group.shard || x->group.ranks > 1) return 1;
     stx_fail(
         x, STX_ERR_ARG,
         "%s: the other ranks have a part of the optimiser's state (stx_group_desc.shard), and the context has left "
@@ -13536,7 +13556,7 @@ static stx__own stx__owned_by(size_t pieces, size_t first, size_t size, size_t r
 }
 
 static stx__own stx__owned(size_t pieces, size_t first, size_t size, const stx_ctx *x) {
-    return x->shard ? stx__owned_by(pieces, first, size, (size_t)x->rank, (size_t)x->ranks)
+    return x->group.shard ? stx__owned_by(pieces, first, size, (size_t)x->group.rank, (size_t)x->group.ranks)
                     : stx__owned_by(pieces, first, size, 0, 1);
 }
 
@@ -13587,11 +13607,11 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
         STX_ERR_ARG,
         "stx_optim_create: trust_max and no_correction go with STX_LAMB, not with optimiser %d",
         o->desc.kind);
-    if (x->ranks > 1 && !stx__make_buckets(p)) return NULL;
+    if (x->group.ranks > 1 && !stx__make_buckets(p)) return NULL;
     states = o->desc.kind == STX_SGD ? o->desc.momentum > 0 : o->desc.kind == STX_ADAGRAD ? 1 : 2;
     o->params = p;
     o->count = p->count;
-    p->held = 1;
+    p->in_use = 1;
     for (i = 0; i < p->count; i++) o->pieces += stx__pieces_of(p->tensor[i]->size);
     o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE,
@@ -13601,20 +13621,20 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
                  ? (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece))
                  : o->piece;
     if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
-    STX__NEED(x, x->optims < STX_MAX_OPTIMS, STX_ERR_ARG,
+    STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
               "stx_optim_create: a context has room for %d optimisers: use another context",
               (int)STX_MAX_OPTIMS);
-    o->slot = x->optims++;
-    o->rate = -1;
+    o->slot = x->report.optims++;
+    o->lr = -1;
     stx__forget_steps(x);
-    o->update = &x->report->update[o->slot];
+    o->update = &x->report.device->update[o->slot];
     for (k = 0; k < states; k++) {
         o->state[k] = (stx_tensor **)stx_persist(x, (p->count + 1) * sizeof **o->state);
         if (!o->state[k]) return NULL;
         for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size)) {
             stx__own own = stx__owned(o->pieces, first, p->tensor[i]->size, x);
             if (own.from == own.to) continue;
-            if (!x->shard)
+            if (!x->group.shard)
                 o->state[k][i] = stx__tensor(x, STX__STATE, p->tensor[i]->ndim, p->tensor[i]->dim);
             else {
                 size = own.to - own.from;
@@ -13654,16 +13674,16 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
     }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        if (lr != o->rate) {
+        if (lr != o->lr) {
             stx__host_access(x, "a learning rate is set that stx_optim_set_lr had not set before");
             /* while capturing: no, and then it is not repeated */
             stx_cuda_set_f64(x, &o->update->lr, lr);
         }
-        o->rate = lr;
+        o->lr = lr;
         return;
     }
 #endif
-    o->rate = lr;
+    o->lr = lr;
     o->update->lr = lr;
 }
 
@@ -13673,7 +13693,7 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     if (!stx_ok(x)) return 0;
     stx__host_access(x, "stx_optim_sync waits for the GPU");
     if (!stx__reports(x)) return 0;
-    u = &x->reported->update[o->slot];
+    u = &x->report.host->update[o->slot];
     o->step = u->step;
     o->skipped = u->skipped;
     o->grad_norm = u->norm;
@@ -13700,11 +13720,11 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
         return 0;
     }
     stx_optim_set_lr(o, lr);
-    x->sending = NULL;
+    x->group.sending = NULL;
     if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
-    for (i = 0; x->packed_count && i < o->count; i++) stx__unpack(x, o->params->tensor[i]->data);
+    for (i = 0; x->packed.count && i < o->count; i++) stx__unpack(x, o->params->tensor[i]->data);
     if (d->clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
@@ -13774,7 +13794,7 @@ static void stx__each_piece(stx_ctx *x, const stx_optim_chunk *piece, size_t cou
 static void stx__squares_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k;
-    for (k = s->from; k < s->to; k++)
+    for (k = s->begin; k < s->end; k++)
         STX_CALL(s->x, stx__squares_n, (j->out + k, j->piece[k].g, j->piece[k].n));
 }
 
@@ -13832,7 +13852,7 @@ STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece
 static void stx__not_updated_part(const stx_share *s, const void *job) {
     const stx_optim_chunk *piece = ((const stx__pieces_job *)job)->piece;
     size_t k;
-    for (k = s->from; k < s->to; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
+    for (k = s->begin; k < s->end; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
 }
 
 static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count) {
@@ -13861,9 +13881,9 @@ STX_EACH_ISA(stx__sgd_n,
 
 static void stx__sgd_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->begin;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++)
+    for (k = s->begin; k < s->end; k++, q++)
         STX_CALL(s->x, stx__sgd_n,
                  (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
 }
@@ -13896,9 +13916,9 @@ STX_EACH_ISA(stx__adagrad_n,
 
 static void stx__adagrad_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->begin;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++)
+    for (k = s->begin; k < s->end; k++, q++)
         STX_CALL(s->x, stx__adagrad_n, (q->p, q->s[0], q->g, q->n, q->lr, j->eps));
 }
 
@@ -13952,7 +13972,7 @@ STX_EACH_ISA(stx__adam_n,
 
 static void stx__adam_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->begin;
     stx__adam a;
     size_t k;
     a.gscale = j->u->factor;
@@ -13966,7 +13986,7 @@ static void stx__adam_part(const stx_share *s, const void *job) {
     a.correction1 = j->u->correction1;
     a.correction2 = j->u->correction2;
     a.plain = j->u->plain;
-    for (k = s->from; k < s->to; k++, q++)
+    for (k = s->begin; k < s->end; k++, q++)
         STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 
@@ -14009,9 +14029,9 @@ STX_EACH_ISA(stx__lamb_n,
 
 static void stx__lamb_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->begin;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++) {
+    for (k = s->begin; k < s->end; k++, q++) {
         stx_real c[9];
         c[0] = j->u->factor;
         c[1] = j->beta1;
@@ -14046,9 +14066,9 @@ STX_DEF void stx_lamb_direction(stx_ctx *x, const stx_update *u, const stx_optim
 
 static void stx__lamb_step_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
-    const stx_optim_chunk *q = j->piece + s->from;
+    const stx_optim_chunk *q = j->piece + s->begin;
     size_t k;
-    for (k = s->from; k < s->to; k++, q++)
+    for (k = s->begin; k < s->end; k++, q++)
         STX_CALL(s->x, stx__sgd_n, (q->p, NULL, q->g, q->n, q->lr, 1, 0, 0));
 }
 
@@ -14075,7 +14095,7 @@ STX_DEF void stx_lamb_update(stx_ctx *x, const stx_update *u, stx_optim_chunk *p
 static void stx__clip_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         stx_real *g = j->piece[k].g;
         for (i = 0; i < j->piece[k].n; i++)
             if ((g[i] < j->lo || g[i] > j->hi) && stx__finite((double)g[i]))
@@ -14093,7 +14113,7 @@ STX_DEF void stx_clip_values(stx_ctx *x, const stx_optim_chunk *piece, size_t co
 static void stx__clamp_part(const stx_share *s, const void *job) {
     const stx__pieces_job *j = (const stx__pieces_job *)job;
     size_t k, i;
-    for (k = s->from; k < s->to; k++) {
+    for (k = s->begin; k < s->end; k++) {
         stx_real *y = j->piece[k].p;
         for (i = 0; i < j->piece[k].n; i++)
             y[i] = y[i] < j->lo ? j->lo : y[i] > j->hi ? j->hi : y[i];
@@ -14111,27 +14131,27 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, s
 // >>steps
 
 static int stx__make_report(stx_ctx *x) {
-    if (x->report) return 1;
+    if (x->report.device) return 1;
     if (stx__on_gpu(x)) {
-        x->reported = (stx__report *)stx_persist(x, sizeof *x->reported);
-        if (!x->reported) return 0;
+        x->report.host = (stx__report *)stx_persist(x, sizeof *x->report.host);
+        if (!x->report.host) return 0;
     }
     /* a CPU's watched values stay where they are */
-    x->report = (stx__report *)stx__state(x, STX__STATE,
-                                          stx__on_gpu(x) ? sizeof *x->report
+    x->report.device = (stx__report *)stx__state(x, STX__STATE,
+                                          stx__on_gpu(x) ? sizeof *x->report.device
                                                          : offsetof(stx__report, watch));
-    if (!stx__on_gpu(x)) x->reported = x->report;
-    return x->report != NULL;
+    if (!stx__on_gpu(x)) x->report.host = x->report.device;
+    return x->report.device != NULL;
 }
 
 /* On a GPU: asks for the report, behind all work so far; without waiting. */
 #ifdef SEQTX_CUDA
 static void stx__ask(stx_ctx *x) {
-    if (!stx__on_gpu(x) || !x->report || !stx_ok(x)) return;
-    if (x->watched) stx_cuda_gather(x, x->report->watch, x->watch_piece, x->watched);
-    stx_cuda_report(x, x->report,
-                    offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
-    x->report_age = STX__PENDING;
+    if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
+    if (x->report.mirrors) stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
+    stx_cuda_report(x, x->report.device,
+                    offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+    x->report.age = STX__PENDING;
 }
 #endif
 /* The host's copy is current: 1. On a CPU it always is, but for the watched values,
@@ -14142,14 +14162,14 @@ static int stx__reports(stx_ctx *x) {
     if (stx__on_gpu(x)) {
         /* nothing that is being captured has run: the copy is of before */
         if (stx_cuda_capturing(x)) return 1;
-        if (x->report_age == STX__STALE) stx__ask(x);
-        if (x->report_age == STX__PENDING && stx_ok(x)) {
+        if (x->report.age == STX__STALE) stx__ask(x);
+        if (x->report.age == STX__PENDING && stx_ok(x)) {
             const void *r = stx_cuda_report_wait(x);
             if (!r) return 0;
-            memcpy(x->reported, r,
-                   offsetof(stx__report, watch) + x->watch_numbers * sizeof(stx_real));
-            x->report_age = STX__CURRENT;
-            x->watch_stale = 0;
+            memcpy(x->report.host, r,
+                   offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+            x->report.age = STX__CURRENT;
+            x->report.mirrors_stale = 0;
         }
     }
 #endif
@@ -14163,15 +14183,15 @@ STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s,
         return;
     }
     if (!stx__make_report(x)) return;
-    STX_RUN(x, stx_metric_accumulate, (x, &x->report->note[slot], t->data, s, add));
-    x->report_age = STX__STALE;
+    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->note[slot], t->data, s, add));
+    x->report.age = STX__STALE;
 }
 
 STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
     if (!stx_ok(x) || slot < 0 || slot >= STX_MAX_METRICS) return (double)NAN;
     stx__host_access(x, "stx_metric_get waits for the GPU");
     if (!stx__reports(x)) return (double)NAN;
-    return x->reported->note[slot];
+    return x->report.host->note[slot];
 }
 
 STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
@@ -14179,43 +14199,43 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
     if (!stx_ok(x) || !t) return NULL;
     if (!stx__on_gpu(x)) return t->data;
     if (!stx__make_report(x)) return NULL;
-    for (i = 0; i < x->watched && x->watch[i] != t; i++) {
+    for (i = 0; i < x->report.mirrors && x->report.mirror[i] != t; i++) {
     }
-    if (i == x->watched) {
+    if (i == x->report.mirrors) {
         stx_optim_chunk piece;
         STX__NEED(
-            x, i < STX__MIRRORED && t->is_param && t->size <= STX__MIRROR_VALUES - x->watch_numbers,
+            x, i < STX__MIRRORED && t->is_param && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
             STX_ERR_ARG,
             "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
-            i, x->watch_numbers, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
-        if (!x->watch_piece) {
-            x->watch = (const stx_tensor **)stx_persist(x, STX__MIRRORED * sizeof *x->watch);
-            x->watch_at = (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->watch_at);
-            x->watch_piece = x->watch && x->watch_at ? (
+            i, x->report.mirror_values, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
+        if (!x->report.mirror_chunk) {
+            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror);
+            x->report.mirror_offset = (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
+            x->report.mirror_chunk = x->report.mirror && x->report.mirror_offset ? (
                                  stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
                                                      : NULL;
         }
-        if (!x->watch_piece) return NULL;
+        if (!x->report.mirror_chunk) return NULL;
         memset(&piece, 0, sizeof piece);
         piece.p = t->data;
         piece.n = t->size;
-        stx__put_bytes(x, x->watch_piece + i, &piece, sizeof piece);
-        x->watch[i] = t;
-        x->watch_at[i] = x->watch_numbers;
-        x->watch_numbers += t->size;
-        x->watched++;
+        stx__put_bytes(x, x->report.mirror_chunk + i, &piece, sizeof piece);
+        x->report.mirror[i] = t;
+        x->report.mirror_offset[i] = x->report.mirror_values;
+        x->report.mirror_values += t->size;
+        x->report.mirrors++;
         stx__changed(x);
     }
-    return !x->watch_stale || stx__reports(x) ? x->reported->watch + x->watch_at[i] : NULL;
+    return !x->report.mirrors_stale || stx__reports(x) ? x->report.host->watch + x->report.mirror_offset[i] : NULL;
 }
 
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
-    return x ? x->step_note : "";
+    return x ? x->replay.status : "";
 }
 #ifdef SEQTX_CUDA
 static void stx__step_note(stx_ctx *x, const char *why) {
     snprintf(
-        x->step_note, sizeof x->step_note,
+        x->replay.status, sizeof x->replay.status,
         "stx_step_run launches each step anew instead of replaying a CUDA graph, which is slower: %s",
         why);
 }
@@ -14223,7 +14243,7 @@ static void stx__step_note(stx_ctx *x, const char *why) {
 /* Captures fn as a graph, which launches it the first time; 0 if it cannot be repeated
    (then nothing has happened). */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
-    uint64_t tick = x->tick;
+    uint64_t tick = x->rng.step;
     if (!stx__reports(x)) return 0; /* what fn may ask for must be known by now */
     if (!stx_cuda_capture_begin(x)) {
         stx__step_note(x, stx_cuda_capture_error(x));
@@ -14233,13 +14253,13 @@ static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) 
     r->graph = stx_cuda_capture_end(x);
     if (!r->graph) stx__step_note(x, stx_cuda_capture_error(x));
     r->tick = tick;
-    r->ticks = x->tick - tick;
+    r->ticks = x->rng.step - tick;
     if (r->graph && stx_ok(x)) {
         stx_cuda_graph_launch(x, (stx_graph *)r->graph);
-        x->step_note[0] = 0;
+        x->replay.status[0] = 0;
         return 1;
     }
-    x->tick = tick;
+    x->rng.step = tick;
     return 0;
 }
 
@@ -14260,50 +14280,50 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
     int i;
     if (!x->desc.no_graph)
         for (i = 0; i < STX__REPLAYS; i++)
-            if (x->replay[i].used && x->replay[i].key == key) r = &x->replay[i];
+            if (x->replay.entry[i].used && x->replay.entry[i].key == key) r = &x->replay.entry[i];
     if (r && r->graph) {
-        stx_cuda_rng_shift(x, (x->tick - r->tick) << 24);
+        stx_cuda_rng_shift(x, (x->rng.step - r->tick) << 24);
         stx_cuda_graph_launch(x, (stx_graph *)r->graph);
         stx_cuda_rng_shift(x, 0);
-        x->tick += r->ticks;
-        x->tape = NULL;
-        x->step_note[0] = 0;
-        x->alike = x->fresh = x->turns = 0;
+        x->rng.step += r->ticks;
+        x->tape.last = NULL;
+        x->replay.status[0] = 0;
+        x->replay.alike = x->replay.fresh = x->replay.turns = 0;
         stx__changed(x);
-    } else if (r || x->desc.no_graph || !x->ran || x->last_key != key || !x->clean) {
-        int same = x->ran && x->last_key == key, again = 0;
-        for (i = 0; i < STX__REPLAYS; i++) again |= (uint64_t)i < x->steps && x->keys[i] == key;
-        x->touched = NULL;
+    } else if (r || x->desc.no_graph || !x->replay.ran || x->replay.last_key != key || !x->replay.clean) {
+        int same = x->replay.ran && x->replay.last_key == key, again = 0;
+        for (i = 0; i < STX__REPLAYS; i++) again |= (uint64_t)i < x->replay.steps && x->replay.keys[i] == key;
+        x->replay.host_access = NULL;
         fn(user);
-        x->clean = !x->touched; /* only then may it be captured */
-        x->fresh = same ? 0 : STX_MIN(x->fresh + 1, 1 << 20);
-        x->turns = same || !again ? 0 : STX_MIN(x->turns + 1, 1 << 20);
-        x->alike = x->clean ? 0 : same ? STX_MIN(x->alike + 1, 1 << 20) : 1;
+        x->replay.clean = !x->replay.host_access; /* only then may it be captured */
+        x->replay.fresh = same ? 0 : STX_MIN(x->replay.fresh + 1, 1 << 20);
+        x->replay.turns = same || !again ? 0 : STX_MIN(x->replay.turns + 1, 1 << 20);
+        x->replay.alike = x->replay.clean ? 0 : same ? STX_MIN(x->replay.alike + 1, 1 << 20) : 1;
         /* the first steps may well allocate */
-        if (!r && !x->desc.no_graph && x->alike >= 3) {
+        if (!r && !x->desc.no_graph && x->replay.alike >= 3) {
             char why[160];
-            snprintf(why, sizeof why, "in the step %s", x->touched);
+            snprintf(why, sizeof why, "in the step %s", x->replay.host_access);
             stx__step_note(x, why);
-        } else if (!r && !x->desc.no_graph && x->turns >= STX__TURNS) {
+        } else if (!r && !x->desc.no_graph && x->replay.turns >= STX__TURNS) {
             stx__step_note(
                 x,
                 "keys take turns, and only a step with the key of the one before is captured: let one step do what these do");
-        } else if (!r && !x->desc.no_graph && x->fresh >= STX__NEW_KEYS) {
+        } else if (!r && !x->desc.no_graph && x->replay.fresh >= STX__NEW_KEYS) {
             stx__step_note(x, "each step's key is another one than that of the step before");
         }
     } else {
-        x->alike = x->fresh = x->turns = 0;
+        x->replay.alike = x->replay.fresh = x->replay.turns = 0;
         /* the one that ran longest ago */
-        for (r = x->replay, i = 1; i < STX__REPLAYS; i++)
-            if (x->replay[i].used < r->used) r = &x->replay[i];
+        for (r = x->replay.entry, i = 1; i < STX__REPLAYS; i++)
+            if (x->replay.entry[i].used < r->used) r = &x->replay.entry[i];
         stx_cuda_graph_free(x, (stx_graph *)r->graph);
         r->graph = NULL;
         r->key = key;
         if (!stx__capture(x, r, fn, user) && stx_ok(x)) fn(user);
     }
-    if (r) r->used = ++x->runs;
-    x->keys[x->steps++ % STX__REPLAYS] = x->last_key = key;
-    x->ran = 1;
+    if (r) r->used = ++x->replay.runs;
+    x->replay.keys[x->replay.steps++ % STX__REPLAYS] = x->replay.last_key = key;
+    x->replay.ran = 1;
 }
 #endif
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
@@ -14397,11 +14417,11 @@ STX_DEF stx_launch_info stx_get_launch_info(void) {
 }
 
 STX_DEF int stx_rank(const stx_ctx *x) {
-    return x ? x->rank : 0;
+    return x ? x->group.rank : 0;
 }
 
 STX_DEF int stx_ranks(const stx_ctx *x) {
-    return x && x->ranks > 1 ? x->ranks : 1;
+    return x && x->group.ranks > 1 ? x->group.ranks : 1;
 }
 
 /* THE ENGINES. Each can reduce (sums; most: maxima), broadcast and send host memory,
@@ -14427,7 +14447,7 @@ static int stx__mpi_ok(stx_ctx *x, const char *what, int code) {
     int n;
     if (code == MPI_SUCCESS) return 1;
     MPI_Error_string(code, text, &n);
-    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d: MPI says: %.200s", what, x->rank, text);
+    stx_fail(x, STX_ERR_DEVICE, "%s: rank %d: MPI says: %.200s", what, x->group.rank, text);
     return 0;
 }
 
@@ -14453,11 +14473,11 @@ static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) 
   #else
         sched_yield();
   #endif
-        if (looks % 4096 == 0 && stx__mpi_parent() != ((const stx__mpi *)x->group)->parent) {
+        if (looks % 4096 == 0 && stx__mpi_parent() != ((const stx__mpi *)x->group.engine)->parent) {
             stx_fail(
                 x, STX_ERR_DEVICE,
                 "%s: rank %d waits for the others, and the program that started them (mpirun, srun) is gone",
-                what, x->rank);
+                what, x->group.rank);
             return 0;
         }
     }
@@ -14467,7 +14487,7 @@ static int stx__mpi_wait(stx_ctx *x, const char *what, int n, MPI_Request *req) 
 static int stx__mpi_reduce(stx_ctx *x, stx__mpi *g, double *v, size_t n, int most) {
     const char *what = most ? "stx_group_max" : "stx_group_sum";
     MPI_Request req;
-    const void *from = x->rank ? (const void *)v : MPI_IN_PLACE;
+    const void *from = x->group.rank ? (const void *)v : MPI_IN_PLACE;
     if (n > INT_MAX) {
         stx_fail(x, STX_ERR_ARG, "%s: %zu numbers at once are too many", what, n);
         return 0;
@@ -14504,7 +14524,7 @@ static int stx__mpi_send(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int fro
     for (; n; at += m, n -= m) {
         m = STX_MIN((size_t)STX__MPI_MOST, n);
         if (!stx__mpi_ok(x, "stx_group_send_bytes",
-                         x->rank == from ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
+                         x->group.rank == from ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
                                          : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req))
             || !stx__mpi_wait(x, "stx_group_send_bytes", 1, &req))
             return 0;
@@ -14528,7 +14548,7 @@ enum { STX__MPI_REAL = sizeof(stx_real) };
 static void stx__mpi_mean(stx_ctx *x, stx__mpi *g, stx_real *p, size_t n, int owner) {
     MPI_Datatype type = STX__MPI_REAL == 4 ? MPI_FLOAT : MPI_DOUBLE;
     MPI_Request *req = stx__mpi_next(x, g);
-    const void *from = owner == x->rank ? MPI_IN_PLACE : (const void *)p;
+    const void *from = owner == x->group.rank ? MPI_IN_PLACE : (const void *)p;
     if (!req) return;
     stx__mpi_ok(x, stx__of_mean,
                 owner < 0 ? MPI_Iallreduce(MPI_IN_PLACE, p, (int)n, type, MPI_SUM, g->comm, req)
@@ -14555,7 +14575,7 @@ typedef struct stx__share_out {
 static void stx__share_out_part(const stx_share *s, const void *job) {
     const stx__share_out *j = (const stx__share_out *)job;
     size_t i;
-    for (i = s->from; i < s->to; i++) j->p[i] *= j->s;
+    for (i = s->begin; i < s->end; i++) j->p[i] *= j->s;
 }
 
 static void stx__mpi_end(stx_ctx *x, stx__mpi *g, stx_real *means, size_t n) {
@@ -14563,7 +14583,7 @@ static void stx__mpi_end(stx_ctx *x, stx__mpi *g, stx_real *means, size_t n) {
     int ok = stx__mpi_wait(x, stx__of_mean, g->reqs, g->req);
     g->reqs = 0;
     j.p = means;
-    j.s = (stx_real)(1.0 / x->ranks);
+    j.s = (stx_real)(1.0 / x->group.ranks);
     if (ok && n) stx_parallel(x, n, n, stx__share_out_part, &j);
 }
 
@@ -14603,20 +14623,20 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
     stx__mpi_ours |= !on;
     if (!stx__mpi_ok(x, "stx_group_join", MPI_Comm_dup(MPI_COMM_WORLD, &g->comm))) return 0;
     MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(g->comm, &x->rank);
-    MPI_Comm_size(g->comm, &x->ranks);
-    x->group = g;
+    MPI_Comm_rank(g->comm, &x->group.rank);
+    MPI_Comm_size(g->comm, &x->group.ranks);
+    x->group.engine = g;
     g->parent = stx__mpi_parent();
     stx__mpi_joined++;
     g->room = 256;
     g->req = (MPI_Request *)stx_persist(x, (size_t)g->room * sizeof *g->req);
-    all = (uint64_t *)stx_block(x, (size_t)x->ranks * sizeof *all);
+    all = (uint64_t *)stx_block(x, (size_t)x->group.ranks * sizeof *all);
     if (!g->req || !all) return 0;
     here = stx__mpi_place();
     if (stx__mpi_ok(x, "stx_group_join",
                     MPI_Allgather(&here, 8, MPI_BYTE, all, 8, MPI_BYTE, g->comm)))
-        for (i = 0; i < x->ranks; i++) alike += all[i] == here;
-    if (x->threads_auto && alike > 1) {
+        for (i = 0; i < x->group.ranks; i++) alike += all[i] == here;
+    if (x->threads.automatic && alike > 1) {
         x->desc.threads = STX_MAX(1, x->desc.threads / alike);
         stx__pool_free(x); /* it was for as many as before */
         stx__pool_make(x);
@@ -14628,11 +14648,11 @@ static int stx__mpi_join(stx_ctx *x, const stx_launch_info *s) {
 /* A context that goes without stx_group_leave: another one may still join, and end MPI
    when it leaves */
 static void stx__group_forget(stx_ctx *x) {
-    if (x->group) stx__mpi_joined--;
+    if (x->group.engine) stx__mpi_joined--;
 }
 
 static void stx__mpi_leave(stx_ctx *x) {
-    stx__mpi *g = (stx__mpi *)x->group;
+    stx__mpi *g = (stx__mpi *)x->group.engine;
     MPI_Comm_free(&g->comm);
     if (--stx__mpi_joined || !stx__mpi_ours) return;
     MPI_Finalize();
@@ -14646,7 +14666,7 @@ static void stx__group_forget(stx_ctx *x) {
 
 static int stx__engine_reduce(stx_ctx *x, double *v, size_t n, int most) {
 #ifdef SEQTX_MPI
-    if (x->group) return stx__mpi_reduce(x, (stx__mpi *)x->group, v, n, most);
+    if (x->group.engine) return stx__mpi_reduce(x, (stx__mpi *)x->group.engine, v, n, most);
 #endif
 #ifdef SEQTX_NCCL
     return stx_cuda_group_reduce(x, v, n, most);
@@ -14661,7 +14681,7 @@ static int stx__engine_reduce(stx_ctx *x, double *v, size_t n, int most) {
 
 static int stx__engine_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 #ifdef SEQTX_MPI
-    if (x->group) return stx__mpi_broadcast(x, (stx__mpi *)x->group, bytes, n, from);
+    if (x->group.engine) return stx__mpi_broadcast(x, (stx__mpi *)x->group.engine, bytes, n, from);
 #endif
 #ifdef SEQTX_NCCL
     return stx_cuda_group_broadcast(x, bytes, n, from);
@@ -14676,7 +14696,7 @@ static int stx__engine_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 
 static int stx__engine_send(stx_ctx *x, void *bytes, size_t n, int from, int to) {
 #ifdef SEQTX_MPI
-    if (x->group) return stx__mpi_send(x, (stx__mpi *)x->group, bytes, n, from, to);
+    if (x->group.engine) return stx__mpi_send(x, (stx__mpi *)x->group.engine, bytes, n, from, to);
 #endif
 #ifdef SEQTX_NCCL
     return stx_cuda_group_send(x, bytes, n, from, to);
@@ -14698,7 +14718,7 @@ static void stx__engine_mean(stx_ctx *x, stx_real *p, size_t n, int owner) {
     }
 #endif
 #ifdef SEQTX_MPI
-    stx__mpi_mean(x, (stx__mpi *)x->group, p, n, owner);
+    stx__mpi_mean(x, (stx__mpi *)x->group.engine, p, n, owner);
 #else
     (void)x;
     (void)p;
@@ -14715,7 +14735,7 @@ static void stx__engine_spread(stx_ctx *x, stx_real *p, size_t n, int owner) {
     }
 #endif
 #ifdef SEQTX_MPI
-    stx__mpi_spread(x, (stx__mpi *)x->group, p, n, owner);
+    stx__mpi_spread(x, (stx__mpi *)x->group.engine, p, n, owner);
 #else
     (void)x;
     (void)p;
@@ -14733,7 +14753,7 @@ static void stx__engine_wait(stx_ctx *x, stx_real *means, size_t n) {
     }
 #endif
 #ifdef SEQTX_MPI
-    stx__mpi_end(x, (stx__mpi *)x->group, means, n);
+    stx__mpi_end(x, (stx__mpi *)x->group.engine, means, n);
 #else
     (void)x;
     (void)means;
@@ -14749,7 +14769,7 @@ static void stx__engine_sum(stx_ctx *x, double *v, size_t n) {
     }
 #endif
 #ifdef SEQTX_MPI
-    stx__mpi_reduce(x, (stx__mpi *)x->group, v, n, 0);
+    stx__mpi_reduce(x, (stx__mpi *)x->group.engine, v, n, 0);
 #else
     (void)x;
     (void)v;
@@ -14760,7 +14780,7 @@ static void stx__engine_sum(stx_ctx *x, double *v, size_t n) {
 /* MPI moves data only inside its own calls: helps on what is under way. */
 static void stx__engine_poll(stx_ctx *x) {
 #ifdef SEQTX_MPI
-    stx__mpi *g = (stx__mpi *)x->group;
+    stx__mpi *g = (stx__mpi *)x->group.engine;
     int done;
     if (g && g->reqs)
         stx__mpi_ok(x, stx__of_mean, MPI_Testall(g->reqs, g->req, &done, MPI_STATUSES_IGNORE));
@@ -14774,25 +14794,25 @@ static int stx__engine_join(stx_ctx *x, const stx_launch_info *s) {
     if (!stx__mpi_join(x, s)) return 0;
 #endif
 #ifdef SEQTX_NCCL
-    if (stx__on_gpu(x) && (x->ranks > 1 || s->by)) {
+    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by)) {
         unsigned char id[STX_NCCL_ID];
         /* started by MPI: rank 0 makes a name for the group, and MPI tells it. Else
            all make the same one, of rank 0's address */
         memset(id, 0, sizeof id);
-        if (x->ranks < 2) {
-            x->rank = s->rank;
-            x->ranks = s->ranks;
+        if (x->group.ranks < 2) {
+            x->group.rank = s->rank;
+            x->group.ranks = s->ranks;
         }
-        if ((!x->group || !x->rank) && !stx_cuda_group_id(x, id, !x->group)) return 0;
-        if (x->group && !stx__engine_broadcast(x, id, sizeof id, 0)) return 0;
-        return stx_cuda_group_join(x, id, x->rank, x->ranks);
+        if ((!x->group.engine || !x->group.rank) && !stx_cuda_group_id(x, id, !x->group.engine)) return 0;
+        if (x->group.engine && !stx__engine_broadcast(x, id, sizeof id, 0)) return 0;
+        return stx_cuda_group_join(x, id, x->group.rank, x->group.ranks);
     }
 #endif
-    if (stx__on_gpu(x) && (x->ranks > 1 || s->by))
+    if (stx__on_gpu(x) && (x->group.ranks > 1 || s->by))
         stx_fail(
             x, STX_ERR_DEVICE,
             "stx_group_join: ranks with GPUs want NCCL: define SEQTX_NCCL (make cuda NCCL=1), or use STX_CPU");
-    else if (s->by && x->ranks < 2)
+    else if (s->by && x->group.ranks < 2)
         stx_fail(
             x, STX_ERR_DEVICE,
             "stx_group_join: %s says that this process is one of %d, but %s, or start it alone",
@@ -14810,26 +14830,26 @@ static int stx__engine_join(stx_ctx *x, const stx_launch_info *s) {
 static void stx__end_sending(stx_ctx *x);
 
 STX_DEF void stx_group_leave(stx_ctx *x) {
-    if (!x || x->ranks < 1) return;
+    if (!x || x->group.ranks < 1) return;
     stx__end_sending(x);
 #ifdef SEQTX_NCCL
     if (stx__on_gpu(x)) stx_cuda_group_leave(x);
 #endif
 #ifdef SEQTX_MPI
-    if (x->group) stx__mpi_leave(x);
+    if (x->group.engine) stx__mpi_leave(x);
 #endif
-    x->group = NULL;
-    x->rank = x->ranks = 0;
+    x->group.engine = NULL;
+    x->group.rank = x->group.ranks = 0;
     stx__forget_steps(x); /* what was captured has the group's exchanges */
 }
 
 STX_DEF void stx_group_abort(stx_ctx *x, int code) {
-    if (!x || x->ranks < 1) return;
+    if (!x || x->group.ranks < 1) return;
 #ifdef SEQTX_NCCL
     if (stx__on_gpu(x)) stx_cuda_group_abort(x);
 #endif
 #ifdef SEQTX_MPI
-    if (x->group) MPI_Abort(((stx__mpi *)x->group)->comm, code);
+    if (x->group.engine) MPI_Abort(((stx__mpi *)x->group.engine)->comm, code);
 #else
     (void)code;
 #endif
@@ -14838,32 +14858,32 @@ STX_DEF void stx_group_abort(stx_ctx *x, int code) {
 STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d) {
     stx_launch_info s = stx_get_launch_info();
     if (!stx_ok(x)) return 0;
-    if (x->ranks || x->lists) {
+    if (x->group.ranks || x->lists) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_group_join: %s: a context joins once, before its first parameter list",
-                 x->ranks ? "it is in a group" : "there are parameters");
+                 x->group.ranks ? "it is in a group" : "there are parameters");
         return 0;
     }
-    x->bucket = d && d->bucket ? d->bucket : (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
-    x->shard = d && d->shard;
-    if (x->bucket > (size_t)1 << 28) {
+    x->group.bucket = d && d->bucket ? d->bucket : (size_t)1 << (stx__on_gpu(x) ? 22 : 20);
+    x->group.shard = d && d->shard;
+    if (x->group.bucket > (size_t)1 << 28) {
         stx_fail(x, STX_ERR_ARG, "stx_group_join: a bucket of %zu numbers, want at most %d",
-                 x->bucket, 1 << 28);
+                 x->group.bucket, 1 << 28);
         return 0;
     }
     if (!stx__engine_join(x, &s) || !stx_ok(x)) return 0;
-    if (x->ranks < 2) {
-        x->shard = 0;
+    if (x->group.ranks < 2) {
+        x->group.shard = 0;
         return 1;
     }
-    x->row = stx_tokens_create(x, 1, 1);
-    return x->row != NULL;
+    x->zero_id = stx_tokens_create(x, 1, 1);
+    return x->zero_id != NULL;
 }
 
 /* Is there anybody else? Then arguments are checked. */
 static int stx__together(stx_ctx *x, const char *op, const void *p, size_t n, int from, int to) {
-    if (!stx_ok(x) || x->ranks < 2) return 0;
-    if ((p || !n) && from >= 0 && from < x->ranks && to >= 0 && to < x->ranks) return 1;
+    if (!stx_ok(x) || x->group.ranks < 2) return 0;
+    if ((p || !n) && from >= 0 && from < x->group.ranks && to >= 0 && to < x->group.ranks) return 1;
     stx_fail(x, STX_ERR_ARG, "%s: %s", op,
              p || !n ? "there is no such rank" : "no memory is given");
     return 0;
@@ -14901,7 +14921,7 @@ STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from) {
 }
 
 STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to) {
-    int mine = x && (x->rank == from || x->rank == to);
+    int mine = x && (x->group.rank == from || x->group.rank == to);
     if (!stx__together(x, "stx_group_send_bytes", mine ? bytes : x, n, from, to)) return stx_ok(x);
     return mine && from != to ? stx__engine_send(x, bytes, n, from, to) : 1;
 }
@@ -14910,7 +14930,7 @@ STX_DEF int stx_group_broadcast_params(stx_params *p) {
     stx_ctx *x = p ? p->ctx : NULL;
     size_t i, n;
     if (!stx_ok(x)) return 0;
-    for (i = 0; x->ranks > 1 && i < p->count; i++) {
+    for (i = 0; x->group.ranks > 1 && i < p->count; i++) {
         stx_tensor *t = p->tensor[i];
         stx_real *copy;
         n = t->size;
@@ -14920,9 +14940,9 @@ STX_DEF int stx_group_broadcast_params(stx_params *p) {
             continue;
         }
         copy = (stx_real *)stx_block(x, n * sizeof *copy);
-        if (copy && !x->rank) stx_download(x, copy, t->data, n);
+        if (copy && !x->group.rank) stx_download(x, copy, t->data, n);
         if (!copy || !stx__engine_broadcast(x, copy, n * sizeof *copy, 0)) return 0;
-        if (x->rank) stx_upload(x, t->data, copy, n);
+        if (x->group.rank) stx_upload(x, t->data, copy, n);
         stx_block_free(x, copy);
     }
     return stx_ok(x);
@@ -14934,7 +14954,7 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     int32_t *known;
     if (!y) return NULL;
     STX_RUN(x, stx_fill, (x, y->data, 1, 1));
-    if (x->ranks < 2) return y;
+    if (x->group.ranks < 2) return y;
     mine = stx_new_f32(x, 1, 0, 0, 0);
     all = stx_new_f32(x, 1, 0, 0, 0);
     known = (int32_t *)stx_step_bytes(x, sizeof *known);
@@ -14945,7 +14965,7 @@ STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n) {
     stx__engine_wait(x, all->data, 1);
     /* as a loss of one row weighs it: n / all */
     STX_RUN(x, stx_token_weights,
-            (x, y->data, known, x->row->device, mine->data, 1, 0, 0, 0, all->data));
+            (x, y->data, known, x->zero_id->device, mine->data, 1, 0, 0, 0, all->data));
     return stx_ok(x) ? y : NULL;
 }
 
@@ -14962,7 +14982,7 @@ typedef struct stx__buckets {
 
 /* Where rank r's part of the block begins: with its first piece */
 static size_t stx__part_begins(const stx_params *p, size_t pieces, int r) {
-    size_t i, first = 0, want = pieces * (size_t)r / (size_t)p->ctx->ranks;
+    size_t i, first = 0, want = pieces * (size_t)r / (size_t)p->ctx->group.ranks;
     for (i = 0; i < p->count; i++) {
         size_t n = stx__pieces_of(p->tensor[i]->size);
         if (want < first + n)
@@ -14975,11 +14995,11 @@ static size_t stx__part_begins(const stx_params *p, size_t pieces, int r) {
 static int stx__make_buckets(stx_params *p) {
     stx_ctx *x = p->ctx;
     size_t n, i, at, end, pieces = 0, most;
-    int r, parts = x->shard ? x->ranks : 1;
+    int r, parts = x->group.shard ? x->group.ranks : 1;
     stx__buckets *b;
     if (!stx_params_grads(p, &n)) return 0;
     for (i = 0; i < p->count; i++) pieces += stx__pieces_of(p->tensor[i]->size);
-    most = (n + x->bucket - 1) / x->bucket + (size_t)parts;
+    most = (n + x->group.bucket - 1) / x->group.bucket + (size_t)parts;
     b = (stx__buckets *)stx_persist(x, sizeof *b);
     if (!b) return 0;
     b->at = (size_t *)stx_persist(x, (most + 1) * sizeof *b->at);
@@ -14988,7 +15008,7 @@ static int stx__make_buckets(stx_params *p) {
     if (!b->at || !b->until || !b->owner) return 0;
     for (r = 0, at = 0; r < parts; r++) {
         end = r + 1 < parts ? stx__part_begins(p, pieces, r + 1) : n;
-        for (; at < end; at = STX_MIN(end, at + x->bucket)) {
+        for (; at < end; at = STX_MIN(end, at + x->group.bucket)) {
             b->at[b->count] = at;
             b->owner[b->count++] = r;
         }
@@ -15001,14 +15021,14 @@ static int stx__make_buckets(stx_params *p) {
 
 STX_DEF void stx_group_overlap(stx_optim *o) {
     stx_ctx *x = o ? o->params->ctx : NULL;
-    if (stx_ok(x) && x->ranks > 1) x->sending = o->params;
+    if (stx_ok(x) && x->group.ranks > 1) x->group.sending = o->params;
 }
 
 static void stx__send_bucket(stx_ctx *x, stx_params *p) {
     const stx__buckets *b = p->buckets;
     size_t k = --p->buckets->sent;
     stx__defer_sums(x, 0);
-    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->shard ? b->owner[k] : -1);
+    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->group.shard ? b->owner[k] : -1);
 }
 
 /* The node at place `place` of the tape adds to gradients [lo, hi) */
@@ -15032,13 +15052,13 @@ static void stx__bucket_used(const stx_params *p, const stx_real *lo, const stx_
 /* Finds out when each bucket will be complete; the length of the tape. Walked from its
    end: what is said last stays, and is said of the node that backward comes to last. */
 static size_t stx__send_begin(stx_ctx *x) {
-    const stx_params *p = x->sending;
+    const stx_params *p = x->group.sending;
     size_t n = 0, k;
     const stx__node *node;
     int i;
-    for (node = x->tape; node; node = node->prev) n++;
+    for (node = x->tape.last; node; node = node->prev) n++;
     for (k = 0; k < p->buckets->count; k++) p->buckets->until[k] = n;
-    for (node = x->tape, k = n; node; node = node->prev) {
+    for (node = x->tape.last, k = n; node; node = node->prev) {
         k--;
         for (i = 0; i < STX__INS; i++)
             if (node->in[i] && stx__is_param(node->in[i])) {
@@ -15054,7 +15074,7 @@ static size_t stx__send_begin(stx_ctx *x) {
 }
 
 static void stx__send_ready(stx_ctx *x, size_t left) {
-    stx_params *p = x->sending;
+    stx_params *p = x->group.sending;
     const stx__buckets *b = p->buckets;
     while (b->sent && left <= b->until[b->sent - 1] && stx_ok(x)) stx__send_bucket(x, p);
     if (b->sent < b->count) stx__engine_poll(x);
@@ -15063,7 +15083,7 @@ static void stx__send_ready(stx_ctx *x, size_t left) {
 /* What is not under way goes; the gradients are the ranks' mean then. */
 static void stx__mean_grads(stx_params *p) {
     stx_ctx *x = p->ctx;
-    if (x->ranks < 2 || !stx_ok(x)) return;
+    if (x->group.ranks < 2 || !stx_ok(x)) return;
     while (p->buckets->sent && stx_ok(x)) stx__send_bucket(x, p);
     stx__engine_wait(x, p->grads, p->grads_size);
     p->buckets->sent = p->buckets->count;
@@ -15072,14 +15092,14 @@ static void stx__mean_grads(stx_params *p) {
 /* Nobody asks for an update any more: what is under way arrives */
 static void stx__end_sending(stx_ctx *x) {
     stx_params *p;
-    x->sending = NULL;
+    x->group.sending = NULL;
     for (p = x->lists; p; p = p->next)
         if (p->buckets && p->buckets->sent < p->buckets->count) stx__mean_grads(p);
 }
 
 /* With stx_group_desc.shard: sums over pieces become those over all ranks' */
 static void stx__sum_squares(stx_ctx *x, double *squares, size_t n) {
-    if (x->shard && stx_ok(x)) stx__engine_sum(x, squares, n);
+    if (x->group.shard && stx_ok(x)) stx__engine_sum(x, squares, n);
 }
 
 /* ... and each rank's parameters go to the others. Gradients that went to their owners
@@ -15089,11 +15109,11 @@ static void stx__spread_params(stx_optim *o) {
     stx_ctx *x = p->ctx;
     size_t i, first;
     int r;
-    if (!x->shard) return;
+    if (!x->group.shard) return;
     for (i = first = 0; i < p->count; first += stx__pieces_of(p->tensor[i++]->size))
-        for (r = 0; r < x->ranks && stx_ok(x); r++) {
+        for (r = 0; r < x->group.ranks && stx_ok(x); r++) {
             stx__own own = stx__owned_by(o->pieces, first, p->tensor[i]->size, (size_t)r,
-                                         (size_t)x->ranks);
+                                         (size_t)x->group.ranks);
             if (own.from < own.to)
                 stx__engine_spread(x, p->tensor[i]->data + own.from, own.to - own.from, r);
         }
@@ -15107,7 +15127,7 @@ static void stx__spread_params(stx_optim *o) {
 /* More gradients for buckets that are under way? 0 and an error. */
 static int stx__not_sent(stx_ctx *x, const char *op) {
     const stx_params *p;
-    for (p = x->ranks > 1 ? x->lists : NULL; p; p = p->next)
+    for (p = x->group.ranks > 1 ? x->lists : NULL; p; p = p->next)
         if (p->buckets && p->buckets->sent < p->buckets->count) {
             stx_fail(
                 x, STX_ERR_ARG,
@@ -15274,20 +15294,20 @@ STX_DEF stx_ctx *stx_create(const stx_desc *desc) {
     x = (stx_ctx *)d.alloc(d.user, sizeof *x);
     if (!x) return NULL;
     memset(x, 0, sizeof *x);
-    x->begun = 1;
+    x->tape.steps_begun = 1;
     if (!d.chunk_bytes) d.chunk_bytes = (size_t)1 << 20;
-    x->blocks.prev = x->blocks.next = &x->blocks;
-    x->keep.name = x->dev_keep.name = x->dev_params.name = "persistent arena";
-    x->step.name = x->dev_step.name = x->dev_bytes.name = "step arena";
-    x->keep.kind = x->step.kind = STX__HOST;
+    x->mem.blocks.prev = x->mem.blocks.next = &x->mem.blocks;
+    x->mem.keep.name = x->mem.dev_keep.name = x->mem.dev_params.name = "persistent arena";
+    x->mem.step.name = x->mem.dev_step.name = x->mem.dev_bytes.name = "step arena";
+    x->mem.keep.kind = x->mem.step.kind = STX__HOST;
 #ifdef SEQTX_CUDA
-    x->dev_keep.kind = x->dev_bytes.kind = STX_MEM_BYTES;
-    x->dev_params.kind = STX_MEM_PARAMS;
-    x->dev_step.kind = STX_MEM_ACTIVATIONS;
+    x->mem.dev_keep.kind = x->mem.dev_bytes.kind = STX_MEM_BYTES;
+    x->mem.dev_params.kind = STX_MEM_PARAMS;
+    x->mem.dev_step.kind = STX_MEM_ACTIVATIONS;
 #endif
     x->isa = stx__find_isa();
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    x->threads_auto = d.threads == 0;
+    x->threads.automatic = d.threads == 0;
     if (d.threads == 0) d.threads = stx__processors(NULL);
 #else
     if (d.threads >= 0) d.threads = 1;
@@ -15347,38 +15367,38 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     if (x->gpu) {
         int i;
         stx_cuda_sync(x);
-        for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay[i].graph);
-        while (x->dev_blocks) stx_block_activations_free(x, (stx_real *)x->dev_blocks->p);
+        for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
+        while (x->mem.dev_blocks) stx_block_activations_free(x, (stx_real *)x->mem.dev_blocks->p);
         stx__grads_free(x);
-        stx__arena_free(x, &x->dev_keep);
-        stx__arena_free(x, &x->dev_params);
-        stx__arena_free(x, &x->dev_step);
-        stx__arena_free(x, &x->dev_bytes);
+        stx__arena_free(x, &x->mem.dev_keep);
+        stx__arena_free(x, &x->mem.dev_params);
+        stx__arena_free(x, &x->mem.dev_step);
+        stx__arena_free(x, &x->mem.dev_bytes);
         stx_cuda_close((stx_gpu *)x->gpu);
     }
 #endif
-    while (x->blocks.next != &x->blocks) stx_block_free(x, (char *)x->blocks.next + 64);
+    while (x->mem.blocks.next != &x->mem.blocks) stx_block_free(x, (char *)x->mem.blocks.next + 64);
     stx__grads_free(x);
-    stx__arena_free(x, &x->keep);
-    stx__arena_free(x, &x->step);
+    stx__arena_free(x, &x->mem.keep);
+    stx__arena_free(x, &x->mem.step);
     x->desc.release(x->desc.user, x);
 }
 
 STX_DEF void stx_begin(stx_ctx *x, int mode) {
     if (!x) return;
     /* there was no memory for it, and the caller cleared the error */
-    if (!x->scratch) stx__make_scratch(x);
-    stx__arena_rewind(&x->step);
-    stx__arena_rewind(&x->dev_step);
-    stx__arena_rewind(&x->dev_bytes);
+    if (!x->threads.scratch) stx__make_scratch(x);
+    stx__arena_rewind(&x->mem.step);
+    stx__arena_rewind(&x->mem.dev_step);
+    stx__arena_rewind(&x->mem.dev_bytes);
     stx__retired_free(x);
-    x->tape = NULL;
-    x->free_grads = x->free_entries = NULL;
-    x->begun++;
-    x->mode = mode;
-    x->recording = mode == STX_TRAIN;
-    x->op = 0;
-    if (mode == STX_TRAIN) x->tick++;
+    x->tape.last = NULL;
+    x->tape.free_grads = x->tape.free_entries = NULL;
+    x->tape.steps_begun++;
+    x->tape.mode = mode;
+    x->tape.recording = mode == STX_TRAIN;
+    x->rng.op = 0;
+    if (mode == STX_TRAIN) x->rng.step++;
 }
 
 
@@ -17193,14 +17213,14 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         const char *name = stx__join(full, sizeof full, prefix, p->name[i]);
         stx__fetched *c = w ? stx__fetched_add(w, t->size) : NULL;
         if (w && (!c || !name)) return 0;
-        for (r = 0; ok && r < x->ranks; r++) {
-            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r, (size_t)x->ranks);
+        for (r = 0; ok && r < x->group.ranks; r++) {
+            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r, (size_t)x->group.ranks);
             size_t n = own.to - own.from;
             stx_real *part;
-            if (!n || (x->rank && x->rank != r)) continue;
+            if (!n || (x->group.rank && x->group.rank != r)) continue;
             part = c ? c->data + own.from : (stx_real *)stx_block(x, n * sizeof *part);
             if (!part) return 0;
-            if (x->rank == r) stx_download(x, part, o->state[k][i]->data, n);
+            if (x->group.rank == r) stx_download(x, part, o->state[k][i]->data, n);
             ok = stx_ok(x) && stx_group_send_bytes(x, part, n * sizeof *part, r, 0);
             if (!c) stx_block_free(x, part);
         }
@@ -17214,14 +17234,14 @@ STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *pre
     char n[96];
     int k, shard;
     if (!o || !stx_ok(o->params->ctx)) return 0;
-    shard = o->params->ctx->shard;
+    shard = o->params->ctx->group.shard;
     if (!stx__state_here(o->params->ctx, "stx_optim_save")) return 0;
     stx_optim_sync((stx_optim *)(uintptr_t)o);
     for (k = 0; k < 2; k++)
         if (shard && o->state[k]
             && !stx__save_shards(w, o, k, stx__optim_name(n, sizeof n, prefix, state[k])))
             return 0;
-    if (shard && !w && o->params->ctx->rank) return 1;
+    if (shard && !w && o->params->ctx->group.rank) return 1;
     for (k = 0; k < 2; k++)
         if (!shard && o->state[k]
             && !stx__save_tensors(w, o->state[k], o->params->name, o->params->count,
@@ -17287,19 +17307,19 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
         for (k = 0; k < 2; k++) {
             const char *named = stx__optim_name(n, sizeof n, prefix, state[k]);
             if (!o->state[k]) continue;
-            if (!stx__load_tensors(x, x->shard ? o->params->tensor : o->state[k], o->params->name,
-                                   o->params->count, f, named, copy && !x->shard))
+            if (!stx__load_tensors(x, x->group.shard ? o->params->tensor : o->state[k], o->params->name,
+                                   o->params->count, f, named, copy && !x->group.shard))
                 return 0;
-            if (copy && x->shard && !stx__load_shards(o, k, f, named)) return 0;
+            if (copy && x->group.shard && !stx__load_shards(o, k, f, named)) return 0;
         }
     if (!stx__reports(x)) return 0;
     o->step = step;
     o->skipped = skipped;
-    u = x->reported->update[o->slot];
+    u = x->report.host->update[o->slot];
     u.step = step;
     u.skipped = skipped;
-    if (o->rate >= 0) u.lr = o->rate;
-    if (stx__on_gpu(x)) x->reported->update[o->slot] = u;
+    if (o->lr >= 0) u.lr = o->lr;
+    if (stx__on_gpu(x)) x->report.host->update[o->slot] = u;
     stx__put_bytes(x, o->update, &u, sizeof u);
     return stx_ok(x);
 }
@@ -17312,8 +17332,8 @@ STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
 // >>vocab_io: parameters
 
 static int stx__vocab_io_projects(const stx_vocab_io_desc *d, size_t i, int side) {
-    return d->no_projs != STX_VOCAB_BOTH && d->no_projs != side
-           && (i || (d->head_direct != STX_VOCAB_BOTH && d->head_direct != side));
+    return d->no_projections != STX_VOCAB_BOTH && d->no_projections != side
+           && (i || (d->direct_head != STX_VOCAB_BOTH && d->direct_head != side));
 }
 
 static size_t stx__vocab_io_width(const stx_vocab_io_desc *d, size_t i, int side) {
@@ -17322,7 +17342,7 @@ static size_t stx__vocab_io_width(const stx_vocab_io_desc *d, size_t i, int side
 
 /* Is the projection of cluster i one for both sides? */
 static int stx__vocab_io_shares(const stx_vocab_io_desc *d, size_t i) {
-    return d->share_projs && (i || !d->own_first);
+    return d->share_projs && (i || !d->separate_first);
 }
 
 /* Which projection of the input cluster i has */
@@ -17352,25 +17372,25 @@ static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc
             return 0;
         }
     if (!d->width[0]) d->width[0] = d->dim;
-    if (d->head_direct < 0 || d->head_direct > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "head_direct", d->head_direct,
+    if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
+        return stx_bad_value(x, who, "head_direct", d->direct_head,
                              "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
-    if (d->no_projs < 0 || d->no_projs > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "no_projs", d->no_projs,
+    if (d->no_projections < 0 || d->no_projections > STX_VOCAB_OUTPUT)
+        return stx_bad_value(x, who, "no_projs", d->no_projections,
                              "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
     if (d->proj_biases && d->out != STX_VOCAB_ADAPTIVE)
         return stx_bad_value(x, who, "proj_biases", 1, "0 without an adaptive output");
-    if (d->own_first && !d->share_projs)
+    if (d->separate_first && !d->share_projs)
         return stx_bad_value(x, who, "own_first", 1, "0 without share_projs");
     if (d->one_proj
-        && (d->in != STX_VOCAB_ADAPTIVE || d->by_cluster
+        && (d->in != STX_VOCAB_ADAPTIVE || d->cluster_major
             || !stx__vocab_io_projects(d, 0, STX_VOCAB_INPUT)))
         return stx_bad_value(x, who, "one_proj", 1,
                              "0 but for an adaptive input whose first "
                              "cluster has a projection, without by_cluster");
     for (i = 0; i <= d->cutoffs; i++) {
         if (!d->width[i])
-            d->width[i] = d->no_projs == STX_VOCAB_BOTH
+            d->width[i] = d->no_projections == STX_VOCAB_BOTH
                               ? d->dim
                               : (size_t)floor((double)d->width[0] / pow(d->divval, (double)i));
         if (!d->out_width[i]) d->out_width[i] = d->width[i];
@@ -17494,7 +17514,7 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
 
 static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
-    w->in.table[i] = d->by_cluster && d->share_tables
+    w->in.table[i] = d->cluster_major && d->share_tables
                          ? w->out.table[i]
                          : stx__vocab_io_param(p, &d->table, "in_emb.tables", i, stx__vocab_io_size(d, i),
                                             d->width[i], 0, d->share_tables);
@@ -17503,7 +17523,7 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
         w->in.proj[i] = w->in.proj[0];
         return;
     }
-    w->in.proj[i] = d->by_cluster && stx__vocab_io_shares(d, i)
+    w->in.proj[i] = d->cluster_major && stx__vocab_io_shares(d, i)
                         ? w->out.proj[i]
                         : stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0,
                                            0);
@@ -17511,12 +17531,12 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
 
 static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
-    w->out.table[i] = !d->by_cluster && d->share_tables
+    w->out.table[i] = !d->cluster_major && d->share_tables
                           ? w->in.table[i]
                           : stx__vocab_io_param(p, &d->out_table, "out_emb.tables", i,
                                              stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
     if (!stx__vocab_io_projects(d, i, STX_VOCAB_OUTPUT)) return;
-    w->out.proj[i] = !d->by_cluster && stx__vocab_io_shares(d, i)
+    w->out.proj[i] = !d->cluster_major && stx__vocab_io_shares(d, i)
                          ? w->in.proj[stx__vocab_io_proj(d, i)]
                          : stx__vocab_io_param(p, &d->proj, "out_emb.projs", i, d->dim,
                                             d->out_width[i], 0, 0);
@@ -17568,14 +17588,14 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
     if (!in)
         w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0,
                                      d->out == STX_VOCAB_TIED);
-    for (i = 0; in && i < K && !(d->by_cluster && out); i++) stx__vocab_io_in(w, p, i);
-    if (out && !d->by_cluster) stx__vocab_io_cluster(w, p);
+    for (i = 0; in && i < K && !(d->cluster_major && out); i++) stx__vocab_io_in(w, p, i);
+    if (out && !d->cluster_major) stx__vocab_io_cluster(w, p);
     for (i = 0; out && i < K; i++) {
         stx__vocab_io_out(w, p, i);
-        if (in && d->by_cluster) stx__vocab_io_in(w, p, i);
+        if (in && d->cluster_major) stx__vocab_io_in(w, p, i);
         stx__vocab_io_bias(w, p, i);
     }
-    if (out && d->by_cluster) stx__vocab_io_cluster(w, p);
+    if (out && d->cluster_major) stx__vocab_io_cluster(w, p);
     if (!out) {
         w->out_w = d->out == STX_VOCAB_TIED ? w->in_emb
                                             : stx__vocab_io_param(p, &d->out_table, "out_emb.weight",
@@ -17680,23 +17700,23 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width)
    there */
 static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
-    return s->desc.full ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
+    return s->desc.always_f32 ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
                         : stx_step_activations(s->ctx, n);
 }
 
 static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
-    return s->desc.full ? stx_new_f32(s->ctx, s->B, n, width, 0)
+    return s->desc.always_f32 ? stx_new_f32(s->ctx, s->B, n, width, 0)
                         : stx_new(s->ctx, s->B, n, width, 0);
 }
 
 /* Does this step read the rows where they are? */
 static int stx__memory_seen(const stx_memory *s, const stx_memory_layer *y) {
-    return y->seen && y->seen == s->ctx->begun;
+    return y->viewed_step && y->viewed_step == s->ctx->tape.steps_begun;
 }
 
 static void stx__memory_lay(stx_memory *s, stx_memory_layer *y, size_t first) {
-    y->first = first;
-    y->stride = y->room * y->width;
+    y->offset = first;
+    y->stride = y->capacity * y->width;
     y->data = y->base ? stx_offset_ptr(s->ctx, y->base, first * y->width) : NULL;
 }
 
@@ -17707,17 +17727,17 @@ static void stx__memory_drop(stx_memory *s, stx_memory_layer *y) {
     else
         stx_block_activations_free(s->ctx, y->base);
     y->base = NULL;
-    y->room = 0;
-    y->seen = 0;
+    y->capacity = 0;
+    y->viewed_step = 0;
     stx__memory_lay(s, y, 0);
 }
 
 /* Rows on top of those that layer l is to hold, n of them at present: for later
    pushes, and while memory fills */
 static size_t stx__memory_spare(const stx_memory *s, const stx_memory_layer *y, size_t n) {
-    size_t grow = s->desc.most ? STX_MIN(n / 2, STX_MAX(n, s->desc.most) - n) : 0;
-    if (!y->looked) return grow;
-    return grow + (stx__on_gpu(s->ctx) ? y->pace : STX_MAX(y->pace, n / 2));
+    size_t grow = s->desc.max_rows ? STX_MIN(n / 2, STX_MAX(n, s->desc.max_rows) - n) : 0;
+    if (!y->viewed) return grow;
+    return grow + (stx__on_gpu(s->ctx) ? y->max_pushed : STX_MAX(y->max_pushed, n / 2));
 }
 
 /* The newest `stay` rows of layer l move to the beginning of a buffer with room for n
@@ -17733,9 +17753,9 @@ enum { STX__SHIFTS = 32 };
 static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n, size_t spare) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
-    size_t d = y->width, cols = stay * d, by = (y->first + y->real - stay) * d;
+    size_t d = y->width, cols = stay * d, by = (y->offset + y->count - stay) * d;
     stx_real *from = stay ? stx_offset_ptr(x, y->base, by) : NULL, *to;
-    if (n <= y->room && !stx__memory_seen(s, y)) {
+    if (n <= y->capacity && !stx__memory_seen(s, y)) {
         if (stay && by && stay <= STX__SHIFTS * (by / d))
             STX_RUN(x, stx_shift2d, (x, y->base, y->stride, by + cols, NULL, 0, by, s->B));
         else if (stay && by) {
@@ -17744,16 +17764,16 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
             STX_RUN(x, stx_copy2d, (x, to, cols, from, y->stride, s->B, cols, 0));
             STX_RUN(x, stx_copy2d, (x, y->base, y->stride, to, cols, s->B, cols, 0));
         }
-        y->real = stay;
+        y->count = stay;
         stx__memory_lay(s, y, 0);
         return stx_ok(x);
     }
     if (!stay) { /* first the old one goes: the two need not fit together */
-        y->real = 0;
+        y->count = 0;
         stx__memory_drop(s, y);
     }
     n += spare;
-    to = s->desc.full ? stx_block_f32(x, stx_bytes_of(s->B, n, d))
+    to = s->desc.always_f32 ? stx_block_f32(x, stx_bytes_of(s->B, n, d))
                       : stx_block_activations(x, stx_bytes_of(s->B, n, d));
     if (!to) return 0;
     if (stay) {
@@ -17761,8 +17781,8 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
         stx__memory_drop(s, y);
     }
     y->base = to;
-    y->room = n;
-    y->real = stay;
+    y->capacity = n;
+    y->count = stay;
     stx__memory_lay(s, y, 0);
     return stx_ok(x);
 }
@@ -17770,7 +17790,7 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
 /* What layer l holds may be written: no op reads it again */
 static int stx__memory_own(stx_memory *s, size_t l) {
     const stx_memory_layer *y = &s->layer[l];
-    return !stx__memory_seen(s, y) || stx__memory_make_room(s, l, y->real, y->room, 0);
+    return !stx__memory_seen(s, y) || stx__memory_make_room(s, l, y->count, y->capacity, 0);
 }
 
 /* Host's numbers (B,n,width) as the layer's rows, and back */
@@ -17780,12 +17800,12 @@ static void stx__memory_put(stx_memory *s, size_t l, const stx_real *in, size_t 
     for (b = 0; b < s->B; b++)
         stx_upload(s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride), in + b * n * y->width,
                 n * y->width);
-    y->real = n;
+    y->count = n;
 }
 
 static void stx__memory_fetch(const stx_memory *s, size_t l, stx_real *out) {
     const stx_memory_layer *y = &s->layer[l];
-    size_t b, n = y->real * y->width;
+    size_t b, n = y->count * y->width;
     for (b = 0; b < s->B; b++)
         stx_download(s->ctx, out + b * n, stx_offset_ptr(s->ctx, y->data, b * y->stride), n);
 }
@@ -17800,7 +17820,7 @@ STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
     STX__NEED(x, d->B && d->layers, STX_ERR_ARG,
               "stx_memory_create: %zu streams, %zu layers, want at least one of each", d->B,
               d->layers);
-    STX__NEED(x, !d->fixed || !d->widths, STX_ERR_ARG,
+    STX__NEED(x, !d->is_state || !d->widths, STX_ERR_ARG,
               "stx_memory_create: fixed rows of several widths: give one width for all");
     s = (stx_memory *)stx_block(x, sizeof *s);
     if (!s) return NULL;
@@ -17809,7 +17829,7 @@ STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
     s->desc.widths = NULL;
     s->B = d->B;
     s->layer = (stx_memory_layer *)stx_block(x, stx_bytes_of(d->layers, sizeof *s->layer, 1));
-    if (d->fixed) s->all = stx_block_f32(x, stx_bytes_of(d->layers, d->B, d->width));
+    if (d->is_state) s->all = stx_block_f32(x, stx_bytes_of(d->layers, d->B, d->width));
     if (!stx_ok(x)) {
         stx_memory_free(s);
         return NULL;
@@ -17817,8 +17837,8 @@ STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d) {
     for (l = 0; l < d->layers; l++) {
         stx_memory_layer *y = &s->layer[l];
         y->width = d->widths ? d->widths[l] : d->width;
-        if (!d->fixed) continue;
-        y->real = y->rows = 1;
+        if (!d->is_state) continue;
+        y->count = y->logical_count = 1;
         y->stride = d->width;
         y->data = stx_offset_ptr(x, s->all, l * d->B * d->width);
     }
@@ -17842,8 +17862,8 @@ static void stx__memory_forget(stx_memory *s) {
     for (l = 0; l < s->desc.layers && !s->all; l++) {
         stx_memory_layer *y = &s->layer[l];
         /* behind what the step reads */
-        stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->first + y->real : 0);
-        y->real = y->rows = 0;
+        stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->offset + y->count : 0);
+        y->count = y->logical_count = 0;
         y->masked = 0;
     }
 }
@@ -17858,7 +17878,7 @@ STX_DEF void stx_memory_reset(stx_memory *s) {
 STX_DEF size_t stx_memory_max_rows(const stx_memory *s) {
     size_t l, n = 0;
     for (l = 0; s && l < s->desc.layers; l++)
-        if (s->layer[l].width) n = STX_MAX(n, s->layer[l].real);
+        if (s->layer[l].width) n = STX_MAX(n, s->layer[l].count);
     return n;
 }
 
@@ -17867,7 +17887,7 @@ STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows) {
     if (!s || !stx_ok(s->ctx)) return 0;
     for (l = 0; l < s->desc.layers; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        if (y->width && !s->all && y->room < rows && !stx__memory_make_room(s, l, y->real, rows, 0))
+        if (y->width && !s->all && y->capacity < rows && !stx__memory_make_room(s, l, y->count, rows, 0))
             return 0;
     }
     return 1;
@@ -17903,7 +17923,7 @@ static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *
     if (!m) return NULL;
     memset(m, 0, B * n * sizeof *m);
     for (b = 0; b < B; b++) {
-        if (y && y->masked && n0) memcpy(m + b * n, y->pad + b * y->real + first, n0 * sizeof *m);
+        if (y && y->masked && n0) memcpy(m + b * n, y->pad + b * y->count + first, n0 * sizeof *m);
         if (pad && n1) memcpy(m + b * n + n0, pad->data + b * pad->T + t0, n1 * sizeof *m);
     }
     return m;
@@ -17962,40 +17982,40 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     i = in ? &in->layer[l] : NULL;
     T = h->dim[1];
     own = STX_MIN(keep, T);
-    old = i ? STX_MIN(i->real, keep - own) : 0;
+    old = i ? STX_MIN(i->count, keep - own) : 0;
     n = old + own;
-    rows = out->desc.whole ? own + (i ? STX_MIN(i->rows, keep - own) : keep - own) : n;
+    rows = out->desc.count_unwritten ? own + (i ? STX_MIN(i->logical_count, keep - own) : keep - own) : n;
     if ((old && i->masked) || pad) {
-        mask = stx__memory_masks(x, B, i, i ? i->real - old : 0, old, pad, T - own, own);
+        mask = stx__memory_masks(x, B, i, i ? i->count - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
     }
     own_rows = stx_offset_ptr(x, h->data, (T - own) * d);
     /* behind what is there, or what the step reads there */
     if (i == o || stx__memory_seen(out, o)) {
         size_t more = i == o ? own : n;
-        if (o->pushed_at != x->begun) {
-            o->pushed_at = x->begun;
+        if (o->pushed_step != x->tape.steps_begun) {
+            o->pushed_step = x->tape.steps_begun;
             o->pushed = 0;
-            if (++o->steps == STX__PACE_STEPS) {
-                o->pace = o->most;
-                o->most = o->steps = 0;
+            if (++o->recent_steps == STX__PACE_STEPS) {
+                o->max_pushed = o->recent_max_pushed;
+                o->recent_max_pushed = o->recent_steps = 0;
             }
         }
         o->pushed += more;
-        o->most = STX_MAX(o->most, o->pushed);
-        o->pace = STX_MAX(o->pace, o->pushed);
+        o->recent_max_pushed = STX_MAX(o->recent_max_pushed, o->pushed);
+        o->max_pushed = STX_MAX(o->max_pushed, o->pushed);
     }
-    if (i != o && stx__memory_seen(out, o) && o->first + o->real + n <= o->room)
-        stx__memory_lay(out, o, o->first + o->real);
+    if (i != o && stx__memory_seen(out, o) && o->offset + o->count + n <= o->capacity)
+        stx__memory_lay(out, o, o->offset + o->count);
     else if (i != o && !stx__memory_make_room(out, l, 0, n, stx__memory_spare(out, o, n)))
         return 0;
-    if (i == o && o->first + o->real + own <= o->room
-        && (o->looked || !stx__on_gpu(x) || o->first + o->real == old))
+    if (i == o && o->offset + o->count + own <= o->capacity
+        && (o->viewed || !stx__on_gpu(x) || o->offset + o->count == old))
         stx__memory_lay(out, o,
-                      o->first + o->real
+                      o->offset + o->count
                           - old); /* there is place behind them; on a GPU see stx_memory_view */
-    else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->room
-             && o->first + o->real - old == own && n <= STX__SHIFTS * own) {
+    else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->capacity
+             && o->offset + o->count - old == own && n <= STX__SHIFTS * own) {
         /* all of it in one pass */
         STX_RUN(x, stx_shift2d, (x, o->base, o->stride, n * d, own_rows, T * d, own * d, B));
         stx__memory_lay(out, o, 0);
@@ -18004,15 +18024,15 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         return 0;
     else if (old && i != o)
         STX_RUN(x, stx_copy2d,
-                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->real - old) * d), i->stride, B,
+                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->count - old) * d), i->stride, B,
                  old * d, 0));
-    o->real = 0;
+    o->count = 0;
     if (!stx__memory_set_mask(out, l, mask, n)) return 0;
     if (own)
         STX_RUN(x, stx_copy2d,
                 (x, stx_offset_ptr(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
-    o->real = n;
-    o->rows = rows;
+    o->count = n;
+    o->logical_count = rows;
     return stx_ok(x);
 }
 
@@ -18032,21 +18052,21 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
         return 0;
     }
     y = &s->layer[l];
-    n = STX_MIN(n, y->real);
+    n = STX_MIN(n, y->count);
     if (!n || !y->width) return 1;
-    y->looked = 1;
+    y->viewed = 1;
     /* on a GPU also where there is place, since rows were more before, say: so that
        addresses repeat */
     if (!stx__memory_seen(s, y)
-        && (y->first + y->real + y->pace > y->room || (y->first && stx__on_gpu(x)))) {
+        && (y->offset + y->count + y->max_pushed > y->capacity || (y->offset && stx__on_gpu(x)))) {
         /* where rows lie is no part of what they are */
         stx_memory *own = (stx_memory *)(uintptr_t)s;
-        if (!stx__memory_make_room(own, l, y->real, y->real + y->pace,
-                                 stx__memory_spare(s, y, y->real) - y->pace))
+        if (!stx__memory_make_room(own, l, y->count, y->count + y->max_pushed,
+                                 stx__memory_spare(s, y, y->count) - y->max_pushed))
             return 0;
     }
-    y->seen = x->begun;
-    out->data = stx_offset_ptr(x, y->data, (y->real - n) * y->width);
+    y->viewed_step = x->tape.steps_begun;
+    out->data = stx_offset_ptr(x, y->data, (y->count - n) * y->width);
     out->rows = n;
     out->stride = y->stride;
     return stx_ok(x);
@@ -18060,12 +18080,12 @@ STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n) {
     STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_memory_read: layer %zu, want less than %zu", l,
               s->desc.layers);
     y = &s->layer[l];
-    n = STX_MIN(n, y->real);
+    n = STX_MIN(n, y->count);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_f32(x, s->B, y->width, 0, 0) : stx__memory_tensor(s, n, y->width);
     if (t)
         STX_RUN(x, stx_copy2d,
-                (x, t->data, n * y->width, stx_offset_ptr(x, y->data, (y->real - n) * y->width), y->stride,
+                (x, t->data, n * y->width, stx_offset_ptr(x, y->data, (y->count - n) * y->width), y->stride,
                  s->B, n * y->width, 0));
     return t;
 }
@@ -18078,7 +18098,7 @@ STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, s
     if (!s || !h) return h;
     if (!stx_ok(x) || !stx__memory_fit(s, "stx_memory_concat", l, h, NULL)) return NULL;
     y = &s->layer[l];
-    n = STX_MIN(n, y->real);
+    n = STX_MIN(n, y->count);
     if (!n) return h;
     STX__NEED(x, !s->all, STX_ERR_ARG, "stx_memory_concat: fixed rows have no time: stx_memory_read");
     d = y->width;
@@ -18086,7 +18106,7 @@ STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, s
     t = stx__memory_tensor(s, n + T, d);
     if (!t) return NULL;
     STX_RUN(x, stx_concat2d,
-            (x, t->data, stx_offset_ptr(x, y->data, (y->real - n) * d), y->stride, n * d, h->data, T * d,
+            (x, t->data, stx_offset_ptr(x, y->data, (y->count - n) * d), y->stride, n * d, h->data, T * d,
              T * d, s->B));
     return t;
 }
@@ -18100,9 +18120,9 @@ STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, 
     STX__NEED(s->ctx, l < s->desc.layers && (!pad || (pad->B == s->B && pad->T == T)), STX_ERR_ARG,
               "stx_memory_mask: layer %zu, or padding of another shape than (%zu,%zu)", l, s->B, T);
     y = &s->layer[l];
-    n = STX_MIN(n, y->real);
+    n = STX_MIN(n, y->count);
     if (!n || (!y->masked && !pad)) return pad;
-    m = stx__memory_masks(s->ctx, s->B, y, y->real - n, n, pad, 0, T);
+    m = stx__memory_masks(s->ctx, s->B, y, y->count - n, n, pad, 0, T);
     return stx__memory_ids(s->ctx, m, s->B, n + T);
 }
 
@@ -18118,9 +18138,9 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
     y = &s->layer[l];
     T = h->dim[1];
     d = y->width;
-    if (y->real + T <= keep) return NULL;
-    e = y->real + T - keep;
-    old = STX_MIN(e, y->real);
+    if (y->count + T <= keep) return NULL;
+    e = y->count + T - keep;
+    old = STX_MIN(e, y->count);
     t = stx__memory_tensor(s, e, d);
     if (!t) return NULL;
     if (old && e > old)
@@ -18148,7 +18168,7 @@ static void stx__memory_lose(stx_memory *s, size_t l, int32_t *mask, size_t b, s
         STX_RUN(s->ctx, stx_fill,
                 (s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride + first * y->width), n * y->width,
                  0));
-    for (i = 0; !s->desc.zeros && i < n; i++) mask[b * y->real + first + i] = 1;
+    for (i = 0; !s->desc.missing_as_zeros && i < n; i++) mask[b * y->count + first + i] = 1;
 }
 
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
@@ -18163,12 +18183,12 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
         stx_memory_layer *y = &s->layer[l];
         int32_t *mask;
         if (s->all) STX_RUN(x, stx_fill, (x, stx_offset_ptr(x, y->data, b * y->width), y->width, 0));
-        if (s->all || !y->real || !y->width) continue;
+        if (s->all || !y->count || !y->width) continue;
         if (!stx__memory_own(s, l)) return;
-        mask = stx__memory_masks(x, s->B, y, 0, y->real, NULL, 0, 0);
+        mask = stx__memory_masks(x, s->B, y, 0, y->count, NULL, 0, 0);
         if (!mask) return;
-        stx__memory_lose(s, l, mask, b, 0, y->real);
-        if (!stx__memory_set_mask(s, l, mask, y->real)) return;
+        stx__memory_lose(s, l, mask, b, 0, y->count);
+        if (!stx__memory_set_mask(s, l, mask, y->count)) return;
     }
 }
 
@@ -18193,7 +18213,7 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
     for (l = 0; l < to->desc.layers && n; l++) {
         const stx_memory_layer *f = &from->layer[l];
         stx_memory_layer *t = &to->layer[l];
-        size_t d = t->width, rows = f->real, had = t->real,
+        size_t d = t->width, rows = f->count, had = t->count,
                most = n == to->B ? rows : STX_MAX(rows, had);
         int32_t *mask, *m;
         if (f->width != d) {
@@ -18227,7 +18247,7 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
             return 0;
         for (k = 0; k < to->B && t->masked && had <= most; k++)
             memcpy(mask + k * most + (most - had), t->pad + k * had, had * sizeof *mask);
-        t->real = most;
+        t->count = most;
         for (k = 0; k < to->B && n < to->B; k++) stx__memory_lose(to, l, mask, k, 0, most - had);
         for (k = 0; k < n; k++) {
             memset(mask + (b + k) * most, 0, most * sizeof *mask);
@@ -18240,7 +18260,7 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
             STX_RUN(x, stx_copy2d,
                     (x, stx_offset_ptr(x, t->data, b * t->stride + (most - rows) * d), t->stride,
                      stx_offset_ptr(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
-        t->rows = n == to->B ? f->rows : STX_MAX(t->rows, f->rows);
+        t->logical_count = n == to->B ? f->logical_count : STX_MAX(t->logical_count, f->logical_count);
         if (!stx__memory_set_mask(to, l, mask, most)) return 0;
     }
     return stx_ok(x);
@@ -18253,10 +18273,10 @@ STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
         stx_fail(x, STX_ERR_ARG, "stx_memory_get: layer %zu, want less than %zu", l, s->desc.layers);
         return 0;
     }
-    if (!s->layer[l].real || !s->layer[l].width) return 1;
+    if (!s->layer[l].count || !s->layer[l].width) return 1;
     if (!out) {
         stx_fail(x, STX_ERR_ARG, "stx_memory_get: out is NULL, want room for %zu numbers",
-                 s->B * s->layer[l].real * s->layer[l].width);
+                 s->B * s->layer[l].count * s->layer[l].width);
         return 0;
     }
     stx__memory_fetch(s, l, out);
@@ -18273,13 +18293,13 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
         return 0;
     }
     y = &s->layer[l];
-    if (n > rows || (s->desc.most && rows > s->desc.most) || (rows != n && !s->desc.whole)
+    if (n > rows || (s->desc.max_rows && rows > s->desc.max_rows) || (rows != n && !s->desc.count_unwritten)
         || (s->all && n != 1) || (n && !in)) {
         stx_fail(x, STX_ERR_ARG,
                  "stx_memory_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n,
                  rows, in ? "" : ", in NULL",
                  s->all         ? (size_t)1
-                 : s->desc.most ? s->desc.most
+                 : s->desc.max_rows ? s->desc.max_rows
                                 : n);
         return 0;
     }
@@ -18287,19 +18307,19 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
         stx_upload(x, y->data, in, s->B * y->width);
         return stx_ok(x);
     }
-    held = y->real;
-    y->real = 0;
-    y->rows = rows;
+    held = y->count;
+    y->count = 0;
+    y->logical_count = rows;
     y->masked = 0;
     if (!n || !y->width) {
         /* behind what the step reads */
-        if (!n) stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->first + held : 0);
-        y->real = n;
+        if (!n) stx__memory_lay(s, y, stx__memory_seen(s, y) ? y->offset + held : 0);
+        y->count = n;
         return 1;
     }
     if (!stx__memory_make_room(s, l, 0, n, stx__memory_spare(s, y, n))) return 0;
     stx__memory_put(s, l, in, n);
-    if (!stx_ok(x)) y->real = 0;
+    if (!stx_ok(x)) y->count = 0;
     return stx_ok(x);
 }
 
@@ -18336,23 +18356,23 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
     /* the layer that speaks for all with as_one */
     for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {
     }
-    if (s->desc.as_one
+    if (s->desc.shared_layout
         && !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows", SIZE_MAX),
                                 stx_memory_max_rows(s)))
         return 0;
     for (l = 0; l < s->desc.layers; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        int as_one = s->desc.as_one;
+        int as_one = s->desc.shared_layout;
         dim[0] = s->B;
-        dim[1] = y->real;
+        dim[1] = y->count;
         dim[2] = y->width;
         if (!as_one
             && (!stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows.", l),
-                                     y->rows)
+                                     y->logical_count)
                 || !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "real.", l),
-                                        y->real)))
+                                        y->count)))
             return 0;
-        if (!y->real || !y->width) continue;
+        if (!y->count || !y->width) continue;
         if (y->masked && (!as_one || l == one)
             && !stx_writer_add(w,
                                stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
@@ -18383,10 +18403,10 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
 static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *prefix, size_t l,
                           uint64_t *rows, uint64_t *real) {
     stx_ctx *x = s->ctx;
-    size_t width = s->layer[l].width, most = s->desc.most ? s->desc.most : (size_t)1 << 31;
+    size_t width = s->layer[l].width, most = s->desc.max_rows ? s->desc.max_rows : (size_t)1 << 31;
     char name[128];
     const stx_entry *pad;
-    int as_one = s->desc.as_one;
+    int as_one = s->desc.shared_layout;
     if (!stx_file_meta_u64(x, f,
                            stx__memory_name(name, sizeof name, prefix, as_one ? "rows" : "rows.",
                                           as_one ? SIZE_MAX : l),
@@ -18425,7 +18445,7 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
 static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix, size_t l) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
-    int as_one = s->desc.as_one, good;
+    int as_one = s->desc.shared_layout, good;
     char name[128];
     uint64_t rows, real;
     size_t i, N;
@@ -18444,17 +18464,17 @@ static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix
         part.data = (const char *)e->data + i * part.bytes;
         if (!stx_entry_upload(&part, stx_offset_ptr(x, y->data, i * y->stride), part.count)) return 0;
     }
-    y->rows = (size_t)rows;
-    y->real = (size_t)real;
+    y->logical_count = (size_t)rows;
+    y->count = (size_t)real;
     e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
                                         as_one ? SIZE_MAX : l));
     if (!real || !e) return 1;
-    N = s->B * y->real;
+    N = s->B * y->count;
     v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
     m = (int32_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *m));
     good = v && m && stx_entry_get_i64(e, v, N);
     for (i = 0; good && i < N; i++) m[i] = v[i] != 0;
-    good = good && stx__memory_set_mask(s, l, m, y->real);
+    good = good && stx__memory_set_mask(s, l, m, y->count);
     stx_block_free(x, v);
     stx_block_free(x, m);
     return good;
@@ -18475,7 +18495,7 @@ STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix
         good = stx__memory_look(s, f, prefix, l, &rows, &real);
         any += s->layer[l].width;
     }
-    if (good && s->desc.as_one && real && !any) {
+    if (good && s->desc.shared_layout && real && !any) {
         stx_fail(
             x, STX_ERR_FORMAT,
             "metadata \"%srows\" is %llu, and no layer keeps any: the file is damaged, or of a model with "
@@ -18494,10 +18514,10 @@ STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key) {
     key = stx_key_add(key, (uint64_t)(uintptr_t)s->all);
     for (l = 0; l < s->desc.layers && !s->all; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->rows), y->real),
+        key = stx_key_add(stx_key_add(stx_key_add(stx_key_add(key, y->logical_count), y->count),
                                       (uint64_t)(uintptr_t)y->data),
                           (uint64_t)y->masked);
-        key = stx_key_add(stx_key_add(stx_key_add(key, y->stride), y->room), y->pace);
+        key = stx_key_add(stx_key_add(stx_key_add(key, y->stride), y->capacity), y->max_pushed);
     }
     return key;
 }
@@ -18625,7 +18645,7 @@ STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attent
     STX__NEED(x, !desc->not_causal && desc->first_key <= 0, STX_ERR_ARG,
               "stx_cache_attention: want causal attention without first_key above 0");
     STX__NEED(
-        x, !in->past[0] && (!in->qkv || (!in->q && !in->k && !in->v && !in->kv)), STX_ERR_ARG,
+        x, !in->cached[0] && (!in->qkv || (!in->q && !in->k && !in->v && !in->kv)), STX_ERR_ARG,
         "stx_cache_attention: past, or qkv and also q, k, v or kv: the cache is the past; give q with kv, q with k and v, or qkv");
     y = &c->layer[l];
     k = in->qkv ? in->qkv : in->kv ? in->kv : in->k;

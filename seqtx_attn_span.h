@@ -983,7 +983,7 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_sizes(m, l, &S, &C);
         key = stx_key_add(stx_key_add(key, S), C);
         if (!s) continue;
-        stx__span_groups(m, l, s->B, STX_MIN(S, s->rows->layer[l].real),
+        stx__span_groups(m, l, s->B, STX_MIN(S, s->rows->layer[l].count),
                          s->rows->layer[l].masked, &g);
         for (k = 0; k < g.count; k++) key = stx_key_add(key, g.rows[k]);
         for (k = 0; k < m->desc.heads; k++) key = stx_key_add(key, g.of[k]);
@@ -1041,9 +1041,9 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->desc.dim;
-    d.whole = 1;                /* rows are counted from the start, as in the authors' code */
-    d.zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;     /* what missing rows are */
-    d.most = m->desc.span;      /* no cache is longer */
+    d.count_unwritten = 1;                /* rows are counted from the start, as in the authors' code */
+    d.missing_as_zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;     /* what missing rows are */
+    d.max_rows = m->desc.span;      /* no cache is longer */
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
@@ -1064,7 +1064,7 @@ STX_DEF void stx_span_state_reset(stx_span_state *s) {
     if (!s || !stx_ok(s->model->ctx)) return;
     stx_memory_reset(s->rows);
     for (l = 0; l < s->model->desc.layers; l++)
-        s->rows->layer[l].rows = stx_span_cache(s->model, l);
+        s->rows->layer[l].logical_count = stx_span_cache(s->model, l);
 }
 
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream) {
@@ -1147,9 +1147,9 @@ static void stx__span_attention_in(const stx_span *m, size_t l, stx_tensor *h,
     w[2] = p->wv;
     in->qkv = stx_linear_concat(m->ctx, h, w, NULL, 3);
     in->pe = m->key_pe;
-    in->z = p->z;
-    in->pk = p->pers_key;
-    in->pv = p->pers_val;
+    in->span_fraction = p->z;
+    in->persistent_k = p->pers_key;
+    in->persistent_v = p->pers_val;
 }
 
 /* The rest of a layer after the attention's output y:
@@ -1184,12 +1184,12 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
     stx__span_attention_in(m, job->l, in[0], &a);
     if (job->groups.count > 1) {
         a.groups = &job->groups;
-        stx_linear_heads(x, &job->past, B, p->wk, p->wv, m->desc.heads, a.groups, a.past);
+        stx_linear_heads(x, &job->past, B, p->wk, p->wv, m->desc.heads, a.groups, a.cached);
     } else {
         stx_tensor *w[2];
         w[0] = p->wk;
         w[1] = p->wv;
-        a.past[0] = stx_linear_cached(x, &job->past, 1, B, w, NULL, 2);
+        a.cached[0] = stx_linear_cached(x, &job->past, 1, B, w, NULL, 2);
     }
     a.pad = job->mask;
     stx__span_attention_desc(m, job->S, &attn);

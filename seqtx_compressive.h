@@ -1034,7 +1034,7 @@ static void stx__comp_unfold_part(const stx_share *s, const void *job) {
     const stx_comp_groups *g = j->g;
     const size_t D = g->D;
     size_t n, c;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         size_t b = n / (g->groups * g->taps);
         ptrdiff_t row = stx__comp_tap_row(g, b, n / g->taps % g->groups, n % g->taps);
         stx_real *y = j->to + n * D;
@@ -1064,7 +1064,7 @@ static void stx__comp_fold_part(const stx_share *s, const void *job) {
     const stx_comp_groups *g = j->g;
     const size_t D = g->D;
     size_t n, i, c;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         size_t b = n / g->rows, row = n % g->rows;
         stx_real *sum = j->to + n * D;
         memset(sum, 0, D * sizeof *sum);
@@ -1087,7 +1087,7 @@ static void stx__comp_pool_part(const stx_share *s, const void *job) {
     const stx_comp_groups *g = j->g;
     const size_t D = g->D;
     size_t n, t, c;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         size_t b = n / g->groups, found = 0;
         stx_real *y = j->to + n * D;
         memset(y, 0, D * sizeof *y);
@@ -1131,7 +1131,7 @@ static void stx__comp_pick_part(const stx_share *s, const void *job) {
     const stx_comp_groups *g = j->g;
     const size_t D = g->D;
     size_t b, i, k;
-    for (b = s->from; b < s->to; b++) {
+    for (b = s->begin; b < s->end; b++) {
         const size_t first = g->first ? (size_t)g->first[b] : 0;
         const size_t keep = g->first ? stx__comp_group_count(g->rows - first, g->step) : g->groups;
         const int32_t *pad = g->pad ? g->pad + b * g->rows : NULL;
@@ -1222,7 +1222,7 @@ STX_DEF void stx_comp_usage_plain(double *sum, const stx_attention_args *a, size
             *got = 0;
             for (h = 0; h < a->H; h++) {
                 for (i = 0; i < a->T; i++) {
-                    if (a->pad && a->pad[b * a->stpad + a->S - a->T + i]) continue;
+                    if (a->pad && a->pad[b * a->pad_batch_stride + a->S - a->T + i]) continue;
                     stx_attention_weights(a, b, h, i, work, work + keys);
                     *got += work[keys - a->N - a->S + first + j] / (double)a->H;
                 }
@@ -1237,11 +1237,11 @@ STX_INNER void stx__comp_scores_any(int fma, stx_real *STX_RESTRICT score,
                                     const stx_attention_args *a, const stx_real *q,
                                     const stx_real *k, const stx_real *pe, size_t h, size_t n) {
     const size_t hd = a->D, ldp = a->pe_heads > 1 ? a->H * hd : hd;
-    const stx_real *u = a->u ? a->u + h * hd : NULL;
-    const stx_real *vb = a->vb ? a->vb + h * hd : NULL;
+    const stx_real *u = a->content_bias ? a->content_bias + h * hd : NULL;
+    const stx_real *vb = a->position_bias ? a->position_bias + h * hd : NULL;
     size_t j, d, i;
     for (j = 0; j < n; j++) {
-        const stx_real *kj = k + j * a->ldk, *pj = pe ? pe + j * ldp : NULL;
+        const stx_real *kj = k + j * a->kv_row_stride, *pj = pe ? pe + j * ldp : NULL;
         stx_real sum[16] = {0};
         for (d = 0; d + 16 <= hd; d += 16) {
             for (i = 0; i < 16; i++) sum[i] = STX_FMA(fma, q[d + i], kj[d + i], sum[i]);
@@ -1282,22 +1282,22 @@ static void stx__comp_usage_query(stx_ctx *x, const stx__comp_usage_job *u, size
     const stx_attention_args *a = u->a;
     const size_t row = (b * a->H + h) * a->T + i;
     const size_t distance = a->S - a->T + i - u->first - j0;       /* of key j0 */
-    const stx_real *q = a->q + b * a->stq + i * a->ldq + h * a->D;
+    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * a->D;
     const stx_real *k, *pe = NULL;
     stx_real score[STX__COMP_KEYS];
     size_t j = j0, p;
-    if (a->pad && a->pad[b * a->stpad + a->S - a->T + i]) return;
+    if (a->pad && a->pad[b * a->pad_batch_stride + a->S - a->T + i]) return;
 
     if (distance > a->span) j += distance - a->span;        /* no positions beyond the span */
-    k = a->k + b * a->stk + (u->first + j) * a->ldk + h * a->D;
+    k = a->k + b * a->kv_batch_stride + (u->first + j) * a->kv_row_stride + h * a->D;
     p = a->P - 1 + (size_t)a->delta_min - distance + (j - j0);
     if (a->pe) pe = a->pe_heads > 1 ? a->pe + (p * a->H + h) * a->D : a->pe + p * a->D;
     if (j < j1) STX_CALL(x, stx__comp_scores_any, (score + (j - j0), a, q, k, pe, h, j1 - j));
 
     for (; j < j1; j++) {
-        stx_real s = score[j - j0] * a->scale - a->top[row];
-        if (a->pad && a->pad[b * a->stpad + u->first + j]) continue;
-        sum[j - j0] += (double)(stx_fast_exp(0, s) * a->inv[row]);
+        stx_real s = score[j - j0] * a->scale - a->row_max[row];
+        if (a->pad && a->pad[b * a->pad_batch_stride + u->first + j]) continue;
+        sum[j - j0] += (double)(stx_fast_exp(0, s) * a->inv_sum[row]);
     }
 }
 
@@ -1306,12 +1306,12 @@ static void stx__comp_usage_part(const stx_share *s, const void *job) {
     const stx_attention_args *a = u->a;
     const size_t tiles = (u->n + STX__COMP_KEYS - 1) / STX__COMP_KEYS;
     size_t unit, h, i, j;
-    for (unit = s->from; unit < s->to; unit++) {
+    for (unit = s->begin; unit < s->end; unit++) {
         const size_t b = unit / tiles, j0 = unit % tiles * STX__COMP_KEYS;
         const size_t j1 = STX_MIN(j0 + STX__COMP_KEYS, u->n);
         double sum[STX__COMP_KEYS] = {0};
         size_t queries = 0;
-        for (i = 0; i < a->T; i++) queries += !a->pad || !a->pad[b * a->stpad + a->S - a->T + i];
+        for (i = 0; i < a->T; i++) queries += !a->pad || !a->pad[b * a->pad_batch_stride + a->S - a->T + i];
         for (h = 0; h < a->H; h++)
             for (i = 0; i < a->T; i++) stx__comp_usage_query(s->x, u, b, h, i, j0, j1, sum);
         for (j = j0; j < j1; j++) {
@@ -1350,7 +1350,7 @@ typedef struct stx__comp_error_job {
 static void stx__comp_error_part(const stx_share *s, const void *job) {
     const stx__comp_error_job *e = (const stx__comp_error_job *)job;
     size_t n, c;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         const stx_real *a = e->a + n * e->D, *target = e->target + n * e->D;
         double error = 0, square = 0;
         for (c = 0; c < e->D && !(e->skip && e->skip[n]); c++) {
@@ -1390,7 +1390,7 @@ static void stx__comp_error_back_part(const stx_share *s, const void *job) {
     const stx__comp_error_job *e = (const stx__comp_error_job *)job;
     const stx_real scale = e->scale;
     size_t n, c;
-    for (n = s->from; n < s->to; n++) {
+    for (n = s->begin; n < s->end; n++) {
         stx_real *da = e->da + n * e->D;
         const stx_real *a = e->a + n * e->D, *target = e->target + n * e->D;
         if (!e->accumulate) memset(da, 0, e->D * sizeof *da);
@@ -1732,13 +1732,13 @@ STX_EACH_ISA(stx__comp_gate_row_any, (const stx_comp_gate_args *a, size_t r, int
 static void stx__comp_gate_part(const stx_share *s, const void *job) {
     const stx_comp_gate_args *a = (const stx_comp_gate_args *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 0));
+    for (r = s->begin; r < s->end; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 0));
 }
 
 static void stx__comp_gate_back_part(const stx_share *s, const void *job) {
     const stx_comp_gate_args *a = (const stx_comp_gate_args *)job;
     size_t r;
-    for (r = s->from; r < s->to; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 1));
+    for (r = s->begin; r < s->end; r++) STX_CALL(s->x, stx__comp_gate_row_any, (a, r, 1));
 }
 
 STX_DEF void stx_comp_gate_fwd(stx_ctx *x, const stx_comp_gate_args *a) {
@@ -1798,7 +1798,7 @@ static void stx__comp_gate_back(stx_ctx *x, stx_tensor *out, stx_tensor *const *
     for (i = 0; i < 2; i++) {
         const stx_tensor *bias = in[STX__COMP_IN_BIAS + i];
         a->db[i] = bias ? stx_grad(x, in[STX__COMP_IN_BIAS + i], NULL) : NULL;
-        if (a->db[i]) a->late = a->late && (bias->is_param || bias->of);
+        if (a->db[i]) a->late = a->late && (bias->is_param || bias->view_of);
     }
     if (!stx_ok(x)) return;
     STX_RUN(x, stx_comp_gate_bwd, (x, a));
@@ -2414,8 +2414,8 @@ static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *
     d.layers = s->model->desc.layers;
     d.B = s->B;
     d.widths = widths;
-    d.full = d.zeros = usage;
-    d.most = most;
+    d.always_f32 = d.missing_as_zeros = usage;
+    d.max_rows = most;
     return stx_memory_create(s->model->ctx, &d);
 }
 
@@ -2625,7 +2625,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
     /* sources that were cut into other groups than those of the remaining streams */
     differ = streams < to->B && stx__comp_most_seen(from) != stx__comp_most_seen(to);
     for (l = 0; to->source && streams < to->B && l < to->model->desc.layers; l++)
-        differ |= from->source->layer[l].real != to->source->layer[l].real;
+        differ |= from->source->layer[l].count != to->source->layer[l].count;
 
     parts = stx__comp_parts(to, part, name);
     stx__comp_parts(from, other, name);
@@ -2711,7 +2711,7 @@ STX_DEF int stx_comp_state_save(stx_writer *w, const stx_comp_state *s, const ch
 /* Checks the rows of layer l that were loaded from a file. */
 static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, size_t l) {
     stx_ctx *x = s->model->ctx;
-    const size_t n = s->mem->layer[l].real, c = s->comp->layer[l].real;
+    const size_t n = s->mem->layer[l].count, c = s->comp->layer[l].count;
     if (n > s->M[l] || c > s->C[l]) {
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\": layer %zu: expected at most %zu rows and %zu compressed rows, got "
@@ -2719,10 +2719,10 @@ static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, si
                  prefix, l, s->M[l], s->C[l], n, c);
         return 0;
     }
-    if (s->usage && s->C[l] && s->usage->layer[l].real != n) {
+    if (s->usage && s->C[l] && s->usage->layer[l].count != n) {
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\": layer %zu: expected usage of %zu rows, got %zu: "
-                 "the file is damaged", prefix, l, n, s->usage->layer[l].real);
+                 "the file is damaged", prefix, l, n, s->usage->layer[l].count);
         return 0;
     }
     return 1;
@@ -2768,7 +2768,7 @@ STX_DEF int stx_comp_state_load(stx_comp_state *s, const stx_file *f, const char
     /* empty the state; stx_comp_state_reset does nothing after an error */
     for (i = 0; i < n; i++) {
         for (l = 0; l < s->model->desc.layers; l++) {
-            part[i]->layer[l].real = part[i]->layer[l].rows = 0;
+            part[i]->layer[l].count = part[i]->layer[l].logical_count = 0;
             part[i]->layer[l].masked = 0;
         }
     }
@@ -2962,7 +2962,7 @@ static int stx__comp_plan_bptt(stx_ctx *x, stx__comp_job *j, const stx_comp_stat
                                size_t from) {
     const stx_comp_desc *d = &j->m->desc;
     const size_t S = d->segment, seen = stx__comp_most_seen(s);
-    size_t left = s->source->layer[from].real, k;
+    size_t left = s->source->layer[from].count, k;
     size_t *groups = (size_t *)stx_step_alloc(x, stx_bytes_of(d->bptt, sizeof *groups, 1));
     j->recent_groups = groups;
     if (!groups) return 0;
@@ -3045,8 +3045,8 @@ static int stx__comp_plan(stx_comp *m, size_t l, const stx_comp_state *s, size_t
     j->T = T;
     j->pad = pad;
     j->push = push;
-    j->n = s && p->memory ? s->mem->layer[from].real : 0;
-    j->c = s && p->memory ? s->comp->layer[from].real : 0;
+    j->n = s && p->memory ? s->mem->layer[from].count : 0;
+    j->c = s && p->memory ? s->comp->layer[from].count : 0;
     j->M = s ? s->M[l] : p->M;
     j->C = s ? s->C[l] : p->C;
     if (!stx__comp_plan_masks(x, j, s, from)) return 0;
@@ -3375,12 +3375,12 @@ static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     const stx_memory_layer *c = &s->comp->layer[l], *n = &s->mem->layer[l];
     stx_ctx *x = s->model->ctx;
     stx_tensor *t;
-    if (!n->real && c->real) return stx_memory_read(s->comp, l, c->real);
-    if (!c->real) return stx_memory_read(s->mem, l, n->real);
-    t = stx_new(x, s->B, c->real + n->real, c->width, 0);
+    if (!n->count && c->count) return stx_memory_read(s->comp, l, c->count);
+    if (!c->count) return stx_memory_read(s->mem, l, n->count);
+    t = stx_new(x, s->B, c->count + n->count, c->width, 0);
     if (t)
-        STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->real * c->width, n->data,
-                                  n->stride, n->real * n->width, s->B));
+        STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->count * c->width, n->data,
+                                  n->stride, n->count * n->width, s->B));
     return t;
 }
 
@@ -3415,7 +3415,7 @@ static stx_tensor *stx__comp_extended_table(const stx_comp *m, size_t n) {
 static size_t stx__comp_rows_in_use(const stx_comp *m, const stx_comp_state *s) {
     size_t l, n = 0;
     for (l = 0; s && l < m->desc.layers; l++)
-        n = STX_MAX(n, s->mem->layer[l].real + s->comp->layer[l].real);
+        n = STX_MAX(n, s->mem->layer[l].count + s->comp->layer[l].count);
     return m->desc.segment + n;
 }
 
@@ -3438,8 +3438,8 @@ static void stx__comp_attention_desc(const stx_comp *m, size_t l, stx_attention_
     memset(d, 0, sizeof *d);
     d->heads = m->desc.heads;
     d->dropout = m->desc.attn_dropout;
-    a->u = m->layer[l].u;
-    a->vb = m->layer[l].v;
+    a->content_bias = m->layer[l].u;
+    a->position_bias = m->layer[l].v;
 }
 
 /* Queries, keys and values, as in stx_attention_in: either q (B,T,D) and kv
@@ -3504,20 +3504,20 @@ static stx_tensor *stx__comp_attend(stx_ctx *x, const stx__comp_job *j, const st
     a.q = s->q;
     a.kv = s->kv;
     a.qkv = s->qkv;
-    a.past[0] = s->past;
+    a.cached[0] = s->past;
     a.pe = stx__comp_positions(x, j, s->keys);
     if (!a.pe) return NULL;
     a.pad = j->key_pad;
-    a.made = made;
+    a.args_out = made;
     y = stx__comp_zero_rows(x, stx_attention(x, &a, &d), j->pad);
     if (!j->segment_pad) return y;
 
     /* STX_COMP_LITERAL_MASK: padding sees all of the memory; without memory, all keys
        equally */
     a.pad = j->segment_pad;
-    a.made = NULL;
+    a.args_out = NULL;
     if (!(j->n + j->c)) {
-        a.pe = a.u = a.vb = NULL;
+        a.pe = a.content_bias = a.position_bias = NULL;
         a.pad = NULL;
         d.not_causal = 1;
         a.q = stx_new(x, s->q->dim[0], s->q->dim[1], s->q->dim[2], 0);
@@ -3876,7 +3876,7 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
     if (pad || ignored == 2) targets = stx__comp_mark_ignored(x, targets, pad);
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
-    how.ignored = -1;
+    how.ignored_id = -1;
     return stx_vocab_io_loss(m->words, h, targets, &how);
 }
 
@@ -4105,7 +4105,7 @@ static int stx__comp_gen_fill(stx_comp_gen *g) {
     size_t l;
     for (l = 0; l < m->desc.layers; l++) {
         stx_cache_layer *cache = &g->cache->layer[l];
-        const size_t n = g->state->mem->layer[l].real, c = g->state->comp->layer[l].real;
+        const size_t n = g->state->mem->layer[l].count, c = g->state->comp->layer[l].count;
         const size_t M = g->state->M[l];
         stx_tensor *t = stx__comp_memory_rows(g->state, l);
         cache->len = 0;
@@ -4256,8 +4256,8 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
     const stx_comp_layer *p = &m->layer[l];
     const stx_comp_state *s = g->state;
     const size_t T = xs->dim[1], len = g->at + T;
-    const size_t n = p->memory ? s->mem->layer[l].real : 0;
-    const size_t c = p->memory ? s->comp->layer[l].real : 0;
+    const size_t n = p->memory ? s->mem->layer[l].count : 0;
+    const size_t c = p->memory ? s->comp->layer[l].count : 0;
     stx_tensor *h = d->norm_after ? xs : stx_layernorm(x, xs, p->attn_gain, p->attn_shift, 1e-5);
     stx_attention_args *made = NULL;
     stx_attention_in a;
@@ -4271,7 +4271,7 @@ static stx_tensor *stx__comp_gen_layer(stx_comp_gen *g, size_t l, stx_tensor *xs
         a.pad = stx_memory_mask(s->mem, l, n, a.pad, len);
         a.pad = stx_memory_mask(s->comp, l, c, a.pad, n + len);
     }
-    a.made = &made;
+    a.args_out = &made;
     xs = stx__comp_after(m, l, xs, a.pe ? stx_cache_attention(g->cache, l, &a, &ad) : NULL);
     if (!xs) return NULL;
 

@@ -1726,7 +1726,7 @@ stx__norm_fwd_any_kernel(stx__norm_fwd_nums nums, size_t N, size_t C, float eps,
 template <int RESIDUAL>
 static void stx__norm_fwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     stx__norm_fwd_nums v;
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->rng_first);
     const size_t N = a->N, C = a->C;
     const float eps = a->eps;
     unsigned grid = stx__blocks(N, 8, (size_t)1 << 20);
@@ -1935,7 +1935,7 @@ static void stx__norm_bwd_rows(stx_ctx *x, const char *name, const stx__norm_num
 
 static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_args *a) {
     const size_t N = a->N, C = a->C;
-    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->first);
+    stx__drop d = stx__drop_of(x, a->drop, a->seed, a->stream, a->rng_first);
     stx__norm_nums v;
     int four;
     v.din = stx__num_of(x, a->ds);
@@ -1945,7 +1945,7 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
     v.gain = stx__num_of(x, a->gain);
     v.mean = stx__num_of(x, a->mean);
     v.rstd = stx__num_of(x, a->rstd);
-    v.add_din = a->add_ds;
+    v.add_din = a->accumulate_ds;
     v.add_df = a->accumulate;
     four = C % 4 == 0 && stx__by4(v.din) && stx__by4(v.df) && stx__by4(v.dy) && stx__by4(v.in)
            && stx__by4(v.gain);
@@ -1954,7 +1954,7 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         size_t rows = stx__chunk(N, 32, 2048), blocks = (N + rows - 1) / rows;
         int sums = a->dbias ? 3 : 2;
         stx_real *to[STX__COLUMN_SUMS] = {a->dgain, a->dshift, a->dbias};
-        int late = a->late;
+        int late = a->deferred;
         float *part = NULL;
         if ((a->dgain || a->dshift || a->dbias)
             && !(part = stx__late_part(x, name, blocks * sums * C, &late)))
@@ -1967,7 +1967,7 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         return;
     }
     if (a->dgain || a->dshift)
-        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->late);
+        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->deferred);
     if (!a->ds && !a->df) return;
     if (four)
         STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20),
@@ -1975,7 +1975,7 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
     else
         STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20),
                         256, 0, v, N, C, d);
-    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->late);
+    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->deferred);
 }
 
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
@@ -1995,7 +1995,7 @@ void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real
     a.ds = din;
     a.dgain = dgain;
     a.dshift = dshift;
-    a.add_ds = accumulate;
+    a.accumulate_ds = accumulate;
     stx__norm_bwd(x, "stx_layernorm_bwd", &a);
 }
 
@@ -3088,17 +3088,17 @@ static void stx__slope_columns(stx_ctx *x, const char *what, stx_real *db, stx_r
    of algorithms, while with an activation da has to be read and written anyway and the sums come with it. */
 void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
     const size_t N = a->N, I = a->Ci, O = a->O;
-    const int act = a->act, late = (a->late & STX_DEFER_DB) != 0;
+    const int act = a->act, late = (a->deferred & STX_DEFER_DB) != 0;
     stx_real *db = N && O ? a->db : NULL;
     stx_gemm_args g;
     if (!stx_ok(x)) return;
     if (act && db)
-        stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->pad, act,
+        stx__slope_columns(x, "stx_linear_bwd, db", db, a->da, a->y, a->pre, N, O, a->padding, act,
                            late);
     else if (act)
         stx_act_bwd_cuda(x, a->da, a->da, a->y, a->pre, N * O, act, 0);
     else if (db)
-        stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->pad,
+        stx__columns(x, "stx_linear_bwd, db", db, NULL, a->da, NULL, NULL, NULL, N, O, a->padding,
                      late);
     if (a->dx) {
         g = stx_gemm_init(0, 0, N, I, O, a->da, a->W, a->dx);
@@ -3114,7 +3114,7 @@ void stx_linear_bwd_cuda(stx_ctx *x, const stx_linear_bwd_args *a) {
             g.sb = a->sin;
             g.sc = 0;
         }
-        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->pad, (a->late & STX_DEFER_DW) != 0);
+        stx__lt_add(x, "stx_linear_bwd, dW", &g, O - a->padding, (a->deferred & STX_DEFER_DW) != 0);
     }
 }
 
@@ -3291,7 +3291,7 @@ static stx__means_nums stx__means_of(const stx_ctx *x, const stx_means_args *a, 
     stx__means_nums m;
     memset(&m, 0, sizeof m);
     m.count = (int)a->count;
-    m.fresh = a->fresh;
+    m.fresh = a->overwrite;
     m.s = a->s;
     for (int k = 0; k < m.count; k++) {
         m.a[k] = stx__num_of(x, backward ? a->da[k] : a->a[k]);
@@ -4050,7 +4050,7 @@ typedef struct stx__attn0 {
 /* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
 static int stx__attn_wants(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
-    for (size_t g = 0; g < a->groups; g++) any |= (value ? a->old[g].dv : a->old[g].dk) != NULL;
+    for (size_t g = 0; g < a->groups; g++) any |= (value ? a->cached[g].dv : a->cached[g].dk) != NULL;
     return any;
 }
 
@@ -4058,15 +4058,15 @@ static int stx__attn_wants(const stx_attention_args *a, int value) {
 static stx__mat_past stx__attn0_past(const stx_ctx *x, const stx_attention_args *a, int what) {
     stx__mat_past p;
     memset(&p, 0, sizeof p);
-    p.cut = (ptrdiff_t)a->past;
+    p.cut = (ptrdiff_t)a->cached_rows;
     p.groups = (int)a->groups;
-    memcpy(p.head, a->head, sizeof p.head);
+    memcpy(p.head, a->head_place, sizeof p.head);
     for (size_t g = 0; g < a->groups; g++) {
-        const stx_attention_kv *o = &a->old[g];
+        const stx_attention_kv *o = &a->cached[g];
         p.a[g] = stx__num_of(x, what == 0 ? o->k : what == 1 ? o->v : what == 2 ? o->dk : o->dv);
-        p.ld[g] = o->ld;
-        p.st[g] = o->st;
-        p.first[g] = (ptrdiff_t)(a->past - o->rows);
+        p.ld[g] = o->row_stride;
+        p.st[g] = o->batch_stride;
+        p.first[g] = (ptrdiff_t)(a->cached_rows - o->rows);
     }
     return p;
 }
@@ -4098,17 +4098,17 @@ static size_t stx__attn0_layout(stx__attn0 *A, int backward) {
     A->np = a->P - A->p0;
     memset(A->size, 0, sizeof A->size);
     for (i = 0; i < STX__SHARED_SUMS; i++) A->copies[i] = a->H;
-    if (a->z_shared) A->copies[STX__S_Z] = 1;
+    if (a->span_shared) A->copies[STX__S_Z] = 1;
     if (backward) {
         if (a->dpe) {
             A->size[STX__S_PE] = A->np * a->D;
             A->copies[STX__S_PE] = A->tables;
         }
-        if (a->du) A->size[STX__S_U] = a->D;
-        if (a->dvb) A->size[STX__S_VB] = a->D;
-        if (a->dz) A->size[STX__S_Z] = 1;
-        if (a->dpk) A->size[STX__S_PK] = a->N * a->D;
-        if (a->dpv) A->size[STX__S_PV] = a->N * a->D;
+        if (a->dcontent_bias) A->size[STX__S_U] = a->D;
+        if (a->dposition_bias) A->size[STX__S_VB] = a->D;
+        if (a->dspan_fraction) A->size[STX__S_Z] = 1;
+        if (a->dpersistent_k) A->size[STX__S_PK] = a->N * a->D;
+        if (a->dpersistent_v) A->size[STX__S_PV] = a->N * a->D;
     }
     for (A->n = STX_MIN(a->T, (size_t)(few ? 32 : 256));; A->n = (A->n + 1) / 2) {
         A->ld = (a->not_causal ? window : STX_MIN(window, a->span + A->n)) + a->N;
@@ -4151,10 +4151,10 @@ static void stx__attn0_open(stx__attn0 *A, stx_ctx *x, const stx_attention_args 
     A->k = stx__num_of(x, a->k);
     A->v = stx__num_of(x, a->v);
     A->pe = stx__num_of(x, a->pe);
-    A->u = stx__num_of(x, a->u);
-    A->vb = stx__num_of(x, a->vb);
-    A->pk = stx__num_of(x, a->pk);
-    A->pv = stx__num_of(x, a->pv);
+    A->u = stx__num_of(x, a->content_bias);
+    A->vb = stx__num_of(x, a->position_bias);
+    A->pk = stx__num_of(x, a->persistent_k);
+    A->pv = stx__num_of(x, a->persistent_v);
     A->y = stx__num_of(x, a->y);
     A->dy = stx__num_of(x, a->dy);
     A->old_k = stx__attn0_past(x, a, 0);
@@ -4190,8 +4190,8 @@ static void stx__attn0_columns(const stx__attn0 *A, float *to, const float *from
 
 /* The matrices of a panel: rows of queries, keys and tables by unit; scratch */
 static stx__mat stx__attn0_rows_q(const stx__attn0 *A, const stx__num &q, const stx__num *bias) {
-    stx__mat m = stx__mat_of(q, A->a->ldq, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
-    m.sb = A->a->stq;
+    stx__mat m = stx__mat_of(q, A->a->q_row_stride, (ptrdiff_t)A->i0, (ptrdiff_t)A->a->T);
+    m.sb = A->a->q_batch_stride;
     m.sh = A->a->D;
     if (bias) m.bias = *bias;
     return m;
@@ -4206,13 +4206,13 @@ static stx__mat stx__attn0_rows_y(const stx__attn0 *A, const stx__num &y) {
 
 static stx__mat stx__attn0_rows_k(const stx__attn0 *A, const stx__num &k, ptrdiff_t first,
                                   int split) {
-    stx__mat m = stx__mat_of(k, A->a->ldk, first, (ptrdiff_t)A->a->S);
-    m.at = 0 - A->a->past * A->a->ldk; /* row 0 as if it stood there, too */
-    m.sb = A->a->stk;
+    stx__mat m = stx__mat_of(k, A->a->kv_row_stride, first, (ptrdiff_t)A->a->S);
+    m.at = 0 - A->a->cached_rows * A->a->kv_row_stride; /* row 0 as if it stood there, too */
+    m.sb = A->a->kv_batch_stride;
     m.sh = A->a->D;
     m.split = split;
     m.masked = A->a->pad;
-    m.smask = A->a->stpad;
+    m.smask = A->a->pad_batch_stride;
     return m;
 }
 
@@ -4270,8 +4270,8 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     memset(&p, 0, sizeof p);
     p.s = A->s;
     p.g = A->g;
-    p.top = a->top;
-    p.inv = a->inv;
+    p.top = a->row_max;
+    p.inv = a->inv_sum;
     p.T = a->T;
     p.H = a->H;
     p.S = a->S;
@@ -4288,7 +4288,7 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
     p.first = a->first_key;
     p.delta_min = a->delta_min;
     p.not_causal = a->not_causal;
-    p.z_shared = a->z_shared;
+    p.z_shared = a->span_shared;
     p.no_renorm = a->no_renorm;
     p.whole = a->eps > 0 || a->no_renorm;
     p.max_span = a->max_span;
@@ -4302,12 +4302,12 @@ static stx__attn0_rows stx__attn0_rows_of(const stx__attn0 *A) {
         p.inv_keep = (float)(65536.0 / p.keep);
         p.seed = a->seed;
         p.stream = a->stream;
-        p.first_call = a->first;
+        p.first_call = a->rng_first;
         p.shift = stx__gpu(A->x)->shift;
     }
-    p.z = stx__num_of(A->x, a->z);
+    p.z = stx__num_of(A->x, a->span_fraction);
     p.pad = a->pad;
-    p.stpad = a->stpad;
+    p.stpad = a->pad_batch_stride;
     return p;
 }
 
@@ -4344,7 +4344,7 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
     stx__mat dy = stx__attn0_rows_y(A, A->dy), o = stx__attn0_wide(A, A->o),
              o2 = stx__attn0_wide(A, A->o2);
     stx__attn0_rows p = stx__attn0_rows_of(A);
-    if (a->dz && p.z.p) p.dz = A->rows;
+    if (a->dspan_fraction && p.z.p) p.dz = A->rows;
     stx__attn0_product(A, stx__attn0_cells(A, A->g, 0, 0), dy, 0,
                        stx__attn0_rows_k(A, A->v, A->j0, 2), 1, A->nb, W, D, 1, 0);
     stx__attn0_product(A, stx__attn0_cells(A, A->g, W, 0), dy, 0, stx__attn0_rows_p(A, A->pv), 1,
@@ -4371,24 +4371,24 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
         stx__attn0_product(A, stx__mat_scratch(A->part[STX__S_PE], D, A->np, A->np * D),
                            stx__attn0_cells(A, A->g, 0, 1), 1, stx__attn0_rows_q(A, A->q, &A->vb),
                            0, A->np, D, A->nb, a->scale, 1);
-    if (a->dq || a->du)
+    if (a->dq || a->dcontent_bias)
         stx__attn0_product(A, o, stx__attn0_cells(A, A->g, 0, 0), 0,
                            stx__attn0_rows_k(A, A->k, A->j0, 1), 0, A->nb, D, W, a->scale, 0);
-    if (a->P && (a->dq || a->dvb))
+    if (a->P && (a->dq || a->dposition_bias))
         stx__attn0_product(A, o2, stx__attn0_cells(A, A->g, 0, 1), 0, stx__attn0_rows_pe(A), 0,
                            A->nb, D, A->np, a->scale, 0);
-    if (a->du) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
-    if (a->dvb && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
+    if (a->dcontent_bias) stx__attn0_columns(A, A->part[STX__S_U], A->o, A->nb * D, D);
+    if (a->dposition_bias && a->P) stx__attn0_columns(A, A->part[STX__S_VB], A->o2, A->nb * D, D);
     if (a->dq) {
         stx__attn0_product(A, o, stx__attn0_cells(A, A->g, W, 0), 0, stx__attn0_rows_p(A, A->pk), 0,
                            A->nb, D, a->N, far, 1);
         stx__attn0_out(A, stx__attn0_rows_q(A, stx__num_of(A->x, a->dq), NULL), A->old_k, A->o,
-                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->fresh & STX_OVERWRITE_DQ);
+                       a->P ? A->o2 : NULL, A->nb * D, A->nb, a->overwrite & STX_OVERWRITE_DQ);
     }
 }
 
 static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
-    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->du, a->dvb, a->dz, a->dpk, a->dpv};
+    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->dcontent_bias, a->dposition_bias, a->dspan_fraction, a->dpersistent_k, a->dpersistent_v};
     stx__attn0 A;
     size_t i0, i;
     stx__attn0_open(&A, x, a, 1);
@@ -4407,11 +4407,11 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (stx__attn_wants(a, 0))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
                            stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
-                           (a->fresh & STX_OVERWRITE_DK ? 1 : 0) | (a->fresh / STX_OVERWRITE_CACHED) << 1);
+                           (a->overwrite & STX_OVERWRITE_DK ? 1 : 0) | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
         if (stx__attn_wants(a, 1))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
                            stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
-                           (a->fresh & STX_OVERWRITE_DV ? 1 : 0) | (a->fresh / STX_OVERWRITE_CACHED) << 1);
+                           (a->overwrite & STX_OVERWRITE_DV ? 1 : 0) | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
             if (A.size[i])
                 STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
@@ -4507,44 +4507,44 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || (a->z && (a->no_renorm || a->z_shared)) || a->first_key < 0 || !(a->scale > 0)
+    if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared)) || a->first_key < 0 || !(a->scale > 0)
         || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256)
         return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big
         || a->S + a->span + a->N >= big)
         return 0;
-    if (a->not_causal ? a->z || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
-    p->q = stx__attn_in(x, a->q, h, a->ldq, &ok);
-    p->k = stx__attn_in(x, a->k, h, a->ldk, &ok);
-    p->v = stx__attn_in(x, a->v, h, a->ldk, &ok);
+    if (a->not_causal ? a->span_fraction || a->P || !a->S || a->span < a->S : a->T > a->S) return 0;
+    p->q = stx__attn_in(x, a->q, h, a->q_row_stride, &ok);
+    p->k = stx__attn_in(x, a->k, h, a->kv_row_stride, &ok);
+    p->v = stx__attn_in(x, a->v, h, a->kv_row_stride, &ok);
     p->y = (void *)(uintptr_t)stx__attn_in(x, a->y, h, a->D, &ok);
     if (a->P) p->pe = stx__attn_in(x, a->pe, h, a->D, &ok);
     if (a->N) {
-        p->pk = stx__attn_in(x, a->pk, h, a->D, &ok);
-        p->pv = stx__attn_in(x, a->pv, h, a->D, &ok);
+        p->pk = stx__attn_in(x, a->persistent_k, h, a->D, &ok);
+        p->pv = stx__attn_in(x, a->persistent_v, h, a->D, &ok);
     }
-    p->past = (int)a->past;
+    p->past = (int)a->cached_rows;
     p->sets = (int)a->groups;
-    memcpy(p->head, a->head, sizeof p->head);
+    memcpy(p->head, a->head_place, sizeof p->head);
     for (size_t i = 0; i < a->groups; i++) {
-        const stx_attention_kv *o = &a->old[i];
-        p->old[i].k = stx__attn_in(x, o->k, h, o->ld, &ok);
-        p->old[i].v = stx__attn_in(x, o->v, h, o->ld, &ok);
-        p->old[i].ld = o->ld;
-        p->old[i].st = o->st;
-        p->old[i].first = (int)(a->past - o->rows);
-        if (o->st % 8) return 0;
+        const stx_attention_kv *o = &a->cached[i];
+        p->old[i].k = stx__attn_in(x, o->k, h, o->row_stride, &ok);
+        p->old[i].v = stx__attn_in(x, o->v, h, o->row_stride, &ok);
+        p->old[i].ld = o->row_stride;
+        p->old[i].st = o->batch_stride;
+        p->old[i].first = (int)(a->cached_rows - o->rows);
+        if (o->batch_stride % 8) return 0;
     }
-    if (!ok || a->stq % 8 || a->stk % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
-    p->top = (float *)a->top;
-    p->inv = (float *)a->inv;
-    p->u = stx__num_of(x, a->u);
-    p->vb = stx__num_of(x, a->P ? a->vb : NULL);
-    p->z = stx__num_of(x, a->z);
-    p->ldq = a->ldq;
-    p->ldk = a->ldk;
-    p->stq = a->stq;
-    p->stk = a->stk;
+    if (!ok || a->q_batch_stride % 8 || a->kv_batch_stride % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
+    p->top = (float *)a->row_max;
+    p->inv = (float *)a->inv_sum;
+    p->u = stx__num_of(x, a->content_bias);
+    p->vb = stx__num_of(x, a->P ? a->position_bias : NULL);
+    p->z = stx__num_of(x, a->span_fraction);
+    p->ldq = a->q_row_stride;
+    p->ldk = a->kv_row_stride;
+    p->stq = a->q_batch_stride;
+    p->stk = a->kv_batch_stride;
     p->B = (int)a->B;
     p->T = (int)a->T;
     p->S = (int)a->S;
@@ -4570,7 +4570,7 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
         p->groups = ((uint64_t)a->S + a->span + a->N) / 8 + 2;
         p->seed = a->seed;
         p->stream = a->stream;
-        p->first = a->first;
+        p->first = a->rng_first;
         p->shift = g->shift;
     }
     return 1;
@@ -5288,7 +5288,7 @@ static void stx__attn_set_bits(stx_ctx *x, const char *name, const stx_attention
     p->bits = (const uint32_t *)room;
     p->stbits = a->pad ? (int)words : 0;
     STX__RUN_KERNEL(x, name, stx__attn_bits_kernel, stx__blocks(n, 8, (size_t)1 << 30), 256, 0,
-                    (uint32_t *)room, a->pad, a->stpad, p->S, p->lo, words, n);
+                    (uint32_t *)room, a->pad, a->pad_batch_stride, p->S, p->lo, words, n);
 }
 
 /* What a block works on. In shared memory, for registers are scarce. */
@@ -7698,7 +7698,7 @@ static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
                       0,
                       0};
     stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
-    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->u || a->vb) ? 3 : 2)
+    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
@@ -7756,9 +7756,9 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
         H = (int)a->H;
     size_t at = 0, one = 0, most, want, parts = 0, flags = 0;
     memset(&s, 0, sizeof s);
-    s.queries = a->dq || a->du || a->dvb || a->dz;
+    s.queries = a->dq || a->dcontent_bias || a->dposition_bias || a->dspan_fraction;
     s.keys = stx__attn_wants(a, 0) || stx__attn_wants(a, 1);
-    s.vectors = a->N && (a->dpk || a->dpv);
+    s.vectors = a->N && (a->dpersistent_k || a->dpersistent_v);
     s.table = a->P && a->dpe;
     s.tiles = (T + c->bq - 1) / c->bq;
     /* keys that some query may see; tiles begin where a block of 8 of the dropout does */
@@ -7766,7 +7766,7 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
     lo = STX_MAX(lo, 0);
     s.first = ((lo + span) & ~7) - span;
     /* also of those that none sees: zeros */
-    if (a->fresh & ~STX_OVERWRITE_DQ && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
+    if (a->overwrite & ~STX_OVERWRITE_DQ && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
     s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
     s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
@@ -7817,11 +7817,11 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
     s.list = stx__cut(&at, s.queries ? (size_t)H * s.tiles * 4 : 0);
     s.bits = stx__cut(&at, stx__attn_words(a) * stx__attn_rows(a) * 4);
     s.dsum = stx__cut(&at, a->B * a->H * a->T * 4);
-    s.du = stx__cut(&at, a->du ? a->B * s.tiles * a->H * a->D * 4 : 0);
-    s.dvb = stx__cut(&at, a->dvb ? a->B * s.tiles * a->H * a->D * 4 : 0);
-    s.dz = stx__cut(&at, a->dz ? a->B * s.tiles * a->H * 4 : 0);
-    s.dpk = stx__cut(&at, s.vectors && a->dpk ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
-    s.dpv = stx__cut(&at, s.vectors && a->dpv ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.du = stx__cut(&at, a->dcontent_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dvb = stx__cut(&at, a->dposition_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
+    s.dz = stx__cut(&at, a->dspan_fraction ? a->B * s.tiles * a->H * 4 : 0);
+    s.dpk = stx__cut(&at, s.vectors && a->dpersistent_k ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpv = stx__cut(&at, s.vectors && a->dpersistent_v ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
     s.dpe = stx__cut(&at, parts);
     s.used = stx__cut(&at, flags);
     s.place = stx__cut(&at, s.rows ? H * sizeof(stx__attn_place) : 0);
@@ -7924,16 +7924,16 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
     p.dk = stx__num_of(x, a->dk);
     p.dv = stx__num_of(x, a->dv);
     for (size_t g = 0; g < a->groups; g++) {
-        p.old_dk[g] = stx__num_of(x, a->old[g].dk);
-        p.old_dv[g] = stx__num_of(x, a->old[g].dv);
+        p.old_dk[g] = stx__num_of(x, a->cached[g].dk);
+        p.old_dv[g] = stx__num_of(x, a->cached[g].dv);
     }
-    p.fresh = a->fresh;
+    p.fresh = a->overwrite;
     p.dsum = (float *)(work + s.dsum);
-    if (a->du) p.du = (float *)(work + s.du);
-    if (a->dvb) p.dvb = (float *)(work + s.dvb);
-    if (a->dz) p.dz = (float *)(work + s.dz);
-    if (a->dpk) p.dpk = (float *)(work + s.dpk);
-    if (a->dpv) p.dpv = (float *)(work + s.dpv);
+    if (a->dcontent_bias) p.du = (float *)(work + s.du);
+    if (a->dposition_bias) p.dvb = (float *)(work + s.dvb);
+    if (a->dspan_fraction) p.dz = (float *)(work + s.dz);
+    if (a->dpersistent_k) p.dpk = (float *)(work + s.dpk);
+    if (a->dpersistent_v) p.dpv = (float *)(work + s.dpv);
     p.dpe = (float *)(work + s.dpe);
     p.used = (int *)(work + s.used);
     if (s.rows) {
@@ -7967,11 +7967,11 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
                         &p.ahead)) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B),
                         c.threads, c.shared_queries, p, (const uint32_t *)list.list);
-        if (a->du) stx__attn_bwd_add_parts(x, &folds, a->du, p.du, C, a->B * s.tiles, a->scale);
-        if (a->dvb && a->P)
-            stx__attn_bwd_add_parts(x, &folds, a->dvb, p.dvb, C, a->B * s.tiles, a->scale);
-        if (a->dz && a->z)
-            stx__attn_bwd_add_parts(x, &folds, a->dz, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+        if (a->dcontent_bias) stx__attn_bwd_add_parts(x, &folds, a->dcontent_bias, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dposition_bias && a->P)
+            stx__attn_bwd_add_parts(x, &folds, a->dposition_bias, p.dvb, C, a->B * s.tiles, a->scale);
+        if (a->dspan_fraction && a->span_fraction)
+            stx__attn_bwd_add_parts(x, &folds, a->dspan_fraction, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
     }
     if ((s.keys || s.vectors)
         && !stx__attn_bwd_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead))
@@ -7990,10 +7990,10 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.keys,
                         dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
                         c.threads, c.shared_keys, p);
-        if (a->dpk)
-            stx__attn_bwd_add_parts(x, &folds, a->dpk, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
-        if (a->dpv)
-            stx__attn_bwd_add_parts(x, &folds, a->dpv, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpersistent_k)
+            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_k, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+        if (a->dpersistent_v)
+            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_v, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
     if (s.table
@@ -9178,7 +9178,7 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     size_t blocks = (n + 255) / 256;
     double *part;
     if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
-    if (a->z || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T
+    if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T
         || n > a->S - a->T - first) {
         stx_fail(
             x, STX_ERR_ARG,
@@ -9191,21 +9191,21 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     p.q = stx__num_of(x, a->q);
     p.k = stx__num_of(x, a->k);
     p.pe = stx__num_of(x, a->P ? a->pe : NULL);
-    p.u = stx__num_of(x, a->u);
-    p.vb = stx__num_of(x, a->vb);
-    p.top = (const float *)a->top;
-    p.inv = (const float *)a->inv;
+    p.u = stx__num_of(x, a->content_bias);
+    p.vb = stx__num_of(x, a->position_bias);
+    p.top = (const float *)a->row_max;
+    p.inv = (const float *)a->inv_sum;
     p.pad = a->pad;
     p.T = a->T;
     p.S = a->S;
     p.H = a->H;
     p.D = a->D;
     p.P = a->P;
-    p.ldq = a->ldq;
-    p.ldk = a->ldk;
-    p.stq = a->stq;
-    p.stk = a->stk;
-    p.stpad = a->stpad;
+    p.ldq = a->q_row_stride;
+    p.ldk = a->kv_row_stride;
+    p.stq = a->q_batch_stride;
+    p.stk = a->kv_batch_stride;
+    p.stpad = a->pad_batch_stride;
     p.span = a->span;
     p.first = first;
     p.n = n;

@@ -1329,7 +1329,7 @@ STX_EACH_ISA(stx__par_mix_row_any, (const stx_par_mix_args *a, size_t n), a, n)
 static void stx__par_mix_part(const stx_share *s, const void *job) {
     const stx_par_mix_args *a = (const stx_par_mix_args *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++) STX_CALL(s->x, stx__par_mix_row_any, (a, n));
+    for (n = s->begin; n < s->end; n++) STX_CALL(s->x, stx__par_mix_row_any, (a, n));
 }
 
 STX_DEF void stx_par_mix_fwd(stx_ctx *x, const stx_par_mix_args *a) {
@@ -1444,7 +1444,7 @@ STX_EACH_ISA(stx__par_mix_back_row_any, (const stx_par_mix_args *a, size_t n), a
 static void stx__par_mix_back_part(const stx_share *s, const void *job) {
     const stx_par_mix_args *a = (const stx_par_mix_args *)job;
     size_t n;
-    for (n = s->from; n < s->to; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
+    for (n = s->begin; n < s->end; n++) STX_CALL(s->x, stx__par_mix_back_row_any, (a, n));
 }
 
 /* dgain += sum_n w dy xh and dshift += sum_n w dy of branch k, in at most 64 channels
@@ -1475,7 +1475,7 @@ STX_EACH_ISA(stx__par_mix_columns_any, (const stx_par_mix_args *a, int k, size_t
 static void stx__par_mix_columns_part(const stx_share *s, const void *job) {
     const stx_par_mix_args *a = (const stx_par_mix_args *)job;
     size_t i, blocks = (a->C + STX__PAR_BLOCK - 1) / STX__PAR_BLOCK;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         int k = (int)(i / blocks);
         STX_CALL(s->x, stx__par_mix_columns_any, (a, k, i % blocks * STX__PAR_BLOCK));
     }
@@ -2127,12 +2127,12 @@ static void stx__par_words(const stx_par_desc *d, stx_vocab_io_desc *w) {
         if (ref) w->out_width[c] = stx__par_ref_width(d, c);
     }
 
-    if (!stx__par_projects(d)) w->no_projs = ref ? STX_VOCAB_INPUT : STX_VOCAB_BOTH;
-    w->head_direct = ref ? STX_VOCAB_OUTPUT : 0;
+    if (!stx__par_projects(d)) w->no_projections = ref ? STX_VOCAB_INPUT : STX_VOCAB_BOTH;
+    w->direct_head = ref ? STX_VOCAB_OUTPUT : 0;
     w->proj_biases = w->forward_columns = ref;
     w->share_tables = d->tie_words;
     w->share_projs = d->tie_projs != STX_PAR_TIE_NONE;
-    w->own_first = d->tie_projs == STX_PAR_TIE_BUT_FIRST;
+    w->separate_first = d->tie_projs == STX_PAR_TIE_BUT_FIRST;
     w->one_proj = d->one_proj;
 
     w->table = stx__par_init(STX_UNIFORM, 0.05, 0);
@@ -2745,7 +2745,7 @@ STX_DEF stx_par_state *stx_par_state_create_sized(stx_par *m, size_t B, size_t M
         memset(&d, 0, sizeof d);
         d.layers = m->desc.blocks;
         d.B = B;
-        d.most = STX_MAX(M, 1);
+        d.max_rows = STX_MAX(M, 1);
         d.widths = widths;
         s->mem = stx_memory_create(x, &d);
     }
@@ -2843,12 +2843,12 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
     snprintf(full, sizeof full, "%.64smem.", prefix);
     if (!stx_memory_load(s->mem, f, full)) return 0;
     for (l = 0; l < s->model->desc.blocks; l++) {
-        if (s->mem->layer[l].real <= s->M) continue;
+        if (s->mem->layer[l].count <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the state "
-                 "with as many rows as the file has", prefix, l, s->M, s->mem->layer[l].real);
+                 "with as many rows as the file has", prefix, l, s->M, s->mem->layer[l].count);
         for (l = 0; l < s->model->desc.blocks; l++)
-            s->mem->layer[l].real = s->mem->layer[l].rows = 0;
+            s->mem->layer[l].count = s->mem->layer[l].logical_count = 0;
         return 0;
     }
     s->calls = calls;
@@ -3116,15 +3116,15 @@ static int stx__par_attention_in(stx_ctx *x, const stx__par_job *job, stx_tensor
     }
     if (past) {
         past = stx_layernorm(x, past, block->attn_gain, block->attn_shift, d->norm_eps);
-        a->past[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
+        a->cached[0] = stx_linear(x, past, w[1], b[1], STX_ACT_NONE);
     } else {
-        a->past[0] = stx_linear_cached(x, &job->view, 1, h->dim[0], w + 1, b + 1, 1);
+        a->cached[0] = stx_linear_cached(x, &job->view, 1, h->dim[0], w + 1, b + 1, 1);
     }
 
-    a->u = block->u;
+    a->content_bias = block->u;
     if (block->rel_bias)
-        a->u = stx__par_widen(x, block->u, NULL, d->head_dim, stx__par_wide(d), -1, 1);
-    a->vb = block->v;
+        a->content_bias = stx__par_widen(x, block->u, NULL, d->head_dim, stx__par_wide(d), -1, 1);
+    a->position_bias = block->v;
     a->pad = job->mask;
     return 1;
 }
@@ -3382,7 +3382,7 @@ static int stx__par_prepare_attention(stx_par *m, stx__par_call *call, stx__par_
                                       stx_tensor **in, int *count) {
     stx_ctx *x = m->ctx;
     size_t keys;
-    job->n = call->memory ? call->memory->layer[job->l].real : 0;
+    job->n = call->memory ? call->memory->layer[job->l].count : 0;
     keys = job->n + call->T;
     if (job->n && m->desc.pre_norm) {
         job->past = (*count)++;
@@ -3511,10 +3511,10 @@ static int stx__par_how(const stx_par *m, const stx_ids *targets, stx_token_loss
     int kind = m->desc.pads ? STX__PAR_IGNORED : STX__PAR_ALL_COUNT;
     size_t i;
     memset(how, 0, sizeof *how);
-    how->ignored = m->desc.pads ? m->desc.pad_id : -1;
+    how->ignored_id = m->desc.pads ? m->desc.pad_id : -1;
     for (i = 0; i < n && kind < STX__PAR_NEGATIVE; i++) {
         if (targets->data[i] >= 0) continue;
-        kind = targets->data[i] == how->ignored ? STX__PAR_IGNORED : STX__PAR_NEGATIVE;
+        kind = targets->data[i] == how->ignored_id ? STX__PAR_IGNORED : STX__PAR_NEGATIVE;
     }
     /* in a group other ranks may have such targets: all ranks then divide by their
        number */
@@ -3538,7 +3538,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
         size_t i, n = targets->B * targets->T;
         int32_t *v = (int32_t *)stx_step_alloc(m->ctx, stx_bytes_of(n, sizeof *v, 1));
         if (!v) return NULL;
-        for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored : targets->data[i];
+        for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored_id : targets->data[i];
         targets = stx_tokens(m->ctx, v, targets->B, targets->T);
     }
     y = stx_vocab_io_loss(m->words, h, targets, &how);
@@ -3716,7 +3716,7 @@ static int stx__par_gen_fill_cache(stx_par_gen *g, const stx_memory *memory, siz
                             values, 0));
     cache->len = n;
     for (b = 0; from->masked && b < g->B; b++)
-        memcpy(g->pad + b * g->M + g->M - n, from->pad + b * from->real + from->real - n,
+        memcpy(g->pad + b * g->M + g->M - n, from->pad + b * from->count + from->count - n,
                n * sizeof *g->pad);
     g->masked |= from->masked;
     return 1;
@@ -3740,7 +3740,7 @@ STX_DEF int stx_par_gen_set(stx_par_gen *g, const stx_par_state *from) {
     stx_par_gen_reset(g);
     stx_begin(x, STX_EVAL);
     for (l = 0; l < m->desc.blocks; l++) {
-        const size_t n = STX_MIN(from->mem->layer[l].real, g->M);
+        const size_t n = STX_MIN(from->mem->layer[l].count, g->M);
         if (!g->pos[l]) continue;
         if (rows != SIZE_MAX && n != rows) {
             stx_fail(x, STX_ERR_ARG,

@@ -1486,7 +1486,7 @@ static void stx__sru_fwd_map_part(const stx_share *share, const void *job) {
     const stx__sru_loop *loop = (const stx__sru_loop *)job;
     const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = share->from; i < share->to; i++) {
+    for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
         size_t p = chunk * plan->chunk_tiles * STX_SRU_TILE;
@@ -1510,7 +1510,7 @@ static void stx__sru_fwd_part(const stx_share *share, const void *job) {
     const stx_sru_args *a = loop->a;
     const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = share->from; i < share->to; i++) {
+    for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
         const size_t p0 = chunk * plan->chunk_tiles * STX_SRU_TILE;
@@ -1833,7 +1833,7 @@ static void stx__sru_bwd_map_part(const stx_share *share, const void *job) {
     const stx__sru_loop *loop = (const stx__sru_loop *)job;
     const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = share->from; i < share->to; i++) {
+    for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
         stx__sru_tile w;
         size_t chunk, tile;
@@ -1853,7 +1853,7 @@ static void stx__sru_bwd_part(const stx_share *share, const void *job) {
     const stx_sru_args *a = loop->a;
     const stx__sru_plan *plan = &loop->plan;
     size_t i;
-    for (i = share->from; i < share->to; i++) {
+    for (i = share->begin; i < share->end; i++) {
         stx__sru_block block;
         stx__sru_tile w;
         const size_t chunk = stx__sru_loop_item(loop, share, i, &block);
@@ -2502,13 +2502,13 @@ STX_DEF stx_sru_state *stx_sru_state_create(stx_sru *m, size_t B) {
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->O;
-    d.fixed = 1;
+    d.is_state = 1;
     s->states = stx_memory_create(x, &d);
 
     for (l = 0; l < d.layers; l++) widths[l] = m->layer[l].attends ? m->layer[l].Ci : 0;
     d.widths = widths;
-    d.fixed = 0;
-    d.as_one = 1;
+    d.is_state = 0;
+    d.shared_layout = 1;
     s->memory = stx_memory_create(x, &d);
     stx_block_free(x, widths);
     if (!s->memory) return NULL;
@@ -2718,7 +2718,7 @@ static void stx__sru_lm_words(const stx_sru_lm_desc *d, stx_vocab_io_desc *w) {
     w->cutoffs = d->adapt_io ? d->cutoffs : 0;
     w->forward_columns = d->forward_columns;
     memcpy(w->cutoff, d->cutoff, sizeof w->cutoff);
-    w->by_cluster = 1;
+    w->cluster_major = 1;
 
     w->table.kind = w->out_table.kind = w->cluster.kind = w->proj.kind = STX_UNIFORM;
     w->table.a = sqrt(3 / (double)d->emb);

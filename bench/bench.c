@@ -527,7 +527,7 @@ static double attention_once(stx_ctx *x, attention_case *c, size_t B, size_t T, 
     in.v = stx_variable(x, c->v, B, S, C, 0);
     in.pe = stx_variable(x, c->pe, c->longest, D, 0, 0);
     if (c->ramp) {
-        in.z = stx_variable(x, c->z, H, 0, 0, 0);
+        in.span_fraction = stx_variable(x, c->z, H, 0, 0, 0);
         d.max_span = (double)c->longest;
         d.ramp = 32;
     }

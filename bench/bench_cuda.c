@@ -925,9 +925,9 @@ static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size
     a->D = D;
     a->P = L;
     a->pe_heads = 1;
-    a->ldq = a->ldk = C;
-    a->stq = T * C;
-    a->stk = S * C;
+    a->q_row_stride = a->kv_row_stride = C;
+    a->q_batch_stride = T * C;
+    a->kv_batch_stride = S * C;
     a->span = E;
     a->delta_min = 1;
     a->scale = (stx_real)(1 / sqrt((double)D));
@@ -942,17 +942,17 @@ static void attention_job(job *j, stx_ctx *x, size_t B, size_t T, size_t H, size
     a->dk = j->a[6] = device_random(x, B * S * C, 0, STX_MEM_ACTIVATIONS);
     a->dv = j->a[7] = device_random(x, B * S * C, 0, STX_MEM_ACTIVATIONS);
     for (i = 0; i < H; i++) z[i] = (stx_real)(((double)E - RAMP) / (double)L);
-    a->z = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * 256, STX_MEM_PARAMS) : NULL);
-    a->top = (stx_real *)device_bytes(x, 4 * B * H * T);
-    a->inv = (stx_real *)device_bytes(x, 4 * B * H * T);
+    a->span_fraction = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * 256, STX_MEM_PARAMS) : NULL);
+    a->row_max = (stx_real *)device_bytes(x, 4 * B * H * T);
+    a->inv_sum = (stx_real *)device_bytes(x, 4 * B * H * T);
     a->dq = (stx_real *)(stx_ok(x) ? stx_cuda_alloc(x, 4 * B * T * C, STX_MEM_ACTIVATIONS) : NULL);
     a->dpe = (stx_real *)device_bytes(x, 4 * L * D);
-    a->dz = (stx_real *)device_bytes(x, 4 * 256);
-    if (!a->z || !a->dq || !stx_ok(x)) {
+    a->dspan_fraction = (stx_real *)device_bytes(x, 4 * 256);
+    if (!a->span_fraction || !a->dq || !stx_ok(x)) {
         stx_fail(x, STX_ERR_MEMORY, "out of memory");
         return;
     }
-    stx_cuda_upload_activations(x, (stx_real *)(uintptr_t)a->z, z, H);
+    stx_cuda_upload_activations(x, (stx_real *)(uintptr_t)a->span_fraction, z, H);
     stx_cuda_zero(x, a->dq, B * T * C * (stx_cuda_is_bf16(x, a->dq) ? 2 : 4));
     j->work[0] = device_bytes(x, stx_attention_work_cuda(x, a, 0));
     j->work[1] = device_bytes(x, stx_attention_work_cuda(x, a, 1));

@@ -61,7 +61,7 @@ static void copy_begin(void) {
 static void copy_part(const stx_share *s, const void *unused) {
     size_t k, each = copy.n / (size_t)opt.threads;
     (void)unused;
-    for (k = s->from; k < s->to; k++)
+    for (k = s->begin; k < s->end; k++)
         memcpy(copy.to + k * each, copy.from + k * each,
                k + 1 < (size_t)opt.threads ? each : copy.n - k * each);
 }

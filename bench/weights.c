@@ -69,7 +69,7 @@ static void memory_free(memory *m) {
 static void read_part(const stx_share *s, const void *job) {
     const memory *m = (const memory *)job;
     size_t i, k, e;
-    for (i = s->from; i < s->to; i++) {
+    for (i = s->begin; i < s->end; i++) {
         const float *f = (const float *)(const void *)(m->from + i * BLOCK);
         float t[64] = {0}, all = 0;
         for (k = 0; k < BLOCK / sizeof *f; k += 64)
@@ -82,7 +82,7 @@ static void read_part(const stx_share *s, const void *job) {
 static void copy_part(const stx_share *s, const void *job) {
     const memory *m = (const memory *)job;
     size_t i;
-    for (i = s->from; i < s->to; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
+    for (i = s->begin; i < s->end; i++) memcpy(m->to + i * BLOCK, m->from + i * BLOCK, BLOCK);
 }
 
 /* GB/s. The second pass is timed: threads are awake then, as they are while a model

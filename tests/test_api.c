@@ -168,9 +168,9 @@ static double model_step(stx_ctx *x, model *m, int step, const void **seen, int 
     ai.k = stx_linear(x, h, stx_params_find(m->p, "wk"), NULL, STX_ACT_NONE);
     ai.v = stx_linear(x, h, stx_params_find(m->p, "wv"), NULL, STX_ACT_NONE);
     ai.pe = stx_params_find(m->p, "pe");
-    ai.z = stx_params_find(m->p, "z");
-    ai.pk = stx_params_find(m->p, "pk");
-    ai.pv = stx_params_find(m->p, "pv");
+    ai.span_fraction = stx_params_find(m->p, "z");
+    ai.persistent_k = stx_params_find(m->p, "pk");
+    ai.persistent_v = stx_params_find(m->p, "pv");
     ad.heads = m->H;
     ad.delta_min = 1;
     ad.max_span = (double)m->T;
@@ -343,11 +343,11 @@ static stx_tensor *attend(stx_tensor *q, stx_tensor *k, stx_tensor *v, stx_tenso
     in.k = k;
     in.v = v;
     in.pe = pe;
-    in.u = u;
-    in.vb = vb;
-    in.z = z;
-    in.pk = pk;
-    in.pv = pv;
+    in.content_bias = u;
+    in.position_bias = vb;
+    in.span_fraction = z;
+    in.persistent_k = pk;
+    in.persistent_v = pv;
     return stx_attention(ex, &in, d);
 }
 
@@ -630,7 +630,7 @@ static void errors(void) {
         WANT(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how),
              STX_ERR_ARG, "stx_cross_entropy_tokens", "target 7 at position 1", "5 classes");
         how.ignore = 1;
-        how.ignored = 7;
+        how.ignored_id = 7;
         CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), stx_tokens(ex, bad, 1, 3), &how)
                   && how.nll && how.nll->data[1] == 0,
               "an ignored target outside the classes: %s", stx_error(ex));
@@ -665,7 +665,7 @@ static void errors(void) {
             stx_ids *t = stx_tokens_create(ex, 1, 3);
             memset(&how, 0, sizeof how);
             how.ignore = 1;
-            how.ignored = -100;
+            how.ignored_id = -100;
             CHECK(stx_cross_entropy_tokens(ex, T_(3, 5, 0, 0), t, &how) != NULL, "%s",
                   stx_error(ex));
             stx_tokens_set(ex, t, with);
@@ -862,13 +862,13 @@ static void errors(void) {
         memset(&g, 0, sizeof g);
         e = d;
         in.qkv = T_(2, 3, 24, 0);
-        in.past[0] = T_(2, 5, 16, 0);
+        in.cached[0] = T_(2, 5, 16, 0);
         in.pad = stx_tokens(ex, flags, 1, 8);
         if (i > 0) in.pad = NULL;
         if (i == 1) in.q = Q;
         if (i == 2) in.kv = T_(2, 3, 16, 0);
         if (i == 3) in.qkv = T_(2, 3, 23, 0);
-        if (i == 4) in.past[0] = T_(2, 5, 8, 0);
+        if (i == 4) in.cached[0] = T_(2, 5, 8, 0);
         if (i == 5) e.not_causal = 1;
         if (i == 6) {
             in.qkv = NULL;
@@ -879,10 +879,10 @@ static void errors(void) {
         g.of[1] = (unsigned char)(i == 8 ? 2 : 1);
         if (i > 6) {
             in.groups = &g;
-            in.past[0] = in.past[1] = T_(2, 5, 8, 0);
+            in.cached[0] = in.cached[1] = T_(2, 5, 8, 0);
         }
         if (i == 8) {
-            in.z = T_(2, 0, 0, 0);
+            in.span_fraction = T_(2, 0, 0, 0);
             e.max_span = 5;
             e.ramp = 2;
         }
@@ -1753,11 +1753,11 @@ static void nans(void) {
                 in.k = t[1];
                 in.v = t[2];
                 in.pe = t[3];
-                in.u = t[4];
-                in.vb = t[5];
-                in.z = t[6];
-                in.pk = t[7];
-                in.pv = t[8];
+                in.content_bias = t[4];
+                in.position_bias = t[5];
+                in.span_fraction = t[6];
+                in.persistent_k = t[7];
+                in.persistent_v = t[8];
                 y = stx_mean(x, stx_attention(x, &in, &ad));
                 CHECK(stx_ok(x) && isnan(stx_item(x, y)),
                       "attention hides a NaN in %s at %zu, eps %g: %g %s", names[part], at, ad.eps,
@@ -1769,8 +1769,8 @@ static void nans(void) {
                     stx_begin(x, STX_TRAIN);
                     in.q = stx_variable(x, d[0], 2, 9, 6, 0);
                     in.k = in.v = in.q;
-                    in.z = stx_variable(x, d[6], 2, 0, 0, 0);
-                    in.pe = in.u = in.vb = in.pk = in.pv = NULL;
+                    in.span_fraction = stx_variable(x, d[6], 2, 0, 0, 0);
+                    in.pe = in.content_bias = in.position_bias = in.persistent_k = in.persistent_v = NULL;
                     y = stx_mean(x, stx_attention(x, &in, &ad));
                     CHECK(stx_ok(x) && isnan(stx_item(x, y)),
                           "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps,
@@ -2414,7 +2414,7 @@ static void outliving(void) {
     stx_tensor *w = stx_param(p, STX_CONSTANT, 2, "w", 3, 0, 0, 0);
     int step, i;
     CHECK(c && s && c->ndim == 2 && c->dim[0] == 2 && c->dim[1] == 3 && c->size == 6
-              && !c->needs_grad && !c->is_param && !s->needs_grad && s->size == 1 && s->full,
+              && !c->needs_grad && !c->is_param && !s->needs_grad && s->size == 1 && s->is_f32,
           "constants");
     for (step = 0; step < 4; step++) {
         stx_scalar_set(x, s, 3 + step);
@@ -3058,13 +3058,13 @@ static void kernels_of_shape(stx_ctx *one, stx_ctx *many, size_t N, size_t C) {
         KERNEL("residual_norm with a bias", n, 4, (k.y = y, stx_residual_norm_fwd(x, &k)), w[i]);
         stx_layernorm_bwd(one, m, NULL, NULL, dy, v0, b, mean, rstd, N, C, 0);
         for (i = 0; i < n; i++) w[i] = (double)m[i];
-        k.add_ds = 1;
+        k.accumulate_ds = 1;
         KERNEL("residual_norm ds +=", n, 4, (k.ds = y, k.df = v, stx_residual_norm_bwd(x, &k)),
                (double)c[i] + w[i]);
         for (i = 0; i < n; i++) w[i] *= act ? (double)mask[i] : 1;
         KERNEL("residual_norm df = beside ds +=", n, 4,
                (k.ds = m, k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
-        k.add_ds = 0;
+        k.accumulate_ds = 0;
         k.ds = NULL;
         KERNEL("residual_norm df alone", n, 4, (k.df = y, stx_residual_norm_bwd(x, &k)), w[i]);
         for (j = 0; j < C; j++)
@@ -3267,7 +3267,7 @@ static void views(void) {
         stx_begin(x, STX_TRAIN);
         v = stx_view_rows(x, w, 1, 4);
         u = stx_reshape(x, stx_view_rows(x, v, 1, 2), 8, 0, 0, 0);
-        CHECK(v && u && v->of == w && u->of == w && u->at == 16 && !u->is_param,
+        CHECK(v && u && v->view_of == w && u->view_of == w && u->view_offset == 16 && !u->is_param,
               "views of a parameter: %s", stx_error(x));
         u = stx_add(x, stx_mean(x, stx_mul(x, v, v)), stx_mean(x, u));
         if (moved) stx_params_grads(p, &n);

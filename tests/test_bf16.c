@@ -614,11 +614,11 @@ static int attn_run(stx_ctx *x, const attn *a, float **out) {
     in.k = t[1];
     in.v = t[2];
     in.pe = t[3];
-    in.u = t[4];
-    in.vb = t[5];
-    in.z = t[6];
-    in.pk = t[7];
-    in.pv = t[8];
+    in.content_bias = t[4];
+    in.position_bias = t[5];
+    in.span_fraction = t[6];
+    in.persistent_k = t[7];
+    in.persistent_v = t[8];
     if (a->pad) {
         int32_t *pad = (int32_t *)calloc(a->B * a->S, sizeof *pad);
         for (i = 0; i < a->B * a->S; i++) pad[i] = gone(a, i / a->S, i % a->S);
@@ -682,10 +682,10 @@ static stx_attention_args attn_args(const attn *a, float *y, const int32_t *pad)
     g.P = a->P;
     g.N = a->N;
     g.pe_heads = a->pe_heads ? (int)a->H : 1;
-    g.ldq = g.ldk = a->H * a->D;
-    g.stq = a->T * g.ldq;
-    g.stk = a->S * g.ldk;
-    g.stpad = a->S;
+    g.q_row_stride = g.kv_row_stride = a->H * a->D;
+    g.q_batch_stride = a->T * g.q_row_stride;
+    g.kv_batch_stride = a->S * g.kv_row_stride;
+    g.pad_batch_stride = a->S;
     g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
     if (a->d.span && a->d.span < g.span) g.span = a->d.span;
     /* no position, no key */
@@ -702,11 +702,11 @@ static stx_attention_args attn_args(const attn *a, float *y, const int32_t *pad)
     g.k = a->data[1];
     g.v = a->data[2];
     g.pe = a->data[3];
-    g.u = a->data[4];
-    g.vb = a->data[5];
-    g.z = a->data[6];
-    g.pk = a->data[7];
-    g.pv = a->data[8];
+    g.content_bias = a->data[4];
+    g.position_bias = a->data[5];
+    g.span_fraction = a->data[6];
+    g.persistent_k = a->data[7];
+    g.persistent_v = a->data[8];
     g.pad = pad;
     g.y = y;
     return g;
@@ -990,7 +990,7 @@ static void attention_cut(void) {
         args.pe_heads = 1;
         args.max_span = 1400;
         args.ramp = 32;
-        args.z = z;
+        args.span_fraction = z;
         args.N = a.N;
         units = inner_attention_units(on(f32s, 2), &args, 2, 1);
         CHECK(units > a.B * a.H, "no head is cut: %zu units", units);
@@ -1212,10 +1212,10 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     s.P = a->P;
     s.N = a->N;
     s.pe_heads = a->pe_heads ? (int)H : 1;
-    s.ldq = ldq;
-    s.ldk = ldk;
-    s.stq = stq;
-    s.stk = stk;
+    s.q_row_stride = ldq;
+    s.kv_row_stride = ldk;
+    s.q_batch_stride = stq;
+    s.kv_batch_stride = stk;
     s.span = S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
     if (a->d.span && a->d.span < s.span) s.span = a->d.span;
     if (a->P && s.span > a->P + (size_t)a->d.delta_min - 1)
@@ -1234,14 +1234,14 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
     s.k = in[1].at;
     s.v = in[2].at;
     s.pe = a->data[3] ? in[3].at : NULL;
-    s.u = a->data[4] ? in[4].at : NULL;
-    s.vb = a->data[5] ? in[5].at : NULL;
-    s.z = a->data[6] ? in[6].at : NULL;
-    s.pk = a->data[7] ? in[7].at : NULL;
-    s.pv = a->data[8] ? in[8].at : NULL;
+    s.content_bias = a->data[4] ? in[4].at : NULL;
+    s.position_bias = a->data[5] ? in[5].at : NULL;
+    s.span_fraction = a->data[6] ? in[6].at : NULL;
+    s.persistent_k = a->data[7] ? in[7].at : NULL;
+    s.persistent_v = a->data[8] ? in[8].at : NULL;
     s.y = y.at;
-    s.top = top.at;
-    s.inv = inv.at;
+    s.row_max = top.at;
+    s.inv_sum = inv.at;
     s.dy = dy.at;
     for (back = 0; back < 2; back++) {
         if (back) {
@@ -1250,11 +1250,11 @@ static void direct(stx_ctx *x, const attn *a, size_t gap, int mode, int only, fl
             g[1] = &s.dk;
             g[2] = &s.dv;
             g[3] = &s.dpe;
-            g[4] = &s.du;
-            g[5] = &s.dvb;
-            g[6] = &s.dz;
-            g[7] = &s.dpk;
-            g[8] = &s.dpv;
+            g[4] = &s.dcontent_bias;
+            g[5] = &s.dposition_bias;
+            g[6] = &s.dspan_fraction;
+            g[7] = &s.dpersistent_k;
+            g[8] = &s.dpersistent_v;
             for (i = 0; i < IN; i++)
                 *g[i] = a->data[i] && (only < 0 || only == (int)i) ? grad[i].at : NULL;
         }

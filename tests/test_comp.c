@@ -293,8 +293,8 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
                                  *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
             const stx_tensor *u = stx_memory_read(part ? a->comp : a->mem, l, SIZE_MAX),
                              *v = stx_memory_read(part ? b->comp : b->mem, l, SIZE_MAX);
-            if (p->real != q->real || p->masked != q->masked || !u != !v) return HUGE_VAL;
-            for (i = 0; u && v && i < a->B * p->real; i++) {
+            if (p->count != q->count || p->masked != q->masked || !u != !v) return HUGE_VAL;
+            for (i = 0; u && v && i < a->B * p->count; i++) {
                 if (p->masked && p->pad[i] != q->pad[i]) return HUGE_VAL;
                 if (p->masked && p->pad[i]) continue;
                 for (k = 0; k < p->width; k++) {
@@ -470,15 +470,15 @@ static void resets(void) {
             for (i = 0; i < 2; i++) {
                 const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
                                      *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
-                size_t there = q->real, w = p->width, c;
-                CHECK(p->real >= there, "%s: %zu rows, want %zu at least", name, p->real, there);
+                size_t there = q->count, w = p->width, c;
+                CHECK(p->count >= there, "%s: %zu rows, want %zu at least", name, p->count, there);
                 if (!there || !w) continue;
-                CHECK(difference(p->data + (p->real - there) * w, q->data, there * w)
+                CHECK(difference(p->data + (p->count - there) * w, q->data, there * w)
                           <= TOL * largest(q->data, there * w),
                       "%s: rows of layer %zu", name, l);
-                for (c = 0; c < p->real; c++)
-                    CHECK((p->masked && p->pad[c]) == (c < p->real - there), "%s: row %zu of %zu",
-                          name, c, p->real);
+                for (c = 0; c < p->count; c++)
+                    CHECK((p->masked && p->pad[c]) == (c < p->count - there), "%s: row %zu of %zu",
+                          name, c, p->count);
             }
         CHECK(cut->seen[0] == one->seen[0], "%s: %zu rows seen, %zu", name, cut->seen[0],
               one->seen[0]);
@@ -621,7 +621,7 @@ static void ages_and_gradients(void) {
             for (at = b ? 6 - young : 0; at < 6; at++)
                 train(m, NULL, alone[b], t + b * n, 1, n, at * S, NULL);
             stx_comp_state_copy(joined, b, alone[b], 0, 1);
-            for (i = 0; i < LAYERS; i++) rows += alone[b]->source->layer[i].real;
+            for (i = 0; i < LAYERS; i++) rows += alone[b]->source->layer[i].count;
             stx_memory_reset(alone[b]->source);
         }
         for (b = 0; b < 3 && d.aux == STX_COMP_AUX_BPTT; b++) {
@@ -837,7 +837,7 @@ static void states(void) {
         /* in the caller's hands */
         stx_comp_state_reset(other);
         for (l = 0; l < LAYERS; l++) {
-            size_t rows = s->mem->layer[l].real, comp = s->comp->layer[l].real, D = m->desc.dim;
+            size_t rows = s->mem->layer[l].count, comp = s->comp->layer[l].count, D = m->desc.dim;
             stx_real *v = (stx_real *)calloc(B * rows * D + 1, sizeof *v),
                      *c = (stx_real *)calloc(B * comp * D + 1, sizeof *c);
             if (m->layer[l].memory)
@@ -1042,11 +1042,11 @@ static void by_hand(void) {
     h[1] = (stx_real)ln3;
     stx_begin(x, STX_TRAIN);
     stx_comp_segment(m, stx_input(x, h, 1, 2, 1, 0), NULL, s, s);
-    CHECK(!m->aux[0] && s->mem->layer[0].real == 2 && !s->comp->layer[0].real,
+    CHECK(!m->aux[0] && s->mem->layer[0].count == 2 && !s->comp->layer[0].count,
           "the first segment compresses nothing");
     stx_begin(x, STX_TRAIN);
     stx_comp_segment(m, stx_input(x, q, 1, 2, 1, 0), NULL, s, s);
-    CHECK(s->comp->layer[0].real == 1, "one compressed row");
+    CHECK(s->comp->layer[0].count == 1, "one compressed row");
     CHECK(CLOSE(s->comp->layer[0].data[0], 0.5493, 1e-4), "it is %g",
           (double)s->comp->layer[0].data[0]);
     CHECK(CLOSE(stx_item(x, m->aux[0]), 0.0754, 1e-4)
@@ -1522,7 +1522,7 @@ static void bad_files(void) {
         if (k == 2) {
             s->seen[1] = (size_t)1 << 40;
         }
-        if (k == 3) s->usage->layer[0].real--;
+        if (k == 3) s->usage->layer[0].count--;
         CHECK(stx_comp_state_save(w, s, "a.") && stx_writer_finish(w, path), "%s", stx_error(x));
         to = stx_comp_state_create_sized(m, k == 1 ? 1 : 2, k >= 1 ? more : NULL, NULL);
         f = stx_file_open(x, path);
@@ -1702,10 +1702,10 @@ static void usage(void) {
         in.q = stx_input(x, q, B, T, C, 0);
         in.kv = stx_input(x, kv, B, K, 2 * C, 0);
         if (k & 1) in.pe = stx_input(x, pe, K, C, 0, 0);
-        if (k & 2) in.u = stx_input(x, u, C, 0, 0, 0);
-        if (k == 3) in.vb = in.u;
+        if (k & 2) in.content_bias = stx_input(x, u, C, 0, 0, 0);
+        if (k == 3) in.position_bias = in.content_bias;
         if (k & 4) in.pad = stx_tokens(x, pad, B, K);
-        in.made = &made;
+        in.args_out = &made;
         CHECK(stx_attention(x, &in, &d) && made, "%s", stx_error(x));
         if (!made) return;
         out = stx_new_f32(x, B, n + 2, 2, 0);

@@ -73,26 +73,26 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
                   stx_real *y, stx_real *top, stx_real *inv) {
     *a = d->a;
     a->y = y;
-    a->top = top;
-    a->inv = inv;
+    a->row_max = top;
+    a->inv_sum = inv;
     a->q = in[Q];
     a->k = in[KV];
     a->v = in[KV];
     a->dy = in[DY];
     a->pe = d->size[PE] ? in[PE] : NULL;
-    a->u = d->size[U] ? in[U] : NULL;
-    a->vb = d->size[VB] ? in[VB] : NULL;
-    a->z = d->size[Z] ? in[Z] : NULL;
-    a->pk = d->size[PK] ? in[PK] : NULL;
-    a->pv = d->size[PV] ? in[PV] : NULL;
+    a->content_bias = d->size[U] ? in[U] : NULL;
+    a->position_bias = d->size[VB] ? in[VB] : NULL;
+    a->span_fraction = d->size[Z] ? in[Z] : NULL;
+    a->persistent_k = d->size[PK] ? in[PK] : NULL;
+    a->persistent_v = d->size[PV] ? in[PV] : NULL;
     a->dq = grad[Q];
     a->dk = a->dv = grad[KV];
     a->dpe = a->pe ? grad[PE] : NULL;
-    a->du = a->u ? grad[U] : NULL;
-    a->dvb = a->vb ? grad[VB] : NULL;
-    a->dz = a->z ? grad[Z] : NULL;
-    a->dpk = a->pk ? grad[PK] : NULL;
-    a->dpv = a->pv ? grad[PV] : NULL;
+    a->dcontent_bias = a->content_bias ? grad[U] : NULL;
+    a->dposition_bias = a->position_bias ? grad[VB] : NULL;
+    a->dspan_fraction = a->span_fraction ? grad[Z] : NULL;
+    a->dpersistent_k = a->persistent_k ? grad[PK] : NULL;
+    a->dpersistent_v = a->persistent_v ? grad[PV] : NULL;
 }
 
 /* p + n numbers, as they are stored there */
@@ -132,7 +132,7 @@ static void data_open(data *d, const attn *c, int half, int add) {
     a->delta_min = c->dmin;
     a->not_causal = c->not_causal;
     a->no_renorm = c->no_renorm;
-    a->z_shared = c->z_one;
+    a->span_shared = c->z_one;
     /* as stx_attention resolves them */
     a->first_key = c->first < (ptrdiff_t)c->S ? c->first : (ptrdiff_t)c->S;
     a->span = c->S + (c->first < 0 ? (size_t)-c->first : 0);
@@ -148,8 +148,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
     if (c->pad) {
         static const int32_t marks[] = {1, -1, 1 << 30, 2};
         size_t b, j;
-        a->stpad = c->S + 3;
-        d->pad = (int32_t *)calloc(c->B * a->stpad, sizeof *d->pad);
+        a->pad_batch_stride = c->S + 3;
+        d->pad = (int32_t *)calloc(c->B * a->pad_batch_stride, sizeof *d->pad);
         for (b = 0; b < c->B; b++)
             for (j = 0; j < c->S; j++)
                 if (c->pad == 1   ? test_rand() < -0.2
@@ -159,29 +159,29 @@ static void data_open(data *d, const attn *c, int half, int add) {
                     : c->pad == 5 ? (j / 64 + b) % 2 == 0
                     : c->pad == 6 ? j < 3 || j + 2 >= c->S
                                   : j >= c->S / 4 && j < c->S * 3 / 4)
-                    d->pad[b * a->stpad + j] = marks[j % 4];
+                    d->pad[b * a->pad_batch_stride + j] = marks[j % 4];
     }
     a->seed = 0x1234567890abcdefu;
     a->stream = ((uint64_t)7 << 24) + 5;
     if (c->gap == 0) {
-        a->ldq = a->ldk = C;
-        a->stq = c->T * C;
-        a->stk = c->S * C;
-        d->vo = c->B * a->stk;
-        d->size[Q] = c->B * a->stq;
-        d->size[KV] = 2 * c->B * a->stk;
+        a->q_row_stride = a->kv_row_stride = C;
+        a->q_batch_stride = c->T * C;
+        a->kv_batch_stride = c->S * C;
+        d->vo = c->B * a->kv_batch_stride;
+        d->size[Q] = c->B * a->q_batch_stride;
+        d->size[KV] = 2 * c->B * a->kv_batch_stride;
     } else {
-        a->ldq = 3 * C + gap;
-        a->stq = (c->T + 1) * a->ldq + gap - 3;
-        a->ldk = 2 * C + 2 * gap + (c->gap == 1 ? 1 : 0);
-        a->stk = (c->S + 2) * a->ldk + (c->gap == 1 ? 5 : 16);
-        if (c->gap == 2) a->stq = (a->stq + 7) / 8 * 8;
+        a->q_row_stride = 3 * C + gap;
+        a->q_batch_stride = (c->T + 1) * a->q_row_stride + gap - 3;
+        a->kv_row_stride = 2 * C + 2 * gap + (c->gap == 1 ? 1 : 0);
+        a->kv_batch_stride = (c->S + 2) * a->kv_row_stride + (c->gap == 1 ? 5 : 16);
+        if (c->gap == 2) a->q_batch_stride = (a->q_batch_stride + 7) / 8 * 8;
         d->qo = gap;
         d->ko = 2 * gap;
         d->vo = d->ko + C + gap;
         if (c->gap == 1) d->vo--;
-        d->size[Q] = d->qo + c->B * a->stq;
-        d->size[KV] = d->vo + c->B * a->stk + C;
+        d->size[Q] = d->qo + c->B * a->q_batch_stride;
+        d->size[KV] = d->vo + c->B * a->kv_batch_stride + C;
     }
     d->size[DY] = c->B * c->T * C;
     d->size[PE] = c->P * (c->shared ? c->D : C);
@@ -198,9 +198,9 @@ static void data_open(data *d, const attn *c, int half, int add) {
     }
     for (i = 0; d->pad && i < c->B; i++)
         for (h = 0; h < c->S; h++)
-            for (n = 0; d->pad[i * a->stpad + h] && n < C; n++)
-                d->in[KV][d->ko + i * a->stk + h * a->ldk + n] =
-                    d->in[KV][d->vo + i * a->stk + h * a->ldk + n] = (float)NAN;
+            for (n = 0; d->pad[i * a->pad_batch_stride + h] && n < C; n++)
+                d->in[KV][d->ko + i * a->kv_batch_stride + h * a->kv_row_stride + n] =
+                    d->in[KV][d->vo + i * a->kv_batch_stride + h * a->kv_row_stride + n] = (float)NAN;
     for (h = 0; h < d->size[Z]; h++) { /* off the kinks of the ramp, but for kinds 4 and 5 */
         double f = c->z == 2   ? 0.03 * (double)(h % 3)
                    : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01)
@@ -291,7 +291,7 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     offsets(d, x, &a);
     if (without & 1 << GRADS) a.dv = NULL;
     if (d->pad)
-        a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.stpad * sizeof *d->pad));
+        a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad));
     bytes = stx_attention_work_cuda(x, &a, 0);
     a.work = cuda_bytes(x, NULL, bytes);
     stx_attention_fwd_cuda(x, &a);
@@ -339,12 +339,12 @@ static int owned(const data *d, size_t out, size_t i) {
     size_t C = a->H * a->D, k;
     if (d->c->gap == 0 || (out != OUT_GRADS + Q && out != OUT_GRADS + KV)) return 1;
     if (out == OUT_GRADS + Q)
-        return i >= d->qo && (i - d->qo) / a->stq < a->B && (i - d->qo) % a->stq / a->ldq < a->T
-               && (i - d->qo) % a->stq % a->ldq < C;
+        return i >= d->qo && (i - d->qo) / a->q_batch_stride < a->B && (i - d->qo) % a->q_batch_stride / a->q_row_stride < a->T
+               && (i - d->qo) % a->q_batch_stride % a->q_row_stride < C;
     for (k = 0; k < 2; k++) {
         size_t o = k ? d->vo : d->ko;
-        if (i >= o && (i - o) / a->stk < a->B && (i - o) % a->stk / a->ldk < a->S
-            && (i - o) % a->stk % a->ldk < C)
+        if (i >= o && (i - o) / a->kv_batch_stride < a->B && (i - o) % a->kv_batch_stride / a->kv_row_stride < a->S
+            && (i - o) % a->kv_batch_stride % a->kv_row_stride < C)
             return 1;
     }
     return 0;
@@ -406,8 +406,8 @@ static void compare(const data *d, float **got, int half, int version, int forwa
               half ? "bf16" : "float", off, label(d->c));
         /* padded keys: what was there */
         for (i = 0; d->pad && o == OUT_GRADS + KV && i < d->a.B * d->a.S; i++) {
-            size_t at = i / d->a.S * d->a.stk + i % d->a.S * d->a.ldk, e;
-            for (e = 0; e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.stpad + i % d->a.S]; e++)
+            size_t at = i / d->a.S * d->a.kv_batch_stride + i % d->a.S * d->a.kv_row_stride, e;
+            for (e = 0; e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.pad_batch_stride + i % d->a.S]; e++)
                 if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e]
                     || got[o][d->vo + at + e] != d->start[KV][d->vo + at + e])
                     exact = 0;
@@ -738,7 +738,7 @@ static void sides_open(const data *d, sides *s) {
                     for (e = 0; e < D; e++) {
                         size_t at = b * s->st[g] + (s->rows[g] - row) * s->ld[g]
                                     + (k * s->heads[g] + (s->head[h] >> 2)) * D + e,
-                               from = (k ? d->vo : d->ko) + b * a->stk + j * a->ldk + h * D + e;
+                               from = (k ? d->vo : d->ko) + b * a->kv_batch_stride + j * a->kv_row_stride + h * D + e;
                         s->v[g][at] = d->in[KV][from];
                         s->g[g][at] = d->c->fresh ? (float)NAN : d->start[KV][from];
                     }
@@ -765,7 +765,7 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             for (b = 0; b < d->a.B; b++)
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
-                        host[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = (float)NAN;
+                        host[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride + e] = (float)NAN;
         in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     }
     for (i = 0; i < GRADS; i++) {
@@ -779,7 +779,7 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             for (b = 0; b < d->a.B; b++)
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
-                        start[i][(k ? d->vo : d->ko) + b * d->a.stk + j * d->a.ldk + e] = 55;
+                        start[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride + e] = 55;
         grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
     }
     y = up(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
@@ -787,17 +787,17 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
     inv = up(x, NULL, d->rows, STX_MEM_BYTES);
     point(d, &a, in, grad, y, top, inv);
     offsets(d, x, &a);
-    if (d->c->fresh) a.fresh = STX_OVERWRITE_DQ | STX_OVERWRITE_DK | STX_OVERWRITE_DV;
+    if (d->c->fresh) a.overwrite = STX_OVERWRITE_DQ | STX_OVERWRITE_DK | STX_OVERWRITE_DV;
     if (past) {
-        a.past = past;
+        a.cached_rows = past;
         a.groups = s.count;
-        memcpy(a.head, s.head, sizeof a.head);
-        a.k = skip(x, a.k, past * a.ldk);
-        a.v = skip(x, a.v, past * a.ldk);
-        a.dk = skip(x, a.dk, past * a.ldk);
-        a.dv = skip(x, a.dv, past * a.ldk);
+        memcpy(a.head_place, s.head, sizeof a.head_place);
+        a.k = skip(x, a.k, past * a.kv_row_stride);
+        a.v = skip(x, a.v, past * a.kv_row_stride);
+        a.dk = skip(x, a.dk, past * a.kv_row_stride);
+        a.dv = skip(x, a.dv, past * a.kv_row_stride);
         for (g = 0; g < s.count; g++) {
-            stx_attention_kv *o = &a.old[g];
+            stx_attention_kv *o = &a.cached[g];
             s.dv[g] = up(x, s.v[g], s.n[g], STX_MEM_ACTIVATIONS);
             s.dg[g] = up(x, s.g[g], s.n[g], STX_MEM_ACTIVATIONS);
             o->k = s.dv[g];
@@ -805,14 +805,14 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             o->dk = s.dg[g];
             o->dv = skip(x, s.dg[g], s.heads[g] * a.D);
             o->rows = s.rows[g];
-            o->ld = s.ld[g];
-            o->st = s.st[g];
-            if (d->c->fresh) a.fresh |= STX_OVERWRITE_CACHED << g;
+            o->row_stride = s.ld[g];
+            o->batch_stride = s.st[g];
+            if (d->c->fresh) a.overwrite |= STX_OVERWRITE_CACHED << g;
         }
     }
     if (d->pad)
         a.pad = cuda
-                    ? (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.stpad * sizeof *d->pad))
+                    ? (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad))
                     : d->pad;
     for (i = 0; i < 2; i++) {
         bytes = (cuda ? stx_attention_work_cuda : stx_attention_work)(x, &a, (int)i);
@@ -857,7 +857,7 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
         k = b / C % 2;
         e = c % d->a.D;
         g = s.head[h] & 3;
-        j = (k ? d->vo : d->ko) + t * d->a.stk + of * d->a.ldk + c;
+        j = (k ? d->vo : d->ko) + t * d->a.kv_batch_stride + of * d->a.kv_row_stride + c;
         bytes += out[OUT_GRADS + KV][j] != 55;
         out[OUT_GRADS + KV][j] = row > s.rows[g]
                                      ? d->start[KV][j]
@@ -975,7 +975,7 @@ static void masks(int half) {
                 for (j = 0; j < d.a.S; j++)
                     for (h = 0; h < d.a.H; h++)
                         for (i = 0; i < d.a.D; i++)
-                            d.in[KV][d.vo + b * d.a.stk + j * d.a.ldk + h * d.a.D + i] = i == j
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + h * d.a.D + i] = i == j
                                                                                              ? 1.0f
                                                                                              : 0.0f;
             for (h = 0; h < d.a.H; h++)
@@ -1075,8 +1075,8 @@ static void unseen(int half) {
             for (b = 0; b < c->B; b++)
                 for (j = 0; (ptrdiff_t)j < c->first; j++)
                     for (e = 0; e < C; e++)
-                        d.in[KV][d.ko + b * d.a.stk + j * d.a.ldk + e] =
-                            d.in[KV][d.vo + b * d.a.stk + j * d.a.ldk + e] = (float)NAN;
+                        d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = (float)NAN;
             first = outputs(&d);
             got = outputs(&d);
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, first);
@@ -1088,13 +1088,13 @@ static void unseen(int half) {
                         /* delta < dmin for every query before cut */
                         int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
                         if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later) {
-                            d.in[KV][d.ko + b * d.a.stk + j * d.a.ldk + e] = 50;
-                            d.in[KV][d.vo + b * d.a.stk + j * d.a.ldk + e] = -70;
+                            d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = 50;
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = -70;
                         }
                     }
             for (b = 0; b < c->B; b++)
                 for (j = cut; j < c->T; j++)
-                    for (e = 0; e < C; e++) d.in[Q][d.qo + b * d.a.stq + j * d.a.ldq + e] = 20;
+                    for (e = 0; e < C; e++) d.in[Q][d.qo + b * d.a.q_batch_stride + j * d.a.q_row_stride + e] = 20;
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, got);
             for (b = 0; b < c->B; b++)
                 for (i = 0; i < cut; i++)

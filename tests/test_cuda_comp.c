@@ -257,35 +257,35 @@ static void compare_usage(const looked *s, int version) {
     c.D = s->D;
     c.P = P;
     c.pe_heads = s->pe == 1 ? 1 : (int)s->H;
-    c.ldq = ldq;
-    c.ldk = ldk;
-    c.stq = s->T * ldq;
-    c.stk = s->S * ldk;
+    c.q_row_stride = ldq;
+    c.kv_row_stride = ldk;
+    c.q_batch_stride = s->T * ldq;
+    c.kv_batch_stride = s->S * ldk;
     c.span = s->span ? s->span : s->S;
     c.delta_min = s->dmin;
     c.scale = (stx_real)(1 / sqrt((double)s->D));
-    c.stpad = s->S + 1;
+    c.pad_batch_stride = s->S + 1;
     d = c;
     c.q = q.c;
     c.k = kv.c;
     c.v = kv.c + C;
     c.pe = P ? pe.c : NULL;
-    c.u = s->u ? u.c : NULL;
-    c.vb = s->u && P ? v.c : NULL;
+    c.content_bias = s->u ? u.c : NULL;
+    c.position_bias = s->u && P ? v.c : NULL;
     c.pad = s->pad ? pad : NULL;
     c.y = y.c;
-    c.top = top.c;
-    c.inv = inv.c;
+    c.row_max = top.c;
+    c.inv_sum = inv.c;
     d.q = q.d;
     d.k = kv.d;
     d.v = stx_offset_ptr(gx, kv.d, C);
     d.pe = P ? pe.d : NULL;
-    d.u = s->u ? u.d : NULL;
-    d.vb = s->u && P ? v.d : NULL;
+    d.content_bias = s->u ? u.d : NULL;
+    d.position_bias = s->u && P ? v.d : NULL;
     d.pad = s->pad ? dpad : NULL;
     d.y = y.d;
-    d.top = top.d;
-    d.inv = inv.d;
+    d.row_max = top.d;
+    d.inv_sum = inv.d;
     work = (double *)malloc((2 * stx_attention_keys(&c) + 1) * sizeof *work);
     stx_comp_usage_plain(sum, &c, s->first, s->n, work);
     memcpy(was, usage.c, usage.n * sizeof *was);
@@ -602,16 +602,16 @@ static void bits(void *user, uint64_t *h) {
         a.D = D;
         a.P = S;
         a.pe_heads = H;
-        a.ldq = a.ldk = C;
-        a.stq = T * C;
-        a.stk = S * C;
+        a.q_row_stride = a.kv_row_stride = C;
+        a.q_batch_stride = T * C;
+        a.kv_batch_stride = S * C;
         a.span = S;
         a.scale = (stx_real)0.2;
         a.q = q.d;
         a.k = k.d;
         a.pe = pe.d;
-        a.top = stat.d;
-        a.inv = stat.d;
+        a.row_max = stat.d;
+        a.inv_sum = stat.d;
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
         stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C,
@@ -855,12 +855,12 @@ static void test_models(void) {
                     sb[1] = b.s->comp;
                     for (i = 0; i < 2; i++) {
                         const stx_memory_layer *y = &sa[i]->layer[l], *z = &sb[i]->layer[l];
-                        CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
-                              model_names[which], z->real, y->real);
-                        if (precision || !y->real || !y->width) continue;
+                        CHECK(y->count == z->count && y->width == z->width, "%s: %zu rows of %zu",
+                              model_names[which], z->count, y->count);
+                        if (precision || !y->count || !y->width) continue;
                         e = cuda_error(b.x, stx_memory_read(sb[i], l, SIZE_MAX)->data,
                                        stx_memory_read(sa[i], l, SIZE_MAX)->data,
-                                       a.B * y->real * y->width, 1e-3);
+                                       a.B * y->count * y->width, 1e-3);
                         CHECK(e <= 2e-4, "%s: memory %zu of layer %zu is off by %g",
                               model_names[which], i, l, e);
                     }
@@ -1013,7 +1013,7 @@ static void refused(int which, const char *want) {
     t.S = 4;
     t.D = 4;
     t.q = t.k = v;
-    t.top = t.inv = v;
+    t.row_max = t.inv_sum = v;
     t.span = 4;
     t.scale = 1;
     if (which == 0) stx_comp_unfold_cuda(x, v, v, &g, 0);
@@ -1034,7 +1034,7 @@ static void refused(int which, const char *want) {
         stx_comp_usage_cuda(x, v, 8, &t, 0, 3);
     }
     if (which == 8) {
-        t.z = v;
+        t.span_fraction = v;
         stx_comp_usage_cuda(x, v, 8, &t, 0, 3);
     }
     CHECK(!stx_ok(x) && strstr(stx_error(x), want), "refusal %d: %s", which, stx_error(x));

@@ -328,10 +328,10 @@ static void layer_case(stx_ctx *x, const layer *l) {
     bwd.N = N;
     bwd.Ci = I;
     bwd.O = O;
-    bwd.pad = l->pad;
+    bwd.padding = l->pad;
     bwd.act = l->act;
     bwd.accumulate = l->accumulate;
-    bwd.late = 0;
+    bwd.deferred = 0;
     bwd.da = gdy;
     bwd.y = l->act ? gy : NULL;
     bwd.pre = l->act == STX_ACT_GELU ? gpre : NULL;
@@ -570,8 +570,8 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
     bwd.N = N;
     bwd.Ci = I;
     bwd.O = O;
-    bwd.pad = p->pad;
-    bwd.late = p->late ? STX_DEFER_DW : 0;
+    bwd.padding = p->pad;
+    bwd.deferred = p->late ? STX_DEFER_DW : 0;
     inner_pieces(x, p->pieces);
     if (p->late) stx_cuda_defer_sums(x, 1);
 #ifdef SEQTX_CUDA_HOST
@@ -688,7 +688,7 @@ static void pieces_of_streams(stx_ctx *x) {
             bwd.batch = B;
             bwd.sin = per_in;
             bwd.sda = per_dy;
-            bwd.late = late ? STX_DEFER_DW : 0;
+            bwd.deferred = late ? STX_DEFER_DW : 0;
             inner_pieces(x, want[k]);
             if (late) stx_cuda_defer_sums(x, 1);
             bwd.da = gdy;
@@ -746,7 +746,7 @@ static void pieces_again(void *user, uint64_t *hash) {
         bwd.N = 64;
         bwd.Ci = 16;
         bwd.O = 6;
-        bwd.late = STX_DEFER_DW;
+        bwd.deferred = STX_DEFER_DW;
         bwd.in = gin;
         bwd.da = stx_offset_ptr(x, gin, k);
         bwd.dW = stx_offset_ptr(x, gdW, k * 6 * 16);

@@ -183,7 +183,7 @@ static stx_tensor *op_cross_entropy_tokens(stx_ctx *x, stx_tensor **in) {
     for (i = 0; i < 15; i++) w[i] = (stx_real)(1 + i % 4) / 2;
     id[3] = id[7] = -1;
     how.ignore = how.mean = 1;
-    how.ignored = -1;
+    how.ignored_id = -1;
     how.weights = stx_input(x, w, 15, 0, 0, 0);
     y = stx_cross_entropy_tokens(x, in[0], stx_tokens(x, id, 3, 5), &how);
     free(id);
@@ -206,7 +206,7 @@ static stx_tensor *op_adaptive_tokens(stx_ctx *x, stx_tensor **in) {
     a.cluster_w = in[3];
     a.proj_bias[1] = in[5];
     how.ignore = 1;
-    how.ignored = 12;
+    how.ignored_id = 12;
     how.divisor = 20;
     y = stx_adaptive_softmax_tokens(x, &a, in[4], stx_tokens(x, id, 2, 15), &how);
     free(id);
@@ -769,7 +769,7 @@ static size_t groups_now(model *r) {
     size_t need[4], h, L = r->m->desc.span;
     for (h = 0; h < 4; h++)
         need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
-    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].real), &g);
+    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].count), &g);
     return g.count;
 }
 
@@ -777,9 +777,9 @@ static size_t groups_now(model *r) {
 static void same_memory(stx_memory *a, stx_memory *b, const char *what) {
     size_t l;
     for (l = 0; l < a->desc.layers; l++) {
-        size_t n = a->B * a->layer[l].real * a->layer[l].width;
+        size_t n = a->B * a->layer[l].count * a->layer[l].width;
         stx_real *v = (stx_real *)calloc(2 * n, sizeof *v);
-        CHECK(n && a->layer[l].real == b->layer[l].real && stx_memory_get(a, l, v)
+        CHECK(n && a->layer[l].count == b->layer[l].count && stx_memory_get(a, l, v)
                   && stx_memory_get(b, l, v + n) && !memcmp(v, v + n, n * sizeof *v),
               "%s: layer %zu remembers other rows", what, l);
         free(v);
@@ -1040,7 +1040,7 @@ static void test_room(void) {
         stx_cached_rows past;
         stx_tensor *h;
         CHECK(n < 6 || key == stx_memory_key(s, 1), "step %d begins %d and %d rows further", n,
-              (int)s->layer[0].first, (int)s->layer[1].first);
+              (int)s->layer[0].offset, (int)s->layer[1].offset);
         key = stx_memory_key(s, 1);
         stx_begin(x, STX_TRAIN);
         h = stx_input(x, v, 2, 3, 8, 0);
@@ -1201,7 +1201,7 @@ static void clustered_make(clustered *u, int precision, int no_graph) {
     u->ids = stx_tokens_create(u->x, CB, CT);
     u->targets = stx_tokens_create(u->x, CB, CT);
     u->how.ignore = 1;
-    u->how.ignored = 3;
+    u->how.ignored_id = 3;
     u->how.mean = 1;
     CHECK(stx_ok(u->x), "%s", stx_error(u->x));
 }
@@ -1391,7 +1391,7 @@ static void worded_make(worded *u, int kind, int device, int precision) {
     }
     if (kind >= 3) {
         d.share_tables = 1;
-        d.by_cluster = kind == 3;
+        d.cluster_major = kind == 3;
     }
     u->w = stx_vocab_io_create(u->p, &d);
     od.kind = STX_ADAMW;
@@ -1401,11 +1401,11 @@ static void worded_make(worded *u, int kind, int device, int precision) {
     CHECK(stx_ok(u->x), "words %d, device %d: %s", kind, device, stx_error(u->x));
     for (i = 0; i < u->p->count; i++)
         CHECK(device == STX_CPU || kind
-                  || u->p->tensor[i]->room
+                  || u->p->tensor[i]->padding
                          == (i == 0   ? 0
                              : i == 1 ? 51 * WORDS_D
                                       : 51),
-              "room behind %s: %zu", u->p->name[i], u->p->tensor[i]->room);
+              "room behind %s: %zu", u->p->name[i], u->p->tensor[i]->padding);
 }
 
 /* The loss of number `which` of its ways: the model's, with weights and an ignored id,
@@ -1421,7 +1421,7 @@ static stx_tensor *worded_loss(worded *u, int which, const float *h, const int32
     e = stx_add(u->x, *var, stx_vocab_io_embed(u->w, ids));
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
-    how.ignored = id[4];
+    how.ignored_id = id[4];
     if (which == 0) return stx_vocab_io_loss(u->w, e, ids, NULL);
     if (which == 1) return stx_vocab_io_loss(u->w, e, ids, &how);
     return stx_cross_entropy_inplace(u->x, stx_vocab_io_logits(u->w, e), ids, 0);
@@ -1497,13 +1497,13 @@ static void test_words(void) {
             }
             for (i = 0; i < b.p->count; i++) {
                 const stx_tensor *t = b.p->tensor[i];
-                float *room = (float *)calloc(t->room + 1, sizeof *room);
-                stx_download(b.x, room, stx_offset_ptr(b.x, t->data, t->size), t->room);
-                for (k = 0; k < t->room && room[k] == 0; k++) continue;
-                CHECK(k == t->room, "words %d: number %zu of the room behind %s is %g", kind, k,
+                float *room = (float *)calloc(t->padding + 1, sizeof *room);
+                stx_download(b.x, room, stx_offset_ptr(b.x, t->data, t->size), t->padding);
+                for (k = 0; k < t->padding && room[k] == 0; k++) continue;
+                CHECK(k == t->padding, "words %d: number %zu of the room behind %s is %g", kind, k,
                       b.p->name[i], (double)room[k]);
                 free(room);
-                CHECK(a.p->tensor[i]->room == 0, "room on a CPU");
+                CHECK(a.p->tensor[i]->padding == 0, "room on a CPU");
             }
             CHECK(stx_ok(a.x) && stx_ok(b.x), "words %d: %s%s", kind, stx_error(a.x),
                   stx_error(b.x));

@@ -136,7 +136,7 @@ static void test_flat(void) {
                 /* written, and then added to */
                 mc.da[2] = mc.da[0];
                 mg.da[2] = mg.da[0];
-                mc.fresh = mg.fresh = 3;
+                mc.overwrite = mg.overwrite = 3;
                 BOTH(stx_add_means_bwd, (cx, &mc), (gx, &mg));
                 arr_check("add_means da, fresh", &d, 1e-6);
                 arr_check("add_means da, fresh, second", &e, 1e-6);
@@ -339,7 +339,7 @@ static void test_rows(void) {
                 arr_check("residual_norm_bias y", &y, C == 1 ? 1e-4 : 4e-6);
                 mean_check("residual_norm_bias mean", &mean);
                 arr_check("residual_norm_bias rstd", &rstd, 1e-5);
-                kc.add_ds = kg.add_ds = acc < 3;
+                kc.accumulate_ds = kg.accumulate_ds = acc < 3;
                 if (acc == 3) kc.ds = kg.ds = NULL;
                 if (acc == 2) kc.dgain = kg.dgain = kc.dshift = kg.dshift = NULL;
                 BOTH(stx_residual_norm_bwd, (cx, &kc), (gx, &kg));
@@ -1031,7 +1031,7 @@ static void sums(void *user, uint64_t *h) {
     k.bias = b.d;
     k.dbias = loss.d;
     k.accumulate = 0;
-    k.add_ds = 1;
+    k.accumulate_ds = 1;
     stx_residual_norm_fwd_cuda(gx, &k);
     stx_residual_norm_bwd_cuda(gx, &k);
     *h = cuda_hash(gx, y.d, N * C, *h);

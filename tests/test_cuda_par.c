@@ -686,12 +686,12 @@ static void test_models(void) {
                 if (!precision) params_check(model_names[which], &a, &b);
                 for (l = 0; l < a.m->desc.blocks && stx_ok(b.x); l++) {
                     const stx_memory_layer *y = &a.s->mem->layer[l], *z = &b.s->mem->layer[l];
-                    CHECK(y->real == z->real && y->width == z->width, "%s: %zu rows of %zu",
-                          model_names[which], z->real, y->real);
-                    if (!precision && y->real && y->width)
+                    CHECK(y->count == z->count && y->width == z->width, "%s: %zu rows of %zu",
+                          model_names[which], z->count, y->count);
+                    if (!precision && y->count && y->width)
                         CHECK(cuda_error(b.x, stx_memory_read(b.s->mem, l, SIZE_MAX)->data,
                                          stx_memory_read(a.s->mem, l, SIZE_MAX)->data,
-                                         a.B * y->real * y->width, 1e-3)
+                                         a.B * y->count * y->width, 1e-3)
                                   <= 3e-4,
                               "%s: memory of block %zu is off", model_names[which], l);
                 }

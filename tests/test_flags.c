@@ -289,7 +289,7 @@ static void hidden(stx_ctx *x) {
         in.q = t[0];
         in.k = t[1];
         in.v = t[2];
-        in.z = stx_variable(x, z, 1, 0, 0, 0);
+        in.span_fraction = stx_variable(x, z, 1, 0, 0, 0);
         r = stx_attention(x, &in, &d);
         for (i = 0; i < T * D; i++) grad[i] = 1;
         stx_backward_from(x, r, grad);

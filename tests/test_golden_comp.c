@@ -178,17 +178,17 @@ static void memory(const stx_file *f, const char *file, const char *what, size_t
     size_t n, i;
     int32_t *pad;
     snprintf(key, sizeof key, "%s.%zu", what, l);
-    if (!y->real || !y->width) {
+    if (!y->count || !y->width) {
         CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key);
         return;
     }
-    same_as(s->ctx, f, file, key, stx_memory_read(s, l, SIZE_MAX)->data, s->B * y->real * y->width,
+    same_as(s->ctx, f, file, key, stx_memory_read(s, l, SIZE_MAX)->data, s->B * y->count * y->width,
             TOL, 1e-7);
     snprintf(key, sizeof key, "%s_pad.%zu", what, l);
     pad = integers(f, key, &n);
-    CHECK(!pad || n == s->B * y->real, "%s: %zu numbers in %s, want %zu", file, n, key,
-          s->B * y->real);
-    for (i = 0; i < s->B * y->real; i++)
+    CHECK(!pad || n == s->B * y->count, "%s: %zu numbers in %s, want %zu", file, n, key,
+          s->B * y->count);
+    for (i = 0; i < s->B * y->count; i++)
         CHECK((pad ? pad[i] : 0) == (y->masked ? y->pad[i] : 0), "%s %s: row %zu is %s", file, key,
               i, pad && pad[i] ? "missing" : "there");
     free(pad);

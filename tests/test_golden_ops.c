@@ -51,33 +51,33 @@ static void attention_case(const char *name, int threads) {
     in.k = var(x, f, "k");
     in.v = var(x, f, "v");
     in.pe = var(x, f, "pe");
-    in.z = var(x, f, "z");
-    in.pk = var(x, f, "pk");
-    in.pv = var(x, f, "pv");
+    in.span_fraction = var(x, f, "z");
+    in.persistent_k = var(x, f, "pk");
+    in.persistent_v = var(x, f, "pv");
     {
         /* (H,D) in the file, (C) in the op */
         stx_tensor *u = var(x, f, "u"), *vb = var(x, f, "vb");
         if (u) {
             u->ndim = 1;
             u->dim[0] = u->size;
-            in.u = u;
+            in.content_bias = u;
         }
         if (vb) {
             vb->ndim = 1;
             vb->dim[0] = vb->size;
-            in.vb = vb;
+            in.position_bias = vb;
         }
     }
     d.heads = (size_t)need(f, "heads");
     d.delta_min = (int)need(f, "delta_min");
     d.not_causal = (int)need(f, "not_causal");
     d.span = d.not_causal ? 0 : (size_t)need(f, "span");
-    d.ramp = in.z ? need(f, "ramp") : 0;
-    d.max_span = in.z ? need(f, "max_span") : 0;
+    d.ramp = in.span_fraction ? need(f, "ramp") : 0;
+    d.max_span = in.span_fraction ? need(f, "max_span") : 0;
     d.eps = need(f, "eps");
     d.no_renorm = (int)meta(f, "no_renorm", 0);
-    CHECK(!in.z || in.z->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads), "%s: %zu spans",
-          name, in.z ? in.z->size : 0);
+    CHECK(!in.span_fraction || in.span_fraction->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads), "%s: %zu spans",
+          name, in.span_fraction ? in.span_fraction->size : 0);
     d.first_key = (ptrdiff_t)need(f, "first_key");
     d.scale = need(f, "scale");
     y = stx_attention(x, &in, &d);
@@ -93,11 +93,11 @@ static void attention_case(const char *name, int threads) {
         same_as(x, f, name, "dk", in.k->grad, in.k->size, TOL, 1e-3);
         same_as(x, f, name, "dv", in.v->grad, in.v->size, TOL, 1e-3);
         if (in.pe) same_as(x, f, name, "dpe", in.pe->grad, in.pe->size, TOL, 1e-3);
-        if (in.u) same_as(x, f, name, "du", in.u->grad, in.u->size, TOL, 1e-3);
-        if (in.vb) same_as(x, f, name, "dvb", in.vb->grad, in.vb->size, TOL, 1e-3);
-        if (in.z) same_as(x, f, name, "dz", in.z->grad, in.z->size, TOL, 1e-3);
-        if (in.pk) same_as(x, f, name, "dpk", in.pk->grad, in.pk->size, TOL, 1e-3);
-        if (in.pv) same_as(x, f, name, "dpv", in.pv->grad, in.pv->size, TOL, 1e-3);
+        if (in.content_bias) same_as(x, f, name, "du", in.content_bias->grad, in.content_bias->size, TOL, 1e-3);
+        if (in.position_bias) same_as(x, f, name, "dvb", in.position_bias->grad, in.position_bias->size, TOL, 1e-3);
+        if (in.span_fraction) same_as(x, f, name, "dz", in.span_fraction->grad, in.span_fraction->size, TOL, 1e-3);
+        if (in.persistent_k) same_as(x, f, name, "dpk", in.persistent_k->grad, in.persistent_k->size, TOL, 1e-3);
+        if (in.persistent_v) same_as(x, f, name, "dpv", in.persistent_v->grad, in.persistent_v->size, TOL, 1e-3);
         free(g);
         free(dy);
     }

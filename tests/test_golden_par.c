@@ -219,14 +219,14 @@ static void numbers(stx_ctx *x, const stx_file *f, const char *file, const char 
 static void memory(const stx_file *f, const char *file, size_t l, size_t s,
                    const stx_par_state *st) {
     const stx_memory_layer *y = &st->mem->layer[l];
-    const size_t n = st->B * y->real, D = y->width;
+    const size_t n = st->B * y->count, D = y->width;
     char key[64];
     size_t m, i, c;
     int32_t *pad;
     double *want;
     stx_real *have;
     snprintf(key, sizeof key, "mem.%zu.%zu", l, s);
-    if (!y->real || !D) {
+    if (!y->count || !D) {
         CHECK(!stx_file_find(f, key), "%s: no rows of %s", file, key);
         return;
     }

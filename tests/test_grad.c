@@ -1080,7 +1080,7 @@ static void token_options(token_user *u, int which, size_t B, size_t T, size_t V
         for (i = 0; i < B * T; i++) u->weights[i] += which & 4 ? 1.5 : 0;
     }
     u->how.ignore = (which & 2) != 0;
-    u->how.ignored = which & 16 ? -100 : (int32_t)(V > 1);
+    u->how.ignored_id = which & 16 ? -100 : (int32_t)(V > 1);
     if (which & 16)
         for (i = 0; i < B * T; i += 3) u->id[i] = -100;
     u->how.mean = (which & 4) != 0;
@@ -1092,7 +1092,7 @@ static double token_sum(const token_user *u, const double *nll, size_t N) {
     double sum = 0, weights = 0;
     size_t i;
     for (i = 0; i < N; i++) {
-        double w = u->how.ignore && u->id[i] == u->how.ignored ? 0 : u->weights ? u->weights[i] : 1;
+        double w = u->how.ignore && u->id[i] == u->how.ignored_id ? 0 : u->weights ? u->weights[i] : 1;
         sum += w * nll[i];
         weights += w;
     }
@@ -1120,7 +1120,7 @@ static void row_cross_entropy_tokens(void) {
             y = forward(ctx1, &p, in);
             lp = stx_log_softmax(ctx1, in[0]);
             for (n = 0; n < N && y; n++) {
-                int counts = !(u.how.ignore && u.id[n] == u.how.ignored);
+                int counts = !(u.how.ignore && u.id[n] == u.how.ignored_id);
                 nll[n] = counts ? -lp->data[n * V + (size_t)u.id[n]] : 0;
                 CHECK(CLOSE(u.how.nll->data[n], nll[n], 1e-13),
                       "options %d: nll of row %zu is %g, want %g", which, n,
@@ -1142,7 +1142,7 @@ static void row_cross_entropy_tokens(void) {
         stx_tensor *y, *t;
         memset(&u, 0, sizeof u);
         u.how.ignore = 1;
-        u.how.ignored = 2;
+        u.how.ignored_id = 2;
         u.how.mean = 1;
         stx_begin(ctx1, STX_TRAIN);
         t = stx_variable(ctx1, a, 1, 2, 3, 0);
@@ -1861,11 +1861,11 @@ static stx_tensor *make_attention(stx_ctx *x, stx_tensor **in, void *user) {
     a.k = in[1];
     a.v = in[2];
     a.pe = in[3];
-    a.u = in[4];
-    a.vb = in[5];
-    a.z = in[6];
-    a.pk = in[7];
-    a.pv = in[8];
+    a.content_bias = in[4];
+    a.position_bias = in[5];
+    a.span_fraction = in[6];
+    a.persistent_k = in[7];
+    a.persistent_v = in[8];
     return stx_attention(x, &a, &((attn *)user)->d);
 }
 
@@ -1938,11 +1938,11 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.P = a->P;
     g.N = a->N;
     g.pe_heads = a->pe_heads ? (int)a->H : 1;
-    g.z_shared = a->z_one;
-    g.ldq = g.ldk = a->H * a->D;
-    g.stq = a->T * g.ldq;
-    g.stk = a->S * g.ldk;
-    g.stpad = a->S;
+    g.span_shared = a->z_one;
+    g.q_row_stride = g.kv_row_stride = a->H * a->D;
+    g.q_batch_stride = a->T * g.q_row_stride;
+    g.kv_batch_stride = a->S * g.kv_row_stride;
+    g.pad_batch_stride = a->S;
     g.span = a->S + (a->d.first_key < 0 ? (size_t)-a->d.first_key : 0);
     if (a->d.span && a->d.span < g.span) g.span = a->d.span;
     /* no position, no key */
@@ -1960,11 +1960,11 @@ static stx_attention_args attn_args(const problem *p, const attn *a, stx_real *y
     g.k = p->data[1];
     g.v = p->data[2];
     g.pe = p->data[3];
-    g.u = p->data[4];
-    g.vb = p->data[5];
-    g.z = p->data[6];
-    g.pk = p->data[7];
-    g.pv = p->data[8];
+    g.content_bias = p->data[4];
+    g.position_bias = p->data[5];
+    g.span_fraction = p->data[6];
+    g.persistent_k = p->data[7];
+    g.persistent_v = p->data[8];
     g.pad = a->gone;
     g.y = y;
     return g;
@@ -1982,7 +1982,7 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
     double *w = (double *)malloc(2 * keys * sizeof *w), *ramp = w + keys;
     stx_attention_plain(&g, w);
     for (h = 0; dz && h < g.H; h++) dz[h] = 0;
-    for (row = 0; row < g.B * g.H * g.T && (mask || (dz && g.z)); row++) {
+    for (row = 0; row < g.B * g.H * g.T && (mask || (dz && g.span_fraction)); row++) {
         size_t b = row / (g.H * g.T), i = row % g.T, at;
         double dot = 0;
         h = row / g.T % g.H;
@@ -1992,14 +1992,14 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
         for (d = 0; dz && d < D; d++) dot += dy[at + d] * y[at + d];
         for (n = 0; n < keys; n++) {
             const stx_real *v = n < zero || !(w[n] > 0) ? NULL
-                                : n < first_pk ? g.v + b * g.stk + (n - zero) * g.ldk + h * D
-                                               : g.pv + (h * g.N + n - first_pk) * D;
+                                : n < first_pk ? g.v + b * g.kv_batch_stride + (n - zero) * g.kv_row_stride + h * D
+                                               : g.persistent_v + (h * g.N + n - first_pk) * D;
             double f = n < first_pk ? 1 : sqrt((double)g.N), dw = 0;
             if (mask) f *= mask[row * keys + n] * (ramp[n] < 0 ? 0 : ramp[n] > 1 ? 1 : ramp[n]);
             for (d = 0; mask && v && d < D; d++) y[at + d] += w[n] * f * v[d];
             for (d = 0; dz && v && d < D; d++) dw += f * dy[at + d] * v[d];
             if (dz && ramp[n] >= 0 && ramp[n] <= 1)
-                dz[g.z_shared ? 0 : h] += g.max_span / g.ramp * w[n]
+                dz[g.span_shared ? 0 : h] += g.max_span / g.ramp * w[n]
                                           * (g.no_renorm ? dw : dw - dot);
         }
     }
@@ -2180,8 +2180,8 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
         g.drop = rate;
         g.seed = 11;
         g.stream = (uint64_t)5 << 40 | 3;
-        g.top = gemm_random(2 * B * H * T);
-        g.inv = g.top + B * H * T;
+        g.row_max = gemm_random(2 * B * H * T);
+        g.inv_sum = g.row_max + B * H * T;
         stx_begin(ctx1, STX_EVAL);
         stx_attention_run(ctx1, &g);
         g.y = want;
@@ -2190,7 +2190,7 @@ static void attn_dropout(size_t B, size_t T, size_t S, size_t H, size_t N, ptrdi
               "attention dropout %g: off by %g from the plain one", rate,
               test_error(y1, want, B * T * H * D, 1e-3));
         free(work);
-        free(g.top);
+        free(g.row_max);
     }
     stx_begin(ctx1, STX_EVAL);
     for (n = 0; n < 9; n++)
@@ -3116,7 +3116,7 @@ static void row_adaptive_softmax_tokens(void) {
                 a = with_inputs(&au, in);
                 lp = stx_adaptive_log_probs(ctx1, &a, in[3 * k + 2]);
                 for (i = 0; i < 33 && y && lp; i++) {
-                    nll[i] = u.how.ignore && u.id[i] == u.how.ignored
+                    nll[i] = u.how.ignore && u.id[i] == u.how.ignored_id
                                  ? 0
                                  : -lp->data[i * lp->dim[1] + (size_t)u.id[i]];
                     CHECK(CLOSE(u.how.nll->data[i], nll[i], 1e-12),
@@ -3203,9 +3203,9 @@ static void accumulation(void) {
                               s, 0);
             ai.q = ai.k = ai.v = h;
             ai.pe = pe;
-            ai.z = z;
-            ai.pk = pk;
-            ai.pv = pv;
+            ai.span_fraction = z;
+            ai.persistent_k = pk;
+            ai.persistent_v = pv;
             ad.heads = 1;
             ad.delta_min = 1;
             ad.max_span = 8;
@@ -3928,14 +3928,14 @@ static stx_tensor *make_attention_past(stx_ctx *x, stx_tensor **in, void *user) 
     stx_attention_in a;
     memset(&a, 0, sizeof a);
     a.qkv = in[0];
-    a.past[0] = in[1];
-    a.past[1] = in[2];
-    a.past[2] = in[3];
+    a.cached[0] = in[1];
+    a.cached[1] = in[2];
+    a.cached[2] = in[3];
     if (u->grouped) a.groups = &u->groups;
     a.pe = in[4];
-    a.z = in[5];
-    a.pk = in[6];
-    a.pv = in[7];
+    a.span_fraction = in[5];
+    a.persistent_k = in[6];
+    a.persistent_v = in[7];
     return stx_attention(x, &a, &u->d);
 }
 
@@ -4043,9 +4043,9 @@ static void attention_past(void) {
         a.k = stx_input(ctx1, k, B, S, C, 0);
         a.v = stx_input(ctx1, v, B, S, C, 0);
         if (s[i].P) a.pe = stx_input(ctx1, p.data[4], S, D, 0, 0);
-        if (s[i].sets) a.z = stx_input(ctx1, z, H, 0, 0, 0);
-        if (s[i].N) a.pk = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
-        if (s[i].N) a.pv = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
+        if (s[i].sets) a.span_fraction = stx_input(ctx1, z, H, 0, 0, 0);
+        if (s[i].N) a.persistent_k = stx_input(ctx1, p.data[6], H, (size_t)s[i].N, D, 0);
+        if (s[i].N) a.persistent_v = stx_input(ctx1, p.data[7], H, (size_t)s[i].N, D, 0);
         y = stx_attention(ctx1, &a, &u.d);
         CHECK(y, "attention past: %s", stx_error(ctx1));
         if (y) stx_get(ctx1, y, want);

@@ -547,7 +547,7 @@ static double lossy(stx_ctx *x, stx_params *p, const loss_case *c, size_t lo, si
     stx_begin(x, STX_TRAIN);
     ids = stx_tokens(x, target, n, 1);
     how.ignore = c->ignore > 0;
-    how.ignored = -1;
+    how.ignored_id = -1;
     how.mean = !c->plain;
     if (c->plain) how.divisor = (double)n;
     if (c->weights) how.weights = stx_input(x, weight, n, 0, 0, 0);
@@ -645,7 +645,7 @@ static void losses(void) {
         stx_token_loss how;
         memset(&how, 0, sizeof how);
         how.ignore = how.mean = 1;
-        how.ignored = -1;
+        how.ignored_id = -1;
         if (rank == ranks - 1) {
             stx_begin(x, STX_EVAL);
             CHECK(CLOSE(stx_item(x, stx_cross_entropy_tokens(

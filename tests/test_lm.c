@@ -124,19 +124,19 @@ static stx_vocab_io_desc words_of(const words_case *c) {
     d.out = c->out;
     d.share_tables = c->share_tables;
     d.share_projs = c->share_projs;
-    d.by_cluster = c->by_cluster;
-    d.head_direct = c->head_direct;
+    d.cluster_major = c->by_cluster;
+    d.direct_head = c->head_direct;
     d.cutoffs = 2;
     d.cutoff[0] = 6;
     d.cutoff[1] = 15;
     d.divval = 2;
-    d.no_projs = c->more & 1;
-    d.own_first = c->more >> 1 & 1;
+    d.no_projections = c->more & 1;
+    d.separate_first = c->more >> 1 & 1;
     d.proj_biases = c->more >> 2 & 1;
     d.no_cutoffs = c->more >> 3 & 1;
     if (d.no_cutoffs) d.cutoffs = 0;
     if (c->more & 16) {
-        d.no_projs = STX_VOCAB_INPUT;
+        d.no_projections = STX_VOCAB_INPUT;
         d.width[0] = d.width[1] = d.width[2] = D;
         d.out_width[1] = D / 2;
         d.out_width[2] = D / 4;
@@ -225,12 +225,12 @@ static void words_whole(void) {
             for (i = 0; i < B * T; i++) weight[i] = (stx_real)(0.5 + 0.25 * (double)i);
             how.weights = stx_input(x, weight, B * T, 0, 0, 0);
             how.ignore = 1;
-            how.ignored = t[2];
+            how.ignored_id = t[2];
             how.divisor = 3;
             lp = stx_vocab_io_loss(w, stx_detach(x, h), out, &how);
             rows = host_of(x, how.nll);
             for (i = 0; i < B * T; i++) {
-                double nll_i = t[i + 1] == how.ignored ? 0 : -(double)v[i * V + (size_t)t[i + 1]];
+                double nll_i = t[i + 1] == how.ignored_id ? 0 : -(double)v[i * V + (size_t)t[i + 1]];
                 want += (double)weight[i] * nll_i / 3;
                 if (!(fabs((double)rows[i] - nll_i) <= off)) off = fabs((double)rows[i] - nll_i);
             }
@@ -265,7 +265,7 @@ static void words_whole(void) {
             drawn(w, "bias", w->out_b, 0.25);
         }
         if (c->out == STX_VOCAB_ADAPTIVE) {
-            if (!d.no_projs && d.cutoffs)
+            if (!d.no_projections && d.cutoffs)
                 drawn(w, "projection", w->out.proj[1], sqrt(6.0 / (double)(D + d.out_width[1])));
             if (d.proj_biases) drawn(w, "bias of a projection", w->out.proj_bias[1], 0.125);
             if (d.cutoffs) drawn(w, "columns", w->out.cluster_w, 0.25);
@@ -402,22 +402,22 @@ static void words_errors(void) {
     d.divval = 7;
     words_refused("divval^cutoffs", &d);
     d = ad;
-    d.head_direct = 1;
+    d.direct_head = 1;
     d.width[0] = 8;
     words_refused("width of the first cluster, which has no projection,", &d);
     d = ad;
-    d.no_projs = 1;
+    d.no_projections = 1;
     d.width[0] = 8;
     words_refused("width of the first cluster, which has no projection,", &d);
     d = ad;
-    d.no_projs = 1;
+    d.no_projections = 1;
     d.width[1] = 8;
     words_refused("width of a cluster with no_projs: expected .. got 8", &d);
     d = ad;
-    d.no_projs = 4;
+    d.no_projections = 4;
     words_refused("no_projs: expected .. got 4", &d);
     d = ad;
-    d.head_direct = -1;
+    d.direct_head = -1;
     words_refused("head_direct: expected .. got -1", &d);
     d = ad;
     d.out_width[1] = 5;
@@ -427,7 +427,7 @@ static void words_errors(void) {
     d.no_cutoffs = 1;
     words_refused("cutoffs with no_cutoffs: expected .. got 2", &d);
     d = ad;
-    d.own_first = 1;
+    d.separate_first = 1;
     words_refused("own_first: expected .. got 1", &d);
     d = ad;
     d.out = STX_VOCAB_PLAIN;
@@ -476,10 +476,10 @@ static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int 
     d.B = B;
     d.layers = layers;
     d.width = RW;
-    d.as_one = as_one;
-    d.zeros = zeros;
-    d.whole = whole;
-    d.most = most;
+    d.shared_layout = as_one;
+    d.missing_as_zeros = zeros;
+    d.count_unwritten = whole;
+    d.max_rows = most;
     return stx_memory_create(x, &d);
 }
 
@@ -515,15 +515,15 @@ static void holds(const char *what, stx_memory *s, size_t l, const told *t, size
             int gone = i + t[b].n < m || t[b].gone[t[b].n - m + i],
                 told_gone = mask && mask->data[b * m + i];
             missing += (size_t)gone;
-            if (s->desc.zeros) {
+            if (s->desc.missing_as_zeros) {
                 if (told_gone) wrong++;
             } else if (gone != told_gone)
                 wrong++;
             for (c = 0; c < RW; c++) {
-                double want = gone && (s->desc.zeros || i + t[b].n < m) ? 0
+                double want = gone && (s->desc.missing_as_zeros || i + t[b].n < m) ? 0
                               : i + t[b].n >= m ? t[b].row[t[b].n - m + i][c]
                                                 : 0;
-                if ((!gone || s->desc.zeros) && (double)v[(b * m + i) * RW + c] != want) wrong++;
+                if ((!gone || s->desc.missing_as_zeros) && (double)v[(b * m + i) * RW + c] != want) wrong++;
             }
         }
     CHECK(!wrong && stx_ok(x), "%s layer %zu: %zu of %zu rows are wrong %s", what, l, wrong, m,
@@ -671,7 +671,7 @@ static void rows_full(void) {
     d.layers = 1;
     d.B = RB;
     d.width = 2;
-    d.full = d.zeros = 1;
+    d.always_f32 = d.missing_as_zeros = 1;
     s = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     for (i = 0; i < RB * 6; i++) v[i] = (stx_real)i;
@@ -680,15 +680,15 @@ static void rows_full(void) {
     CHECK(stx_memory_push(s, s, 0, 4, h, NULL) && stx_memory_push(s, s, 0, 4, h, NULL), "%s",
           stx_error(x));
     y = stx_memory_read(s, 0, 9);
-    CHECK(y && y->full && y->dim[1] == 4, "%s", stx_error(x));
+    CHECK(y && y->is_f32 && y->dim[1] == 4, "%s", stx_error(x));
     stx_get(x, y, w);
     for (i = 0; i < RB * 8; i++)
         CHECK(w[i] == v[i / 8 * 6 + (i % 8 < 2 ? 4 + i % 2 : i % 8 - 2)], "number %zu is %g", i,
               (double)w[i]);
     y = stx_memory_concat(s, 0, 2, h);
-    CHECK(y && y->full && y->dim[1] == 5, "%s", stx_error(x));
+    CHECK(y && y->is_f32 && y->dim[1] == 5, "%s", stx_error(x));
     y = stx_memory_evicted(s, 0, 4, h, NULL, NULL);
-    CHECK(y && y->full && y->dim[1] == 3, "%s", stx_error(x));
+    CHECK(y && y->is_f32 && y->dim[1] == 3, "%s", stx_error(x));
     stx_destroy(x);
 }
 
@@ -703,14 +703,14 @@ static void rows_fixed(void) {
     d.layers = 2;
     d.B = RB;
     d.width = 4;
-    d.fixed = 1;
+    d.is_state = 1;
     s = stx_memory_create(x, &d);
     r = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     for (i = 0; i < RB * 4; i++) v[i] = (stx_real)(i + 1);
     CHECK(stx_memory_push(s, NULL, 1, 1, stx_input(x, v, RB, 4, 0, 0), NULL), "%s", stx_error(x));
     y = stx_memory_read(s, 1, 1);
-    CHECK(y && y->ndim == 2 && y->full, "%s", stx_error(x));
+    CHECK(y && y->ndim == 2 && y->is_f32, "%s", stx_error(x));
     stx_get(x, y, w);
     CHECK(!memcmp(v, w, sizeof v), "the row");
     y = stx_memory_read(s, 0, 1);
@@ -754,8 +754,8 @@ static void rows_files(void) {
         stx_begin(x, STX_EVAL);
         h = some(x, t, RB, 9, 1, &pad);
         for (l = 0; l < 2; l++) stx_memory_push(s, NULL, l, 12, h, pad);
-        CHECK(s->layer[0].real == 9 && s->layer[0].rows == (as_one ? 9u : 12u), "%zu of %zu rows",
-              s->layer[0].real, s->layer[0].rows);
+        CHECK(s->layer[0].count == 9 && s->layer[0].logical_count == (as_one ? 9u : 12u), "%zu of %zu rows",
+              s->layer[0].count, s->layer[0].logical_count);
         w = stx_writer_create(x);
         CHECK(stx_memory_save(w, s, "a.") && stx_memory_save(w, none, "none.")
                   && stx_writer_finish(w, path),
@@ -765,7 +765,7 @@ static void rows_files(void) {
         CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1")
                   && stx_file_meta(f, as_one ? "a.rows" : "a.rows.1"),
               "names");
-        CHECK(stx_memory_load(r, f, "a.") && r->layer[1].rows == s->layer[1].rows, "%s",
+        CHECK(stx_memory_load(r, f, "a.") && r->layer[1].logical_count == s->layer[1].logical_count, "%s",
               stx_error(x));
         for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
         CHECK(stx_memory_load(r, f, "none.") && !stx_memory_max_rows(r), "%s", stx_error(x));
@@ -998,16 +998,16 @@ static void rows_kept(void) {
             stx_memory_push(b, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
             stx_memory_view(b, 0, KEEP, &view);
             stx_memory_push(a, b, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
-            CHECK(stx_ok(x) && a->layer[0].pace >= KEEP, "%s", stx_error(x));
+            CHECK(stx_ok(x) && a->layer[0].max_pushed >= KEEP, "%s", stx_error(x));
         }
         for (i = 0; i < 300; i++) {
-            size_t first = a->layer[0].first;
+            size_t first = a->layer[0].offset;
             stx_begin(x, STX_TRAIN);
             stx_memory_view(a, 0, KEEP, &view);
-            moves[k] += i >= 100 && a->layer[0].first != first;
+            moves[k] += i >= 100 && a->layer[0].offset != first;
             stx_memory_push(a, a, 0, KEEP, stx_input(x, v, 2, STEP, RW, 0), NULL);
         }
-        pace[k] = a->layer[0].pace;
+        pace[k] = a->layer[0].max_pushed;
     }
     CHECK(stx_ok(x) && pace[0] == STEP && pace[1] == STEP && moves[1] <= moves[0],
           "pace %zu then %zu; %zu moves then %zu", pace[0], pace[1], moves[0], moves[1]);
@@ -1059,8 +1059,8 @@ static void rows_turns(void) {
                           "kind %d, step %zu: view %zu has changed", kind, step, k);
         }
         CHECK(step > 7, "%zu steps", step);
-        CHECK(s[0]->layer[0].room <= (turns > states ? 3 : 2) * keep + 6, "room for %zu rows",
-              s[0]->layer[0].room);
+        CHECK(s[0]->layer[0].capacity <= (turns > states ? 3 : 2) * keep + 6, "room for %zu rows",
+              s[0]->layer[0].capacity);
         free(t);
         stx_destroy(x);
     }
@@ -1080,8 +1080,8 @@ static void rows_room(void) {
     h = some(x, t, RB, 6, 0, &pad);
     stx_memory_push(s, NULL, 0, 30, h, NULL);
     stx_memory_push(r, NULL, 0, 30, h, NULL);
-    CHECK(s->layer[0].room == 9 && r->layer[0].room == 6, "room for %zu and %zu", s->layer[0].room,
-          r->layer[0].room);
+    CHECK(s->layer[0].capacity == 9 && r->layer[0].capacity == 6, "room for %zu and %zu", s->layer[0].capacity,
+          r->layer[0].capacity);
     CHECK(stx_memory_reserve(r, 30), "%s", stx_error(x));
     holds("with more room", r, 0, t, 30);
     data = r->layer[0].data;
@@ -1093,7 +1093,7 @@ static void rows_room(void) {
     holds("full", r, 0, t, 30);
     CHECK(data == r->layer[0].data && bytes == stx_bytes(x), "it moved");
     for (i = 0; i < 3; i++) stx_memory_push(s, s, 0, 12, h, NULL);
-    CHECK(s->layer[0].room == 12 && stx_memory_max_rows(s) == 12, "room for %zu", s->layer[0].room);
+    CHECK(s->layer[0].capacity == 12 && stx_memory_max_rows(s) == 12, "room for %zu", s->layer[0].capacity);
     free(t);
     stx_destroy(x);
 }
@@ -1112,11 +1112,11 @@ static void rows_errors(void) {
     d.layers = 2;
     d.B = 2;
     d.widths = widths;
-    d.fixed = 1;
+    d.is_state = 1;
     CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "several widths"), "%s", stx_error(x));
     stx_clear_error(x);
-    d.fixed = 0;
-    d.most = 8;
+    d.is_state = 0;
+    d.max_rows = 8;
     s = stx_memory_create(x, &d);
     stx_begin(x, STX_EVAL);
     h = stx_input(x, v, 2, 6, RW, 0);
@@ -1355,14 +1355,14 @@ static void cache_attention(void) {
         if (kind == 2 || kind == 3)
             a.pe = stx_param(p, STX_NORMAL, 1, "pe", P, kind == 2 ? C / 2 : C, 0, 0);
         if (kind == 3) {
-            a.u = stx_param(p, STX_NORMAL, 1, "u", C, 0, 0, 0);
-            a.vb = stx_param(p, STX_NORMAL, 1, "vb", C, 0, 0, 0);
+            a.content_bias = stx_param(p, STX_NORMAL, 1, "u", C, 0, 0, 0);
+            a.position_bias = stx_param(p, STX_NORMAL, 1, "vb", C, 0, 0, 0);
             d.scale = 0.3;
         }
         if (kind == 4) {
-            a.z = stx_param(p, STX_CONSTANT, 0.6, "z", 2, 0, 0, 0);
-            a.pk = stx_param(p, STX_NORMAL, 1, "pk", 2, 3, C / 2, 0);
-            a.pv = stx_param(p, STX_NORMAL, 1, "pv", 2, 3, C / 2, 0);
+            a.span_fraction = stx_param(p, STX_CONSTANT, 0.6, "z", 2, 0, 0, 0);
+            a.persistent_k = stx_param(p, STX_NORMAL, 1, "pk", 2, 3, C / 2, 0);
+            a.persistent_v = stx_param(p, STX_NORMAL, 1, "pv", 2, 3, C / 2, 0);
             d.max_span = (double)window;
             d.ramp = 4;
             d.delta_min = 1;
@@ -1456,9 +1456,9 @@ static void cache_pad(void) {
     a.k = stx_input(x, k, B, N, C, 0);
     a.v = stx_input(x, v, B, N, C, 0);
     a.pad = stx_tokens(x, pad, B, N);
-    a.made = &made;
+    a.args_out = &made;
     want = host_of(x, stx_attention(x, &a, &d));
-    CHECK(made && made->T == N && made->top && made->inv, "%s", stx_error(x));
+    CHECK(made && made->T == N && made->row_max && made->inv_sum, "%s", stx_error(x));
     for (b = 0; made && b < B; b++)
         for (h = 0; h < H; h++)
             for (i = 0; i < N; i++) {
@@ -1470,14 +1470,14 @@ static void cache_pad(void) {
                     for (e = 0; e < C / H; e++)
                         s += (double)q[(b * N + i) * C + h * (C / H) + e]
                              * (double)k[(b * N + j) * C + h * (C / H) + e];
-                    w = exp(s * (double)made->scale - (double)made->top[row])
-                        * (double)made->inv[row];
+                    w = exp(s * (double)made->scale - (double)made->row_max[row])
+                        * (double)made->inv_sum[row];
                     if (!(fabs(w - work[j]) <= worst)) worst = fabs(w - work[j]);
                 }
             }
     CHECK(worst < TOL, "weights by the statistics are off by %g", worst);
     CHECK(stx_cache_window(c, 0, N, C, 0), "%s", stx_error(x));
-    a.made = NULL;
+    a.args_out = NULL;
     for (at = 0, worst = 0; at < N; at += t) {
         double e;
         t = at % 3 ? 1 : 4;

@@ -325,14 +325,14 @@ static void one_hot(void) {
                           a && b ? difference(a->data, b->data, a->size) : HUGE_VAL, stx_error(x));
                     for (l = 0; l < 6; l++)
                         if (letters[l] == 's')
-                            CHECK(s->mem->layer[l].real == o->mem->layer[l].real
-                                      && s->mem->layer[l].real
+                            CHECK(s->mem->layer[l].count == o->mem->layer[l].count
+                                      && s->mem->layer[l].count
                                       && !memcmp(s->mem->layer[l].data, o->mem->layer[l].data,
-                                                 3 * o->mem->layer[l].real * d.dim
+                                                 3 * o->mem->layer[l].count * d.dim
                                                      * sizeof(stx_real)),
                                   "memory of block %zu", l);
                         else
-                            CHECK(o->mem->layer[l].real == 0, "block %zu is %c and remembers", l,
+                            CHECK(o->mem->layer[l].count == 0, "block %zu is %c and remembers", l,
                                   letters[l]);
                 }
                 free(t);
@@ -439,9 +439,9 @@ static void resets(void) {
         CHECK(stx_par_state_copy(cut, 0, s, 1, 1), "%s: %s", name, stx_error(x));
         for (l = 0; l < m->desc.blocks; l++) {
             const stx_memory_layer *p = &cut->mem->layer[l], *q = &one->mem->layer[l];
-            size_t there = q->real;
-            CHECK(p->real >= there
-                      && difference(p->data + (p->real - there) * D, q->data, there * D)
+            size_t there = q->count;
+            CHECK(p->count >= there
+                      && difference(p->data + (p->count - there) * D, q->data, there * D)
                              <= TOL * largest(q->data, there * D),
                   "%s: rows of block %zu", name, l);
         }
@@ -1818,7 +1818,7 @@ static void errors(void) {
     fails(x, "expected an attention block .. got block 1");
     CHECK(!stx_par_state_set(o, 0, v, 4), "-");
     fails(x, "at most M = 3 rows, got block 0 and 4 rows");
-    CHECK(stx_par_state_set(o, 0, v, 2) && o->mem->layer[0].real == 2 && stx_par_state_get(o, 0, v),
+    CHECK(stx_par_state_set(o, 0, v, 2) && o->mem->layer[0].count == 2 && stx_par_state_get(o, 0, v),
           "%s", stx_error(x));
     CHECK(!stx_par_gen_set(g, NULL), "-");
     fails(x, "stx_par_gen_set");

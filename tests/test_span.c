@@ -270,9 +270,9 @@ static void dropout(void) {
                     in.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
                     in.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
                     in.pe = m->key_pe;
-                    in.z = p->z;
-                    in.pk = p->pers_key;
-                    in.pv = p->pers_val;
+                    in.span_fraction = p->z;
+                    in.persistent_k = p->pers_key;
+                    in.persistent_v = p->pers_val;
                     a.heads = d.heads;
                     a.span = S;
                     a.delta_min = 1;
@@ -421,13 +421,13 @@ static void handed_over(void) {
             stx_real *want, *a = NULL, *b;
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].real * d.dim + 1)
+                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].count * d.dim + 1)
                                                    * sizeof *row);
                 CHECK(stx_span_state_get(s[0], l, row)
-                          && stx_span_state_set(s[1], l, s[0]->rows->layer[l].rows, row,
-                                                s[0]->rows->layer[l].real),
+                          && stx_span_state_set(s[1], l, s[0]->rows->layer[l].logical_count, row,
+                                                s[0]->rows->layer[l].count),
                       "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
-                filled |= s[0]->rows->layer[l].real == stx_span_cache(m[0], l);
+                filled |= s[0]->rows->layer[l].count == stx_span_cache(m[0], l);
                 free(row);
             }
             for (c = 0; c < 2; c++) {
@@ -455,7 +455,7 @@ static void handed_over(void) {
         }
         CHECK(filled, "%s: no cache was ever full", name);
         for (i = 0; i < 4; i++) {
-            size_t rows = s[1]->rows->layer[0].rows, real = s[1]->rows->layer[0].real;
+            size_t rows = s[1]->rows->layer[0].logical_count, real = s[1]->rows->layer[0].count;
             stx_real one[1] = {0};
             CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5,
                                       i == 3 ? NULL : one,
@@ -464,7 +464,7 @@ static void handed_over(void) {
                                                : 0)
                       && !stx_ok(x[1]),
                   "case %zu", i);
-            CHECK(s[1]->rows->layer[0].rows == rows && s[1]->rows->layer[0].real == real
+            CHECK(s[1]->rows->layer[0].logical_count == rows && s[1]->rows->layer[0].count == real
                       && strstr(stx_error(x[1]), "stx_memory_set"),
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
@@ -1076,7 +1076,7 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
     a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
     a.pe = m->key_pe;
-    a.z = p->z;
+    a.span_fraction = p->z;
     d.heads = m->desc.heads;
     d.delta_min = 1;
     d.max_span = (double)m->desc.span;
@@ -1222,7 +1222,7 @@ static void by_hand(void) {
         in.q = stx_input(x, &q, 1, 1, 1, 0);
         in.k = stx_input(x, key, 1, 5, 1, 0);
         in.v = stx_input(x, val, 1, 5, 1, 0);
-        in.z = zt;
+        in.span_fraction = zt;
         d.heads = 1;
         d.span = 4;
         d.delta_min = 1;
@@ -1425,9 +1425,9 @@ static void groups(void) {
                 in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
                 in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
                 in.pe = m->key_pe;
-                in.z = p->z;
-                in.pk = p->pers_key;
-                in.pv = p->pers_val;
+                in.span_fraction = p->z;
+                in.persistent_k = p->pers_key;
+                in.persistent_v = p->pers_val;
                 a.heads = 6;
                 a.span = S;
                 a.delta_min = 1;
@@ -1502,7 +1502,7 @@ static void memory_errors(void) {
 
     CHECK(!stx_span_state_load(s, NULL, "memory."), "loaded from no file");
     CHECK(test_says(stx_error(x), "stx_span_state_load: expected a file"), "%s", stx_error(x));
-    CHECK(s->rows->layer[0].real == 0, "a failed load leaves rows");
+    CHECK(s->rows->layer[0].count == 0, "a failed load leaves rows");
     stx_clear_error(x);
 
     d.pers = ((size_t)1 << 30) + 1;

@@ -42,8 +42,8 @@ typedef struct counted {
 static void count(const stx_share *s, const void *job) {
     counted *c = (counted *)(uintptr_t)job;
     size_t i;
-    if (s->thread >= c->threads || s->from >= s->to) c->wrong = 1;
-    for (i = s->from; i < s->to; i++) c->times[i]++;
+    if (s->thread >= c->threads || s->begin >= s->end) c->wrong = 1;
+    for (i = s->begin; i < s->end; i++) c->times[i]++;
 }
 
 static void once(void) {
@@ -95,13 +95,13 @@ static void be_late(const stx_share *s, const void *job) {
     int wait = s->thread != 0;
     while (wait) { /* a helper stays in its first piece until all others are done */
         pthread_mutex_lock(&l->lock);
-        wait = l->done + (s->to - s->from) < l->n;
+        wait = l->done + (s->end - s->begin) < l->n;
         pthread_mutex_unlock(&l->lock);
         if (wait) nap(1);
     }
     pthread_mutex_lock(&l->lock);
-    l->done += s->to - s->from;
-    if (!s->thread) l->by_caller += s->to - s->from;
+    l->done += s->end - s->begin;
+    if (!s->thread) l->by_caller += s->end - s->begin;
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -131,7 +131,7 @@ static void meet(const stx_share *s, const void *job) {
     late *l = (late *)(uintptr_t)job;
     int wait = 1;
     pthread_mutex_lock(&l->lock);
-    l->done += s->to - s->from;
+    l->done += s->end - s->begin;
     pthread_mutex_unlock(&l->lock);
     while (wait) {
         pthread_mutex_lock(&l->lock);

@@ -72,8 +72,8 @@ const char *inner_name(const stx_ctx *x) {
 }
 
 void inner_poison(stx_ctx *x) {
-    size_t i, n = x->scratch ? (size_t)x->desc.threads * STX__PACK : 0;
-    for (i = 0; i < n; i++) x->scratch[i] = (stx_real)NAN;
+    size_t i, n = x->threads.scratch ? (size_t)x->desc.threads * STX__PACK : 0;
+    for (i = 0; i < n; i++) x->threads.scratch[i] = (stx_real)NAN;
 }
 
 int inner_isa(const stx_ctx *x) {
@@ -94,7 +94,7 @@ uint32_t inner_bf16(stx_real v) {
 #endif
 uint32_t inner_busy(const stx_ctx *x) {
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    return x->pool ? STX__PEEK(&x->pool->busy) : 0;
+    return x->threads.pool ? STX__PEEK(&x->threads.pool->busy) : 0;
 #else
     (void)x;
     return 0;

@@ -44,16 +44,16 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     a.span = 1152;
     a.delta_min = 1;
     a.scale = 1;
-    a.ldq = a.ldk = a.H * D;
+    a.q_row_stride = a.kv_row_stride = a.H * D;
     a.q = a.k = a.v = a.pe = a.dy = p;
     a.y = a.dq = a.dk = a.dv = a.dpe = p;
-    if (two) a.u = a.vb = p;
+    if (two) a.content_bias = a.position_bias = p;
     for (wide = 0; wide < 2; wide++) { /* with a strip of queries a warp, and with two */
         a.B = 64;
         a.T = wide ? 512 : 64;
         a.S = a.T + 1152;
-        a.stq = a.T * a.ldq;
-        a.stk = a.S * a.ldk;
+        a.q_batch_stride = a.T * a.q_row_stride;
+        a.kv_batch_stride = a.S * a.kv_row_stride;
         if (!stx__attn_bwd_make(x, &a, &ab, &c)) break;
         f = stx__attn_choose(x, &ab.p, 1);
         if (wide && f.bq == 64) break;
