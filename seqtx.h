@@ -1660,7 +1660,7 @@ enum { STX_INIT_AS_IS = 0,      /* a */
 typedef struct stx_init { int kind; double a; int rule; } stx_init;
 
 enum { STX_VOCAB_PLAIN = 0, STX_VOCAB_TIED, STX_VOCAB_ADAPTIVE };      /* stx_vocab_io_desc.in (not tied) and .out */
-enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };        /* .head_direct and .no_projs */
+enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };        /* .direct_head and .no_projections */
 /* V words become vectors of emb channels; hidden states of d channels become
    probabilities of V words. */
 typedef struct stx_vocab_io_desc {
@@ -1683,7 +1683,7 @@ typedef struct stx_vocab_io_desc {
     int    separate_first;           /* ... but for the first cluster's, of which each side has its own */
     int    one_proj;            /* the input's clusters, all of one width, have one
                                    projection, in_emb.projs.0, as have those of the
-                                   output that share it. Not with by_cluster */
+                                   output that share it. Not with cluster_major */
     int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
     int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
     int    cluster_major;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
@@ -1753,7 +1753,7 @@ typedef struct stx_memory_desc {
 typedef struct stx_memory_layer {
     size_t    width;
     size_t    count;             /* rows held */
-    size_t    logical_count;             /* the same; with desc.whole and those that were never written: a number for whoever counts them */
+    size_t    logical_count;             /* the same; with desc.count_unwritten and those that were never written: a number for whoever counts them */
     stx_real *data;             /* (real,width) of the first stream, oldest first, on the device; NULL before the first push */
     size_t    stride;           /* numbers from a stream to the next */
     int       masked;           /* is a row missing in a stream? Then */
@@ -1771,7 +1771,7 @@ typedef struct stx_memory {
     stx_memory_desc   desc;
     size_t          B;
     stx_memory_layer *layer;
-    stx_real       *all;        /* desc.fixed: (layers,B,width), the layers' data */
+    stx_real       *all;        /* desc.is_state: (layers,B,width), the layers' data */
 } stx_memory;
 
 /* Empty. NULL and an error: no streams or no layers, no memory. It lives until it is
@@ -1792,17 +1792,17 @@ STX_DEF size_t stx_memory_max_rows(const stx_memory *s);
 
 /* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL:
    none before. pad (B,T): not 0 where h has no such row; NULL: all are there.
-   desc.fixed: h (B,width) is the row, keep 1. 1, or 0 and an error. */
+   desc.is_state: h (B,width) is the row, keep 1. 1, or 0 and an error. */
 STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
 /* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width),
-   desc.fixed: (B,width); NULL when there are none. */
+   desc.is_state: (B,width); NULL when there are none. */
 STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
 /* The same as a view, for ops that read rows where they stand: valid, with the numbers
    of now, until the next stx_begin, whatever is pushed, set, reset or freed. To have
    place for what will be pushed the rows may move within their buffer first (s is
    const, for what it holds does not change; an address from layer[l].data may be of
    before). out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not
-   of desc.fixed. */
+   of desc.is_state. */
 STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
 /* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what
    stx_linear_memory takes. h itself when there are none. */
@@ -1815,7 +1815,7 @@ STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, 
 /* The rows (B,e,width), e = real + T - keep, that stx_memory_push(.., s, l, keep, h,
    pad) will drop, a constant: what a second, compressed memory is made of. mask (NULL:
    not wanted) gets which of them are missing, as stx_memory_mask. NULL when none falls
-   out. Not of desc.fixed. */
+   out. Not of desc.is_state. */
 STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
     const stx_ids **mask);
 
@@ -1827,13 +1827,13 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
 STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n);
 /* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest
    first; and n <= rows of them in place of what it had, none missing. rows: with
-   desc.whole the other's rows; else n. 1, or 0 and an error, with the rows as they
+   desc.count_unwritten the other's rows; else n. 1, or 0 and an error, with the rows as they
    were. */
 STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out);
 STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n);
 /* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing,
-   metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with desc.as_one
-   "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.fixed "<prefix>"
+   metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with desc.shared_layout
+   "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.is_state "<prefix>"
    (layers,B,width) alone. prefix: at most 80 letters. What is saved must not change
    until stx_writer_finish. load: all is checked before the first number is copied; 1,
    or 0 and an error, with nothing remembered. */
@@ -1892,7 +1892,7 @@ typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
     stx_params      *params;
-    const stx_vocab_io *words;
+    const stx_vocab_io *vocab_io;
     /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL:
        nothing); out: where it goes on (NULL: nowhere; may be in) */
     stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
@@ -17373,21 +17373,21 @@ static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc
         }
     if (!d->width[0]) d->width[0] = d->dim;
     if (d->direct_head < 0 || d->direct_head > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "head_direct", d->direct_head,
+        return stx_bad_value(x, who, "direct_head", d->direct_head,
                              "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
     if (d->no_projections < 0 || d->no_projections > STX_VOCAB_OUTPUT)
-        return stx_bad_value(x, who, "no_projs", d->no_projections,
+        return stx_bad_value(x, who, "no_projections", d->no_projections,
                              "0 or one of STX_VOCAB_BOTH .. _OUTPUT");
     if (d->proj_biases && d->out != STX_VOCAB_ADAPTIVE)
         return stx_bad_value(x, who, "proj_biases", 1, "0 without an adaptive output");
     if (d->separate_first && !d->share_projs)
-        return stx_bad_value(x, who, "own_first", 1, "0 without share_projs");
+        return stx_bad_value(x, who, "separate_first", 1, "0 without share_projs");
     if (d->one_proj
         && (d->in != STX_VOCAB_ADAPTIVE || d->cluster_major
             || !stx__vocab_io_projects(d, 0, STX_VOCAB_INPUT)))
         return stx_bad_value(x, who, "one_proj", 1,
                              "0 but for an adaptive input whose first "
-                             "cluster has a projection, without by_cluster");
+                             "cluster has a projection, without cluster_major");
     for (i = 0; i <= d->cutoffs; i++) {
         if (!d->width[i])
             d->width[i] = d->no_projections == STX_VOCAB_BOTH
@@ -17402,7 +17402,7 @@ static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc
             if (d->out != STX_VOCAB_ADAPTIVE && side == STX_VOCAB_OUTPUT) continue;
             if (!stx__vocab_io_projects(d, i, side) && stx__vocab_io_width(d, i, side) != d->dim)
                 return stx_bad_value(x, who,
-                                     i ? "width of a cluster with no_projs"
+                                     i ? "width of a cluster with no_projections"
                                        : "width of the first cluster, which has no "
                                          "projection,",
                                      (double)stx__vocab_io_width(d, i, side), "dim");
@@ -18353,7 +18353,7 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
         dim[2] = s->desc.width;
         return stx_writer_add_device(w, prefix, 3, dim, s->all);
     }
-    /* the layer that speaks for all with as_one */
+    /* the layer that speaks for all with shared */
     for (one = 0; one < s->desc.layers && !s->layer[one].width; one++) {
     }
     if (s->desc.shared_layout
@@ -18362,24 +18362,24 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
         return 0;
     for (l = 0; l < s->desc.layers; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        int as_one = s->desc.shared_layout;
+        int shared = s->desc.shared_layout;
         dim[0] = s->B;
         dim[1] = y->count;
         dim[2] = y->width;
-        if (!as_one
+        if (!shared
             && (!stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "rows.", l),
                                      y->logical_count)
                 || !stx_writer_meta_u64(w, stx__memory_name(name, sizeof name, prefix, "real.", l),
                                         y->count)))
             return 0;
         if (!y->count || !y->width) continue;
-        if (y->masked && (!as_one || l == one)
+        if (y->masked && (!shared || l == one)
             && !stx_writer_add(w,
-                               stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
-                                              as_one ? SIZE_MAX : l),
+                               stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
+                                              shared ? SIZE_MAX : l),
                                STX_I32, 2, dim, y->pad))
             return 0;
-        stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l);
+        stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l);
         if (!stx__writer_add_runs(w, name, dim, y->data, y->stride)) return 0;
     }
     return 1;
@@ -18406,10 +18406,10 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
     size_t width = s->layer[l].width, most = s->desc.max_rows ? s->desc.max_rows : (size_t)1 << 31;
     char name[128];
     const stx_entry *pad;
-    int as_one = s->desc.shared_layout;
+    int shared = s->desc.shared_layout;
     if (!stx_file_meta_u64(x, f,
-                           stx__memory_name(name, sizeof name, prefix, as_one ? "rows" : "rows.",
-                                          as_one ? SIZE_MAX : l),
+                           stx__memory_name(name, sizeof name, prefix, shared ? "rows" : "rows.",
+                                          shared ? SIZE_MAX : l),
                            rows))
         return 0;
     if (*rows > most) {
@@ -18420,7 +18420,7 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
         return 0;
     }
     *real = *rows;
-    if (!as_one
+    if (!shared
         && !stx_file_meta_u64(x, f, stx__memory_name(name, sizeof name, prefix, "real.", l), real))
         return 0;
     if (!*real || !width) return 1;
@@ -18430,11 +18430,11 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
         return 0;
     }
     if (!stx__memory_entry(x, f,
-                         stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l),
+                         stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l),
                          s->B, (size_t)*real, width))
         return 0;
-    pad = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
-                                          as_one ? SIZE_MAX : l));
+    pad = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
+                                          shared ? SIZE_MAX : l));
     if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
     stx_fail(x, STX_ERR_FORMAT,
              "tensor \"%s\" is of another shape, want (%zu,%zu): the file is damaged", name, s->B,
@@ -18445,7 +18445,7 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
 static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix, size_t l) {
     stx_ctx *x = s->ctx;
     stx_memory_layer *y = &s->layer[l];
-    int as_one = s->desc.shared_layout, good;
+    int shared = s->desc.shared_layout, good;
     char name[128];
     uint64_t rows, real;
     size_t i, N;
@@ -18456,7 +18456,7 @@ static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix
     if (!y->width) return 1;
     if (real && !stx__memory_make_room(s, l, 0, (size_t)real, stx__memory_spare(s, y, (size_t)real)))
         return 0;
-    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "memory." : "", l));
+    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l));
     for (i = 0; real && i < s->B; i++) {
         stx_entry part = *e; /* a stream's */
         part.count = e->count / s->B;
@@ -18466,8 +18466,8 @@ static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix
     }
     y->logical_count = (size_t)rows;
     y->count = (size_t)real;
-    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, as_one ? "pad" : "pad.",
-                                        as_one ? SIZE_MAX : l));
+    e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
+                                        shared ? SIZE_MAX : l));
     if (!real || !e) return 1;
     N = s->B * y->count;
     v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));

@@ -200,8 +200,8 @@
            half(model, text, old);
 
            for (size_t l = 0; stx_ok(x) && l < d.layers; l++) {
-               size_t rows = old->rows->layer[l].rows;
-               size_t n = old->rows->layer[l].real;
+               size_t rows = old->memory->layer[l].logical_count;
+               size_t n = old->memory->layer[l].count;
                size_t bytes = old->B * n * d.dim * sizeof(stx_real);      // (B,n,d)
                stx_real *data = (stx_real *)malloc(bytes);
                if (data && stx_span_state_get(old, l, data))
@@ -483,7 +483,7 @@ typedef struct stx_span {
     stx_span_desc   desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_tensor     *key_pe;     /* (L,D): row L - t is E_t */
-    stx_vocab_io      *words;      /* embedding and output head */
+    stx_vocab_io      *vocab_io;      /* embedding and output head */
     stx_span_layer *layer;      /* [layers] */
     stx_tensor    **z;          /* [layers], of all layers; NULL if spans are fixed */
     stx_param_subset     *spans;      /* the same, for stx_clamp_params */
@@ -511,8 +511,8 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc);
 typedef struct stx_span_state {
     stx_span *model;
     size_t    B;
-    stx_memory *rows;     /* storage: layer[l].real rows of layer inputs, (B,real,d), oldest
-                           first. layer[l].rows is the cache length: C, or less while the
+    stx_memory *memory;     /* storage: layer[l].count rows of layer inputs, (B,real,d), oldest
+                           first. layer[l].logical_count is the cache length: C, or less while the
                            cache of a grown span refills. With STX_SPAN_LITERAL_MEMORY the
                            rows - real rows before them are zeros; otherwise they do not
                            exist */
@@ -534,9 +534,9 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
 
 /* Copies the memory of layer l to and from host memory; see "Copying a memory" in the
    manual. get writes (B,n,d) values to out, oldest row first, with n rows per stream,
-   n = s->rows->layer[l].real. It is an error while a stream that was reset has fewer
+   n = s->memory->layer[l].count. It is an error while a stream that was reset has fewer
    rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
-   is the cache length: layer[l].rows of the source, or stx_span_cache(s->model, l) if
+   is the cache length: layer[l].logical_count of the source, or stx_span_cache(s->model, l) if
    the data does not come from a memory. Both return 1, or set an error and return 0.
    If set fails, the memory is unchanged, except that layer l is empty if an allocation
    failed. */
@@ -871,7 +871,7 @@ STX_DEF stx_span *stx_span_create(stx_ctx *x, const stx_span_desc *desc) {
     if (!m->params || !m->layer) return NULL;
 
     m->key_pe = stx_param(m->params, STX_NORMAL, 1, "key_pe", d->span, d->dim / d->heads, 0, 0);
-    m->words = stx_vocab_io_create(m->params, &words);
+    m->vocab_io = stx_vocab_io_create(m->params, &words);
     for (l = 0; l < d->layers; l++) stx__span_create_layer(m, l);
 
     if (d->adapt_span) {
@@ -983,15 +983,15 @@ STX_DEF uint64_t stx_span_key(const stx_span *m, const stx_ids *ids, const stx_i
         stx__span_sizes(m, l, &S, &C);
         key = stx_key_add(stx_key_add(key, S), C);
         if (!s) continue;
-        stx__span_groups(m, l, s->B, STX_MIN(S, s->rows->layer[l].count),
-                         s->rows->layer[l].masked, &g);
+        stx__span_groups(m, l, s->B, STX_MIN(S, s->memory->layer[l].count),
+                         s->memory->layer[l].masked, &g);
         for (k = 0; k < g.count; k++) key = stx_key_add(key, g.rows[k]);
         for (k = 0; k < m->desc.heads; k++) key = stx_key_add(key, g.of[k]);
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
-    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
-    return s ? stx_memory_key(s->rows, key) : key;
+    key = stx_vocab_io_key(m->vocab_io, key, ids, targets, NULL);
+    return s ? stx_memory_key(s->memory, key) : key;
 }
 
 STX_DEF double stx_span_of(const stx_span *m, size_t l, size_t head) {
@@ -1048,52 +1048,52 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     if (!s) return NULL;
     s->model = m;
     s->B = B;
-    s->rows = stx_memory_create(x, &d);
+    s->memory = stx_memory_create(x, &d);
     stx_span_state_reset(s);
     return stx_ok(x) ? s : NULL;
 }
 
 STX_DEF void stx_span_state_free(stx_span_state *s) {
     if (!s) return;
-    stx_memory_free(s->rows);
+    stx_memory_free(s->memory);
     stx_block_free(s->model->ctx, s);
 }
 
 STX_DEF void stx_span_state_reset(stx_span_state *s) {
     size_t l;
     if (!s || !stx_ok(s->model->ctx)) return;
-    stx_memory_reset(s->rows);
+    stx_memory_reset(s->memory);
     for (l = 0; l < s->model->desc.layers; l++)
-        s->rows->layer[l].logical_count = stx_span_cache(s->model, l);
+        s->memory->layer[l].logical_count = stx_span_cache(s->model, l);
 }
 
 STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream) {
-    if (s) stx_memory_reset_stream(s->rows, stream);
+    if (s) stx_memory_reset_stream(s->memory, stream);
 }
 
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out) {
     if (!s || !stx_ok(s->model->ctx)) return 0;
-    if (l < s->model->desc.layers && s->rows->layer[l].masked) {
+    if (l < s->model->desc.layers && s->memory->layer[l].masked) {
         stx_fail(s->model->ctx, STX_ERR_ARG,
                  "stx_span_state_get: expected all streams to have the same rows of layer %zu, "
                  "but some were reset: use stx_span_state_save or stx_span_state_copy", l);
         return 0;
     }
-    return stx_memory_get(s->rows, l, out);
+    return stx_memory_get(s->memory, l, out);
 }
 
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n) {
-    return s && stx_memory_set(s->rows, l, rows, in, n);
+    return s && stx_memory_set(s->memory, l, rows, in, n);
 }
 
 STX_DEF int stx_span_state_copy(stx_span_state *to, size_t b, const stx_span_state *from,
                                 size_t c, size_t n) {
-    return to && stx_memory_copy(to->rows, b, from ? from->rows : NULL, c, n);
+    return to && stx_memory_copy(to->memory, b, from ? from->memory : NULL, c, n);
 }
 
 STX_DEF int stx_span_state_save(stx_writer *w, const stx_span_state *s, const char *prefix) {
-    return s && stx_memory_save(w, s->rows, prefix);
+    return s && stx_memory_save(w, s->memory, prefix);
 }
 
 STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char *prefix) {
@@ -1104,7 +1104,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
                  "stx_span_state_load: expected a file from stx_file_open, got NULL");
         return 0;
     }
-    return stx_memory_load(s->rows, f, prefix);
+    return stx_memory_load(s->memory, f, prefix);
 }
 
 
@@ -1198,7 +1198,7 @@ static stx_tensor *stx__span_layer(stx_ctx *x, void *user, stx_tensor **in, stx_
 
 /* ids (B,T) -> (B,T,d), with emb_dropout. */
 static stx_tensor *stx__span_embed(stx_span *m, const stx_ids *ids) {
-    return stx_dropout(m->ctx, stx_vocab_io_embed(m->words, ids), m->desc.emb_dropout);
+    return stx_dropout(m->ctx, stx_vocab_io_embed(m->vocab_io, ids), m->desc.emb_dropout);
 }
 
 /* Checks that a memory fits the model and the batch size of the tokens. */
@@ -1217,7 +1217,7 @@ static int stx__span_state_fits(const stx_span *m, const stx_ids *ids, const stx
 STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_span_state *in,
                                      stx_span_state *out) {
     stx_ctx *x = m ? m->ctx : NULL;
-    const stx_memory *memory = in ? in->rows : NULL;
+    const stx_memory *memory = in ? in->memory : NULL;
     stx_tensor *h;
     size_t l, C;
     if (!stx_ok(x) || !ids) return NULL;
@@ -1238,7 +1238,7 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
                          &job->groups);
 
         /* write the memory: the layer's input h, before the layer runs */
-        if (out && !stx_memory_push(out->rows, memory, l, C, h, NULL)) return NULL;
+        if (out && !stx_memory_push(out->memory, memory, l, C, h, NULL)) return NULL;
 
         /* the last recompute_layers layers are recomputed in the backward pass */
         if (m->desc.layers - l <= m->desc.recompute_layers)
@@ -1250,16 +1250,16 @@ STX_DEF stx_tensor *stx_span_forward(stx_span *m, const stx_ids *ids, const stx_
 }
 
 STX_DEF stx_tensor *stx_span_logits(stx_span *m, stx_tensor *h) {
-    return m ? stx_vocab_io_logits(m->words, h) : NULL;
+    return m ? stx_vocab_io_logits(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
-    return m ? stx_vocab_io_log_probs(m->words, h) : NULL;
+    return m ? stx_vocab_io_log_probs(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_vocab_io_loss(m->words, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->vocab_io, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
@@ -1322,7 +1322,7 @@ static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
-    return g ? stx_cache_feed(g->cache, g->model->words, ids, n, 0, stx__span_gen_step, g) : NULL;
+    return g ? stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 0, stx__span_gen_step, g) : NULL;
 }
 
 
@@ -1383,7 +1383,7 @@ STX_DEF stx_lm stx_span_as_lm(stx_span *m) {
     lm.model = m;
     lm.ctx = m->ctx;
     lm.params = m->params;
-    lm.words = m->words;
+    lm.vocab_io = m->vocab_io;
     lm.loss = stx__span_lm_loss;
     lm.total = stx__span_lm_total;
     lm.updated = stx__span_lm_updated;

@@ -626,7 +626,7 @@ typedef struct stx_comp {
     stx_comp_desc   desc;                   /* with the defaults filled in; its pointers are
                                                NULL */
     stx_params     *params;
-    stx_vocab_io      *words;                  /* embedding and output head, E wide; NULL
+    stx_vocab_io      *vocab_io;                  /* embedding and output head, E wide; NULL
                                                without vocab */
     stx_tensor     *in_w, *in_b, *out_w, *out_b;        /* (D,E) (D) (E,D) (E), if E != D */
     stx_tensor     *key_pe;                 /* STX_COMP_LEARNED: (rows,D), rows = S + max M +
@@ -672,7 +672,7 @@ typedef struct stx_comp_state {
     size_t   *M, *C;        /* of each layer: the model's, or those passed to
                                stx_comp_state_create_sized */
     stx_memory *mem, *comp;   /* rows of layer l, (B,n,D) and (B,c,D), oldest first, with
-                               n = mem->layer[l].real and c = comp->layer[l].real */
+                               n = mem->layer[l].count and c = comp->layer[l].count */
     stx_memory *usage;        /* STX_COMP_USED, else NULL: (B,n,2), for each row of mem the
                                attention it received, and the number of queries */
     stx_memory *source;       /* STX_COMP_AUX_BPTT, else NULL: the rows from which the newest
@@ -711,7 +711,7 @@ STX_DEF int stx_comp_state_copy(stx_comp_state *to, size_t b, const stx_comp_sta
                                 size_t from_b, size_t streams);
 
 /* Copies the memory of layer l to and from host memory. get writes its n =
-   mem->layer[l].real rows (B,n,D) and its c = comp->layer[l].real compressed rows
+   mem->layer[l].count rows (B,n,D) and its c = comp->layer[l].count compressed rows
    (B,c,D), oldest first; either pointer may be NULL. set replaces both, n <= M[l] and
    c <= C[l], and resets the usage. With STX_COMP_ROTATE, the rows are those that the
    last call moved to layer l. get is an error while streams lack rows, after a reset or
@@ -2348,7 +2348,7 @@ static void stx__comp_model_params(stx_comp *m, const stx_vocab_io_desc *words) 
         m->key_pe = stx_param(p, STX_ZEROS, 0, "key_pe", reach, D, 0, 0);
     else
         m->sines = stx__comp_sines(m, reach);
-    if (d->vocab) m->words = stx_vocab_io_create(p, words);
+    if (d->vocab) m->vocab_io = stx_vocab_io_create(p, words);
     if (E != D) {
         m->in_w = stx_param(p, STX_UNIFORM, bound_E, "in_proj.weight", D, E, 0, 0);
         m->in_b = stx_param(p, STX_UNIFORM, bound_E, "in_proj.bias", D, 0, 0, 0);
@@ -3796,11 +3796,11 @@ STX_DEF stx_tensor *stx_comp_segment(stx_comp *m, stx_tensor *h, const stx_ids *
 /* 1 if the model has vocab; else 0 and an error. */
 static int stx__comp_has_words(const stx_comp *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
-    if (!m->words)
+    if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
                  "%s: expected a model with vocab, got one for vectors: create it with vocab, or "
                  "use stx_comp_segment", op);
-    return m->words != NULL;
+    return m->vocab_io != NULL;
 }
 
 /* Hidden states (B,T,D) -> (B,T,E), the input of the output head. */
@@ -3811,7 +3811,7 @@ static stx_tensor *stx__comp_project_out(const stx_comp *m, stx_tensor *h) {
 STX_DEF stx_tensor *stx_comp_embed(stx_comp *m, const stx_ids *ids) {
     stx_tensor *h;
     if (!stx__comp_has_words(m, "stx_comp_embed")) return NULL;
-    h = stx_vocab_io_embed(m->words, ids);
+    h = stx_vocab_io_embed(m->vocab_io, ids);
     return m->in_w ? stx_linear(m->ctx, h, m->in_w, m->in_b, STX_ACT_NONE) : h;
 }
 
@@ -3822,12 +3822,12 @@ STX_DEF stx_tensor *stx_comp_forward(stx_comp *m, const stx_ids *ids, const stx_
 
 STX_DEF stx_tensor *stx_comp_logits(stx_comp *m, stx_tensor *h) {
     if (!stx__comp_has_words(m, "stx_comp_logits")) return NULL;
-    return stx_vocab_io_logits(m->words, stx__comp_project_out(m, h));
+    return stx_vocab_io_logits(m->vocab_io, stx__comp_project_out(m, h));
 }
 
 STX_DEF stx_tensor *stx_comp_log_probs(stx_comp *m, stx_tensor *h) {
     if (!stx__comp_has_words(m, "stx_comp_log_probs")) return NULL;
-    return stx_vocab_io_log_probs(m->words, stx__comp_project_out(m, h));
+    return stx_vocab_io_log_probs(m->vocab_io, stx__comp_project_out(m, h));
 }
 
 /* Which targets do not count: 0 none, 1 some that are -1, 2 other negative ones too. */
@@ -3872,12 +3872,12 @@ STX_DEF stx_tensor *stx_comp_nll(stx_comp *m, stx_tensor *h, const stx_ids *targ
        then compute the mean of those that do */
     ignored = stx__comp_ignored(targets);
     group = stx_ranks(x) > 1 && stx_training(x);
-    if (!ignored && !pad && !group) return stx_vocab_io_loss(m->words, h, targets, NULL);
+    if (!ignored && !pad && !group) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
     if (pad || ignored == 2) targets = stx__comp_mark_ignored(x, targets, pad);
     memset(&how, 0, sizeof how);
     how.ignore = how.mean = 1;
     how.ignored_id = -1;
-    return stx_vocab_io_loss(m->words, h, targets, &how);
+    return stx_vocab_io_loss(m->vocab_io, h, targets, &how);
 }
 
 STX_DEF stx_tensor *stx_comp_loss(stx_comp *m, const stx_ids *ids, const stx_ids *targets,
@@ -3925,7 +3925,7 @@ STX_DEF uint64_t stx_comp_key(const stx_comp *m, const stx_ids *ids, const stx_i
     }
 
     key = stx_key_add(key, m->desc.recompute_layers);
-    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
+    key = stx_vocab_io_key(m->vocab_io, key, ids, targets, NULL);
     key = stx_key_add(key, (uint64_t)stx__comp_ignored(targets));
     n = s ? stx__comp_parts(s, part, name) : 0;
     for (i = 0; i < n; i++) key = stx_memory_key(part[i], key);
@@ -3974,7 +3974,7 @@ STX_DEF stx_comp_gen *stx_comp_gen_create_sized(stx_comp *m, size_t B, const siz
     g->B = B;
     g->stale = 1;
     g->state = stx_comp_state_create_sized(m, B, mems, cmems);
-    g->cache = stx_cache_create(x, L, B, m->words ? m->desc.vocab : 1);
+    g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
     g->rows = (stx_real **)stx_block(x, stx_bytes_of(3 * L, sizeof *g->rows, 1));
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, S, sizeof *g->pad));
     if (stx_ok(x)) {
@@ -4345,7 +4345,7 @@ static stx_tensor *stx__comp_gen_hidden(void *user, const stx_ids *ids) {
 
 STX_DEF const stx_real *stx_comp_gen_feed(stx_comp_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx__comp_has_words(g->model, "stx_comp_gen_feed")) return NULL;
-    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__comp_gen_hidden, g);
+    return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__comp_gen_hidden, g);
 }
 
 
@@ -4399,11 +4399,11 @@ STX_LM_STATES(comp)
 STX_DEF stx_lm stx_comp_as_lm(stx_comp *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
-    if (!m || !m->words) return lm;
+    if (!m || !m->vocab_io) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
     lm.params = m->params;
-    lm.words = m->words;
+    lm.vocab_io = m->vocab_io;
     lm.loss = stx__comp_lm_loss;
     lm.total = stx__comp_lm_total;
     lm.updated = stx__comp_lm_updated;

@@ -594,7 +594,7 @@ typedef struct stx_par {
     stx_params    *params;              /* the weights */
     stx_params    *arch;                /* the gates, arch.<l>, for a separate optimiser; NULL for
                                            a fixed network */
-    stx_vocab_io     *words;               /* embedding and output head; NULL without vocab */
+    stx_vocab_io     *vocab_io;               /* embedding and output head; NULL without vocab */
     stx_par_block *block;               /* [L] */
     stx_tensor    *u, *v;               /* (H,dh), unless own_uv */
     stx_tensor    *final_gain, *final_shift;
@@ -672,7 +672,7 @@ STX_DEF int stx_par_state_copy(stx_par_state *to, size_t b, const stx_par_state 
                                size_t n);
 
 /* Copies the memory of block l to and from host memory. get writes (B,n,D) values to
-   out, oldest row first, with n rows per stream, n = s->mem->layer[l].real. set
+   out, oldest row first, with n rows per stream, n = s->mem->layer[l].count. set
    replaces the block's memory with n <= M rows per stream. get is an error while streams
    lack rows, after a reset or padding: as plain values, those rows would exist. Both
    return 1, or set an error and return 0. */
@@ -2529,7 +2529,7 @@ static void stx__par_feed_params(stx_par *m, size_t l) {
 /* In the reference the words and the tails of the head of STX_PAR_OUT_REF are rows of
    one matrix, whose size is in Glorot's formula. */
 static void stx__par_head(stx_par *m) {
-    const stx_adaptive *head = &m->words->out;
+    const stx_adaptive *head = &m->vocab_io->out;
     const double words = (double)head->end[0], tails = (double)head->clusters - 1;
     const double D = (double)m->desc.dim, all = words + tails + D;
     if (m->desc.init != STX_PAR_INIT_REF || !head->cluster_w) return;
@@ -2583,8 +2583,8 @@ STX_DEF stx_par *stx_par_create(stx_ctx *x, const stx_par_desc *desc) {
 
     if (d->vocab) {
         stx__par_words(d, &words);
-        m->words = stx_vocab_io_create(m->params, &words);
-        if (m->words) stx__par_head(m);
+        m->vocab_io = stx_vocab_io_create(m->params, &words);
+        if (m->vocab_io) stx__par_head(m);
     }
     for (l = 0; l < d->blocks && stx_ok(x); l++) {
         m->block[l].kind = kind[l];
@@ -3475,16 +3475,16 @@ STX_DEF stx_tensor *stx_par_segment(stx_par *m, stx_tensor *h, const stx_ids *pa
 /* Checks that the model has an embedding and an output head. */
 static int stx__par_has_words(const stx_par *m, const char *op) {
     if (!m || !stx_ok(m->ctx)) return 0;
-    if (!m->words)
+    if (!m->vocab_io)
         stx_fail(m->ctx, STX_ERR_ARG,
                  "%s: expected a model with vocab > 0, got one for vectors: use stx_par_segment",
                  op);
-    return m->words != NULL;
+    return m->vocab_io != NULL;
 }
 
 STX_DEF stx_tensor *stx_par_embed(stx_par *m, const stx_ids *ids) {
     if (!stx__par_has_words(m, "stx_par_embed")) return NULL;
-    return stx_dropout(m->ctx, stx_vocab_io_embed(m->words, ids), m->desc.dropout);
+    return stx_dropout(m->ctx, stx_vocab_io_embed(m->vocab_io, ids), m->desc.dropout);
 }
 
 STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_par_state *in,
@@ -3493,11 +3493,11 @@ STX_DEF stx_tensor *stx_par_forward(stx_par *m, const stx_ids *ids, const stx_pa
 }
 
 STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_logits") ? stx_vocab_io_logits(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_logits") ? stx_vocab_io_logits(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->words, h) : NULL;
+    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->vocab_io, h) : NULL;
 }
 
 /* Which targets have no loss */
@@ -3532,7 +3532,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
     if (rows) *rows = NULL;
     if (!stx__par_has_words(m, "stx_par_nll") || !h || !targets) return NULL;
     kind = stx__par_how(m, targets, &how);
-    if (!how.ignore && !rows) return stx_vocab_io_loss(m->words, h, targets, NULL);
+    if (!how.ignore && !rows) return stx_vocab_io_loss(m->vocab_io, h, targets, NULL);
 
     if (kind == STX__PAR_NEGATIVE) {
         size_t i, n = targets->B * targets->T;
@@ -3541,7 +3541,7 @@ STX_DEF stx_tensor *stx_par_nll(stx_par *m, stx_tensor *h, const stx_ids *target
         for (i = 0; i < n; i++) v[i] = targets->data[i] < 0 ? how.ignored_id : targets->data[i];
         targets = stx_tokens(m->ctx, v, targets->B, targets->T);
     }
-    y = stx_vocab_io_loss(m->words, h, targets, &how);
+    y = stx_vocab_io_loss(m->vocab_io, h, targets, &how);
     if (rows) *rows = how.nll;
     return y;
 }
@@ -3575,7 +3575,7 @@ STX_DEF uint64_t stx_par_key(const stx_par *m, const stx_ids *ids, const stx_ids
 
     key = stx_key_add(key, m->desc.recompute_layers);
     key = stx_key_add(key, (uint64_t)stx__par_how(m, targets, &how));
-    key = stx_vocab_io_key(m->words, key, ids, targets, how.ignore ? &how : NULL);
+    key = stx_vocab_io_key(m->vocab_io, key, ids, targets, how.ignore ? &how : NULL);
     key = stx_key_add(key, (uint64_t)(m->frozen + 2 * m->desc.gate));
     key = stx_key_add(key, m->uniforms_count ? (uint64_t)(uintptr_t)m->uniforms : 0);
     key = stx_key_add(key, m->uniforms_count);
@@ -3625,7 +3625,7 @@ STX_DEF stx_par_gen *stx_par_gen_create_sized(stx_par *m, size_t B, size_t M) {
     g->clamp_len = m->desc.clamp_len;
     g->same_length = m->desc.same_length;
     g->stale = 1;
-    g->cache = stx_cache_create(x, L, B, m->words ? m->desc.vocab : 1);
+    g->cache = stx_cache_create(x, L, B, m->vocab_io ? m->desc.vocab : 1);
     g->pos = (stx_real **)stx_block(x, stx_bytes_of(L, sizeof *g->pos, 1));
     g->kind = (char *)stx_block(x, L + 1);
     g->pad = (int32_t *)stx_block(x, stx_bytes_of(B, M + 1, sizeof *g->pad));
@@ -3853,7 +3853,7 @@ static stx_tensor *stx__par_gen_feed(void *user, const stx_ids *ids) {
 
 STX_DEF const stx_real *stx_par_gen_feed(stx_par_gen *g, const int32_t *ids, size_t n) {
     if (!g || !stx__par_has_words(g->model, "stx_par_gen_feed")) return NULL;
-    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__par_gen_feed, g);
+    return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__par_gen_feed, g);
 }
 
 
@@ -3899,11 +3899,11 @@ STX_LM_STATES(par)
 STX_DEF stx_lm stx_par_as_lm(stx_par *m) {
     stx_lm lm;
     memset(&lm, 0, sizeof lm);
-    if (!m || !m->words) return lm;
+    if (!m || !m->vocab_io) return lm;
     lm.model = m;
     lm.ctx = m->ctx;
     lm.params = m->params;
-    lm.words = m->words;
+    lm.vocab_io = m->vocab_io;
     lm.loss = stx__par_lm_loss;
     lm.total = stx__par_lm_total;
     lm.updated = stx__par_lm_updated;

@@ -613,7 +613,7 @@ typedef struct stx_sru_lm {
     stx_sru_lm_desc desc;       /* with the defaults filled in */
     stx_params     *params;
     stx_sru        *sru;
-    stx_vocab_io      *words;      /* embedding and output head */
+    stx_vocab_io      *vocab_io;      /* embedding and output head */
 } stx_sru_lm;
 
 /* Creates a model with initialised parameters in context x, which owns it. The desc is
@@ -2804,8 +2804,8 @@ STX_DEF stx_sru_lm *stx_sru_lm_create(stx_ctx *x, const stx_sru_lm_desc *desc) {
     if (!m || !stx__sru_lm_resolve(x, desc, &m->desc, &words)) return NULL;
     m->ctx = x;
     m->params = stx_params_create(x);
-    m->words = stx_vocab_io_create(m->params, &words);
-    m->sru = m->words ? stx_sru_create(m->params, "", &m->desc.sru) : NULL;
+    m->vocab_io = stx_vocab_io_create(m->params, &words);
+    m->sru = m->vocab_io ? stx_sru_create(m->params, "", &m->desc.sru) : NULL;
     if (!m->sru) return NULL;
     m->desc.sru = m->sru->desc;
     return stx_ok(x) ? m : NULL;
@@ -2821,7 +2821,7 @@ static stx_tensor *stx__sru_lm_dropout(stx_sru_lm *m, stx_tensor *h) {
 
 static stx_tensor *stx__sru_lm_embed(stx_sru_lm *m, const stx_ids *ids) {
     STX__FP_SCOPE;
-    return stx__sru_lm_dropout(m, stx_vocab_io_embed(m->words, ids));
+    return stx__sru_lm_dropout(m, stx_vocab_io_embed(m->vocab_io, ids));
 }
 
 STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const stx_sru_state *in,
@@ -2833,16 +2833,16 @@ STX_DEF stx_tensor *stx_sru_lm_forward(stx_sru_lm *m, const stx_ids *ids, const 
 }
 
 STX_DEF stx_tensor *stx_sru_lm_logits(stx_sru_lm *m, stx_tensor *h) {
-    return m ? stx_vocab_io_logits(m->words, h) : NULL;
+    return m ? stx_vocab_io_logits(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) {
-    return m ? stx_vocab_io_log_probs(m->words, h) : NULL;
+    return m ? stx_vocab_io_log_probs(m->vocab_io, h) : NULL;
 }
 
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out) {
-    return m ? stx_vocab_io_loss(m->words, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->vocab_io, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
 }
 
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
@@ -2856,7 +2856,7 @@ STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const s
     }
 
     key = stx_key_add(key, m->sru->desc.recompute_layers);
-    key = stx_vocab_io_key(m->words, key, ids, targets, NULL);
+    key = stx_vocab_io_key(m->vocab_io, key, ids, targets, NULL);
     if (!s) return key;
     key = stx_key_add(key, s->keep);
     key = stx_key_add(key, s->window);
@@ -2971,7 +2971,7 @@ STX_DEF const stx_real *stx_sru_gen_feed(stx_sru_gen *g, const int32_t *ids, siz
                  "fed token by token: use stx_sru_segment");
         return NULL;
     }
-    return stx_cache_feed(g->cache, g->model->words, ids, n, 1, stx__sru_gen_step, g);
+    return stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 1, stx__sru_gen_step, g);
 }
 
 
@@ -3023,7 +3023,7 @@ STX_DEF stx_lm stx_sru_as_lm(stx_sru_lm *m) {
     lm.model = m;
     lm.ctx = m->ctx;
     lm.params = m->params;
-    lm.words = m->words;
+    lm.vocab_io = m->vocab_io;
     lm.loss = stx__sru_lm_loss;
     lm.total = stx__sru_lm_total;
     lm.updated = stx__sru_lm_updated;

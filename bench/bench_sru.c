@@ -545,7 +545,7 @@ static void bench_generation(void) {
         m = model_create(s->x, configs[i].layers, configs[i].d, configs[i].P, 1, 1);
         s->g = stx_sru_gen_create(m, 1, WINDOW);
         check(s->x);
-        s->bytes = (double)(stx_params_size(stx_sru_lm_params(m)) - m->words->in_emb->size)
+        s->bytes = (double)(stx_params_size(stx_sru_lm_params(m)) - m->vocab_io->in_emb->size)
                    * sizeof(stx_real);
     }
     probe_begin(opt.threads);

@@ -769,7 +769,7 @@ static size_t groups_now(model *r) {
     size_t need[4], h, L = r->m->desc.span;
     for (h = 0; h < 4; h++)
         need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
-    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->rows->layer[0].count), &g);
+    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->memory->layer[0].count), &g);
     return g.count;
 }
 
@@ -807,7 +807,7 @@ static void test_groups(void) {
     b.in = stx_tokens_create(b.x, 2, 24);
     b.out = stx_tokens_create(b.x, 2, 24);
     rows = cuda_random(2 * S * 32, 1, 0); /* memories that are full */
-    CHECK(stx_memory_set(a.s->rows, 0, S, rows, S) && stx_memory_set(b.s->rows, 0, S, rows, S), "%s",
+    CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S), "%s",
           stx_error(a.x));
     free(rows);
     for (phase = 0; phase < PHASES; phase++) {
@@ -826,7 +826,7 @@ static void test_groups(void) {
         CHECK(key != b.key, "phase %d has the key of the one before", phase);
         key = b.key;
         CHECK(model_hash(&a) == model_hash(&b), "phase %d: replays leave other parameters", phase);
-        same_memory(a.s->rows, b.s->rows, "groups of heads");
+        same_memory(a.s->memory, b.s->memory, "groups of heads");
 #ifdef SEQTX_CUDA_HOST
         calls = b.calls - calls;
         graphs = cuda_host_graph_launches() - graphs;
@@ -882,7 +882,7 @@ static void test_pieces(void) {
             }
             CHECK(model_hash(&a) == model_hash(&b), "%s in pieces: replays leave other parameters",
                   model_names[models[i]]);
-            same_memory(a.s->rows, b.s->rows, "pieces");
+            same_memory(a.s->memory, b.s->memory, "pieces");
 #ifdef SEQTX_CUDA_HOST
             graphs = cuda_host_graph_launches() - graphs;
             CHECK(graphs > 4 && b.calls < 12, "%ld graphs of 12 steps, %ld calls", graphs, b.calls);
@@ -1001,7 +1001,7 @@ static void test_turns(void) {
               (int)i);
         CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "tick %d anew, %d replayed", (int)stx_step_index(a.r.x),
               (int)stx_step_index(b.r.x));
-        for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->rows, b.s[k]->rows, "turns");
+        for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->memory, b.s[k]->memory, "turns");
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
         allocs = cuda_host_allocs() - allocs;

@@ -40,9 +40,9 @@ enum { V = 29, D = 12 };
 typedef struct words_case {
     int in, out;
     size_t emb;
-    int share_tables, share_projs, by_cluster, head_direct, widths;
+    int share_tables, share_projs, cluster_major, direct_head, widths;
     const char *names;
-    /* 1 no_projs, 2 own_first, 4 proj_biases, 8 no_cutoffs, 16 an input without
+    /* 1 no_projections, 2 separate_first, 4 proj_biases, 8 no_cutoffs, 16 an input without
        projections */
     int more;
 } words_case;
@@ -124,8 +124,8 @@ static stx_vocab_io_desc words_of(const words_case *c) {
     d.out = c->out;
     d.share_tables = c->share_tables;
     d.share_projs = c->share_projs;
-    d.cluster_major = c->by_cluster;
-    d.direct_head = c->head_direct;
+    d.cluster_major = c->cluster_major;
+    d.direct_head = c->direct_head;
     d.cutoffs = 2;
     d.cutoff[0] = 6;
     d.cutoff[1] = 15;
@@ -412,13 +412,13 @@ static void words_errors(void) {
     d = ad;
     d.no_projections = 1;
     d.width[1] = 8;
-    words_refused("width of a cluster with no_projs: expected .. got 8", &d);
+    words_refused("width of a cluster with no_projections: expected .. got 8", &d);
     d = ad;
     d.no_projections = 4;
-    words_refused("no_projs: expected .. got 4", &d);
+    words_refused("no_projections: expected .. got 4", &d);
     d = ad;
     d.direct_head = -1;
-    words_refused("head_direct: expected .. got -1", &d);
+    words_refused("direct_head: expected .. got -1", &d);
     d = ad;
     d.out_width[1] = 5;
     d.share_tables = 1;
@@ -428,7 +428,7 @@ static void words_errors(void) {
     words_refused("cutoffs with no_cutoffs: expected .. got 2", &d);
     d = ad;
     d.separate_first = 1;
-    words_refused("own_first: expected .. got 1", &d);
+    words_refused("separate_first: expected .. got 1", &d);
     d = ad;
     d.out = STX_VOCAB_PLAIN;
     d.proj_biases = 1;
@@ -1734,7 +1734,7 @@ static stx_lm mini_lm(mini *m) {
     lm.model = m;
     lm.ctx = m->ctx;
     lm.params = m->params;
-    lm.words = m->words;
+    lm.vocab_io = m->words;
     lm.loss = mini_loss;
     lm.total = mini_total;
     lm.updated = mini_updated;
@@ -1830,7 +1830,7 @@ static void lm_whole(void) {
         size_t step, i, v;
         int32_t t[LB * (LT + 1)], ids[2 * LT];
         const stx_real *got;
-        CHECK(a.model && a.params && a.words && a.ctx == x, "kind %d: %s", kind, stx_error(x));
+        CHECK(a.model && a.params && a.vocab_io && a.ctx == x, "kind %d: %s", kind, stx_error(x));
         if (!a.model || !b.model) return;
         memset(&od, 0, sizeof od);
         oa = stx_optim_create(a.params, &od);

@@ -532,7 +532,7 @@ static void generation(void) {
             scores = stx_par_gen_feed(g, t, n / 2);
             stx_begin(x, STX_EVAL);
             if (!resets_too) {
-                stx_tensor *y = stx_vocab_io_scores(m->words,
+                stx_tensor *y = stx_vocab_io_scores(m->vocab_io,
                                                  stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D, 0));
                 e = scores && y ? difference(y->data, scores, V) : HUGE_VAL;
                 CHECK(e <= TOL * top * 10, "%s: scores after a prompt are off by %g %s", name, e,

@@ -256,7 +256,7 @@ static void dropout(void) {
                 memcpy(got, want->data, want->size * sizeof *got);
                 stx_set_step_index(x, stx_step_index(x) - 1); /* the same masks once more */
                 stx_begin(x, STX_TRAIN);
-                h = stx_dropout(x, stx_embedding(x, m->words->in_emb, block(x, t, 2, 40, 0, 40)),
+                h = stx_dropout(x, stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 40, 0, 40)),
                                 d.emb_dropout);
                 for (l = 0; l < d.layers; l++) {
                     stx_span_layer *p = &m->layer[l];
@@ -421,13 +421,13 @@ static void handed_over(void) {
             stx_real *want, *a = NULL, *b;
             size_t T = w[steps & 1];
             for (l = 0; l < d.layers; l++) {
-                stx_real *row = (stx_real *)malloc((B * s[0]->rows->layer[l].count * d.dim + 1)
+                stx_real *row = (stx_real *)malloc((B * s[0]->memory->layer[l].count * d.dim + 1)
                                                    * sizeof *row);
                 CHECK(stx_span_state_get(s[0], l, row)
-                          && stx_span_state_set(s[1], l, s[0]->rows->layer[l].logical_count, row,
-                                                s[0]->rows->layer[l].count),
+                          && stx_span_state_set(s[1], l, s[0]->memory->layer[l].logical_count, row,
+                                                s[0]->memory->layer[l].count),
                       "%s: %s %s", name, stx_error(x[0]), stx_error(x[1]));
-                filled |= s[0]->rows->layer[l].count == stx_span_cache(m[0], l);
+                filled |= s[0]->memory->layer[l].count == stx_span_cache(m[0], l);
                 free(row);
             }
             for (c = 0; c < 2; c++) {
@@ -455,7 +455,7 @@ static void handed_over(void) {
         }
         CHECK(filled, "%s: no cache was ever full", name);
         for (i = 0; i < 4; i++) {
-            size_t rows = s[1]->rows->layer[0].logical_count, real = s[1]->rows->layer[0].count;
+            size_t rows = s[1]->memory->layer[0].logical_count, real = s[1]->memory->layer[0].count;
             stx_real one[1] = {0};
             CHECK(!stx_span_state_set(s[1], i == 0 ? d.layers : 0, i == 1 ? m[1]->desc.span + 1 : 5,
                                       i == 3 ? NULL : one,
@@ -464,7 +464,7 @@ static void handed_over(void) {
                                                : 0)
                       && !stx_ok(x[1]),
                   "case %zu", i);
-            CHECK(s[1]->rows->layer[0].logical_count == rows && s[1]->rows->layer[0].count == real
+            CHECK(s[1]->memory->layer[0].logical_count == rows && s[1]->memory->layer[0].count == real
                       && strstr(stx_error(x[1]), "stx_memory_set"),
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);
@@ -506,7 +506,7 @@ static void fairseq_form(void) {
                 : k == 1 ? m->layer[0].wo
                 : k == 2 ? m->layer[1].w1
                 : k == 3 ? m->layer[1].w2
-                         : m->words->in_emb;
+                         : m->vocab_io->in_emb;
             for (j = 0; j < t->size; j++) {
                 sum += (double)t->data[j] * (double)t->data[j];
                 top = fmax(top, fabs((double)t->data[j]));
@@ -1071,7 +1071,7 @@ static stx_real *whole_mask(stx_span *m, const int32_t *t, size_t B, size_t n) {
     memset(&a, 0, sizeof a);
     memset(&d, 0, sizeof d);
     stx_begin(x, STX_EVAL);
-    h = stx_embedding(x, m->words->in_emb, block(x, t, B, n, 0, n));
+    h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, B, n, 0, n));
     a.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
     a.k = stx_linear(x, h, p->wk, NULL, STX_ACT_NONE);
     a.v = stx_linear(x, h, p->wv, NULL, STX_ACT_NONE);
@@ -1411,7 +1411,7 @@ static void groups(void) {
             stx_params_zero_grad(m->params);
             stx_set_step_index(x, 9);
             stx_begin(x, STX_TRAIN);
-            h = stx_embedding(x, m->words->in_emb, block(x, t, 2, 1200, 1120, 40));
+            h = stx_embedding(x, m->vocab_io->in_emb, block(x, t, 2, 1200, 1120, 40));
             for (l = 0; l < 2; l++) {
                 stx_span_layer *p = &m->layer[l];
                 stx_attention_in in;
@@ -1420,7 +1420,7 @@ static void groups(void) {
                 size_t S = stx_span_window(m, l);
                 memset(&in, 0, sizeof in);
                 memset(&a, 0, sizeof a);
-                X = stx_concat(x, stx_memory_read(s->rows, l, S), h);
+                X = stx_concat(x, stx_memory_read(s->memory, l, S), h);
                 in.q = stx_linear(x, h, p->wq, NULL, STX_ACT_NONE);
                 in.k = stx_linear(x, X, p->wk, NULL, STX_ACT_NONE);
                 in.v = stx_linear(x, X, p->wv, NULL, STX_ACT_NONE);
@@ -1502,7 +1502,7 @@ static void memory_errors(void) {
 
     CHECK(!stx_span_state_load(s, NULL, "memory."), "loaded from no file");
     CHECK(test_says(stx_error(x), "stx_span_state_load: expected a file"), "%s", stx_error(x));
-    CHECK(s->rows->layer[0].count == 0, "a failed load leaves rows");
+    CHECK(s->memory->layer[0].count == 0, "a failed load leaves rows");
     stx_clear_error(x);
 
     d.pers = ((size_t)1 << 30) + 1;

@@ -753,7 +753,7 @@ static stx_real *logits(stx_sru_lm *m, const int32_t *t, size_t B, size_t n, siz
     stx_tensor *y;
     s->window = window;
     stx_begin(x, STX_EVAL);
-    y = stx_vocab_io_scores(m->words, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
+    y = stx_vocab_io_scores(m->vocab_io, stx_sru_lm_forward(m, block(x, t, B, n, 0, n), s, NULL));
     CHECK(y && y->size == B * n * V, "logits: %s", stx_error(x));
     if (y) stx_get(x, y, all);
     stx_sru_state_free(s);
@@ -1047,7 +1047,7 @@ static void dropouts_by_hand(void) {
             mem[l] = plus ? stx_input(x, s->memory->layer[l].data, 2, 12, 8, 0) : NULL;
             in[l] = stx_input(x, s->c + l * 16, 2, 8, 0, 0);
         }
-        h = stx_dropout(x, stx_embedding(x, m->words->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
+        h = stx_dropout(x, stx_embedding(x, m->vocab_io->in_emb, stx_tokens(x, t, 2, 12)), 0.45);
         for (l = 0; l < 2 && h; l++) {
             const stx_sru_layer *p = &m->sru->layer[l];
             stx_sru_recurrence_in c;
