@@ -2660,16 +2660,16 @@ typedef struct stx__packed {
 /* Each part of a context is named after the section that uses it. */
 struct stx_ctx {
     stx_desc desc;
-    int isa;                  /* STX__ISA_*: what the inner loops may use */
+    int isa; /* STX__ISA_*: what the inner loops may use */
     const struct stx__micro *micro;
-    void *gpu;                /* stx_gpu */
-    struct stx__scalar *scalars;        /* newest first */
-    stx_params *lists;        /* newest first */
+    void *gpu;                   /* stx_gpu */
+    struct stx__scalar *scalars; /* newest first */
+    stx_params *lists;           /* newest first */
     uint64_t params_made;
-    stx_ids *zero_id;         /* (1,1): a zero */
+    stx_ids *zero_id; /* (1,1): a zero */
 
     struct {
-        int code;             /* STX_OK or STX_ERR_* */
+        int code; /* STX_OK or STX_ERR_* */
         char text[512];
     } error;
 
@@ -2678,7 +2678,7 @@ struct stx_ctx {
         /* on a GPU: state, parameters, activations, the rest of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
-        stx__block_head blocks;         /* ring of stx_blocks */
+        stx__block_head blocks; /* ring of stx_blocks */
         size_t block_bytes, peak;
         /* buffers that backward may still read */
         struct stx__freed_at_step_end *freed_at_step_end;
@@ -2686,7 +2686,7 @@ struct stx_ctx {
 
     struct {
         int mode, recording;
-        stx__node *last;      /* the newest node */
+        stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
         uint64_t steps_begun; /* calls of stx_begin, plus one */
         /* during the backward of a recomputed function: where its step memory begins */
@@ -2696,51 +2696,51 @@ struct stx_ctx {
     } tape;
 
     struct {
-        uint64_t step, op;    /* random streams: the step, and the op within it */
+        uint64_t step, op; /* random streams: the step, and the op within it */
     } rng;
 
     struct {
-        stx_real *scratch;    /* STX__PACK elements per thread */
-        struct stx__pool *pool;         /* NULL if the caller's thread is the only one */
-        int automatic;        /* desc.threads was 0 */
+        stx_real *scratch;      /* STX__PACK elements per thread */
+        struct stx__pool *pool; /* NULL if the caller's thread is the only one */
+        int automatic;          /* desc.threads was 0 */
     } threads;
 
     struct {
-        stx__packed *matrix;  /* (count), by address; each has a block for its values */
+        stx__packed *matrix; /* (count), by address; each has a block for its values */
         size_t count;
     } packed;
 
     struct {
-        stx__report *device, *host;     /* identical on a CPU */
-        int age;              /* of the host's copy: STX__STALE .. */
+        stx__report *device, *host; /* identical on a CPU */
+        int age;                    /* of the host's copy: STX__STALE .. */
         int optims;
-        int mirrors_stale;    /* a parameter may have changed since the last copy */
+        int mirrors_stale; /* a parameter may have changed since the last copy */
         size_t mirrors, mirror_values;
-        const stx_tensor **mirror;      /* (mirrors), capacity STX__MIRRORED */
-        size_t *mirror_offset;          /* (mirrors): in the report */
-        stx_optim_chunk *mirror_chunk;  /* (mirrors), on the device */
+        const stx_tensor **mirror;     /* (mirrors), capacity STX__MIRRORED */
+        size_t *mirror_offset;         /* (mirrors): in the report */
+        stx_optim_chunk *mirror_chunk; /* (mirrors), on the device */
     } report;
 
     struct {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
-        int ran;              /* last_key is of a step */
-        int clean;            /* that step neither read from nor wrote to the host */
+        int ran;   /* last_key is of a step */
+        int clean; /* that step neither read from nor wrote to the host */
         /* on a GPU: the first host access or allocation of this step; NULL if none */
         const char *host_access;
-        int alike;            /* consecutive steps with one key that could not be captured */
-        int fresh;            /* consecutive steps whose key differs from the previous one */
-        int turns;            /* of these, consecutive ones whose key is in keys */
-        uint64_t keys[STX__REPLAYS];    /* ring: keys[n % STX__REPLAYS] of step n */
+        int alike;                   /* consecutive steps with one key that could not be captured */
+        int fresh;                   /* consecutive steps whose key differs from the previous one */
+        int turns;                   /* of these, consecutive ones whose key is in keys */
+        uint64_t keys[STX__REPLAYS]; /* ring: keys[n % STX__REPLAYS] of step n */
         uint64_t steps;
         char status[256];
     } replay;
 
     struct {
-        void *engine;         /* stx__mpi, see >>group */
-        int rank, ranks;      /* 0, 0 without a group */
-        size_t bucket;        /* elements */
-        int shard;            /* 1: a rank has its share of the optimisers' state */
+        void *engine;    /* stx__mpi, see >>group */
+        int rank, ranks; /* 0, 0 without a group */
+        size_t bucket;   /* elements */
+        int shard;       /* 1: a rank has its share of the optimisers' state */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
     } group;
@@ -2854,7 +2854,8 @@ static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
 #endif
-    return x->mem.keep.reserved + x->mem.step.reserved + x->mem.block_bytes + stx__grads_bytes(x, 1);
+    return x->mem.keep.reserved + x->mem.step.reserved + x->mem.block_bytes
+           + stx__grads_bytes(x, 1);
 }
 
 static void stx__note_peak(stx_ctx *x) {
@@ -3076,8 +3077,9 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     stx__dev_block *b;
     size_t bytes;
     if (!x || x->error.code) return NULL;
-    bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX
-                                            : n * (stx__stores_bf16(x) && !full ? 2 : sizeof(stx_real));
+    bytes = n > SIZE_MAX / sizeof(stx_real)
+                ? SIZE_MAX
+                : n * (stx__stores_bf16(x) && !full ? 2 : sizeof(stx_real));
     if (!stx__on_gpu(x)) {
         stx_real *p = (stx_real *)stx__block_raw(x, bytes);
         if (p && !x->desc.dry) memset(p, 0, bytes);
@@ -3085,7 +3087,8 @@ static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
     }
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
-    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block", full ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
+    b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block",
+                          full ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
     if (!b->p) {
         stx_block_free(x, b);
         return NULL;
@@ -3148,7 +3151,8 @@ static void stx__retired_free(stx_ctx *x) {
 enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
 
 static stx__arena *stx__arena_of(stx_ctx *x, int where) {
-    if (!stx__on_gpu(x)) return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
+    if (!stx__on_gpu(x))
+        return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
     return where == STX__STEP        ? &x->mem.dev_step
            : where == STX__STEP_FULL ? &x->mem.dev_bytes
            : where == STX__PARAM     ? &x->mem.dev_params
@@ -3556,7 +3560,8 @@ STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
     if (!t->checked_max || n < t->checked_max) t->checked_max = n;
-    if (!how || !how->ignore || (t->ignores == 1 && t->ignored_id != how->ignored_id)) t->ignores = -1;
+    if (!how || !how->ignore || (t->ignores == 1 && t->ignored_id != how->ignored_id))
+        t->ignores = -1;
     if (t->ignores < 0) return;
     t->ignores = 1;
     t->ignored_id = how->ignored_id;
@@ -3726,8 +3731,9 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     /* else there is nothing to stand beside it */
     if (!room && p->reserve_next > n && n % 64 == 0) {
         p->reserve = stx__numbers(x, STX__PARAM, p->reserve_next);
-        p->reserve_grads = p->reserve ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->reserve_next)
-                                : NULL;
+        p->reserve_grads = p->reserve
+                               ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->reserve_next)
+                               : NULL;
         if (!p->reserve_grads) return NULL;
         p->reserve_left = p->reserve_next;
     }
@@ -3795,12 +3801,13 @@ static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char
     if (!host) return NULL;
     /* constants may decide sizes, as spans do */
     for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)
-        host[i] =
-            (stx_real)(init == STX_ZEROS ? 0
-                       : init == STX_CONSTANT
-                           ? a
-                           : stx__draw(x, STX__PARAM_STREAM | (x->params_made + (uint64_t)p->rng_offset),
-                                       i, init, a));
+        host[i] = (stx_real)(init == STX_ZEROS ? 0
+                             : init == STX_CONSTANT
+                                 ? a
+                                 : stx__draw(x,
+                                             STX__PARAM_STREAM
+                                                 | (x->params_made + (uint64_t)p->rng_offset),
+                                             i, init, a));
     if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
     if (host != t->data) {
         stx_upload(x, t->data, host, t->size + room);
@@ -4938,7 +4945,7 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->threads.scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK,
-                                                         sizeof(stx_real)));
+                                                                 sizeof(stx_real)));
     stx__pool_make(x);
 }
 
@@ -5594,7 +5601,8 @@ static void stx__dropout_time_back(stx_ctx *x, stx__node *n) {
     for (b = 0; d && b < s->B; b++)
         STX_RUN(x, stx_mul_bwd,
                 (x, stx_offset_ptr(x, d, b * s->n), NULL, stx_offset_ptr(x, n->y->grad, b * s->n),
-                 stx_offset_ptr(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C, !fresh));
+                 stx_offset_ptr(x, n->in[0]->data, b * s->n), s->mask + b * s->C, s->n, s->C,
+                 !fresh));
 }
 
 STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p) {
@@ -5605,8 +5613,8 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
     char t[96];
     size_t b;
     if (!stx_ok(x) || !a) return NULL;
-    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG, "stx_dropout_variational: probability %g, want 0 <= p < 1",
-              p);
+    STX__NEED(x, p >= 0 && p < 1, STX_ERR_ARG,
+              "stx_dropout_variational: probability %g, want 0 <= p < 1", p);
     STX__NEED(x, a->ndim == 3, STX_ERR_SHAPE, "stx_dropout_variational: %s, want (B,T,C)",
               stx__shape(a, t));
     if (!stx_training(x) || p == 0) return a;
@@ -5623,8 +5631,8 @@ STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p)
     s->n = a->dim[1] * s->C;
     for (b = 0; b < s->B; b++)
         STX_RUN(x, stx_mul_fwd,
-                (x, stx_offset_ptr(x, y->data, b * s->n), stx_offset_ptr(x, a->data, b * s->n), s->mask + b * s->C,
-                 s->n, s->C));
+                (x, stx_offset_ptr(x, y->data, b * s->n), stx_offset_ptr(x, a->data, b * s->n),
+                 s->mask + b * s->C, s->n, s->C));
     node = stx__record1(x, y, stx__dropout_time_back, a);
     if (node) node->save = s;
     return y;
@@ -6212,7 +6220,7 @@ static void stx__residual_norm_back(stx_ctx *x, stx__node *n) {
     if (x->error.code) return;
     a.dy = n->y->grad;
     a.deferred = stx__is_param(n->in[2]) && stx__is_param(n->in[3])
-             && (!n->in[4] || stx__is_param(n->in[4]));
+                 && (!n->in[4] || stx__is_param(n->in[4]));
     STX_RUN(x, stx_residual_norm_bwd, (x, &a));
     if (alone_f && df) STX_RUN(x, stx_axpy, (x, df, alone_f, size, 1, 1));
     if (alone_s && dh) STX_RUN(x, stx_axpy, (x, dh, alone_s, size, 1, 1));
@@ -6250,7 +6258,8 @@ static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k->drop = (stx_real)(stx_training(x) ? p : 0);
     k->seed = x->desc.seed;
     k->stream = k->drop > 0 ? stx__stream(x) : 0;
-    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->rng_first)) return NULL;
+    if (k->drop > 0 && !stx__first_call(x, "stx_residual_norm", h->size, &k->rng_first))
+        return NULL;
     k->h = h->data;
     k->f = f->data;
     k->gain = gain->data;
@@ -6316,8 +6325,8 @@ STX_DEF void stx_residual_norm_fwd(stx_ctx *x, const stx_residual_norm_args *a) 
     size_t n = a->N * a->C;
     if (a->drop > 0) {
         if (a->bias) stx_add_fwd(x, a->s, a->f, a->bias, n, a->C);
-        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream, a->rng_first,
-                        0);
+        stx_dropout_fwd(x, a->s, a->bias ? a->s : a->f, n, a->drop, a->seed, a->stream,
+                        a->rng_first, 0);
         stx_axpy(x, a->s, a->h, n, 1, 1);
     }
     stx_parallel(x, a->N, 5 * n, stx__residual_norm_part, a);
@@ -6356,7 +6365,7 @@ static void stx__embedding_back(stx_ctx *x, stx__node *n) {
 
 /* Rows ids[0..n) of the table, on the device: somebody has looked whether it has them */
 static stx_tensor *stx__memory_of(stx_ctx *x, stx_tensor *table, const int32_t *device, size_t n,
-                                int ndim, const size_t *dim) {
+                                  int ndim, const size_t *dim) {
     stx_tensor *y;
     stx__node *node;
     size_t C = dim[ndim - 1];
@@ -6593,7 +6602,8 @@ static void stx__slice_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad(x, a);
     if (d)
         STX_RUN(x, stx_copy2d,
-                (x, stx_offset_ptr(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w, 1));
+                (x, stx_offset_ptr(x, d, s->at), a->size / s->rows, n->y->grad, s->w, s->rows, s->w,
+                 1));
 }
 
 /* y = columns [at, at + w) of a, seen as (rows, ..) */
@@ -6602,7 +6612,8 @@ static stx_tensor *stx__slice(stx_ctx *x, stx_tensor *a, size_t rows, size_t at,
     stx_tensor *y = stx__tensor(x, STX__STEP, a->ndim, dim);
     stx__node *node;
     if (!y) return NULL;
-    STX_RUN(x, stx_copy2d, (x, y->data, w, stx_offset_ptr(x, a->data, at), a->size / rows, rows, w, 0));
+    STX_RUN(x, stx_copy2d,
+            (x, y->data, w, stx_offset_ptr(x, a->data, at), a->size / rows, rows, w, 0));
     node = stx__record1(x, y, stx__slice_back, a);
     if (node) {
         stx__slice_save *save = (stx__slice_save *)stx_step_alloc(x, sizeof *save);
@@ -6745,7 +6756,7 @@ STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t
 }
 
 STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A,
-                                  const stx_real *B, stx_real *C) {
+                                    const stx_real *B, stx_real *C) {
     stx_gemm_args g;
     g.batch = 1;
     g.M = M;
@@ -6767,7 +6778,7 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
     return g;
 }
 
-/* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a
+        /* The built-in matrix product (Goto & van de Geijn 2008). C is cut in row parts, one a
    thread (or column parts when there are fewer rows than columns). Within a part,
    op(B) is packed in strips of NR columns and, where its rows do not already lie in
    order, op(A) in strips of MR rows, KC deep, so that the micro-kernel reads both in
@@ -6779,7 +6790,7 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
    strips, and K is cut the same for all, so the order of the sums, and with it every
    bit of C, does not depend on their number. */
 
-/* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number
+        /* C (h x NR, rows ldc apart) = a b, or += a b if add, 1 <= h <= MR, k below kc. Number
    (i,k) of a stands at a[i rs + k ks]: rs lda, ks 1 when it is read where it is, rs
    kc, ks 1 in a copied panel, rs 1, ks MR when it is packed. Row k of b, NR numbers,
    stands at b + k ldb. bf16: a number of b, and what a gives for a k, are pairs of
@@ -6789,7 +6800,7 @@ STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K
 #define STX__MICRO_ARGS \
   size_t h, size_t kc, const void *av, size_t rs, size_t ks, const void *bv, size_t ldb, \
       stx_real *c, size_t ldc, int add
-/* The same of MR rows, with a strip of op(B) that is not packed: k rows of NR floats,
+        /* The same of MR rows, with a strip of op(B) that is not packed: k rows of NR floats,
    ldb apart. It is packed at `to` on the way. */
 #define STX__KEEP_ARGS \
   size_t k, const void *av, size_t rs, size_t ks, const stx_real *b, size_t ldb, stx_real *c, \
@@ -7966,7 +7977,8 @@ static void stx__pack_b(const stx__micro *mk, stx_real *to, size_t stride, const
         for (p = 0; p < k; p += STX__TRANSPOSE_PIECE) {
             uint32_t units[STX__NR_MAX * STX__TRANSPOSE_PIECE / 2];
             uint16_t *t = (uint16_t *)(void *)units;
-            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p), up = stx__round_up(kc, mk->kr);
+            size_t kc = STX_MIN((size_t)STX__TRANSPOSE_PIECE, k - p),
+                   up = stx__round_up(kc, mk->kr);
             for (r = 0; r < w; r++) {
                 mk->to_bf16(t + r * STX__TRANSPOSE_PIECE, b + r * ldb + p, kc);
                 memset(t + r * STX__TRANSPOSE_PIECE + kc, 0, (up - kc) * sizeof *t);
@@ -8709,7 +8721,9 @@ static stx__packed *stx__packed_at(const stx_ctx *x, const stx_real *p) {
         else
             hi = mid;
     }
-    return lo && p < x->packed.matrix[lo - 1].from + x->packed.matrix[lo - 1].size ? x->packed.matrix + lo - 1 : NULL;
+    return lo && p < x->packed.matrix[lo - 1].from + x->packed.matrix[lo - 1].size
+               ? x->packed.matrix + lo - 1
+               : NULL;
 }
 
 /* the block of its numbers, which its factors begin */
@@ -9053,8 +9067,8 @@ static void stx__gemm_any(stx_ctx *x, const stx__micro *mk, stx_real *scratch,
     mc_max = stx__even(M, STX__MC, mk->mr);
     /* Along the rows of C, through a group of strips; but a narrow strip stays in L1,
        and there goes down the columns */
-    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__round_up(STX_MIN(K, kc_max), mk->kr) / u) / mk->nr
-                                      * mk->nr,
+    group = mk->nr > 16 ? STX_MAX(STX__GROUP_B / (stx__round_up(STX_MIN(K, kc_max), mk->kr) / u)
+                                      / mk->nr * mk->nr,
                                   mk->nr)
                         : mk->nr;
     /* a tile's rows, which stay in L1: each is copied once */
@@ -9294,7 +9308,8 @@ enum { STX__SUMS = 16, STX__SUMS_ROWS = 128 }; /* parts, at most; rows of one, a
 
 /* of a part; 0: not cut */
 static size_t stx__sums_rows(const stx_ctx *x, const stx_gemm_args *g) {
-    size_t rows = stx__round_up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS), 4);
+    size_t rows = stx__round_up(STX_MAX((g->K + STX__SUMS - 1) / STX__SUMS, (size_t)STX__SUMS_ROWS),
+                                4);
     return !x || !x->threads.scratch || g->M > 3 || g->ta || g->tb || g->batch > 1
                    || g->K < 2 * STX__SUMS_ROWS || g->alpha == 0
                    || g->N > (size_t)STX__PACK / STX__SUMS / 3
@@ -9494,7 +9509,8 @@ static void stx__matmul_back(stx_ctx *x, stx__node *n) {
         /* a shared b: one product after the other */
         size_t count = s->sb ? 1 : s->batch;
         for (e = 0; e < count; e++) {
-            stx_real *A = stx_offset_ptr(x, a->data, e * M * K), *G = stx_offset_ptr(x, dy, e * M * N);
+            stx_real *A = stx_offset_ptr(x, a->data, e * M * K),
+                     *G = stx_offset_ptr(x, dy, e * M * N);
             g = s->tb ? stx_gemm_init(1, s->ta, N, K, M, G, A, d)
                       : stx_gemm_init(!s->ta, 0, K, N, M, A, G, d);
             g.batch = s->sb ? s->batch : 1;
@@ -9649,8 +9665,8 @@ static void stx__linear_memory_back(stx_ctx *x, stx__node *n) {
     stx_real *dh = stx__grad_fresh(x, h, &fresh), *dW = stx__grad(x, W),
              *db = stx__grad(x, n->in[2]);
     if (dh) {
-        stx_gemm_args g = stx_gemm_init(0, 0, T, Ci, O, stx_offset_ptr(x, n->y->grad, (S - T) * O), W->data,
-                                      dh);
+        stx_gemm_args g = stx_gemm_init(0, 0, T, Ci, O, stx_offset_ptr(x, n->y->grad, (S - T) * O),
+                                        W->data, dh);
         g.batch = B;
         g.sa = S * O;
         g.sb = 0;
@@ -9760,7 +9776,7 @@ static int stx__linears_fit(stx_ctx *x, const char *op, stx_tensor *const *W, st
 }
 
 STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
-                                    stx_tensor *const *b, int count) {
+                                      stx_tensor *const *b, int count) {
     stx_tensor *y, *w, *bias;
     int i;
     if (!stx_ok(x) || !in || !W
@@ -9845,7 +9861,7 @@ static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_
     }
     for (i = 0; i < from->pieces; i++) {
         stx_gemm_args g = stx_gemm_init(0, 1, from->piece[i].rows, O, Ci, from->piece[i].data,
-                                      W->data, stx_offset_ptr(x, y->data, at * O));
+                                        W->data, stx_offset_ptr(x, y->data, at * O));
         g.batch = from->B;
         g.sa = from->piece[i].stride;
         g.sb = 0;
@@ -9858,7 +9874,7 @@ static stx_tensor *stx__linear_past(stx_ctx *x, const stx__past_save *from, stx_
 }
 
 STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B,
-                                    stx_tensor *const *W, stx_tensor *const *b, int count) {
+                                      stx_tensor *const *W, stx_tensor *const *b, int count) {
     stx__past_save s;
     stx_tensor *y = NULL, *w, *bias;
     int i;
@@ -9891,7 +9907,8 @@ STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, i
     return y;
 }
 
-STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g) {
+STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m,
+                                    stx_head_groups *g) {
     size_t window[256], n[256], kinds = 0, h, i, j, k, a, b, best, cost;
     memset(g, 0, sizeof *g);
     g->count = 1;
@@ -10493,8 +10510,8 @@ STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 0);
 }
 
-STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
-                                           double divisor) {
+STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
+                                              const stx_ids *targets, double divisor) {
     return stx__cross_entropy(x, logits, logits ? stx__last(logits) : 0, targets, divisor, 1);
 }
 
@@ -11091,14 +11108,18 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     S = in->kv && in->kv_rows ? in->kv_rows : k->dim[1];
     for (g = 0, dim[1] = 0;
          g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
-        if (in->cached[g] && in->cached[g]->ndim == 3) dim[1] = STX_MAX(dim[1], in->cached[g]->dim[1]);
+        if (in->cached[g] && in->cached[g]->ndim == 3)
+            dim[1] = STX_MAX(dim[1], in->cached[g]->dim[1]);
     S += dim[1];
     STX__NEED(x, d->not_causal || S >= q->dim[1], STX_ERR_SHAPE,
               "stx_attention: %zu keys for %zu queries: causal attention "
               "needs the queries' own keys at the end",
               S, q->dim[1]);
     STX__NEED(
-        x, !in->span_fraction || ((in->span_fraction->size == H || in->span_fraction->size == 1) && d->ramp > 0 && d->max_span > 0),
+        x,
+        !in->span_fraction
+            || ((in->span_fraction->size == H || in->span_fraction->size == 1) && d->ramp > 0
+                && d->max_span > 0),
         STX_ERR_ARG,
         "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)",
         H, in->span_fraction ? in->span_fraction->size : 0, d->max_span, d->ramp);
@@ -11109,12 +11130,15 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)),
               STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)",
               stx__shape(in->pe ? in->pe : q, s), D, C);
-    STX__NEED(x, (!in->content_bias || in->content_bias->size == C) && (!in->position_bias || (in->position_bias->size == C && in->pe)),
+    STX__NEED(x,
+              (!in->content_bias || in->content_bias->size == C)
+                  && (!in->position_bias || (in->position_bias->size == C && in->pe)),
               STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
     STX__NEED(x,
               !in->persistent_k == !in->persistent_v
                   && (!in->persistent_k
-                      || (in->persistent_k->ndim == 3 && in->persistent_k->dim[0] == H && in->persistent_k->dim[2] == D
+                      || (in->persistent_k->ndim == 3 && in->persistent_k->dim[0] == H
+                          && in->persistent_k->dim[2] == D
                           && stx__same(in->persistent_k, in->persistent_v))),
               STX_ERR_SHAPE,
               "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none",
@@ -11179,7 +11203,9 @@ static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
     a->eps = (stx_real)d->eps;
     a->q = q->data;
     a->k = own ? stx_offset_ptr(x, q->data, C) : k->data;
-    a->v = own ? stx_offset_ptr(x, q->data, 2 * C) : in->kv ? stx_offset_ptr(x, k->data, C) : v->data;
+    a->v = own      ? stx_offset_ptr(x, q->data, 2 * C)
+           : in->kv ? stx_offset_ptr(x, k->data, C)
+                    : v->data;
     if (in->kv && in->kv_rows) {
         a->k = stx_offset_ptr(x, a->k, in->kv_first * a->kv_row_stride);
         a->v = stx_offset_ptr(x, a->v, in->kv_first * a->kv_row_stride);
@@ -11318,10 +11344,12 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
     STX__FP_SCOPE;
     const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S,
                  D = a->D;
-    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D, *u = a->content_bias ? a->content_bias + h * D : NULL,
+    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D,
+                   *u = a->content_bias ? a->content_bias + h * D : NULL,
                    *vb = a->position_bias ? a->position_bias + h * D : NULL, *k;
     const stx__attn_side side = stx__attn_side_of(a, STX__K, b, h);
-    double top = -HUGE_VAL, norm = 0, s, z = a->span_fraction ? (double)a->span_fraction[a->span_shared ? 0 : h] : 0;
+    double top = -HUGE_VAL, norm = 0, s,
+           z = a->span_fraction ? (double)a->span_fraction[a->span_shared ? 0 : h] : 0;
     size_t n;
     for (n = 0; n < keys; n++) {
         ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j,
@@ -11333,7 +11361,8 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
                 * stx__attn_plain_dot(q, NULL, a->persistent_k + (h * a->N + n - first_pk) * D, D);
         else {
             /* no such key */
-            if (j < a->first_key || (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]))
+            if (j < a->first_key
+                || (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]))
                 continue;
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             k = j < 0 ? NULL : stx__attn_side_row(&side, j);
@@ -11386,7 +11415,8 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
                 if (v) y += w[n] * (double)v[d];
             }
             for (; n < keys; n++)
-                y += w[n] * sqrt((double)a->N) * (double)a->persistent_v[(h * a->N + n - first_pk) * D + d];
+                y += w[n] * sqrt((double)a->N)
+                     * (double)a->persistent_v[(h * a->N + n - first_pk) * D + d];
             a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
         }
     }
@@ -11574,8 +11604,9 @@ static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n,
                                        stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
     size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
-    size_t n1 = stx__round_up(n, 32), nt = n1 + 16, Dk = stx__round_up(A->Dk, 32), D1 = stx__round_up(a->D, 32),
-           rows = STX_MIN(n1, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
+    size_t n1 = stx__round_up(n, 32), nt = n1 + 16, Dk = stx__round_up(A->Dk, 32),
+           D1 = stx__round_up(a->D, 32), rows = STX_MIN(n1, (size_t)STX__BQ),
+           tile = rows * STX__LDS + 2 * STX__PAD;
     stx__cursor c;
     c.base = base;
     c.at = 0;
@@ -11737,7 +11768,8 @@ static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size
    where nothing is written until the tiles change their width. Rows that are no
    queries are read by twos (32 with AMX). */
 static void stx__attn_clear(stx__attn_tile *t) {
-    size_t r, rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ), n = t->bk + 2 * STX__PAD;
+    size_t r, rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ),
+              n = t->bk + 2 * STX__PAD;
     for (r = 0; r < rows; r++) {
         memset(t->R.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->R.g);
         if (t->R.h) memset((uint16_t *)t->R.h + r * STX__LDS - STX__PAD, 0, n * sizeof(uint16_t));
@@ -11772,8 +11804,9 @@ static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, con
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
         size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
         STX_CALL(t->A->x, stx__attn_scaled,
-                 (t->R.stage, a->q + t->b * a->q_batch_stride + (i0 + q0) * a->q_row_stride + t->h * D, a->q_row_stride,
-                  bias ? bias + t->h * D : NULL, scale, nb, D));
+                 (t->R.stage,
+                  a->q + t->b * a->q_batch_stride + (i0 + q0) * a->q_row_stride + t->h * D,
+                  a->q_row_stride, bias ? bias + t->h * D : NULL, scale, nb, D));
         stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)),
                        t->A->Dk, t->R.stage, D, nb, D);
         if (transposed) stx__attn_transpose(t->A, transposed, t->nt, q0, t->R.stage, D, nb, D);
@@ -12048,7 +12081,8 @@ static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_
         uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
         STX_CALL(x, stx__mask_row,
-                 (m, at, end, a->seed, a->stream, a->rng_first + row * stx__attn_calls(a), keep, f));
+                 (m, at, end, a->seed, a->stream, a->rng_first + row * stx__attn_calls(a), keep,
+                  f));
     } else if (t->persistent) {
         for (i = 0; i < n; i++) m[i] = f;
     } else {
@@ -12172,8 +12206,12 @@ static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_s
     const stx_attention_args *a = A->a;
     const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
                          v = stx__attn_side_of(a, STX__V, b, h),
-                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * a->D : NULL, a->D),
-                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * a->D : NULL, a->D);
+                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * a->D
+                                                                 : NULL,
+                                                 a->D),
+                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * a->D
+                                                                 : NULL,
+                                                 a->D);
     stx__attn_tile t;
     size_t D = a->D, r, c;
     ptrdiff_t first, last, p;
@@ -12378,7 +12416,8 @@ static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_
     }
     if (a->N) {
         for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
-        STX_CALL(x, stx__attn_gemv_score, (s, q, q, a->persistent_k + h * a->N * D, D, NULL, 0, a->N, D));
+        STX_CALL(x, stx__attn_gemv_score,
+                 (s, q, q, a->persistent_k + h * a->N * D, D, NULL, 0, a->N, D));
         STX_CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
         for (d = 0; d < D; d++) o[d] *= f;
         STX_CALL(x, stx__attn_gemv_sum,
@@ -12860,14 +12899,17 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
     stx_real *dpe = w->npe ? w->dpe + owner * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL,
              *dz = w->dz + unit;
-    stx_real *dq = a->dq ? a->dq + b * a->q_batch_stride + h * D : NULL, sd = (stx_real)sqrt((double)D);
-    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
-                         v = stx__attn_side_of(a, STX__V, b, h),
-                         dk = stx__attn_side_of(a, STX__DK, b, h),
-                         dv = stx__attn_side_of(a, STX__DV, b, h),
-                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * D : NULL, D),
-                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * D : NULL, D);
-    const int fresh_old = a->overwrite / STX_OVERWRITE_CACHED >> (a->groups > 1 ? a->head_place[h] & 3 : 0) & 1,
+    stx_real *dq = a->dq ? a->dq + b * a->q_batch_stride + h * D : NULL,
+             sd = (stx_real)sqrt((double)D);
+    const stx__attn_side
+        k = stx__attn_side_of(a, STX__K, b, h),
+        v = stx__attn_side_of(a, STX__V, b, h), dk = stx__attn_side_of(a, STX__DK, b, h),
+        dv = stx__attn_side_of(a, STX__DV, b, h),
+        pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * D : NULL, D),
+        pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * D : NULL, D);
+    const int fresh_old = a->overwrite / STX_OVERWRITE_CACHED
+                              >> (a->groups > 1 ? a->head_place[h] & 3 : 0)
+                          & 1,
               fresh_k = (a->overwrite & STX_OVERWRITE_DK ? 1 : 0) + 2 * fresh_old,
               fresh_v = (a->overwrite & STX_OVERWRITE_DV ? 1 : 0) + 2 * fresh_old;
     size_t lddq = a->q_row_stride;
@@ -13032,8 +13074,10 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     if (w.npe)
         stx_parallel(x, a->P - (size_t)A.p0, A.tables * A.np * D * w.owners, stx__attn_dpe_part,
                      &j);
-    if (w.npk && a->dpersistent_k) stx__add_parts(x, a->dpersistent_k, w.dpk, w.npk, w.owners, w.npk);
-    if (w.npk && a->dpersistent_v) stx__add_parts(x, a->dpersistent_v, w.dpv, w.npk, w.owners, w.npk);
+    if (w.npk && a->dpersistent_k)
+        stx__add_parts(x, a->dpersistent_k, w.dpk, w.npk, w.owners, w.npk);
+    if (w.npk && a->dpersistent_v)
+        stx__add_parts(x, a->dpersistent_v, w.dpv, w.npk, w.owners, w.npk);
     for (i = 0; i < w.count; i++) {
         const stx__attn_unit *U = w.unit + i;
         size_t r, o = U->h * D;
@@ -13041,7 +13085,8 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
             for (c = 0; c < D; c++) a->dcontent_bias[o + c] += w.du[i * D + c];
         if (a->dposition_bias)
             for (c = 0; c < D; c++) a->dposition_bias[o + c] += w.dvb[i * D + c];
-        if (a->dspan_fraction) a->dspan_fraction[a->span_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
+        if (a->dspan_fraction)
+            a->dspan_fraction[a->span_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
         if (U->part >= 0 && a->dq)
             for (r = 0; r < a->T; r++)
                 for (c = 0; c < D; c++)
@@ -13491,7 +13536,8 @@ STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, si
     if (!stx_ok(x) || !t) return NULL;
     p = (stx_param_subset *)stx_persist(x, sizeof *p);
     if (!p) return NULL;
-    p->piece = (stx_optim_chunk *)stx__state(x, STX__STATE, stx_bytes_of(count, 1, sizeof *p->piece));
+    p->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
+                                             stx_bytes_of(count, 1, sizeof *p->piece));
     if (!p->piece) return NULL;
     for (i = 0; i < count; i++) {
         stx_optim_chunk piece;
@@ -13556,8 +13602,9 @@ static stx__own stx__owned_by(size_t pieces, size_t first, size_t size, size_t r
 }
 
 static stx__own stx__owned(size_t pieces, size_t first, size_t size, const stx_ctx *x) {
-    return x->group.shard ? stx__owned_by(pieces, first, size, (size_t)x->group.rank, (size_t)x->group.ranks)
-                    : stx__owned_by(pieces, first, size, 0, 1);
+    return x->group.shard
+               ? stx__owned_by(pieces, first, size, (size_t)x->group.rank, (size_t)x->group.ranks)
+               : stx__owned_by(pieces, first, size, 0, 1);
 }
 
 /* A beta of the desc, where 0 is the default and -1 is 0. The desc keeps it as it is,
@@ -13613,7 +13660,8 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     o->count = p->count;
     p->in_use = 1;
     for (i = 0; i < p->count; i++) o->pieces += stx__pieces_of(p->tensor[i]->size);
-    o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE, stx_bytes_of(o->pieces, 1, sizeof *o->piece));
+    o->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
+                                             stx_bytes_of(o->pieces, 1, sizeof *o->piece));
     o->squares = (double *)stx__state(x, STX__STATE,
                                       stx_bytes_of(o->pieces, o->desc.kind == STX_LAMB ? 3 : 1,
                                                    sizeof *o->squares));
@@ -13806,7 +13854,7 @@ STX_DEF void stx_sum_squares(stx_ctx *x, double *out, const stx_optim_chunk *pie
 
 /* From the squares' sums: the norm, and whether there is an update at all. */
 STX_DEF void stx_optim_prepare(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
-                            const double *squares, const stx_optim_desc *d) {
+                               const double *squares, const stx_optim_desc *d) {
     STX__FP_SCOPE;
     const double clip = d->clip, beta1 = d->beta1, beta2 = d->beta2;
     const int kind = d->kind;
@@ -13855,7 +13903,8 @@ static void stx__not_updated_part(const stx_share *s, const void *job) {
     for (k = s->begin; k < s->end; k++) STX_CALL(s->x, stx__fill_n, (piece[k].g, piece[k].n, 0));
 }
 
-static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count) {
+static int stx__not_updated(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                            size_t count) {
     stx__pieces_job j;
     if (u->ok) return 0;
     stx__each_piece(x, piece, count, stx__not_updated_part, &j);
@@ -13888,8 +13937,8 @@ static void stx__sgd_part(const stx_share *s, const void *job) {
                  (q->p, q->s[0], q->g, q->n, q->lr, j->u->factor, j->momentum, j->decay));
 }
 
-STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                            stx_real momentum, stx_real decay) {
+STX_DEF void stx_sgd_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                            size_t count, stx_real momentum, stx_real decay) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
     j.u = u;
@@ -13990,9 +14039,9 @@ static void stx__adam_part(const stx_share *s, const void *job) {
         STX_CALL(s->x, stx__adam_n, (q->p, q->s[0], q->s[1], q->g, q->n, q->lr, &a));
 }
 
-STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                             stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
-                             stx_real eps, stx_real decay, stx_real decoupled) {
+STX_DEF void stx_adam_update(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                             size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
+                             stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
     stx__pieces_job j;
     if (stx__not_updated(x, u, piece, count)) return;
     j.u = u;
@@ -14120,7 +14169,8 @@ static void stx__clamp_part(const stx_share *s, const void *job) {
     }
 }
 
-STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi) {
+STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+                       stx_real hi) {
     stx__pieces_job j;
     j.lo = lo;
     j.hi = hi;
@@ -14138,8 +14188,8 @@ static int stx__make_report(stx_ctx *x) {
     }
     /* a CPU's watched values stay where they are */
     x->report.device = (stx__report *)stx__state(x, STX__STATE,
-                                          stx__on_gpu(x) ? sizeof *x->report.device
-                                                         : offsetof(stx__report, watch));
+                                                 stx__on_gpu(x) ? sizeof *x->report.device
+                                                                : offsetof(stx__report, watch));
     if (!stx__on_gpu(x)) x->report.host = x->report.device;
     return x->report.device != NULL;
 }
@@ -14148,7 +14198,8 @@ static int stx__make_report(stx_ctx *x) {
 #ifdef SEQTX_CUDA
 static void stx__ask(stx_ctx *x) {
     if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
-    if (x->report.mirrors) stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
+    if (x->report.mirrors)
+        stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
     stx_cuda_report(x, x->report.device,
                     offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
     x->report.age = STX__PENDING;
@@ -14179,7 +14230,8 @@ static int stx__reports(stx_ctx *x) {
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
     if (!stx_ok(x) || !t) return;
     if (slot < 0 || slot >= STX_MAX_METRICS) {
-        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot, STX_MAX_METRICS - 1);
+        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot,
+                 STX_MAX_METRICS - 1);
         return;
     }
     if (!stx__make_report(x)) return;
@@ -14204,16 +14256,21 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
     if (i == x->report.mirrors) {
         stx_optim_chunk piece;
         STX__NEED(
-            x, i < STX__MIRRORED && t->is_param && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
+            x,
+            i < STX__MIRRORED && t->is_param
+                && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
             STX_ERR_ARG,
             "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
             i, x->report.mirror_values, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
         if (!x->report.mirror_chunk) {
-            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror);
-            x->report.mirror_offset = (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
-            x->report.mirror_chunk = x->report.mirror && x->report.mirror_offset ? (
-                                 stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
-                                                     : NULL;
+            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED
+                                                                       * sizeof *x->report.mirror);
+            x->report.mirror_offset =
+                (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
+            x->report.mirror_chunk =
+                x->report.mirror && x->report.mirror_offset
+                    ? (stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
+                    : NULL;
         }
         if (!x->report.mirror_chunk) return NULL;
         memset(&piece, 0, sizeof piece);
@@ -14226,7 +14283,9 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
         x->report.mirrors++;
         stx__changed(x);
     }
-    return !x->report.mirrors_stale || stx__reports(x) ? x->report.host->watch + x->report.mirror_offset[i] : NULL;
+    return !x->report.mirrors_stale || stx__reports(x)
+               ? x->report.host->watch + x->report.mirror_offset[i]
+               : NULL;
 }
 
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
@@ -14290,9 +14349,11 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         x->replay.status[0] = 0;
         x->replay.alike = x->replay.fresh = x->replay.turns = 0;
         stx__changed(x);
-    } else if (r || x->desc.no_graph || !x->replay.ran || x->replay.last_key != key || !x->replay.clean) {
+    } else if (r || x->desc.no_graph || !x->replay.ran || x->replay.last_key != key
+               || !x->replay.clean) {
         int same = x->replay.ran && x->replay.last_key == key, again = 0;
-        for (i = 0; i < STX__REPLAYS; i++) again |= (uint64_t)i < x->replay.steps && x->replay.keys[i] == key;
+        for (i = 0; i < STX__REPLAYS; i++)
+            again |= (uint64_t)i < x->replay.steps && x->replay.keys[i] == key;
         x->replay.host_access = NULL;
         fn(user);
         x->replay.clean = !x->replay.host_access; /* only then may it be captured */
@@ -14365,7 +14426,8 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     return stx_ok(x);
 }
 
-STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
+STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
+                                   int accumulate) {
     STX__FP_SCOPE;
     (void)x;
     *meter = (accumulate ? *meter : 0) + s * (double)a[0];
@@ -14524,8 +14586,9 @@ static int stx__mpi_send(stx_ctx *x, stx__mpi *g, void *bytes, size_t n, int fro
     for (; n; at += m, n -= m) {
         m = STX_MIN((size_t)STX__MPI_MOST, n);
         if (!stx__mpi_ok(x, "stx_group_send_bytes",
-                         x->group.rank == from ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
-                                         : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req))
+                         x->group.rank == from
+                             ? MPI_Isend(at, (int)m, MPI_BYTE, to, 0, g->comm, &req)
+                             : MPI_Irecv(at, (int)m, MPI_BYTE, from, 0, g->comm, &req))
             || !stx__mpi_wait(x, "stx_group_send_bytes", 1, &req))
             return 0;
     }
@@ -14803,7 +14866,8 @@ static int stx__engine_join(stx_ctx *x, const stx_launch_info *s) {
             x->group.rank = s->rank;
             x->group.ranks = s->ranks;
         }
-        if ((!x->group.engine || !x->group.rank) && !stx_cuda_group_id(x, id, !x->group.engine)) return 0;
+        if ((!x->group.engine || !x->group.rank) && !stx_cuda_group_id(x, id, !x->group.engine))
+            return 0;
         if (x->group.engine && !stx__engine_broadcast(x, id, sizeof id, 0)) return 0;
         return stx_cuda_group_join(x, id, x->group.rank, x->group.ranks);
     }
@@ -15028,7 +15092,8 @@ static void stx__send_bucket(stx_ctx *x, stx_params *p) {
     const stx__buckets *b = p->buckets;
     size_t k = --p->buckets->sent;
     stx__defer_sums(x, 0);
-    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k], x->group.shard ? b->owner[k] : -1);
+    stx__engine_mean(x, p->grads + b->at[k], b->at[k + 1] - b->at[k],
+                     x->group.shard ? b->owner[k] : -1);
 }
 
 /* The node at place `place` of the tape adds to gradients [lo, hi) */
@@ -15367,7 +15432,8 @@ STX_DEF void stx_destroy(stx_ctx *x) {
     if (x->gpu) {
         int i;
         stx_cuda_sync(x);
-        for (i = 0; i < STX__REPLAYS; i++) stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
+        for (i = 0; i < STX__REPLAYS; i++)
+            stx_cuda_graph_free(x, (stx_graph *)x->replay.entry[i].graph);
         while (x->mem.dev_blocks) stx_block_activations_free(x, (stx_real *)x->mem.dev_blocks->p);
         stx__grads_free(x);
         stx__arena_free(x, &x->mem.dev_keep);
@@ -17059,7 +17125,7 @@ static stx__fetched *stx__fetched_add(stx_writer *w, size_t n) {
 }
 
 STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
-                                   const stx_real *data) {
+                                  const stx_real *data) {
     stx__fetched *c;
     size_t n = 1;
     int i;
@@ -17214,7 +17280,8 @@ static int stx__save_shards(stx_writer *w, const stx_optim *o, int k, const char
         stx__fetched *c = w ? stx__fetched_add(w, t->size) : NULL;
         if (w && (!c || !name)) return 0;
         for (r = 0; ok && r < x->group.ranks; r++) {
-            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r, (size_t)x->group.ranks);
+            stx__own own = stx__owned_by(o->pieces, first, t->size, (size_t)r,
+                                         (size_t)x->group.ranks);
             size_t n = own.to - own.from;
             stx_real *part;
             if (!n || (x->group.rank && x->group.rank != r)) continue;
@@ -17307,8 +17374,9 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
         for (k = 0; k < 2; k++) {
             const char *named = stx__optim_name(n, sizeof n, prefix, state[k]);
             if (!o->state[k]) continue;
-            if (!stx__load_tensors(x, x->group.shard ? o->params->tensor : o->state[k], o->params->name,
-                                   o->params->count, f, named, copy && !x->group.shard))
+            if (!stx__load_tensors(x, x->group.shard ? o->params->tensor : o->state[k],
+                                   o->params->name, o->params->count, f, named,
+                                   copy && !x->group.shard))
                 return 0;
             if (copy && x->group.shard && !stx__load_shards(o, k, f, named)) return 0;
         }
@@ -17327,7 +17395,6 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f) {
     return stx_optim_load_as(o, f, "");
 }
-
 
 // >>vocab_io: parameters
 
@@ -17419,7 +17486,7 @@ static int stx__vocab_io_adaptive(stx_ctx *x, const char *who, stx_vocab_io_desc
 }
 
 STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
-                              stx_vocab_io_desc *d) {
+                                 stx_vocab_io_desc *d) {
     STX__FP_SCOPE;
     const size_t most = (size_t)1 << 31;
     int in, out;
@@ -17494,8 +17561,9 @@ STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d) {
 
 /* Parameter side.what (or side.what.<i>) of the shape (d0,d1) or (d0), for a matrix of
    rows x columns; output: rows are logits, see PADDED LOGITS */
-static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name, size_t i,
-                                    size_t rows, size_t columns, int bias, int output) {
+static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, const char *name,
+                                       size_t i, size_t rows, size_t columns, int bias,
+                                       int output) {
     char full[64];
     size_t d[STX_MAX_DIM];
     double a = init->a;
@@ -17516,8 +17584,9 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     w->in.table[i] = d->cluster_major && d->share_tables
                          ? w->out.table[i]
-                         : stx__vocab_io_param(p, &d->table, "in_emb.tables", i, stx__vocab_io_size(d, i),
-                                            d->width[i], 0, d->share_tables);
+                         : stx__vocab_io_param(p, &d->table, "in_emb.tables", i,
+                                               stx__vocab_io_size(d, i), d->width[i], 0,
+                                               d->share_tables);
     if (!stx__vocab_io_projects(d, i, STX_VOCAB_INPUT)) return;
     if (stx__vocab_io_proj(d, i) < i) {
         w->in.proj[i] = w->in.proj[0];
@@ -17525,8 +17594,8 @@ static void stx__vocab_io_in(stx_vocab_io *w, stx_params *p, size_t i) {
     }
     w->in.proj[i] = d->cluster_major && stx__vocab_io_shares(d, i)
                         ? w->out.proj[i]
-                        : stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i], 0,
-                                           0);
+                        : stx__vocab_io_param(p, &d->proj, "in_emb.projs", i, d->dim, d->width[i],
+                                              0, 0);
 }
 
 static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
@@ -17534,30 +17603,30 @@ static void stx__vocab_io_out(stx_vocab_io *w, stx_params *p, size_t i) {
     w->out.table[i] = !d->cluster_major && d->share_tables
                           ? w->in.table[i]
                           : stx__vocab_io_param(p, &d->out_table, "out_emb.tables", i,
-                                             stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
+                                                stx__vocab_io_size(d, i), d->out_width[i], 0, 1);
     if (!stx__vocab_io_projects(d, i, STX_VOCAB_OUTPUT)) return;
     w->out.proj[i] = !d->cluster_major && stx__vocab_io_shares(d, i)
                          ? w->in.proj[stx__vocab_io_proj(d, i)]
                          : stx__vocab_io_param(p, &d->proj, "out_emb.projs", i, d->dim,
-                                            d->out_width[i], 0, 0);
+                                               d->out_width[i], 0, 0);
     if (d->proj_biases)
         w->out.proj_bias[i] = stx__vocab_io_param(p, &d->proj_bias, "out_emb.proj_biases", i,
-                                               d->out_width[i], d->dim, 1, 0);
+                                                  d->out_width[i], d->dim, 1, 0);
 }
 
 static void stx__vocab_io_bias(stx_vocab_io *w, stx_params *p, size_t i) {
     const stx_vocab_io_desc *d = &w->desc;
     w->out.bias[i] = stx__vocab_io_param(p, &d->bias, "out_emb.biases", i, stx__vocab_io_size(d, i),
-                                      d->out_width[i], 1, 1);
+                                         d->out_width[i], 1, 1);
 }
 
 static void stx__vocab_io_cluster(stx_vocab_io *w, stx_params *p) {
     const stx_vocab_io_desc *d = &w->desc;
     if (!d->cutoffs) return;
     w->out.cluster_w = stx__vocab_io_param(p, &d->cluster, "out_emb.cluster.weight", SIZE_MAX,
-                                        d->cutoffs, d->out_width[0], 0, 1);
+                                           d->cutoffs, d->out_width[0], 0, 1);
     w->out.cluster_b = stx__vocab_io_param(p, &d->cluster_bias, "out_emb.cluster.bias", SIZE_MAX,
-                                        d->cutoffs, d->out_width[0], 1, 1);
+                                           d->cutoffs, d->out_width[0], 1, 1);
 }
 
 STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *desc) {
@@ -17586,8 +17655,8 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
         w->in.end[i] = w->out.end[i] = stx__vocab_io_start(d, i) + stx__vocab_io_size(d, i);
     if (!out) w->out.end[0] = d->vocab;
     if (!in)
-        w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb, 0,
-                                     d->out == STX_VOCAB_TIED);
+        w->in_emb = stx__vocab_io_param(p, &d->table, "in_emb.weight", SIZE_MAX, d->vocab, d->emb,
+                                        0, d->out == STX_VOCAB_TIED);
     for (i = 0; in && i < K && !(d->cluster_major && out); i++) stx__vocab_io_in(w, p, i);
     if (out && !d->cluster_major) stx__vocab_io_cluster(w, p);
     for (i = 0; out && i < K; i++) {
@@ -17597,16 +17666,17 @@ STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc
     }
     if (out && d->cluster_major) stx__vocab_io_cluster(w, p);
     if (!out) {
-        w->out_w = d->out == STX_VOCAB_TIED ? w->in_emb
-                                            : stx__vocab_io_param(p, &d->out_table, "out_emb.weight",
-                                                               SIZE_MAX, d->vocab, d->dim, 0, 1);
-        w->out_b = stx__vocab_io_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1, 1);
+        w->out_w = d->out == STX_VOCAB_TIED
+                       ? w->in_emb
+                       : stx__vocab_io_param(p, &d->out_table, "out_emb.weight", SIZE_MAX, d->vocab,
+                                             d->dim, 0, 1);
+        w->out_b = stx__vocab_io_param(p, &d->bias, "out_emb.bias", SIZE_MAX, d->vocab, d->dim, 1,
+                                       1);
         w->out.table[0] = w->out_w;
         w->out.bias[0] = w->out_b;
     }
     return stx_ok(x) ? w : NULL;
 }
-
 
 // >>vocab_io: forward
 
@@ -17644,7 +17714,7 @@ STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h) {
 }
 
 STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
-                                   stx_token_loss *how) {
+                                      stx_token_loss *how) {
     stx_tensor *logits;
     if (how) how->nll = NULL;
     if (!w || !h || !targets) return NULL;
@@ -17656,13 +17726,12 @@ STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, cons
 }
 
 STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids,
-                               const stx_ids *targets, const stx_token_loss *how) {
+                                  const stx_ids *targets, const stx_token_loss *how) {
     if (!w) return key;
     if (w->desc.in == STX_VOCAB_ADAPTIVE) key = stx_adaptive_key(key, &w->in, ids, 0, NULL);
     if (w->desc.out == STX_VOCAB_ADAPTIVE) key = stx_adaptive_key(key, &w->out, targets, 1, how);
     return key;
 }
-
 
 // >>memory: arena
 
@@ -17700,13 +17769,14 @@ STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx
 /* As the rows are stored: room for n numbers in the step, and a tensor (B,n,width)
    there */
 static stx_real *stx__memory_scratch(const stx_memory *s, size_t n) {
-    return s->desc.always_f32 ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
-                        : stx_step_activations(s->ctx, n);
+    return s->desc.always_f32
+               ? (stx_real *)stx_step_bytes(s->ctx, stx_bytes_of(n, sizeof(stx_real), 1))
+               : stx_step_activations(s->ctx, n);
 }
 
 static stx_tensor *stx__memory_tensor(const stx_memory *s, size_t n, size_t width) {
     return s->desc.always_f32 ? stx_new_f32(s->ctx, s->B, n, width, 0)
-                        : stx_new(s->ctx, s->B, n, width, 0);
+                              : stx_new(s->ctx, s->B, n, width, 0);
 }
 
 /* Does this step read the rows where they are? */
@@ -17774,7 +17844,7 @@ static int stx__memory_make_room(stx_memory *s, size_t l, size_t stay, size_t n,
     }
     n += spare;
     to = s->desc.always_f32 ? stx_block_f32(x, stx_bytes_of(s->B, n, d))
-                      : stx_block_activations(x, stx_bytes_of(s->B, n, d));
+                            : stx_block_activations(x, stx_bytes_of(s->B, n, d));
     if (!to) return 0;
     if (stay) {
         STX_RUN(x, stx_copy2d, (x, to, n * d, from, y->stride, s->B, cols, 0));
@@ -17799,7 +17869,7 @@ static void stx__memory_put(stx_memory *s, size_t l, const stx_real *in, size_t 
     size_t b;
     for (b = 0; b < s->B; b++)
         stx_upload(s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride), in + b * n * y->width,
-                n * y->width);
+                   n * y->width);
     y->count = n;
 }
 
@@ -17809,7 +17879,6 @@ static void stx__memory_fetch(const stx_memory *s, size_t l, stx_real *out) {
     for (b = 0; b < s->B; b++)
         stx_download(s->ctx, out + b * n, stx_offset_ptr(s->ctx, y->data, b * y->stride), n);
 }
-
 
 // >>memory: one layer
 
@@ -17887,7 +17956,8 @@ STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows) {
     if (!s || !stx_ok(s->ctx)) return 0;
     for (l = 0; l < s->desc.layers; l++) {
         const stx_memory_layer *y = &s->layer[l];
-        if (y->width && !s->all && y->capacity < rows && !stx__memory_make_room(s, l, y->count, rows, 0))
+        if (y->width && !s->all && y->capacity < rows
+            && !stx__memory_make_room(s, l, y->count, rows, 0))
             return 0;
     }
     return 1;
@@ -17917,7 +17987,7 @@ static int stx__memory_set_mask(stx_memory *s, size_t l, const int32_t *m, size_
    side by side in the step's memory, (B,n0+n1). y and pad may be NULL: nothing is
    missing there. */
 static int32_t *stx__memory_masks(stx_ctx *x, size_t B, const stx_memory_layer *y, size_t first,
-                                size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
+                                  size_t n0, const stx_ids *pad, size_t t0, size_t n1) {
     size_t b, n = n0 + n1;
     int32_t *m = (int32_t *)stx_step_alloc(x, stx_bytes_of(B, n, sizeof *m));
     if (!m) return NULL;
@@ -17938,7 +18008,7 @@ static const stx_ids *stx__memory_ids(stx_ctx *x, const int32_t *m, size_t B, si
 }
 
 static int stx__memory_fit(const stx_memory *s, const char *op, size_t l, const stx_tensor *h,
-                         const stx_ids *pad) {
+                           const stx_ids *pad) {
     size_t T = h->ndim == 3 ? h->dim[1] : 1;
     char t[96];
     if (l >= s->desc.layers) {
@@ -17957,7 +18027,7 @@ static int stx__memory_fit(const stx_memory *s, const char *op, size_t l, const 
 }
 
 STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
-                          const stx_tensor *h, const stx_ids *pad) {
+                            const stx_tensor *h, const stx_ids *pad) {
     stx_ctx *x = out ? out->ctx : NULL;
     const stx_memory_layer *i;
     stx_memory_layer *o;
@@ -17968,8 +18038,9 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     if (in
         && (in->ctx != x || l >= in->desc.layers || in->B != out->B
             || in->layer[l].width != out->layer[l].width || !in->all != !out->all)) {
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_push: rows of another context, number of streams or width in than out");
+        stx_fail(
+            x, STX_ERR_ARG,
+            "stx_memory_push: rows of another context, number of streams or width in than out");
         return 0;
     }
     o = &out->layer[l];
@@ -17984,7 +18055,9 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     own = STX_MIN(keep, T);
     old = i ? STX_MIN(i->count, keep - own) : 0;
     n = old + own;
-    rows = out->desc.count_unwritten ? own + (i ? STX_MIN(i->logical_count, keep - own) : keep - own) : n;
+    rows = out->desc.count_unwritten
+               ? own + (i ? STX_MIN(i->logical_count, keep - own) : keep - own)
+               : n;
     if ((old && i->masked) || pad) {
         mask = stx__memory_masks(x, B, i, i ? i->count - old : 0, old, pad, T - own, own);
         if (!mask) return 0;
@@ -18012,8 +18085,8 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
     if (i == o && o->offset + o->count + own <= o->capacity
         && (o->viewed || !stx__on_gpu(x) || o->offset + o->count == old))
         stx__memory_lay(out, o,
-                      o->offset + o->count
-                          - old); /* there is place behind them; on a GPU see stx_memory_view */
+                        o->offset + o->count
+                            - old); /* there is place behind them; on a GPU see stx_memory_view */
     else if (i == o && own && old && !stx__memory_seen(out, o) && n <= o->capacity
              && o->offset + o->count - old == own && n <= STX__SHIFTS * own) {
         /* all of it in one pass */
@@ -18024,13 +18097,14 @@ STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, siz
         return 0;
     else if (old && i != o)
         STX_RUN(x, stx_copy2d,
-                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->count - old) * d), i->stride, B,
-                 old * d, 0));
+                (x, o->data, o->stride, stx_offset_ptr(x, i->data, (i->count - old) * d), i->stride,
+                 B, old * d, 0));
     o->count = 0;
     if (!stx__memory_set_mask(out, l, mask, n)) return 0;
     if (own)
         STX_RUN(x, stx_copy2d,
-                (x, stx_offset_ptr(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d, 0));
+                (x, stx_offset_ptr(x, o->data, old * d), o->stride, own_rows, T * d, B, own * d,
+                 0));
     o->count = n;
     o->logical_count = rows;
     return stx_ok(x);
@@ -18044,7 +18118,8 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
     if (!s) return 1;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_view: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_view: layer %zu, want less than %zu", l,
+                 s->desc.layers);
         return 0;
     }
     if (s->all) {
@@ -18062,7 +18137,7 @@ STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_
         /* where rows lie is no part of what they are */
         stx_memory *own = (stx_memory *)(uintptr_t)s;
         if (!stx__memory_make_room(own, l, y->count, y->count + y->max_pushed,
-                                 stx__memory_spare(s, y, y->count) - y->max_pushed))
+                                   stx__memory_spare(s, y, y->count) - y->max_pushed))
             return 0;
     }
     y->viewed_step = x->tape.steps_begun;
@@ -18077,16 +18152,16 @@ STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n) {
     const stx_memory_layer *y;
     stx_tensor *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_memory_read: layer %zu, want less than %zu", l,
-              s->desc.layers);
+    STX__NEED(x, l < s->desc.layers, STX_ERR_ARG, "stx_memory_read: layer %zu, want less than %zu",
+              l, s->desc.layers);
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n || !y->width) return NULL;
     t = s->all ? stx_new_f32(x, s->B, y->width, 0, 0) : stx__memory_tensor(s, n, y->width);
     if (t)
         STX_RUN(x, stx_copy2d,
-                (x, t->data, n * y->width, stx_offset_ptr(x, y->data, (y->count - n) * y->width), y->stride,
-                 s->B, n * y->width, 0));
+                (x, t->data, n * y->width, stx_offset_ptr(x, y->data, (y->count - n) * y->width),
+                 y->stride, s->B, n * y->width, 0));
     return t;
 }
 
@@ -18100,19 +18175,20 @@ STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, s
     y = &s->layer[l];
     n = STX_MIN(n, y->count);
     if (!n) return h;
-    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_memory_concat: fixed rows have no time: stx_memory_read");
+    STX__NEED(x, !s->all, STX_ERR_ARG,
+              "stx_memory_concat: fixed rows have no time: stx_memory_read");
     d = y->width;
     T = h->dim[1];
     t = stx__memory_tensor(s, n + T, d);
     if (!t) return NULL;
     STX_RUN(x, stx_concat2d,
-            (x, t->data, stx_offset_ptr(x, y->data, (y->count - n) * d), y->stride, n * d, h->data, T * d,
-             T * d, s->B));
+            (x, t->data, stx_offset_ptr(x, y->data, (y->count - n) * d), y->stride, n * d, h->data,
+             T * d, T * d, s->B));
     return t;
 }
 
 STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad,
-                                     size_t T) {
+                                       size_t T) {
     const stx_memory_layer *y;
     int32_t *m;
     if (!s) return pad;
@@ -18126,15 +18202,17 @@ STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, 
     return stx__memory_ids(s->ctx, m, s->B, n + T);
 }
 
-STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep, const stx_tensor *h,
-                                     const stx_ids *pad, const stx_ids **mask) {
+STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep,
+                                       const stx_tensor *h, const stx_ids *pad,
+                                       const stx_ids **mask) {
     stx_ctx *x = s ? s->ctx : NULL;
     const stx_memory_layer *y;
     stx_tensor *t;
     size_t T, d, e, old;
     if (mask) *mask = NULL;
     if (!stx_ok(x) || !h || !stx__memory_fit(s, "stx_memory_evicted", l, h, pad)) return NULL;
-    STX__NEED(x, !s->all, STX_ERR_ARG, "stx_memory_evicted: fixed rows are replaced, none falls out");
+    STX__NEED(x, !s->all, STX_ERR_ARG,
+              "stx_memory_evicted: fixed rows are replaced, none falls out");
     y = &s->layer[l];
     T = h->dim[1];
     d = y->width;
@@ -18155,19 +18233,19 @@ STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t kee
     return t;
 }
 
-
 // >>memory: streams
 
 /* Stream b of layer l: its rows from `first` on, n of them, are missing from now on */
-static void stx__memory_lose(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first, size_t n) {
+static void stx__memory_lose(stx_memory *s, size_t l, int32_t *mask, size_t b, size_t first,
+                             size_t n) {
     stx_memory_layer *y = &s->layer[l];
     size_t i;
     /* zeros also where they do not exist: a number that is none would reach gradients
        by 0 NaN */
     if (n)
         STX_RUN(s->ctx, stx_fill,
-                (s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride + first * y->width), n * y->width,
-                 0));
+                (s->ctx, stx_offset_ptr(s->ctx, y->data, b * y->stride + first * y->width),
+                 n * y->width, 0));
     for (i = 0; !s->desc.missing_as_zeros && i < n; i++) mask[b * y->count + first + i] = 1;
 }
 
@@ -18176,13 +18254,15 @@ STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b) {
     size_t l;
     if (!stx_ok(x)) return;
     if (b >= s->B) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_reset_stream: stream %zu, want less than %zu", b, s->B);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_reset_stream: stream %zu, want less than %zu", b,
+                 s->B);
         return;
     }
     for (l = 0; l < s->desc.layers; l++) {
         stx_memory_layer *y = &s->layer[l];
         int32_t *mask;
-        if (s->all) STX_RUN(x, stx_fill, (x, stx_offset_ptr(x, y->data, b * y->width), y->width, 0));
+        if (s->all)
+            STX_RUN(x, stx_fill, (x, stx_offset_ptr(x, y->data, b * y->width), y->width, 0));
         if (s->all || !y->count || !y->width) continue;
         if (!stx__memory_own(s, l)) return;
         mask = stx__memory_masks(x, s->B, y, 0, y->count, NULL, 0, 0);
@@ -18225,8 +18305,8 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
         if (!d) continue;
         if (to->all) {
             STX_RUN(x, stx_copy2d,
-                    (x, stx_offset_ptr(x, t->data, b * d), n * d, stx_offset_ptr(x, f->data, c * d), n * d, 1,
-                     n * d, 0));
+                    (x, stx_offset_ptr(x, t->data, b * d), n * d, stx_offset_ptr(x, f->data, c * d),
+                     n * d, 1, n * d, 0));
             continue;
         }
         mask = (int32_t *)stx_step_alloc(x, stx_bytes_of(to->B, most + !most, sizeof *mask));
@@ -18240,8 +18320,8 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
             STX_RUN(x, stx_copy2d, (x, old, had * d, t->data, t->stride, to->B, had * d, 0));
             if (!stx__memory_make_room(to, l, 0, most, 0)) return 0;
             STX_RUN(x, stx_copy2d,
-                    (x, stx_offset_ptr(x, t->data, (most - had) * d), t->stride, old, had * d, to->B,
-                     had * d, 0));
+                    (x, stx_offset_ptr(x, t->data, (most - had) * d), t->stride, old, had * d,
+                     to->B, had * d, 0));
         } else if (n < to->B && had ? !stx__memory_own(to, l)
                                     : !stx__memory_make_room(to, l, 0, most, 0))
             return 0;
@@ -18260,7 +18340,8 @@ STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, si
             STX_RUN(x, stx_copy2d,
                     (x, stx_offset_ptr(x, t->data, b * t->stride + (most - rows) * d), t->stride,
                      stx_offset_ptr(x, f->data, c * f->stride), f->stride, n, rows * d, 0));
-        t->logical_count = n == to->B ? f->logical_count : STX_MAX(t->logical_count, f->logical_count);
+        t->logical_count = n == to->B ? f->logical_count
+                                      : STX_MAX(t->logical_count, f->logical_count);
         if (!stx__memory_set_mask(to, l, mask, most)) return 0;
     }
     return stx_ok(x);
@@ -18270,7 +18351,8 @@ STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out) {
     stx_ctx *x = s ? s->ctx : NULL;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_get: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_get: layer %zu, want less than %zu", l,
+                 s->desc.layers);
         return 0;
     }
     if (!s->layer[l].count || !s->layer[l].width) return 1;
@@ -18289,18 +18371,19 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
     size_t held;
     if (!stx_ok(x)) return 0;
     if (l >= s->desc.layers) {
-        stx_fail(x, STX_ERR_ARG, "stx_memory_set: layer %zu, want less than %zu", l, s->desc.layers);
+        stx_fail(x, STX_ERR_ARG, "stx_memory_set: layer %zu, want less than %zu", l,
+                 s->desc.layers);
         return 0;
     }
     y = &s->layer[l];
-    if (n > rows || (s->desc.max_rows && rows > s->desc.max_rows) || (rows != n && !s->desc.count_unwritten)
-        || (s->all && n != 1) || (n && !in)) {
+    if (n > rows || (s->desc.max_rows && rows > s->desc.max_rows)
+        || (rows != n && !s->desc.count_unwritten) || (s->all && n != 1) || (n && !in)) {
         stx_fail(x, STX_ERR_ARG,
-                 "stx_memory_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read", n,
-                 rows, in ? "" : ", in NULL",
-                 s->all         ? (size_t)1
+                 "stx_memory_set: n %zu of %zu rows%s: want n <= rows <= %zu, and numbers to read",
+                 n, rows, in ? "" : ", in NULL",
+                 s->all             ? (size_t)1
                  : s->desc.max_rows ? s->desc.max_rows
-                                : n);
+                                    : n);
         return 0;
     }
     if (s->all) {
@@ -18323,12 +18406,11 @@ STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real 
     return stx_ok(x);
 }
 
-
 // >>memory: files
 
 /* "<prefix><what>" or, unless l is SIZE_MAX, "<prefix><what><l>" */
 static const char *stx__memory_name(char *name, size_t room, const char *prefix, const char *what,
-                                  size_t l) {
+                                    size_t l) {
     if (l == SIZE_MAX)
         snprintf(name, room, "%s%s", prefix, what);
     else
@@ -18376,7 +18458,7 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
         if (y->masked && (!shared || l == one)
             && !stx_writer_add(w,
                                stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                              shared ? SIZE_MAX : l),
+                                                shared ? SIZE_MAX : l),
                                STX_I32, 2, dim, y->pad))
             return 0;
         stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l);
@@ -18386,8 +18468,8 @@ STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *pref
 }
 
 /* The entry if it has these dimensions; NULL and an error if not */
-static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const char *name, size_t d0,
-                                        size_t d1, size_t d2) {
+static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const char *name,
+                                          size_t d0, size_t d1, size_t d2) {
     const stx_entry *e = stx_file_find(f, name);
     if (e && e->ndim == 3 && e->dim[0] == d0 && e->dim[1] == d1 && e->dim[2] == d2) return e;
     stx_fail(
@@ -18401,7 +18483,7 @@ static const stx_entry *stx__memory_entry(stx_ctx *x, const stx_file *f, const c
 /* Counts of layer l in a file, and that what they promise is there; 0 and an error if
    not */
 static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *prefix, size_t l,
-                          uint64_t *rows, uint64_t *real) {
+                            uint64_t *rows, uint64_t *real) {
     stx_ctx *x = s->ctx;
     size_t width = s->layer[l].width, most = s->desc.max_rows ? s->desc.max_rows : (size_t)1 << 31;
     char name[128];
@@ -18409,7 +18491,7 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
     int shared = s->desc.shared_layout;
     if (!stx_file_meta_u64(x, f,
                            stx__memory_name(name, sizeof name, prefix, shared ? "rows" : "rows.",
-                                          shared ? SIZE_MAX : l),
+                                            shared ? SIZE_MAX : l),
                            rows))
         return 0;
     if (*rows > most) {
@@ -18430,11 +18512,11 @@ static int stx__memory_look(const stx_memory *s, const stx_file *f, const char *
         return 0;
     }
     if (!stx__memory_entry(x, f,
-                         stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l),
-                         s->B, (size_t)*real, width))
+                           stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l),
+                           s->B, (size_t)*real, width))
         return 0;
     pad = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                          shared ? SIZE_MAX : l));
+                                            shared ? SIZE_MAX : l));
     if (!pad || (pad->ndim == 2 && pad->dim[0] == s->B && pad->dim[1] == *real)) return 1;
     stx_fail(x, STX_ERR_FORMAT,
              "tensor \"%s\" is of another shape, want (%zu,%zu): the file is damaged", name, s->B,
@@ -18454,7 +18536,8 @@ static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix
     int32_t *m;
     if (!stx__memory_look(s, f, prefix, l, &rows, &real)) return 0;
     if (!y->width) return 1;
-    if (real && !stx__memory_make_room(s, l, 0, (size_t)real, stx__memory_spare(s, y, (size_t)real)))
+    if (real
+        && !stx__memory_make_room(s, l, 0, (size_t)real, stx__memory_spare(s, y, (size_t)real)))
         return 0;
     e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "memory." : "", l));
     for (i = 0; real && i < s->B; i++) {
@@ -18462,12 +18545,13 @@ static int stx__memory_take(stx_memory *s, const stx_file *f, const char *prefix
         part.count = e->count / s->B;
         part.bytes = e->bytes / s->B;
         part.data = (const char *)e->data + i * part.bytes;
-        if (!stx_entry_upload(&part, stx_offset_ptr(x, y->data, i * y->stride), part.count)) return 0;
+        if (!stx_entry_upload(&part, stx_offset_ptr(x, y->data, i * y->stride), part.count))
+            return 0;
     }
     y->logical_count = (size_t)rows;
     y->count = (size_t)real;
     e = stx_file_find(f, stx__memory_name(name, sizeof name, prefix, shared ? "pad" : "pad.",
-                                        shared ? SIZE_MAX : l));
+                                          shared ? SIZE_MAX : l));
     if (!real || !e) return 1;
     N = s->B * y->count;
     v = (int64_t *)stx_block(x, stx_bytes_of(N, 1, sizeof *v));
@@ -18606,12 +18690,13 @@ static void stx__cache_append(stx_ctx *x, stx_real *buf, const stx_cache_layer *
         len = have;
     }
     if (ld == w || t == 1)
-        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, buf, len * w), all, rows, t * ld, B, t * w, 0));
+        STX_RUN(x, stx_copy2d,
+                (x, stx_offset_ptr(x, buf, len * w), all, rows, t * ld, B, t * w, 0));
     else
         for (b = 0; b < B; b++)
             STX_RUN(x, stx_copy2d,
-                    (x, stx_offset_ptr(x, buf, b * all + len * w), w, stx_offset_ptr(x, rows, b * t * ld), ld, t, w,
-                     0));
+                    (x, stx_offset_ptr(x, buf, b * all + len * w), w,
+                     stx_offset_ptr(x, rows, b * t * ld), ld, t, w, 0));
 }
 
 /* The rows of a buffer from `first` on as a tensor of S rows; batches are further

@@ -1041,9 +1041,9 @@ STX_DEF stx_span_state *stx_span_state_create(stx_span *m, size_t B) {
     d.layers = m->desc.layers;
     d.B = B;
     d.width = m->desc.dim;
-    d.count_unwritten = 1;                /* rows are counted from the start, as in the authors' code */
-    d.missing_as_zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;     /* what missing rows are */
-    d.max_rows = m->desc.span;      /* no cache is longer */
+    d.count_unwritten = 1; /* rows are counted from the start, as in the authors' code */
+    d.missing_as_zeros = (m->desc.literal & STX_SPAN_LITERAL_MEMORY) != 0;
+    d.max_rows = m->desc.span; /* no cache is longer */
     s = (stx_span_state *)stx_block(x, sizeof *s);
     if (!s) return NULL;
     s->model = m;
@@ -1115,7 +1115,7 @@ STX_DEF int stx_span_state_load(stx_span_state *s, const stx_file *f, const char
 typedef struct stx__span_job {
     stx_span        *m;
     size_t           l, S;
-    stx_cached_rows         past;      /* cached rows in the window */
+    stx_cached_rows past; /* cached rows in the window */
     stx_head_groups  groups;
     const stx_ids   *mask;      /* rows that some streams lack, or NULL */
 } stx__span_job;
@@ -1259,7 +1259,8 @@ STX_DEF stx_tensor *stx_span_log_probs(stx_span *m, stx_tensor *h) {
 
 STX_DEF stx_tensor *stx_span_loss(stx_span *m, const stx_ids *ids, const stx_ids *targets,
                                   const stx_span_state *in, stx_span_state *out) {
-    return m ? stx_vocab_io_loss(m->vocab_io, stx_span_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->vocab_io, stx_span_forward(m, ids, in, out), targets, NULL)
+             : NULL;
 }
 
 STX_DEF stx_tensor *stx_span_total(stx_span *m, stx_tensor *nll) {
@@ -1322,7 +1323,8 @@ static stx_tensor *stx__span_gen_step(void *user, const stx_ids *ids) {
 }
 
 STX_DEF const stx_real *stx_span_gen_feed(stx_span_gen *g, const int32_t *ids, size_t n) {
-    return g ? stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 0, stx__span_gen_step, g) : NULL;
+    return g ? stx_cache_feed(g->cache, g->model->vocab_io, ids, n, 0, stx__span_gen_step, g)
+             : NULL;
 }
 
 

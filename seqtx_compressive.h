@@ -1311,7 +1311,8 @@ static void stx__comp_usage_part(const stx_share *s, const void *job) {
         const size_t j1 = STX_MIN(j0 + STX__COMP_KEYS, u->n);
         double sum[STX__COMP_KEYS] = {0};
         size_t queries = 0;
-        for (i = 0; i < a->T; i++) queries += !a->pad || !a->pad[b * a->pad_batch_stride + a->S - a->T + i];
+        for (i = 0; i < a->T; i++)
+            queries += !a->pad || !a->pad[b * a->pad_batch_stride + a->S - a->T + i];
         for (h = 0; h < a->H; h++)
             for (i = 0; i < a->T; i++) stx__comp_usage_query(s->x, u, b, h, i, j0, j1, sum);
         for (j = j0; j < j1; j++) {
@@ -2408,7 +2409,7 @@ STX_DEF stx_params *stx_comp_params(stx_comp *m) {
 // >>memory: state
 
 static stx_memory *stx__comp_rows_create(const stx_comp_state *s, const size_t *widths, int usage,
-                                       size_t most) {
+                                         size_t most) {
     stx_memory_desc d;
     memset(&d, 0, sizeof d);
     d.layers = s->model->desc.layers;
@@ -2722,7 +2723,8 @@ static int stx__comp_loaded_fits(const stx_comp_state *s, const char *prefix, si
     if (s->usage && s->C[l] && s->usage->layer[l].count != n) {
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\": layer %zu: expected usage of %zu rows, got %zu: "
-                 "the file is damaged", prefix, l, n, s->usage->layer[l].count);
+                 "the file is damaged",
+                 prefix, l, n, s->usage->layer[l].count);
         return 0;
     }
     return 1;
@@ -3076,7 +3078,7 @@ static stx_tensor *stx__comp_slice(stx_ctx *x, stx_tensor *a, size_t begin, size
    segment, rows (B,T,D). They are copied only if they come from both. data is NULL
    after an error. */
 static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, stx_cached_rows held,
-                                   const stx_tensor *rows) {
+                                          const stx_tensor *rows) {
     const size_t D = j->m->desc.dim, n = STX_MIN(j->e, j->n), own = j->e - n;
     stx_tensor *t;
     held.rows = j->e;
@@ -3097,7 +3099,8 @@ static stx_cached_rows stx__comp_old_rows(stx_ctx *x, const stx__comp_job *j, st
 
 /* What the convolutions read: the taps of each group (B,G taps,D), or, if dilated, the
    rows of all groups and those before them (B,ahead + G r,D). */
-static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old) {
+static stx_tensor *stx__comp_conv_input(stx_ctx *x, const stx__comp_job *j,
+                                        const stx_cached_rows *old) {
     const stx_comp *m = j->m;
     stx_comp_groups g = j->groups;
     stx_tensor *y = stx_new(x, j->B, stx__comp_source_rows(m, j->G), g.D, 0);
@@ -3134,8 +3137,9 @@ static stx_tensor *stx__comp_convolve(stx_ctx *x, const stx_comp *m, size_t l, s
 
 /* The evicted rows old (B,e,D) -> new compressed rows (B,G,D). source receives what
    the convolutions read, or NULL; usage (B,..,2) is that of the memory. */
-static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old,
-                                      const stx_tensor *usage, stx_tensor **source) {
+static stx_tensor *stx__comp_compress(stx_ctx *x, const stx__comp_job *j,
+                                      const stx_cached_rows *old, const stx_tensor *usage,
+                                      stx_tensor **source) {
     const stx_comp_desc *d = &j->m->desc;
     stx_comp_groups g = j->groups;
     stx_tensor *y;
@@ -3239,8 +3243,9 @@ static void stx__comp_heads_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *i
     size_t h;
     for (h = 0; d && h < 2 * s->H; h++) {
         stx_real *to = stx_offset_ptr(x, d, h * s->kv_heads / s->H * s->hd);
-        STX_RUN(x, stx_copy2d, (x, to, 2 * s->kv_heads * s->hd, stx_offset_ptr(x, y->grad, h * s->hd),
-                                2 * s->H * s->hd, s->rows, s->hd, 1));
+        STX_RUN(x, stx_copy2d,
+                (x, to, 2 * s->kv_heads * s->hd, stx_offset_ptr(x, y->grad, h * s->hd),
+                 2 * s->H * s->hd, s->rows, s->hd, 1));
     }
 }
 
@@ -3258,8 +3263,9 @@ static stx_tensor *stx__comp_all_heads(stx_ctx *x, const stx_comp_desc *d, stx_t
     s->kv_heads = d->kv_heads;
     for (h = 0; h < 2 * s->H; h++) {
         const stx_real *from = stx_offset_ptr(x, kv->data, h * s->kv_heads / s->H * s->hd);
-        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
-                                2 * s->kv_heads * s->hd, s->rows, s->hd, 0));
+        STX_RUN(x, stx_copy2d,
+                (x, stx_offset_ptr(x, y->data, h * s->hd), 2 * s->H * s->hd, from,
+                 2 * s->kv_heads * s->hd, s->rows, s->hd, 0));
     }
     stx_record(x, y, &kv, 1, stx__comp_heads_back, s);
     return y;
@@ -3379,8 +3385,9 @@ static stx_tensor *stx__comp_memory_rows(const stx_comp_state *s, size_t l) {
     if (!c->count) return stx_memory_read(s->mem, l, n->count);
     t = stx_new(x, s->B, c->count + n->count, c->width, 0);
     if (t)
-        STX_RUN(x, stx_concat2d, (x, t->data, c->data, c->stride, c->count * c->width, n->data,
-                                  n->stride, n->count * n->width, s->B));
+        STX_RUN(x, stx_concat2d,
+                (x, t->data, c->data, c->stride, c->count * c->width, n->data, n->stride,
+                 n->count * n->width, s->B));
     return t;
 }
 
@@ -3555,8 +3562,9 @@ static stx_tensor *stx__comp_constant_kv(const stx_comp *m, size_t l, stx_tensor
 }
 
 /* aux = mean (old - rec)^2, rec[g r + t] = Dec_t new_g */
-static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j, const stx_cached_rows *old,
-                                            stx_tensor *comp, stx_tensor **ratio) {
+static stx_tensor *stx__comp_aux_autoencode(stx_ctx *x, const stx__comp_job *j,
+                                            const stx_cached_rows *old, stx_tensor *comp,
+                                            stx_tensor **ratio) {
     const size_t D = j->m->desc.dim;
     stx_comp_groups g = j->groups;
     stx_tensor *target = stx_new(x, j->B, j->e, D, 0), *rec;
@@ -4065,9 +4073,10 @@ static stx__comp_place stx__comp_rows_at(stx_real *data, size_t rows, size_t at)
 static void stx__comp_copy_rows(stx_ctx *x, stx__comp_place to, stx__comp_place from, size_t n,
                                 size_t B, size_t width) {
     if (n)
-        STX_RUN(x, stx_copy2d, (x, stx_offset_ptr(x, to.data, to.at * width), to.rows * width,
-                                stx_offset_ptr(x, from.data, from.at * width), from.rows * width, B,
-                                n * width, 0));
+        STX_RUN(x, stx_copy2d,
+                (x, stx_offset_ptr(x, to.data, to.at * width), to.rows * width,
+                 stx_offset_ptr(x, from.data, from.at * width), from.rows * width, B, n * width,
+                 0));
 }
 
 /* Keys and values of rows (B,..,D), for all heads. */

@@ -1967,7 +1967,8 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
         return;
     }
     if (a->dgain || a->dshift)
-        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0, a->deferred);
+        stx__columns(x, name, a->dgain, a->dshift, a->dy, a->s, a->mean, a->rstd, N, C, 0,
+                     a->deferred);
     if (!a->ds && !a->df) return;
     if (four)
         STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<4>, stx__blocks(N, 8, (size_t)1 << 20),
@@ -1975,7 +1976,8 @@ static void stx__norm_bwd(stx_ctx *x, const char *name, const stx_residual_norm_
     else
         STX__RUN_KERNEL(x, name, stx__norm_bwd_any_kernel<1>, stx__blocks(N, 8, (size_t)1 << 20),
                         256, 0, v, N, C, d);
-    if (a->dbias) stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->deferred);
+    if (a->dbias)
+        stx__columns(x, name, a->dbias, NULL, a->df, NULL, NULL, NULL, N, C, 0, a->deferred);
 }
 
 void stx_layernorm_bwd_cuda(stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
@@ -2765,8 +2767,8 @@ static int stx__lt_product(stx_ctx *x, const char *what, const stx_gemm_args *g,
     if (sum && (!ta || tb || !g->sa || !g->sb)) {
         stx_gemm_args one = *g;
         one.batch = 1;
-        for (size_t e = 0; e < batch;
-             e++, one.A = stx_offset_ptr(x, one.A, g->sa), one.B = stx_offset_ptr(x, one.B, g->sb), one.beta = 1)
+        for (size_t e = 0; e < batch; e++, one.A = stx_offset_ptr(x, one.A, g->sa),
+                    one.B = stx_offset_ptr(x, one.B, g->sb), one.beta = 1)
             if (!stx__lt_product(x, what, &one, e + 1 < batch ? NULL : bias,
                                  e + 1 < batch ? 0 : relu, 0)
                 && fuse && e + 1 == batch)
@@ -4050,7 +4052,8 @@ typedef struct stx__attn0 {
 /* Is a gradient of keys, or of values, wanted: of the block's or of some group's past? */
 static int stx__attn_wants(const stx_attention_args *a, int value) {
     int any = (value ? a->dv : a->dk) != NULL;
-    for (size_t g = 0; g < a->groups; g++) any |= (value ? a->cached[g].dv : a->cached[g].dk) != NULL;
+    for (size_t g = 0; g < a->groups; g++)
+        any |= (value ? a->cached[g].dv : a->cached[g].dk) != NULL;
     return any;
 }
 
@@ -4388,7 +4391,9 @@ static void stx__attn0_bwd_panel(stx__attn0 *A) {
 }
 
 static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
-    stx_real *const grads[STX__SHARED_SUMS] = {a->dpe, a->dcontent_bias, a->dposition_bias, a->dspan_fraction, a->dpersistent_k, a->dpersistent_v};
+    stx_real *const grads[STX__SHARED_SUMS] = {
+        a->dpe,           a->dcontent_bias, a->dposition_bias, a->dspan_fraction,
+        a->dpersistent_k, a->dpersistent_v};
     stx__attn0 A;
     size_t i0, i;
     stx__attn0_open(&A, x, a, 1);
@@ -4407,11 +4412,13 @@ static void stx__attn0_bwd(stx_ctx *x, const stx_attention_args *a) {
         if (stx__attn_wants(a, 0))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dk), 0, 1),
                            stx__attn0_past(x, a, 2), A.dk, NULL, a->S * a->D, a->S,
-                           (a->overwrite & STX_OVERWRITE_DK ? 1 : 0) | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
+                           (a->overwrite & STX_OVERWRITE_DK ? 1 : 0)
+                               | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
         if (stx__attn_wants(a, 1))
             stx__attn0_out(&A, stx__attn0_rows_k(&A, stx__num_of(x, a->dv), 0, 1),
                            stx__attn0_past(x, a, 3), A.dv, NULL, a->S * a->D, a->S,
-                           (a->overwrite & STX_OVERWRITE_DV ? 1 : 0) | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
+                           (a->overwrite & STX_OVERWRITE_DV ? 1 : 0)
+                               | (a->overwrite / STX_OVERWRITE_CACHED) << 1);
         for (i = 0; i < STX__SHARED_SUMS; i++)
             if (A.size[i])
                 STX__RUN_KERNEL(x, "stx_attention_bwd", stx__attn0_sum_kernel,
@@ -4507,8 +4514,9 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
     int ok = 1, h;
     memset(p, 0, sizeof *p);
     *half = h = g->half && stx__num_of(x, a->q).half;
-    if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared)) || a->first_key < 0 || !(a->scale > 0)
-        || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H || a->H > 256)
+    if (a->eps > 0 || (a->span_fraction && (a->no_renorm || a->span_shared)) || a->first_key < 0
+        || !(a->scale > 0) || a->D < 8 || a->D > 128 || a->D % 8 || !a->B || !a->T || !a->H
+        || a->H > 256)
         return 0;
     if (a->B >= big || a->T >= big || a->S >= big || a->P >= big || a->N >= big || a->span >= big
         || a->S + a->span + a->N >= big)
@@ -4535,7 +4543,8 @@ static int stx__attn_make(const stx_ctx *x, const stx_attention_args *a, stx__at
         p->old[i].first = (int)(a->cached_rows - o->rows);
         if (o->batch_stride % 8) return 0;
     }
-    if (!ok || a->q_batch_stride % 8 || a->kv_batch_stride % 8 || (h && !stx__num_of(x, a->y).half)) return 0;
+    if (!ok || a->q_batch_stride % 8 || a->kv_batch_stride % 8 || (h && !stx__num_of(x, a->y).half))
+        return 0;
     p->top = (float *)a->row_max;
     p->inv = (float *)a->inv_sum;
     p->u = stx__num_of(x, a->content_bias);
@@ -4584,7 +4593,7 @@ typedef struct stx__attn_head {
 
 /* The ramp at a distance before its clamps; 1 and more where the span is not learned */
 static __device__ __forceinline__ float stx__attn_ramp(const stx__at &p, const stx__attn_head &w,
-                                                     int delta) {
+                                                       int delta) {
     return __fadd_rn(__fdiv_rn(__fadd_rn((float)(1 - delta), w.zl), p.ramp), 1.0f);
 }
 
@@ -4610,7 +4619,7 @@ static __device__ __forceinline__ stx__attn_head stx__attn_open(const stx__at &p
 /* Keys [first,last) that queries i0 .. i0+n-1 may see; empty: last <= first. Begins
    where a block of 8 does: first may be below lo, or even below 0, by 7. */
 static __device__ __forceinline__ void stx__attn_range(const stx__at &p, const stx__attn_head &w,
-                                                     int i0, int n, int *first, int *last) {
+                                                       int i0, int n, int *first, int *last) {
     int f = max(p.lo, p.C + i0 - w.live);
     *last = p.C + min(i0 + n, p.T) - p.dmin;
     *first = *last > f ? ((f + p.span) & ~7) - p.span : *last;
@@ -4627,7 +4636,7 @@ typedef struct stx__attn_band {
 
 template <int BK>
 static __device__ __forceinline__ stx__attn_band stx__attn_meets(const stx__at &p, int persistent,
-                                                             int far, int i, int j0) {
+                                                                 int far, int i, int j0) {
     stx__attn_band b = {0, 0};
     if (i >= p.T) return b;
     if (persistent) {
@@ -4643,7 +4652,7 @@ static __device__ __forceinline__ stx__attn_band stx__attn_meets(const stx__at &
 /* The word of the dropout for lanes 2t and 2t+1 of a call: low and high half. row: (b
    H + h) T + i; at: position of the first of 8 */
 static __device__ __forceinline__ uint4 stx__attn_bits(const stx__at &p, uint64_t stream,
-                                                     uint64_t row, int at) {
+                                                       uint64_t row, int at) {
     return stx__philox(p.seed, stream, p.first + row * p.groups + (uint64_t)(at >> 3));
 }
 
@@ -4656,7 +4665,7 @@ static __device__ __forceinline__ uint4 stx__attn_bits(const stx__at &p, uint64_
    is not in the list: but for padded keys, which it does not know, rows have equal
    lengths. */
 static __device__ __forceinline__ int stx__attn_length(const stx__at &p, const stx__attn_head &w,
-                                                     int tile, int bq, int bk) {
+                                                       int tile, int bq, int bk) {
     /* a last tile that T cuts counts as a whole one: never shorter than the tile
        before */
     int last = p.C + (tile + 1) * bq - p.dmin;
@@ -4672,13 +4681,14 @@ typedef struct stx__attn_place {
 } stx__attn_place;
 
 static __device__ __forceinline__ int stx__attn_width(const stx__at &p, const stx__attn_head &w,
-                                                    int newest) {
+                                                      int newest) {
     return w.live < p.dmin ? 0 : (w.live - (p.C - newest) + 15) & ~15;
 }
 
-static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint32_t *list, int tiles,
-                                                       int bq, int bk, stx__attn_place *place,
-                                                       int newest, int room, stx__attn_head *head) {
+static __device__ __forceinline__ void stx__attn_listing(const stx__at &p, uint32_t *list,
+                                                         int tiles, int bq, int bk,
+                                                         stx__attn_place *place, int newest,
+                                                         int room, stx__attn_head *head) {
     int h, e;
     for (h = (int)threadIdx.x; h < p.H; h += (int)blockDim.x) head[h] = stx__attn_open(p, h);
     __syncthreads();
@@ -4732,7 +4742,8 @@ template <int CH> static __device__ __forceinline__ unsigned stx__attn_piece(int
    barrier. ld: bytes from row to row; bytes: of a row's numbers, a multiple of 16. */
 template <int CH, int THREADS>
 static __device__ __forceinline__ void stx__attn_load(unsigned char *tile, int n, const void *from,
-                                                    size_t ld, int bytes, int r0, int lo, int hi) {
+                                                      size_t ld, int bytes, int r0, int lo,
+                                                      int hi) {
     /* threads of a row: of 12 pieces 16, of whom 4 have none */
     enum { ACROSS = CH & (CH - 1) ? 16 : CH, ROWS = THREADS / ACROSS };
 
@@ -4760,8 +4771,8 @@ static __device__ __forceinline__ int stx__attn_place_of(const stx__at &p, int h
    stx__attn_load */
 template <int CH, int THREADS, int SIZE>
 static __device__ __forceinline__ void stx__attn_load_kv(const stx__at &p, unsigned char *kt,
-                                                       unsigned char *vt, int n, int b, int h,
-                                                       int j0) {
+                                                         unsigned char *vt, int n, int b, int h,
+                                                         int j0) {
     const int bytes = p.D * SIZE;
     const size_t at = ((size_t)b * p.stk + (size_t)h * p.D) * SIZE, ld = p.ldk * SIZE;
     const char *k = (const char *)p.k + at, *v = (const char *)p.v + at;
@@ -4776,9 +4787,9 @@ static __device__ __forceinline__ void stx__attn_load_kv(const stx__at &p, unsig
     const char *ko = (const char *)o.k + ato, *vo = (const char *)o.v + ato;
     if (j0 + n <= p.past) {
         stx__attn_load<CH, THREADS>(kt, n, ko, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
-                                  p.past - o.first);
+                                    p.past - o.first);
         stx__attn_load<CH, THREADS>(vt, n, vo, ldo, bytes, j0 - o.first, max(p.lo - o.first, 0),
-                                  p.past - o.first);
+                                    p.past - o.first);
         return;
     }
 #pragma unroll 1
@@ -4806,7 +4817,7 @@ static __device__ __forceinline__ void stx__attn_blank(unsigned char *tile, uint
    (e & 1) */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_forbid(float (&x)[NB][4], uint64_t seen, int t,
-                                                      float v) {
+                                                        float v) {
     uint32_t lo = (uint32_t)(seen >> 2 * t), hi = (uint32_t)(seen >> 2 * t >> 32);
     int n;
 #pragma unroll
@@ -4827,31 +4838,31 @@ static __device__ __forceinline__ void stx__attn_forbid(float (&x)[NB][4], uint6
    2 bytes) */
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_a(uint32_t (&a)[4], const unsigned char *tile,
-                                                      int r0, int k,
-                                                      int lane = (int)threadIdx.x & 31) {
+                                                        int r0, int k,
+                                                        int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(a, tile + stx__attn_piece<CH>(r0 + (lane & 15), 2 * k + (lane >> 4)));
 }
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_b(uint32_t (&b)[4], const unsigned char *tile,
-                                                      int r0, int k,
-                                                      int lane = (int)threadIdx.x & 31) {
+                                                        int r0, int k,
+                                                        int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile
                             + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
-                                                2 * k + ((lane >> 3) & 1)));
+                                                  2 * k + ((lane >> 3) & 1)));
 }
 
 template <int CH>
-static __device__ __forceinline__ void stx__attn_frag_b2(uint32_t (&b)[4], const unsigned char *tile,
-                                                       int r0, int k,
-                                                       int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_frag_b2(uint32_t (&b)[4],
+                                                         const unsigned char *tile, int r0, int k,
+                                                         int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4(b, tile + stx__attn_piece<CH>(r0 + (lane & 7), 2 * k + (lane >> 3)));
 }
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_frag_v(uint32_t (&b)[4], const unsigned char *tile,
-                                                      int r0, int c,
-                                                      int lane = (int)threadIdx.x & 31) {
+                                                        int r0, int c,
+                                                        int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(b, tile + stx__attn_piece<CH>(r0 + (lane & 15), c + (lane >> 4)));
 }
 
@@ -4913,7 +4924,8 @@ struct stx__attn_tf32 {
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]), stx__attn_hi(a[3])},
+        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]),
+                         stx__attn_hi(a[3])},
                  b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
         stx__mma_tf32(c, h, b);
     }
@@ -4938,10 +4950,11 @@ struct stx__attn_f32 {
 
     static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
-        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]), stx__attn_hi(a[3])},
+        uint32_t h[4] = {stx__attn_hi(a[0]), stx__attn_hi(a[1]), stx__attn_hi(a[2]),
+                         stx__attn_hi(a[3])},
                  b[2] = {stx__attn_hi(b0), stx__attn_hi(b1)};
-        uint32_t l[4] = {stx__attn_lo(a[0], h[0]), stx__attn_lo(a[1], h[1]), stx__attn_lo(a[2], h[2]),
-                         stx__attn_lo(a[3], h[3])};
+        uint32_t l[4] = {stx__attn_lo(a[0], h[0]), stx__attn_lo(a[1], h[1]),
+                         stx__attn_lo(a[2], h[2]), stx__attn_lo(a[3], h[3])};
         uint32_t m[2] = {stx__attn_lo(b0, b[0]), stx__attn_lo(b1, b[1])};
         stx__mma_tf32_3(c, l, h, m, b);
     }
@@ -5013,7 +5026,8 @@ struct stx__attn_lanes {
     int from[2], odd, now[2];
 };
 
-static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = (int)threadIdx.x
+                                                                                & 31) {
     stx__attn_lanes l;
     int g = lane >> 2, t = lane & 3, e;
     l.odd = g & 1;
@@ -5028,7 +5042,7 @@ static __device__ __forceinline__ stx__attn_lanes stx__attn_lanes_of(int lane = 
 }
 
 static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const stx__attn_lanes &l,
-                                                     const float (&r)[4], float (&s)[4]) {
+                                                       const float (&r)[4], float (&s)[4]) {
     int e;
     for (e = 0; e < 2; e++) {
         float lo = l.odd ? r[1 - e] : r[e], hi = l.odd ? r[3 - e] : r[2 + e];
@@ -5083,9 +5097,9 @@ static __device__ __forceinline__ void stx__attn_shift(stx__attn_skew &w, const 
 /* Numbers of a warp's rows r0 .. r0+n-1 of queries, plus a bias, into a tile; rows
    beyond T become zeros */
 template <class P, int CH>
-static __device__ __forceinline__ void stx__attn_query(const stx__at &p, unsigned char *tile, int r0,
-                                                     int n, int i0, int b, int h,
-                                                     const stx__num &bias) {
+static __device__ __forceinline__ void stx__attn_query(const stx__at &p, unsigned char *tile,
+                                                       int r0, int n, int i0, int b, int h,
+                                                       const stx__num &bias) {
     enum { PER = 16 / P::SIZE };
 
     const typename P::num *q = (const typename P::num *)p.q + (size_t)b * p.stq + (size_t)h * p.D;
@@ -5100,7 +5114,7 @@ static __device__ __forceinline__ void stx__attn_query(const stx__at &p, unsigne
                 memcpy(x, &v, 16);
                 for (e = 0; e < PER; e++)
                     stx__attn_store(x + e, stx__attn_float(x[e])
-                                             + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
+                                               + stx__get(bias, (size_t)(h * p.D + c * PER + e)));
                 memcpy(&v, x, 16);
             }
         }
@@ -5135,14 +5149,15 @@ static __device__ __forceinline__ void stx__attn_swap(uint32_t (&x)[4]) {
    multiple of 8. All lanes. */
 template <int NB>
 static __device__ __forceinline__ uint32_t stx__attn_kept(const stx__at &p, uint64_t stream,
-                                                        uint64_t row, int at) {
+                                                          uint64_t row, int at) {
     int lane = (int)threadIdx.x & 31, t = lane & 3, q, l;
     uint32_t kept = 0;
     row += (uint64_t)(lane >> 2);
 #pragma unroll 1
     for (q = 0; q < NB / 2; q++) {
         int c = 4 * q + t;
-        uint4 w = stx__attn_bits(p, stream, row + (c >= NB ? 8 : 0), at + (c >= NB ? c - NB : c) * 8);
+        uint4 w = stx__attn_bits(p, stream, row + (c >= NB ? 8 : 0),
+                                 at + (c >= NB ? c - NB : c) * 8);
         uint32_t x[4] = {w.x, w.y, w.z, w.w};
         stx__attn_swap(x);
 #pragma unroll
@@ -5179,7 +5194,8 @@ template <class P, int CH, int MT, int NB, int ND, int EDGE> struct stx__attn_va
                     const uint32_t *)(tile + stx__attn_piece<CH>(8 * k + 2 * t, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
                 uint32_t b1 = *(
-                    const uint32_t *)(tile + stx__attn_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
+                    const uint32_t *)(tile
+                                      + stx__attn_piece<CH>(8 * k + 2 * t + 1, 2 * n + (g >> 2))
                                       + (g & 3) * 4);
 #pragma unroll
                 for (m = 0; m < MT; m++) {
@@ -5271,8 +5287,9 @@ template <int BK> static __device__ __forceinline__ int stx__attn_whole(uint64_t
 
 /* A word a warp, a key a lane */
 STX__GLOBAL(256)
+
 stx__attn_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, int lo, size_t words,
-                    size_t n) {
+                      size_t n) {
     size_t k = (size_t)blockIdx.x * (blockDim.x / STX__WARP) + threadIdx.x / STX__WARP;
     if (k >= n) return;
     ptrdiff_t j = (ptrdiff_t)(k % words * 32 + threadIdx.x % STX__WARP) - STX__AT_BEFORE;
@@ -5281,8 +5298,8 @@ stx__attn_bits_kernel(uint32_t *bits, const int32_t *pad, size_t stpad, int S, i
     if (!(threadIdx.x % STX__WARP)) bits[k] = v;
 }
 
-static void stx__attn_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a, stx__at *p,
-                             void *room) {
+static void stx__attn_set_bits(stx_ctx *x, const char *name, const stx_attention_args *a,
+                               stx__at *p, void *room) {
     size_t words = stx__attn_words(a), n = words * stx__attn_rows(a);
     if (!n) return;
     p->bits = (const uint32_t *)room;
@@ -5336,8 +5353,9 @@ template <class P, int DP, int BK, int MT, int TWO> struct stx__attn_shape {
 
 /* Copies of step s, into what step s - 2 had */
 template <class X>
-static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p, const stx__attn_job &job,
-                                                        unsigned char *shared, int s) {
+static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p,
+                                                          const stx__attn_job &job,
+                                                          unsigned char *shared, int s) {
     const int window = s < job.windows,
               j0 = window ? job.first + s * X::KEYS
                           : (s - job.windows) * X::KEYS - ((p.S + p.span) & 7),
@@ -5345,23 +5363,23 @@ static __device__ __forceinline__ void stx__attn_fwd_load(const stx__at &p, cons
     unsigned char *to = shared + (s & 1) * 2 * X::TILE, *ring = shared + 4 * X::TILE;
     if (window) {
         if (!p.bits || stx__attn_exist<X::KEYS>(p, job.b, j0))
-            stx__attn_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b, job.h,
-                                                        j0);
+            stx__attn_load_kv<X::CH, X::THREADS, X::SIZE>(p, to, to + X::TILE, X::KEYS, job.b,
+                                                          job.h, j0);
     } else {
         const size_t o = (size_t)job.h * p.N * p.D * X::SIZE;
         stx__attn_load<X::CH, X::THREADS>(to, X::KEYS, (const char *)p.pk + o, (size_t)bytes, bytes,
-                                        j0, 0, p.N);
+                                          j0, 0, p.N);
         stx__attn_load<X::CH, X::THREADS>(to + X::TILE, X::KEYS, (const char *)p.pv + o,
-                                        (size_t)bytes, bytes, j0, 0, p.N);
+                                          (size_t)bytes, bytes, j0, 0, p.N);
     }
     if (window && p.pe) {
         const char *pe = (const char *)p.pe + (size_t)job.h * p.pe_head * X::SIZE;
         int row = p.P - 1 + p.dmin - p.C + j0 - job.i0, at = (X::BQ + X::KEYS * s) % X::RING;
         if (!s)
             stx__attn_load<X::CH, X::THREADS>(ring, X::BQ, pe, (size_t)p.ldpe * X::SIZE, bytes,
-                                            row - X::BQ, 0, p.P);
+                                              row - X::BQ, 0, p.P);
         stx__attn_load<X::CH, X::THREADS>(ring + at * X::ROW, X::KEYS, pe, (size_t)p.ldpe * X::SIZE,
-                                        bytes, row, 0, p.P);
+                                          bytes, row, 0, p.P);
     }
     stx__cp_commit();
 }
@@ -5614,7 +5632,8 @@ stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
 #pragma unroll
         for (m = 0; m < MT; m++)
 #pragma unroll
-            for (k = 0; k < KS; k++) stx__attn_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
+            for (k = 0; k < KS; k++)
+                stx__attn_frag_a<CH>(qf[m][X::REGS ? k : 0], qs, r0 + 16 * m, k);
         __syncwarp();
     } else if (qr != qs) {
         stx__attn_query<P, CH>(p, qr, r0, ROWS, job.i0, job.b, job.h, p.vb);
@@ -5670,8 +5689,8 @@ stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
 #pragma unroll
             for (m = 0; m < MT; m++)
                 kept[m] = stx__attn_kept<NB>(p, p.stream + *p.shift,
-                                           ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
-                                           (window ? p.span : p.S + p.span) + j0);
+                                             ((uint64_t)job.b * p.H + job.h) * p.T + iw + 16 * m,
+                                             (window ? p.span : p.S + p.span) + j0);
         edge = window ? near < p.dmin || far > job.w.full || j0 < p.lo : j0 < 0 || j0 + BK > p.N;
         if (edge) {
             const stx__attn_here here = {kt, vt, ring, qs, qr, ramp, lane, s, j0, iw, sc};
@@ -5830,7 +5849,7 @@ stx__attn_fwd(stx__at p, const uint32_t *list, int tiles) {
                 for (n = 0; n < ND; n++)
                     if (8 * n < p.D)
                         stx__attn_store2(y + 8 * n + 2 * t, o[m][n][2 * e] * of,
-                                       o[m][n][2 * e + 1] * of);
+                                         o[m][n][2 * e + 1] * of);
                 if (!t) {
                     const size_t row = ((size_t)job.b * p.H + job.h) * p.T + i;
                     p.top[row] = X::REGS ? top[m][e] * 0.69314718f : top[m][e];
@@ -5852,7 +5871,7 @@ template <class P, int DP, int BK, int MT, int TWO>
 static stx__attn_pick stx__attn_choice(const stx__at *p, int two) {
     typedef stx__attn_shape<P, DP, BK, MT, TWO> X;
     stx__attn_pick c = {stx__attn_fwd<P, DP, BK, MT, TWO>, X::shared(p->pe != NULL, two), X::BQ, BK,
-                      (p->T + X::BQ - 1) / X::BQ};
+                        (p->T + X::BQ - 1) / X::BQ};
     return c;
 }
 
@@ -6110,8 +6129,8 @@ template <class Sh> struct stx__attn_bwd_shared {
     unsigned char *q, *qv, *dy, *k, *v, *pe, *more;
     float *edge; /* the warp's own */
 
-    __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int ahead, int two,
-                                              int rows) {
+    __device__ __forceinline__ stx__attn_bwd_shared(unsigned char *base, int moves, int ahead,
+                                                    int two, int rows) {
         edge = (float *)base + (int)threadIdx.x / 32 * Sh::DISTANCES;
         k = base + Sh::EDGE;
         v = k + Sh::TILE_K;
@@ -6124,8 +6143,8 @@ template <class Sh> struct stx__attn_bwd_shared {
     }
 
     /* of tile number n: what moves stands in two places by turns */
-    __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves, int ahead,
-                                              int n) {
+    __device__ __forceinline__ stx__attn_bwd_shared(const stx__attn_bwd_shared &m, int moves,
+                                                    int ahead, int n) {
         const int by = ahead && n & 1
                            ? moves == STX__AB_Q ? 2 * Sh::TILE_Q : 2 * (Sh::TILE_K + Sh::TILE_Q)
                            : 0;
@@ -6152,7 +6171,7 @@ template <class Sh> struct stx__attn_bwd_shared {
    and 16 columns 8c.. as two right factors, with k in that order; cols: the same and
    16 columns as a left factor, transposed. */
 static __device__ __forceinline__ void stx__attn_bwd_acc(stx__attn_bf16, uint32_t (&a)[4],
-                                                   const float (*c)[4], int step) {
+                                                         const float (*c)[4], int step) {
     a[0] = stx__pair(c[2 * step][0], c[2 * step][1]);
     a[1] = stx__pair(c[2 * step][2], c[2 * step][3]);
     a[2] = stx__pair(c[2 * step + 1][0], c[2 * step + 1][1]);
@@ -6161,7 +6180,7 @@ static __device__ __forceinline__ void stx__attn_bwd_acc(stx__attn_bf16, uint32_
 
 template <class P>
 static __device__ __forceinline__ void stx__attn_bwd_acc(P, uint32_t (&a)[4], const float (*c)[4],
-                                                   int step) {
+                                                         int step) {
     a[0] = __float_as_uint(c[step][0]);
     a[1] = __float_as_uint(c[step][2]);
     a[2] = __float_as_uint(c[step][1]);
@@ -6170,50 +6189,50 @@ static __device__ __forceinline__ void stx__attn_bwd_acc(P, uint32_t (&a)[4], co
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_bwd_rows(stx__attn_bf16, uint32_t (&b)[4],
-                                                    const unsigned char *tile, int r0, int c,
-                                                    int lane = (int)threadIdx.x & 31) {
+                                                          const unsigned char *tile, int r0, int c,
+                                                          int lane = (int)threadIdx.x & 31) {
     stx__attn_frag_v<CH>(b, tile, r0, c, lane);
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_rows(P, uint32_t (&b)[4], const unsigned char *tile,
-                                                    int r0, int c,
-                                                    int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_rows(P, uint32_t (&b)[4],
+                                                          const unsigned char *tile, int r0, int c,
+                                                          int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++)
-        b[e] = *(
-            const uint32_t *)(tile
-                              + stx__attn_piece<CH>(r0 + 2 * t + (e & 1), 2 * c + (e & 2) + (g >> 2))
-                              + (g & 3) * 4);
+        b[e] = *(const uint32_t *)(tile
+                                   + stx__attn_piece<CH>(r0 + 2 * t + (e & 1),
+                                                         2 * c + (e & 2) + (g >> 2))
+                                   + (g & 3) * 4);
 }
 
 template <int CH>
 static __device__ __forceinline__ void stx__attn_bwd_cols(stx__attn_bf16, uint32_t (&a)[4],
-                                                    const unsigned char *tile, int r0, int c,
-                                                    int lane = (int)threadIdx.x & 31) {
+                                                          const unsigned char *tile, int r0, int c,
+                                                          int lane = (int)threadIdx.x & 31) {
     stx__ldmatrix_x4_trans(a, tile
                                   + stx__attn_piece<CH>(r0 + (lane & 7) + (lane >> 4) * 8,
-                                                      c + ((lane >> 3) & 1)));
+                                                        c + ((lane >> 3) & 1)));
 }
 
 template <int CH, class P>
-static __device__ __forceinline__ void stx__attn_bwd_cols(P, uint32_t (&a)[4], const unsigned char *tile,
-                                                    int r0, int c,
-                                                    int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_cols(P, uint32_t (&a)[4],
+                                                          const unsigned char *tile, int r0, int c,
+                                                          int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, e;
 #pragma unroll
     for (e = 0; e < 4; e++)
         a[e] = *(const uint32_t *)(tile
                                    + stx__attn_piece<CH>(r0 + 2 * t + (e >> 1),
-                                                       2 * c + (e & 1) * 2 + (g >> 2))
+                                                         2 * c + (e & 1) * 2 + (g >> 2))
                                    + (g & 3) * 4);
 }
 
 /* A pair of neighbours, column c even, into row r of a tile of numbers */
 template <class P, int CH>
-static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c, float x,
-                                                    float y) {
+static __device__ __forceinline__ void stx__attn_bwd_put2(unsigned char *tile, int r, int c,
+                                                          float x, float y) {
     int at = c * P::SIZE;
     stx__attn_store2((typename P::num *)(tile + stx__attn_piece<CH>(r, at / 16) + at % 16), x, y);
 }
@@ -6235,8 +6254,8 @@ static __device__ __forceinline__ void stx__attn_bwd_copy(float (&to)[4], const 
 /* c (16,8 NB) += rows r0.. of tile a times NB * 8 rows of tile b, transposed */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], const unsigned char *a,
-                                                   int r0, const unsigned char *b,
-                                                   int lane = (int)threadIdx.x & 31) {
+                                                         int r0, const unsigned char *b,
+                                                         int lane = (int)threadIdx.x & 31) {
     int k, n;
 #pragma unroll(Sh::UNROLL)
     for (k = 0; k < Sh::STEPS; k++) {
@@ -6255,9 +6274,9 @@ static __device__ __forceinline__ void stx__attn_bwd_dot(float (&c)[NB][4], cons
    is cut off goes both ways. */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_times(float (&c)[Sh::DP / 8][4],
-                                                     const float (&x)[NB][4],
-                                                     const unsigned char *tile,
-                                                     int lane = (int)threadIdx.x & 31) {
+                                                           const float (&x)[NB][4],
+                                                           const unsigned char *tile,
+                                                           int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     int k, n;
 #pragma unroll
@@ -6293,7 +6312,8 @@ static __device__ __forceinline__ int stx__attn_bwd_wrap(int c, int chunks) {
    the one after it */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_chunk(const stx__attn_bwd_tile &t, int n) {
-    return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks) * Sh::CHUNK;
+    return stx__attn_bwd_wrap(t.ring + Sh::STRIPS - 1 - (int)threadIdx.x / 32 + n, t.chunks)
+           * Sh::CHUNK;
 }
 
 template <class Sh>
@@ -6301,8 +6321,8 @@ static __device__ __forceinline__ int stx__attn_bwd_after(const stx__attn_bwd_ti
     return stx__attn_bwd_wrap(at + Sh::CHUNK, t.chunks * Sh::CHUNK);
 }
 
-static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx__attn_bwd_tile &t, int b,
-                                                     int h) {
+static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx__attn_bwd_tile &t,
+                                                           int b, int h) {
     int g = ((int)threadIdx.x & 31) >> 2, e;
     size_t row = ((size_t)b * a.p.H + h) * a.p.T;
     t.b = b;
@@ -6319,7 +6339,7 @@ static __device__ __forceinline__ void stx__attn_bwd_state(const stx__ab &a, stx
 /* Does every query of the strip see all keys of the tile, by the weight 1? */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_plain(const stx__at &p, const stx__attn_head &w,
-                                                    const stx__attn_bwd_tile &t) {
+                                                          const stx__attn_bwd_tile &t) {
     /* the strip's smallest and largest distance */
     const int near = p.C + t.i - (t.j0 + Sh::BK - 1), far = p.C + t.i + 15 - t.j0;
     return t.i < p.T
@@ -6339,11 +6359,9 @@ static __device__ __forceinline__ int stx__attn_bwd_plain(const stx__at &p, cons
 /* A chunk of q PE^T, 16 columns, put into place: of the first chunk, into nothing,
    only the shuffles' carry is wanted */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_positions(const stx__attn_bwd_shared<Sh> &m,
-                                                         const unsigned char *pe,
-                                                         const stx__attn_lanes &l, stx__attn_skew &turn,
-                                                         float (&s0)[4], float (&s1)[4],
-                                                         int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_positions(
+    const stx__attn_bwd_shared<Sh> &m, const unsigned char *pe, const stx__attn_lanes &l,
+    stx__attn_skew &turn, float (&s0)[4], float (&s1)[4], int lane = (int)threadIdx.x & 31) {
     float u[2][4];
     int k;
     stx__attn_bwd_clear(u);
@@ -6365,9 +6383,10 @@ static __device__ __forceinline__ void stx__attn_bwd_start(stx__attn_skew &turn)
 }
 
 template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                      const stx__attn_bwd_tile &t,
-                                                      float (&s)[Sh::NB][4]) {
+static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a,
+                                                            const stx__attn_bwd_shared<Sh> &m,
+                                                            const stx__attn_bwd_tile &t,
+                                                            float (&s)[Sh::NB][4]) {
     int n;
     if (a.p.P && !t.persistent) {
         const stx__attn_lanes l = stx__attn_lanes_of();
@@ -6387,7 +6406,8 @@ static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a, co
     stx__attn_bwd_dot<Sh, Sh::NB>(s, m.q, (int)threadIdx.x / 32 * 16, m.k);
     if (ASK && a.p.bits && !t.persistent) {
         const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, t.b, t.j0);
-        if (!stx__attn_whole<Sh::BK>(seen)) stx__attn_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
+        if (!stx__attn_whole<Sh::BK>(seen))
+            stx__attn_forbid(s, seen, (int)threadIdx.x & 3, -INFINITY);
     }
 }
 
@@ -6396,8 +6416,8 @@ static __device__ __forceinline__ void stx__attn_bwd_logits(const stx__ab &a, co
    edges bound w. */
 template <class Sh, int EDGE, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__ab &a,
-                                                             const stx__attn_bwd_tile &t,
-                                                             float (&s)[NB][4]) {
+                                                                   const stx__attn_bwd_tile &t,
+                                                                   float (&s)[NB][4]) {
     /* logits in powers of 2, or of e: as the forward has them, to the bit */
     const float unit = Sh::P::SIZE == 2 ? STX__AB_LOG2E : 1;
     const float sc = (t.persistent ? a.p.scale * a.root_d : a.p.scale) * unit;
@@ -6421,8 +6441,8 @@ static __device__ __forceinline__ void stx__attn_bwd_probabilities(const stx__ab
    key. */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_edge(const stx__ab &a, const stx__attn_head &w,
-                                                    const stx__attn_bwd_tile &t, const stx__attn_band &band,
-                                                    float *edge) {
+                                                          const stx__attn_bwd_tile &t,
+                                                          const stx__attn_band &band, float *edge) {
     const int near = a.p.C + t.i - (t.j0 + Sh::BK - 1), end = Sh::BK + 15 - 16 * band.lo;
     int k;
     __syncwarp();
@@ -6445,10 +6465,9 @@ static __device__ __forceinline__ void stx__attn_bwd_edge(const stx__ab &a, cons
    dz += its sum. vf: the factor of V. For an edge c0 is the first of the tile's keys
    that these are. */
 template <class Sh, int EDGE, int DROP, int NB>
-static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__ab &a, const stx__attn_bwd_tile &t,
-                                                  const float *edge, int c0, uint32_t kept,
-                                                  float (&s)[NB][4], float (&g)[NB][4], float &dz,
-                                                  int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_ds(
+    const stx__ab &a, const stx__attn_bwd_tile &t, const float *edge, int c0, uint32_t kept,
+    float (&s)[NB][4], float (&g)[NB][4], float &dz, int lane = (int)threadIdx.x & 31) {
     const int c2 = (lane & 3) * 2, j = t.j0 + c0 + c2;
     const int lo = (t.persistent ? 0 : a.p.lo) - j, hi = (t.persistent ? a.p.N : INT_MAX / 2) - j;
     const float vf = t.persistent ? a.root_n * a.p.unkeep : a.p.unkeep;
@@ -6473,19 +6492,22 @@ static __device__ __forceinline__ void stx__attn_bwd_ds(const stx__ab &a, const 
 }
 
 template <class Sh>
-static __device__ __forceinline__ uint32_t stx__attn_bwd_kept(const stx__ab &a, const stx__attn_bwd_tile &t) {
+static __device__ __forceinline__ uint32_t stx__attn_bwd_kept(const stx__ab &a,
+                                                              const stx__attn_bwd_tile &t) {
     const stx__at &p = a.p;
     return !p.keep ? 0xffffffffu
                    : stx__attn_kept<Sh::NB>(p, p.stream + *p.shift,
-                                          ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
-                                          (t.persistent ? p.S : 0) + p.span + t.j0);
+                                            ((uint64_t)t.b * p.H + t.h) * p.T + t.i,
+                                            (t.persistent ? p.S : 0) + p.span + t.j0);
 }
 
 /* All of it for a plain tile: s becomes r a, g becomes ds */
 template <class Sh, int ASK>
-static __device__ __forceinline__ void stx__attn_bwd_front(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                     const stx__attn_bwd_tile &t, float (&s)[Sh::NB][4],
-                                                     float (&g)[Sh::NB][4]) {
+static __device__ __forceinline__ void stx__attn_bwd_front(const stx__ab &a,
+                                                           const stx__attn_bwd_shared<Sh> &m,
+                                                           const stx__attn_bwd_tile &t,
+                                                           float (&s)[Sh::NB][4],
+                                                           float (&g)[Sh::NB][4]) {
     uint32_t kept;
     float none = 0;
     int n, e;
@@ -6521,8 +6543,9 @@ typedef struct stx__attn_bwd_walk {
 /* Before the first of them. Does the strip meet all groups of the tile? */
 template <class Sh>
 static __device__ __forceinline__ int stx__attn_bwd_begin(const stx__ab &a, const stx__attn_head &w,
-                                                    const stx__attn_bwd_shared<Sh> &m,
-                                                    const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk) {
+                                                          const stx__attn_bwd_shared<Sh> &m,
+                                                          const stx__attn_bwd_tile &t,
+                                                          stx__attn_bwd_walk &walk) {
     float none[2][4];
     walk.band = stx__attn_meets<Sh::BK>(a.p, t.persistent, t.far, t.i, t.j0);
     walk.lane = stx__attn_again((int)threadIdx.x & 31);
@@ -6532,7 +6555,8 @@ static __device__ __forceinline__ int stx__attn_bwd_begin(const stx__ab &a, cons
     stx__attn_bwd_start(walk.turn);
     if (a.p.P && !t.persistent)
         stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, walk.band.lo),
-                              stx__attn_lanes_of(walk.lane), walk.turn, none[0], none[1], walk.lane);
+                                    stx__attn_lanes_of(walk.lane), walk.turn, none[0], none[1],
+                                    walk.lane);
     return !walk.band.lo && walk.band.hi == Sh::BK / 16;
 }
 
@@ -6540,21 +6564,21 @@ static __device__ __forceinline__ int stx__attn_bwd_begin(const stx__ab &a, cons
    key. AGAIN: addresses are made in each group, by a quarter more instructions, where
    they would not all fit into registers. */
 template <class Sh, int ASK, int AGAIN>
-static __device__ __forceinline__ void stx__attn_bwd_group(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                     const stx__attn_bwd_tile &t, stx__attn_bwd_walk &walk,
-                                                     int n, float (&s)[2][4], float (&g)[2][4],
-                                                     float &dz) {
+static __device__ __forceinline__ void stx__attn_bwd_group(
+    const stx__ab &a, const stx__attn_bwd_shared<Sh> &m, const stx__attn_bwd_tile &t,
+    stx__attn_bwd_walk &walk, int n, float (&s)[2][4], float (&g)[2][4], float &dz) {
     const int rows = (int)threadIdx.x / 32 * 16, at = n * Sh::CHUNK;
     if (AGAIN) walk.lane = stx__attn_again((int)threadIdx.x & 31);
     if (a.p.P && !t.persistent)
-        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, n + 1), stx__attn_lanes_of(walk.lane),
-                              walk.turn, s[0], s[1], walk.lane);
+        stx__attn_bwd_positions<Sh>(m, m.pe + stx__attn_bwd_chunk<Sh>(t, n + 1),
+                                    stx__attn_lanes_of(walk.lane), walk.turn, s[0], s[1],
+                                    walk.lane);
     else
         stx__attn_bwd_clear(s);
     stx__attn_bwd_dot<Sh, 2>(s, m.q, rows, m.k + at, walk.lane);
     if (ASK && a.p.bits && !t.persistent)
         stx__attn_forbid(s, stx__attn_exist<Sh::BK>(a.p, t.b, t.j0) >> 16 * n, walk.lane & 3,
-                       -INFINITY);
+                         -INFINITY);
     stx__attn_bwd_clear(g);
     stx__attn_bwd_dot<Sh, 2>(g, m.dy, rows, m.v + at, walk.lane);
     stx__attn_bwd_probabilities<Sh, 1, 2>(a, t, s);
@@ -6568,8 +6592,8 @@ static __device__ __forceinline__ void stx__attn_bwd_group(const stx__ab &a, con
    right block's number. Blocks outside the tile are zeros: the corners that no key
    meets. */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const float (&ds)[NB][4], int m,
-                                                    int lane = (int)threadIdx.x & 31) {
+static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const float (&ds)[NB][4],
+                                                          int m, int lane = (int)threadIdx.x & 31) {
     int g = lane >> 2, t = lane & 3, odd = g & 1, e, half;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -6591,23 +6615,26 @@ static __device__ __forceinline__ void stx__attn_bwd_back(float (&u)[4], const f
 /* Copies of a tile. All threads of the block; there after the next cp_wait and
    barrier. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                      int i0, int b, int h) {
+static __device__ __forceinline__ void stx__attn_bwd_load_q(const stx__ab &a,
+                                                            const stx__attn_bwd_shared<Sh> &m,
+                                                            int i0, int b, int h) {
     const stx__at &p = a.p;
     const char *q = (const char *)p.q + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE;
     const size_t ld = (size_t)p.H * p.D;
-    stx__attn_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+    stx__attn_load<Sh::CH, Sh::THREADS>(m.q, Sh::BQ, q, p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0,
+                                        p.T);
     stx__attn_load<Sh::CH, Sh::THREADS>(m.dy, Sh::BQ,
-                                      (const char *)a.dy
-                                          + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
-                                      ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+                                        (const char *)a.dy
+                                            + ((size_t)b * p.T * ld + (size_t)h * p.D) * Sh::SIZE,
+                                        ld * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
 }
 
 /* Once they are there: the biases, each warp in its own strip, q + vb apart and q + u
    in place. Rows beyond T stay zeros. */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                    int i0, int h) {
+static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a,
+                                                          const stx__attn_bwd_shared<Sh> &m, int i0,
+                                                          int h) {
     typedef typename Sh::P::num num;
 
     enum { PER = 16 / Sh::SIZE };
@@ -6626,14 +6653,14 @@ static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a, cons
                 y[e] = x[e];
                 if (yes && p.vb.p)
                     stx__attn_store(y + e, stx__attn_float(x[e])
-                                             + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
+                                               + stx__get(p.vb, (size_t)(h * p.D + c * PER + e)));
             }
             memcpy(m.qv + at, y, 16);
         }
         if (yes && p.u.p) {
             for (e = 0; e < PER; e++)
-                stx__attn_store(x + e,
-                              stx__attn_float(x[e]) + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
+                stx__attn_store(x + e, stx__attn_float(x[e])
+                                           + stx__get(p.u, (size_t)(h * p.D + c * PER + e)));
             memcpy(m.q + at, x, 16);
         }
     }
@@ -6641,15 +6668,16 @@ static __device__ __forceinline__ void stx__attn_bwd_bias(const stx__ab &a, cons
 }
 
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a, const stx__attn_bwd_shared<Sh> &m,
-                                                      int j0, int b, int h, int persistent) {
+static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a,
+                                                            const stx__attn_bwd_shared<Sh> &m,
+                                                            int j0, int b, int h, int persistent) {
     const stx__at &p = a.p;
     if (persistent) {
         size_t o = (size_t)h * p.N * p.D * Sh::SIZE;
         stx__attn_load<Sh::CH, Sh::THREADS>(m.k, Sh::BK, (const char *)p.pk + o,
-                                          (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+                                            (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
         stx__attn_load<Sh::CH, Sh::THREADS>(m.v, Sh::BK, (const char *)p.pv + o,
-                                          (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
+                                            (size_t)p.D * Sh::SIZE, p.D * Sh::SIZE, j0, 0, p.N);
     } else {
         stx__attn_load_kv<Sh::CH, Sh::THREADS, Sh::SIZE>(p, m.k, m.v, Sh::BK, b, h, j0);
     }
@@ -6658,7 +6686,8 @@ static __device__ __forceinline__ void stx__attn_bwd_load_k(const stx__ab &a, co
 /* With K and V there: zeros for keys that do not exist, and a barrier */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_blank_k(const stx__ab &a,
-                                                       const stx__attn_bwd_shared<Sh> &m, int b, int j0) {
+                                                             const stx__attn_bwd_shared<Sh> &m,
+                                                             int b, int j0) {
     const uint64_t seen = stx__attn_exist<Sh::BK>(a.p, b, j0);
     if (stx__attn_whole<Sh::BK>(seen)) return;
     stx__attn_blank<Sh::CH, Sh::THREADS, Sh::BK>(m.k, seen);
@@ -6670,16 +6699,16 @@ static __device__ __forceinline__ void stx__attn_bwd_blank_k(const stx__ab &a,
    row p0; by pieces that do not wrap */
 template <class Sh>
 static __device__ __forceinline__ void stx__attn_bwd_load_pe(const stx__ab &a,
-                                                       const stx__attn_bwd_shared<Sh> &m,
-                                                       const stx__attn_bwd_tile &t, int ring, int p0,
-                                                       int h, int from, int n) {
+                                                             const stx__attn_bwd_shared<Sh> &m,
+                                                             const stx__attn_bwd_tile &t, int ring,
+                                                             int p0, int h, int from, int n) {
     const stx__at &p = a.p;
     const char *pe = (const char *)p.pe + (size_t)h * p.pe_head * Sh::SIZE;
     int r;
     for (r = from; r < from + n; r += Sh::BK)
-        stx__attn_load<Sh::CH, Sh::THREADS>(m.pe + stx__attn_bwd_wrap(ring + r / 16, t.chunks) * Sh::CHUNK,
-                                          Sh::BK, pe, (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE,
-                                          p0 + r, 0, p.P);
+        stx__attn_load<Sh::CH, Sh::THREADS>(
+            m.pe + stx__attn_bwd_wrap(ring + r / 16, t.chunks) * Sh::CHUNK, Sh::BK, pe,
+            (size_t)p.ldpe * Sh::SIZE, p.D * Sh::SIZE, p0 + r, 0, p.P);
 }
 
 /* The table row of the window's row 0 for queries from i0 and keys from j0 */
@@ -6689,8 +6718,8 @@ static __device__ __forceinline__ int stx__attn_bwd_window(const stx__at &p, int
 }
 
 /* x, y = or += at i, i+1 */
-static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, size_t i, float x, float y,
-                                                    int accumulate) {
+static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, size_t i, float x,
+                                                          float y, int accumulate) {
     if (to.half && (uintptr_t)to.p % 4 == 0 && i % 2 == 0) {
         uint32_t *p = (uint32_t *)((stx__bf16 *)to.p + i), v = accumulate ? *p : 0;
         *p = stx__pair(__uint_as_float(v << 16) + x, __uint_as_float(v & 0xffff0000u) + y);
@@ -6702,10 +6731,10 @@ static __device__ __forceinline__ void stx__attn_bwd_add2(const stx__num &to, si
 
 /* Rows row .. row+15 of an array, those in [lo,hi), columns d.., = or += f c */
 template <int NB>
-static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to, size_t base, size_t ld,
-                                                        int row, int lo, int hi, int d, int D,
-                                                        const float (&c)[NB][4], float f,
-                                                        int accumulate) {
+static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to, size_t base,
+                                                              size_t ld, int row, int lo, int hi,
+                                                              int d, int D, const float (&c)[NB][4],
+                                                              float f, int accumulate) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -6715,8 +6744,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
         for (n = 0; n < NB; n++) {
             int at = d + 8 * n + (lane & 3) * 2;
             if (at < D)
-                stx__attn_bwd_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e], f * c[n][2 * e + 1],
-                             accumulate);
+                stx__attn_bwd_add2(to, base + (size_t)i * ld + at, f * c[n][2 * e],
+                                   f * c[n][2 * e + 1], accumulate);
         }
     }
 }
@@ -6726,8 +6755,8 @@ static __device__ __forceinline__ void stx__attn_bwd_add_rows(const stx__num &to
    written where it is fresh, else left as it is. */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int value, int b, int h,
-                                                    int key, int d, const float (&c)[NB][4],
-                                                    float f, uint32_t rows) {
+                                                          int key, int d, const float (&c)[NB][4],
+                                                          float f, uint32_t rows) {
     const stx__at &p = a.p;
     const int lane = (int)threadIdx.x & 31, place = stx__attn_place_of(p, h),
               g = p.past ? place & 3 : 0;
@@ -6737,7 +6766,10 @@ static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int 
         const int j = key + (lane >> 2) + 8 * e, old = j < p.past,
                   yes = j >= p.lo && (rows >> ((lane >> 2) + 8 * e) & 1);
         const stx__num to = old ? (value ? a.old_dv[g] : a.old_dk[g]) : (value ? a.dv : a.dk);
-        const int fresh = a.fresh & (old ? STX_OVERWRITE_CACHED << g : value ? STX_OVERWRITE_DV : STX_OVERWRITE_DK);
+        const int fresh = a.fresh
+                          & (old     ? STX_OVERWRITE_CACHED << g
+                             : value ? STX_OVERWRITE_DV
+                                     : STX_OVERWRITE_DK);
         const size_t at = old ? (size_t)b * p.old[g].st + (size_t)(place >> 2) * p.D
                                     + (size_t)(j - p.old[g].first) * p.old[g].ld
                               : (size_t)b * p.stk + (size_t)h * p.D + (size_t)(j - p.past) * p.ldk;
@@ -6746,8 +6778,8 @@ static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int 
         for (n = 0; n < NB; n++) {
             const int i = d + 8 * n + (lane & 3) * 2;
             if (i < p.D)
-                stx__attn_bwd_add2(to, at + i, yes ? f * c[n][2 * e] : 0, yes ? f * c[n][2 * e + 1] : 0,
-                             !fresh);
+                stx__attn_bwd_add2(to, at + i, yes ? f * c[n][2 * e] : 0,
+                                   yes ? f * c[n][2 * e + 1] : 0, !fresh);
         }
     }
 }
@@ -6755,8 +6787,8 @@ static __device__ __forceinline__ void stx__attn_bwd_give(const stx__ab &a, int 
 /* The same into a part: written, not added */
 template <int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_rows(float *to, size_t ld, int row, int lo,
-                                                        int hi, int d, int D,
-                                                        const float (&c)[NB][4], float f) {
+                                                              int hi, int d, int D,
+                                                              const float (&c)[NB][4], float f) {
     int lane = (int)threadIdx.x & 31, n, e;
 #pragma unroll
     for (e = 0; e < 2; e++) {
@@ -6782,7 +6814,8 @@ typedef struct stx__attn_listed {
     unsigned blocks;
 } stx__attn_listed;
 
-STX__GLOBAL(256) stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy, stx__num y, float *dsum) {
+STX__GLOBAL(256)
+stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy, stx__num y, float *dsum) {
     STX__SHARED(stx__attn_head, head, 256);
     const int T = p.T, H = p.H, D = p.D;
     const size_t row = ((size_t)blockIdx.x - l.blocks) * (blockDim.x / 32) + threadIdx.x / 32,
@@ -6810,7 +6843,7 @@ STX__GLOBAL(256) stx__attn_bwd_first(stx__at p, stx__attn_listed l, stx__num dy,
 /* 16 columns of a strip's dR, packed as left factor, to its rows, which begin at `to`:
    column y and on, if they are the head's */
 static __device__ __forceinline__ void stx__attn_bwd_send(stx__bf16 *to, int width, int y,
-                                                    const uint4 &f) {
+                                                          const uint4 &f) {
     const int lane = (int)threadIdx.x & 31;
     if (y < 0 || y >= width) return;
     to += (lane >> 2) * width + y + 4 * (lane & 3);
@@ -6822,8 +6855,8 @@ static __device__ __forceinline__ void stx__attn_bwd_send(stx__bf16 *to, int wid
    zeros where the other has cells; the last one waits */
 template <class P>
 static __device__ __forceinline__ void stx__attn_bwd_keep(stx__bf16 *to, int width, int y,
-                                                    const float (*u)[4], uint4 *wait, int first,
-                                                    int last) {
+                                                          const float (*u)[4], uint4 *wait,
+                                                          int first, int last) {
     uint32_t f[4];
     stx__attn_bwd_acc(P(), f, u, 0);
     uint4 v = make_uint4(f[0], f[1], f[2], f[3]);
@@ -6899,7 +6932,9 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
     stx__attn_bwd_load_q<Sh>(a, m, i0, b, h);
     if (first < last) {
         stx__attn_bwd_load_k<Sh>(a, m, first, b, h, 0);
-        if (table) stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0, Sh::W);
+        if (table)
+            stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i0, first), h, 0,
+                                      Sh::W);
     }
     stx__cp_commit();
     stx__cp_wait<0>();
@@ -6914,13 +6949,14 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
         if (!come) {
             const int gap =
                 Sh::MASK && p.bits
-                && !stx__attn_exist<Sh::BK>(p, b, j0 - Sh::BK); /* after tiles without keys all of the
+                && !stx__attn_exist<Sh::BK>(p, b,
+                                            j0 - Sh::BK); /* after tiles without keys all of the
                                                                                                       window is new */
             __syncthreads();
             stx__attn_bwd_load_k<Sh>(a, now, j0, b, h, 0);
             if (table)
                 stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h,
-                                    gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
+                                          gap ? 0 : Sh::BQ, gap ? Sh::W : Sh::BK);
             stx__cp_commit();
         }
         for (next = j0 + Sh::BK;
@@ -6933,8 +6969,8 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
         if (come) {
             stx__attn_bwd_load_k<Sh>(a, then, next, b, h, 0);
             if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), h, Sh::BQ,
-                                    Sh::BK);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, i0, next), h,
+                                          Sh::BQ, Sh::BK);
             stx__cp_commit();
         }
         if (Sh::BK > 16 && stx__attn_bwd_plain<Sh>(p, w, t)) {
@@ -6950,7 +6986,8 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
                 at = stx__attn_bwd_after<Sh>(t, at);
                 if (Sh::SIZE == 2 && rows) {
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, u, wait, !n, n == Sh::BK / 16);
+                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, u, wait, !n,
+                                                       n == Sh::BK / 16);
                 }
             }
         } else {
@@ -6963,8 +7000,9 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
                 float x[2][4], y[2][4];
                 stx__attn_bwd_clear(y);
                 if (n < walk.band.hi) {
-                    stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n,
-                                                                               x, y, dz);
+                    stx__attn_bwd_group<Sh, Sh::MASK, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t,
+                                                                                     walk, n, x, y,
+                                                                                     dz);
                     stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
                 if (!table) continue;
@@ -6977,8 +7015,8 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
                 stx__attn_bwd_times<Sh, 2>(dp, x, m.pe + stx__attn_bwd_chunk<Sh>(t, n), walk.lane);
                 if (Sh::SIZE == 2 && rows) {
                     waits = j0 - t.i + 16 * n - 16 - (a.newest - width);
-                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, x, wait, n == walk.band.lo,
-                                                 n == walk.band.hi);
+                    stx__attn_bwd_keep<typename Sh::P>(rows, width, waits, x, wait,
+                                                       n == walk.band.lo, n == walk.band.hi);
                 }
             }
         }
@@ -7062,23 +7100,24 @@ stx__attn_bwd_queries(stx__ab a, const uint32_t *list) {
 #pragma unroll 1
                 for (n = walk.band.lo; n < walk.band.hi; n++) {
                     float x[2][4], y[2][4];
-                    stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x, y,
-                                                                        dz);
+                    stx__attn_bwd_group<Sh, 0, Sh::SIZE == 4 || Sh::DP != 64>(a, now, t, walk, n, x,
+                                                                              y, dz);
                     stx__attn_bwd_times<Sh, 2>(dk, y, now.k + n * Sh::CHUNK, walk.lane);
                 }
             }
         }
     }
     if (a.dq.p)
-        stx__attn_bwd_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0, p.D, dk,
-                         p.N ? p.scale * a.root_d : p.scale, !(a.fresh & STX_OVERWRITE_DQ));
+        stx__attn_bwd_add_rows(a.dq, (size_t)b * p.stq + (size_t)h * p.D, p.ldq, t.i, 0, p.T, 0,
+                               p.D, dk, p.N ? p.scale * a.root_d : p.scale,
+                               !(a.fresh & STX_OVERWRITE_DQ));
 }
 
 /* a or ds of a strip, of keys c.. of the tile, to shared memory */
 template <class Sh, int NB>
 static __device__ __forceinline__ void stx__attn_bwd_put_group(unsigned char *tile,
-                                                         const float (&x)[NB][4], int c,
-                                                         int lane = (int)threadIdx.x & 31) {
+                                                               const float (&x)[NB][4], int c,
+                                                               int lane = (int)threadIdx.x & 31) {
     typedef typename Sh::P P;
     const int r = (int)threadIdx.x / 32 * 16 + (lane >> 2), c2 = c + (lane & 3) * 2;
     int n;
@@ -7163,7 +7202,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
     stx__attn_bwd_clear(dk);
     stx__attn_bwd_clear(dv);
     stx__attn_bwd_load_k<Sh>(a, m, j0, b0, h, a.persistent);
-    if (table) stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, lo, j0), h, Sh::BQ, Sh::BK);
+    if (table)
+        stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, lo, j0), h, Sh::BQ,
+                                  Sh::BK);
     for (b = b0, i0 = lo, step = come = 0; b < b1; step++) {
         const stx__attn_bwd_shared<Sh> now(m, STX__AB_Q, a.ahead, step),
             then(m, STX__AB_Q, a.ahead, step + 1);
@@ -7173,7 +7214,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
             __syncthreads();
             stx__attn_bwd_load_q<Sh>(a, now, i0, b, h);
             if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h, 0, Sh::BQ);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, t.ring, stx__attn_bwd_window<Sh>(p, i0, j0), h,
+                                          0, Sh::BQ);
             stx__cp_commit();
         }
         t.i = i0 + strip * 16;
@@ -7185,7 +7227,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
         if (come) {
             stx__attn_bwd_load_q<Sh>(a, then, next, b + end, h);
             if (table)
-                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, next, j0), h, 0, Sh::BQ);
+                stx__attn_bwd_load_pe<Sh>(a, m, t, ring, stx__attn_bwd_window<Sh>(p, next, j0), h,
+                                          0, Sh::BQ);
             stx__cp_commit();
         }
         all = 1;
@@ -7213,7 +7256,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
 #pragma unroll 1
             /* strips that meet the warp's keys: others have left nothing there */
             for (n = 0; n < Sh::BQ; n += 16) {
-                const stx__attn_band band = stx__attn_meets<Sh::BK>(p, t.persistent, t.far, i0 + n, j0);
+                const stx__attn_band band = stx__attn_meets<Sh::BK>(p, t.persistent, t.far, i0 + n,
+                                                                    j0);
                 const int again = stx__attn_again((int)threadIdx.x & 31);
                 if (!all && (group < band.lo || group >= band.hi)) continue;
 #pragma unroll
@@ -7229,9 +7273,10 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
         size_t o = ((size_t)z * p.H + h) * p.N * p.D;
         if (a.dpk)
             stx__attn_bwd_put_rows(a.dpk + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dk,
-                             p.scale * a.root_d);
+                                   p.scale * a.root_d);
         if (a.dpv)
-            stx__attn_bwd_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv, 1.0f);
+            stx__attn_bwd_put_rows(a.dpv + o, p.D, j0 + group * 16, 0, p.N, column * 8, p.D, dv,
+                                   1.0f);
     } else {
         /* what another key would get is nobody's */
         uint32_t rows = Sh::MASK && p.bits
@@ -7245,8 +7290,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS, (int)Sh::KEY_BLOCKS) stx__attn_bwd_
 /* The next tile of a diagonal that has keys: query i0 of batch row b, from those of
    rows b .. end-1 and queries lo .. hi-1 */
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_next(const stx__at &p, int &b, int &i0, int end,
-                                                    int lo, int hi, int off) {
+static __device__ __forceinline__ void stx__attn_bwd_next(const stx__at &p, int &b, int &i0,
+                                                          int end, int lo, int hi, int off) {
     do {
         i0 += Sh::BQ;
         if (i0 >= hi) {
@@ -7259,10 +7304,10 @@ static __device__ __forceinline__ void stx__attn_bwd_next(const stx__at &p, int 
 /* dPE += dR^T (q+vb) of a strip, whose chunks of dR first .. last are in shared memory */
 template <class Sh, int XS>
 static __device__ __forceinline__ void stx__attn_bwd_row_sums(float (&acc)[XS][Sh::ROW_NB][4],
-                                                        const unsigned char *dr,
-                                                        const unsigned char *q, int strip,
-                                                        int group, int column, int first,
-                                                        int last) {
+                                                              const unsigned char *dr,
+                                                              const unsigned char *q, int strip,
+                                                              int group, int column, int first,
+                                                              int last) {
     typedef typename Sh::P P;
     int k, n, x;
 #pragma unroll
@@ -7348,7 +7393,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
             if (!come) {
                 __syncthreads();
                 if (!used)
-                    stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0, Sh::W);
+                    stx__attn_bwd_load_pe<Sh>(a, m, t, 0, stx__attn_bwd_window<Sh>(p, i1, j0), h, 0,
+                                              Sh::W);
                 stx__attn_bwd_load_k<Sh>(a, now, j0, b1, h, 0);
                 stx__attn_bwd_load_q<Sh>(a, now, i1, b1, h);
                 stx__cp_commit();
@@ -7379,7 +7425,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
                     float u[4];
                     stx__attn_bwd_back<Sh::NB>(u, g, n);
                     stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 8 * n + c2, u[0], u[1]);
-                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2], u[3]);
+                    stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 8 * n + c2, u[2],
+                                                   u[3]);
                 }
             } else {
                 float two[4][4];
@@ -7393,8 +7440,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
                     if (n < walk.band.hi) {
                         stx__attn_bwd_group<Sh, 0, 1>(a, now, t, walk, n, u, v, dz);
                         if (Sh::MASK && p.bits)
-                            stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, b1, j0) >> 16 * n, lane & 3,
-                                           0);
+                            stx__attn_forbid(v, stx__attn_exist<Sh::BK>(p, b1, j0) >> 16 * n,
+                                             lane & 3, 0);
                     }
                     stx__attn_bwd_copy(two[2], v[0]);
                     stx__attn_bwd_copy(two[3], v[1]);
@@ -7402,9 +7449,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
                     for (k = 0; k < 2; k++) {
                         stx__attn_bwd_back<4>(u[k], two, 2 + k, walk.lane);
                         stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r, 16 * n + 8 * k + c2,
-                                                 u[k][0], u[k][1]);
-                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8, 16 * n + 8 * k + c2,
-                                                 u[k][2], u[k][3]);
+                                                       u[k][0], u[k][1]);
+                        stx__attn_bwd_put2<P, Sh::CHG>(m.more, strip * 16 + r + 8,
+                                                       16 * n + 8 * k + c2, u[k][2], u[k][3]);
                     }
                     stx__attn_bwd_copy(two[0], v[0]);
                     stx__attn_bwd_copy(two[1], v[1]);
@@ -7413,14 +7460,16 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
             if (__syncthreads_and(all)) {
 #pragma unroll(Sh::DP > 64 || Sh::SIZE == 4 ? 1 : (int)Sh::STRIPS)
                 for (i = 0; i < Sh::STRIPS; i++)
-                    stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0, Sh::BK / 16);
+                    stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, 0,
+                                                   Sh::BK / 16);
             } else {
 #pragma unroll 1
                 for (i = 0; i < Sh::STRIPS; i++) {
-                    const stx__attn_band band = stx__attn_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i, j0);
+                    const stx__attn_band band = stx__attn_meets<Sh::BK>(p, 0, t.far, i1 + 16 * i,
+                                                                        j0);
                     if (band.lo < band.hi)
-                        stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column, band.lo,
-                                                 band.hi);
+                        stx__attn_bwd_row_sums<Sh, XS>(acc, m.more, now.qv, i, group, column,
+                                                       band.lo, band.hi);
                 }
             }
         }
@@ -7429,8 +7478,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_diagonals(stx__ab a) 
     if (used)
 #pragma unroll
         for (x = 0; x < XS; x++)
-            stx__attn_bwd_put_rows(a.dpe + part * Sh::W * p.D, p.D, (x * Sh::ROW_GROUPS + group) * 16, 0,
-                             Sh::W, column * 8, p.D, acc[x], p.scale);
+            stx__attn_bwd_put_rows(a.dpe + part * Sh::W * p.D, p.D,
+                                   (x * Sh::ROW_GROUPS + group) * 16, 0, Sh::W, column * 8, p.D,
+                                   acc[x], p.scale);
 }
 
 /* TABLE. dPE from ROWS OF dR. A block has COLUMNS columns, counted from the newest: a
@@ -7451,9 +7501,10 @@ template <class Sh> struct stx__attn_bwd_columns {
 };
 
 template <class Sh>
-static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a, unsigned char *tile,
-                                                         const stx__attn_place &f, int b, int h,
-                                                         int i0, int back) {
+static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a,
+                                                               unsigned char *tile,
+                                                               const stx__attn_place &f, int b,
+                                                               int h, int i0, int back) {
     typedef stx__attn_bwd_columns<Sh> X;
     const stx__at &p = a.p;
     const int c = (int)threadIdx.x % X::CH, y = f.width - back - X::COLUMNS + 8 * c,
@@ -7473,9 +7524,9 @@ static __device__ __forceinline__ void stx__attn_bwd_load_rows(const stx__ab &a,
                   yes ? 16 : 0);
     }
     stx__attn_load<Sh::CH, Sh::THREADS>(tile + X::TILE, Sh::BQ,
-                                      (const char *)p.q
-                                          + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
-                                      p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
+                                        (const char *)p.q
+                                            + ((size_t)b * p.stq + (size_t)h * p.D) * Sh::SIZE,
+                                        p.ldq * Sh::SIZE, p.D * Sh::SIZE, i0, 0, p.T);
     stx__cp_commit();
 }
 
@@ -7514,7 +7565,8 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
             __syncthreads();
             if (s + 1 < (end - c) * steps)
                 stx__attn_bwd_load_rows<Sh>(a, shared + ((s + 1) & 1) * (X::SHARED / 2), f,
-                                      b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ, back);
+                                            b + (s + 1) / steps, h, lo + (s + 1) % steps * Sh::BQ,
+                                            back);
             if (p.vb.p) {
                 for (k = (int)threadIdx.x; k < Sh::BQ * Sh::CH; k += Sh::THREADS) {
                     unsigned char *at = q + stx__attn_piece<Sh::CH>(k / Sh::CH, k % Sh::CH);
@@ -7524,9 +7576,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
                     memcpy(v, at, 16);
                     for (e = 0; e < PER; e++)
                         stx__attn_store(v + e,
-                                      stx__attn_float(v[e])
-                                          + stx__get(p.vb,
-                                                     (size_t)(h * p.D + k % Sh::CH * PER + e)));
+                                        stx__attn_float(v[e])
+                                            + stx__get(p.vb,
+                                                       (size_t)(h * p.D + k % Sh::CH * PER + e)));
                     memcpy(at, v, 16);
                 }
                 __syncthreads();
@@ -7567,8 +7619,9 @@ template <class Sh> STX__GLOBAL(Sh::THREADS) stx__attn_bwd_table(stx__ab a) {
 /* dpe (P,tables D) += the parts of the diagonals whose windows hold a row: neighbours,
    in order, and within one its splits. A thread a number. */
 STX__GLOBAL(256)
+
 stx__attn_bwd_fold_table(stx__num dpe, const float *part, const int *used, int P, int tables, int D,
-                   int W, int BK, int e, int diagonals, int splits) {
+                         int W, int BK, int e, int diagonals, int splits) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, C = (size_t)tables * D;
     /* u' = BK (n+1) - from */
     int row = (int)(i / C), d = (int)(i % D), own = (int)(i / D % tables), from = P - 1 - row + e,
@@ -7670,7 +7723,8 @@ typedef struct stx__attn_bwd_pick {
 
 template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *, ...) {}
 
-template <class Sh> static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *c, const stx__attn_bf16 *) {
+template <class Sh>
+static void stx__attn_bwd_choose_table(stx__attn_bwd_pick *c, const stx__attn_bf16 *) {
     c->table = stx__attn_bwd_table<Sh>;
     c->shared_table = stx__attn_bwd_columns<Sh>::SHARED;
     c->columns = stx__attn_bwd_columns<Sh>::COLUMNS;
@@ -7681,24 +7735,26 @@ static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
     typedef stx__attn_bwd_shape<P, DP, BQ, BK> Sh;
     typedef stx__attn_bwd_twice<Sh, P::QUERIES_TWICE & DP> Q;
     stx__attn_bwd_pick c = {stx__attn_words(a) ? stx__attn_bwd_queries<typename Q::masked>
-                                       : stx__attn_bwd_queries<typename Q::plain>,
-                      stx__attn_bwd_keys<Sh>,
-                      stx__attn_bwd_diagonals<Sh>,
-                      0,
-                      0,
-                      0,
-                      0,
-                      0,
-                      0,
-                      BQ,
-                      BK,
-                      Sh::THREADS,
-                      NULL,
-                      0,
-                      0,
-                      0};
+                                               : stx__attn_bwd_queries<typename Q::plain>,
+                            stx__attn_bwd_keys<Sh>,
+                            stx__attn_bwd_diagonals<Sh>,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            BQ,
+                            BK,
+                            Sh::THREADS,
+                            NULL,
+                            0,
+                            0,
+                            0};
     stx__attn_bwd_choose_table<Sh>(&c, (const P *)NULL);
-    c.shared_queries = Sh::EDGE + (size_t)Sh::TILE_Q * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
+    c.shared_queries = Sh::EDGE
+                       + (size_t)Sh::TILE_Q
+                             * (a->P && (a->content_bias || a->position_bias) ? 3 : 2)
                        + 2 * (size_t)Sh::TILE_K + (a->P ? (size_t)Sh::TILE_W : 0);
     c.shared_keys = c.shared_queries + 2 * (size_t)Sh::BQ * Sh::CHA * 16;
     c.shared_diagonals = c.shared_queries + (size_t)Sh::BQ * Sh::CHG * 16;
@@ -7708,13 +7764,15 @@ static stx__attn_bwd_pick stx__attn_bwd_choice(const stx_attention_args *a) {
     return c;
 }
 
-template <class P> static stx__attn_bwd_pick stx__attn_bwd_choose_float(const stx_attention_args *a) {
+template <class P>
+static stx__attn_bwd_pick stx__attn_bwd_choose_float(const stx_attention_args *a) {
     return a->D <= 32   ? stx__attn_bwd_choice<P, 32, 64, 32>(a)
            : a->D <= 64 ? stx__attn_bwd_choice<P, 64, 64, 32>(a)
                         : stx__attn_bwd_choice<P, 128, 32, 16>(a);
 }
 
-static stx__attn_bwd_pick stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a, int half) {
+static stx__attn_bwd_pick stx__attn_bwd_choose(const stx_ctx *x, const stx_attention_args *a,
+                                               int half) {
     const int version = stx__gpu(x)->attention;
     stx__attn_bwd_pick c;
     if (!half)
@@ -7750,7 +7808,8 @@ enum {
 }; /* bytes for ROWS OF dR of a context, at most. At B 64, T 512 and 8 heads these are 512
                                                    distances a head on average: learned spans, but for a long head or two of a layer */
 
-static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, const stx__attn_bwd_pick *c) {
+static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a,
+                                                const stx__attn_bwd_pick *c) {
     stx__attn_bwd_plan s;
     int T = (int)a->T, S = (int)a->S, C = S - T, lo, span = (int)a->span, B = (int)a->B,
         H = (int)a->H;
@@ -7766,7 +7825,8 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
     lo = STX_MAX(lo, 0);
     s.first = ((lo + span) & ~7) - span;
     /* also of those that none sees: zeros */
-    if (a->overwrite & ~STX_OVERWRITE_DQ && s.first > 0) s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
+    if (a->overwrite & ~STX_OVERWRITE_DQ && s.first > 0)
+        s.first -= (s.first + c->bk - 1) / c->bk * c->bk;
     s.key_tiles = (S - s.first + c->bk - 1) / c->bk;
     s.vector_tiles = ((int)a->N + ((S + span) & 7) + c->bk - 1) / c->bk;
     s.vector_splits = s.vectors ? STX_MAX(1, STX_MIN(B, 512 / STX_MAX(1, H * s.vector_tiles))) : 0;
@@ -7820,8 +7880,10 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
     s.du = stx__cut(&at, a->dcontent_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
     s.dvb = stx__cut(&at, a->dposition_bias ? a->B * s.tiles * a->H * a->D * 4 : 0);
     s.dz = stx__cut(&at, a->dspan_fraction ? a->B * s.tiles * a->H * 4 : 0);
-    s.dpk = stx__cut(&at, s.vectors && a->dpersistent_k ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
-    s.dpv = stx__cut(&at, s.vectors && a->dpersistent_v ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpk = stx__cut(&at,
+                     s.vectors && a->dpersistent_k ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
+    s.dpv = stx__cut(&at,
+                     s.vectors && a->dpersistent_v ? s.vector_splits * a->H * a->N * a->D * 4 : 0);
     s.dpe = stx__cut(&at, parts);
     s.used = stx__cut(&at, flags);
     s.place = stx__cut(&at, s.rows ? H * sizeof(stx__attn_place) : 0);
@@ -7829,7 +7891,8 @@ static stx__attn_bwd_plan stx__attn_bwd_plan_of(const stx_attention_args *a, con
     return s;
 }
 
-static int stx__attn_bwd_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p, stx__attn_bwd_pick *c) {
+static int stx__attn_bwd_make(stx_ctx *x, const stx_attention_args *a, stx__ab *p,
+                              stx__attn_bwd_pick *c) {
     int half, ok = 1;
     memset(p, 0, sizeof *p);
     if (!stx__attn_make(x, a, &p->p, &half)) return 0;
@@ -7858,8 +7921,8 @@ static size_t stx__attn2_bwd_work(stx_ctx *x, const stx_attention_args *a) {
 /* Before a kernel's launch: *bytes of shared memory, and `more` for the next tile
    where no fewer blocks fit on a multiprocessor for it, which says *ahead. The GPU may
    decide that, for it changes no bits. 0 after an error. */
-static int stx__attn_bwd_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes, size_t more,
-                        int *ahead) {
+static int stx__attn_bwd_room(stx_ctx *x, const void *kernel, int threads, size_t *bytes,
+                              size_t more, int *ahead) {
     size_t all = *bytes + more;
     int few = 0, many = 0, can = all <= stx__gpu(x)->shared_max;
     *ahead = 0;
@@ -7890,8 +7953,8 @@ static void stx__attn_bwd_fold_now(stx_ctx *x, stx__attn_bwd_folds *all) {
 
 /* Waits for the launch of all, unless it adds to what another one adds to (u and vb
    may be one parameter): sums of one launch have no order */
-static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to, const float *part,
-                              size_t n, size_t parts, float f) {
+static void stx__attn_bwd_add_parts(stx_ctx *x, stx__attn_bwd_folds *all, const stx_real *to,
+                                    const float *part, size_t n, size_t parts, float f) {
     stx__attn_bwd_fold_one *o;
     for (int k = 0; k < all->count; k++)
         if (stx__columns_meet(to, n, all->one[k].to.p, all->one[k].n)) {
@@ -7963,18 +8026,22 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
                     list.blocks + stx__blocks(rows, 8, (size_t)1 << 30), 256, 0, p.p, list,
                     stx__num_of(x, a->dy), stx__num_of(x, a->y), p.dsum);
     if (s.queries
-        && stx__attn_bwd_room(x, (const void *)c.queries, c.threads, &c.shared_queries, c.more_queries,
-                        &p.ahead)) {
+        && stx__attn_bwd_room(x, (const void *)c.queries, c.threads, &c.shared_queries,
+                              c.more_queries, &p.ahead)) {
         STX__RUN_KERNEL(x, "stx_attention_bwd", c.queries, (unsigned)(p.p.H * s.tiles * p.p.B),
                         c.threads, c.shared_queries, p, (const uint32_t *)list.list);
-        if (a->dcontent_bias) stx__attn_bwd_add_parts(x, &folds, a->dcontent_bias, p.du, C, a->B * s.tiles, a->scale);
+        if (a->dcontent_bias)
+            stx__attn_bwd_add_parts(x, &folds, a->dcontent_bias, p.du, C, a->B * s.tiles, a->scale);
         if (a->dposition_bias && a->P)
-            stx__attn_bwd_add_parts(x, &folds, a->dposition_bias, p.dvb, C, a->B * s.tiles, a->scale);
+            stx__attn_bwd_add_parts(x, &folds, a->dposition_bias, p.dvb, C, a->B * s.tiles,
+                                    a->scale);
         if (a->dspan_fraction && a->span_fraction)
-            stx__attn_bwd_add_parts(x, &folds, a->dspan_fraction, p.dz, a->H, a->B * s.tiles, a->max_span / a->ramp);
+            stx__attn_bwd_add_parts(x, &folds, a->dspan_fraction, p.dz, a->H, a->B * s.tiles,
+                                    a->max_span / a->ramp);
     }
     if ((s.keys || s.vectors)
-        && !stx__attn_bwd_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys, &p.ahead))
+        && !stx__attn_bwd_room(x, (const void *)c.keys, c.threads, &c.shared_keys, c.more_keys,
+                               &p.ahead))
         return;
     if (s.keys) {
         p.first = s.first;
@@ -7991,14 +8058,16 @@ static void stx__attn2_bwd(stx_ctx *x, const stx_attention_args *a) {
                         dim3((unsigned)s.vector_tiles, (unsigned)a->H, (unsigned)s.vector_splits),
                         c.threads, c.shared_keys, p);
         if (a->dpersistent_k)
-            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_k, p.dpk, C * a->N, (size_t)s.vector_splits, 1);
+            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_k, p.dpk, C * a->N,
+                                    (size_t)s.vector_splits, 1);
         if (a->dpersistent_v)
-            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_v, p.dpv, C * a->N, (size_t)s.vector_splits, 1);
+            stx__attn_bwd_add_parts(x, &folds, a->dpersistent_v, p.dpv, C * a->N,
+                                    (size_t)s.vector_splits, 1);
         p.persistent = 0;
     }
     if (s.table
         && stx__attn_bwd_room(x, (const void *)c.diagonals, c.threads, &c.shared_diagonals,
-                        c.more_diagonals, &p.ahead)) {
+                              c.more_diagonals, &p.ahead)) {
         p.first = s.diagonal_first;
         p.splits = s.table_splits;
         p.combos = s.combos;
@@ -9178,8 +9247,8 @@ void stx_comp_usage_cuda(stx_ctx *x, stx_real *usage, size_t ldu, const stx_atte
     size_t blocks = (n + 255) / 256;
     double *part;
     if (!stx_ok(x) || !a->B || !a->H || !a->T || !n) return;
-    if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T || first > a->S - a->T
-        || n > a->S - a->T - first) {
+    if (a->span_fraction || a->eps > 0 || a->N || a->not_causal || a->S < a->T
+        || first > a->S - a->T || n > a->S - a->T - first) {
         stx_fail(
             x, STX_ERR_ARG,
             "stx_comp_usage: %zu keys from %zu on, the last %zu of %zu keys are the queries' own: want keys before "
@@ -10572,8 +10641,9 @@ static unsigned stx__piece_blocks(size_t count) {
 /* update(p, g, s0, s1) for every number of a piece, then g = 0; or g = 0 alone if not
    ok. States that the piece has not are 0 and stay away. */
 template <int W, class F>
-static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q, const stx__num &p,
-                                                         size_t lo, size_t hi, F update) {
+static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &q,
+                                                         const stx__num &p, size_t lo, size_t hi,
+                                                         F update) {
     const stx__num g = {q.g, NULL, 0}, s0 = {q.s[0], NULL, 0}, s1 = {q.s[1], NULL, 0};
     const float zero[W] = {0};
     for (size_t i = lo + (size_t)threadIdx.x * W; i < hi; i += 256 * W) {
@@ -10591,8 +10661,8 @@ static __device__ __forceinline__ void stx__update_range(const stx_optim_chunk &
 }
 
 template <class F>
-static __device__ __forceinline__ void stx__update_piece(const stx_optim_chunk &q, const stx__num &p,
-                                                         int ok, F update) {
+static __device__ __forceinline__ void stx__update_piece(const stx_optim_chunk &q,
+                                                         const stx__num &p, int ok, F update) {
     size_t fours = stx__aligned(q.p, 16) && stx__aligned(q.g, 16) && stx__aligned(q.s[0], 16)
                            && stx__aligned(q.s[1], 16) && stx__aligned(p.twin, 8)
                        ? q.n / 4 * 4
@@ -10694,6 +10764,7 @@ typedef struct stx__plan_rule {
    in order: the same but for the rounding of doubles. Adagrad's clipping needs the
    norm of each tensor. */
 STX__GLOBAL(1024, 1)
+
 stx__plan_kernel(stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares,
                  const stx__plan_rule d) {
     STX__SHARED(double, sh, 32);
@@ -10751,7 +10822,7 @@ stx__plan_kernel(stx_update *u, stx_optim_chunk *piece, size_t count, const doub
 }
 
 void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
-                         const double *squares, const stx_optim_desc *d) {
+                            const double *squares, const stx_optim_desc *d) {
     const stx__plan_rule rule = {d->kind, d->eps_hat, d->radam_skip, d->no_correction,
                                  d->clip, d->beta1,   d->beta2};
     STX__RUN_KERNEL(x, "stx_optim_prepare", stx__plan_kernel, 1, 1024, 0, u, piece, count, squares,
@@ -10761,6 +10832,7 @@ void stx_optim_prepare_cuda(stx_ctx *x, stx_update *u, stx_optim_chunk *piece, s
 /* g' = factor g + decay p ; buf = momentum buf + g' ; p -= lr buf ; g = 0. A block has
    a piece, a thread four neighbours at a time; so the others below. */
 STX__GLOBAL(256)
+
 stx__sgd_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
                 float momentum, float decay) {
     STX__SHARED(stx__bf16 *, sh, 1);
@@ -10777,16 +10849,17 @@ stx__sgd_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, 
     }
 }
 
-void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                         stx_real momentum, stx_real decay) {
+void stx_sgd_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                         size_t count, stx_real momentum, stx_real decay) {
     if (count)
         STX__RUN_PIECES(x, "stx_sgd_update", stx__sgd_kernel, piece, count, u, momentum, decay);
 }
 
 /* sum += g^2 ; p -= lr g / (sqrt(sum) + eps) ; g = 0 */
 STX__GLOBAL(256)
-stx__adagrad_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
-                    float eps) {
+
+stx__adagrad_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
+                    const stx_update *u, float eps) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx_optim_chunk q = piece[k];
@@ -10798,8 +10871,8 @@ stx__adagrad_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins
     }
 }
 
-void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                             stx_real eps) {
+void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                             size_t count, stx_real eps) {
     if (count) STX__RUN_PIECES(x, "stx_adagrad_update", stx__adagrad_kernel, piece, count, u, eps);
 }
 
@@ -10807,9 +10880,10 @@ void stx_adagrad_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
    p = (1 - lr decoupled) p - lr (m / c1) / (sqrt(v / c2) + eps), c = corrections, or plain: - lr m / c1 ; g = 0.   rest = 1 - beta, made in
    double */
 STX__GLOBAL(256)
-stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, const stx_update *u,
-                 float beta1, float rest1, float beta2, float rest2, float eps, float decay,
-                 float decoupled) {
+
+stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
+                 const stx_update *u, float beta1, float rest1, float beta2, float rest2, float eps,
+                 float decay, float decoupled) {
     STX__SHARED(stx__bf16 *, sh, 1);
     const float factor = u->factor, unbias = 1 / u->correction2;
     const int plain = u->plain;
@@ -10826,9 +10900,9 @@ stx__adam_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
     }
 }
 
-void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                          stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2,
-                          stx_real eps, stx_real decay, stx_real decoupled) {
+void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                          size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
+                          stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled) {
     if (count)
         STX__RUN_PIECES(x, "stx_adam_update", stx__adam_kernel, piece, count, u, beta1, rest1,
                         beta2, rest2, eps, decay, decoupled);
@@ -10838,6 +10912,7 @@ void stx_adam_update_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk
    c1) / (sqrt(v / c2) + eps) + decay p, and the piece's sums of p^2 and g^2, in
    double. A block has a piece. */
 STX__GLOBAL(256)
+
 stx__lamb_kernel(const stx_optim_chunk *piece, size_t count, const stx_update *u, double *squares,
                  float beta1, float rest1, float beta2, float rest2, float eps, float decay) {
     STX__SHARED(double, sh, 32);
@@ -10865,9 +10940,9 @@ stx__lamb_kernel(const stx_optim_chunk *piece, size_t count, const stx_update *u
     }
 }
 
-void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count,
-                             double *squares, stx_real beta1, stx_real rest1, stx_real beta2,
-                             stx_real rest2, stx_real eps, stx_real decay) {
+void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                             size_t count, double *squares, stx_real beta1, stx_real rest1,
+                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay) {
     if (count)
         STX__RUN_KERNEL(x, "stx_lamb_direction", stx__lamb_kernel, stx__piece_blocks(count), 256, 0,
                         piece, count, u, squares, beta1, rest1, beta2, rest2, eps, decay);
@@ -10876,8 +10951,9 @@ void stx_lamb_direction_cuda(stx_ctx *x, const stx_update *u, const stx_optim_ch
 /* LAMB, second: each tensor's phi, times the pieces' lr. One block; see
    stx__plan_kernel. */
 STX__GLOBAL(1024)
-stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares,
-                      double trust_max) {
+
+stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count,
+                      const double *squares, double trust_max) {
     if (!u->ok) return;
     stx__each_tensor(piece, count, [=](size_t first, size_t end, unsigned lane) {
         double p = 0, g = 0;
@@ -10896,6 +10972,7 @@ stx__lamb_plan_kernel(const stx_update *u, stx_optim_chunk *piece, size_t count,
 
 /* LAMB, third: p -= lr g ; g = 0 */
 STX__GLOBAL(256)
+
 stx__lamb_update_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t,
                         const stx_update *u) {
     STX__SHARED(stx__bf16 *, sh, 1);
@@ -10933,7 +11010,9 @@ void stx_clip_values_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count
 
 /* p of each piece into [lo, hi]; NaN stays. A block has a piece. */
 STX__GLOBAL(256)
-stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, float lo, float hi) {
+
+stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t, float lo,
+                  float hi) {
     STX__SHARED(stx__bf16 *, sh, 1);
     STX__EACH_PIECE(k, count) {
         const stx__num p = stx__piece_num(t, piece[k].p, sh);
@@ -10944,7 +11023,8 @@ stx__clamp_kernel(const stx_optim_chunk *piece, size_t count, const stx__twins t
     }
 }
 
-void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi) {
+void stx_clamp_cuda(stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+                    stx_real hi) {
     if (count) STX__RUN_PIECES(x, "stx_clamp", stx__clamp_kernel, piece, count, lo, hi);
 }
 
@@ -10956,9 +11036,10 @@ STX__GLOBAL(32) stx__meter_kernel(double *meter, stx__num a, double s, int accum
     *meter = (accumulate ? *meter : 0) + s * (double)stx__get(a, 0);
 }
 
-void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate) {
-    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter, stx__num_of(x, a), s,
-                    accumulate);
+void stx_metric_accumulate_cuda(stx_ctx *x, double *meter, const stx_real *a, double s,
+                                int accumulate) {
+    STX__RUN_KERNEL(x, "stx_metric_accumulate", stx__meter_kernel, 1, 1, 0, meter,
+                    stx__num_of(x, a), s, accumulate);
 }
 
 
@@ -11378,7 +11459,8 @@ STX__GLOBAL(128) stx__gather_kernel(float *to, const stx_optim_chunk *piece) {
 
 void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count) {
     if (count)
-        STX__RUN_KERNEL(x, "stx_param_mirror", stx__gather_kernel, (unsigned)count, 128, 0, to, piece);
+        STX__RUN_KERNEL(x, "stx_param_mirror", stx__gather_kernel, (unsigned)count, 128, 0, to,
+                        piece);
 }
 
 void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes) {

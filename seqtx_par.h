@@ -2846,7 +2846,8 @@ STX_DEF int stx_par_state_load(stx_par_state *s, const stx_file *f, const char *
         if (s->mem->layer[l].count <= s->M) continue;
         stx_fail(x, STX_ERR_FORMAT,
                  "memory \"%s\" of block %zu: expected at most %zu rows, got %zu: create the state "
-                 "with as many rows as the file has", prefix, l, s->M, s->mem->layer[l].count);
+                 "with as many rows as the file has",
+                 prefix, l, s->M, s->mem->layer[l].count);
         for (l = 0; l < s->model->desc.blocks; l++)
             s->mem->layer[l].count = s->mem->layer[l].logical_count = 0;
         return 0;
@@ -3085,7 +3086,7 @@ typedef struct stx__par_job {
     size_t    l, n;
     int       kind;             /* what the block runs: 's', 'f' or 'g' */
     int       past, w;          /* which inputs the memory and the gate are; 0 if there is none */
-    stx_cached_rows  view;             /* the memory, unless it is an input */
+    stx_cached_rows view;       /* the memory, unless it is an input */
     size_t    span;             /* the largest distance that a query sees; 0: any */
     const stx_par_positions *pos;
     stx_tensor    *sines;       /* (n + T,D), after dropout; NULL: from pos, or none */
@@ -3373,7 +3374,7 @@ typedef struct stx__par_call {
     stx_tensor    *shown;       /* see stx__par_job */
     stx_tensor    *sines;       /* after dropout, of the last block that had some */
     const stx_real *u;          /* the caller's uniforms, or NULL */
-    const stx_memory *memory;     /* to read, or NULL */
+    const stx_memory *memory;   /* to read, or NULL */
 } stx__par_call;
 
 /* Prepares the attention of a block: its memory, its mask and its positions. in and
@@ -3497,7 +3498,8 @@ STX_DEF stx_tensor *stx_par_logits(stx_par *m, stx_tensor *h) {
 }
 
 STX_DEF stx_tensor *stx_par_log_probs(stx_par *m, stx_tensor *h) {
-    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->vocab_io, h) : NULL;
+    return stx__par_has_words(m, "stx_par_log_probs") ? stx_vocab_io_log_probs(m->vocab_io, h)
+                                                      : NULL;
 }
 
 /* Which targets have no loss */

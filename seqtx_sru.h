@@ -2626,7 +2626,7 @@ STX_DEF int stx_sru_state_save(stx_writer *w, const stx_sru_state *s, const char
     char name[96];
     if (!s) return 0;
     return stx_memory_save(w, s->states, stx__sru_entry(name, sizeof name, prefix))
-        && stx_memory_save(w, s->memory, prefix);
+           && stx_memory_save(w, s->memory, prefix);
 }
 
 STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *prefix) {
@@ -2634,8 +2634,8 @@ STX_DEF int stx_sru_state_load(stx_sru_state *s, const stx_file *f, const char *
     if (!s || !stx_ok(s->model->ctx) || !f) return 0;
     stx_sru_state_reset(s);
     return stx_memory_load(s->states, f, stx__sru_entry(name, sizeof name, prefix))
-        && (!s->keep || stx_memory_reserve(s->memory, s->keep))
-        && stx_memory_load(s->memory, f, prefix);
+           && (!s->keep || stx_memory_reserve(s->memory, s->keep))
+           && stx_memory_load(s->memory, f, prefix);
 }
 
 /* Copies nn (layers,D,B,H), the order of PyTorch, from own (layers,B,D,H) if get, else
@@ -2842,7 +2842,8 @@ STX_DEF stx_tensor *stx_sru_lm_log_probs(stx_sru_lm *m, stx_tensor *h) {
 
 STX_DEF stx_tensor *stx_sru_lm_loss(stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,
                                     const stx_sru_state *in, stx_sru_state *out) {
-    return m ? stx_vocab_io_loss(m->vocab_io, stx_sru_lm_forward(m, ids, in, out), targets, NULL) : NULL;
+    return m ? stx_vocab_io_loss(m->vocab_io, stx_sru_lm_forward(m, ids, in, out), targets, NULL)
+             : NULL;
 }
 
 STX_DEF uint64_t stx_sru_lm_key(const stx_sru_lm *m, const stx_ids *ids, const stx_ids *targets,

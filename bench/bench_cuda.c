@@ -238,7 +238,7 @@ static void *device_bytes(stx_ctx *x, size_t bytes) {
 
 static void run_product(job *j) {
     stx_gemm_args g = stx_gemm_init(j->ta, j->tb, j->n[0], j->n[1], j->n[2], j->a[0], j->a[1],
-                                  j->a[2]);
+                                    j->a[2]);
     /* gradients of weights are added, in pieces, to what is there */
     g.beta = j->ta ? 1 : 0;
     stx_gemm_cuda(j->x, &g);

@@ -75,7 +75,7 @@ static inline void probe_now(void) {
     s.n = 0;
     for (i = 0; i < 5; i++) {
         stx_gemm_args g = stx_gemm_init(0, 0, 512, 512, 512, probe.a, probe.a + 512 * 512,
-                                      probe.a + 2 * 512 * 512);
+                                        probe.a + 2 * 512 * 512);
         double t = seconds();
         stx_gemm(probe.x, &g);
         sample(&s, 2.0 * 512 * 512 * 512 / (seconds() - t) * 1e-9);

@@ -3424,7 +3424,7 @@ struct tr_lm {
     stx_ctx     *x;
 
     /* ranks */
-    stx_launch_info    start;         /* this process and the number of processes: see
+    stx_launch_info start;      /* this process and the number of processes: see
                                    >>api: group in seqtx.h */
     int          agreed;        /* the signal at which all ranks stop; 0: none */
     int          save_due;      /* save after the next update */
@@ -4970,7 +4970,7 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
 
 /* Runs the step by stx_step_run. If steps cannot be replayed, reports the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
-    const char *note = stx_step_replay_status(t->x);         /* about the previous step */
+    const char *note = stx_step_replay_status(t->x); /* about the previous step */
     if (*note && !t->note_reported) {
         t->note_reported = 1;
         tr_say(&t->term, "%s", note);
@@ -6564,8 +6564,10 @@ TR_DEF int tr_lm_pack(tr_lm *t) {
     t->packed = stx_params_pack(t->lm.params, kind);
     if (!stx_ok(t->x)) return tr_fail(t->err, TR_ERR, "--weights: %s", stx_error(t->x));
     if (t->packed) return 1;
-    return tr_fail(t->err, TR_ERR, "--weights would change nothing: the model has no matrix of %d "
-                   "x %d or more", STX_PACK_MIN, STX_PACK_MIN);
+    return tr_fail(t->err, TR_ERR,
+                   "--weights would change nothing: the model has no matrix of %d "
+                   "x %d or more",
+                   STX_PACK_MIN, STX_PACK_MIN);
 }
 
 /* Refuses everything that can be refused before the first step, and before any file is

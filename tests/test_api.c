@@ -241,7 +241,8 @@ static void descs(void) {
     stx_begin(x, STX_TRAIN);
     CHECK(stx_training(x) && stx_step_index(x) == 1, "training");
     stx_begin(x, STX_EVAL);
-    CHECK(!stx_training(x) && stx_step_index(x) == 1, "evaluation does not advance the random stream");
+    CHECK(!stx_training(x) && stx_step_index(x) == 1,
+          "evaluation does not advance the random stream");
     stx_set_step_index(x, 41);
     stx_begin(x, STX_TRAIN);
     CHECK(stx_step_index(x) == 42, "set_tick");
@@ -712,7 +713,8 @@ static void errors(void) {
         CHECK(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 2)
                   && stx_linear_cached(ex, &past, 1, 2, wt, b, 2),
               "%s", stx_error(ex));
-        CHECK(!stx_linear_cached(ex, &past, 0, 2, wt, b, 2) && !stx_linear_concat(ex, NULL, wt, b, 2)
+        CHECK(!stx_linear_cached(ex, &past, 0, 2, wt, b, 2)
+                  && !stx_linear_concat(ex, NULL, wt, b, 2)
                   && !stx_linear_heads(ex, NULL, 2, wt[0], wt[1], 1, &g, got) && stx_ok(ex),
               "no rows, no input: %s", stx_error(ex));
         WANT(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 0), STX_ERR_ARG, "stx_linear_concat",
@@ -723,8 +725,8 @@ static void errors(void) {
         WANT(stx_linear_concat(ex, T_(2, 3, 4, 0), wt, b, 2), STX_ERR_SHAPE, "stx_linear_concat",
              "weight 1", "for none");
         b[1] = T_(4, 0, 0, 0);
-        WANT(stx_linear_cached(ex, &past, 1, 2, wt, b, 2), STX_ERR_SHAPE, "stx_linear_cached", "(3,4)",
-             "`out` numbers");
+        WANT(stx_linear_cached(ex, &past, 1, 2, wt, b, 2), STX_ERR_SHAPE, "stx_linear_cached",
+             "(3,4)", "`out` numbers");
         WANT(stx_linear_cached(ex, &past, 5, 2, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
              "5 pieces", "0 to 4");
         WANT(stx_linear_cached(ex, &past, 1, 0, wt, NULL, 2), STX_ERR_ARG, "stx_linear_cached",
@@ -1770,7 +1772,8 @@ static void nans(void) {
                     in.q = stx_variable(x, d[0], 2, 9, 6, 0);
                     in.k = in.v = in.q;
                     in.span_fraction = stx_variable(x, d[6], 2, 0, 0, 0);
-                    in.pe = in.content_bias = in.position_bias = in.persistent_k = in.persistent_v = NULL;
+                    in.pe = in.content_bias = in.position_bias = in.persistent_k = in.persistent_v =
+                        NULL;
                     y = stx_mean(x, stx_attention(x, &in, &ad));
                     CHECK(stx_ok(x) && isnan(stx_item(x, y)),
                           "attention hides a NaN in z, no persistent vectors, eps %g: %g", ad.eps,

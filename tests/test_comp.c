@@ -290,7 +290,7 @@ static double states_differ(const stx_comp_state *a, const stx_comp_state *b) {
     for (part = 0; part < 2; part++)
         for (l = 0; l < a->model->desc.layers; l++) {
             const stx_memory_layer *p = part ? &a->comp->layer[l] : &a->mem->layer[l],
-                                 *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
+                                   *q = part ? &b->comp->layer[l] : &b->mem->layer[l];
             const stx_tensor *u = stx_memory_read(part ? a->comp : a->mem, l, SIZE_MAX),
                              *v = stx_memory_read(part ? b->comp : b->mem, l, SIZE_MAX);
             if (p->count != q->count || p->masked != q->masked || !u != !v) return HUGE_VAL;
@@ -469,7 +469,7 @@ static void resets(void) {
         for (l = 0; l < LAYERS; l++)
             for (i = 0; i < 2; i++) {
                 const stx_memory_layer *p = i ? &cut->comp->layer[l] : &cut->mem->layer[l],
-                                     *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
+                                       *q = i ? &one->comp->layer[l] : &one->mem->layer[l];
                 size_t there = q->count, w = p->width, c;
                 CHECK(p->count >= there, "%s: %zu rows, want %zu at least", name, p->count, there);
                 if (!there || !w) continue;

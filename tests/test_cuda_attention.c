@@ -98,11 +98,12 @@ static void point(data *d, stx_attention_args *a, stx_real *const *in, stx_real 
 /* p + n numbers, as they are stored there */
 static stx_real *skip(stx_ctx *x, const stx_real *p, size_t n) {
     if (!p) return NULL;
-    return (stx_real *)(void *)((char *)(uintptr_t)p
-                                + n
-                                      * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_is_bf16(x, p)
-                                             ? 2
-                                             : sizeof(stx_real)));
+    return (
+        stx_real *)(void *)((char *)(uintptr_t)p
+                            + n
+                                  * (stx_ctx_desc(x)->device == STX_CUDA && stx_cuda_is_bf16(x, p)
+                                         ? 2
+                                         : sizeof(stx_real)));
 }
 
 static void offsets(data *d, stx_ctx *x, stx_attention_args *a) {
@@ -200,7 +201,8 @@ static void data_open(data *d, const attn *c, int half, int add) {
         for (h = 0; h < c->S; h++)
             for (n = 0; d->pad[i * a->pad_batch_stride + h] && n < C; n++)
                 d->in[KV][d->ko + i * a->kv_batch_stride + h * a->kv_row_stride + n] =
-                    d->in[KV][d->vo + i * a->kv_batch_stride + h * a->kv_row_stride + n] = (float)NAN;
+                    d->in[KV][d->vo + i * a->kv_batch_stride + h * a->kv_row_stride + n] =
+                        (float)NAN;
     for (h = 0; h < d->size[Z]; h++) { /* off the kinks of the ramp, but for kinds 4 and 5 */
         double f = c->z == 2   ? 0.03 * (double)(h % 3)
                    : c->z == 3 ? (h == c->H / 2 ? 0.97 : 0.01)
@@ -276,7 +278,8 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_cuda_attention(x, version);
     for (i = 0; i < INS; i++) {
         int stored = i == Q || i == KV || i == DY || (d->c->acts && i != Z);
-        in[i] = cuda_numbers(x, d->in[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
+        in[i] = cuda_numbers(x, d->in[i], d->size[i],
+                             stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     }
     for (i = 0; i < GRADS; i++) {
         int stored = i == Q || i == KV || (d->c->acts && i != Z);
@@ -291,7 +294,8 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     offsets(d, x, &a);
     if (without & 1 << GRADS) a.dv = NULL;
     if (d->pad)
-        a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad));
+        a.pad = (const int32_t *)(pad = cuda_bytes(x, d->pad,
+                                                   a.B * a.pad_batch_stride * sizeof *d->pad));
     bytes = stx_attention_work_cuda(x, &a, 0);
     a.work = cuda_bytes(x, NULL, bytes);
     stx_attention_fwd_cuda(x, &a);
@@ -308,7 +312,8 @@ static void on_gpu(stx_ctx *x, data *d, int version, int without, float **out) {
     stx_cuda_download_activations(x, out[OUT_TOP], top, d->rows);
     stx_cuda_download_activations(x, out[OUT_INV], inv, d->rows);
     for (i = 0; i < GRADS; i++) {
-        if (grad[i] && d->size[i]) stx_cuda_download_activations(x, out[OUT_GRADS + i], grad[i], d->size[i]);
+        if (grad[i] && d->size[i])
+            stx_cuda_download_activations(x, out[OUT_GRADS + i], grad[i], d->size[i]);
         stx_cuda_free(x, grad[i]);
     }
     for (i = 0; i < INS; i++) stx_cuda_free(x, in[i]);
@@ -339,11 +344,13 @@ static int owned(const data *d, size_t out, size_t i) {
     size_t C = a->H * a->D, k;
     if (d->c->gap == 0 || (out != OUT_GRADS + Q && out != OUT_GRADS + KV)) return 1;
     if (out == OUT_GRADS + Q)
-        return i >= d->qo && (i - d->qo) / a->q_batch_stride < a->B && (i - d->qo) % a->q_batch_stride / a->q_row_stride < a->T
+        return i >= d->qo && (i - d->qo) / a->q_batch_stride < a->B
+               && (i - d->qo) % a->q_batch_stride / a->q_row_stride < a->T
                && (i - d->qo) % a->q_batch_stride % a->q_row_stride < C;
     for (k = 0; k < 2; k++) {
         size_t o = k ? d->vo : d->ko;
-        if (i >= o && (i - o) / a->kv_batch_stride < a->B && (i - o) % a->kv_batch_stride / a->kv_row_stride < a->S
+        if (i >= o && (i - o) / a->kv_batch_stride < a->B
+            && (i - o) % a->kv_batch_stride / a->kv_row_stride < a->S
             && (i - o) % a->kv_batch_stride % a->kv_row_stride < C)
             return 1;
     }
@@ -407,7 +414,9 @@ static void compare(const data *d, float **got, int half, int version, int forwa
         /* padded keys: what was there */
         for (i = 0; d->pad && o == OUT_GRADS + KV && i < d->a.B * d->a.S; i++) {
             size_t at = i / d->a.S * d->a.kv_batch_stride + i % d->a.S * d->a.kv_row_stride, e;
-            for (e = 0; e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.pad_batch_stride + i % d->a.S]; e++)
+            for (e = 0;
+                 e < d->a.H * d->a.D && d->pad[i / d->a.S * d->a.pad_batch_stride + i % d->a.S];
+                 e++)
                 if (got[o][d->ko + at + e] != d->start[KV][d->ko + at + e]
                     || got[o][d->vo + at + e] != d->start[KV][d->vo + at + e])
                     exact = 0;
@@ -738,7 +747,8 @@ static void sides_open(const data *d, sides *s) {
                     for (e = 0; e < D; e++) {
                         size_t at = b * s->st[g] + (s->rows[g] - row) * s->ld[g]
                                     + (k * s->heads[g] + (s->head[h] >> 2)) * D + e,
-                               from = (k ? d->vo : d->ko) + b * a->kv_batch_stride + j * a->kv_row_stride + h * D + e;
+                               from = (k ? d->vo : d->ko) + b * a->kv_batch_stride
+                                      + j * a->kv_row_stride + h * D + e;
                         s->v[g][at] = d->in[KV][from];
                         s->g[g][at] = d->c->fresh ? (float)NAN : d->start[KV][from];
                     }
@@ -765,7 +775,8 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             for (b = 0; b < d->a.B; b++)
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
-                        host[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride + e] = (float)NAN;
+                        host[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride
+                                + j * d->a.kv_row_stride + e] = (float)NAN;
         in[i] = up(x, host[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
     }
     for (i = 0; i < GRADS; i++) {
@@ -779,7 +790,8 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
             for (b = 0; b < d->a.B; b++)
                 for (j = 0; j < past; j++)
                     for (e = 0; e < C; e++)
-                        start[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride + j * d->a.kv_row_stride + e] = 55;
+                        start[i][(k ? d->vo : d->ko) + b * d->a.kv_batch_stride
+                                 + j * d->a.kv_row_stride + e] = 55;
         grad[i] = up(x, start[i], d->size[i], stored ? STX_MEM_ACTIVATIONS : STX_MEM_BYTES);
     }
     y = up(x, NULL, d->size[DY], STX_MEM_ACTIVATIONS);
@@ -812,7 +824,8 @@ static void on_sides(stx_ctx *x, data *d, int version, float **out) {
     }
     if (d->pad)
         a.pad = cuda
-                    ? (const int32_t *)(pad = cuda_bytes(x, d->pad, a.B * a.pad_batch_stride * sizeof *d->pad))
+                    ? (const int32_t *)(pad = cuda_bytes(x, d->pad,
+                                                         a.B * a.pad_batch_stride * sizeof *d->pad))
                     : d->pad;
     for (i = 0; i < 2; i++) {
         bytes = (cuda ? stx_attention_work_cuda : stx_attention_work)(x, &a, (int)i);
@@ -975,9 +988,8 @@ static void masks(int half) {
                 for (j = 0; j < d.a.S; j++)
                     for (h = 0; h < d.a.H; h++)
                         for (i = 0; i < d.a.D; i++)
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + h * d.a.D + i] = i == j
-                                                                                             ? 1.0f
-                                                                                             : 0.0f;
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride
+                                     + h * d.a.D + i] = i == j ? 1.0f : 0.0f;
             for (h = 0; h < d.a.H; h++)
                 for (j = 0; j < d.a.N; j++)
                     for (i = 0; i < d.a.D; i++)
@@ -1028,7 +1040,8 @@ static void served(int half) {
         data_open(&d, cases + k, half, 0);
         for (i = 0; i < INS; i++)
             in[i] = cuda_numbers(gpu[half], d.in[i], d.size[i],
-                                 i == Q || i == KV || i == DY ? STX_MEM_ACTIVATIONS : STX_MEM_PARAMS);
+                                 i == Q || i == KV || i == DY ? STX_MEM_ACTIVATIONS
+                                                              : STX_MEM_PARAMS);
         y = cuda_numbers(gpu[half], NULL, d.size[DY], STX_MEM_ACTIVATIONS);
         grad[Q] = y; /* only asked for */
         point(&d, &a, in, grad, y, y, y);
@@ -1076,7 +1089,8 @@ static void unseen(int half) {
                 for (j = 0; (ptrdiff_t)j < c->first; j++)
                     for (e = 0; e < C; e++)
                         d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = (float)NAN;
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
+                                (float)NAN;
             first = outputs(&d);
             got = outputs(&d);
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, first);
@@ -1088,13 +1102,16 @@ static void unseen(int half) {
                         /* delta < dmin for every query before cut */
                         int later = j + c->T >= c->S + cut + 1 - (size_t)c->dmin;
                         if ((j >= (size_t)STX_MAX(c->first, 0) && j < dead) || later) {
-                            d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = 50;
-                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] = -70;
+                            d.in[KV][d.ko + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
+                                50;
+                            d.in[KV][d.vo + b * d.a.kv_batch_stride + j * d.a.kv_row_stride + e] =
+                                -70;
                         }
                     }
             for (b = 0; b < c->B; b++)
                 for (j = cut; j < c->T; j++)
-                    for (e = 0; e < C; e++) d.in[Q][d.qo + b * d.a.q_batch_stride + j * d.a.q_row_stride + e] = 20;
+                    for (e = 0; e < C; e++)
+                        d.in[Q][d.qo + b * d.a.q_batch_stride + j * d.a.q_row_stride + e] = 20;
             on_gpu(gpu[half], &d, versions[v], FORWARD_ONLY, got);
             for (b = 0; b < c->B; b++)
                 for (i = 0; i < cut; i++)

@@ -614,8 +614,8 @@ static void bits(void *user, uint64_t *h) {
         a.inv_sum = stat.d;
         stx_comp_usage_cuda(gx, usage.d, 2 * S, &a, 1, S - T - 1);
         *h = cuda_hash(gx, usage.d, usage.n, *h);
-        stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL, B * T, C,
-                                100);
+        stx_comp_error_fwd_cuda(gx, loss.d, stx_offset_ptr(gx, loss.d, 1), work, q.d, e.d, NULL,
+                                B * T, C, 100);
         stx_comp_error_bwd_cuda(gx, q.d, loss.d, q.d, e.d, NULL, B * T, C, 100, 1);
         *h = cuda_hash(gx, loss.d, 3, cuda_hash(gx, q.d, q.n, *h));
         arr_free(&q);
@@ -942,8 +942,8 @@ static void test_nodes(void) {
             model_layers = (size_t)(2 + k);
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_replay_status(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s",
+                  model_names[want[i].which], stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }

@@ -46,7 +46,8 @@ typedef struct product {
 
 /* One product, with gaps that must stay as they were. */
 static int product_case(stx_ctx *x, const product *p) {
-    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16, half = bf16 && p->kc == STX_MEM_ACTIVATIONS;
+    int bf16 = stx_ctx_desc(x)->precision == STX_PREC_BF16,
+        half = bf16 && p->kc == STX_MEM_ACTIVATIONS;
     int low = bf16 && (p->ka != STX_MEM_BYTES || p->kb != STX_MEM_BYTES || half);
     size_t ar = p->ta ? p->K : p->M, ac = p->ta ? p->M : p->K, br = p->tb ? p->N : p->K,
            bc = p->tb ? p->K : p->N;
@@ -491,7 +492,7 @@ static void plans_of_moved_rows(stx_ctx *x) {
         size_t plans_made = 0;
         for (row = 0; row < 4; row++) {
             stx_gemm_args g = stx_gemm_init(0, 1, M, N, K, stx_offset_ptr(x, A, row * K), B,
-                                          stx_offset_ptr(x, C, row * N));
+                                            stx_offset_ptr(x, C, row * N));
             stx_gemm_cuda(x, &g);
             if (row == 0) plans_made = inner_plans(x);
             CHECK(stx_ok(x) && inner_plans(x) == plans_made,
@@ -589,7 +590,7 @@ static void pieces_case(stx_ctx *x, const pieced *p, uint64_t *hash) {
         stx_linear_bwd(cpu, &bwd);
         for (k = 0; k < P; k++) {
             stx_gemm_args g = stx_gemm_init(1, 0, R, I, N / P, dy + k * (N / P) * O,
-                                          in + from + k * (N / P) * I, one);
+                                            in + from + k * (N / P) * I, one);
             g.lda = O;
             stx_gemm(cpu, &g);
             for (i = 0; i < n; i++) sum[i] = k ? sum[i] + one[i] : one[i];

@@ -748,8 +748,9 @@ static void test_graph(void) {
         }
         CHECK(model_hash(&a) == model_hash(&b), "%s: replays leave other parameters",
               model_names[models[which]]);
-        CHECK(stx_step_index(a.x) == stx_step_index(b.x), "the random stream: tick %d anew, %d replayed",
-              (int)stx_step_index(a.x), (int)stx_step_index(b.x));
+        CHECK(stx_step_index(a.x) == stx_step_index(b.x),
+              "the random stream: tick %d anew, %d replayed", (int)stx_step_index(a.x),
+              (int)stx_step_index(b.x));
 #ifdef SEQTX_CUDA_HOST
         CHECK(cuda_host_graph_launches() - graphs >= (models[which] == IO ? 0 : 5),
               "%s: %ld replays of 14 steps", model_names[models[which]],
@@ -769,7 +770,8 @@ static size_t groups_now(model *r) {
     size_t need[4], h, L = r->m->desc.span;
     for (h = 0; h < 4; h++)
         need[h] = STX_MIN((size_t)ceil(stx_span_of(r->m, 0, h) + r->m->desc.ramp), L) + 1;
-    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->memory->layer[0].count), &g);
+    stx_head_groups_choose(need, 4, STX_MIN(stx_span_window(r->m, 0), r->s->memory->layer[0].count),
+                           &g);
     return g.count;
 }
 
@@ -807,8 +809,8 @@ static void test_groups(void) {
     b.in = stx_tokens_create(b.x, 2, 24);
     b.out = stx_tokens_create(b.x, 2, 24);
     rows = cuda_random(2 * S * 32, 1, 0); /* memories that are full */
-    CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S), "%s",
-          stx_error(a.x));
+    CHECK(stx_memory_set(a.s->memory, 0, S, rows, S) && stx_memory_set(b.s->memory, 0, S, rows, S),
+          "%s", stx_error(a.x));
     free(rows);
     for (phase = 0; phase < PHASES; phase++) {
 #ifdef SEQTX_CUDA_HOST
@@ -999,8 +1001,8 @@ static void test_turns(void) {
         }
         CHECK(model_hash(&a.r) == model_hash(&b.r), "case %d: replays leave other parameters",
               (int)i);
-        CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "tick %d anew, %d replayed", (int)stx_step_index(a.r.x),
-              (int)stx_step_index(b.r.x));
+        CHECK(stx_step_index(a.r.x) == stx_step_index(b.r.x), "tick %d anew, %d replayed",
+              (int)stx_step_index(a.r.x), (int)stx_step_index(b.r.x));
         for (k = 0; k < of[i].states; k++) same_memory(a.s[k]->memory, b.s[k]->memory, "turns");
 #ifdef SEQTX_CUDA_HOST
         graphs = cuda_host_graph_launches() - graphs;
@@ -1044,7 +1046,8 @@ static void test_room(void) {
         key = stx_memory_key(s, 1);
         stx_begin(x, STX_TRAIN);
         h = stx_input(x, v, 2, 3, 8, 0);
-        CHECK(stx_memory_view(s, 0, 7, &past) && (!n || stx_memory_read(s, 1, 7)), "%s", stx_error(x));
+        CHECK(stx_memory_view(s, 0, 7, &past) && (!n || stx_memory_read(s, 1, 7)), "%s",
+              stx_error(x));
         CHECK(stx_memory_push(s, s, 0, 7, h, NULL) && stx_memory_push(s, s, 1, 7, h, NULL), "%s",
               stx_error(x));
         CHECK(n < 6 || (at == s->layer[0].data && of == s->layer[1].data), "step %d", n);
@@ -1141,8 +1144,8 @@ static void test_scalars(void) {
 #else
             (void)graphs;
 #endif
-            CHECK(inside == (strstr(stx_step_replay_status(b.x), "a scalar is set") != NULL), "note: %s",
-                  stx_step_replay_status(b.x));
+            CHECK(inside == (strstr(stx_step_replay_status(b.x), "a scalar is set") != NULL),
+                  "note: %s", stx_step_replay_status(b.x));
             stx_destroy(a.x);
             stx_destroy(b.x);
         }
@@ -1254,10 +1257,11 @@ static void test_clusters(void) {
         for (n = 0; n < 16; n++) {
             clustered_run(&a, n, n % 8 >= 5, 0);
             clustered_run(&b, n, n % 8 >= 5, 0);
-            CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0) && stx_metric_get(a.x, 1) == stx_metric_get(b.x, 1)
+            CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0)
+                      && stx_metric_get(a.x, 1) == stx_metric_get(b.x, 1)
                       && stx_metric_get(a.x, 1) > stx_metric_get(a.x, 0) && stx_ok(b.x),
-                  "step %d: %.9g anew, %.9g replayed: %s", n, stx_metric_get(a.x, 0), stx_metric_get(b.x, 0),
-                  stx_error(b.x));
+                  "step %d: %.9g anew, %.9g replayed: %s", n, stx_metric_get(a.x, 0),
+                  stx_metric_get(b.x, 0), stx_error(b.x));
         }
 #ifdef SEQTX_CUDA_HOST
         CHECK(cuda_host_graph_launches() - graphs >= 10, "clusters: %ld replays of 16 steps",
@@ -1483,7 +1487,8 @@ static void test_words(void) {
             {
                 stx_tensor *sa = stx_input(a.x, h, WORDS_B, WORDS_T, WORDS_D, 0),
                            *sb = stx_input(b.x, h, WORDS_B, WORDS_T, WORDS_D, 0);
-                stx_tensor *pa = stx_vocab_io_log_probs(a.w, sa), *pb = stx_vocab_io_log_probs(b.w, sb);
+                stx_tensor *pa = stx_vocab_io_log_probs(a.w, sa),
+                           *pb = stx_vocab_io_log_probs(b.w, sb);
                 CHECK(pb && pb->dim[2] == WORDS_V, "words %d: log p of %zu words: %s", kind,
                       pb ? pb->dim[2] : 0, stx_error(b.x));
                 if (pb) worded_near(&a, &b, pa, pb, 0, tol, "log p", kind);
@@ -1581,8 +1586,8 @@ static void test_nodes(void) {
             if (i == 0) whole[k] = batches;
             CHECK(!want[i].pieces || batches >= whole[k] + 6 * (2 + k),
                   "%ld batches of products, %ld without pieces", batches, whole[k]);
-            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_replay_status(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s",
+                  model_names[want[i].which], stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }
@@ -1627,7 +1632,8 @@ static void test_not_repeatable(void) {
               "step %d with tokens from the host: %g and %g (%s)", n, stx_metric_get(a.x, 0),
               stx_metric_get(b.x, 0), stx_error(b.x));
     }
-    CHECK(stx_step_index(a.x) == stx_step_index(b.x), "tick %d and %d", (int)stx_step_index(a.x), (int)stx_step_index(b.x));
+    CHECK(stx_step_index(a.x) == stx_step_index(b.x), "tick %d and %d", (int)stx_step_index(a.x),
+          (int)stx_step_index(b.x));
     model_free(&a);
     model_free(&b);
 }
@@ -1676,8 +1682,9 @@ static void test_keys(void) {
         u.lr = v.lr = 0.01 * (1 + n);
         stx_step_run(a.x, stx_span_key(a.m, a.in, a.out, a.s, 0), rate_step, &u);
         stx_step_run(b.x, stx_span_key(b.m, b.in, b.out, b.s, 0), rate_step, &v);
-        CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0), "step %d with a rate of its own: %g and %g",
-              n, stx_metric_get(a.x, 0), stx_metric_get(b.x, 0));
+        CHECK(stx_metric_get(a.x, 0) == stx_metric_get(b.x, 0),
+              "step %d with a rate of its own: %g and %g", n, stx_metric_get(a.x, 0),
+              stx_metric_get(b.x, 0));
     }
     model_free(&a);
     model_free(&b);
@@ -1726,7 +1733,8 @@ static void test_note(void) {
     for (n = 0; n < 14; n++) {
         model_run(&a, n, NULL);
         model_run(&b, n, NULL);
-        CHECK(!stx_step_replay_status(a.x)[0], "step %d, without graphs: \"%s\"", n, stx_step_replay_status(a.x));
+        CHECK(!stx_step_replay_status(a.x)[0], "step %d, without graphs: \"%s\"", n,
+              stx_step_replay_status(a.x));
         CHECK(!stx_step_replay_status(b.x)[0], "step %d: \"%s\"", n, stx_step_replay_status(b.x));
     }
     model_free(&a);
@@ -1773,8 +1781,8 @@ static void test_note(void) {
                 CHECK(model_run(&b, n, NULL) == want[n], "after it, step %d: %.9g and %.9g", n,
                       want[n], b.loss);
             graphs = cuda_host_graph_launches() - graphs;
-            CHECK(graphs > 0 && !stx_step_replay_status(b.x)[0], "after it %ld replays, \"%s\"", graphs,
-                  stx_step_replay_status(b.x));
+            CHECK(graphs > 0 && !stx_step_replay_status(b.x)[0], "after it %ld replays, \"%s\"",
+                  graphs, stx_step_replay_status(b.x));
             model_free(&b);
         }
         cuda_host_reset_errors();
@@ -1797,12 +1805,13 @@ static void test_note(void) {
     model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
     for (n = 0; n < 80; n++) {
         stx_step_run(b.x, (uint64_t)n, empty_step, b.x);
-        CHECK(n < 40 ? !stx_step_replay_status(b.x)[0] : n < 70 || strstr(stx_step_replay_status(b.x), "key") != NULL,
+        CHECK(n < 40 ? !stx_step_replay_status(b.x)[0]
+                     : n < 70 || strstr(stx_step_replay_status(b.x), "key") != NULL,
               "step %d: \"%s\"", n, stx_step_replay_status(b.x));
     }
     for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);
-    CHECK(stx_ok(b.x) && !stx_step_replay_status(b.x)[0], "and then the same: \"%s\" %s", stx_step_replay_status(b.x),
-          stx_error(b.x));
+    CHECK(stx_ok(b.x) && !stx_step_replay_status(b.x)[0], "and then the same: \"%s\" %s",
+          stx_step_replay_status(b.x), stx_error(b.x));
     model_free(&b);
 
     /* keys in turns: told when 16 steps have come again; nine are too many to be known */
@@ -1810,7 +1819,8 @@ static void test_note(void) {
         model_make_small(&b, SMALL, STX_CUDA, STX_PREC_F32, 0);
         for (n = 0; n < 40; n++) {
             stx_step_run(b.x, (uint64_t)(n % kinds), empty_step, b.x);
-            CHECK(!strstr(stx_step_replay_status(b.x), "take turns") == (kinds == 9 || n < kinds + 15),
+            CHECK(!strstr(stx_step_replay_status(b.x), "take turns")
+                      == (kinds == 9 || n < kinds + 15),
                   "%d keys, step %d: \"%s\"", kinds, n, stx_step_replay_status(b.x));
         }
         for (n = 0; n < 3; n++) stx_step_run(b.x, 79, empty_step, b.x);

@@ -377,7 +377,8 @@ static void test_rows(void) {
                 size_t w = C > 4 ? C - 4 : 1, ac = C > 4 ? 2 : 0, yc = C > 4 ? 1 : 0;
                 for (acc = 0; acc < 2; acc++) {
                     BOTH(stx_copy2d, (cx, y.c + yc, C, a.c + ac, C, N, w, (int)acc),
-                         (gx, stx_offset_ptr(gx, y.d, yc), C, stx_offset_ptr(gx, a.d, ac), C, N, w, (int)acc));
+                         (gx, stx_offset_ptr(gx, y.d, yc), C, stx_offset_ptr(gx, a.d, ac), C, N, w,
+                          (int)acc));
                     arr_check("copy2d", &y, 1e-7);
                     BOTH(stx_copy2d, (cx, y.c, C, a.c + (C > 4 ? 4 : 0), C, N, w, (int)acc),
                          (gx, y.d, C, stx_offset_ptr(gx, a.d, C > 4 ? 4 : 0), C, N, w, (int)acc));

@@ -777,8 +777,8 @@ static void test_nodes(void) {
             model_dim = 32;
             model_make(&r, want[i].which, STX_CUDA, STX_PREC_BF16, 0);
             for (n = 0; n < 12; n++) model_run(&r, n);
-            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s", model_names[want[i].which],
-                  stx_error(r.x), stx_step_replay_status(r.x));
+            CHECK(stx_ok(r.x) && !*stx_step_replay_status(r.x), "%s: %s%s",
+                  model_names[want[i].which], stx_error(r.x), stx_step_replay_status(r.x));
             cuda_nodes_add(&all, k);
             model_free(&r);
         }

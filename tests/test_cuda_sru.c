@@ -321,7 +321,8 @@ static void test_columns(void) {
         recurrence_make(&t, &few);
         on_gpu(&t);
         for (i = H_; i < ARRAYS; i++) before[i] = arr_get(t.a + i);
-        for (i = DVP; i < ARRAYS; i++) stx_cuda_upload_activations(gx, t.a[i].d, t.a[i].c, t.a[i].n);
+        for (i = DVP; i < ARRAYS; i++)
+            stx_cuda_upload_activations(gx, t.a[i].d, t.a[i].c, t.a[i].n);
         at = ((v & 1 ? T : 0) + 40) * 3 * 2 * FEW + (v & 1 ? FEW : 0) + 5;
         t.a[U].c[at] = NAN;
         stx_cuda_upload_activations(gx, t.a[U].d, t.a[U].c, t.a[U].n);

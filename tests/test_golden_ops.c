@@ -76,8 +76,9 @@ static void attention_case(const char *name, int threads) {
     d.max_span = in.span_fraction ? need(f, "max_span") : 0;
     d.eps = need(f, "eps");
     d.no_renorm = (int)meta(f, "no_renorm", 0);
-    CHECK(!in.span_fraction || in.span_fraction->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads), "%s: %zu spans",
-          name, in.span_fraction ? in.span_fraction->size : 0);
+    CHECK(!in.span_fraction
+              || in.span_fraction->size == (meta(f, "span_per_layer", 0) > 0 ? 1 : d.heads),
+          "%s: %zu spans", name, in.span_fraction ? in.span_fraction->size : 0);
     d.first_key = (ptrdiff_t)need(f, "first_key");
     d.scale = need(f, "scale");
     y = stx_attention(x, &in, &d);
@@ -93,11 +94,16 @@ static void attention_case(const char *name, int threads) {
         same_as(x, f, name, "dk", in.k->grad, in.k->size, TOL, 1e-3);
         same_as(x, f, name, "dv", in.v->grad, in.v->size, TOL, 1e-3);
         if (in.pe) same_as(x, f, name, "dpe", in.pe->grad, in.pe->size, TOL, 1e-3);
-        if (in.content_bias) same_as(x, f, name, "du", in.content_bias->grad, in.content_bias->size, TOL, 1e-3);
-        if (in.position_bias) same_as(x, f, name, "dvb", in.position_bias->grad, in.position_bias->size, TOL, 1e-3);
-        if (in.span_fraction) same_as(x, f, name, "dz", in.span_fraction->grad, in.span_fraction->size, TOL, 1e-3);
-        if (in.persistent_k) same_as(x, f, name, "dpk", in.persistent_k->grad, in.persistent_k->size, TOL, 1e-3);
-        if (in.persistent_v) same_as(x, f, name, "dpv", in.persistent_v->grad, in.persistent_v->size, TOL, 1e-3);
+        if (in.content_bias)
+            same_as(x, f, name, "du", in.content_bias->grad, in.content_bias->size, TOL, 1e-3);
+        if (in.position_bias)
+            same_as(x, f, name, "dvb", in.position_bias->grad, in.position_bias->size, TOL, 1e-3);
+        if (in.span_fraction)
+            same_as(x, f, name, "dz", in.span_fraction->grad, in.span_fraction->size, TOL, 1e-3);
+        if (in.persistent_k)
+            same_as(x, f, name, "dpk", in.persistent_k->grad, in.persistent_k->size, TOL, 1e-3);
+        if (in.persistent_v)
+            same_as(x, f, name, "dpv", in.persistent_v->grad, in.persistent_v->size, TOL, 1e-3);
         free(g);
         free(dy);
     }

@@ -113,8 +113,9 @@ static void model_case(const char *name, int recompute, int threads) {
                       && stx_span_cache(m, l) == (size_t)window[1][o]
                       && s->memory->layer[l].logical_count == (size_t)window[2][o],
                   "%s block %zu layer %zu: window %zu, cache %zu, rows %zu, want %ld, %ld, %ld",
-                  name, k, l, stx_span_window(m, l), stx_span_cache(m, l), s->memory->layer[l].logical_count,
-                  (long)window[0][o], (long)window[1][o], (long)window[2][o]);
+                  name, k, l, stx_span_window(m, l), stx_span_cache(m, l),
+                  s->memory->layer[l].logical_count, (long)window[0][o], (long)window[1][o],
+                  (long)window[2][o]);
         }
         /* values by an evaluation that leaves the memory alone, then the training step */
         if (k == blocks - 1) {
@@ -138,8 +139,8 @@ static void model_case(const char *name, int recompute, int threads) {
         if (k == blocks - 1) stx_backward(x, sum);
         for (l = 0; window[3] && l < d.layers; l++)
             CHECK(s->memory->layer[l].logical_count == (size_t)window[3][k * d.layers + l],
-                  "%s block %zu layer %zu: %zu rows, want %ld", name, k, l, s->memory->layer[l].logical_count,
-                  (long)window[3][k * d.layers + l]);
+                  "%s block %zu layer %zu: %zu rows, want %ld", name, k, l,
+                  s->memory->layer[l].logical_count, (long)window[3][k * d.layers + l]);
     }
     for (i = 0; i < 4; i++) free(window[i]);
     for (i = 0; i < m->params->count; i++) {
@@ -154,8 +155,9 @@ static void model_case(const char *name, int recompute, int threads) {
         stx_real *cache;
         snprintf(key, sizeof key, "cache.%zu", l);
         want = entry(f, key, &count);
-        CHECK(want && s->memory->layer[l].logical_count * B * w == count, "%s %s: %zu rows, want %zu", name,
-              key, s->memory->layer[l].logical_count, count / B / w);
+        CHECK(want && s->memory->layer[l].logical_count * B * w == count,
+              "%s %s: %zu rows, want %zu", name, key, s->memory->layer[l].logical_count,
+              count / B / w);
         if (!want) continue;
         for (r = 0; r < count; r++)
             if (fabs(want[r]) > top) top = fabs(want[r]);
@@ -165,11 +167,12 @@ static void model_case(const char *name, int recompute, int threads) {
             for (r = 0; r < s->memory->layer[l].logical_count; r++)
                 for (c = 0; c < w; c++) {
                     size_t pad = s->memory->layer[l].logical_count - s->memory->layer[l].count;
-                    double have =
-                               r < pad
-                                   ? 0
-                                   : (double)cache[(b * s->memory->layer[l].count + r - pad) * w + c],
-                           e = fabs(have - want[(b * s->memory->layer[l].logical_count + r) * w + c]);
+                    double have = r < pad
+                                      ? 0
+                                      : (double)
+                                          cache[(b * s->memory->layer[l].count + r - pad) * w + c],
+                           e = fabs(have
+                                    - want[(b * s->memory->layer[l].logical_count + r) * w + c]);
                     if (!(e <= worst)) worst = e;
                 }
         CHECK(worst <= TOL * top * sharp, "%s %s: error %g", name, key, worst);

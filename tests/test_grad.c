@@ -1019,9 +1019,9 @@ static stx_tensor *make_cross_entropy(stx_ctx *x, stx_tensor **in, void *user) {
 static stx_tensor *make_cross_entropy_over(stx_ctx *x, stx_tensor **in, void *user) {
     id_user *u = (id_user *)user;
     return stx_cross_entropy_inplace(x,
-                                  stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T,
-                                              in[0]->dim[2], 0, 0),
-                                  stx_tokens(x, u->id, u->B, u->T), u->divisor);
+                                     stx_reshape(x, stx_scale(x, in[0], 1.5), u->B * u->T,
+                                                 in[0]->dim[2], 0, 0),
+                                     stx_tokens(x, u->id, u->B, u->T), u->divisor);
 }
 
 static void rows_cross_entropy(const char *label,
@@ -1092,7 +1092,9 @@ static double token_sum(const token_user *u, const double *nll, size_t N) {
     double sum = 0, weights = 0;
     size_t i;
     for (i = 0; i < N; i++) {
-        double w = u->how.ignore && u->id[i] == u->how.ignored_id ? 0 : u->weights ? u->weights[i] : 1;
+        double w = u->how.ignore && u->id[i] == u->how.ignored_id ? 0
+                   : u->weights                                   ? u->weights[i]
+                                                                  : 1;
         sum += w * nll[i];
         weights += w;
     }
@@ -1992,7 +1994,8 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
         for (d = 0; dz && d < D; d++) dot += dy[at + d] * y[at + d];
         for (n = 0; n < keys; n++) {
             const stx_real *v = n < zero || !(w[n] > 0) ? NULL
-                                : n < first_pk ? g.v + b * g.kv_batch_stride + (n - zero) * g.kv_row_stride + h * D
+                                : n < first_pk          ? g.v + b * g.kv_batch_stride
+                                                     + (n - zero) * g.kv_row_stride + h * D
                                                : g.persistent_v + (h * g.N + n - first_pk) * D;
             double f = n < first_pk ? 1 : sqrt((double)g.N), dw = 0;
             if (mask) f *= mask[row * keys + n] * (ramp[n] < 0 ? 0 : ramp[n] > 1 ? 1 : ramp[n]);
@@ -2000,7 +2003,7 @@ static void dense(const problem *p, const attn *a, const stx_real *mask, const s
             for (d = 0; dz && v && d < D; d++) dw += f * dy[at + d] * v[d];
             if (dz && ramp[n] >= 0 && ramp[n] <= 1)
                 dz[g.span_shared ? 0 : h] += g.max_span / g.ramp * w[n]
-                                          * (g.no_renorm ? dw : dw - dot);
+                                             * (g.no_renorm ? dw : dw - dot);
         }
     }
     free(w);

@@ -144,7 +144,8 @@ static void sums(void) {
                   "broadcast of %zu from %d: %zu wrong", n, from, bad);
             for (to = 0; to < ranks; to++) {
                 for (i = 0; i <= n; i++) v[i] = hashed(i, (uint64_t)rank);
-                CHECK(stx_group_send_bytes(group, v, n * sizeof *v, from, to), "%s", stx_error(group));
+                CHECK(stx_group_send_bytes(group, v, n * sizeof *v, from, to), "%s",
+                      stx_error(group));
                 for (bad = 0, i = 0; i <= n; i++) {
                     double want = hashed(i, (uint64_t)(rank == to && i < n ? from : rank));
                     bad += !(v[i] >= want && v[i] <= want);
@@ -207,8 +208,8 @@ static void errors(void) {
         stx_fail(x, STX_ERR_ARG, "torn");
         CHECK(!stx_group_sum(x, &v, 1) && !stx_group_max(x, &v, 1)
                   && !stx_group_broadcast(x, &v, sizeof v, 0)
-                  && !stx_group_send_bytes(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL) && v >= 1
-                  && v <= 1,
+                  && !stx_group_send_bytes(x, &v, sizeof v, 0, 1) && !stx_group_join(x, NULL)
+                  && v >= 1 && v <= 1,
               "in error: %g", v);
         refused(x, STX_ERR_ARG, "torn", "");
         CHECK(!stx_group_join(x, NULL), "joins twice");

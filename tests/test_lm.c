@@ -32,7 +32,6 @@ static stx_real *host_of(stx_ctx *x, const stx_tensor *t) {
     return v;
 }
 
-
 // >>vocab_io
 
 enum { V = 29, D = 12 };
@@ -230,7 +229,8 @@ static void words_whole(void) {
             lp = stx_vocab_io_loss(w, stx_detach(x, h), out, &how);
             rows = host_of(x, how.nll);
             for (i = 0; i < B * T; i++) {
-                double nll_i = t[i + 1] == how.ignored_id ? 0 : -(double)v[i * V + (size_t)t[i + 1]];
+                double nll_i = t[i + 1] == how.ignored_id ? 0
+                                                          : -(double)v[i * V + (size_t)t[i + 1]];
                 want += (double)weight[i] * nll_i / 3;
                 if (!(fabs((double)rows[i] - nll_i) <= off)) off = fabs((double)rows[i] - nll_i);
             }
@@ -456,7 +456,6 @@ static void words_errors(void) {
           "NULLs");
 }
 
-
 // >>memory
 
 /* What rows should hold, said the slow way: every row of every stream that was ever
@@ -470,7 +469,7 @@ typedef struct told {
 } told;
 
 static stx_memory *rows_of(stx_ctx *x, size_t B, size_t layers, int as_one, int zeros, int whole,
-                         size_t most) {
+                           size_t most) {
     stx_memory_desc d;
     memset(&d, 0, sizeof d);
     d.B = B;
@@ -523,7 +522,8 @@ static void holds(const char *what, stx_memory *s, size_t l, const told *t, size
                 double want = gone && (s->desc.missing_as_zeros || i + t[b].n < m) ? 0
                               : i + t[b].n >= m ? t[b].row[t[b].n - m + i][c]
                                                 : 0;
-                if ((!gone || s->desc.missing_as_zeros) && (double)v[(b * m + i) * RW + c] != want) wrong++;
+                if ((!gone || s->desc.missing_as_zeros) && (double)v[(b * m + i) * RW + c] != want)
+                    wrong++;
             }
         }
     CHECK(!wrong && stx_ok(x), "%s layer %zu: %zu of %zu rows are wrong %s", what, l, wrong, m,
@@ -545,7 +545,7 @@ static void rows_random(void) {
         const int pads = kind & 1, zeros = kind & 2 && !pads, two = kind & 4;
         stx_ctx *x = context((uint64_t)kind);
         stx_memory *s = rows_of(x, RB, 2, 1, zeros, 0, kind == 4 ? 40 : 0),
-                 *o = two ? rows_of(x, RB, 2, 1, zeros, 0, 0) : s, *swap;
+                   *o = two ? rows_of(x, RB, 2, 1, zeros, 0, 0) : s, *swap;
         told *t = (told *)calloc(RB, sizeof *t);
         size_t step, b;
         for (step = 0; step < 24; step++) {
@@ -594,7 +594,8 @@ static void rows_random(void) {
             CHECK(stx_memory_view(s, 1, 6, &past) && past.rows == STX_MIN(had, 6),
                   "a view of %zu rows: %s", past.rows, stx_error(x));
             old = stx_memory_read(s, 1, 6);
-            for (b = 0; b < 2; b++) CHECK(stx_memory_push(o, s, b, keep, h, pad), "%s", stx_error(x));
+            for (b = 0; b < 2; b++)
+                CHECK(stx_memory_push(o, s, b, keep, h, pad), "%s", stx_error(x));
             CHECK(stx_memory_max_rows(o) == STX_MIN(keep, had + T), "%zu rows, want %zu",
                   stx_memory_max_rows(o), STX_MIN(keep, had + T));
             /* what is pushed does not change it in this step */
@@ -620,7 +621,7 @@ static void rows_streams(void) {
     for (zeros = 0; zeros < 2; zeros++) {
         stx_ctx *x = context(3);
         stx_memory *s = rows_of(x, RB, 2, 0, zeros, 0, 0), *a = rows_of(x, 1, 2, 0, zeros, 0, 0),
-                 *b = rows_of(x, 2, 2, 0, zeros, 0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
+                   *b = rows_of(x, 2, 2, 0, zeros, 0, 0), *j = rows_of(x, RB, 2, 0, zeros, 0, 0);
         told *t = (told *)calloc(RB + 1, sizeof *t);
         const stx_ids *pad;
         stx_tensor *h;
@@ -646,8 +647,8 @@ static void rows_streams(void) {
         CHECK(stx_memory_copy(j, 0, j, 1, 1), "%s", stx_error(x));
         t[0] = t[1];
         holds("repeated", j, 0, t, 50);
-        CHECK(stx_memory_copy(j, 0, s, 0, 3) && stx_memory_max_rows(j) == 9, "all of them: %zu rows",
-              stx_memory_max_rows(j));
+        CHECK(stx_memory_copy(j, 0, s, 0, 3) && stx_memory_max_rows(j) == 9,
+              "all of them: %zu rows", stx_memory_max_rows(j));
         CHECK(!stx_memory_copy(j, 1, s, 0, 3) && strstr(stx_error(x), "stx_memory_copy"), "%s",
               stx_error(x));
         stx_clear_error(x);
@@ -739,9 +740,9 @@ static void rows_files(void) {
     for (as_one = 0; as_one < 2; as_one++) {
         stx_ctx *x = context(5);
         stx_memory *s = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
-                 *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
-                 *few = rows_of(x, 2, 2, as_one, 0, !as_one, 0),
-                 *none = rows_of(x, RB, 2, as_one, 0, !as_one, 0);
+                   *r = rows_of(x, RB, 2, as_one, 0, !as_one, 0),
+                   *few = rows_of(x, 2, 2, as_one, 0, !as_one, 0),
+                   *none = rows_of(x, RB, 2, as_one, 0, !as_one, 0);
         told *t = (told *)calloc(RB, sizeof *t);
         const stx_ids *pad;
         stx_tensor *h;
@@ -754,8 +755,8 @@ static void rows_files(void) {
         stx_begin(x, STX_EVAL);
         h = some(x, t, RB, 9, 1, &pad);
         for (l = 0; l < 2; l++) stx_memory_push(s, NULL, l, 12, h, pad);
-        CHECK(s->layer[0].count == 9 && s->layer[0].logical_count == (as_one ? 9u : 12u), "%zu of %zu rows",
-              s->layer[0].count, s->layer[0].logical_count);
+        CHECK(s->layer[0].count == 9 && s->layer[0].logical_count == (as_one ? 9u : 12u),
+              "%zu of %zu rows", s->layer[0].count, s->layer[0].logical_count);
         w = stx_writer_create(x);
         CHECK(stx_memory_save(w, s, "a.") && stx_memory_save(w, none, "none.")
                   && stx_writer_finish(w, path),
@@ -765,11 +766,12 @@ static void rows_files(void) {
         CHECK(f && stx_file_find(f, name) && stx_file_find(f, as_one ? "a.pad" : "a.pad.1")
                   && stx_file_meta(f, as_one ? "a.rows" : "a.rows.1"),
               "names");
-        CHECK(stx_memory_load(r, f, "a.") && r->layer[1].logical_count == s->layer[1].logical_count, "%s",
-              stx_error(x));
+        CHECK(stx_memory_load(r, f, "a.") && r->layer[1].logical_count == s->layer[1].logical_count,
+              "%s", stx_error(x));
         for (l = 0; l < 2; l++) holds("loaded", r, l, t, 50);
         CHECK(stx_memory_load(r, f, "none.") && !stx_memory_max_rows(r), "%s", stx_error(x));
-        CHECK(!stx_memory_load(few, f, "a.") && strstr(stx_error(x), "of another shape, want (2,9,5)")
+        CHECK(!stx_memory_load(few, f, "a.")
+                  && strstr(stx_error(x), "of another shape, want (2,9,5)")
                   && !stx_memory_max_rows(few),
               "%s", stx_error(x));
         stx_clear_error(x);
@@ -810,11 +812,13 @@ static void rows_files(void) {
         }
         CHECK(stx_writer_finish(w, path), "%s", stx_error(x));
         f = stx_file_open(x, path);
-        CHECK(!stx_memory_load(r, f, "c.") && strstr(stx_error(x), "damaged") && !stx_memory_max_rows(r),
+        CHECK(!stx_memory_load(r, f, "c.") && strstr(stx_error(x), "damaged")
+                  && !stx_memory_max_rows(r),
               "%s", stx_error(x));
         stx_clear_error(x);
-        CHECK(!stx_memory_load(r, f, "d.") && strstr(stx_error(x), "pad") && !stx_memory_max_rows(r), "%s",
-              stx_error(x));
+        CHECK(!stx_memory_load(r, f, "d.") && strstr(stx_error(x), "pad")
+                  && !stx_memory_max_rows(r),
+              "%s", stx_error(x));
         stx_clear_error(x);
         if (!as_one)
             CHECK(!stx_memory_load(r, f, "e.") && strstr(stx_error(x), "9 of 3 rows"), "%s",
@@ -902,7 +906,8 @@ static void rows_views(void) {
             if (step == 13) {
                 stx_real *all = (stx_real *)calloc(RB * 12 * RW, sizeof *all);
                 CHECK(stx_memory_get(s, 0, all)
-                          && stx_memory_set(s, 0, stx_memory_max_rows(s), all, stx_memory_max_rows(s)),
+                          && stx_memory_set(s, 0, stx_memory_max_rows(s), all,
+                                            stx_memory_max_rows(s)),
                       "%s", stx_error(x));
                 holds("set", s, 0, t, 12);
                 free(all);
@@ -1080,8 +1085,8 @@ static void rows_room(void) {
     h = some(x, t, RB, 6, 0, &pad);
     stx_memory_push(s, NULL, 0, 30, h, NULL);
     stx_memory_push(r, NULL, 0, 30, h, NULL);
-    CHECK(s->layer[0].capacity == 9 && r->layer[0].capacity == 6, "room for %zu and %zu", s->layer[0].capacity,
-          r->layer[0].capacity);
+    CHECK(s->layer[0].capacity == 9 && r->layer[0].capacity == 6, "room for %zu and %zu",
+          s->layer[0].capacity, r->layer[0].capacity);
     CHECK(stx_memory_reserve(r, 30), "%s", stx_error(x));
     holds("with more room", r, 0, t, 30);
     data = r->layer[0].data;
@@ -1093,7 +1098,8 @@ static void rows_room(void) {
     holds("full", r, 0, t, 30);
     CHECK(data == r->layer[0].data && bytes == stx_bytes(x), "it moved");
     for (i = 0; i < 3; i++) stx_memory_push(s, s, 0, 12, h, NULL);
-    CHECK(s->layer[0].capacity == 12 && stx_memory_max_rows(s) == 12, "room for %zu", s->layer[0].capacity);
+    CHECK(s->layer[0].capacity == 12 && stx_memory_max_rows(s) == 12, "room for %zu",
+          s->layer[0].capacity);
     free(t);
     stx_destroy(x);
 }
@@ -1107,7 +1113,8 @@ static void rows_errors(void) {
     stx_cached_rows past;
     stx_tensor *h;
     memset(&d, 0, sizeof d);
-    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "stx_memory_create"), "%s", stx_error(x));
+    CHECK(!stx_memory_create(x, &d) && strstr(stx_error(x), "stx_memory_create"), "%s",
+          stx_error(x));
     stx_clear_error(x);
     d.layers = 2;
     d.B = 2;
@@ -1629,7 +1636,8 @@ static stx_tensor *mini_loss(void *model, const stx_ids *ids, const stx_ids *tar
                              const void *in, void *out) {
     mini *m = (mini *)model;
     const stx_memory *before = (const stx_memory *)in;
-    stx_tensor *h = stx_vocab_io_embed(m->words, ids), *X = stx_memory_concat(before, 0, m->window, h);
+    stx_tensor *h = stx_vocab_io_embed(m->words, ids),
+               *X = stx_memory_concat(before, 0, m->window, h);
     stx_attention_in a;
     stx_attention_desc d;
     mini_attention(m, &a, &d);
@@ -1638,7 +1646,8 @@ static stx_tensor *mini_loss(void *model, const stx_ids *ids, const stx_ids *tar
     a.v = stx_linear_memory(m->ctx, X, h, m->wv, NULL);
     a.pad = stx_memory_mask(before, 0, m->window, NULL, ids->T);
     if (out && !stx_memory_push((stx_memory *)out, before, 0, m->window, h, NULL)) return NULL;
-    return stx_vocab_io_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets, NULL);
+    return stx_vocab_io_loss(m->words, mini_after(m, h, stx_attention(m->ctx, &a, &d)), targets,
+                             NULL);
 }
 
 static stx_tensor *mini_total(void *m, stx_tensor *nll) {

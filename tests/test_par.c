@@ -533,7 +533,8 @@ static void generation(void) {
             stx_begin(x, STX_EVAL);
             if (!resets_too) {
                 stx_tensor *y = stx_vocab_io_scores(m->vocab_io,
-                                                 stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D, 0));
+                                                    stx_input(x, whole + (n / 2 - 1) * D, 1, 1, D,
+                                                              0));
                 e = scores && y ? difference(y->data, scores, V) : HUGE_VAL;
                 CHECK(e <= TOL * top * 10, "%s: scores after a prompt are off by %g %s", name, e,
                       stx_error(x));
@@ -1768,9 +1769,9 @@ static void bad_descs(void) {
               "defaults");
         CHECK(!stx_par_create(NULL, &o) && !stx_par_params(NULL) && !stx_par_state_create(NULL, 1)
                   && !stx_par_gen_create(NULL, 1) && !stx_par_forward(NULL, NULL, NULL, NULL)
-                  && !stx_par_total(NULL, NULL) && !stx_par_as_lm(NULL).model && !stx_par_count(NULL)
-                  && !stx_par_inherit(NULL, NULL) && !stx_par_state_copy(NULL, 0, NULL, 0, 0)
-                  && !stx_par_gen_feed(NULL, NULL, 0),
+                  && !stx_par_total(NULL, NULL) && !stx_par_as_lm(NULL).model
+                  && !stx_par_count(NULL) && !stx_par_inherit(NULL, NULL)
+                  && !stx_par_state_copy(NULL, 0, NULL, 0, 0) && !stx_par_gen_feed(NULL, NULL, 0),
               "NULLs");
         stx_destroy(x);
     }
@@ -1818,7 +1819,8 @@ static void errors(void) {
     fails(x, "expected an attention block .. got block 1");
     CHECK(!stx_par_state_set(o, 0, v, 4), "-");
     fails(x, "at most M = 3 rows, got block 0 and 4 rows");
-    CHECK(stx_par_state_set(o, 0, v, 2) && o->mem->layer[0].count == 2 && stx_par_state_get(o, 0, v),
+    CHECK(stx_par_state_set(o, 0, v, 2) && o->mem->layer[0].count == 2
+              && stx_par_state_get(o, 0, v),
           "%s", stx_error(x));
     CHECK(!stx_par_gen_set(g, NULL), "-");
     fails(x, "stx_par_gen_set");

@@ -367,8 +367,8 @@ static void logits_and_log_probs(void) {
         CHECK(y && y->ndim == 3 && y->dim[0] == 2 && y->dim[1] == 20 && y->dim[2] == V && !y->grad,
               "%s: %s", name, stx_error(x));
         z = stx_span_logits(m, h);
-        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_vocab_io_log_probs")), "%s: %s", name,
-              stx_error(x));
+        CHECK(!z == (k == 4) && (z || strstr(stx_error(x), "stx_vocab_io_log_probs")), "%s: %s",
+              name, stx_error(x));
         stx_clear_error(x);
         for (r = 0; y && r < 40; r++) {
             double sum = 0, raw = 0, off = 0;
@@ -464,7 +464,8 @@ static void handed_over(void) {
                                                : 0)
                       && !stx_ok(x[1]),
                   "case %zu", i);
-            CHECK(s[1]->memory->layer[0].logical_count == rows && s[1]->memory->layer[0].count == real
+            CHECK(s[1]->memory->layer[0].logical_count == rows
+                      && s[1]->memory->layer[0].count == real
                       && strstr(stx_error(x[1]), "stx_memory_set"),
                   "case %zu: %s", i, stx_error(x[1]));
             stx_clear_error(x[1]);

@@ -1442,7 +1442,8 @@ static void padding(void) {
             CHECK(difference(one + i * m->O, two, m->O) <= TOL, "%s: its state differs", name);
         }
         if (d.transform == STX_SRU_ATTENTION
-            && stx_memory_max_rows(s->memory)) { /* memory knows what was padding: the next segment does
+            && stx_memory_max_rows(
+                s->memory)) { /* memory knows what was padding: the next segment does
                                                                                     not feel it either */
             stx_begin(x, STX_EVAL);
             h = stx_sru_segment(m, stx_input(x, v, B, 3, d.input, 0), NULL, s, NULL);
@@ -2048,7 +2049,8 @@ static void files(void) {
               && stx_writer_finish(w, path),
           "%s", stx_error(x));
     f = stx_file_open(x, path);
-    CHECK(stx_sru_state_load(r, f, "a.") && stx_memory_max_rows(r->memory) == 9, "%s", stx_error(x));
+    CHECK(stx_sru_state_load(r, f, "a.") && stx_memory_max_rows(r->memory) == 9, "%s",
+          stx_error(x));
     CHECK(!memcmp(s->c, r->c, 3 * 2 * 12 * sizeof *v), "state");
     for (l = 0; l < 3; l++)
         if (m->layer[l].attends) {
@@ -2057,7 +2059,8 @@ static void files(void) {
             CHECK(a->masked && b->masked && !memcmp(a->pad, b->pad, 18 * sizeof *a->pad),
                   "padding of %zu", l);
         }
-    CHECK(stx_sru_state_load(r, f, "empty.") && stx_memory_max_rows(r->memory) == 0, "%s", stx_error(x));
+    CHECK(stx_sru_state_load(r, f, "empty.") && stx_memory_max_rows(r->memory) == 0, "%s",
+          stx_error(x));
     CHECK(!stx_sru_state_load(three, f, "a.") && stx_memory_max_rows(three->memory) == 0
               && strstr(stx_error(x), "\"a.c\" is of another shape"),
           "%s", stx_error(x));

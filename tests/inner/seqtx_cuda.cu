@@ -65,14 +65,16 @@ int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k) {
     a.T = 64;
     a.S = 1216;
     if (n && stx__attn_bwd_make(x, &a, &ab, &c)) {
-        inner_fused_of(&k[n++], "stx__attn_bwd_queries<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
-                       c.bk, 0, c.threads, c.shared_queries, c.more_queries);
-        inner_fused_of(&k[n++], "stx__attn_bwd_keys<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
-                       c.bk, 0, c.threads, c.shared_keys, c.more_keys);
-        inner_fused_of(&k[n++], "stx__attn_bwd_table<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
-                       c.bk, 0, c.threads, c.shared_table, 0);
-        inner_fused_of(&k[n++], "stx__attn_bwd_diagonals<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP, c.bq,
-                       c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
+        inner_fused_of(&k[n++],
+                       "stx__attn_bwd_queries<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP,
+                       c.bq, c.bk, 0, c.threads, c.shared_queries, c.more_queries);
+        inner_fused_of(&k[n++], "stx__attn_bwd_keys<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>",
+                       DP, c.bq, c.bk, 0, c.threads, c.shared_keys, c.more_keys);
+        inner_fused_of(&k[n++], "stx__attn_bwd_table<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>",
+                       DP, c.bq, c.bk, 0, c.threads, c.shared_table, 0);
+        inner_fused_of(&k[n++],
+                       "stx__attn_bwd_diagonals<stx__attn_bwd_shape<stx__attn_bf16,%d,%d,%d>>", DP,
+                       c.bq, c.bk, 0, c.threads, c.shared_diagonals, c.more_diagonals);
     }
     stx_block_activations_free(x, p);
     return n;
