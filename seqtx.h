@@ -3376,7 +3376,7 @@ static size_t stx__last(const stx_tensor *t) {
     return t->dim[t->ndim - 1];
 }
 
-static size_t stx__memory(const stx_tensor *t) {
+static size_t stx__rows(const stx_tensor *t) {
     return stx__last(t) ? t->size / stx__last(t) : 0;
 }
 
@@ -5837,7 +5837,7 @@ static void stx__softmax_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     if (d)
         STX_RUN(x, stx_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__memory(n->y), stx__last(n->y), !fresh));
+                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
@@ -5845,7 +5845,7 @@ STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a) {
     if (!stx_ok(x) || !a) return NULL;
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__memory(a), stx__last(a)));
+    STX_RUN(x, stx_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__softmax_back, a);
     return y;
 }
@@ -5855,7 +5855,7 @@ static void stx__log_softmax_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, n->in[0], &fresh);
     if (d)
         STX_RUN(x, stx_log_softmax_bwd,
-                (x, d, n->y->grad, n->y->data, stx__memory(n->y), stx__last(n->y), !fresh));
+                (x, d, n->y->grad, n->y->data, stx__rows(n->y), stx__last(n->y), !fresh));
 }
 
 STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
@@ -5863,7 +5863,7 @@ STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a) {
     if (!stx_ok(x) || !a) return NULL;
     y = stx__like(x, a);
     if (!y) return NULL;
-    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__memory(a), stx__last(a)));
+    STX_RUN(x, stx_log_softmax_fwd, (x, y->data, a->data, stx__rows(a), stx__last(a)));
     stx__record1(x, y, stx__log_softmax_back, a);
     return y;
 }
@@ -6011,7 +6011,7 @@ static void stx__layernorm_back(stx_ctx *x, stx__node *n) {
     stx_residual_norm_args a; /* without a branch */
     int fresh;
     memset(&a, 0, sizeof a);
-    a.N = stx__memory(n->y);
+    a.N = stx__rows(n->y);
     a.C = stx__last(n->y);
     a.ds = stx__grad_fresh(x, n->in[0], &fresh);
     a.dgain = stx__grad(x, n->in[1]);
@@ -6042,11 +6042,11 @@ STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, 
     y = stx__like(x, in);
     save = (stx__layernorm_save *)stx_step_alloc(x, sizeof *save);
     if (!y || !save) return NULL;
-    save->mean = (stx_real *)stx_step_bytes(x, stx__memory(in) * sizeof(stx_real));
-    save->rstd = (stx_real *)stx_step_bytes(x, stx__memory(in) * sizeof(stx_real));
+    save->mean = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
+    save->rstd = (stx_real *)stx_step_bytes(x, stx__rows(in) * sizeof(stx_real));
     if (!save->mean || !save->rstd) return NULL;
     STX_RUN(x, stx_layernorm_fwd,
-            (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__memory(in),
+            (x, y->data, save->mean, save->rstd, in->data, gain->data, shift->data, stx__rows(in),
              stx__last(in), (stx_real)(eps > 0 ? eps : 1e-5)));
     ins[0] = in;
     ins[1] = gain;
@@ -6252,7 +6252,7 @@ static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k = (stx_residual_norm_args *)stx_step_alloc(x, sizeof *k);
     if (!y || !k) return NULL;
     memset(k, 0, sizeof *k);
-    k->N = stx__memory(h);
+    k->N = stx__rows(h);
     k->C = stx__last(h);
     k->eps = (stx_real)(eps > 0 ? eps : 1e-5);
     k->drop = (stx_real)(stx_training(x) ? p : 0);
@@ -6424,7 +6424,7 @@ STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, si
     if (!device) return NULL;
     d[0] = n;
     d[1] = stx__last(a);
-    return stx__lookup(x, "stx_gather", a, stx__memory(a), copy, device, n, 2, d);
+    return stx__lookup(x, "stx_gather", a, stx__rows(a), copy, device, n, 2, d);
 }
 
 /* y[n] = s table[ids[n]] */
@@ -6516,7 +6516,7 @@ typedef struct stx__join_columns_save {
 
 static void stx__join_columns_back(stx_ctx *x, stx__node *n) {
     stx__join_columns_save *s = (stx__join_columns_save *)n->save;
-    size_t rows = stx__memory(n->y), w = stx__last(n->y), at = 0;
+    size_t rows = stx__rows(n->y), w = stx__last(n->y), at = 0;
     int i, fresh;
     for (i = 0; i < 2; at += s->w[i++]) {
         stx_real *d = stx__grad_fresh(x, n->in[i], &fresh), *dy = stx_offset_ptr(x, n->y->grad, at);
@@ -6535,7 +6535,7 @@ static stx_tensor *stx__join_columns(stx_ctx *x, stx_tensor *a, size_t wa, stx_t
     stx__node *node;
     if (!a || (wb && !b)) return NULL;
     if (!b && wa == stx__last(a)) return a;
-    rows = stx__memory(a);
+    rows = stx__rows(a);
     memcpy(d, a->dim, sizeof d);
     d[a->ndim - 1] = wa + wb;
     y = stx__tensor(x, STX__STEP, a->ndim, d);
@@ -6587,7 +6587,7 @@ STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b
               stx__shape(a, s), stx__shape(b, t));
     for (i = 0; i < a->ndim; i++) d[i] = a->dim[i];
     d[a->ndim - 1] += stx__last(b);
-    return stx__cat(x, a, b, stx__memory(a), a->ndim, d);
+    return stx__cat(x, a, b, stx__rows(a), a->ndim, d);
 }
 
 /* Slices in time (rows = B, widths in numbers T C) and in channels (rows = N) are the
@@ -6649,7 +6649,7 @@ STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, siz
               c1, stx__shape(a, s));
     memcpy(d, a->dim, sizeof d);
     d[a->ndim - 1] = c1 - c0;
-    return stx__slice(x, a, stx__memory(a), c0, c1 - c0, d);
+    return stx__slice(x, a, stx__rows(a), c0, c1 - c0, d);
 }
 
 static void stx__reshape_back(stx_ctx *x, stx__node *n) {
@@ -9589,7 +9589,7 @@ static void stx__linear_back(stx_ctx *x, stx__node *n) {
     stx_linear_bwd_args a;
     int fresh;
     memset(&a, 0, sizeof a);
-    a.N = stx__memory(in);
+    a.N = stx__rows(in);
     a.Ci = stx__last(in);
     a.O = stx__last(n->y);
     a.padding = a.O - W->dim[0];
@@ -9626,7 +9626,7 @@ static stx_tensor *stx__linear_padded(stx_ctx *x, stx_tensor *in, stx_tensor *W,
         stx__shape(in, s), stx__shape(W, t));
     STX__NEED(x, act >= STX_ACT_NONE && act <= STX_ACT_SIGMOID, STX_ERR_ARG,
               "stx_linear: no activation has number %d: use STX_ACT_*", act);
-    N = stx__memory(in);
+    N = stx__rows(in);
     Ci = W->dim[1];
     Co = W->dim[0] + pad;
     for (i = 0; i < in->ndim; i++) d[i] = in->dim[i];
@@ -10456,7 +10456,7 @@ static void stx__cross_entropy_back(stx_ctx *x, stx__node *n) {
                                &fresh);
     if (d)
         STX_RUN(x, stx_cross_entropy_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__memory(a), s->V,
+                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, stx__rows(a), s->V,
                  stx__last(a), s->divisor, !fresh));
 }
 
@@ -10469,7 +10469,7 @@ static stx_tensor *stx__cross_entropy_of(stx_ctx *x, stx_tensor *logits, size_t 
     stx__ce_save *s;
     stx__node *node;
     if (!logits) return NULL;
-    N = stx__memory(logits);
+    N = stx__rows(logits);
     y = stx__scalar_new(x);
     s = (stx__ce_save *)stx_step_alloc(x, sizeof *s);
     if (!y || !s) return NULL;
@@ -10493,7 +10493,7 @@ static stx_tensor *stx__cross_entropy(stx_ctx *x, stx_tensor *logits, size_t V,
     size_t N, i;
     char t[96];
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__memory(logits);
+    N = stx__rows(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
@@ -10529,7 +10529,7 @@ static void stx__token_loss_back(stx_ctx *x, stx__node *n) {
     stx_real *d = stx__grad_fresh(x, a, &fresh);
     if (d)
         STX_RUN(x, stx_token_loss_bwd,
-                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__memory(a), s->V,
+                (x, d, n->y->grad, s->top, s->inv, a->data, s->targets, s->w, stx__rows(a), s->V,
                  stx__last(a), !fresh));
 }
 
@@ -10541,7 +10541,7 @@ static stx_tensor *stx__token_loss(stx_ctx *x, stx_tensor *logits, size_t V, con
     size_t N;
     stx__node *node;
     if (!logits || !y || !s || !nll) return NULL;
-    N = stx__memory(logits);
+    N = stx__rows(logits);
     s->top = (stx_real *)stx_step_bytes(x, 2 * N * sizeof(stx_real));
     if (!s->top) return NULL;
     s->inv = s->top + N;
@@ -10608,7 +10608,7 @@ static stx_tensor *stx__cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, siz
     char t[96];
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !logits || !targets) return NULL;
-    N = stx__memory(logits);
+    N = stx__rows(logits);
     STX__NEED(x, N == targets->B * targets->T, STX_ERR_SHAPE,
               "stx_cross_entropy_tokens: logits %s for %zu x %zu targets: want one target a row",
               stx__shape(logits, t), targets->B, targets->T);
@@ -13389,8 +13389,8 @@ static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_a
     known = targets->device;
     weighted = how || stx__on_gpu(x);
     if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__memory(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE,
-              "%s: %zu rows for %zu targets: want one target a row", op, stx__memory(h), n);
+    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE,
+              "%s: %zu rows for %zu targets: want one target a row", op, stx__rows(h), n);
     if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
     if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
     h = stx_reshape(x, h, n, stx__last(h), 0, 0);
@@ -13447,7 +13447,7 @@ STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, st
     int recording;
     if (!stx_ok(x) || !a || !h) return NULL;
     if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
-    N = stx__memory(h);
+    N = stx__rows(h);
     V = a->end[a->clusters - 1];
     d[0] = N;
     d[1] = V;
