@@ -2228,6 +2228,15 @@ STX_INNER int stx__moves_unaligned(void) {
       fn##_base args; \
     } while (0)
 #endif
+/* A parallel loop whose body is compiled for each instruction set. Define
+       STX_INNER void fn(int fma, const stx_share *s, const void *job)
+   which does the iterations [s->begin, s->end); then STX_LOOP(fn) defines fn_run, a
+   stx_part for stx_parallel. */
+#define STX_LOOP(fn) \
+  STX_EACH_ISA(fn, (const stx_share *s, const void *job), s, job) \
+  static void fn##_run(const stx_share *s, const void *job) { \
+    STX_CALL(s->x, fn, (s, job)); \
+  }
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
   #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
 #elif defined(__GNUC__) || defined(__clang__)
