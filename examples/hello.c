@@ -1,29 +1,34 @@
-/* hello.c - the whole of it in one sitting: build a small adaptive-span model, train it
-   on its own source text, print what it writes. Copy it beside seqtx.h, seqtx_attn_span.h
-   and seqtx_text.h, or give the directory of these to -I:
+/* hello.c - trains a small adaptive-span model on a text, then prints what it generates.
+
+   Copy it next to seqtx.h, seqtx_attn_span.h and seqtx_text.h:
        cc -O2 hello.c -lm -o hello && ./hello hello.c
-       cc -O2 -I. examples/hello.c -lm -o hello && ./hello      in the source tree */
+
+   In the source tree, where it trains on itself by default:
+       cc -O2 -I. examples/hello.c -lm -o hello && ./hello */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
 #include "seqtx_text.h"
 #include <stdio.h>
 
+enum { B = 4, T = 64, STEPS = 800 }; /* streams, tokens per step and stream, steps */
+
 int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "examples/hello.c";
-    stx_ctx *x = stx_create(NULL);
-    /* bytes */
-    stx_corpus *text = stx_corpus_open(x, stx_vocab_build(x, NULL, NULL, 0, 0), path, 0, 0);
-    stx_batches_desc bd = {0};
-    stx_span_desc d = {0};
-    stx_optim_desc od = {0};
-
-    enum { B = 4, T = 64, STEPS = 800 };
-
     static int32_t in[B * T], next[B * T];
 
+    /* Every call reports errors in the context; one check at the end is enough. */
+    stx_ctx *x = stx_create(NULL);
+
+    /* the text: its bytes are the tokens, and B streams read it in segments of T */
+    stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);
+    stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
+    stx_batches_desc bd = {0};
     bd.B = B;
     bd.T = T;
     stx_batches *batches = stx_batches_create(x, text, &bd);
+
+    /* the model, with learned attention spans, and its memory of earlier segments */
+    stx_span_desc d = {0};
     d.vocab = 256;
     d.layers = 2;
     d.dim = 64;
@@ -32,8 +37,10 @@ int main(int argc, char **argv) {
     d.adapt_span = 1;
     d.span_init = 0.2;
     stx_span *model = stx_span_create(x, &d);
-    stx_optim *optim = stx_optim_create(stx_span_params(model), &od); /* Adam */
     stx_span_state *memory = stx_span_state_create(model, B);
+
+    stx_optim_desc od = {0}; /* Adam with its usual constants */
+    stx_optim *optim = stx_optim_create(stx_span_params(model), &od);
 
     for (int step = 1; step <= STEPS && stx_ok(x); step++) {
         if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) stx_span_state_reset(memory);
@@ -46,21 +53,24 @@ int main(int argc, char **argv) {
         if (stx_optim_step(optim, 0.003)) stx_span_clamp(model);
     }
 
+    /* generate 400 bytes after a newline */
     stx_span_gen *gen = stx_span_gen_create(model, 1);
     stx_sampling how = {0};
+    how.temperature = 0.3;
     stx_real work[256];
     int32_t token = '\n';
-    how.temperature = 0.3;
     for (uint64_t i = 0; i < 400 && stx_ok(x); i++) {
-        const stx_real *logits = stx_span_gen_feed(gen, &token, 1);
+        const stx_real *log_p = stx_span_gen_feed(gen, &token, 1);
         putchar(token);
-        token = logits ? stx_sample(&how, i, logits, 256, work) : 0;
+        token = log_p ? stx_sample(&how, i, log_p, 256, work) : 0;
     }
     putchar('\n');
-    if (!stx_ok(x)) fprintf(stderr, "hello: %s\n", stx_error(x));
+
+    int ok = stx_ok(x);
+    if (!ok) fprintf(stderr, "hello: %s\n", stx_error(x));
     stx_batches_free(batches);
     stx_corpus_close(text);
-    int ok = stx_ok(x);
-    stx_destroy(x);
+    stx_vocab_free(bytes);
+    stx_destroy(x); /* frees the model, its memory and the optimiser */
     return !ok;
 }

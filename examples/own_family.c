@@ -1,17 +1,23 @@
-/* own_family.c - a model family of one's own: parameters, a forward pass made of stx_
-   ops, a memory, training with AdamW, a gradient check.
-       cc -O2 own_family.c -lm -o own_family && ./own_family own_family.c                  trains on a file [STEPS]
-       cc -O2 -DSEQTX_DOUBLE own_family.c -lm -o own_check && ./own_check                  checks gradients and memory
-   (beside the headers; in the source tree with -I.)
+/* own_family.c - a template for a new model family: parameters, a forward pass made of
+   stx_ operators, a memory, training with AdamW, and a gradient check.
 
-   The model: gated convolutions over time, each of which sees twice as far as the one
-   below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l joins a row
-   with the one k = 2^l times before, so L layers see 2^L - 1 tokens back:
+   Next to the headers (in the source tree, with -I.):
+       cc -O2 own_family.c -lm -o own_family && ./own_family own_family.c
+       cc -O2 -DSEQTX_DOUBLE own_family.c -lm -o own_check && ./own_check
 
-       z_t = [h_{t-k}, h_t]      h_t <- layernorm(h_t + sigmoid(Wg z_t + bg) tanh(Wc z_t + bc))
+   The first trains on a file (own_family FILE [STEPS]), the second checks the gradients
+   and the memory.
 
-   The memory holds the last k inputs of each layer, so that a text read in segments is
-   one text. docs/cookbook.md goes through it. */
+   The model is a stack of gated convolutions over time, each with twice the reach of the
+   one below (the gates of WaveNet, van den Oord et al. 2016, 1609.03499). Layer l
+   concatenates a row with the row k = 2^l positions earlier, so that L layers see 2^L - 1
+   tokens back:
+
+       z_t = [h_{t-k}, h_t]
+       h_t <- layernorm(h_t + sigmoid(Wg z_t + bg) tanh(Wc z_t + bc))
+
+   The memory holds the last k inputs of each layer, so that reading a text in segments
+   gives the same result as reading it at once. docs/cookbook.md explains the program. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx.h"
 #include "seqtx_text.h"
@@ -23,17 +29,17 @@ enum { V = 256, L = 5, D = 64 }; /* vocabulary, layers, channels */
 
 typedef struct conv {
     stx_ctx *x;
-    /* one named list: for the optimiser, checkpoints and the check below */
-    stx_params *params;
-    stx_tensor *emb, *out, *out_b; /* (V,D), (V,D), (V) */
+    stx_params *params;             /* all parameters by name: for optimiser and checkpoints */
+    stx_tensor *emb, *out, *out_b;  /* (V,D), (V,D), (V) */
 
-    /* (D,2D), (D), (D,2D), (D), (D), (D) */
     struct {
-        stx_tensor *wg, *bg, *wc, *bc, *gain, *shift;
+        stx_tensor *wg, *bg;        /* (D,2D), (D): the gate */
+        stx_tensor *wc, *bc;        /* (D,2D), (D): the convolution */
+        stx_tensor *gain, *shift;   /* (D), (D): layer norm */
     } layer[L];
 } conv;
 
-/* A parameter of a layer: matrices (d0,d1), vectors (d0) */
+/* Adds parameter layers.<l>.<field>: a matrix (d0,d1), or a vector (d0) if d1 is 0. */
 static stx_tensor *param(conv *m, int l, const char *field, int init, double a, size_t d0,
                          size_t d1) {
     char name[64];
@@ -41,6 +47,7 @@ static stx_tensor *param(conv *m, int l, const char *field, int init, double a, 
     return stx_param(m->params, init, a, name, d0, d1, 0, 0);
 }
 
+/* Errors stay in the context; callers check it once. */
 static conv conv_create(stx_ctx *x) {
     conv m;
     double a = 1 / sqrt(2.0 * D);
@@ -57,12 +64,11 @@ static conv conv_create(stx_ctx *x) {
     }
     m.out = stx_param(m.params, STX_NORMAL, 1 / sqrt((double)D), "out_emb.weight", V, D, 0, 0);
     m.out_b = stx_param(m.params, STX_ZEROS, 0, "out_emb.bias", V, 0, 0, 0);
-    /* errors are in the context: who calls looks there once */
     return m;
 }
 
-/* The memory of B streams, before a text: rows of zeros. stx_memory_save and _load carry
-   it through a file. */
+/* The memory of B streams at the start of a text: rows of zeros. stx_memory_save and
+   stx_memory_load store it in a file. */
 static stx_memory *conv_memory(const conv *m, size_t B) {
     stx_memory_desc d = {0};
     stx_real *zeros = (stx_real *)calloc((B << (L - 1)) * D, sizeof *zeros);
@@ -70,126 +76,143 @@ static stx_memory *conv_memory(const conv *m, size_t B) {
     d.B = B;
     d.width = D;
     stx_memory *s = stx_memory_create(m->x, &d);
-    if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "no memory for a memory");
+    if (!zeros) stx_fail(m->x, STX_ERR_MEMORY, "conv_memory: out of memory");
     for (size_t l = 0; l < L && stx_ok(m->x); l++)
         stx_memory_set(s, l, (size_t)1 << l, zeros, (size_t)1 << l);
     free(zeros);
     return s;
 }
 
-/* ids (B,T) -> logits (B,T,V). in: what is remembered; out: where that goes on (may be
-   in; NULL: nowhere). */
+/* ids (B,T) -> logits (B,T,V). Reads the memory in and writes the one after these tokens
+   to out, which may be in, or NULL to keep none. */
 static stx_tensor *conv_forward(const conv *m, const stx_ids *ids, const stx_memory *in,
                                 stx_memory *out) {
     stx_ctx *x = m->x;
     stx_tensor *h = stx_embedding(x, m->emb, ids);
     for (size_t l = 0; l < L; l++) {
         size_t k = (size_t)1 << l;
-        /* (B,k,D), a constant: gradients end here */
+
+        /* the memory (B,k,D) is a constant: gradients end here */
         stx_tensor *past = stx_memory_read(in, l, k);
-        /* (B,T,D): h, k times later */
+        /* (B,T,D): row t is the row k positions before row t of h */
         stx_tensor *older = stx_slice(x, stx_concat(x, past, h), 0, ids->T);
-        /* (B,T,2D) */
+
         stx_tensor *z = stx_concat_channels(x, older, h);
         stx_tensor *gate = stx_linear(x, z, m->layer[l].wg, m->layer[l].bg, STX_ACT_SIGMOID);
         stx_tensor *c = stx_linear(x, z, m->layer[l].wc, m->layer[l].bc, STX_ACT_TANH);
         if (out) stx_memory_push(out, in, l, k, h, NULL);
-        h = stx_layernorm(x, stx_add(x, h, stx_mul(x, gate, c)), m->layer[l].gain,
-                          m->layer[l].shift, 0);
+
+        h = stx_add(x, h, stx_mul(x, gate, c));
+        h = stx_layernorm(x, h, m->layer[l].gain, m->layer[l].shift, 0);
     }
     return stx_linear(x, h, m->out, m->out_b, STX_ACT_NONE);
 }
 
-/* Mean nll of next (B,T), nats a token */
+/* Mean negative log-likelihood of next (B,T), nats per token -> (1) */
 static stx_tensor *conv_loss(const conv *m, const stx_ids *ids, const stx_ids *next,
                              const stx_memory *in, stx_memory *out) {
     return stx_cross_entropy(m->x, conv_forward(m, ids, in, out), next, 0);
 }
 
 #ifdef SEQTX_DOUBLE
-/* Loss of the n tokens behind text[0] */
+
+/* Loss of text[1 .. n], given text[0 .. n-1] */
 static stx_tensor *loss_of(const conv *m, const int32_t *text, size_t n, const stx_memory *in,
                            stx_memory *out) {
     return conv_loss(m, stx_tokens(m->x, text, 1, n), stx_tokens(m->x, text + 1, 1, n), in, out);
 }
 
-/* Gradients by stx_backward against central differences of the loss, and a text in two
-   parts against the whole. */
+/* The largest error of about eight elements of parameter p's gradient against central
+   differences of the loss, relative to the largest element of the gradient. */
+static double gradient_error(const conv *m, size_t p, const int32_t *text, size_t n,
+                             const stx_memory *memory) {
+    static stx_real value[V * D], grad[V * D];
+    stx_ctx *x = m->x;
+    stx_tensor *w = m->params->tensor[p];
+    double largest = 1e-3, error = 0, h = 1e-5;
+    stx_params_zero_grad(m->params);
+    stx_begin(x, STX_TRAIN);
+    stx_backward(x, loss_of(m, text, n, memory, NULL));
+    stx_get(x, w, value);
+    stx_get_grad(x, w, grad);
+    for (size_t i = 0; i < w->size; i++)
+        if (fabs((double)grad[i]) > largest) largest = fabs((double)grad[i]);
+
+    for (size_t i = p % 7; i < w->size; i += w->size / 8 + 1) {
+        stx_real was = value[i];
+        double f[2], e;
+        for (int up = 0; up < 2; up++) {
+            value[i] = (stx_real)((double)was + (up ? h : -h));
+            stx_set(x, w, value);
+            stx_begin(x, STX_EVAL);
+            f[up] = stx_item(x, loss_of(m, text, n, memory, NULL));
+        }
+        value[i] = was;
+        stx_set(x, w, value);
+        e = fabs((f[1] - f[0]) / (2 * h) - (double)grad[i]) / largest;
+        if (!(e <= error)) error = e; /* also true if e is NaN */
+    }
+    return error;
+}
+
+/* Checks the gradients, and that a text read in two parts has the loss of the whole. */
 int main(void) {
     enum { T = 64, PART = 40 };
 
     stx_ctx *x = stx_create(NULL);
     conv m = conv_create(x);
     stx_memory *memory = conv_memory(&m, 1), *parts = conv_memory(&m, 1);
-    static stx_real value[V * D], grad[V * D];
     int32_t text[T + 1];
-    double worst = 0, whole, two, h = 1e-5;
+    double worst = 0, whole, two;
     for (int i = 0; i <= T; i++) text[i] = i * i % 23;
-    stx_begin(x, STX_TRAIN);
-    stx_backward(x, loss_of(&m, text, T, memory, NULL));
+
     for (size_t p = 0; p < m.params->count && stx_ok(x); p++) {
-        stx_tensor *w = m.params->tensor[p];
-        /* the largest number of the gradient; the largest error, as a share of it */
-        double top = 1e-3, error = 0;
-        stx_get(x, w, value);
-        stx_get_grad(x, w, grad);
-        for (size_t i = 0; i < w->size; i++)
-            if (fabs((double)grad[i]) > top) top = fabs((double)grad[i]);
-        /* eight numbers of each parameter */
-        for (size_t i = p % 7; i < w->size; i += w->size / 8 + 1) {
-            stx_real was = value[i];
-            double f[2], e;
-            for (int up = 0; up < 2; up++) {
-                value[i] = (stx_real)((double)was + (up ? h : -h));
-                stx_set(x, w, value);
-                stx_begin(x, STX_EVAL);
-                f[up] = stx_item(x, loss_of(&m, text, T, memory, NULL));
-            }
-            value[i] = was;
-            stx_set(x, w, value);
-            e = fabs((f[1] - f[0]) / (2 * h) - (double)grad[i]) / top;
-            if (!(e <= error)) error = e;
-        }
+        double error = gradient_error(&m, p, text, T, memory);
         if (!(error <= worst)) worst = error;
         if (!(error < 1e-6))
-            printf("%s: the gradient is off by %g of its largest number\n", m.params->name[p],
-                   error);
+            printf("%s: relative error of the gradient %g\n", m.params->name[p], error);
     }
+
     stx_begin(x, STX_EVAL);
     whole = stx_item(x, loss_of(&m, text, T, memory, NULL));
     two = PART * stx_item(x, loss_of(&m, text, PART, parts, parts));
     two = (two + (T - PART) * stx_item(x, loss_of(&m, text + PART, T - PART, parts, parts))) / T;
-    printf("gradients: off by %g at most. Loss in two parts: %.12f, whole: %.12f %s\n", worst, two,
-           whole, stx_error(x));
+    printf("relative error of the gradients: at most %g\n", worst);
+    printf("loss of the text in two parts: %.12f, at once: %.12f %s\n", two, whole, stx_error(x));
     int ok = stx_ok(x) && worst < 1e-6 && fabs(two - whole) < 1e-12;
     stx_destroy(x);
     return !ok;
 }
-#else
-int main(int argc, char **argv) {
-    const char *path = argc > 1 ? argv[1] : "examples/own_family.c";
-    int steps = argc > 2 ? atoi(argv[2]) : 600;
 
+#else
+
+int main(int argc, char **argv) {
     enum { B = 8, T = 32 };
 
     static int32_t in[B * T], next[B * T];
+    const char *path = argc > 1 ? argv[1] : "examples/own_family.c";
+    int steps = argc > 2 ? atoi(argv[2]) : 600;
+
     stx_ctx *x = stx_create(NULL);
     conv m = conv_create(x);
+    stx_memory *memory = conv_memory(&m, B);
+
     stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);
     stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
     stx_batches_desc bd = {0};
-    stx_optim_desc od = {0};
     bd.B = B;
     bd.T = T;
+    stx_batches *batches = stx_batches_create(x, text, &bd);
+
+    stx_optim_desc od = {0};
     od.kind = STX_ADAMW;
     od.weight_decay = 0.01;
     od.clip = 1;
-    stx_batches *batches = stx_batches_create(x, text, &bd);
     stx_optim *optim = stx_optim_create(m.params, &od);
-    stx_memory *memory = conv_memory(&m, B);
+
     for (int step = 1; step <= steps && stx_ok(x); step++) {
-        /* another text begins */
         if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) {
+            /* the text starts again */
             stx_memory_free(memory);
             memory = conv_memory(&m, B);
         }
@@ -201,12 +224,14 @@ int main(int argc, char **argv) {
             printf("step %d: %.3f bits per byte\n", step, stx_item(x, nll) / 0.69314718);
         stx_optim_step(optim, 0.003);
     }
-    if (!stx_ok(x)) fprintf(stderr, "own_family: %s\n", stx_error(x));
+
     int ok = stx_ok(x);
+    if (!ok) fprintf(stderr, "own_family: %s\n", stx_error(x));
     stx_batches_free(batches);
     stx_corpus_close(text);
     stx_vocab_free(bytes);
     stx_destroy(x);
     return !ok;
 }
+
 #endif

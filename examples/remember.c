@@ -1,13 +1,15 @@
-/* remember.c - keeps a model's memory between calls, as an agent or a server does that
-   runs for long and is started again.
-       cc -O2 remember.c -lm -o remember                        beside the headers; in the source tree with -I.
+/* remember.c - keeps a model's memory across processes, as a server or an agent does that
+   is stopped and started again.
+
+   Next to the headers (in the source tree, with -I.):
+       cc -O2 remember.c -lm -o remember
        echo "the cat sat on the mat" | ./remember model.safetensors memory.safetensors
 
-   It reads lines from standard input. For each it says how well the model foresaw it
-   (bits per byte) and how it would go on, and remembers both, after all that came
-   before, also in earlier calls: the memory is saved behind every line, whole or not
-   at all. Without a model file it trains a small one on the file that is named third
-   (this one's source) and keeps it. */
+   For each line of standard input it prints how many bits per byte the model needed to
+   predict the line, and the most likely continuation. Line and continuation both enter
+   the memory, which includes everything read before, also by earlier processes: it is
+   saved after every line, atomically. If the model file does not exist, a small model is
+   trained on the third argument (by default this source file) and saved. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
 #include "seqtx_text.h"
@@ -17,17 +19,15 @@
 
 enum { LINE = 4096, ANSWER = 40 };
 
-typedef struct mind {
+typedef struct agent {
     stx_ctx *x;
     stx_span *model;
-    stx_span_state *memory; /* what it has read, but for */
-    /* ... the last token, after which the next one is to be foreseen */
-    uint64_t last;
-    /* the checksum of the model's file: a memory is of one model */
-    char identity[32];
-} mind;
+    stx_span_state *memory; /* of all tokens but the last */
+    uint64_t last;          /* the last token, which the model reads next */
+    char identity[32];      /* checksum of the model's file: a memory belongs to one model */
+} agent;
 
-static void train(mind *a, const char *path, int steps) {
+static void train(agent *a, const char *path, int steps) {
     enum { B = 4, T = 64 };
 
     static int32_t in[B * T], next[B * T];
@@ -35,17 +35,19 @@ static void train(mind *a, const char *path, int steps) {
     stx_vocab *bytes = stx_vocab_build(x, NULL, NULL, 0, 0);
     stx_corpus *text = stx_corpus_open(x, bytes, path, 0, 0);
     stx_batches_desc bd = {0};
-    stx_optim_desc od = {0};
     bd.B = B;
     bd.T = T;
     stx_batches *batches = stx_batches_create(x, text, &bd);
+    stx_optim_desc od = {0};
     stx_optim *optim = stx_optim_create(stx_span_params(a->model), &od);
-    stx_span_state *read = stx_span_state_create(a->model, B);
+    stx_span_state *memory = stx_span_state_create(a->model, B);
+
     for (int step = 1; step <= steps && stx_ok(x); step++) {
-        if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) stx_span_state_reset(read);
+        if (stx_batches_next(batches, in, next) == STX_BATCH_FRESH) stx_span_state_reset(memory);
         stx_begin(x, STX_TRAIN);
-        stx_backward(x, stx_span_loss(a->model, stx_tokens(x, in, B, T), stx_tokens(x, next, B, T),
-                                      read, read));
+        stx_tensor *nll = stx_span_loss(a->model, stx_tokens(x, in, B, T),
+                                        stx_tokens(x, next, B, T), memory, memory);
+        stx_backward(x, nll);
         stx_optim_step(optim, 0.003);
     }
     stx_batches_free(batches);
@@ -53,81 +55,87 @@ static void train(mind *a, const char *path, int steps) {
     stx_vocab_free(bytes);
 }
 
-static int there(const char *path) {
+static int file_exists(const char *path) {
     FILE *f = fopen(path, "rb");
     if (f) fclose(f);
     return f != NULL;
 }
 
-/* 1, or 0 and the context's error */
-static int load(mind *a, const char *path, int memory) {
+/* Files: each function returns 1, or 0 and the context's error. */
+
+static int model_save(const agent *a, const char *path) {
+    stx_writer *w = stx_writer_create(a->x);
+    stx_params_save(w, stx_span_params(a->model), "");
+    stx_writer_checksum(w);
+    return stx_writer_finish(w, path); /* writes nothing if a call above failed */
+}
+
+static int model_load(agent *a, const char *path) {
     stx_file *f = stx_file_open(a->x, path);
     int ok = f && stx_file_verify(f);
-    const char *of = ok ? stx_file_meta(f, memory ? "model" : "seal") : NULL;
-    if (ok && memory && of && strcmp(of, a->identity)) {
-        stx_fail(a->x, STX_ERR_ARG,
-                 "%s is the memory of another model: give that one, or another "
-                 "name for a new memory",
-                 path);
-        ok = 0;
-    }
-    if (ok && !memory) {
-        snprintf(a->identity, sizeof a->identity, "%s", of);
-        ok = stx_params_load(stx_span_params(a->model), f, "");
-    }
-    if (ok && memory)
-        ok = stx_span_state_load(a->memory, f, "memory.")
-             && stx_file_meta_u64(a->x, f, "last", &a->last);
+    if (ok) snprintf(a->identity, sizeof a->identity, "%s", stx_file_meta(f, "seal"));
+    ok = ok && stx_params_load(stx_span_params(a->model), f, "");
     stx_file_close(f);
     return ok;
 }
 
-static int save(const mind *a, const char *path, int memory) {
+static int memory_save(const agent *a, const char *path) {
     stx_writer *w = stx_writer_create(a->x);
-    if (!memory)
-        stx_params_save(w, stx_span_params(a->model), "");
-    else {
-        stx_span_state_save(w, a->memory, "memory.");
-        stx_writer_meta_u64(w, "last", a->last);
-        stx_writer_meta(w, "model", a->identity);
-    }
+    stx_span_state_save(w, a->memory, "memory.");
+    stx_writer_meta_u64(w, "last", a->last);
+    stx_writer_meta(w, "model", a->identity);
     stx_writer_checksum(w);
-    return stx_writer_finish(w, path); /* after a failure above it writes nothing */
+    return stx_writer_finish(w, path);
 }
 
-/* Reads n bytes; how many bits each took, on average */
-static double hear(mind *a, const char *text, size_t n) {
-    static int32_t in[LINE + 1];
-    in[0] = (int32_t)a->last;
-    for (size_t i = 0; i < n; i++) in[i + 1] = (unsigned char)text[i];
-    stx_begin(a->x, STX_EVAL);
-    double nats = stx_item(a->x,
-                           stx_span_loss(a->model, stx_tokens(a->x, in, 1, n),
-                                         stx_tokens(a->x, in + 1, 1, n), a->memory, a->memory));
+static int memory_load(agent *a, const char *path) {
+    stx_file *f = stx_file_open(a->x, path);
+    int ok = f && stx_file_verify(f);
+    const char *model = ok ? stx_file_meta(f, "model") : NULL;
+    if (model && strcmp(model, a->identity)) {
+        stx_fail(a->x, STX_ERR_ARG,
+                 "%s is the memory of another model: give that model, or a new name for the memory",
+                 path);
+        ok = 0;
+    }
+    ok = ok && stx_span_state_load(a->memory, f, "memory.")
+         && stx_file_meta_u64(a->x, f, "last", &a->last);
+    stx_file_close(f);
+    return ok;
+}
+
+/* Reads n bytes and returns how many bits each took, on average. */
+static double read_text(agent *a, const char *text, size_t n) {
+    static int32_t tokens[LINE + 1];
+    stx_ctx *x = a->x;
+    tokens[0] = (int32_t)a->last;
+    for (size_t i = 0; i < n; i++) tokens[i + 1] = (unsigned char)text[i];
+    stx_begin(x, STX_EVAL);
+    stx_tensor *nll = stx_span_loss(a->model, stx_tokens(x, tokens, 1, n),
+                                    stx_tokens(x, tokens + 1, 1, n), a->memory, a->memory);
     a->last = (unsigned char)text[n - 1];
-    return nats / 0.69314718;
+    return stx_item(x, nll) / 0.69314718;
 }
 
-/* The likeliest byte after what was read, which is read, too. (A forward of one token.
-   Where texts are long, stx_span_gen_feed is faster, for it keeps keys and values; but
-   its memory is not saved.) */
-static int say(mind *a) {
+/* Returns the most likely next byte, which then counts as read. This is a forward pass
+   over one token. For long texts stx_span_gen_feed is faster, because it caches keys and
+   values; but its memory cannot be saved. */
+static int generate_byte(agent *a) {
     int32_t in = (int32_t)a->last;
     stx_real log_p[256];
-    stx_sampling likeliest = {0};
+    stx_sampling most_likely = {0};
     stx_begin(a->x, STX_EVAL);
-    stx_tensor *p = stx_span_log_probs(a->model,
-                                       stx_span_forward(a->model, stx_tokens(a->x, &in, 1, 1),
-                                                        a->memory, a->memory));
+    stx_tensor *h = stx_span_forward(a->model, stx_tokens(a->x, &in, 1, 1), a->memory, a->memory);
+    stx_tensor *p = stx_span_log_probs(a->model, h);
     if (!p) return '\n';
     stx_get(a->x, p, log_p);
-    a->last = (uint64_t)stx_sample(&likeliest, 0, log_p, 256, NULL);
+    a->last = (uint64_t)stx_sample(&most_likely, 0, log_p, 256, NULL);
     return (int)a->last;
 }
 
 int main(int argc, char **argv) {
     static char line[LINE];
-    mind a = {0};
+    agent a = {0};
     stx_span_desc d = {0};
     if (argc < 3 || (argc > 4 && atoi(argv[4]) < 1)) {
         fprintf(stderr, "usage: remember MODEL MEMORY [TEXT [STEPS]]\n");
@@ -141,26 +149,28 @@ int main(int argc, char **argv) {
     d.heads = 4;
     d.span = 512;
     a.model = stx_span_create(a.x, &d);
-    if (!there(argv[1])) {
+    if (!file_exists(argv[1])) {
         train(&a, argc > 3 ? argv[3] : "examples/remember.c", argc > 4 ? atoi(argv[4]) : 400);
-        save(&a, argv[1], 0);
+        model_save(&a, argv[1]);
     }
-    load(&a, argv[1], 0);
+    model_load(&a, argv[1]);
     a.memory = stx_span_state_create(a.model, 1);
-    if (there(argv[2])) load(&a, argv[2], 1);
+    if (file_exists(argv[2])) memory_load(&a, argv[2]);
+
     while (stx_ok(a.x) && fgets(line, sizeof line, stdin)) {
-        if (!*line) continue; /* it begins with a zero byte: not text */
-        printf("%.4f\t", hear(&a, line, strlen(line)));
+        if (!*line) continue; /* the line starts with a zero byte: not text */
+        printf("%.4f\t", read_text(&a, line, strlen(line)));
         for (int i = 0, c = 0; i < ANSWER && c != '\n'; i++) {
-            c = say(&a);
+            c = generate_byte(&a);
             if (c != '\n') putchar(c);
         }
         putchar('\n');
         fflush(stdout);
-        save(&a, argv[2], 1);
+        memory_save(&a, argv[2]);
     }
-    if (!stx_ok(a.x)) fprintf(stderr, "remember: %s\n", stx_error(a.x));
+
     int ok = stx_ok(a.x);
+    if (!ok) fprintf(stderr, "remember: %s\n", stx_error(a.x));
     stx_destroy(a.x);
     return !ok;
 }

@@ -1,12 +1,13 @@
-/* spm_train.c - trains a SentencePiece model, and cuts text by one into numbers of pieces
+/* spm_train.c - trains a SentencePiece model, and encodes texts with it.
 
        make SENTENCEPIECE=1 build/spm_train
-       build/spm_train --text train.txt --model wiki --vocab 12000       # leaves wiki.model and wiki.vocab
-       build/spm_train --model wiki --encode valid.txt > valid.ids       # for --tokens ids --pieces wiki.vocab
+       build/spm_train --text train.txt --model wiki --vocab 12000
+       build/spm_train --model wiki --encode valid.txt > valid.ids
 
-   The trainers take wiki.model itself in a build with SentencePiece (--tokens spm
-   --pieces wiki.model). Numbers are those of PAR's reference: padding 0, begin 1, end
-   2, unknown 3, then the symbols, then pieces by falling score. */
+   The first writes wiki.model and wiki.vocab; the ids of the second are for --tokens ids
+   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model directly (--tokens spm
+   --pieces wiki.model). Ids are those of PAR's reference: padding 0, begin 1, end 2,
+   unknown 3, then the symbols, then pieces by decreasing score. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
@@ -21,86 +22,92 @@ static struct {
 
 static tr_opt table[] = {
     TR_GROUP("Training"),
-    TR_TEXT("text", TR_LOCAL, &opt.text, "train on this text, a sentence a line"),
-    TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 8, 1u << 24, "pieces"),
-    TR_CHOICE("kind", TR_LOCAL, &opt.kind, "unigram|bpe", "how pieces are found"),
+    TR_TEXT("text", TR_LOCAL, &opt.text, "train on this text, one sentence per line"),
+    TR_SIZE("vocab", TR_LOCAL, &opt.vocab, 8, 1u << 24, "number of pieces"),
+    TR_CHOICE("kind", TR_LOCAL, &opt.kind, "unigram|bpe", "the model"),
     TR_FLAG("lowercase", TR_LOCAL, &opt.lowercase,
-            "NFKC and all letters small (nfkc_cf); without: NFKC alone"),
-    TR_FLAG("split-digits", TR_LOCAL, &opt.split_digits, "every digit is a piece of its own"),
-    TR_TEXT("symbols", TR_LOCAL, &opt.symbols, "pieces that are never cut, with commas between"),
+            "normalise to lower case (nfkc_cf); otherwise NFKC"),
+    TR_FLAG("split-digits", TR_LOCAL, &opt.split_digits, "make each digit a separate piece"),
+    TR_TEXT("symbols", TR_LOCAL, &opt.symbols, "pieces that are never split, comma-separated"),
     TR_REAL_OPEN("coverage", TR_LOCAL, &opt.coverage, TR_OPEN_MIN, 0, 1,
-                 "share of the characters that become pieces; the rest is unknown"),
+                 "fraction of the characters that become pieces; others are unknown"),
     TR_SIZE("threads", TR_LOCAL, &opt.threads, 1, 1024,
-            "threads; the library adds up in an order that depends on them (its own default: "
-            "16)"),
+            "threads; the result depends on them (SentencePiece's default: 16)"),
     TR_GROUP("Both"),
     TR_TEXT("model", TR_LOCAL, &opt.model,
-            "MODEL.model and MODEL.vocab: made with --text, read with --encode"),
+            "MODEL.model and MODEL.vocab: written with --text, read with --encode"),
     TR_GROUP("Encoding"),
-    TR_TEXT(
-        "encode", TR_LOCAL, &opt.encode,
-        "write the numbers of this text's pieces, a line for each of its lines, to standard output"),
-    TR_FLAG("eos", TR_LOCAL, &opt.eos, "... with the end of the sentence at the end of each line"),
+    TR_TEXT("encode", TR_LOCAL, &opt.encode,
+            "write the ids of this text to standard output, one line per line of text"),
+    TR_FLAG("eos", TR_LOCAL, &opt.eos, "end each line with the id of the end of sentence"),
     TR_END};
 static tr_options options = {"spm_train",
-                             "Trains a SentencePiece model and cuts text by it.",
+                             "Trains a SentencePiece model, and encodes texts with it.",
                              table,
                              NULL,
                              "vocab=12000 lowercase symbols=@-@ coverage=0.9995 threads=16",
                              NULL,
                              ""};
 
-/* The library's other options stay as they are: PAR's reference sets no more than
-   these. */
+/* PAR's reference sets exactly these options; all others keep SentencePiece's defaults. */
 static int train(char err[TR_ERR]) {
+    enum { MAX = 18 };
+
+    const char *names[MAX], *values[MAX];
     char vocab[32], coverage[32], threads[32], why[TR_ERR / 2];
-    const char *const names[] = {"input",
-                                 "model_prefix",
-                                 "vocab_size",
-                                 "model_type",
-                                 "normalization_rule_name",
-                                 "user_defined_symbols",
-                                 "character_coverage",
-                                 "num_threads",
-                                 "pad_id",
-                                 "bos_id",
-                                 "eos_id",
-                                 "unk_id",
-                                 "pad_piece",
-                                 "bos_piece",
-                                 "eos_piece",
-                                 "unk_piece",
-                                 "minloglevel",
-                                 "split_digits"};
-    const char *const values[] = {opt.text,
-                                  opt.model,
-                                  vocab,
-                                  opt.kind ? "bpe" : "unigram",
-                                  opt.lowercase ? "nfkc_cf" : "nfkc",
-                                  opt.symbols ? opt.symbols : "",
-                                  coverage,
-                                  threads,
-                                  "0",
-                                  "1",
-                                  "2",
-                                  "3",
-                                  "[PAD]",
-                                  "[BOS]",
-                                  "[EOS]",
-                                  "[UNK]",
-                                  "1",
-                                  "true"};
-    const size_t n = sizeof names / sizeof *names - !opt.split_digits;
+    size_t n = 0;
     snprintf(vocab, sizeof vocab, "%llu", (unsigned long long)opt.vocab);
     snprintf(threads, sizeof threads, "%llu", (unsigned long long)opt.threads);
     tr_number(coverage, opt.coverage);
     if (strchr(opt.text, ','))
         return tr_fail(err, TR_ERR,
-                       "--text %.300s: a path with a comma means two files to the library",
+                       "--text: expected a path without a comma, got '%.300s': SentencePiece reads "
+                       "it as a list of files",
                        opt.text);
-    return stx_spm_train(names, values, n, why, sizeof why)
-               ? 1
-               : tr_fail(err, TR_ERR, "--text: %s", why);
+
+#define SET(name, value) (names[n] = (name), values[n++] = (value))
+    SET("input", opt.text);
+    SET("model_prefix", opt.model);
+    SET("vocab_size", vocab);
+    SET("model_type", opt.kind ? "bpe" : "unigram");
+    SET("normalization_rule_name", opt.lowercase ? "nfkc_cf" : "nfkc");
+    SET("user_defined_symbols", opt.symbols ? opt.symbols : "");
+    SET("character_coverage", coverage);
+    SET("num_threads", threads);
+    SET("pad_id", "0");
+    SET("bos_id", "1");
+    SET("eos_id", "2");
+    SET("unk_id", "3");
+    SET("pad_piece", "[PAD]");
+    SET("bos_piece", "[BOS]");
+    SET("eos_piece", "[EOS]");
+    SET("unk_piece", "[UNK]");
+    SET("minloglevel", "1");
+    if (opt.split_digits) SET("split_digits", "true");
+#undef SET
+    if (stx_spm_train(names, values, n, why, sizeof why)) return 1;
+    return tr_fail(err, TR_ERR, "--text: %s", why);
+}
+
+/* Prints the ids of one line (n bytes). ids is a buffer of *capacity elements, enlarged
+   when needed. Errors go to the context. */
+static void encode_line(stx_ctx *x, const stx_vocab *v, const char *line, size_t n, int32_t **ids,
+                        size_t *capacity) {
+    size_t i, count = stx_vocab_encode(v, line, n, *ids, *capacity);
+    if (count == STX_NPOS) return;
+    if (count > *capacity) {
+        free(*ids);
+        *capacity = 2 * count;
+        *ids = (int32_t *)malloc(*capacity * sizeof **ids);
+        if (!*ids) {
+            stx_fail(x, STX_ERR_MEMORY, "out of memory for a line of %zu bytes", n);
+            return;
+        }
+        stx_vocab_encode(v, line, n, *ids, *capacity);
+    }
+    for (i = 0; i < count; i++) printf(i ? " %d" : "%d", (int)(*ids)[i]);
+    if (opt.eos) printf(count ? " %d" : "%d", (int)stx_vocab_eos(v));
+    printf("\n");
 }
 
 static int encode(char err[TR_ERR]) {
@@ -110,11 +117,12 @@ static int encode(char err[TR_ERR]) {
     stx_map m;
     char *model = (char *)malloc(strlen(opt.model) + 7);
     int32_t *ids = NULL;
-    size_t at, n, i, k, room = 0, count;
+    size_t at, n, capacity = 0;
+    int ok;
     if (!x || !model) {
         stx_destroy(x);
         free(model);
-        return tr_fail(err, TR_ERR, "no memory");
+        return tr_fail(err, TR_ERR, "out of memory");
     }
     sprintf(model, "%s.model", opt.model);
     memset(&d, 0, sizeof d);
@@ -122,38 +130,25 @@ static int encode(char err[TR_ERR]) {
     d.pieces = model;
     d.join_lines = 1;
     v = stx_vocab_build(x, &d, NULL, 0, 0);
-    memset(&m, 0, sizeof m);
     if (v && opt.eos && stx_vocab_eos(v) < 0)
-        stx_fail(x, STX_ERR_ARG, "--eos: %s has no such piece", model);
+        stx_fail(x, STX_ERR_ARG, "--eos: %s has no piece for the end of a sentence", model);
+
+    memset(&m, 0, sizeof m);
     if (v && stx_map_open(x, &m, opt.encode))
         for (at = 0; at < m.size && stx_ok(x); at += n + 1) {
             for (n = 0; at + n < m.size && m.data[at + n] != '\n';) n++;
-            count = stx_vocab_encode(v, (const char *)m.data + at, n, ids, room);
-            if (count == STX_NPOS) break;
-            if (count > room) {
-                free(ids);
-                ids = (int32_t *)malloc(2 * count * sizeof *ids);
-                room = ids ? 2 * count : 0;
-                if (!ids) {
-                    stx_fail(x, STX_ERR_MEMORY, "no memory for a line");
-                    break;
-                }
-                stx_vocab_encode(v, (const char *)m.data + at, n, ids, room);
-            }
-            for (i = 0, k = count + (size_t)opt.eos; i < k; i++)
-                printf(i ? " %d" : "%d", (int)(i < count ? ids[i] : stx_vocab_eos(v)));
-            printf("\n");
+            encode_line(x, v, (const char *)m.data + at, n, &ids, &capacity);
         }
     if (stx_ok(x) && (fflush(stdout) || ferror(stdout)))
-        stx_fail(x, STX_ERR_IO, "the numbers cannot be written: %s", strerror(errno));
+        stx_fail(x, STX_ERR_IO, "cannot write to standard output: %s", strerror(errno));
     if (!stx_ok(x)) tr_fail(err, TR_ERR, "--encode: %s", stx_error(x));
-    n = (size_t)stx_ok(x);
+    ok = stx_ok(x);
     stx_map_close(&m);
     stx_vocab_free(v);
     stx_destroy(x);
     free(model);
     free(ids);
-    return (int)n;
+    return ok;
 }
 
 int main(int argc, char **argv) {
@@ -165,10 +160,10 @@ int main(int argc, char **argv) {
     ok = got == 1;
     if (ok && !opt.model)
         ok = tr_fail(err, TR_ERR,
-                     "no --model: give the beginning of the names of a .model and a .vocab");
+                     "--model: expected a name, to which .model and .vocab are added");
     if (ok && !opt.text == !opt.encode)
         ok = tr_fail(err, TR_ERR,
-                     "give --text, to train a model, or --encode, to cut a text by it");
+                     "expected either --text, to train a model, or --encode, to encode a text");
     ok = ok && (opt.text ? train(err) : encode(err));
     if (!ok) fprintf(stderr, "%s: %s\n", options.program, err);
     tr_options_free(&options);

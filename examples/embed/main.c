@@ -1,12 +1,13 @@
-/* main.c - several C files: this one knows predictor.h alone.
-       cc -O2 -I../.. main.c predictor.c seqtx.c -lm -pthread -o embed && ./embed [PASSES] */
+/* main.c - a program of several C files. This one includes only predictor.h:
+       cc -O2 -I../.. main.c predictor.c seqtx.c -lm -pthread -o embed && ./embed
+   An argument is the number of passes over the text. */
 #include "predictor.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 int main(int argc, char **argv) {
-    const char text[] =
-        "the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. the cat sat on the mat. ";
+    const char text[] = "the cat sat on the mat. the cat sat on the mat. "
+                        "the cat sat on the mat. the cat sat on the mat. ";
     char out[49] = "";
     int passes = argc > 1 ? atoi(argv[1]) : 60;
     predictor *p = predictor_create();

@@ -1,5 +1,5 @@
-/* predictor.c - see predictor.h. Declarations of seqtx only: its implementation is in
-   seqtx.c. */
+/* predictor.c - see predictor.h. It includes only the declarations of seqtx; the
+   implementation is compiled in seqtx.c. */
 #include "predictor.h"
 #include "seqtx_attn_span.h"
 #include <stdlib.h>
@@ -31,14 +31,14 @@ predictor *predictor_create(void) {
 }
 
 void predictor_free(predictor *p) {
-    if (p) stx_destroy(p->x); /* and all that it made */
+    if (p) stx_destroy(p->x); /* frees the model, its memory and the optimiser */
     free(p);
 }
 
 double predictor_learn(predictor *p, const char *text, size_t n) {
     double nats = 0;
     size_t i, blocks = 0;
-    stx_span_state_reset(p->memory); /* nothing stands before a text */
+    stx_span_state_reset(p->memory); /* a text starts without context */
     for (i = 0; i + T < n && stx_ok(p->x); i += T, blocks++) {
         int32_t t[T + 1];
         stx_tensor *nll;
@@ -55,19 +55,19 @@ double predictor_learn(predictor *p, const char *text, size_t n) {
 
 size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n) {
     stx_span_gen *gen = stx_span_gen_create(p->model, 1);
-    const stx_real *logits = NULL;
+    const stx_real *log_p = NULL;
     stx_sampling how = {0};
     stx_real work[256];
     size_t i;
     how.temperature = 0.1;
     for (; *prompt; prompt++) {
         int32_t token = (unsigned char)*prompt;
-        logits = stx_span_gen_feed(gen, &token, 1);
+        log_p = stx_span_gen_feed(gen, &token, 1);
     }
-    for (i = 0; i < n && logits; i++) {
-        int32_t token = stx_sample(&how, i, logits, 256, work);
+    for (i = 0; i < n && log_p; i++) {
+        int32_t token = stx_sample(&how, i, log_p, 256, work);
         out[i] = (char)token;
-        logits = stx_span_gen_feed(gen, &token, 1);
+        log_p = stx_span_gen_feed(gen, &token, 1);
     }
     stx_span_gen_free(gen);
     return i;

@@ -1,4 +1,4 @@
-/* predictor.h - a byte predictor that learns while it reads, for a program that should see nothing of seqtx. */
+/* predictor.h - a byte predictor that learns while it reads. Its users do not see seqtx. */
 #ifndef PREDICTOR_H
 #define PREDICTOR_H
 #include <stddef.h>
@@ -6,13 +6,22 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
 typedef struct predictor predictor;
-predictor *predictor_create(void);                                  /* NULL without memory */
-void       predictor_free(predictor *p);
-double     predictor_learn(predictor *p, const char *text, size_t n);   /* reads n bytes once; bits per byte before each
-                                                                           block was learnt */
-size_t     predictor_continue(predictor *p, const char *prompt, char *out, size_t n);   /* writes n bytes that may follow; how many */
-const char *predictor_error(const predictor *p);                    /* "" or what went wrong first */
+
+/* NULL if there is no memory */
+predictor *predictor_create(void);
+void predictor_free(predictor *p);
+
+/* Reads n bytes once and returns the bits per byte, each block's before it was learned. */
+double predictor_learn(predictor *p, const char *text, size_t n);
+
+/* Writes up to n likely bytes after the prompt to out; returns how many. */
+size_t predictor_continue(predictor *p, const char *prompt, char *out, size_t n);
+
+/* "", or the text of the first error */
+const char *predictor_error(const predictor *p);
+
 #ifdef __cplusplus
 }
 #endif

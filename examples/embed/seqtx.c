@@ -1,4 +1,4 @@
-/* The one file of a program that has the implementation; all others include headers
-   alone. The compiler sees it once, so it can be optimised where the rest is not. */
+/* The implementation of seqtx, in one file of the program; all others include headers
+   only. It is compiled once, and can be optimised where the rest is not. */
 #define SEQTX_IMPLEMENTATION
 #include "seqtx_attn_span.h"
