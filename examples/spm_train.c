@@ -5,9 +5,9 @@
        build/spm_train --model wiki --encode valid.txt > valid.ids
 
    The first writes wiki.model and wiki.vocab; the ids of the second are for --tokens ids
-   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model directly (--tokens spm
-   --pieces wiki.model). Ids are those of PAR's reference: padding 0, begin 1, end 2,
-   unknown 3, then the symbols, then pieces by decreasing score. */
+   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model directly
+   (--tokens spm --pieces wiki.model). Ids are those of PAR's reference: padding 0, begin 1,
+   end 2, unknown 3, then the symbols, then pieces by decreasing score. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
@@ -38,9 +38,10 @@ static tr_opt table[] = {
             "MODEL.model and MODEL.vocab: written with --text, read with --encode"),
     TR_GROUP("Encoding"),
     TR_TEXT("encode", TR_LOCAL, &opt.encode,
-            "write the ids of this text to standard output, one line per line of text"),
+            "write the ids of this text to standard output, line by line"),
     TR_FLAG("eos", TR_LOCAL, &opt.eos, "end each line with the id of the end of sentence"),
     TR_END};
+
 static tr_options options = {"spm_train",
                              "Trains a SentencePiece model, and encodes texts with it.",
                              table,
