@@ -5,9 +5,9 @@
        build/spm_train --model wiki --encode valid.txt > valid.ids
 
    The first writes wiki.model and wiki.vocab; the ids of the second are for --tokens ids
-   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model directly
-   (--tokens spm --pieces wiki.model). Ids are those of PAR's reference: padding 0, begin 1,
-   end 2, unknown 3, then the symbols, then pieces by decreasing score. */
+   --pieces wiki.vocab. In a build with SentencePiece the trainers read wiki.model itself
+   (--tokens spm --pieces wiki.model). Ids are those of PAR's reference: 0 padding,
+   1 begin, 2 end, 3 unknown, then the symbols, then pieces by decreasing score. */
 #include "train.h"
 #define SEQTX_IMPLEMENTATION
 #include "../seqtx.h"
@@ -50,7 +50,7 @@ static tr_options options = {"spm_train",
                              NULL,
                              ""};
 
-/* PAR's reference sets exactly these options; all others keep SentencePiece's defaults. */
+/* PAR's reference sets these options; the others keep SentencePiece's defaults. */
 static int train(char err[TR_ERR]) {
     enum { MAX = 18 };
 
