@@ -350,17 +350,18 @@ static uint64_t calls(int mode, char *said) {
     return hash;
 }
 
-int main(void) {
+/* short: every third model, for emulated processors */
+int main(int argc, char **argv) {
     char said[200];
     uint64_t want, got;
-    int k, mode, threads;
+    int k, mode, threads, stride = argc > 1 && strcmp(argv[1], "short") == 0 ? 3 : 1;
     want = calls(0, said);
     CHECK(!*said, "functions: %s", said);
     for (mode = 1; mode < MODES; mode++) {
         got = calls(mode, said);
         CHECK(got == want && !*said, "functions, %s: other bits; %s", modes[mode].name, said);
     }
-    for (k = 0; k < FAMILIES; k++) {
+    for (k = 0; k < FAMILIES; k += stride) {
         want = run(k, 1, 0, 0, said);
         CHECK(!*said, "model %d: %s", k, said);
         for (threads = 1; threads <= 2; threads++) {
