@@ -1,73 +1,92 @@
-/* seqtx_text.h - v0.1 - text as tokens for seqtx: vocabularies, tokenised files, batches of parallel streams
+/* seqtx_text.h - v0.1 - text as tokens: vocabularies, tokenised files, batches
    no warranty implied; MIT or public domain, your choice (end of seqtx.h)
 
    In ONE .c (or .cpp) file:                everywhere else:
        #define SEQTX_IMPLEMENTATION             #include "seqtx_attn_span.h"
        #include "seqtx_attn_span.h"             #include "seqtx_text.h"
        #include "seqtx_text.h"
-   It needs seqtx.h only: any family header may come before it, or seqtx.h itself; with
-   none of them it includes seqtx.h, which must then stand beside it or on the compiler's
-   path. Link -lm (and -pthread on older systems). (SEQTX_TEXT_IMPLEMENTATION compiles
-   this header's part alone, when seqtx.h's is compiled elsewhere.)
 
-   The models know token ids only and need none of this. It is what the trainers read text
-   with, and free to copy.
+   It depends on seqtx.h only. Include it after the family headers you use, or alone: then
+   it includes seqtx.h, which must be in the same directory or on the compiler's path.
+   Link with -lm (and -pthread on older systems). SEQTX_TEXT_IMPLEMENTATION compiles this
+   header's part alone, when the implementation of seqtx.h is in another file.
+
+   The models take token ids and do not need this header. The trainers read text with it.
 
    MANUAL
 
-       text file --stx_vocab_build--> vocabulary text file + vocabulary
-       --stx_corpus_open--> tokens --stx_batches_create--> batches --stx_batches_next-->
-       x, y (R,T)
+     From a text to batches:
 
-     STX_TOK_BYTES            V = 256, token = byte, nothing to build
-     STX_TOK_BYTES, compact   the distinct bytes of the training text; byte 10 is <eos>. The references' enwik8: V = 205
-     STX_TOK_CHARS            the distinct Unicode code points of the training text (strict UTF-8)
-     STX_TOK_CHARS, eos       the same; a line end is <eos>. The references' text8: V = 28
-     STX_TOK_WORDS            each line split on Unicode white space, then <eos>. The references' WikiText-103: V = 267735
-     STX_TOK_PIECES           each line cut by a SentencePiece model, then its end-of-sentence piece; join_lines: without that one.
-                              The model's library is linked with SEQTX_SENTENCEPIECE and
-                              spm.cpp only; decoding needs none
-     STX_TOK_IDS              the text is numbers of pieces, cut elsewhere, with white space between; a .vocab file says what they are
+       text file               --stx_vocab_build-->     vocabulary
+       text file, vocabulary   --stx_corpus_open-->     tokens
+       tokens                  --stx_batches_create-->  batches
+       batches                 --stx_batches_next-->    x, y (R,T)
 
-   A line ends with \n, \r or \r\n (compact: only \n). Where there is an <eos>, a text
-   that does not end in a line end gets one more <eos>, as in the references. Text is
-   UTF-8. A byte-order mark at the beginning of a file, of a text to encode or of a .vocab
-   file is skipped. Text in UTF-16 or UTF-32, with or without a mark, is an error that
-   says how to convert it. BYTES reads every file as it is: a mark is three tokens, and
-   stx_text_encoding tells a caller what the file seems to be. Pieces begin words with
-   U+2581, which decodes as a blank; one that stands at the beginning of a line is left to
-   the caller. Byte ranges [begin, end) cut one file into training, validation and test
-   part; end = 0 is the end of the file. A limit inside a character or a \r\n (not BYTES)
-   moves forward to its end; WORDS, PIECES, IDS: to the next word or line. The part that
-   ends and the part that begins there move alike: adjoining ranges lose nothing and share
-   nothing.
+     Kinds of tokens (V is the size of the vocabulary):
 
-   Everything made here belongs to the caller and must be freed before its context is
-   destroyed. All functions accept NULL for their object, and do nothing once the context
-   is in error; errors are the context's, as everywhere (STX_ERR_IO cannot read,
-   STX_ERR_FORMAT is not what it should be, STX_ERR_ARG).
+       STX_TOK_BYTES           bytes: V = 256, nothing to build
+         with compact          the distinct bytes of the training text; byte 10 is <eos>
+                               (enwik8 in the references: V = 205)
+       STX_TOK_CHARS           the distinct Unicode code points of the training text
+         with eos              the same; a line end is <eos> (text8: V = 28)
+       STX_TOK_WORDS           each line split at Unicode white space, then <eos>
+                               (WikiText-103: V = 267735)
+       STX_TOK_PIECES          each line split by a SentencePiece model, then its
+                               end-of-sentence piece. Encoding needs the SentencePiece
+                               library (SEQTX_SENTENCEPIECE and spm.cpp); decoding does
+                               not
+         with join_lines       without the end-of-sentence piece
+       STX_TOK_IDS             the text is a list of piece ids, separated by white space;
+                               a .vocab file has the pieces
 
-   Quick start (compiles as it stands): the words of its own source, in blocks of two
+     Lines end with \n, \r or \r\n (compact: only with \n). If the kind has an <eos> and
+     the text does not end with a line end, one <eos> is appended, as in the references.
+
+     Text is UTF-8. A byte-order mark at the start of a file, of a text to encode or of a
+     .vocab file is skipped. UTF-16 and UTF-32, with or without a mark, are refused with
+     an error that says how to convert the file. BYTES reads any file unchanged: a mark is
+     three tokens, and stx_text_encoding tells what the file seems to be.
+
+     SentencePiece marks the start of a word with U+2581, which decodes to a space. At the
+     start of a line it is left to the caller.
+
+     A byte range [begin, end) selects a part of a file, for example for training,
+     validation and test; end = 0 is the end of the file. A boundary inside a character or
+     inside \r\n (except BYTES) moves forward to its end; for WORDS, PIECES and IDS it
+     moves to the next word or line. Both neighbours move in the same way, so that
+     adjacent ranges neither lose nor share text.
+
+     The caller owns everything created here and must free it before the context. All
+     functions accept NULL for their object, and do nothing once the context is in error.
+     Errors are the context's: STX_ERR_IO (a file cannot be read), STX_ERR_FORMAT (its
+     contents are wrong), STX_ERR_ARG.
+
+   QUICK START (compiles as it is): the words of its own source, in batches of two
    streams.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
        #include "seqtx_text.h"
        #include <stdio.h>
+
        int main(void) {
            stx_ctx *x = stx_create(NULL);
            stx_vocab_desc vd = {0};
            stx_batches_desc bd = {0};
            int32_t in[2 * 8], next[2 * 8];
            char text[500];
-           vd.kind = STX_TOK_WORDS; vd.min_count = 2;
-           bd.B = 2; bd.T = 8;
+
+           vd.kind = STX_TOK_WORDS;
+           vd.min_count = 2;
            stx_vocab *v = stx_vocab_build(x, &vd, __FILE__, 0, 0);
            stx_corpus *c = stx_corpus_open(x, v, __FILE__, 0, 0);
+           bd.B = 2;
+           bd.T = 8;
            stx_batches *b = stx_batches_create(x, c, &bd);
+
            for (int step = 0; step < 3 && stx_batches_next(b, in, next) != STX_BATCH_END; step++) {
-               size_t n = stx_vocab_decode(v, in, 8, text, sizeof text);         // row 0 of the block
-               if (n <= sizeof text) printf("block %d: %.*s\n", step, (int)n, text);
+               size_t n = stx_vocab_decode(v, in, 8, text, sizeof text);      // the first stream
+               if (n <= sizeof text) printf("batch %d: %.*s\n", step, (int)n, text);
            }
            printf("%zu tokens, %zu words %s\n", stx_corpus_size(c), stx_vocab_size(v), stx_error(x));
            int ok = stx_ok(x);
@@ -79,15 +98,15 @@
        }
    //<quickstart
 
-   Another kind of token. What knows the kinds: stx__scan_next cuts a text into pieces,
-   stx__range_limit says where a part of a file may begin, stx_vocab_decode what stands
-   between pieces, stx__piece_valid which pieces a stored vocabulary of the kind may have;
-   the number of a kind is in stored vocabularies, so new ones go to the end. What cuts
-   text elsewhere needs none of that: stx_corpus_wrap takes token ids, and STX_TOK_IDS
-   reads them from a file.
-
-   Reading order: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill,
+   READING ORDER: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill,
    stx_batches_next.
+
+   ANOTHER KIND OF TOKEN changes stx__scan_next (splits a text into pieces),
+   stx__range_limit (where a part of a file may start), stx_vocab_decode (what is between
+   pieces) and stx__piece_valid (which pieces a stored vocabulary may have). Stored
+   vocabularies contain the number of the kind, so add new kinds at the end. For tokens
+   from another tokeniser none of this is needed: stx_corpus_wrap takes token ids, and
+   STX_TOK_IDS reads them from a file.
 */
 #if !defined(SEQTX_H) || (defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE))
   #include "seqtx.h"
@@ -96,239 +115,254 @@
 #define STX__LETTERS 1
 #include "seqtx.h" /* see there */
 #ifndef SEQTX_TEXT_H
-  #define SEQTX_TEXT_H
+#define SEQTX_TEXT_H
 
-  #ifdef __cplusplus
+#ifdef __cplusplus
 extern "C" {
-  #endif
+#endif
 
 
-// >>vocabulary ---------------------------------------------------------------------------------------------
+// >>vocabulary ------------------------------------------------------------------------
 
+/* stx_vocab_desc.kind: see the manual */
+enum { STX_TOK_BYTES, STX_TOK_CHARS, STX_TOK_WORDS, STX_TOK_PIECES, STX_TOK_IDS };
+
+/* stx_vocab_desc.order: how CHARS, WORDS and compact bytes are numbered */
 enum {
-    STX_TOK_BYTES,
-    STX_TOK_CHARS,
-    STX_TOK_WORDS,
-    STX_TOK_PIECES,
-    STX_TOK_IDS
-}; /* stx_vocab_desc.kind */
-
-enum {                  /* stx_vocab_desc.order */
-       STX_ORDER_FIRST, /* first occurrence (Adaptive Span, plain input) */
-       /* count, descending; equal counts: LATER first occurrence first (Adaptive Span,
-          adapt_io) */
-       STX_ORDER_COUNT_LATER,
-       STX_ORDER_COUNT_EARLIER /* count, descending; equal counts: earlier first occurrence first (Transformer-XL) */
+    STX_ORDER_FIRST,        /* by first occurrence (Adaptive Span) */
+    STX_ORDER_COUNT_LATER,  /* by decreasing count; of equal counts the one that occurs first
+                               LATER comes first (Adaptive Span with adapt_io) */
+    STX_ORDER_COUNT_EARLIER /* by decreasing count; of equal counts the one that occurs first
+                               comes first (Transformer-XL) */
 };
 
-  #define STX_NPOS SIZE_MAX /* what encode and decode return in error */
+/* returned by encode and decode on errors */
+#define STX_NPOS SIZE_MAX
 
-typedef struct stx_vocab_desc { /* zero means default */
-    int kind;                   /* STX_TOK_BYTES */
-    /* STX_ORDER_FIRST. Adaptive input and softmax want a COUNT order */
-    int order;
-    int compact; /* BYTES: see above */
-    int eos;     /* CHARS: a line end is <eos> */
-    /* <eos> is index 0 whatever the order (Transformer-XL on WikiText-103) */
-    int eos_first;
-    /* Pieces seen fewer times become <unk>; 2 or more always makes an <unk>. 0: keep
-       all; then a piece that is not in the vocabulary is an error later, unless the
-       text itself has the word <unk>. */
-    uint64_t min_count;
-    /* PIECES: a SentencePiece .model. IDS: a .vocab, one line per piece: its text, or
-       its text, a tab and a score, as SentencePiece writes it. The score follows the
-       last tab, so a piece may hold tabs; it may begin or end with newlines. */
-    const char *pieces;
-    int join_lines; /* PIECES: line ends are no token (the reference of PAR) */
+/* How a vocabulary is built. Zero means default. */
+typedef struct stx_vocab_desc {
+    int kind;           /* STX_TOK_BYTES */
+    int order;          /* STX_ORDER_FIRST. Adaptive input and softmax require a COUNT order */
+    int compact;        /* BYTES: 1 numbers only the bytes that occur, see the manual */
+    int eos;            /* CHARS: 1 makes a line end <eos> */
+    int eos_first;      /* 1: <eos> has id 0 in any order (Transformer-XL on WikiText-103) */
+    uint64_t min_count; /* Pieces that occur fewer times become <unk>; 2 or more always adds
+                           an <unk>. 0 keeps all pieces: a piece that is not in the
+                           vocabulary is then an error, unless the text itself has the word
+                           <unk> */
+    const char *pieces; /* PIECES: a SentencePiece .model. IDS: a .vocab with one piece per
+                           line, optionally followed by a tab and a score, as SentencePiece
+                           writes it. The last tab separates the score, so that pieces can
+                           contain tabs; they can also start or end with newlines */
+    int join_lines;     /* PIECES: 1 gives line ends no token (the reference of PAR) */
 } stx_vocab_desc;
 
 typedef struct stx_vocab stx_vocab;
 
-/* Builds a vocabulary from the bytes [begin, end) of a file. d = NULL: bytes. Plain
-   bytes, PIECES and IDS do not read it: path may be NULL. NULL and an error when the
-   file cannot be read, the range is empty or outside, or the text is not UTF-8 (CHARS,
-   WORDS). */
+/* Builds a vocabulary from the bytes [begin, end) of a file. d may be NULL for bytes.
+   Plain bytes, PIECES and IDS do not read the file; path may then be NULL. Returns
+   NULL, with an error, if the file cannot be read, the range is empty or outside the
+   file, or the text of CHARS or WORDS is not UTF-8. */
 STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *d, const char *path,
                                    uint64_t begin, uint64_t end);
 STX_DEF void stx_vocab_free(stx_vocab *v);
 
 STX_DEF int stx_vocab_kind(const stx_vocab *v);    /* STX_TOK_BYTES .. */
 STX_DEF size_t stx_vocab_size(const stx_vocab *v); /* V */
-STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* id of <eos>, -1 without */
-STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* id of <unk>, -1 without */
-/* id, or -1 */
+STX_DEF int32_t stx_vocab_eos(const stx_vocab *v); /* the id of <eos>, or -1 */
+STX_DEF int32_t stx_vocab_unk(const stx_vocab *v); /* the id of <unk>, or -1 */
+
+/* The id of a piece of len bytes, or -1. */
 STX_DEF int32_t stx_vocab_find(const stx_vocab *v, const char *piece, size_t len);
-/* The bytes of a piece and their number, without a terminating zero ("<eos>" for the
-   line end); NULL for an id out of range. */
+
+/* The bytes of a piece and, in *len, how many ("<eos>" for the line end); there is no
+   terminating zero. NULL if the id is out of range. */
 STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len);
 
-/* Text to ids, as a corpus is read, but without the additional <eos> at the end (a
-   prompt goes on). Writes at most cap ids and returns how many there are (call with
-   out = NULL, cap = 0 to count). STX_NPOS and an error that names the piece and its
-   position when something is not in the vocabulary and there is no <unk>, or the text
-   is not UTF-8. */
+/* Encodes len bytes of text as a corpus is, but without the <eos> appended at the end, so
+   that a prompt can be continued. Writes at most cap ids and returns how many there are;
+   out = NULL with cap = 0 counts them. Returns STX_NPOS, with an error that names the piece
+   and its position, if a piece is not in the vocabulary and there is no <unk>, or if the
+   text is not UTF-8. */
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                 size_t cap);
-/* Ids to text: <eos> is a line feed, a word is followed by one blank, so that decoding
-   token by token gives the same as decoding at once. Writes at most cap bytes (no
-   terminator) and returns how many there are. STX_NPOS and an error for an id out of
-   range. */
+
+/* Decodes n ids: <eos> becomes a line feed, a word is followed by a space, so that
+   decoding token by token gives the same text as decoding at once. Writes at most cap
+   bytes, without a terminating zero, and returns how many there are. Returns STX_NPOS,
+   with an error, if an id is out of range. */
 STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n, char *out,
                                 size_t cap);
 
-/* How a text of n bytes is encoded, as iconv names it, where it cannot be UTF-8:
-   "UTF-16" and "UTF-32" begin with a mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and
-   "UTF-32BE" have none, and are recognised by the zeros among their first 4096 bytes.
-   NULL: UTF-8, or no text. */
+/* The encoding of n bytes of text that cannot be UTF-8, as iconv names it: "UTF-16"
+   and "UTF-32" start with a byte-order mark; "UTF-16LE", "UTF-16BE", "UTF-32LE" and
+   "UTF-32BE" have none and are recognised by the zeros in their first 4096 bytes. NULL
+   for UTF-8, and for data that is not text. */
 STX_DEF const char *stx_text_encoding(const void *text, size_t n);
 
-/* A vocabulary as bytes (for a checkpoint: a U8 entry) and back. save writes the blob
-   when cap suffices, and returns its length. load trusts nothing: NULL and
-   STX_ERR_FORMAT for anything that save cannot have written. */
+/* Stores a vocabulary as bytes, for a U8 entry of a checkpoint, and restores it. save
+   writes the bytes if cap is large enough, and returns how many there are. load checks
+   everything: it returns NULL, with STX_ERR_FORMAT, for any data that save cannot have
+   written. */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap);
 STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len);
 
 
-// >>corpus -------------------------------------------------------------------------------------------------
+// >>corpus ----------------------------------------------------------------------------
 
 typedef struct stx_corpus stx_corpus;
 
-/* Opens the bytes [begin, end) of a file as tokens. Bytes are memory mapped and never copied (files beyond 4 GiB are fine);
-   characters and words become an array of 2 bytes a token (V <= 65536) or 4. Errors as stx_vocab_build and
-   stx_vocab_encode, with the position in the file. v is not needed afterwards; the file must not be cut shorter meanwhile. */
+/* Opens the bytes [begin, end) of a file as tokens. Bytes are memory-mapped and not
+   copied, so that files can be larger than 4 GiB; other kinds are stored in 2 bytes
+   per token if V <= 65536, else in 4. Errors are those of stx_vocab_build and
+   stx_vocab_encode, with the position in the file. The vocabulary is not used
+   afterwards. The file must not be truncated while the corpus is open. */
 STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *path,
                                     uint64_t begin, uint64_t end);
-/* Tokens that the caller has in memory (synthetic tasks); not copied, must outlive the
-   corpus. */
+
+/* A corpus of n tokens in the caller's memory, such as a synthetic task. They are not
+   copied and must outlive the corpus. raw_bytes is what stx_corpus_bytes returns. */
 STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
                                     uint64_t raw_bytes);
 STX_DEF void stx_corpus_close(stx_corpus *c);
 STX_DEF size_t stx_corpus_size(const stx_corpus *c); /* tokens */
-/* Bytes of the text behind the tokens; IDS: of the decoded text, for the other is not
-   known. True bits per byte of the raw text, whatever the kind: (nats per token) / ln
-   2 * stx_corpus_size / stx_corpus_bytes. */
+
+/* How many bytes of text the tokens stand for; of IDS, of the decoded text. For any kind
+   of token, bits per byte of the text are
+       (nats per token) / ln 2 * stx_corpus_size / stx_corpus_bytes */
 STX_DEF uint64_t stx_corpus_bytes(const stx_corpus *c);
-/* out[i] = token pos + i, i < n. 1; or 0 and an error when that is not inside the
-   corpus. */
+
+/* Copies tokens pos .. pos+n-1 to out. Returns 1, or 0 with an error if the range is
+   not inside the corpus. */
 STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *out);
 
 
-// >>batches ------------------------------------------------------------------------------------------------
+// >>batches ---------------------------------------------------------------------------
 
+/* returned by stx_batches_next: no batch (an error, or the end of an evaluation); a
+   batch that continues the last one; a batch that does not, so that memories must be
+   reset */
 enum { STX_BATCH_END, STX_BATCH_OK, STX_BATCH_FRESH };
 
+/* rules of evaluation, see stx_batches_rewind */
 enum { STX_EVAL_ALL, STX_EVAL_LITERAL };
 
-enum { /* stx_batches_desc.how */
-       /* B streams that go through the text, then again from a random one of the first
-          T places */
-       STX_BATCH_STREAMS,
-       STX_BATCH_ROLL, /* ... then again from place 0, where each stream has been turned by a random number of tokens, which it
-                                   has been from the start (Transformer-XL by NVIDIA); what is left of less than T is not read */
-       STX_BATCH_RECORDS /* the records of the reference of PAR, see below */
+/* stx_batches_desc.how: what each of the B streams reads after its end */
+enum {
+    STX_BATCH_STREAMS, /* starts again at a random position below T */
+    STX_BATCH_ROLL,    /* starts again at position 0, rotated by a random number of tokens;
+                          streams are rotated from the start, and a rest shorter than T is
+                          skipped (NVIDIA's Transformer-XL) */
+    STX_BATCH_RECORDS  /* the records of the reference of PAR */
 };
+/* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T + 1 tokens and
+   drops the rest: blocks = tokens / S. With stride = blocks / B, row b of record q is
+   block q + b stride, for q = 0 .. blocks - (B-1) stride - 1. The last records thus
+   read the blocks with which the next row started. x is the first T tokens of a block
+   and y its last T, so the first token of a block is never a target and its last one
+   never an input. The memory is reset after the last record. */
 
 typedef struct stx_batches_desc {
-    size_t B;      /* streams, over all ranks; required */
-    size_t T;      /* block length; required */
-    uint64_t seed; /* of the positions after a wrap, of how streams are turned */
-    /* this process of how many (0 of 1). Rank r has rows [r B/W, (r+1) B/W) */
-    size_t rank, world;
-    int how;             /* STX_BATCH_STREAMS */
-    size_t first, count; /* only these tokens of the corpus; count 0: all behind first */
+    size_t B;      /* streams of all ranks; required */
+    size_t T;      /* tokens per stream in a batch; required */
+    uint64_t seed; /* of random positions and rotations */
+    size_t rank;   /* this process, and how many there are (default: 0 of 1). Rank r has */
+    size_t world;  /* rows [r B/W, (r+1) B/W) */
+    int how;       /* STX_BATCH_STREAMS */
+    size_t first;  /* the part of the corpus that is read: count tokens from first on; */
+    size_t count;  /* count 0 means all of them */
 } stx_batches_desc;
 
-/* Records: the text is cut in blocks of S = T + 1 tokens, one behind the other, what
-   is left at the end is dropped: blocks = tokens / S. With stride = blocks / B, row b
-   of record q is block q + b stride, q = 0 .. blocks - (B-1) stride - 1; the last
-   records run into the blocks that the next row began with. x: a block's first T
-   tokens, y: its last T; so its first token is no target, and its last one is never
-   seen. What is remembered ends with the last record. */
-
-typedef struct stx_batches_state { /* what a resumed run needs */
-    uint64_t p, wraps;             /* position in the streams, wraps so far */
-    int fresh;                     /* the next block does not continue the last one */
+/* What a resumed run restores */
+typedef struct stx_batches_state {
+    uint64_t p;     /* position in the streams */
+    uint64_t wraps; /* how often they started again */
+    int fresh;      /* 1: the next batch does not continue the last one */
 } stx_batches_state;
 
 typedef struct stx_batches stx_batches;
 
-/* B parallel streams for truncated back-propagation: n = tokens / B, row b = tokens [b
-   n, (b+1) n), the rest is dropped. The corpus must outlive it. Errors: B or T zero, B
-   no multiple of world, fewer than B (T+1) tokens. */
+/* B parallel streams for truncated back-propagation: with n = tokens / B, stream b is
+   tokens [b n, (b+1) n); the rest is dropped. The corpus must outlive the batches. It
+   is an error if B or T is 0, B is not a multiple of world, or there are fewer than B
+   (T+1) tokens. */
 STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c, const stx_batches_desc *d);
 STX_DEF void stx_batches_free(stx_batches *b);
-/* rows of this rank, R = B / world */
-STX_DEF size_t stx_batches_rows(const stx_batches *b);
-/* n, tokens of a stream; of records: T for each */
-STX_DEF size_t stx_batches_stream(const stx_batches *b);
-/* Blocks of an epoch, from the start to the first wrap. Without errors; 0 when there
-   are none: for a corpus that may be NULL. */
+STX_DEF size_t stx_batches_rows(const stx_batches *b);   /* streams of this rank, R = B / world */
+STX_DEF size_t stx_batches_stream(const stx_batches *b); /* n; of records: T times their number */
+
+/* Batches from the start to the end of the streams. Reports no error: 0 if there are
+   none, or if c is NULL. */
 STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d);
 
-/* Training block: x[r,t] = row[p+t], y[r,t] = row[p+1+t], both (R,T). STX_BATCH_FRESH:
-   it does not continue the last one (first block, or after a wrap), reset the
-   memories. STX_BATCH_OK: it does. STX_BATCH_END: only in error. Streams: after a
-   block p += T; when p >= n - T then p = uniform integer in [0, min(T, n-T)) (the
-   reference of 1905.07799 forgets the minimum), drawn from (seed, wraps): the same on
-   every rank and after a resume. */
+/* The next training batch, x and y (R,T):
+       x[r,t] = stream[r][p+t]      y[r,t] = stream[r][p+1+t]
+   Returns STX_BATCH_FRESH, STX_BATCH_OK, or STX_BATCH_END on errors.
+   STX_BATCH_STREAMS: after a batch p += T; if then p >= n - T, p is drawn uniformly
+   from [0, min(T, n-T)) (the reference of 1905.07799 omits the minimum). The draw
+   depends only on seed and wraps, hence is the same on every rank and after a resume. */
 STX_DEF int stx_batches_next(stx_batches *b, int32_t *x, int32_t *y);
+
 STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
-/* 0 and an error when s does not fit data, B and T */
+
+/* Returns 1, or 0 with an error if the state does not fit the corpus, B and T. */
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);
 
-/* Evaluation pass, from position 0, in order; it has its own cursor and does not move the
-   training position.
-     STX_EVAL_ALL      every target except the first token of each stream, once; the last block may be shorter
-     STX_EVAL_LITERAL  blocks at 0, T, 2T, .. until p >= n - T, full blocks only (the reference: misses up to T targets)
-   Records have their own rule: all of them, in order. Streams that are turned in
-   training are not in evaluation. next_eval writes (R,t) and t = *T_this <= T, packed;
-   STX_BATCH_FRESH for the first block, STX_BATCH_OK for the others, STX_BATCH_END (t =
-   0) after the last one. */
+/* Evaluation reads the streams once, in order, from position 0. It has a separate position;
+   the one of training does not move. stx_batches_rewind starts it with a rule:
+       STX_EVAL_ALL      every target once, except the first token of each stream; the last
+                         batch can be shorter
+       STX_EVAL_LITERAL  batches at 0, T, 2T, .. while p < n - T, all of T tokens (the
+                         references: omits up to T targets)
+   Records have one rule, all of them in order; rotated streams are not rotated here.
+   stx_batches_next_eval writes x and y (R,t), packed, with t = *T_this <= T. It
+   returns STX_BATCH_FRESH for the first batch, STX_BATCH_OK for the others, and
+   STX_BATCH_END, with t = 0, after the last one. */
 STX_DEF void stx_batches_rewind(stx_batches *b, int rule);
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this);
 
 
-// >>sentencepiece ------------------------------------------------------------------------------------------
+// >>sentencepiece ---------------------------------------------------------------------
 
-/* A SentencePiece model through its library: spm.cpp, compiled with a C++ compiler and
-   linked with -lsentencepiece. This header calls the first five where
-   SEQTX_SENTENCEPIECE is defined. Errors are written into err. */
-enum {
-    STX_PIECE_TEXT,
-    STX_PIECE_CONTROL,
-    STX_PIECE_UNKNOWN,
-    STX_PIECE_BYTE
-}; /* what a piece decodes to: itself, nothing, U+2047, a
-                                                                                      byte */
+/* A SentencePiece model, through its library: examples/spm.cpp, compiled as C++ and
+   linked with -lsentencepiece. With SEQTX_SENTENCEPIECE this header calls the first
+   five. Functions that fail write the reason to err, which has room bytes. */
 
-/* A model as it stands in its file; NULL and err */
+/* what a piece decodes to: itself, nothing, U+2047, one byte */
+enum { STX_PIECE_TEXT, STX_PIECE_CONTROL, STX_PIECE_UNKNOWN, STX_PIECE_BYTE };
+
+/* A model from the n bytes of its file; NULL on errors. */
 void *stx_spm_open(const void *model, size_t n, char *err, size_t room);
 void stx_spm_close(void *spm);
-/* Its V pieces; the numbers of its end of sentence and its unknown piece, -1: none */
+
+/* The number of pieces; the ids of the end of sentence and of the unknown piece, or
+   -1. */
 size_t stx_spm_size(const void *spm, int32_t *eos, int32_t *unk);
 const char *stx_spm_piece(const void *spm, size_t id, size_t *len, int *type);
-/* A line of text (UTF-8, without its end) to ids, which stay until the next call. 0:
-   err. Nothing is added, nothing drawn at random. */
+
+/* Encodes a line of UTF-8 without its end. The ids are valid until the next call.
+   Nothing is added or sampled. Returns 1, or 0 on errors. */
 int stx_spm_encode(void *spm, const char *line, size_t n, const int32_t **ids, size_t *count,
                    char *err, size_t room);
-/* Trains a model with n of the library's own options, as input, model_prefix,
-   vocab_size, and their values; 0: err */
+
+/* Trains a model with n options of the library, such as input, model_prefix and
+   vocab_size, and their values. Returns 1, or 0 on errors. */
 int stx_spm_train(const char *const *names, const char *const *values, size_t n, char *err,
                   size_t room);
 
-  #ifdef __cplusplus
+#ifdef __cplusplus
 }
-  #endif
+#endif
 
 /* Stop here if you only want the API. */
 #endif /* SEQTX_TEXT_H */
 
 #if (defined(SEQTX_IMPLEMENTATION) || defined(SEQTX_TEXT_IMPLEMENTATION)) \
     && !defined(SEQTX_TEXT_IMPLEMENTATION_DONE)
-  #define SEQTX_TEXT_IMPLEMENTATION_DONE
+#define SEQTX_TEXT_IMPLEMENTATION_DONE
 
-  #include <stdlib.h>
-  #include <string.h>
+#include <stdlib.h>
+#include <string.h>
 
 
 // >>text to pieces
@@ -684,7 +718,7 @@ static int stx__piece_byte(const unsigned char *s, size_t n) {
 
 /* The library opens v->model, if there is a library. 0 with the error set. */
 static int stx__pieces_open(stx_vocab *v, const char *who) {
-  #ifdef SEQTX_SENTENCEPIECE
+#ifdef SEQTX_SENTENCEPIECE
     char err[256];
     int32_t eos, unk;
     size_t V;
@@ -696,11 +730,11 @@ static int stx__pieces_open(stx_vocab *v, const char *who) {
         stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who,
                  V, v->d.n);
     return v->spm && V == v->d.n;
-  #else
+#else
     (void)v;
     (void)who;
     return 1;
-  #endif
+#endif
 }
 
 /* A vocabulary of pieces with what they are; p and type are copied. eos, unk: -1:
@@ -748,7 +782,7 @@ static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const cha
 /* The pieces of a SentencePiece model. */
 static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char *path,
                                        int join_lines) {
-  #ifdef SEQTX_SENTENCEPIECE
+#ifdef SEQTX_SENTENCEPIECE
     stx_vocab *v = NULL;
     char err[256];
     int32_t eos, unk;
@@ -783,7 +817,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     else if (spm)
         stx_spm_close(spm);
     return v;
-  #else
+#else
     (void)m;
     (void)join_lines;
     stx_fail(
@@ -792,7 +826,7 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
         "text elsewhere and give the pieces' numbers (--tokens ids)",
         path);
     return NULL;
-  #endif
+#endif
 }
 
 /* Whether a line of n bytes is a piece, a tab and a number. *piece: the bytes of the
@@ -933,7 +967,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
                 stx__bad_utf8(v->x, where, base + i, s[i]);
                 return 0;
             }
-  #ifdef SEQTX_SENTENCEPIECE
+#ifdef SEQTX_SENTENCEPIECE
         if (i > at) {
             char err[256];
             if (!stx_spm_encode(v->spm, (const char *)s + at, i - at, &got, &count, err,
@@ -943,7 +977,7 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
                 return 0;
             }
         }
-  #endif
+#endif
         ended = i < len || final;
         if (*room - *n < count + 1) {
             size_t more = (*n + count + 1) * 2 > 1024 ? (*n + count + 1) * 2 : 1024;
@@ -1066,9 +1100,9 @@ STX_DEF void stx_vocab_free(stx_vocab *v) {
     stx_block_free(v->x, v->text_at);
     stx_block_free(v->x, v->text_n);
     stx_block_free(v->x, v->model);
-  #ifdef SEQTX_SENTENCEPIECE
+#ifdef SEQTX_SENTENCEPIECE
     if (v->spm) stx_spm_close(v->spm);
-  #endif
+#endif
     stx_block_free(v->x, v);
 }
 
@@ -1532,7 +1566,7 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // >>batches
 
-  #define STX__BATCH_STREAM \
+#define STX__BATCH_STREAM \
     0x6261746368657321u /* keeps these numbers apart from all others of the same seed */
 
 struct stx_batches {
