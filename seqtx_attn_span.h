@@ -256,9 +256,9 @@
        feed-forward    2 d f, or 2 N d for the persistent vectors
 
    With learned spans, the heads are sorted into at most three groups
-   (stx_head_groups_choose). For each group, the cache is projected only as far back as the
-   group's longest span reaches; c is then a mean over the heads. There is only one group
-   if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
+   (stx_head_groups_choose). For each group, the cache is projected only as far back as
+   the group's longest span reaches; c is then a mean over the heads. There is only one
+   group if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
    literal is set, or if grouping would save too little. With no_renorm or
    STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head = S.
    A layer with one long span and seven short ones then costs as much as a layer with
@@ -509,13 +509,13 @@ STX_DEF size_t stx_span_count(const stx_span_desc *desc);
    writes another, or the same one. Use separate memories for training and evaluation.
    A new memory is empty. The KV cache of generation is separate. */
 typedef struct stx_span_state {
-    stx_span *model;
-    size_t    B;
-    stx_memory *memory;     /* storage: layer[l].count rows of layer inputs, (B,real,d), oldest
-                           first. layer[l].logical_count is the cache length: C, or less while the
-                           cache of a grown span refills. With STX_SPAN_LITERAL_MEMORY the
-                           rows - real rows before them are zeros; otherwise they do not
-                           exist */
+    stx_span   *model;
+    size_t      B;
+    stx_memory *memory; /* storage: n = layer[l].count rows of layer inputs, (B,n,d), oldest
+                           first. layer[l].logical_count is the cache length: C, or less
+                           while the cache of a grown span refills. The logical_count - n
+                           rows before them are zeros with STX_SPAN_LITERAL_MEMORY;
+                           otherwise they do not exist */
 } stx_span_state;
 
 /* Creates an empty memory for B >= 1 streams. Returns NULL and sets an error if B is 0
@@ -536,8 +536,8 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    manual. get writes (B,n,d) values to out, oldest row first, with n rows per stream,
    n = s->memory->layer[l].count. It is an error while a stream that was reset has fewer
    rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
-   is the cache length: layer[l].logical_count of the source, or stx_span_cache(s->model, l) if
-   the data does not come from a memory. Both return 1, or set an error and return 0.
+   is the cache length: layer[l].logical_count of the source, or
+   stx_span_cache(s->model, l) if the data does not come from a memory. Both return 1, or set an error and return 0.
    If set fails, the memory is unchanged, except that layer l is empty if an allocation
    failed. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);

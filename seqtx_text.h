@@ -61,41 +61,42 @@
      Errors are the context's: STX_ERR_IO (a file cannot be read), STX_ERR_FORMAT (its
      contents are wrong), STX_ERR_ARG.
 
-   QUICK START (compiles as it is): the words of its own source, in batches of two
-   streams.
+   QUICK START (compiles as it is): the words of this file, in batches of two streams.
 
    //>quickstart
-       #define SEQTX_IMPLEMENTATION
-       #include "seqtx_text.h"
-       #include <stdio.h>
+     #define SEQTX_IMPLEMENTATION
+     #include "seqtx_text.h"
+     #include <stdio.h>
 
-       int main(void) {
-           stx_ctx *x = stx_create(NULL);
-           stx_vocab_desc vd = {0};
-           stx_batches_desc bd = {0};
-           int32_t in[2 * 8], next[2 * 8];
-           char text[500];
+     int main(void) {
+         stx_ctx *x = stx_create(NULL);
+         stx_vocab_desc vd = {0};
+         stx_batches_desc bd = {0};
+         int32_t in[2 * 8], next[2 * 8];
+         char text[500];
 
-           vd.kind = STX_TOK_WORDS;
-           vd.min_count = 2;
-           stx_vocab *v = stx_vocab_build(x, &vd, __FILE__, 0, 0);
-           stx_corpus *c = stx_corpus_open(x, v, __FILE__, 0, 0);
-           bd.B = 2;
-           bd.T = 8;
-           stx_batches *b = stx_batches_create(x, c, &bd);
+         vd.kind = STX_TOK_WORDS;
+         vd.min_count = 2;
+         stx_vocab *v = stx_vocab_build(x, &vd, __FILE__, 0, 0);
+         stx_corpus *c = stx_corpus_open(x, v, __FILE__, 0, 0);
+         bd.B = 2;
+         bd.T = 8;
+         stx_batches *b = stx_batches_create(x, c, &bd);
 
-           for (int step = 0; step < 3 && stx_batches_next(b, in, next) != STX_BATCH_END; step++) {
-               size_t n = stx_vocab_decode(v, in, 8, text, sizeof text);      // the first stream
-               if (n <= sizeof text) printf("batch %d: %.*s\n", step, (int)n, text);
-           }
-           printf("%zu tokens, %zu words %s\n", stx_corpus_size(c), stx_vocab_size(v), stx_error(x));
-           int ok = stx_ok(x);
-           stx_batches_free(b);
-           stx_corpus_close(c);
-           stx_vocab_free(v);
-           stx_destroy(x);
-           return !ok;
-       }
+         for (int step = 0; step < 3; step++) {
+             if (stx_batches_next(b, in, next) == STX_BATCH_END) break;
+             size_t n = stx_vocab_decode(v, in, 8, text, sizeof text);  // stream 0
+             if (n <= sizeof text) printf("batch %d: %.*s\n", step, (int)n, text);
+         }
+         printf("%zu tokens, %zu words", stx_corpus_size(c), stx_vocab_size(v));
+         printf(" %s\n", stx_error(x));
+         int ok = stx_ok(x);
+         stx_batches_free(b);
+         stx_corpus_close(c);
+         stx_vocab_free(v);
+         stx_destroy(x);
+         return !ok;
+     }
    //<quickstart
 
    READING ORDER: stx__scan_next (text to pieces), stx__vocab_count, stx__corpus_fill,
@@ -146,14 +147,15 @@ typedef struct stx_vocab_desc {
     int compact;        /* BYTES: 1 numbers only the bytes that occur, see the manual */
     int eos;            /* CHARS: 1 makes a line end <eos> */
     int eos_first;      /* 1: <eos> has id 0 in any order (Transformer-XL on WikiText-103) */
-    uint64_t min_count; /* Pieces that occur fewer times become <unk>; 2 or more always adds
-                           an <unk>. 0 keeps all pieces: a piece that is not in the
-                           vocabulary is then an error, unless the text itself has the word
-                           <unk> */
-    const char *pieces; /* PIECES: a SentencePiece .model. IDS: a .vocab with one piece per
-                           line, optionally followed by a tab and a score, as SentencePiece
-                           writes it. The last tab separates the score, so that pieces can
-                           contain tabs; they can also start or end with newlines */
+    uint64_t min_count; /* Pieces that occur fewer times become <unk>; 2 or more always
+                           adds an <unk>. 0 keeps all pieces: a piece that is not in the
+                           vocabulary is then an error, unless the text itself has the
+                           word <unk> */
+    const char *pieces; /* PIECES: a SentencePiece .model. IDS: a .vocab with one piece
+                           per line, optionally followed by a tab and a score, as
+                           SentencePiece writes it. The last tab separates the score, so
+                           that pieces can contain tabs; they can also start or end with
+                           newlines */
     int join_lines;     /* PIECES: 1 gives line ends no token (the reference of PAR) */
 } stx_vocab_desc;
 
@@ -181,9 +183,9 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
 
 /* Encodes len bytes of text as a corpus is, but without the <eos> appended at the end, so
    that a prompt can be continued. Writes at most cap ids and returns how many there are;
-   out = NULL with cap = 0 counts them. Returns STX_NPOS, with an error that names the piece
-   and its position, if a piece is not in the vocabulary and there is no <unk>, or if the
-   text is not UTF-8. */
+   out = NULL with cap = 0 counts them. Returns STX_NPOS, with an error that names the
+   piece and its position, if a piece is not in the vocabulary and there is no <unk>, or
+   if the text is not UTF-8. */
 STX_DEF size_t stx_vocab_encode(const stx_vocab *v, const char *text, size_t len, int32_t *out,
                                 size_t cap);
 
@@ -255,6 +257,7 @@ enum {
                           skipped (NVIDIA's Transformer-XL) */
     STX_BATCH_RECORDS  /* the records of the reference of PAR */
 };
+
 /* STX_BATCH_RECORDS cuts the text into consecutive blocks of S = T + 1 tokens and
    drops the rest: blocks = tokens / S. With stride = blocks / B, row b of record q is
    block q + b stride, for q = 0 .. blocks - (B-1) stride - 1. The last records thus
@@ -308,10 +311,10 @@ STX_DEF stx_batches_state stx_batches_get(const stx_batches *b);
 /* Returns 1, or 0 with an error if the state does not fit the corpus, B and T. */
 STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s);
 
-/* Evaluation reads the streams once, in order, from position 0. It has a separate position;
-   the one of training does not move. stx_batches_rewind starts it with a rule:
-       STX_EVAL_ALL      every target once, except the first token of each stream; the last
-                         batch can be shorter
+/* Evaluation reads the streams once, in order, from position 0. It has a separate
+   position; the one of training does not move. stx_batches_rewind starts it with a rule:
+       STX_EVAL_ALL      every target once, except the first token of each stream; the
+                         last batch can be shorter
        STX_EVAL_LITERAL  batches at 0, T, 2T, .. while p < n - T, all of T tokens (the
                          references: omits up to T targets)
    Records have one rule, all of them in order; rotated streams are not rotated here.
@@ -445,7 +448,7 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     for (i = 0; i < n; i++) zeros[i % 4] += !s[i];
     if (n >= 8 && zeros[3] == n / 4 && zeros[2] > n / 8 && !zeros[0]) return "UTF-32LE";
     if (n >= 8 && zeros[0] == n / 4 && zeros[1] > n / 8 && !zeros[3]) return "UTF-32BE";
-    /* at least one unit in sixteen is below 256: blanks between words, in any script */
+    /* in any script, spaces make at least one unit in sixteen less than 256 */
     even = zeros[0] + zeros[2];
     odd = zeros[1] + zeros[3];
     if (odd >= 2 && odd * 32 >= n && !even) return "UTF-16LE";
@@ -453,8 +456,8 @@ STX_DEF const char *stx_text_encoding(const void *text, size_t n) {
     return NULL;
 }
 
-/* Bytes of the byte-order mark that a text begins with, 0 or 3. SIZE_MAX and an error
-   for text that is not UTF-8 but wider. */
+/* The length of the byte-order mark at the start of a text, 0 or 3. SIZE_MAX, with an
+   error, for UTF-16 and UTF-32. */
 static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const char *where) {
     const char *wide = stx_text_encoding(s, n);
     if (!wide) return n >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
@@ -463,8 +466,8 @@ static size_t stx__text_mark(stx_ctx *x, const unsigned char *s, size_t n, const
     return SIZE_MAX;
 }
 
-/* Moves a limit of a byte range forward to where a piece may begin (see the manual). A
-   limit in malformed text stays near where it is; reading the text reports it. */
+/* Moves the boundary of a byte range forward to where a piece may start (see the manual).
+   In malformed text it moves little; reading the text reports the error. */
 static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     const unsigned char *s = m->data;
     size_t n = m->size, k;
@@ -474,7 +477,7 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     for (i = 0; i < 3 && at < n && (s[at] & 0xC0) == 0x80; i++) at++;
     if (at < n && s[at] == '\n' && s[at - 1] == '\r') return at + 1;
     if (kind == STX_TOK_CHARS || s[at - 1] == '\n' || s[at - 1] == '\r') return at;
-    /* i: the word is over */
+    /* i: 1 after the end of a word */
     for (i = s[at - 1] < 0x80 && stx__is_white(s[at - 1]); at < n; at += k) {
         if ((k = stx_utf8(s + at, n - at, &u)) == 0 || (i && !stx__is_white(u))) return at;
         if (u == '\r') return at + 1 < n && s[at + 1] == '\n' ? at + 2 : at + 1;
@@ -484,8 +487,8 @@ static size_t stx__range_limit(const stx_map *m, int kind, size_t at) {
     return at;
 }
 
-/* The bytes [*begin, *end) of an open file, moved to where pieces begin. 0 and an
-   error when they are outside or none. */
+/* Sets [*b, *e) to the bytes [begin, end) of an open file, moved to where pieces start.
+   Returns 0, with an error, if the range is empty or outside the file. */
 static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, uint64_t begin,
                       uint64_t end, size_t *b, size_t *e) {
     size_t mark = kind == STX_TOK_BYTES ? 0 : stx__text_mark(x, m->data, m->size, path);
@@ -493,18 +496,18 @@ static int stx__range(stx_ctx *x, const stx_map *m, const char *path, int kind, 
     if (!end) end = m->size;
     if (begin > end || end > m->size) {
         stx_fail(x, STX_ERR_ARG,
-                 "%s has %zu bytes, the range asked for is %llu to %llu; make it fit the file",
-                 path, m->size, (unsigned long long)begin, (unsigned long long)end);
+                 "%s: expected a range inside the %zu bytes of the file, got %llu to %llu", path,
+                 m->size, (unsigned long long)begin, (unsigned long long)end);
         return 0;
     }
     *b = stx__range_limit(m, kind, (size_t)begin);
     *e = stx__range_limit(m, kind, (size_t)end);
     if (*b < mark) *b = *e < mark ? *e : mark;
     if (*b == *e) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "%s is empty between the bytes %llu and %llu of its %zu; give a file or a range with text in it",
-            path, (unsigned long long)begin, (unsigned long long)end, m->size);
+        stx_fail(x, STX_ERR_FORMAT,
+                 "%s: no text between bytes %llu and %llu of %zu; give a file or a range with "
+                 "text",
+                 path, (unsigned long long)begin, (unsigned long long)end, m->size);
         return 0;
     }
     return 1;
@@ -520,7 +523,7 @@ typedef struct {
     size_t first;
 } stx__piece;
 
-/* Pieces by number and by their bytes: an open hash table of numbers + 1, at most half
+/* Pieces by id and by their bytes: an open-addressing hash table of id + 1, at most half
    full. */
 typedef struct {
     stx_ctx *x;
@@ -535,15 +538,14 @@ struct stx_vocab {
     int kind, compact, has_eos; /* has_eos: line ends are <eos> */
     int32_t eos, unk;
     stx__dict d;
-    unsigned char *pool; /* the bytes of all pieces */
-    /* BYTES: what a byte becomes, -1 when it is not in the vocabulary */
-    int32_t byte_id[256];
+    unsigned char *pool;      /* the bytes of all pieces */
+    int32_t byte_id[256];     /* BYTES: the id of each byte, or -1 */
     unsigned char *type;      /* PIECES, IDS: STX_PIECE_.. of each piece, */
-    unsigned char *text;      /* .. what all decode to, */
-    size_t *text_at, *text_n; /* .. and where of it, and how long, each one is */
-    unsigned char *model;     /* PIECES: the SentencePiece model, of so many bytes, */
-    size_t model_n;
-    void *spm; /* .. and opened; NULL in a build without the library */
+    unsigned char *text;      /* the decoded pieces, */
+    size_t *text_at, *text_n; /* and offset and length of each in text */
+    unsigned char *model;     /* PIECES: the bytes of the SentencePiece model, */
+    size_t model_n;           /* how many, */
+    void *spm;                /* and the opened model; NULL in a build without the library */
 };
 
 static void stx__dict_free(stx__dict *d) {
@@ -551,9 +553,9 @@ static void stx__dict_free(stx__dict *d) {
     stx_block_free(d->x, d->slot);
 }
 
-/* The slot of a piece, or the empty one where it belongs. */
+/* The slot of a piece, or the empty slot where it would be added. */
 static size_t stx__dict_slot(const stx__dict *d, const unsigned char *s, size_t n) {
-    /* FNV-1a, then mixed: the slot is taken from the low bits */
+    /* FNV-1a, then mixed, because the slot is the low bits */
     uint64_t h = 0xCBF29CE484222325u;
     size_t i, at;
     for (i = 0; i < n; i++) h = (h ^ s[i]) * 0x100000001B3u;
@@ -571,7 +573,7 @@ static int32_t stx__dict_find(const stx__dict *d, const unsigned char *s, size_t
     return d->nslot ? (int32_t)d->slot[stx__dict_slot(d, s, n)] - 1 : -1;
 }
 
-/* Twice as many slots, and room for half as many pieces. 0 with the error set. */
+/* Doubles the slots; the capacity is half as many pieces. Returns 0 on errors. */
 static int stx__dict_grow(stx__dict *d) {
     size_t nslot = d->nslot ? d->nslot * 2 : 1024, i;
     uint32_t *slot = NULL;
@@ -583,7 +585,7 @@ static int stx__dict_grow(stx__dict *d) {
     if (!slot || !p) {
         stx_block_free(d->x, slot);
         stx_block_free(d->x, p);
-        stx_fail(d->x, STX_ERR_MEMORY, "a vocabulary of more than %zu pieces is too large", d->n);
+        stx_fail(d->x, STX_ERR_MEMORY, "no memory for a vocabulary of more than %zu pieces", d->n);
         return 0;
     }
     if (d->n) memcpy(p, d->p, d->n * sizeof *p);
@@ -595,8 +597,8 @@ static int stx__dict_grow(stx__dict *d) {
     return 1;
 }
 
-/* The number of a piece, which is appended when it is new (its bytes are not copied).
-   -1 with the error set. */
+/* The id of a piece, which is appended if it is new; its bytes are not copied. Returns -1
+   on errors. */
 static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     stx__piece *p;
     size_t at;
@@ -616,7 +618,7 @@ static int32_t stx__dict_add(stx__dict *d, const unsigned char *s, size_t n) {
     return (int32_t)d->n - 1;
 }
 
-/* A vocabulary of V pieces in this order, copied. */
+/* A vocabulary of V pieces in this order; they are copied. */
 static stx_vocab *stx__vocab_make(stx_ctx *x, int kind, int compact, int has_eos,
                                   const stx__piece *p, size_t V) {
     stx_vocab *v = (stx_vocab *)stx_block(x, sizeof *v);
@@ -675,18 +677,17 @@ static int stx__cmp_earlier(const void *a, const void *b) {
 }
 
 static void stx__bad_utf8(stx_ctx *x, const char *where, uint64_t at, unsigned c) {
-    stx_fail(
-        x, STX_ERR_FORMAT,
-        "%s is not UTF-8: byte %llu (0x%02X) cannot stand there; convert the text (iconv -t UTF-8), or use the "
-        "kind bytes",
-        where, (unsigned long long)at, c);
+    stx_fail(x, STX_ERR_FORMAT,
+             "%s is not UTF-8: byte %llu (0x%02X) is invalid there; convert the text "
+             "(iconv -t UTF-8), or use bytes as tokens",
+             where, (unsigned long long)at, c);
 }
 
 
 // >>pieces
 
-/* What a piece decodes to, and how long it is: at most as long as the piece, or 5
-   bytes. */
+/* Writes what a piece decodes to and returns its length: at most that of the piece, or
+   5. */
 static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out) {
     static const unsigned char blank[] = "\xe2\x96\x81", unknown[] = " \xe2\x81\x87 ";
     const unsigned char *s = v->d.p[id].s;
@@ -696,7 +697,7 @@ static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out
         memcpy(out, unknown, 5);
         return 5;
     }
-    if (v->type[id] == STX_PIECE_BYTE) { /* <0x41>; the form was checked */
+    if (v->type[id] == STX_PIECE_BYTE) { /* such as <0x41>, see stx__piece_byte */
         static const char hex[] = "0123456789ABCDEF";
         out[0] = (unsigned char)((strchr(hex, s[3]) - hex) * 16 + (strchr(hex, s[4]) - hex));
         return 1;
@@ -710,13 +711,13 @@ static size_t stx__piece_text(const stx_vocab *v, int32_t id, unsigned char *out
     return k;
 }
 
-/* A byte piece is <0x00> to <0xFF>. */
+/* Whether a piece is one of <0x00> to <0xFF> */
 static int stx__piece_byte(const unsigned char *s, size_t n) {
     return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' && s[3] && s[4]
            && strchr("0123456789ABCDEF", s[3]) && strchr("0123456789ABCDEF", s[4]);
 }
 
-/* The library opens v->model, if there is a library. 0 with the error set. */
+/* Opens v->model in a build with the library. Returns 0 on errors. */
 static int stx__pieces_open(stx_vocab *v, const char *who) {
 #ifdef SEQTX_SENTENCEPIECE
     char err[256];
@@ -726,7 +727,7 @@ static int stx__pieces_open(stx_vocab *v, const char *who) {
     V = v->spm ? stx_spm_size(v->spm, &eos, &unk) : 0;
     if (!v->spm)
         stx_fail(v->x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", who, err);
-    else if (V != v->d.n) /* its ids would not be the vocabulary's */
+    else if (V != v->d.n) /* ids would not match the vocabulary */
         stx_fail(v->x, STX_ERR_FORMAT, "%s has %zu pieces, the vocabulary %zu: it is damaged", who,
                  V, v->d.n);
     return v->spm && V == v->d.n;
@@ -737,8 +738,8 @@ static int stx__pieces_open(stx_vocab *v, const char *who) {
 #endif
 }
 
-/* A vocabulary of pieces with what they are; p and type are copied. eos, unk: -1:
-   none. */
+/* A vocabulary of pieces and their types, which are copied. eos and unk are -1 if there
+   is none. */
 static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx__piece *p,
                                    const unsigned char *type, size_t V, int32_t eos, int32_t unk,
                                    const void *model, size_t model_n) {
@@ -771,10 +772,10 @@ static stx_vocab *stx__pieces_make(stx_ctx *x, int kind, int has_eos, const stx_
     return v;
 }
 
-/* v, which has V pieces; or NULL and an error, for two of them are the same */
+/* Returns v if it has V pieces; otherwise two were equal: frees it, with an error. */
 static stx_vocab *stx__pieces_once(stx_ctx *x, stx_vocab *v, size_t V, const char *path) {
     if (!v || v->d.n == V) return v;
-    stx_fail(x, STX_ERR_FORMAT, "%s has a piece twice", path);
+    stx_fail(x, STX_ERR_FORMAT, "%s has the same piece twice", path);
     stx_vocab_free(v);
     return NULL;
 }
@@ -793,18 +794,16 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
     if (!spm)
         stx_fail(x, STX_ERR_FORMAT, "%s is no SentencePiece model: %s", path, err);
     else if (!join_lines && eos < 0)
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "%s has no piece for the end of a sentence, which line ends become; train it with one, or use "
-            "join_lines (--join-lines)",
-            path);
+        stx_fail(x, STX_ERR_FORMAT,
+                 "%s has no piece for the end of a sentence, with which line ends are encoded; "
+                 "train it with one, or use join_lines (--join-lines)",
+                 path);
     else if (p && type) {
         for (i = 0; i < V; i++) {
             int what;
             p[i].s = (const unsigned char *)stx_spm_piece(spm, i, &p[i].n, &what);
-            type[i] = (unsigned char)(what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)
-                                          ? STX_PIECE_TEXT
-                                          : what);
+            if (what == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)) what = STX_PIECE_TEXT;
+            type[i] = (unsigned char)what;
         }
         v = stx__pieces_make(x, STX_TOK_PIECES, !join_lines, p, type, V, eos, unk, m->data,
                              m->size);
@@ -820,17 +819,16 @@ static stx_vocab *stx__pieces_of_model(stx_ctx *x, const stx_map *m, const char 
 #else
     (void)m;
     (void)join_lines;
-    stx_fail(
-        x, STX_ERR_ARG,
-        "%s: a SentencePiece model needs its library, which is not in this build (make SENTENCEPIECE=1); or cut the "
-        "text elsewhere and give the pieces' numbers (--tokens ids)",
-        path);
+    stx_fail(x, STX_ERR_ARG,
+             "%s: this build has no SentencePiece library (make SENTENCEPIECE=1); otherwise encode "
+             "the text with another program and use its ids (--tokens ids)",
+             path);
     return NULL;
 #endif
 }
 
-/* Whether a line of n bytes is a piece, a tab and a number. *piece: the bytes of the
-   piece, which may hold tabs itself. */
+/* Whether a line of n bytes is a piece, a tab and a score. Sets *piece to the length of
+   the piece, which can contain tabs. */
 static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
     size_t at, i, digits = 0;
     if (n && s[n - 1] == '\r') n--;
@@ -843,16 +841,17 @@ static int stx__list_scored(const unsigned char *s, size_t n, size_t *piece) {
     return at > 0 && digits > 0;
 }
 
+/* The length of the line at s, without its end */
 static size_t stx__list_line(const unsigned char *s, const unsigned char *end) {
     const unsigned char *line = s;
     while (s < end && *s != '\n') s++;
     return (size_t)(s - line);
 }
 
-/* The next piece of a .vocab file from *s on, of n bytes; *line counts. 0 with the
-   error set. Where the pieces have scores, a line without one begins a piece that
-   holds a newline. It can only be told from a line whose score is missing if one side
-   of that newline is empty: no piece is. */
+/* The next piece of a .vocab file: *n bytes at *s, which then moves past it; *line counts
+   lines. Returns 0 on errors. If the file has scores, a line without one starts a piece
+   that contains a newline. That differs from a line with a missing score only if one side
+   of the newline is empty, because no piece is empty. */
 static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsigned char **s,
                           const unsigned char *end, size_t *n, size_t *line) {
     const unsigned char *at = *s;
@@ -863,8 +862,8 @@ static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsign
         len = stx__list_line(at, end);
         if (before && (stx__list_scored(at, len, &now) ? now : len)) {
             stx_fail(x, STX_ERR_FORMAT,
-                     "%s: line %zu has no score after a tab, as the last line "
-                     "has; give it one, as 0",
+                     "%s: line %zu has no score after a tab, but the last line has one; add one, "
+                     "such as 0",
                      path, *line);
             return 0;
         }
@@ -878,8 +877,8 @@ static int stx__list_next(stx_ctx *x, const char *path, int scored, const unsign
     return *n > 0;
 }
 
-/* The pieces of a .vocab file. It does not say what they are: control pieces are known
-   by their brackets. */
+/* The pieces of a .vocab file. Their types are not in the file; control pieces are
+   recognised by their names. */
 static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *path) {
     static const char *const control[] = {"<s>",   "</s>",  "<eos>", "<pad>", "[PAD]",
                                           "[BOS]", "[EOS]", "[CLS]", "[SEP]", "[MASK]"};
@@ -892,12 +891,13 @@ static stx_vocab *stx__pieces_of_list(stx_ctx *x, const stx_map *m, const char *
     int scored;
     if (mark == SIZE_MAX) return NULL;
     if (m->size == mark) {
-        stx_fail(x, STX_ERR_FORMAT, "%s is empty; give a .vocab file, one line per piece", path);
+        stx_fail(x, STX_ERR_FORMAT, "%s is empty; expected a .vocab file with one piece per line",
+                 path);
         return NULL;
     }
     s = m->data + mark;
     end = m->data + m->size;
-    /* lines: no less than pieces */
+    /* the number of lines, at least that of pieces */
     for (V = 1, i = 0; s + i + 1 < end; i++) V += s[i] == '\n';
     for (last = end - 1; last > s && last[-1] != '\n';) last--;
     scored = stx__list_scored(last, stx__list_line(last, end), &n);
@@ -931,8 +931,8 @@ static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
     stx_vocab *v = NULL;
     stx_map m;
     if (!d->pieces || !*d->pieces) {
-        stx_fail(x, STX_ERR_ARG, "pieces are known from a file: give %s (--pieces)",
-                 d->kind == STX_TOK_IDS ? "a .vocab" : "a SentencePiece .model");
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: pieces: expected %s (--pieces), got none",
+                 d->kind == STX_TOK_IDS ? "a .vocab file" : "a SentencePiece .model");
         return NULL;
     }
     if (!stx_map_open(x, &m, d->pieces)) return NULL;
@@ -942,19 +942,19 @@ static stx_vocab *stx__pieces_build(stx_ctx *x, const stx_vocab_desc *d) {
     return v;
 }
 
-/* Text to pieces, line by line, into a growing array of the context: *n ids in *ids,
-   which has room for *room. final: a text that does not end in a line end gets one. 0
-   with the error set; where and base are for it. */
+/* Encodes text line by line into *ids, a block of the context with *room elements that
+   grows as needed; *n counts them. final: appends a line end to a text without one. where
+   and base are for error messages. Returns 0 on errors. */
 static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t len, int final,
                               const char *where, uint64_t base, int32_t **ids, size_t *n,
                               size_t *room) {
     size_t at = 0;
     *n = 0;
     if (!v->spm) {
-        stx_fail(
-            v->x, STX_ERR_ARG,
-            "%s: this vocabulary cuts text by SentencePiece, which is not in this build (make SENTENCEPIECE=1)",
-            where);
+        stx_fail(v->x, STX_ERR_ARG,
+                 "%s: this vocabulary requires SentencePiece, which this build does not have "
+                 "(make SENTENCEPIECE=1)",
+                 where);
         return 0;
     }
     while (at < len) {
@@ -972,8 +972,8 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
             char err[256];
             if (!stx_spm_encode(v->spm, (const char *)s + at, i - at, &got, &count, err,
                                 sizeof err)) {
-                stx_fail(v->x, STX_ERR_FORMAT, "%s: the line at byte %llu cannot be cut: %s", where,
-                         (unsigned long long)(base + at), err);
+                stx_fail(v->x, STX_ERR_FORMAT, "%s: the line at byte %llu cannot be encoded: %s",
+                         where, (unsigned long long)(base + at), err);
                 return 0;
             }
         }
@@ -1001,8 +1001,8 @@ static int stx__pieces_encode(const stx_vocab *v, const unsigned char *s, size_t
     return 1;
 }
 
-/* Drops the pieces seen less than min_count times in favour of <unk>, which is made
-   when the text has none. */
+/* Replaces pieces that occur fewer than min_count times with <unk>, which is added if the
+   text has none. */
 static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
     int32_t unk = stx__dict_add(d, stx__unk, STX__SPECIAL);
     size_t i, n = 0;
@@ -1014,13 +1014,13 @@ static int stx__dict_prune(stx__dict *d, uint64_t min_count) {
         }
     for (i = 0; i < d->n; i++)
         if (d->p[i].n) d->p[n++] = d->p[i];
-    /* the table no longer fits the numbers; only the list is used from here */
+    /* the hash table is now invalid; only the list is used from here on */
     d->n = n;
     return 1;
 }
 
-/* The list of pieces of a text, in the order wanted. `where` and `base` are for
-   errors. */
+/* The vocabulary of a text, in the order of the desc. where and base are for error
+   messages. */
 static stx_vocab *stx__vocab_count(stx_ctx *x, const stx_vocab_desc *d, const unsigned char *s,
                                    size_t n, const char *where, uint64_t base) {
     stx__dict dict;
@@ -1069,11 +1069,10 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     if (desc) d = *desc;
     if (d.kind < STX_TOK_BYTES || d.kind > STX_TOK_IDS || d.order < STX_ORDER_FIRST
         || d.order > STX_ORDER_COUNT_EARLIER) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_vocab_build: kind %d, order %d; wanted are STX_TOK_BYTES .. STX_TOK_IDS and STX_ORDER_FIRST .. "
-            "STX_ORDER_COUNT_EARLIER",
-            d.kind, d.order);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_vocab_build: kind, order: expected STX_TOK_BYTES .. STX_TOK_IDS and "
+                 "STX_ORDER_FIRST .. STX_ORDER_COUNT_EARLIER, got %d and %d",
+                 d.kind, d.order);
         return NULL;
     }
     d.compact = d.compact != 0;
@@ -1081,7 +1080,7 @@ STX_DEF stx_vocab *stx_vocab_build(stx_ctx *x, const stx_vocab_desc *desc, const
     if (d.kind == STX_TOK_BYTES && !d.compact) return stx__vocab_bytes(x);
     if (d.kind >= STX_TOK_PIECES) return stx__pieces_build(x, &d);
     if (!path) {
-        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: the path is NULL; give the training text");
+        stx_fail(x, STX_ERR_ARG, "stx_vocab_build: path: expected the training text, got NULL");
         return NULL;
     }
     if (!stx_map_open(x, &m, path)) return NULL;
@@ -1132,8 +1131,8 @@ STX_DEF const char *stx_vocab_piece(const stx_vocab *v, int32_t id, size_t *len)
     return (const char *)v->d.p[id].s;
 }
 
-/* The id of a piece that stands at byte `at` of `where`; -1 with the error set when
-   there is none, not even <unk>. */
+/* The id of the piece at byte `at` of `where`, or that of <unk>. Returns -1, with an
+   error, if there is neither. */
 static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, size_t len,
                              const char *where, uint64_t at) {
     static const char *const what[] = {"byte", "character", "word"};
@@ -1145,22 +1144,22 @@ static int32_t stx__vocab_id(const stx_vocab *v, const unsigned char *piece, siz
         for (i = 0; i < len && i < 12 && piece[i] >= '0' && piece[i] <= '9'; i++)
             n = n * 10 + (uint64_t)(piece[i] - '0');
         if (i == len && n < v->d.n) return (int32_t)n;
-        stx_fail(
-            v->x, STX_ERR_FORMAT,
-            "%s: '%s' at byte %llu is no number of a piece, 0 to %zu; a text of ids is such numbers with white "
-            "space between",
-            where, stx_quote(q, piece, len), (unsigned long long)at, v->d.n - 1);
+        stx_fail(v->x, STX_ERR_FORMAT,
+                 "%s: expected piece ids from 0 to %zu, separated by white space, got '%s' at byte "
+                 "%llu",
+                 where, v->d.n - 1, stx_quote(q, piece, len), (unsigned long long)at);
         return -1;
     }
     id = stx__dict_find(&v->d, piece, len);
     if (id < 0) id = v->unk;
     if (id < 0)
-        stx_fail(
-            v->x, STX_ERR_FORMAT,
-            "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build the vocabulary from a "
-            "text that has it, or with min_count (--min-count) 2, which makes <unk>%s",
-            where, piece == stx__eos ? "line end" : what[v->kind], stx_quote(q, piece, len),
-            (unsigned long long)at, v->d.n, v->kind == STX_TOK_BYTES ? ", or without compact" : "");
+        stx_fail(v->x, STX_ERR_FORMAT,
+                 "%s: the %s '%s' at byte %llu is not in the vocabulary (%zu pieces); build it "
+                 "from a text that contains it, or with min_count (--min-count) 2, which adds "
+                 "<unk>%s",
+                 where, piece == stx__eos ? "line end" : what[v->kind], stx_quote(q, piece, len),
+                 (unsigned long long)at, v->d.n,
+                 v->kind == STX_TOK_BYTES ? ", or without compact" : "");
     return id;
 }
 
@@ -1218,8 +1217,8 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
         const char *s = stx_vocab_piece(v, ids[i], &k);
         if (!s) {
             stx_fail(v->x, STX_ERR_ARG,
-                     "stx_vocab_decode: id %ld at place %zu is not in a vocabulary of %zu",
-                     (long)ids[i], i, v->d.n);
+                     "stx_vocab_decode: ids[%zu]: expected an id below %zu, got %ld", i, v->d.n,
+                     (long)ids[i]);
             return STX_NPOS;
         }
         if (ids[i] == v->eos) {
@@ -1239,7 +1238,7 @@ STX_DEF size_t stx_vocab_decode(const stx_vocab *v, const int32_t *ids, size_t n
     return at;
 }
 
-/* A little-endian number of n bytes */
+/* The little-endian integer of n bytes at s */
 static uint64_t stx__little(const unsigned char *s, size_t n) {
     uint64_t v = 0;
     while (n--) v = v << 8 | s[n];
@@ -1251,10 +1250,15 @@ static unsigned char *stx__little_put(unsigned char *o, uint64_t v, size_t n) {
     return o;
 }
 
-/* Blob: "STXV", version 1, kind, flags (1 compact, 2 eos), 0, V as 8 bytes, then per
-   piece its length as 4 bytes and its bytes; PIECES, IDS: then what each one is, a
-   byte each, the numbers of eos and unk + 1 as 4 bytes each, the length of the model
-   as 8 bytes and the model; little-endian. */
+/* A stored vocabulary, little-endian:
+       4        "STXV"
+       1 each   version (1), kind, flags (1 compact, 2 eos), 0
+       8        V
+       per piece: 4 its length, then its bytes
+   PIECES and IDS continue with:
+       V        the type of each piece
+       4 each   id of eos + 1, id of unk + 1
+       8        length of the model, then the model */
 STX_DEF size_t stx_vocab_save(const stx_vocab *v, void *out, size_t cap) {
     unsigned char *o = (unsigned char *)out;
     size_t n = 16, i;
@@ -1297,14 +1301,15 @@ static int stx__piece_valid(int kind, int has_eos, const unsigned char *s, size_
     return 1;
 }
 
-/* What stands behind the pieces: n bytes at s. NULL and *why when it is not that. */
+/* Reads what follows the pieces of a stored vocabulary of PIECES or IDS: n bytes at s.
+   Returns NULL, with the reason in *why if they are invalid. */
 static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx__piece *p, size_t V,
                                    const unsigned char *s, size_t n, const char **why) {
     const unsigned char *type = s;
     uint64_t eos, unk, model;
     size_t i;
     if (n < 16 || n - 16 < V) {
-        *why = "it is cut short";
+        *why = "it is truncated";
         return NULL;
     }
     s += V;
@@ -1314,9 +1319,9 @@ static stx_vocab *stx__pieces_load(stx_ctx *x, int kind, int has_eos, const stx_
     s += 16;
     n -= 16 + V;
     if (model != n || (kind == STX_TOK_PIECES) != (n > 0))
-        *why = "its size does not fit its length";
+        *why = "its sizes do not match its length";
     else if (eos > V || unk > V || (has_eos && !eos))
-        *why = "it names a piece that it does not have";
+        *why = "it refers to a piece that it does not have";
     for (i = 0; i < V && !*why; i++)
         if (type[i] > STX_PIECE_BYTE
             || (type[i] == STX_PIECE_BYTE && !stx__piece_byte(p[i].s, p[i].n)))
@@ -1336,11 +1341,10 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     int kind, compact, has_eos;
     if (!stx_ok(x)) return NULL;
     if (!s || len < 16 || memcmp(s, "STXV", 4)) {
-        stx_fail(
-            x, STX_ERR_FORMAT,
-            "this is not a stored vocabulary (%zu bytes without its mark); give the bytes that "
-            "stx_vocab_save wrote",
-            s ? len : 0);
+        stx_fail(x, STX_ERR_FORMAT,
+                 "stx_vocab_load: expected a stored vocabulary, as stx_vocab_save writes it, got "
+                 "%zu other bytes",
+                 s ? len : 0);
         return NULL;
     }
     kind = s[5];
@@ -1352,20 +1356,20 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
     else if (kind > STX_TOK_IDS || has_eos > 1
              || (kind == STX_TOK_BYTES ? has_eos != compact : compact)
              || (kind == STX_TOK_WORDS && !has_eos) || (kind == STX_TOK_IDS && has_eos))
-        why = "its kind and flags do not fit together";
+        why = "its kind and flags do not match";
     else if (!V || V > 0x7FFFFFFF || V > (len - 16) / 5)
-        why = "its size does not fit its length";
+        why = "its sizes do not match its length";
     else if (kind == STX_TOK_BYTES && !compact) {
         v = stx__vocab_bytes(x);
         if (v && (stx_vocab_save(v, NULL, 0) != len || V != 256))
-            why = "its size does not fit its length";
+            why = "its sizes do not match its length";
         for (i = 0; v && !why && i < 256; i++, at += 5)
             if (stx__little(s + at, 4) != 1 || s[at + 4] != i) why = "its bytes are not in order";
     } else if ((p = (stx__piece *)stx_block(x, (size_t)V * sizeof *p)) != NULL) {
         for (i = 0; i < (size_t)V && !why; i++) {
             size_t n = len - at < 4 ? 0 : (size_t)stx__little(s + at, 4);
             if (len - at < 4 || n > len - at - 4) {
-                why = "it is cut short";
+                why = "it is truncated";
                 break;
             }
             if (!stx__piece_valid(kind, has_eos, s + at + 4, n)) {
@@ -1379,10 +1383,10 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
         if (!why && kind >= STX_TOK_PIECES)
             v = stx__pieces_load(x, kind, has_eos, p, (size_t)V, s + at, len - at, &why);
         else if (!why && at != len)
-            why = "there is something behind its end";
+            why = "it continues after its end";
         else if (!why)
             v = stx__vocab_make(x, kind, compact, has_eos, p, (size_t)V);
-        if (v && v->d.n != (size_t)V) why = "it has a piece twice";
+        if (v && v->d.n != (size_t)V) why = "it has the same piece twice";
         if (v && !why && v->model_n && !stx__pieces_open(v, "the model of a stored vocabulary")) {
             stx_vocab_free(v);
             v = NULL;
@@ -1402,18 +1406,19 @@ STX_DEF stx_vocab *stx_vocab_load(stx_ctx *x, const void *blob, size_t len) {
 
 struct stx_corpus {
     stx_ctx *x;
-    stx_map map;                /* BYTES: the file */
-    const unsigned char *bytes; /* .. and the range in it */
-    size_t nbytes, size;        /* size = tokens */
-    /* .. what its bytes become, and the last token when size = nbytes + 1 */
-    int32_t byte_id[256], eos;
-    uint16_t *tok16; /* CHARS, WORDS: one of these */
+    size_t size;                /* tokens */
+    uint64_t raw;               /* bytes of text, see stx_corpus_bytes */
+    stx_map map;                /* BYTES: the file, */
+    const unsigned char *bytes; /* the range in it, of nbytes, */
+    size_t nbytes;
+    int32_t byte_id[256];       /* the id of each byte, */
+    int32_t eos;                /* and the last token, if size = nbytes + 1 */
+    uint16_t *tok16;            /* other kinds: one of these */
     int32_t *tok32;
-    const int32_t *own; /* wrapped */
-    uint64_t raw;
+    const int32_t *own;         /* stx_corpus_wrap: the caller's tokens */
 };
 
-/* The same for PIECES, which nobody wants to cut twice. */
+/* stx__corpus_fill for PIECES, which are encoded only once */
 static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                               const char *path, size_t base) {
     int32_t *ids = NULL;
@@ -1429,7 +1434,7 @@ static int stx__corpus_pieces(stx_corpus *c, const stx_vocab *v, const unsigned 
     return ok;
 }
 
-/* Tokens of [b, e) into the corpus: counts them, allocates, fills. */
+/* Counts the tokens of n bytes at s, allocates the corpus's array and fills it. */
 static int stx__corpus_fill(stx_corpus *c, const stx_vocab *v, const unsigned char *s, size_t n,
                             const char *path, size_t base) {
     stx__scan k;
@@ -1475,7 +1480,7 @@ STX_DEF stx_corpus *stx_corpus_open(stx_ctx *x, const stx_vocab *v, const char *
     int ok;
     if (!stx_ok(x) || !v) return NULL;
     if (!path) {
-        stx_fail(x, STX_ERR_ARG, "stx_corpus_open: the path is NULL; give a text file");
+        stx_fail(x, STX_ERR_ARG, "stx_corpus_open: path: expected a text file, got NULL");
         return NULL;
     }
     if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
@@ -1514,7 +1519,7 @@ STX_DEF stx_corpus *stx_corpus_wrap(stx_ctx *x, const int32_t *tokens, size_t n,
     stx_corpus *c;
     if (!stx_ok(x)) return NULL;
     if (!tokens || !n) {
-        stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: no tokens");
+        stx_fail(x, STX_ERR_ARG, "stx_corpus_wrap: expected at least one token, got none");
         return NULL;
     }
     if ((c = (stx_corpus *)stx_block(x, sizeof *c)) == NULL) return NULL;
@@ -1547,8 +1552,10 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
     size_t i;
     if (!c || !stx_ok(c->x)) return 0;
     if (pos > c->size || n > c->size - pos || (n && !out)) {
-        stx_fail(c->x, STX_ERR_ARG, "stx_corpus_read: tokens %zu to %zu + %zu of %zu%s", pos, pos,
-                 n, c->size, out ? "" : " into NULL");
+        stx_fail(c->x, STX_ERR_ARG,
+                 "stx_corpus_read: expected a range inside the %zu tokens, got %zu tokens from %zu "
+                 "on%s",
+                 c->size, n, pos, out ? "" : ", and NULL for out");
         return 0;
     }
     if (c->own)
@@ -1566,15 +1573,16 @@ STX_DEF int stx_corpus_read(const stx_corpus *c, size_t pos, size_t n, int32_t *
 
 // >>batches
 
-#define STX__BATCH_STREAM \
-    0x6261746368657321u /* keeps these numbers apart from all others of the same seed */
+/* random numbers of batches differ from all others of the same seed */
+#define STX__BATCH_STREAM 0x6261746368657321u
 
 struct stx_batches {
     stx_ctx *x;
     const stx_corpus *c;
-    size_t T, n, row0, rows; /* n: tokens of a stream, from one row to the next */
-    size_t first;            /* token of the corpus at which the first stream begins */
-    size_t records;          /* STX_BATCH_RECORDS: how many; p is T a record */
+    size_t T, n;       /* tokens per batch and stream; from one stream to the next */
+    size_t row0, rows; /* the streams of this rank */
+    size_t first;      /* token of the corpus at which the first stream starts */
+    size_t records;    /* STX_BATCH_RECORDS: how many; p advances by T per record */
     int how;
     uint64_t seed;
     stx_batches_state s;
@@ -1582,7 +1590,7 @@ struct stx_batches {
     int rule;
 };
 
-/* Tokens of a corpus that a desc is about; 0: none */
+/* How many tokens of the corpus a desc selects */
 static size_t stx__batches_tokens(const stx_corpus *c, const stx_batches_desc *d) {
     size_t left = c && d->first < c->size ? c->size - d->first : 0;
     return d->count && d->count < left ? d->count : left;
@@ -1594,44 +1602,41 @@ STX_DEF stx_batches *stx_batches_create(stx_ctx *x, const stx_corpus *c,
     size_t world, tokens;
     if (!stx_ok(x) || !c) return NULL;
     if (!d || !d->B || !d->T || d->how < STX_BATCH_STREAMS || d->how > STX_BATCH_RECORDS) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_batches_create: B = %zu streams of blocks of T = %zu tokens, how %d; both must be at least 1, and "
-            "how STX_BATCH_STREAMS .. STX_BATCH_RECORDS",
-            d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_batches_create: expected B and T of at least 1 and how STX_BATCH_STREAMS .. "
+                 "STX_BATCH_RECORDS, got B = %zu, T = %zu, how = %d",
+                 d ? d->B : 0, d ? d->T : 0, d ? d->how : 0);
         return NULL;
     }
     if (d->first > c->size || d->count > c->size - d->first) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_batches_create: tokens %zu to %zu + %zu of %zu: make first and count fit the corpus",
-            d->first, d->first, d->count, c->size);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_batches_create: first, count: expected a range inside the %zu tokens, got "
+                 "%zu tokens from %zu on",
+                 c->size, d->count, d->first);
         return NULL;
     }
     tokens = stx__batches_tokens(c, d);
     world = d->world ? d->world : 1;
     if (d->rank >= world || d->B % world) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_batches_create: B = %zu streams cannot be shared by rank %zu of %zu; make B a multiple of the number "
-            "of ranks",
-            d->B, d->rank, world);
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_batches_create: B: expected a multiple of the number of ranks, and rank "
+                 "below it, got B = %zu, rank %zu of %zu",
+                 d->B, d->rank, world);
         return NULL;
     }
     if (d->T >= tokens / d->B) {
         size_t T1 = d->T + 1;
         if (!T1 || d->B > SIZE_MAX / T1)
-            stx_fail(
-                x, STX_ERR_ARG,
-                "the data are too short: %zu tokens for %zu streams of blocks of %zu, more than can be counted; use a "
-                "smaller batch size or block length",
-                tokens, d->B, d->T);
+            stx_fail(x, STX_ERR_ARG,
+                     "the data are too short: %zu tokens, and B (T + 1) with B = %zu and T = %zu "
+                     "overflows; use a smaller batch size or block length",
+                     tokens, d->B, d->T);
         else
-            stx_fail(
-                x, STX_ERR_ARG,
-                "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at least %zu = B (T + 1); "
-                "use more data, or a smaller batch size or block length",
-                tokens, d->B, d->T, d->B * T1);
+            stx_fail(x, STX_ERR_ARG,
+                     "the data are too short: %zu tokens, and %zu streams of blocks of %zu need at "
+                     "least %zu = B (T + 1); use more data, or a smaller batch size or block "
+                     "length",
+                     tokens, d->B, d->T, d->B * T1);
         return NULL;
     }
     if ((b = (stx_batches *)stx_block(x, sizeof *b)) == NULL) return NULL;
@@ -1662,7 +1667,8 @@ STX_DEF size_t stx_batches_rows(const stx_batches *b) {
 }
 
 STX_DEF size_t stx_batches_stream(const stx_batches *b) {
-    return !b ? 0 : b->records ? b->records * b->T : b->n;
+    if (!b) return 0;
+    return b->records ? b->records * b->T : b->n;
 }
 
 STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d) {
@@ -1677,15 +1683,15 @@ STX_DEF size_t stx_batches_epoch(const stx_corpus *c, const stx_batches_desc *d)
     return n <= T ? 0 : (n - T + T - 1) / T; /* until p >= n - T */
 }
 
-/* Where a stream that is turned begins, in the epoch that the seed and the wraps name */
-static size_t stx__batches_turn(const stx_batches *b, size_t row, int eval) {
+/* By how many tokens a stream is rotated in this epoch, a function of seed and wraps */
+static size_t stx__batches_rotation(const stx_batches *b, size_t row, int eval) {
     uint32_t u[4];
     if (b->how != STX_BATCH_ROLL || eval) return 0;
     stx_philox(b->seed ^ STX__BATCH_STREAM, row + 1, b->s.wraps, u);
     return (size_t)(((uint64_t)u[1] << 32 | u[0]) % b->n);
 }
 
-/* n tokens of a stream from place p on, where the stream is a ring */
+/* Reads n tokens of a stream from position p on, as a ring */
 static int stx__batches_ring(const stx_batches *b, size_t row, size_t p, size_t n, int32_t *out) {
     size_t k;
     for (; n; n -= k, out += k, p = 0) {
@@ -1701,10 +1707,10 @@ static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval,
     if (b->records) p = p / b->T * (b->T + 1);
     for (r = 0; r < b->rows; r++) {
         size_t row = b->row0 + r, at = b->first + row * b->n + p,
-               turn = stx__batches_turn(b, row, eval);
-        if (turn) {
-            if (!stx__batches_ring(b, row, (turn + p) % b->n, T, x + r * T)
-                || !stx__batches_ring(b, row, (turn + p + 1) % b->n, T, y + r * T))
+               rotation = stx__batches_rotation(b, row, eval);
+        if (rotation) {
+            if (!stx__batches_ring(b, row, (rotation + p) % b->n, T, x + r * T)
+                || !stx__batches_ring(b, row, (rotation + p + 1) % b->n, T, y + r * T))
                 return 0;
         } else if (!stx_corpus_read(b->c, at, T, x + r * T)
                    || !stx_corpus_read(b->c, at + 1, T, y + r * T))
@@ -1713,7 +1719,7 @@ static int stx__batches_read(const stx_batches *b, size_t p, size_t T, int eval,
     return 1;
 }
 
-/* Is the training position p behind the last block? */
+/* Whether position p of training is after the last batch */
 static int stx__batches_end(const stx_batches *b, uint64_t p) {
     return b->records ? p >= b->records * b->T : p >= b->n - b->T;
 }
@@ -1749,11 +1755,11 @@ STX_DEF int stx_batches_set(stx_batches *b, stx_batches_state s) {
     if (!b || !stx_ok(b->x)) return 0;
     if (stx__batches_end(b, s.p) || s.fresh < 0 || s.fresh > 1 || (!s.fresh && s.p < b->T)
         || (b->how != STX_BATCH_STREAMS && (s.p % b->T || s.fresh != (s.p == 0)))) {
-        stx_fail(
-            b->x, STX_ERR_ARG,
-            "stx_batches_set: position %llu (%s) cannot be in streams of %zu tokens and blocks of %zu; resume with "
-            "the data, batch size and block length of the saved run, or start at position 0",
-            (unsigned long long)s.p, s.fresh ? "fresh" : "continued", b->n, b->T);
+        stx_fail(b->x, STX_ERR_ARG,
+                 "stx_batches_set: position %llu (%s) is impossible in streams of %zu tokens with "
+                 "blocks of %zu; resume with the data, batch size and block length of the saved "
+                 "run, or start at position 0",
+                 (unsigned long long)s.p, s.fresh ? "fresh" : "continued", b->n, b->T);
         return 0;
     }
     b->s = s;
@@ -1767,18 +1773,20 @@ STX_DEF void stx_batches_rewind(stx_batches *b, int rule) {
 }
 
 STX_DEF int stx_batches_next_eval(stx_batches *b, int32_t *x, int32_t *y, size_t *T_this) {
-    size_t p, T;
+    size_t p, T, end;
     if (T_this) *T_this = 0;
     if (!b || !stx_ok(b->x)) return STX_BATCH_END;
     if (!x || !y || !T_this || b->rule < STX_EVAL_ALL || b->rule > STX_EVAL_LITERAL) {
         stx_fail(b->x, STX_ERR_ARG,
-                 "stx_batches_next_eval: x, y or T_this is NULL, or rule %d is none", b->rule);
+                 "stx_batches_next_eval: expected x, y and T_this, and a rule STX_EVAL_.., got "
+                 "NULL or rule %d",
+                 b->rule);
         return STX_BATCH_END;
     }
     p = b->eval;
-    if (b->records ? p >= b->records * b->T
-                   : p >= (b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1))
-        return STX_BATCH_END;
+    end = b->rule == STX_EVAL_LITERAL ? b->n - b->T : b->n - 1;
+    if (b->records) end = b->records * b->T;
+    if (p >= end) return STX_BATCH_END;
     T = b->records || b->T < b->n - 1 - p ? b->T : b->n - 1 - p;
     if (!stx__batches_read(b, p, T, 1, x, y)) return STX_BATCH_END;
     *T_this = T;

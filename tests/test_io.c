@@ -1487,11 +1487,11 @@ static void test_bytes(void) {
     CHECK(stx_corpus_read(c, 255, 1, id) && id[0] == 0 && stx_corpus_read(c, 256, 0, id)
           && stx_corpus_read(c, 256, 0, NULL));
     CHECK(!stx_corpus_read(c, 255, 2, id));
-    ERROR(STX_ERR_ARG, "of 256");
+    ERROR(STX_ERR_ARG, "inside the 256 tokens");
     CHECK(!stx_corpus_read(c, 257, 0, id));
     ERROR(STX_ERR_ARG, "257");
     CHECK(!stx_corpus_read(c, (size_t)-1, 2, id));
-    ERROR(STX_ERR_ARG, "of 256");
+    ERROR(STX_ERR_ARG, "inside the 256 tokens");
     CHECK(!stx_corpus_read(c, 0, 1, NULL));
     ERROR(STX_ERR_ARG, "NULL");
     stx_corpus_close(c);
@@ -1552,7 +1552,7 @@ static void test_vocab_errors(void) {
     CHECK(!stx_vocab_build(x, &d, put_text("empty", ""), 0, 0));
     ERROR(STX_ERR_FORMAT, "empty");
     CHECK(!stx_vocab_build(x, &d, path, 5, 99));
-    ERROR(STX_ERR_ARG, "has 12 bytes, the range asked for is 5 to 99");
+    ERROR(STX_ERR_ARG, "expected a range inside the 12 bytes of the file, got 5 to 99");
     CHECK(!stx_vocab_build(x, &d, path, 9, 5));
     ERROR(STX_ERR_ARG, "9 to 5");
     CHECK(!stx_vocab_build(x, &d, path, 99, 0));
@@ -1560,14 +1560,14 @@ static void test_vocab_errors(void) {
     CHECK(!stx_vocab_build(x, &d, path, UINT64_MAX, UINT64_MAX));
     ERROR(STX_ERR_ARG, "range");
     CHECK(!stx_vocab_build(x, &d, path, 12, 0));
-    ERROR(STX_ERR_FORMAT, "is empty between");
+    ERROR(STX_ERR_FORMAT, "no text between");
     d.kind = 5;
     CHECK(!stx_vocab_build(x, &d, path, 0, 0));
-    ERROR(STX_ERR_ARG, "kind 5");
+    ERROR(STX_ERR_ARG, "got 5 and 0");
     d.kind = STX_TOK_WORDS;
     d.order = -1;
     CHECK(!stx_vocab_build(x, &d, path, 0, 0));
-    ERROR(STX_ERR_ARG, "order -1");
+    ERROR(STX_ERR_ARG, "got 2 and -1");
     d.order = 0;
     v = stx_vocab_build(x, &d, path, 0, 0);
     CHECK(!stx_corpus_open(x, v, put_text("valid", "the cat\nsat dog"), 0, 0));
@@ -1575,7 +1575,7 @@ static void test_vocab_errors(void) {
     CHECK(!stx_corpus_open(x, v, in_dir("nothing here"), 0, 0));
     ERROR(STX_ERR_IO, "No such file");
     CHECK(!stx_corpus_open(x, v, in_dir("empty"), 0, 0));
-    ERROR(STX_ERR_FORMAT, "give a file or a range with text in it");
+    ERROR(STX_ERR_FORMAT, "give a file or a range with text");
     CHECK(!stx_corpus_open(x, v, dir, 0, 0));
     ERROR(STX_ERR_IO, "directory");
     CHECK(!stx_corpus_open(x, v, NULL, 0, 0));
@@ -1629,10 +1629,10 @@ static void test_encode(void) {
     ERROR(STX_ERR_ARG, "NULL");
     id[0] = 4;
     CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS);
-    ERROR(STX_ERR_ARG, "id 4 at place 0 is not in a vocabulary of 4");
+    ERROR(STX_ERR_ARG, "expected an id below 4, got 4");
     id[0] = -1;
     CHECK(stx_vocab_decode(v, id, 1, out, 64) == STX_NPOS);
-    ERROR(STX_ERR_ARG, "id -1");
+    ERROR(STX_ERR_ARG, "got -1");
     stx_vocab_free(v);
     d.kind = STX_TOK_BYTES;
     d.compact = 1;
@@ -1766,7 +1766,7 @@ static void test_blob(void) {
         stx_vocab_free(v);
     }
     CHECK(!stx_vocab_load(x, NULL, 0));
-    ERROR(STX_ERR_FORMAT, "not a stored vocabulary");
+    ERROR(STX_ERR_FORMAT, "expected a stored vocabulary");
     { /* damage by hand: V enormous, an empty piece, a piece twice */
         unsigned char b[64] = "STXV\1\2\2\0\2\0\0\0\0\0\0\0\1\0\0\0a\1\0\0\0b";
         stx_vocab *v = stx_vocab_load(x, b, 26);
@@ -1774,7 +1774,7 @@ static void test_blob(void) {
         stx_vocab_free(v);
         b[25] = 'a';
         CHECK(!stx_vocab_load(x, b, 26));
-        ERROR(STX_ERR_FORMAT, "a piece twice");
+        ERROR(STX_ERR_FORMAT, "the same piece twice");
         b[25] = ' ';
         CHECK(!stx_vocab_load(x, b, 26));
         ERROR(STX_ERR_FORMAT, "a piece that its kind cannot have");
@@ -1785,7 +1785,7 @@ static void test_blob(void) {
         b[15] = 0;
         b[24] = 0xFF;
         CHECK(!stx_vocab_load(x, b, 26));
-        ERROR(STX_ERR_FORMAT, "cut short");
+        ERROR(STX_ERR_FORMAT, "truncated");
         b[24] = 0;
         b[21] = 0;
         CHECK(!stx_vocab_load(x, b, 26));
@@ -2086,17 +2086,17 @@ static void test_roll(void) {
     CHECK(stx_batches_next_eval(b, X, Y, &t) == STX_BATCH_FRESH && X[0] == 0 && X[T] == (int32_t)n);
     d.first = N + 1;
     CHECK(!stx_batches_create(x, c, &d));
-    ERROR(STX_ERR_ARG, "first and count");
+    ERROR(STX_ERR_ARG, "first, count: expected");
     d.first = 5;
     d.count = N - 4;
     CHECK(!stx_batches_create(x, c, &d));
-    ERROR(STX_ERR_ARG, "first and count");
+    ERROR(STX_ERR_ARG, "first, count: expected");
     d.count = 23;
     CHECK(!stx_batches_create(x, c, &d));
     ERROR(STX_ERR_ARG, "the data are too short: 23 tokens");
     d.how = 3;
     CHECK(!stx_batches_create(x, c, &d));
-    ERROR(STX_ERR_ARG, "how 3");
+    ERROR(STX_ERR_ARG, "how = 3");
     stx_batches_free(b);
     stx_batches_free(resumed);
     stx_corpus_close(c);
@@ -2116,7 +2116,7 @@ static void test_ids(void) {
     char text[64];
     size_t n;
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
-    ERROR(STX_ERR_ARG, "give a .vocab (--pieces)");
+    ERROR(STX_ERR_ARG, "expected a .vocab file (--pieces)");
     d.pieces = vocab = put_text("list.vocab", list);
     v = stx_vocab_build(x, &d, NULL, 0, 0);
     FINE();
@@ -2131,11 +2131,11 @@ static void test_ids(void) {
     SAME(text, " the cats\n the@-@ catA \xe2\x81\x87  the");
     CHECK(stx_vocab_encode(v, "8 0", 3, id, 16) == 2 && id[0] == 8 && id[1] == 0);
     CHECK(stx_vocab_encode(v, "8 9", 3, id, 16) == STX_NPOS);
-    ERROR(STX_ERR_FORMAT, "'9' at byte 2 is no number of a piece, 0 to 8");
+    ERROR(STX_ERR_FORMAT, "expected piece ids from 0 to 8, separated by white space, got '9' at byte 2");
     CHECK(stx_vocab_encode(v, "x", 1, id, 16) == STX_NPOS);
-    ERROR(STX_ERR_FORMAT, "'x' at byte 0 is no number");
+    ERROR(STX_ERR_FORMAT, "got 'x' at byte 0");
     CHECK(stx_vocab_encode(v, "99999999999999999999", 20, id, 16) == STX_NPOS);
-    ERROR(STX_ERR_FORMAT, "is no number");
+    ERROR(STX_ERR_FORMAT, "expected piece ids from 0 to 8");
     {
         unsigned char blob[512];
         n = stx_vocab_save(v, blob, sizeof blob);
@@ -2156,7 +2156,7 @@ static void test_ids(void) {
     stx_vocab_free(v);
     d.pieces = put_text("list.vocab", "a\t1\nb\t2\na\t3\n");
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
-    ERROR(STX_ERR_FORMAT, "a piece twice");
+    ERROR(STX_ERR_FORMAT, "the same piece twice");
     d.pieces = put_text("list.vocab", "a\n\nb\n");
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
     ERROR(STX_ERR_FORMAT, "line 2 has no piece");
@@ -2167,7 +2167,7 @@ static void test_ids(void) {
     d.kind = STX_TOK_PIECES;
     d.pieces = vocab;
     CHECK(!stx_vocab_build(x, &d, NULL, 0, 0));
-    ERROR(STX_ERR_ARG, "not in this build (make SENTENCEPIECE=1)");
+    ERROR(STX_ERR_ARG, "this build has no SentencePiece library (make SENTENCEPIECE=1)");
 #else
     d.kind = STX_TOK_PIECES;
     d.pieces = vocab;
@@ -2326,7 +2326,7 @@ static void test_marks(void) {
                 stx_corpus_close(c);
             }
             CHECK(!stx_corpus_open(x, plain, path, 0, 2));
-            ERROR(STX_ERR_FORMAT, "is empty between");
+            ERROR(STX_ERR_FORMAT, "no text between");
         }
         for (i = 0; i < 4 * 2 * 3; i++) {
             wide_text(kind, v, name[i % 4], i % 4 < 2 ? 2 : 4, (int)(i % 2), (int)(i / 4 % 2),
@@ -2509,7 +2509,7 @@ static void test_batches_errors(void) {
     ERROR(STX_ERR_ARG, "position 22");
     s.p = UINT64_MAX;
     CHECK(!stx_batches_set(b, s));
-    ERROR(STX_ERR_ARG, "cannot be in streams of 25 tokens and blocks of 3");
+    ERROR(STX_ERR_ARG, "is impossible in streams of 25 tokens with blocks of 3");
     s.p = 2;
     s.fresh = 0;
     CHECK(!stx_batches_set(b, s));
@@ -2521,9 +2521,9 @@ static void test_batches_errors(void) {
     stx_batches_free(b);
     stx_corpus_close(c);
     CHECK(!stx_corpus_wrap(x, NULL, 5, 5));
-    ERROR(STX_ERR_ARG, "no tokens");
+    ERROR(STX_ERR_ARG, "expected at least one token");
     CHECK(!stx_corpus_wrap(x, ramp, 0, 5));
-    ERROR(STX_ERR_ARG, "no tokens");
+    ERROR(STX_ERR_ARG, "expected at least one token");
     CHECK(!stx_batches_create(x, NULL, &d) && stx_ok(x));
     CHECK(!stx_batches_next(NULL, X, X) && !stx_batches_next_eval(NULL, X, X, &t)
           && stx_batches_get(NULL).p == 0 && !stx_batches_set(NULL, s));

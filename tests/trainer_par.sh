@@ -352,7 +352,7 @@ family_bad() {
     refused '--pos-mode\|pos_mode' $t $tiny $new --pos-mode reference
     refused 'best.*eval-every' $t $tiny $new --best B.st --eval-every 0
     refused '--pieces' $t $tiny $new --tokens ids
-    refused 't.txt has a piece twice' $t $tiny $new --tokens ids --pieces t.txt
+    refused 't.txt has the same piece twice' $t $tiny $new --tokens ids --pieces t.txt
     printf 'a\nb\n' >list.vocab
     refused 'no number of a piece' $t $tiny $new --tokens ids --pieces list.vocab
     refused 'SentencePiece' $t $tiny $new --tokens spm --pieces list.vocab
