@@ -258,8 +258,8 @@
    With learned spans, the heads are sorted into at most three groups
    (stx_head_groups_choose). For each group, the cache is projected only as far back as
    the group's longest span reaches; c is then a mean over the heads. There is only one
-   group if some streams have fewer cached rows than others, if span_per_layer, no_renorm or
-   literal is set, or if grouping would save too little. With no_renorm or
+   group if some streams have fewer cached rows than others, if span_per_layer, no_renorm
+   or literal is set, or if grouping would save too little. With no_renorm or
    STX_SPAN_LITERAL_EPS, every key of the window is part of the normaliser, so S_head = S.
    A layer with one long span and seven short ones then costs as much as a layer with
    eight long ones.
@@ -537,9 +537,9 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    n = s->memory->layer[l].count. It is an error while a stream that was reset has fewer
    rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
    is the cache length: layer[l].logical_count of the source, or
-   stx_span_cache(s->model, l) if the data does not come from a memory. Both return 1, or set an error and return 0.
-   If set fails, the memory is unchanged, except that layer l is empty if an allocation
-   failed. */
+   stx_span_cache(s->model, l) if the data does not come from a memory. Both return 1, or
+   set an error and return 0. If set fails, the memory is unchanged, except that layer l is
+   empty if an allocation failed. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
