@@ -538,8 +538,8 @@ STX_DEF void stx_span_state_reset_stream(stx_span_state *s, size_t stream);
    rows. set replaces the layer's memory with n rows per stream, n <= rows <= L. rows
    is the cache length: layer[l].logical_count of the source, or
    stx_span_cache(s->model, l) if the data does not come from a memory. Both return 1, or
-   set an error and return 0. If set fails, the memory is unchanged, except that layer l is
-   empty if an allocation failed. */
+   set an error and return 0. If set fails, the memory is unchanged, except that layer l
+   is empty if an allocation failed. */
 STX_DEF int stx_span_state_get(const stx_span_state *s, size_t l, stx_real *out);
 STX_DEF int stx_span_state_set(stx_span_state *s, size_t l, size_t rows, const stx_real *in,
                                size_t n);
