@@ -1,58 +1,83 @@
-/* seqtx.h - v0.1 - long-context sequence models for C: tensors, a tape, fused attention, training
-   no warranty implied; MIT or public domain, your choice (end of file)
+/* seqtx.h - v0.1 - the core of a library of long-context sequence models in C99
+   no warranty implied; MIT or public domain, your choice (see the end of this file)
 
-   In ONE .c (or .cpp) file:            everywhere else:
-       #define SEQTX_IMPLEMENTATION         #include "seqtx.h"
+   In ONE .c or .cpp file:                everywhere else:
+       #define SEQTX_IMPLEMENTATION           #include "seqtx.h"
        #include "seqtx.h"
-   and link libm (-lm; older systems also want -pthread). Compile with -O2. Nothing else
-   is needed.
 
-   seqtx.h is the core. The models stand in headers of their own, each of which needs only
-   this one:
-       seqtx_attn_span.h    Sequential Transformer, adaptive attention span, all-attention
-       seqtx_sru.h          SRU and SRU++: simple recurrent units, and attention where their product stood
-       seqtx_compressive.h  Compressive Transformer: a memory that is compressed and not thrown away; GTrXL's gates
-       seqtx_par.h          Transformer-XL from blocks in any order, and PAR: a search for that order by Gumbel-softmax
-   Text becomes tokens in seqtx_text.h (vocabularies, corpora, batches), which is free to
-   copy beside them.
+   Compile with -O2 and link with -lm (and with -pthread if glibc is older than 2.34).
+   There are no other dependencies. The GPU is optional, see "GPU" below.
+
+   Contents: tensors and automatic differentiation; fused attention with relative
+   positions, windows and learned spans; optimisers; data-parallel training; checkpoints;
+   and what language models have in common: embeddings, output heads, memories, KV caches,
+   sampling. All state is in a context. The library never prints, exits or aborts.
+
 
    MANUAL
 
-   Two storeys. KERNELS are plain functions on raw pointers and sizes, forward beside
-   backward: read them to learn the algorithms, or call them alone. OPS (stx_linear,
-   stx_attention, ...) take and return tensors: each checks shapes, allocates its result,
-   runs a kernel and records its backward on a tape. A model is written once, as a chain
-   of ops that reads like the paper. One training step is
+   The models have separate headers, each of which needs only this one:
 
-       stx_begin(x, STX_TRAIN);                       rewind the step arena and the tape
-       stx_tensor *loss = ... ops ...;                the tape records
-       stx_backward(x, loss);                         gradients of all parameters
-       stx_optim_step(optim, lr);                     update, zero the gradients
-       if (!stx_ok(x)) puts(stx_error(x));            one check a step is enough
+       seqtx_attn_span.h     Sequential Transformer: adaptive attention span,
+                             all-attention
+       seqtx_sru.h           SRU and SRU++: simple recurrent units, with or without
+                             attention
+       seqtx_compressive.h   Compressive Transformer: compresses old memories
+       seqtx_par.h           Transformer-XL from blocks in any order, and PAR, a search
+                             for that order
+       seqtx_text.h          text for all of them: vocabularies, corpora, batches
 
-   Quick start (compiles as it stands: tests/form.sh extracts and runs it): fit y = tanh(W
-   x) by gradient descent.
+   To use one of these models, start with the manual of its header. This manual is for
+   programs that build a model out of ops, for new ops and new model families, and for
+   readers who would like to know how it works.
+
+   Layers of the code
+
+       model families      seqtx_*.h: parameters, forward pass, memory, generation
+       language models     embedding and output head, memory, KV cache, stx_lm
+       training            optimisers, steps, groups of processes, files, checkpoints
+       ops                 take and return tensors; are recorded on a tape
+       kernels             take raw pointers and sizes; one CPU and one CUDA version each
+       context             memory, threads, random numbers, errors
+
+   Kernels are plain functions, forward and backward. Read them to learn the algorithms,
+   or call them directly. Ops (stx_linear, stx_attention, ..) check shapes, allocate their
+   result, run a kernel and record its backward function on a tape. A model is a chain of
+   ops that reads like the paper. One training step is
+
+       stx_begin(x, STX_TRAIN);                  rewind the step arena, start a new tape
+       stx_tensor *loss = .. ops ..;             the tape records the ops
+       stx_backward(x, loss);                    compute the gradients of all parameters
+       stx_optim_step(optim, lr);                update, then zero the gradients
+       if (!stx_ok(x)) puts(stx_error(x));       one check per step is enough
+
+   Quick start. The program fits y = tanh(W x) by gradient descent. A test compiles and
+   runs it.
 
    //>quickstart
        #define SEQTX_IMPLEMENTATION
        #include "seqtx.h"
        #include <stdio.h>
+
        int main(void) {
-           stx_desc desc = {0};
-           stx_ctx *x = stx_create(&desc);
-           stx_params *p = stx_params_create(x);
-           stx_tensor *W = stx_param(p, STX_NORMAL, 0.5, "w", 2, 3, 0, 0);
-           stx_optim_desc od = {0};
-           od.kind = STX_SGD;
-           stx_optim *optim = stx_optim_create(p, &od);
-           stx_real in[6] = {1, 0, 0, 0, 1, 1}, want[4] = {0.5f, -0.5f, 0.25f, 0.75f};
-           for (int step = 0; step < 500 && stx_ok(x); step++) {
+           stx_ctx *x = stx_create(NULL);
+           stx_params *params = stx_params_create(x);
+           stx_tensor *W = stx_param(params, STX_NORMAL, 0.5, "w", 2, 3, 0, 0);
+           stx_optim_desc desc = {0};
+           desc.kind = STX_SGD;
+           stx_optim *optim = stx_optim_create(params, &desc);
+
+           stx_real in[6] = {1, 0, 0, 0, 1, 1};                  // (2,3)
+           stx_real target[4] = {0.5f, -0.5f, 0.25f, 0.75f};     // (2,2)
+           for (int step = 0; step < 50 && stx_ok(x); step++) {
                stx_begin(x, STX_TRAIN);
-               stx_tensor *y = stx_linear(x, stx_input(x, in, 2, 3, 0, 0), W, NULL, STX_ACT_TANH);
-               stx_tensor *loss = stx_mse(x, y, stx_input(x, want, 2, 2, 0, 0));
+               stx_tensor *a = stx_input(x, in, 2, 3, 0, 0);
+               stx_tensor *b = stx_input(x, target, 2, 2, 0, 0);
+               stx_tensor *y = stx_linear(x, a, W, NULL, STX_ACT_TANH);
+               stx_tensor *loss = stx_mse(x, y, b);
                stx_backward(x, loss);
-               if (step % 100 == 0) printf("step %d loss %.5f\n", step, stx_item(x, loss));
-               stx_optim_step(optim, 0.5);
+               if (step % 10 == 0) printf("step %d loss %.5f\n", step, stx_item(x, loss));
+               stx_optim_step(optim, 0.2);
            }
            if (!stx_ok(x)) printf("error: %s\n", stx_error(x));
            stx_destroy(x);
@@ -60,190 +85,168 @@
        }
    //<quickstart
 
-   Letters, everywhere: B batch, T query length, S key length, C channels, H heads, D head
-   dim, V vocabulary, L layers, N flattened rows. dx is the gradient of x. All tensors are
-   dense and row-major; the shape stands beside each buffer, as in (B,T,C).
+   Tensors are dense and row-major, with 1 to 4 dimensions. Comments give shapes in
+   parentheses, as in (B,T,C); the table of letters is at the beginning of the API.
+   Elements have the type stx_real. dx is the gradient of x.
 
-   Memory. A context owns everything: stx_destroy frees it all. Two bump arenas:
-   persistent (parameters, optimiser state) and step (activations, gradients, tape).
-   stx_begin rewinds the step arena, so a tensor made by an op lives until the next
-   stx_begin; from the second step on nothing is allocated and every tensor stands at the
-   address it had the step before. Memories that cross steps are explicit states of the
-   family headers. No call needs more than 100 KB of stack. What a program takes is known
-   without computing: a context with desc.dry.
+   Memory and lifetimes. The context owns all memory, and stx_destroy frees it.
 
-   Errors are sticky: the first one stays in the context, later calls do nothing, ops
-   return NULL and accept NULL. The text names the op, what it got, what it wanted and the
-   knob to turn. The library never exits, aborts or prints.
+       object                                            valid until
+       ------------------------------------------------  --------------------------------
+       results of ops, stx_input, stx_tokens, the tape   the next stx_begin
+       parameters, optimisers, models, and what          stx_destroy
+           stx_constant_create, stx_scalar_create and
+           stx_tokens_create return
+       memories, caches, model states, generators        their function .._free, or
+                                                         stx_destroy
+       stx_file, stx_map, stx_writer                     closed or finished by the caller,
+                                                         before stx_destroy
 
-   Random numbers are counter based (Philox4x32-10), keyed by (seed, step, op, element):
-   they need no storage, do not depend on the number of threads, and a resumed run draws
-   what the unbroken run would have drawn.
+   Tensors of a step come from the step arena, which stx_begin rewinds. If steps repeat,
+   nothing is allocated from the second step on, and every tensor has the same address as
+   in the previous step. No call needs more than 100 KB of stack. A context with desc.dry
+   measures how much memory a program takes, without computing anything.
 
-   Repeatability: the same device, build, precision and thread count give the same bits,
-   whichever thread did what. No atomics on numbers anywhere.
+   Errors are sticky. The first error is stored in the context; from then on, calls do
+   nothing and ops return NULL. Ops also accept NULL inputs and then return NULL, so a
+   chain of ops needs one check at its end. The text of an error (stx_error) names the op,
+   what was expected and what it got, and the option to change.
 
-   Speed on a CPU: give the compiler -O2 or -O3 (without it everything is about 20 times
-   slower); no -march is needed. Inner loops exist for AVX-512, AVX2, NEON and any
-   processor, and the right ones are taken at run time. Loops run on all processors that
-   the process may use (desc.threads); work is given out as threads come, so a program
-   that shares its machine with others is not held up by the slowest thread.
-   desc.precision = STX_PREC_BF16 makes matrix products of bfloat16 factors (AVX512-BF16:
-   about twice the products' speed; AMX, or ARM's BFDOT, where there is any). Parameters
-   and sums stay float. Generation token by token waits for weights to come from memory:
-   stx_params_pack makes them 2 bytes or 1 each.
+   Threads. A context may be used by one thread at a time. There is no global state, so
+   separate contexts can be used by several threads at the same time. Each context
+   has its own worker threads (desc.threads). Work is distributed dynamically, so that a
+   busy processor does not delay the others.
 
-   GPU. Add seqtx_cuda.cu to the program (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12
-   or later, sm_80 or newer), define SEQTX_CUDA in every file that includes this header,
-   link -lcublasLt -lcudart -lstdc++, and set desc.device = STX_CUDA. Nothing else changes
-   in a model. t->data is then device memory, which the host must not touch: stx_get,
-   stx_set, stx_item copy (and wait); stx_metric_set, stx_metric_get read a step's results without
-   stopping it; stx_step_run replays a step as a CUDA graph. desc.precision =
-   STX_PREC_BF16 stores activations as bfloat16. The same numbers as on the CPU, but for
-   the order of sums; the same random numbers; checkpoints go from one to the other.
+   Repeatability. The same device, build, precision and number of threads give
+   bit-identical results. Sums have a fixed order, and no kernel adds floating-point
+   values atomically. Random numbers are counter-based (Philox4x32-10), keyed by seed,
+   step, op and element. They need no storage and do not depend on the number of threads,
+   and a resumed run draws the same numbers as an uninterrupted one.
 
-   Several processes. With SEQTX_MPI or SEQTX_NCCL a program that is started N times
-   trains one model: stx_group_join, a share of the batch each, and stx_optim_step updates
-   by the mean of all their gradients (>>api: group).
+   CPU. Compile with -O2 or -O3; without it, everything takes about 20 times as long.
+   -march is not needed: inner loops are compiled for AVX-512, AVX2, NEON and the base
+   instruction set, and the version is selected at run time. desc.precision =
+   STX_PREC_BF16 rounds the inputs of matmuls to bfloat16, which about doubles their speed
+   with AVX512-BF16. AMX, and BFDOT on ARM, are used where they exist. Parameters and sums
+   remain float. The time to generate a token is the time to read the weights from memory;
+   stx_params_pack stores them in 2 bytes or about 1 byte each.
 
-   Floating point. The library rounds to nearest, masks all exceptions and, in loops,
-   flushes denormals to zero, whatever the calling thread does; the thread's rounding
-   mode, traps and status flags are back when a function returns. Callbacks (ops of your
-   own, stx_recompute, stx_param_apply) run in the library's environment. The threads of a
-   BLAS have their own. C compilers without __attribute__((cleanup)) (Microsoft's) set it
-   for loops only.
+   GPU. Compile seqtx_cuda.cu (nvcc -O3 -arch=sm_90 -c seqtx_cuda.cu; CUDA 12 or later,
+   sm_80 or newer) and link it with -lcublasLt -lcudart -lstdc++. Define SEQTX_CUDA in
+   every file that includes this header and set desc.device = STX_CUDA. Models need no
+   changes. t->data is then a device address, which the host must not access: stx_get,
+   stx_set and stx_item copy, and wait for the device. stx_metric_set and stx_metric_get
+   read results of a step without stopping it, and stx_step_run replays a step as a CUDA
+   graph. desc.precision = STX_PREC_BF16 stores activations as bfloat16. Results agree
+   with those of the CPU except for the order of sums. Random numbers are the same, and
+   checkpoints can be moved between the devices.
 
-   Macros of other headers. Single capital letters may be defined when this header is
-   included, by compilers that have #pragma push_macro (gcc, clang, Microsoft's). They are
-   defined again behind it: undefine those whose letter names a member that your code uses
-   (ids->B).
+   Several processes. With SEQTX_MPI or SEQTX_NCCL, a program that is started N times
+   trains one model: each process calls stx_group_join and computes its share of the
+   batch, and stx_optim_step uses the mean of all gradients. See >>api: group.
 
-   Windows. gcc (MinGW) needs -Wa,-muse-unaligned-vector-move (binutils 2.38 or later) in
-   every file that implements a part of the library or has kernels of its own; in one
-   compiled without it portable loops run in place of AVX2 and AVX-512. clang needs
-   nothing.
+   Floating point. The library rounds to nearest, masks all exceptions and, in its loops,
+   flushes denormals to zero, whatever the settings of the calling thread. The thread's
+   rounding mode, traps and status flags are restored when a function returns. Callbacks
+   (ops, stx_recompute, stx_param_apply) run in the library's environment. The threads of
+   a BLAS have their own. In C compilers without __attribute__((cleanup)), such as
+   Microsoft's, only loops are protected in this way.
 
-   Compile-time options (give the same to every file that includes this header)
-       SEQTX_DOUBLE     stx_real is double (gradient checks). Default: float.
-       SEQTX_STATIC     the implementation is private to the including file.
-       SEQTX_API        what stands before every function, for shared libraries: -DSEQTX_API='__attribute__((visibility("default")))'
-                        with -fvisibility=hidden; on Windows __declspec(dllexport) in the
-                        library, __declspec(dllimport) in its users.
-       SEQTX_CBLAS      matrix products by cblas_sgemm/dgemm; link a BLAS. (Implementation file only.) bf16 contexts keep the
-                        built-in products. On macOS -framework Accelerate, whose headers
-                        are not needed; -DSEQTX_CBLAS=2: another BLAS.
-       SEQTX_MPI        several processes train one model (>>api: group), by MPI: compile with mpicc. (Implementation file only.)
-       SEQTX_NCCL       the same on GPUs, by NCCL: also for seqtx_cuda.cu; link -lnccl.
-       SEQTX_CUDA       desc.device may be STX_CUDA. Compile seqtx_cuda.cu with nvcc and link it (see GPU above).
-       SEQTX_NO_THREADS  no threads: every loop runs in the caller's. (Implementation file only.) Otherwise POSIX threads, or Windows's.
-       SEQTX_STDIO_FILES  no mmap, no fsync: files by stdio, as on machines without POSIX.
+   Adding an op. An op checks its inputs, allocates its result, computes it and records a
+   backward function. The function below adds to the gradients of the inputs, given the
+   gradient of the result. A test compiles and runs the program.
 
-   How this file is arranged: first the API, in sections `>>api: ..`, where an op and the
-   kernels that it runs are declared side by side; then the code, the tape first, with one
-   section for each thing: in `>>layernorm` stand the op with its shape rule, its
-   backward, and its kernels, forward and backward. The CUDA kernels stand in
-   seqtx_cuda.cu, in the same order under the same names. So one search finds the place,
-   and `grep '// >>'` lists them all.
+   //>own_op
+       #define SEQTX_IMPLEMENTATION
+       #include "seqtx.h"
+       #include <stdio.h>
 
-   Reading order for learners: >>tape (stx_backward walks it, in ten lines), >>layernorm
-   (an op; a kernel and its derivative), >>gemm (stx_gemm_plain: what it computes;
-   stx__gemm_any: how, by blocks), >>attention (stx_attention_plain: what the one
-   attention computes; stx__attn_fwd_unit: how, tile by tile), >>optimisers
-   (stx_optim_step).
+       static void square_back(stx_ctx *x, stx_tensor *y, stx_tensor *const *in,
+                               void *save) {
+           stx_real *da = stx_grad(x, in[0], NULL);
+           (void)save;
+           for (size_t i = 0; da && i < y->size; i++)
+               da[i] += 2 * in[0]->data[i] * y->grad[i];
+       }
+
+       static stx_tensor *square(stx_ctx *x, stx_tensor *a) {
+           if (!stx_ok(x) || !a) return NULL;
+           stx_tensor *y = stx_new(x, a->dim[0], a->dim[1], a->dim[2], a->dim[3]);
+           if (!y) return NULL;
+           for (size_t i = 0; i < a->size; i++) y->data[i] = a->data[i] * a->data[i];
+           stx_record(x, y, &a, 1, square_back, NULL);
+           return y;
+       }
+
+       int main(void) {
+           stx_ctx *x = stx_create(NULL);
+           stx_real v[3] = {1, 2, 3}, dv[3] = {0, 0, 0};
+           stx_begin(x, STX_TRAIN);
+           stx_tensor *a = stx_variable(x, v, 3, 0, 0, 0);
+           stx_backward(x, stx_sum(x, square(x, a)));
+           stx_get_grad(x, a, dv);
+           printf("%g %g %g %s\n", dv[0], dv[1], dv[2], stx_error(x));    // 2 4 6
+           int failed = !stx_ok(x) || dv[2] != 6;
+           stx_destroy(x);
+           return failed;
+       }
+   //<own_op
+
+   This op runs on the CPU, in one thread. stx_parallel runs loops on the threads of the
+   context, >>loops compiles them for each instruction set, and STX_KERNEL and STX_RUN add
+   a CUDA version. examples/own_family.c is a complete model family.
+
+   Compile-time options. Every file that includes this header must define the same ones.
+   Options marked (i) are read only where SEQTX_IMPLEMENTATION is defined.
+
+       option                 effect
+       ---------------------  ----------------------------------------------------------
+       SEQTX_DOUBLE           stx_real is double, for gradient checks. Default: float
+       SEQTX_STATIC           all functions are private to the including file
+       SEQTX_API              attribute of every function, for shared libraries. With
+                              -fvisibility=hidden: __attribute__((visibility("default"))).
+                              On Windows: __declspec(dllexport) in the library,
+                              __declspec(dllimport) in programs that use it
+       SEQTX_CUDA             STX_CUDA is available, see "GPU"
+       SEQTX_NCCL             groups of processes on GPUs, over NCCL. Also for
+                              seqtx_cuda.cu; link with -lnccl
+       SEQTX_MPI (i)          groups of processes over MPI; compile with mpicc
+       SEQTX_CBLAS (i)        matmuls call cblas_sgemm or cblas_dgemm, except in bf16
+                              contexts; link with a BLAS. On macOS, link with -framework
+                              Accelerate, or set -DSEQTX_CBLAS=2 for another BLAS
+       SEQTX_NO_THREADS (i)   loops run in the calling thread. Default: POSIX or Windows
+                              threads
+       SEQTX_STDIO_FILES (i)  files are read and written with stdio, without mmap and
+                              fsync, as on systems without POSIX
+
+   Macros of other headers. Single capital letters may be defined as macros (I in
+   complex.h) before this header is included, if the compiler has #pragma push_macro (gcc,
+   clang, Microsoft's). They are restored after it. If such a letter names a member that
+   your code uses, such as ids->B, undefine the macro.
+
+   Windows. MinGW gcc requires -Wa,-muse-unaligned-vector-move (binutils 2.38 or later)
+   for every file that implements a part of the library or contains kernels. Without it,
+   portable loops run instead of AVX2 and AVX-512. clang does not need it.
+
+   How this file is arranged. The API comes first, in sections that begin with
+   "// >>api: ..". An op and the kernels that it runs are declared next to each other. The
+   implementation follows, with one section for each subject: >>layernorm contains the op
+   with its shape rule and its backward function, and the kernels, forward and backward.
+   seqtx_cuda.cu has the CUDA kernels in the same order and under the same section names.
+   grep '// >>' lists the sections.
+
+   Reading order for learners
+       >>tape         how gradients are computed: stx_backward
+       >>layernorm    an op, its kernel and the derivative
+       >>gemm         stx_gemm_plain defines a matmul; stx__gemm_any computes it in blocks
+       >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
+                      it tile by tile
+       >>optimisers   stx_optim_step
 */
 
-/* Macros of one capital letter that other headers leave behind (I of complex.h; L, C,
-   R of stb_vorbis) are put aside while a header of the library is read, and restored
-   at its end. For that this file includes itself, and the families' headers include
-   it, with STX__LETTERS 1 and 2. */
-#ifdef STX__LETTERS
-  #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
-    #if STX__LETTERS == 1
-      #pragma push_macro("A")
-      #undef A
-      #pragma push_macro("B")
-      #undef B
-      #pragma push_macro("C")
-      #undef C
-      #pragma push_macro("D")
-      #undef D
-      #pragma push_macro("E")
-      #undef E
-      #pragma push_macro("F")
-      #undef F
-      #pragma push_macro("G")
-      #undef G
-      #pragma push_macro("H")
-      #undef H
-      #pragma push_macro("I")
-      #undef I
-      #pragma push_macro("J")
-      #undef J
-      #pragma push_macro("K")
-      #undef K
-      #pragma push_macro("L")
-      #undef L
-      #pragma push_macro("M")
-      #undef M
-      #pragma push_macro("N")
-      #undef N
-      #pragma push_macro("O")
-      #undef O
-      #pragma push_macro("P")
-      #undef P
-      #pragma push_macro("Q")
-      #undef Q
-      #pragma push_macro("R")
-      #undef R
-      #pragma push_macro("S")
-      #undef S
-      #pragma push_macro("T")
-      #undef T
-      #pragma push_macro("U")
-      #undef U
-      #pragma push_macro("V")
-      #undef V
-      #pragma push_macro("W")
-      #undef W
-      #pragma push_macro("X")
-      #undef X
-      #pragma push_macro("Y")
-      #undef Y
-      #pragma push_macro("Z")
-      #undef Z
-    #else
-      #pragma pop_macro("A")
-      #pragma pop_macro("B")
-      #pragma pop_macro("C")
-      #pragma pop_macro("D")
-      #pragma pop_macro("E")
-      #pragma pop_macro("F")
-      #pragma pop_macro("G")
-      #pragma pop_macro("H")
-      #pragma pop_macro("I")
-      #pragma pop_macro("J")
-      #pragma pop_macro("K")
-      #pragma pop_macro("L")
-      #pragma pop_macro("M")
-      #pragma pop_macro("N")
-      #pragma pop_macro("O")
-      #pragma pop_macro("P")
-      #pragma pop_macro("Q")
-      #pragma pop_macro("R")
-      #pragma pop_macro("S")
-      #pragma pop_macro("T")
-      #pragma pop_macro("U")
-      #pragma pop_macro("V")
-      #pragma pop_macro("W")
-      #pragma pop_macro("X")
-      #pragma pop_macro("Y")
-      #pragma pop_macro("Z")
-    #endif
-  #endif
-  #undef STX__LETTERS
-#else
+#ifndef STX__LETTERS
 #define STX__LETTERS 1
-#include "seqtx.h"
+#include "seqtx.h"      /* hides macros of one capital letter: see the end of this file */
 
 #ifndef SEQTX_H
 #define SEQTX_H
@@ -18806,34 +18809,138 @@ STX_STRICT_OFF
 #endif /* SEQTX_IMPLEMENTATION */
 
 #define STX__LETTERS 2
-#include "seqtx.h"
-#endif /* STX__LETTERS */
+#include "seqtx.h"      /* restores these macros */
+
+#else   /* STX__LETTERS */
+
+/* Other headers may define macros of one capital letter: complex.h defines I, stb_vorbis
+   L, C and R. This file includes itself, and the family headers include it, with
+   STX__LETTERS 1 to hide such macros and with STX__LETTERS 2 to restore them. */
+  #if (defined(__GNUC__) || defined(__clang__) || defined(_MSC_VER)) && !defined(__CUDACC__)
+    #if STX__LETTERS == 1
+      #pragma push_macro("A")
+      #undef A
+      #pragma push_macro("B")
+      #undef B
+      #pragma push_macro("C")
+      #undef C
+      #pragma push_macro("D")
+      #undef D
+      #pragma push_macro("E")
+      #undef E
+      #pragma push_macro("F")
+      #undef F
+      #pragma push_macro("G")
+      #undef G
+      #pragma push_macro("H")
+      #undef H
+      #pragma push_macro("I")
+      #undef I
+      #pragma push_macro("J")
+      #undef J
+      #pragma push_macro("K")
+      #undef K
+      #pragma push_macro("L")
+      #undef L
+      #pragma push_macro("M")
+      #undef M
+      #pragma push_macro("N")
+      #undef N
+      #pragma push_macro("O")
+      #undef O
+      #pragma push_macro("P")
+      #undef P
+      #pragma push_macro("Q")
+      #undef Q
+      #pragma push_macro("R")
+      #undef R
+      #pragma push_macro("S")
+      #undef S
+      #pragma push_macro("T")
+      #undef T
+      #pragma push_macro("U")
+      #undef U
+      #pragma push_macro("V")
+      #undef V
+      #pragma push_macro("W")
+      #undef W
+      #pragma push_macro("X")
+      #undef X
+      #pragma push_macro("Y")
+      #undef Y
+      #pragma push_macro("Z")
+      #undef Z
+    #else
+      #pragma pop_macro("A")
+      #pragma pop_macro("B")
+      #pragma pop_macro("C")
+      #pragma pop_macro("D")
+      #pragma pop_macro("E")
+      #pragma pop_macro("F")
+      #pragma pop_macro("G")
+      #pragma pop_macro("H")
+      #pragma pop_macro("I")
+      #pragma pop_macro("J")
+      #pragma pop_macro("K")
+      #pragma pop_macro("L")
+      #pragma pop_macro("M")
+      #pragma pop_macro("N")
+      #pragma pop_macro("O")
+      #pragma pop_macro("P")
+      #pragma pop_macro("Q")
+      #pragma pop_macro("R")
+      #pragma pop_macro("S")
+      #pragma pop_macro("T")
+      #pragma pop_macro("U")
+      #pragma pop_macro("V")
+      #pragma pop_macro("W")
+      #pragma pop_macro("X")
+      #pragma pop_macro("Y")
+      #pragma pop_macro("Z")
+    #endif
+  #endif
+  #undef STX__LETTERS
+#endif  /* STX__LETTERS */
 
 /*
-This software is available under two licences: choose the one that you prefer.
+This software is available under two licences. Choose the one that you prefer.
 
-ALTERNATIVE A - MIT License Copyright (c) 2026 the seqtx authors Permission is hereby
-granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction,
-including without limitation the rights to use, copy, modify, merge, publish, distribute,
-sublicense, and/or sell copies of the Software, and to permit persons to whom the Software
-is furnished to do so, subject to the following conditions: The above copyright notice and
-this permission notice shall be included in all copies or substantial portions of the
-Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
-IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A
-PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS
-BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT,
-TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR
-OTHER DEALINGS IN THE SOFTWARE.
+------------------------------------------------------------------------------------------
+ALTERNATIVE A - MIT License
 
-ALTERNATIVE B - Public Domain (www.unlicense.org) This is free and unencumbered software
-released into the public domain. Anyone is free to copy, modify, publish, use, compile,
-sell, or distribute this software, either in source code form or as a compiled binary, for
-any purpose, commercial or non-commercial, and by any means. In jurisdictions that
-recognize copyright laws, the author or authors of this software dedicate any and all
-copyright interest in the software to the public domain. THE SOFTWARE IS PROVIDED "AS IS",
-WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED. IN NO EVENT SHALL THE AUTHORS BE LIABLE
+Copyright (c) 2026 the seqtx authors
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this
+software and associated documentation files (the "Software"), to deal in the Software
+without restriction, including without limitation the rights to use, copy, modify, merge,
+publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons
+to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or
+substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED,
+INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR
+PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE
 FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
 OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER
 DEALINGS IN THE SOFTWARE.
+
+------------------------------------------------------------------------------------------
+ALTERNATIVE B - Public Domain (www.unlicense.org)
+
+This is free and unencumbered software released into the public domain.
+
+Anyone is free to copy, modify, publish, use, compile, sell, or distribute this software,
+either in source code form or as a compiled binary, for any purpose, commercial or
+non-commercial, and by any means.
+
+In jurisdictions that recognize copyright laws, the author or authors of this software
+dedicate any and all copyright interest in the software to the public domain.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED. IN NO
+EVENT SHALL THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN
+ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
+SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+------------------------------------------------------------------------------------------
 */

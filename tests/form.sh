@@ -143,7 +143,7 @@ forms() {           # of header $1
     for cc in $CCS; do
         dir=$work/$(echo "$h.$cc" | tr -c 'a-zA-Z0-9_.\n' _)
         quick="$cc -std=c99 -Wall -Wextra -Werror -I$root -I$root/examples"
-        for name in quickstart handover; do
+        for name in quickstart handover own_op; do
             [ $name = quickstart ] || grep -q "//>$name" "$h" || continue
             sed -n "/\/\/>$name/,/\/\/<$name/p" "$h" | sed '1d;$d; s/^ \{1,7\}//' > "$dir/$name.c"
             if [ "$cc" != "$last" ]; then job pass "$h $cc: $name compiles" "grep -q main $name.c && $quick $there -fsyntax-only $name.c"
