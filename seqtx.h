@@ -259,11 +259,12 @@
 #define STX_VERSION_PATCH 0
 #define STX_VERSION       "0.1.0"
 #define STX_VERSION_AT_LEAST(major, minor, patch) \
-    (STX_VERSION_MAJOR * 1000000 + STX_VERSION_MINOR * 1000 + STX_VERSION_PATCH >= (major) * 1000000 + (minor) * 1000 + (patch))
+    (STX_VERSION_MAJOR * 1000000 + STX_VERSION_MINOR * 1000 + STX_VERSION_PATCH \
+     >= (major) * 1000000 + (minor) * 1000 + (patch))
 
 #ifdef SEQTX_STATIC
   #ifdef SEQTX_API
-    #error "SEQTX_API (how functions are exported) goes not with SEQTX_STATIC (none is)"
+    #error "SEQTX_API and SEQTX_STATIC cannot be combined: a static build exports nothing"
   #endif
   #if defined(__GNUC__) || defined(__clang__)
     #define STX_DEF static __attribute__((unused))
@@ -280,6 +281,7 @@
     #define STX_DEF extern SEQTX_API
   #endif
 #endif
+
 #if defined(__MINGW32__) && defined(__GNUC__) && !defined(__clang__)
   #define STX_PRINTF(f, a) __attribute__((format(gnu_printf, f, a)))
 #elif defined(__GNUC__) || defined(__clang__)
@@ -288,12 +290,16 @@
   #define STX_PRINTF(f, a)
 #endif
 
-#if defined(SEQTX_CUDA) && (defined(SEQTX_DOUBLE) || defined(SEQTX_STATIC))
-  #error "SEQTX_CUDA goes neither with SEQTX_DOUBLE (seqtx_cuda.cu has float kernels) nor with SEQTX_STATIC (it links with this file)"
+#if defined(SEQTX_CUDA) && defined(SEQTX_DOUBLE)
+  #error "SEQTX_CUDA and SEQTX_DOUBLE cannot be combined: the kernels of seqtx_cuda.cu are float"
 #endif
+#if defined(SEQTX_CUDA) && defined(SEQTX_STATIC)
+  #error "SEQTX_CUDA and SEQTX_STATIC cannot be combined: seqtx_cuda.cu links with this file"
+#endif
+
 #ifdef SEQTX_DOUBLE
 typedef double stx_real;
-#define stx_create stx_create_f64   /* so that a float file and a double file do not link by accident */
+  #define stx_create stx_create_f64     /* float and double files do not link by accident */
 #else
 typedef float stx_real;
 #endif
@@ -302,293 +308,419 @@ typedef float stx_real;
 extern "C" {
 #endif
 
-// >>api: version -------------------------------------------------------------------------------------------
+/* Letters used in this file
 
-/* STX_VERSION of the implementation that runs: a program that takes it from a shared
-   library compares it with its header's. From another MAJOR.MINOR the structs may
-   differ. In #if: STX_VERSION_AT_LEAST(0, 1, 0). */
+       B   streams (rows of a batch)            V   vocabulary size, or classes
+       T   query length: tokens per call        L   layers
+       S   key length                           N   rows: leading dimensions, flattened
+       C   channels: the last dimension         Ci  input channels
+       H   heads                                O   output channels
+       D   head dimension, C / H                P   rows of a table of relative positions
+
+   n is a number of elements, d0 to d3 are dimensions, and ld.. is a row stride in
+   elements. dx is the gradient of x. "(..,C)" is a tensor with any leading dimensions.
+   Exceptions: in stx_gemm_args, A, B, C, M, N and K are those of the BLAS, and in
+   stx_attention_args, N is the number of persistent vectors per head. */
+
+
+// >>api: version
+
+/* The STX_VERSION of the implementation. A program that loads a shared library compares
+   it with STX_VERSION of its header: if MAJOR.MINOR differ, structs can differ. In #if,
+   use STX_VERSION_AT_LEAST(0, 1, 0). */
 STX_DEF const char *stx_version(void);
 
-// >>api: context -------------------------------------------------------------------------------------------
 
-enum { STX_CPU = 0, STX_CUDA = 1 };                       /* stx_desc.device */
-enum { STX_PREC_F32 = 0, STX_PREC_BF16 = 1 };             /* stx_desc.precision */
-enum { STX_EVAL = 0, STX_TRAIN = 1 };                     /* stx_begin */
-enum { STX_OK = 0, STX_ERR_ARG, STX_ERR_SHAPE, STX_ERR_MEMORY, STX_ERR_IO, STX_ERR_FORMAT, STX_ERR_DEVICE };
+// >>api: context
 
-/* How a context is made. Zero means default. Read the resolved one back with
-   stx_ctx_desc. */
+enum { STX_CPU = 0, STX_CUDA = 1 };                 /* stx_desc.device */
+enum { STX_PREC_F32 = 0, STX_PREC_BF16 = 1 };       /* stx_desc.precision */
+enum { STX_EVAL = 0, STX_TRAIN = 1 };               /* mode of stx_begin */
+
+/* Error codes. */
+enum {
+    STX_OK = 0,
+    STX_ERR_ARG,        /* an argument or an option has a bad value */
+    STX_ERR_SHAPE,      /* shapes do not match */
+    STX_ERR_MEMORY,     /* out of memory, or max_bytes exceeded */
+    STX_ERR_IO,         /* a file could not be read or written */
+    STX_ERR_FORMAT,     /* a file does not contain what was expected */
+    STX_ERR_DEVICE      /* the device failed, or is not part of this build */
+};
+
+/* Configuration of a context. Zero means the default. stx_ctx_desc returns the desc with
+   the defaults filled in.
+
+   precision = STX_PREC_BF16. On a CPU, the inputs of matmuls with more than 3 rows and of
+   attention are rounded to bfloat16; sums and everything else are float. This is fast on
+   processors with AVX512-BF16, AMX or BFDOT (ARM) and slower than f32 on others; see
+   stx_backend. On a GPU, activations and their gradients are stored as bfloat16;
+   parameters and their gradients, optimiser state, statistics, scalars and all sums are
+   float.
+
+   dry = 1. Calls check their arguments and allocate memory as usual, but no kernel runs,
+   nothing is initialised with random values and memory is hardly touched. stx_peak_bytes
+   and max_bytes then tell in milliseconds how much memory a step takes. Results are
+   undefined, except for constant parameters and what stx_set has written. */
 typedef struct stx_desc {
-    int      device;       /* STX_CPU (default), or STX_CUDA in builds with SEQTX_CUDA */
-    int      precision;    /* STX_PREC_F32 (default), or STX_PREC_BF16. On a CPU: the factors of matrix products (those of more than 3
-                              rows, and in attention) are rounded to bfloat16, sums and all else are float. Fast where the
-                              processor has AVX512-BF16, AMX or BFDOT (ARM), slower than f32 elsewhere; see stx_backend. On a GPU:
-                              activations and their gradients are stored as bfloat16; parameters, their gradients, optimiser
-                              state, statistics, scalars and all sums are float */
-    int      gpu;          /* which one, as CUDA counts them from 0 */
-    int      tf32;         /* GPU, STX_PREC_F32: matrix products of TF32 factors (10 bits of mantissa), several times as fast */
-    int      no_graph;     /* GPU: stx_step_run runs every step anew */
-    int      tune;         /* GPU: time up to 8 algorithms for each shape of matrix product and keep the fastest. Another process may
-                              find another one fastest: then its last bits differ */
-    int      threads;      /* 0: as many as the processors that this process may use. 1: none but the caller's (and in builds with
-                              SEQTX_NO_THREADS). The others start with the first loop that is worth it, and sleep when
-                              there is nothing to do */
-    uint64_t seed;         /* of every random number of this context */
-    size_t   max_bytes;    /* limit on all memory of the context (on a GPU: on its device memory); 0: none */
-    size_t   chunk_bytes;  /* smallest piece in which an arena grows; 0: 1 MiB */
-    int      dry;          /* CPU: calls check what they get and take memory as ever, but no kernel runs and no number is drawn or cleared
-                              (what is read means nothing, but for constants of stx_param and what stx_set wrote). So what a step takes,
-                              stx_peak_bytes, and whether it fits max_bytes, is known in milliseconds, and memory is hardly touched */
-    void  *(*alloc)(void *user, size_t bytes);   /* NULL: malloc */
-    void   (*release)(void *user, void *p);      /* NULL: free */
-    void    *user;
+    int      device;        /* STX_CPU, or STX_CUDA in builds with SEQTX_CUDA */
+    int      precision;     /* STX_PREC_F32 or STX_PREC_BF16 */
+
+    int      gpu;           /* index of the GPU, as CUDA counts them */
+    int      tf32;          /* 1: f32 matmuls on a GPU use TF32 inputs (10 bits of mantissa),
+                               which is several times as fast */
+    int      no_graph;      /* 1: stx_step_run never replays a step as a CUDA graph */
+    int      tune;          /* 1: for each shape of a GPU matmul, time up to 8 algorithms and
+                               keep the fastest. The choice, and so the last bits of
+                               results, can differ between processes */
+
+    int      threads;       /* 1 to 4096; 0: the processors that the process may use. Worker
+                               threads start with the first large loop, and sleep if idle.
+                               1: only the calling thread, as with SEQTX_NO_THREADS */
+    uint64_t seed;          /* seed of all random numbers */
+    size_t   max_bytes;     /* limit for all memory of the context, on a GPU for its device
+                               memory; 0: no limit */
+    size_t   chunk_bytes;   /* an arena grows by at least this; 0: 1 MiB */
+    int      dry;           /* 1: measure memory without computing; CPU only */
+
+    void  *(*alloc)(void *user, size_t bytes);      /* NULL: malloc */
+    void   (*release)(void *user, void *p);         /* NULL: free */
+    void    *user;                                  /* first argument of both */
 } stx_desc;
 
 typedef struct stx_ctx stx_ctx;
 
-/* Makes a context. NULL only when there is no memory for the context itself; every
-   other problem (no such device, say) is a sticky error of the returned context. desc
-   may be NULL. Free with stx_destroy. */
+/* Creates a context. The desc is copied; NULL means all defaults. Returns NULL only if
+   there is no memory for the context itself. Any other problem, such as a missing device,
+   is a sticky error of the returned context. Free it with stx_destroy. */
 STX_DEF stx_ctx *stx_create(const stx_desc *desc);
-STX_DEF void stx_destroy(stx_ctx *x);                       /* frees everything made in x; NULL is fine */
-STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);     /* the resolved desc */
-STX_DEF const char *stx_backend(const stx_ctx *x);          /* what makes its matrix products: "avx512", "avx512 bf16", "cblas", .. */
 
-STX_DEF int stx_ok(const stx_ctx *x);                       /* 1 while no error has happened */
-STX_DEF int stx_error_code(const stx_ctx *x);               /* STX_OK or one of STX_ERR_* */
-STX_DEF const char *stx_error(const stx_ctx *x);            /* "" or the text of the first error */
-STX_DEF void stx_clear_error(stx_ctx *x);                    /* begin the next step with stx_begin: this one is torn */
-/* Sets the sticky error unless one is set. For family headers and callers' own ops. */
+/* Frees the context and everything that was created in it. x may be NULL. */
+STX_DEF void stx_destroy(stx_ctx *x);
+
+/* The desc with the defaults filled in. */
+STX_DEF const stx_desc *stx_ctx_desc(const stx_ctx *x);
+
+/* Names the implementation of matmuls, such as "avx512", "avx512 bf16" or "cblas", or the
+   GPU. */
+STX_DEF const char *stx_backend(const stx_ctx *x);
+
+/* stx_ok: 1 while there is no error. stx_error_code: STX_OK or STX_ERR_... stx_error: the
+   text of the first error, "" if there is none. */
+STX_DEF int stx_ok(const stx_ctx *x);
+STX_DEF int stx_error_code(const stx_ctx *x);
+STX_DEF const char *stx_error(const stx_ctx *x);
+
+/* Clears the error. The current step is incomplete, so continue with stx_begin. */
+STX_DEF void stx_clear_error(stx_ctx *x);
+
+/* Sets the sticky error, unless one is set already; for family headers and new ops. */
 STX_DEF void stx_fail(stx_ctx *x, int code, const char *fmt, ...) STX_PRINTF(3, 4);
-/* The error of a field with a bad value: "OP: FIELD: expected EXPECTED, got GOT".
-   Returns 0. */
+
+/* Sets the error "OP: FIELD: expected EXPECTED, got GOT", with code STX_ERR_ARG. Returns
+   0. */
 STX_DEF int stx_bad_value(stx_ctx *x, const char *op, const char *field, double got,
                           const char *expected);
-/* For such a text: at most 60 bytes of s, whatever they are, printable, and "..." when
-   that is not all. q has room for STX_QUOTE bytes and is returned. */
+
+/* Makes n arbitrary bytes printable, for an error text: writes the first 60 to q, other
+   than ASCII as \xNN, followed by "..." if there are more. q holds STX_QUOTE bytes.
+   Returns q. */
 #define STX_QUOTE 256
 STX_DEF const char *stx_quote(char *q, const void *s, size_t n);
 
-/* Starts a step: rewinds the step arena (every tensor made by an op since the last
-   stx_begin is gone) and the tape. STX_TRAIN records a tape, applies dropout and
-   advances the random stream by one; STX_EVAL does none. */
+/* Starts a step: rewinds the step arena, which invalidates all tensors that ops returned
+   since the last stx_begin, and clears the tape. With STX_TRAIN, ops are recorded,
+   dropout is applied and the step index is incremented; with STX_EVAL, none of this. */
 STX_DEF void stx_begin(stx_ctx *x, int mode);
+
+/* 1 if the current step was started with STX_TRAIN. */
 STX_DEF int stx_training(const stx_ctx *x);
-STX_DEF uint64_t stx_step_index(const stx_ctx *x);                /* number of STX_TRAIN begins: save it to resume */
-STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t tick);       /* ... and put it back */
-STX_DEF size_t stx_bytes(const stx_ctx *x);                 /* memory reserved now, bytes */
-STX_DEF size_t stx_peak_bytes(const stx_ctx *x);            /* the most that was in use, both arenas and buffers */
 
-/* Memory on the host, whatever the device. What lives as long as the context, zeroed,
-   64-byte aligned; NULL and a sticky error when there is none. */
+/* The number of steps started with STX_TRAIN, on which all random numbers depend. Save it
+   in a checkpoint and restore it to resume. */
+STX_DEF uint64_t stx_step_index(const stx_ctx *x);
+STX_DEF void stx_set_step_index(stx_ctx *x, uint64_t index);
+
+/* Memory in bytes: stx_bytes is what is reserved now, stx_peak_bytes the most that was in
+   use at any time, in arenas and blocks. */
+STX_DEF size_t stx_bytes(const stx_ctx *x);
+STX_DEF size_t stx_peak_bytes(const stx_ctx *x);
+
+/* Host memory, whatever the device, aligned to 64 bytes. All three return NULL and set an
+   error if there is none.
+       stx_persist       zeroed, valid until stx_destroy
+       stx_step_alloc    not zeroed, valid until the next stx_begin
+       stx_block         zeroed, valid until stx_block_free or stx_destroy */
 STX_DEF void *stx_persist(stx_ctx *x, size_t bytes);
-/* The same from the step arena, not zeroed. */
 STX_DEF void *stx_step_alloc(stx_ctx *x, size_t bytes);
-/* A block that can be freed before the context goes (and is freed with it at the
-   latest), zeroed. */
 STX_DEF void *stx_block(stx_ctx *x, size_t bytes);
-STX_DEF void stx_block_free(stx_ctx *x, void *p);           /* NULL is fine */
+STX_DEF void stx_block_free(stx_ctx *x, void *p);       /* p may be NULL */
 
-/* Memory of the device, for tensors' numbers. On a CPU it is the host's, and these are
-   no more than the functions above. On a GPU only kernels may touch it, and addresses
-   count in the elements that are stored: 2 bytes for activations in STX_PREC_BF16. So
-   the address of number i is stx_offset_ptr(x, p, i), not p + i. */
-STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n);               /* n activations in the step arena */
-STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);                 /* anything else there: statistics, scratch */
-STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n);              /* n activations in a block, zeroed */
-STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n);             /* n floats in a block, whatever the precision; freed in the same way */
-STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p);           /* NULL is fine */
+/* Device memory, for the elements of tensors. On a CPU it is host memory. On a GPU, only
+   kernels may access it, and an activation takes 2 bytes in STX_PREC_BF16, so the address
+   of element i is stx_offset_ptr(x, p, i) and not p + i.
+       stx_step_activations     n activations, valid until the next stx_begin
+       stx_step_bytes           anything else (statistics, scratch), as long
+       stx_block_activations    n activations, zeroed, valid until freed by
+                                stx_block_activations_free, or until stx_destroy
+       stx_block_f32            the same, float in every precision */
+STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n);
+STX_DEF void *stx_step_bytes(stx_ctx *x, size_t bytes);
+STX_DEF stx_real *stx_block_activations(stx_ctx *x, size_t n);
+STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n);
+STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p);       /* p may be NULL */
 STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i);
-STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);     /* n numbers from the host, */
-STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n); /* and back (waits for the device) */
 
-/* a b c, or SIZE_MAX when it overflows (an allocation of that size is an error and not
-   a crash). */
+/* Copy n elements from host to device memory, and back. stx_download waits for the
+   device. */
+STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
+STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
+
+/* a b c and n + a b, or SIZE_MAX if the result overflows. An allocation of SIZE_MAX bytes
+   fails with an error. */
 STX_DEF size_t stx_bytes_of(size_t a, size_t b, size_t c);
-STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);      /* n + a b, in the same way: counts that do not wrap */
+STX_DEF size_t stx_size_add(size_t n, size_t a, size_t b);
 
-/* Philox4x32-10 (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-   128 random bits that are a pure function of the key (seed) and the counter (hi, lo). */
+/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128
+   random bits as a pure function of the key (seed) and the counter (hi, lo). */
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]);
 
-// >>api: tensors -------------------------------------------------------------------------------------------
+
+// >>api: tensors
 
 #define STX_MAX_DIM 4
 
-/* A dense row-major tensor. Fields are for reading; on the CPU data and grad may be
-   used directly, on a GPU by kernels only. */
+/* A dense row-major tensor. The fields are read-only. On a CPU, data and grad may be
+   accessed directly; on a GPU only by kernels. */
 typedef struct stx_tensor {
-    stx_real *data;                /* dim[0] x .. x dim[ndim-1] numbers */
-    stx_real *grad;                /* same shape; NULL until something flowed back */
+    stx_real *data;         /* size elements */
+    stx_real *grad;         /* same shape; NULL until a gradient reaches the tensor */
     int       ndim;
     size_t    dim[STX_MAX_DIM];
-    size_t    size;                /* product of dim */
-    int       needs_grad;          /* does a gradient have to reach it? */
-    int       is_param;
-    int       is_leaf;             /* parameter or variable: no op made it */
-    int       is_f32;                /* float also in STX_PREC_BF16 on a GPU: parameters, scalars, what is made of them */
-    const struct stx_tensor *view_of;   /* a view of a parameter (no op made it, either): that one. Its gradient is the parameter's, */
-    size_t    view_offset;                  /* from this number on. NULL: no view */
-    size_t    padding;                /* of a parameter: zeros behind its numbers, which kernels read and nothing writes, see PADDED LOGITS */
+    size_t    size;         /* product of the dimensions */
+    int       needs_grad;   /* 1: stx_backward computes its gradient */
+    int       is_param;     /* 1: made by stx_param */
+    int       is_leaf;      /* 1: a parameter or a variable; not the result of an op */
+    int       is_f32;       /* 1: float also in STX_PREC_BF16 on a GPU, as parameters,
+                               scalars and what is computed from them */
+    const struct stx_tensor *view_of;   /* the parameter of which this is a view, or NULL.
+                                           The gradient is a view as well */
+    size_t    view_offset;  /* first element of that view */
+    size_t    padding;      /* zeros after the elements of a parameter, which kernels read
+                               and nothing writes; see PADDED LOGITS */
 } stx_tensor;
 
-/* Token ids, (B,T): on the host, which checks them, and on the device (the same memory
-   on a CPU). */
+/* Token ids (B,T), on the host and on the device; on a CPU both are the same memory. ops
+   check ids on the host. */
 typedef struct stx_ids {
     int32_t *data, *device;
     size_t   B, T;
-    size_t   checked_max;                /* the smallest number of rows or classes that an op used them for; 0: none yet */
-    int      ignores;               /* 1: every op so far leaves out the id `spared`, which may then be any; -1: one does not; 0: none yet */
+    size_t   checked_max;   /* smallest number of rows or classes of an op that used the
+                               ids; 0: none yet */
+    int      ignores;       /* 1: every op so far ignored ignored_id, which may be out of
+                               range; -1: an op did not; 0: none yet */
     int32_t  ignored_id;
 } stx_ids;
 
-/* A constant (B x ..) from host memory, copied into the step arena. Dimensions end at
-   the first 0. */
-STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
-/* The same, but gradients reach it: after stx_backward read t->grad. */
-STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
-/* A constant that outlives the step, on the device for as long as the context: neither
-   a parameter nor an input, and a step that reads it is replayed (stx_step_run).
-   Stored as activations are. */
-STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2, size_t d3);
-/* A number (1) on the device that the host sets between steps, as stx_optim_set_lr sets
-   a learning rate: a temperature, the size of a noise, the weight of a loss. A
-   constant (no gradient reaches it), float in every precision, as old as the context.
-   Ops read it there (stx_scale_by), so a step that stx_step_run repeats takes what was
-   set last. A step that itself sets it to another value is run anew. */
+/* Tensors from host memory, which is copied. Dimensions end at the first 0, and d0 must
+   not be 0. They return NULL and set an error if data is NULL or memory runs out.
+       stx_input              a constant of this step
+       stx_variable           an input with a gradient: read t->grad after stx_backward
+       stx_constant_create    a constant that is valid until stx_destroy, so that steps
+                              which read it can be replayed (stx_step_run); stored like an
+                              activation */
+STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2,
+                              size_t d3);
+STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2,
+                                 size_t d3);
+STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1,
+                                        size_t d2, size_t d3);
+
+/* A scalar (1) that the host changes between steps, such as a temperature, a noise level
+   or the weight of a loss. It is a constant, float in every precision, and valid until
+   stx_destroy. Ops read it on the device (stx_scale_by), so a replayed step uses the
+   value that was set last. A step that changes the scalar itself is not replayed. */
 STX_DEF stx_tensor *stx_scalar_create(stx_ctx *x, double value);
 STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value);
-/* Token ids from host memory (B*T numbers), copied into the step arena. */
+
+/* Token ids of this step, copied from B T values in host memory. NULL and an error if
+   data is NULL, B or T is 0, or memory runs out. */
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T);
-/* Token ids that outlive the step, zeros at first, and new ones for them: a step that
-   stx_step_run repeats reads these. They live as long as the context. */
+
+/* Token ids that are valid until stx_destroy, initially zeros. stx_tokens_set replaces
+   them; a replayed step reads the new ids. It is an error if an id is out of the range of
+   an op that used them before. */
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T);
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data);
 
-/* An uninitialised tensor in the step arena, for ops of your own. */
+/* An uninitialised tensor of this step, for new ops. stx_new_f32: float in every
+   precision, for states and statistics. */
 STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
-STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3); /* float in every precision: states, statistics */
+STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3);
 
-STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);      /* copies t->size numbers to the host */
-STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);       /* and from it */
-STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);                  /* the first number; NaN if t is NULL */
-/* After stx_backward: copies the gradient of a parameter or variable (t->size numbers)
-   to the host. 1, or 0 where nothing flowed back to it (an op's result keeps none):
-   then out is all 0; or 0 in error. */
+/* Copy t->size elements to host memory, and from it. */
+STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out);
+STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in);
+
+/* The first element; NaN if t is NULL or there is an error. */
+STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t);
+
+/* After stx_backward: copies the gradient of a parameter or variable (t->size elements)
+   to host memory. Returns 1; or 0 and zeros if no gradient reached t, which includes all
+   results of ops; or 0 after an error. */
 STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out);
 
-/* Parameters: one named list that feeds optimiser, checkpoint and tests. */
-enum { STX_ZEROS = 0, STX_CONSTANT, STX_NORMAL, STX_UNIFORM, STX_TRUNCATED };      /* initialisers of stx_param */
+/* Initialisers of stx_param, with its argument a. */
+enum {
+    STX_ZEROS = 0,
+    STX_CONSTANT,       /* a */
+    STX_NORMAL,         /* mean 0, standard deviation a */
+    STX_UNIFORM,        /* uniform in [-a, a] */
+    STX_TRUNCATED       /* normal, redrawn until within 2 a. The standard deviation of the
+                           result is 0.87962566103423978 a */
+};
+
+/* A list of named parameters, which optimisers, checkpoints and tests share. Programs
+   read ctx, count, tensor and name; the other fields are private. */
 typedef struct stx_params {
     stx_ctx     *ctx;
-    size_t       count, capacity;
-    stx_tensor **tensor;
-    const char **name;
-    stx_real    *grads;            /* see stx_params_grads; NULL before */
+    size_t       count, capacity;       /* parameters; slots of tensor and name */
+    stx_tensor **tensor;                /* [count] */
+    const char **name;                  /* [count] */
+    stx_real    *grads;                 /* the block of stx_params_grads, or NULL */
     size_t       grads_size, grads_count;
-    void        *grads_memory;     /* where gradients stand */
-    int          in_use;             /* an optimiser knows their addresses */
-    struct stx__buckets *buckets;  /* in a group: how far gradients went out; see >>group */
-    struct stx_params *next;       /* of the context's lists */
-    stx_real    *reserve, *reserve_grads;        /* of stx_params_make_contiguous: what is left of it */
-    size_t       reserve_left, reserve_next;      /* and what the next parameter begins one with */
-    ptrdiff_t    rng_offset;            /* of stx_params_rng_offset, for the next one */
+    void        *grads_memory;          /* the arena of the gradients */
+    int          in_use;                /* 1: an optimiser holds their addresses */
+    struct stx__buckets *buckets;       /* progress of the gradient exchange, see >>group */
+    struct stx_params *next;            /* next list of the context */
+    stx_real    *reserve, *reserve_grads;       /* rest of stx_params_make_contiguous */
+    size_t       reserve_left, reserve_next;    /* its size; size of the next reserve */
+    ptrdiff_t    rng_offset;            /* of the next parameter: stx_params_rng_offset */
 } stx_params;
 
+/* Creates an empty list, valid until stx_destroy. NULL and an error if memory runs out.
+   */
 STX_DEF stx_params *stx_params_create(stx_ctx *x);
-/* Adds a parameter with its gradient (zeroed). init: STX_ZEROS, STX_CONSTANT (value
-   a), STX_NORMAL (mean 0, standard deviation a), STX_UNIFORM (in [-a, a]),
-   STX_TRUNCATED (STX_NORMAL where numbers beyond 2 a are drawn again: what is left has
-   the standard deviation 0.87962566103423978 a). The draw depends on the seed and on
-   how many parameters the context had. name: dotted, unique
-   ("layers.0.ff.fc1.weight"), copied. Dimensions end at the first 0. */
-STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0, size_t d1, size_t d2,
-                              size_t d3);
-/* The next parameters of the list, n numbers together, stand side by side in memory in the order in which they are made, and so do their
-   gradients: matrices that read the same input are one matrix to stx_linear_concat then. Holds as far as their sizes are multiples of 64;
-   others stand where they would. 1, or 0 and an error. */
+
+/* Adds a parameter and its gradient, which is zeroed. Random initial values depend on the
+   seed and on how many parameters the context had before. name is copied; it must be
+   unique and is dotted by convention ("layers.0.ff.fc1.weight"). Dimensions end at the
+   first 0. Returns the parameter, or NULL and an error. */
+STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *name, size_t d0,
+                              size_t d1, size_t d2, size_t d3);
+
+/* Reserves one block for the next parameters of the list, n elements together, and
+   another one for their gradients. Matrices that read the same input then form a single
+   matrix for stx_linear_concat. Only parameters whose size is a multiple of 64 are placed
+   in the blocks. Returns 1, or sets an error and returns 0. */
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n);
-/* The next parameter draws its first numbers as the one made `ahead` places later
-   would (negative: earlier): for parameters that stand in another order than that in
-   which they were drawn once. */
+
+/* The next parameter is initialised with the random numbers of the parameter `ahead`
+   positions later (negative: earlier). This keeps initial values when the order of the
+   parameters changes. */
 STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead);
-/* A parameter's numbers after its creation: rows [r0,r1) of its first dimension times
-   s (in double), or set to v; or all of them, number i by fn(user, i, what it was).
-   For initialisers; on a GPU each call takes them to the host and back. */
+
+/* Change a parameter after its creation, for initialisers. stx_param_scale multiplies
+   rows [r0,r1) of the first dimension by s, in double; stx_param_fill sets them to v;
+   stx_param_apply sets each element i to fn(user, i, old value). On a GPU, each call
+   copies the parameter to the host and back. */
 typedef double (*stx_init_fn)(void *user, size_t i, double was);
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s);
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v);
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user);
-STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);   /* NULL if there is none */
-STX_DEF size_t stx_params_size(const stx_params *p);                          /* how many numbers, all together */
+
+STX_DEF stx_tensor *stx_params_find(const stx_params *p, const char *name);     /* or NULL */
+STX_DEF size_t stx_params_size(const stx_params *p);    /* number of all elements */
 STX_DEF void stx_params_zero_grad(stx_params *p);
-/* For generation, whose products have one row and wait for the weights to come from
-   memory: rounds the list's matrices (two dimensions, of STX_PACK_MIN each at least)
-   in place, to bfloat16, or to 8 bits: 32 neighbouring numbers of a row are whole
-   multiples, -127 to 127, of a float of their own, 1/127 of the largest. And keeps
-   them as these, 2 or 1.125 bytes a number, beside the list's own numbers: products of
-   up to 3 rows (x W^T, x W) read the packed ones, all else reads the rounded ones,
-   which are the same. A matrix's copy goes when the library writes to the matrix (an
-   optimiser's step, stx_set, a file loaded); call this again after a write of your
-   own. STX_WEIGHTS_F32 throws the copies away; what was rounded stays so. CPU only: on
-   a GPU it is an error. Returns the bytes that the copies take, all lists of the
-   context together; 0 in error: no number is changed then. */
+
+/* Packs the weights for generation, which reads all weights for every token. Matrices of
+   the list with two dimensions of at least STX_PACK_MIN are rounded in place, and a
+   packed copy is kept for matmuls of up to 3 rows (x W^T, x W). Everything else reads the
+   rounded values, which are the same.
+       STX_WEIGHTS_BF16    bfloat16, 2 bytes per element
+       STX_WEIGHTS_INT8    1.125 bytes per element: 32 neighbours in a row are stored as
+                           integers in [-127, 127] times a float, which is 1/127 of the
+                           largest magnitude
+       STX_WEIGHTS_F32     frees the packed copies; rounded values remain
+   The copy of a matrix is freed when the library writes to the matrix (an optimiser step,
+   stx_set, loading a file). If you write to it yourself, call stx_params_pack again.
+   Returns the bytes of all packed copies in the context; or sets an error and returns 0,
+   and nothing is changed. An error on a GPU. */
 enum { STX_WEIGHTS_F32 = 0, STX_WEIGHTS_BF16 = 1, STX_WEIGHTS_INT8 = 2 };
 enum { STX_PACK_MIN = 32 };
+
 STX_DEF size_t stx_params_pack(stx_params *p, int kind);
-/* All gradients of the list as one block of *n floats on the device, in the order of
-   the list, each from a multiple of 64 numbers on, zeros between: a norm or an
-   all-reduce takes a pointer and a length. The first call moves them there: after the
-   last stx_param, before stx_optim_create. A call after another stx_param makes a new
-   block, and the old address is gone. NULL in error. */
+
+/* All gradients of the list as one block of *n floats in device memory, for a norm or an
+   all-reduce. They are in the order of the list, each aligned to 64 elements with zeros
+   in between. The first call moves the gradients there: call it after the last stx_param
+   and before stx_optim_create. A call after another stx_param allocates a new block and
+   frees the old one. NULL after an error. */
 STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n);
 
-// >>api: tape ----------------------------------------------------------------------------------------------
 
-/* Walks the tape back from the scalar loss (1): adds to the gradient of every
-   parameter and variable. */
+// >>api: tape
+
+/* Computes gradients by walking the tape backwards from y, and adds them to the gradients
+   of all parameters and variables.
+       stx_backward         from the scalar loss (1)
+       stx_backward_from    from any tensor y, given dL/dy (y->size elements in host
+                            memory; NULL: ones): a vector-Jacobian product
+       stx_backward_many    from several tensors in one walk: the gradient of
+                            sum_i sum(y[i] dy[i]). dy NULL: all ones. Tensors that are
+                            NULL or require no gradient are skipped; an error if all are
+   A part of the tape can be walked once per step. To differentiate several losses, add
+   them with stx_add or use stx_backward_many. */
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss);
-/* The same from any tensor y and a given dL/dy (host memory, y->size numbers; NULL:
-   ones): a vector-Jacobian product. */
 STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy);
-/* The same from several tensors in one walk: the gradient of the sum of their products
-   with dy[0..count); dy NULL: all ones. Those that are NULL or need no gradient are
-   left out; an error when none is left. */
-STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy, int count);
+STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real *const *dy,
+                               int count);
 
-/* Ops of your own: a kernel made y (stx_new) of in[0..count), at most 9, NULLs among
-   them allowed. stx_record puts it on the tape: in stx_backward, once y->grad is
-   complete, back is called, which adds to the gradients that stx_grad gives it. save:
-   what back needs, from the step arena. Returns 1, or 0 when no gradient will be asked
-   for (or in error): then nothing has to be saved. */
+/* Records a new op on the tape: y, made by stx_new, is a function of in[0..count), at
+   most 9 tensors, of which some may be NULL. When stx_backward has completed y->grad, it
+   calls back, which adds to the gradients that stx_grad returns. save is passed to back;
+   allocate it from the step arena. Returns 1; or 0 if no gradient will be needed, or
+   after an error, and then save need not be filled. */
 typedef void (*stx_back_fn)(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, void *save);
-STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count, stx_back_fn back, void *save);
-/* The same for an op of several results, y[0 .. results-1], at most 1 + STX_MAX_MORE.
-   back gets y[0]; the others stand where the op puts them, in save. It is called once,
-   when the gradients of all results are complete and any of them has one: those of the
-   others are NULL (stx_grad makes one of zeros). */
-STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in, int count, stx_back_fn back,
-                               void *save);
-/* In back: the gradient of t, to add to. NULL: not wanted. With fresh it may hold
-   anything: then *fresh is 1 and it is to be written. */
-STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
-STX_DEF uint64_t stx_random_stream(stx_ctx *x);     /* of the random numbers of an op, as stx_dropout_fwd wants it; each call gives another
-                                                       one */
+STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
+                       stx_back_fn back, void *save);
 
-/* Recomputation (gradient checkpointing, Chen et al. 2016, 1604.06174): y = fn(user,
-   in), where everything that fn made on the way is dropped from memory and made again
-   in backward. The families do so by layers: recompute and recompute_layers of their
-   descs, stx_lm.recompute. fn must depend on nothing but user, in and the parameters,
-   must not change state, and is called twice with the same random numbers. count: at
-   most 8. A tensor from elsewhere that wants a gradient is an error in backward,
-   unless it has one by then: hand it over in `in`, or stx_detach it. More than one
-   result: fn returns the first and puts the others into out[0 .. more-1], at most
-   STX_MAX_MORE (NULL on entry; one that is left NULL in both runs is NULL afterwards).
-   stx_recompute hands them on in its own `out`. Gradients reach all of them. With more
-   = 0 out may be NULL. */
+/* The same for an op with several results y[0..results), at most 1 + STX_MAX_MORE. back
+   receives y[0]; it finds the others through save. It is called once, when the gradients
+   of all results are complete, if there is at least one. Results without a gradient have
+   grad NULL; stx_grad then returns zeros. */
+STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results,
+                               stx_tensor *const *in, int count, stx_back_fn back, void *save);
+
+/* Only in back: the gradient of t, to which to add, or NULL if t requires none. If fresh
+   is not NULL, the buffer can be uninitialised: *fresh is then 1, and the gradient must
+   be written instead of added. */
+STX_DEF stx_real *stx_grad(stx_ctx *x, stx_tensor *t, int *fresh);
+
+/* A new stream of random numbers for an op, such as the argument of stx_dropout_fwd. Each
+   call in a step returns another one. */
+STX_DEF uint64_t stx_random_stream(stx_ctx *x);
+
+/* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
+   fn(user, in). The memory that fn used is freed, and fn runs again in the backward pass,
+   with the same random numbers. in has at most 8 tensors. fn must depend only on user, in
+   and the parameters, and must not change any state. All other tensors that it reads must
+   not require a gradient, which is an error in the backward pass: pass them in `in`, or
+   use stx_detach.
+
+   fn can have `more` further results, at most STX_MAX_MORE. It puts them into out[0 ..
+   more-1], which are NULL at first and may stay so, and stx_recompute returns them in its
+   own out. Gradients reach all results. With more = 0, out may be NULL.
+
+   The families offer this by layers: recompute and recompute_layers in their descs, and
+   stx_lm.recompute. */
 enum { STX_MAX_MORE = 3 };
-typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in, stx_tensor **out);
-STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in, int count, stx_tensor **out, int more);
+
+typedef stx_tensor *(*stx_recompute_fn)(stx_ctx *x, void *user, stx_tensor **in,
+                                        stx_tensor **out);
+STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in,
+                                  int count, stx_tensor **out, int more);
+
 
 // >>api: kernels -------------------------------------------------------------------------------------------
 
