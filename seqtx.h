@@ -722,72 +722,89 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
                                   int count, stx_tensor **out, int more);
 
 
-// >>api: kernels -------------------------------------------------------------------------------------------
+// >>api: kernels
 
-/* The lower storey. The kernels of an op are declared with it (>>api: ops, >>api:
-   attention, ..); those of none, here. Order of arguments: context (threads, scratch;
-   NULL: one thread, but the attention needs one), outputs, saved values, inputs,
-   sizes, scalars. Backward kernels ADD into dx; a NULL dx is not wanted. Where there
-   is an int accumulate, 0 makes them write da, din or dlogits instead, whatever was
-   there. One STX_KERNEL line declares the CPU twin (stem, body below) and the CUDA
-   twin (stem_cuda, body in seqtx_cuda.cu): a missing one does not link, a drifted one
-   does not compile. */
+/* Kernels are functions on raw pointers, without checks. The kernels of an op are
+   declared next to it; the others are in this section. Their arguments are, in this
+   order: context, outputs, saved values, inputs, sizes, scalars. A NULL context means one
+   thread and no scratch memory; attention requires a context.
 
+   Backward kernels add to the gradients dx, and a NULL gradient is not computed. Where a
+   kernel has the argument accumulate, the value 0 makes it overwrite da, din or dlogits,
+   which can then be uninitialised.
+
+   STX_KERNEL declares the CPU version of a kernel (stem, defined below) and its CUDA
+   version (stem_cuda, defined in seqtx_cuda.cu). A missing version fails to link; a
+   mismatched signature fails to compile. STX_RUN(x, stx_relu, (x, y, n)) calls the one of
+   the context's device, or none with desc.dry. */
 #ifdef SEQTX_CUDA
   #define STX_KERNEL(stem, args) STX_DEF void stem args; extern void stem##_cuda args;
+  #define STX_RUN(x, stem, args) \
+    do { \
+        if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; \
+        else if (!stx_ctx_desc(x)->dry) stem args; \
+    } while (0)
 #else
   #define STX_KERNEL(stem, args) STX_DEF void stem args;
-#endif
-
-/* STX_RUN(x, stx_relu, (x, y, n)) calls the twin of the context's device; none with
-   desc.dry. */
-#ifdef SEQTX_CUDA
-  #define STX_RUN(x, stem, args) do { if (stx_ctx_desc(x)->device == STX_CUDA) stem##_cuda args; \
-                                      else if (!stx_ctx_desc(x)->dry) stem args; } while (0)
-#else
   #define STX_RUN(x, stem, args) do { if (!stx_ctx_desc(x)->dry) stem args; } while (0)
 #endif
+
 #define STX_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define STX_MAX(a, b) ((a) > (b) ? (a) : (b))
 
+/* Number of threads that run loops, including the calling one; 1 if x is NULL. */
 STX_DEF int stx_threads(const stx_ctx *x);
 
-/* Parallel loops of kernels. part does the iterations [from, to) of a loop over [0,
-   n); job points to what it needs to know. Each iteration writes its own part of the
-   output, so results depend neither on the number of threads nor on who did what. */
+/* Instruction set of the inner loops that run on this processor; see STX_CALL. */
+STX_DEF int stx_isa(const stx_ctx *x);
+
+/* A range [begin, end) of the iterations of a parallel loop. */
 typedef struct stx_share {
-    stx_ctx *x;                             /* may be NULL, as in any kernel */
+    stx_ctx *x;             /* can be NULL, as in any kernel */
     size_t   begin, end;
-    size_t   thread;                        /* below stx_threads(x): for scratch that each thread has for itself */
+    size_t   thread;        /* below stx_threads(x), for scratch memory per thread */
 } stx_share;
+
+/* Runs the iterations of a range. job is the argument of stx_parallel. Each iteration
+   must write a separate part of the output, so that results depend neither on the number
+   of threads nor on which thread runs an iteration. */
 typedef void (*stx_part)(const stx_share *s, const void *job);
-/* Runs part for all of [0, n), in parallel if there is work enough to pay for it
-   (work: about how many additions and multiplications; a few microseconds' worth).
-   Every thread begins with a contiguous piece of its own, the same in loops of any
-   length, so that its caches know the rows; who is done takes pieces from the others.
-   Returns when all is done. Not from inside a part. */
+
+/* Runs part for all iterations [0, n), in parallel if there is enough work; work is the
+   approximate number of additions and multiplications in the whole loop. Returns when the
+   loop is complete. Threads start with contiguous ranges, which are the same in every
+   loop, so that each thread finds its rows in its caches; idle threads take over work
+   from others. Must not be called from within a part. */
 STX_DEF void stx_parallel(stx_ctx *x, size_t n, size_t work, stx_part part, const void *job);
-/* The same for few and unequal iterations, given out one by one as threads come, from
-   0 on: the longest should come first. */
+
+/* The same for a few iterations of unequal length, which are handed out one at a time and
+   in order. Put the longest ones first. */
 STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void *job);
-STX_DEF int stx_isa(const stx_ctx *x);                      /* which inner loops its processor runs: STX_CALL */
 
 /* y (n) = value */
 STX_KERNEL(stx_fill, (stx_ctx *x, stx_real *y, size_t n, stx_real value))
-/* y (n) = s a, or y += s a */
-STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s, int accumulate))
-/* y (rows,cols) = or += a (rows,cols), rows ldy and lda apart */
-STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda, size_t rows, size_t cols,
-                        int accumulate))
-/* y (rows, wa + wb) = a (rows,wa) and b (rows,wb) side by side, rows of a lda and of b
-   ldb apart */
-STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa, const stx_real *b, size_t ldb, size_t wb,
-                          size_t rows))
-/* Each row of y (rows,n), ldy apart, moves by w <= n numbers to its beginning, which are lost, and ends in a row of a (rows,w), lda apart;
-   a NULL: the last w numbers stay as they are */
-STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a, size_t lda, size_t w, size_t rows))
-/* db (C) += sum over rows of dy (N,C) */
+
+/* y (n) = s a, or y += s a with accumulate */
+STX_KERNEL(stx_axpy, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real s,
+                      int accumulate))
+
+/* y (rows,cols) = a (rows,cols), or y += a with accumulate; row strides ldy and lda */
+STX_KERNEL(stx_copy2d, (stx_ctx *x, stx_real *y, size_t ldy, const stx_real *a, size_t lda,
+                        size_t rows, size_t cols, int accumulate))
+
+/* y (rows,wa+wb) = [a b], a (rows,wa) and b (rows,wb) with row strides lda and ldb */
+STX_KERNEL(stx_concat2d, (stx_ctx *x, stx_real *y, const stx_real *a, size_t lda, size_t wa,
+                          const stx_real *b, size_t ldb, size_t wb, size_t rows))
+
+/* Shifts each row of y (rows,n) left by w <= n elements, which discards the first w, and
+   fills the end with a row of a (rows,w). If a is NULL, the last w elements keep their
+   values. Row strides ldy and lda. */
+STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const stx_real *a,
+                         size_t lda, size_t w, size_t rows))
+
+/* db (C) += the sum of the rows of dy (N,C) */
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
+
 
 // >>api: ops -----------------------------------------------------------------------------------------------
 
