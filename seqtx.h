@@ -806,328 +806,429 @@ STX_KERNEL(stx_shift2d, (stx_ctx *x, stx_real *y, size_t ldy, size_t n, const st
 STX_KERNEL(stx_sum_rows, (stx_ctx *x, stx_real *db, const stx_real *dy, size_t N, size_t C))
 
 
-// >>api: ops -----------------------------------------------------------------------------------------------
+// >>api: ops
 
-/* Every op returns a new tensor in the step arena, or NULL in error; NULL inputs give
-   NULL. "(..,C)" is any number of leading dimensions, flattened to N rows. Below an op
-   stand the kernels that it runs: see >>api: kernels. */
+/* An op returns a new tensor of this step, or NULL after an error. If an input is NULL,
+   it returns NULL without setting an error. Gradients reach all inputs that are tensors,
+   unless the docstring says otherwise. The kernels of an op follow it; see >>api:
+   kernels. */
 
-enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
-
-/* a + b and a * b; b has a's shape or the shape of a's last dimensions (then it is
-   repeated). */
+/* a + b and a b, elementwise. b has the shape of a, or of the last dimensions of a, and
+   is then repeated. */
 STX_DEF stx_tensor *stx_add(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_mul(stx_ctx *x, stx_tensor *a, stx_tensor *b);
+
+/* s a */
 STX_DEF stx_tensor *stx_scale(stx_ctx *x, stx_tensor *a, double s);
-/* s[0] a: any a, s (1): a scalar that the host sets (stx_scalar_create), a parameter,
-   what an op made. Gradients reach both. */
+
+/* s[0] a, where s (1) can be a scalar of the host (stx_scalar_create), a parameter or the
+   result of an op. */
 STX_DEF stx_tensor *stx_scale_by(stx_ctx *x, stx_tensor *a, stx_tensor *s);
-/* y, a (n); b (nb) repeats: n is a multiple of nb */
-STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
-STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n, size_t nb))
-STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy, const stx_real *a, const stx_real *b, size_t n,
-                         size_t nb, int accumulate))
+
+/* y, a (n); b (nb) is repeated, n is a multiple of nb */
+STX_KERNEL(stx_add_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
+                         size_t nb))
+STX_KERNEL(stx_mul_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, const stx_real *b, size_t n,
+                         size_t nb))
+STX_KERNEL(stx_mul_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dy,
+                         const stx_real *a, const stx_real *b, size_t n, size_t nb, int accumulate))
+
+/* Activation functions, elementwise. stx_gelu is a Phi(a), computed with erf (Hendrycks
+   and Gimpel 2016, 1606.08415). */
+enum { STX_ACT_NONE = 0, STX_ACT_RELU, STX_ACT_GELU, STX_ACT_TANH, STX_ACT_SIGMOID };
 
 STX_DEF stx_tensor *stx_relu(stx_ctx *x, stx_tensor *a);
-STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);        /* a Phi(a), by erf */
+STX_DEF stx_tensor *stx_gelu(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_tanh(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sigmoid(stx_ctx *x, stx_tensor *a);
-/* y (n) = act(a (n)); da (n) = or += dy act'(a); a is read for gelu only; da may be
-   dy, without accumulate */
+
+/* y (n) = act(a (n)); da (n) = dy act'(a), or += with accumulate. a is read for gelu
+   only. da may be dy without accumulate. */
 STX_KERNEL(stx_act_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, int act))
-STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, const stx_real *a, size_t n, int act,
-                         int accumulate))
+STX_KERNEL(stx_act_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
+                         const stx_real *a, size_t n, int act, int accumulate))
 
-/* Zero with probability p, scale the rest by 1/(1-p); the identity in STX_EVAL. p is
-   resolved to 1/65536. */
+/* Sets elements to 0 with probability p and scales the others by 1 / (1 - p); returns the
+   same values in STX_EVAL. 0 <= p < 1, in steps of 1/65536.
+       stx_dropout                a separate mask for each element
+       stx_dropout_variational    a (B,T,C), with a mask (B,C) for all T (Gal and
+                                  Ghahramani 2016, 1512.05287)
+       stx_dropout_replicated     the same mask in all ranks of a group, for tensors that
+                                  all ranks share, such as positions. stx_dropout takes
+                                  the first dimension for the rank's share of the batch */
 STX_DEF stx_tensor *stx_dropout(stx_ctx *x, stx_tensor *a, double p);
-/* The same with one draw for all times: a (B,T,C), mask (B,C) (variational dropout,
-   Gal & Ghahramani 2016, 1512.05287). */
 STX_DEF stx_tensor *stx_dropout_variational(stx_ctx *x, stx_tensor *a, double p);
-/* The same of what all ranks of a group have alike (positions, say), by masks that are
-   alike, too: stx_dropout takes a's first dimension for this rank's share of the
-   batch. Without a group they are one. */
 STX_DEF stx_tensor *stx_dropout_replicated(stx_ctx *x, stx_tensor *a, double p);
-/* y (n) = a mask / keep, and da += dy mask / keep by the same call; y may be a,
-   without accumulate. The mask of 8 neighbours comes from one stx_philox(seed, stream,
-   ..), the first ones' from number `first` */
-STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p, uint64_t seed, uint64_t stream,
-                             uint64_t first, int accumulate))
 
-/* h + alpha f, alpha (1) learned: h, f of one shape (ReZero, Bachlechner et al. 2020,
-   2003.04887). */
+/* y (n) = a mask / (1 - p), or += with accumulate; the same call computes da from dy. y
+   may be a without accumulate. One stx_philox(seed, stream, ..) is the mask of 8
+   neighbours; `first` is the number of the first such call. */
+STX_KERNEL(stx_dropout_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n, stx_real p,
+                             uint64_t seed, uint64_t stream, uint64_t first, int accumulate))
+
+/* h + alpha[0] f, with h and f of one shape and alpha (1) learned: ReZero (Bachlechner et
+   al. 2020, 2003.04887). */
 STX_DEF stx_tensor *stx_rezero(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *alpha);
-/* y (n) = h + alpha[0] f, h NULL: alpha[0] f; backward: df (n) = or += alpha dy,
-   dalpha (1) += sum of dy f; each NULL if not wanted */
-STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f, const stx_real *alpha, size_t n))
-STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy, const stx_real *f,
-                            const stx_real *alpha, size_t n, int accumulate))
 
-STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);     /* over the last dimension */
-STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a); /* its logarithm, without the detour: (..,C) -> (..,C) */
-/* y, a (N,C): over the C of a row */
+/* y (n) = h + alpha[0] f; without h if it is NULL. Backward: df (n) = alpha[0] dy, or +=
+   with accumulate; dalpha (1) += sum dy f. Either may be NULL. */
+STX_KERNEL(stx_rezero_fwd, (stx_ctx *x, stx_real *y, const stx_real *h, const stx_real *f,
+                            const stx_real *alpha, size_t n))
+STX_KERNEL(stx_rezero_bwd, (stx_ctx *x, stx_real *df, stx_real *dalpha, const stx_real *dy,
+                            const stx_real *f, const stx_real *alpha, size_t n, int accumulate))
+
+/* Softmax over the last dimension, and its logarithm, which is computed directly. */
+STX_DEF stx_tensor *stx_softmax(stx_ctx *x, stx_tensor *a);
+STX_DEF stx_tensor *stx_log_softmax(stx_ctx *x, stx_tensor *a);
+
+/* y (N,C) = softmax of each row of a (N,C); da = y (dy - sum dy y) */
 STX_KERNEL(stx_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
-/* y, a (N,C): a - log sum e^a over the C of a row; backward: da = or += dy - e^y sum
-   dy */
-STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
-STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y, size_t N, size_t C, int accumulate))
+STX_KERNEL(stx_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
+                             size_t N, size_t C, int accumulate))
 
-/* Layer normalisation over the last dimension, biased variance, eps inside the root
-   (0: 1e-5). gain, shift (C). */
-STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift, double eps);
-/* y (N,C); mean, rstd (N) are saved; in (N,C), gain, shift (C). Backward: din (N,C),
-   dgain, dshift (C) */
-STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd, const stx_real *in, const stx_real *gain,
-                               const stx_real *shift, size_t N, size_t C, stx_real eps))
-STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift, const stx_real *dy, const stx_real *in,
-                               const stx_real *gain, const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
+/* y (N,C) = a - log sum e^a over each row of a (N,C); da = dy - e^y sum dy */
+STX_KERNEL(stx_log_softmax_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t N, size_t C))
+STX_KERNEL(stx_log_softmax_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, const stx_real *y,
+                                 size_t N, size_t C, int accumulate))
+
+/* Layer normalisation over the last dimension (Ba et al. 2016, 1607.06450):
+       y = (in - mean) / sqrt(var + eps) gain + shift
+   with biased variance, gain and shift (C). eps 0 means 1e-5. */
+STX_DEF stx_tensor *stx_layernorm(stx_ctx *x, stx_tensor *in, stx_tensor *gain, stx_tensor *shift,
+                                  double eps);
+
+/* y (N,C); saved: mean (N), rstd (N) = 1 / sqrt(var + eps); in (N,C), gain, shift (C).
+   Backward: din (N,C), dgain, dshift (C). */
+STX_KERNEL(stx_layernorm_fwd, (stx_ctx *x, stx_real *y, stx_real *mean, stx_real *rstd,
+                               const stx_real *in, const stx_real *gain, const stx_real *shift,
+                               size_t N, size_t C, stx_real eps))
+STX_KERNEL(stx_layernorm_bwd, (stx_ctx *x, stx_real *din, stx_real *dgain, stx_real *dshift,
+                               const stx_real *dy, const stx_real *in, const stx_real *gain,
+                               const stx_real *mean, const stx_real *rstd, size_t N, size_t C,
                                int accumulate))
 
-/* layernorm(h + dropout(f, p)) in one pass: h, f (..,C), p as in stx_dropout, the rest
+/* layernorm(h + dropout(f, p)) in one pass; h and f (..,C). p as in stx_dropout, the rest
    as in stx_layernorm. */
-STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p, stx_tensor *gain, stx_tensor *shift, double eps);
-/* The same of f + b, b (C) or NULL: the bias of the product that made f without one.
-   Backward then finds its gradient in the same pass. */
-STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b, double p, stx_tensor *gain,
-                                           stx_tensor *shift, double eps);
-/* Everything that its kernels need. forward writes y, s, mean, rstd: s = h + dropout(f
-   + bias), as stx_dropout_fwd with drop, seed, stream, and y = layernorm(s). backward
-   reads dy, s, mean, rstd, gain: ds = or +=; df = or += what is ds without what was
-   there, through the dropout; dgain, dshift and dbias, the sum of df's rows, are added
-   to. Of these df, dgain, dshift, dbias may be NULL: not wanted. With dbias, with
-   add_ds, and where ds is NULL, df is written if it is there (accumulate 0); dbias
-   wants df, and that is not ds. */
+STX_DEF stx_tensor *stx_residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, double p,
+                                      stx_tensor *gain, stx_tensor *shift, double eps);
+
+/* layernorm(h + dropout(f + b, p)). b (C) or NULL is the bias of the matmul that computed
+   f without one; its gradient is computed in the same pass. */
+STX_DEF stx_tensor *stx_residual_norm_bias(stx_ctx *x, stx_tensor *h, stx_tensor *f, stx_tensor *b,
+                                           double p, stx_tensor *gain, stx_tensor *shift,
+                                           double eps);
+
+/* Arguments of the kernels. forward: s = h + dropout(f + bias), y = layernorm(s); it also
+   writes mean and rstd. backward reads dy, s, mean, rstd and gain:
+       ds  = gradient of s, which is also that of h; += with accumulate_ds
+       df  = dropout(gradient of s); += with accumulate
+       dgain, dshift += ..; dbias += sum of the rows of df
+   The gradients may be NULL. dbias requires df, other than ds. accumulate must be 0 with
+   dbias, with accumulate_ds, and if ds is NULL. */
 typedef struct stx_residual_norm_args {
     size_t N, C;
-    stx_real eps, drop;                     /* drop 0: no dropout */
-    uint64_t seed, stream, rng_first;           /* of the dropout */
+    stx_real eps, drop;                     /* drop: probability; 0: no dropout */
+    uint64_t seed, stream, rng_first;       /* of the dropout, see stx_dropout_fwd */
     const stx_real *h, *f;                  /* (N,C) */
-    const stx_real *gain, *shift, *bias;    /* (C); bias NULL: none */
+    const stx_real *gain, *shift, *bias;    /* (C); bias can be NULL */
     stx_real *y, *s;                        /* (N,C) */
-    stx_real *mean, *rstd;                  /* (N): of s, for backward */
+    stx_real *mean, *rstd;                  /* (N) */
     const stx_real *dy;                     /* (N,C) */
-    stx_real *ds, *df;                      /* (N,C): the gradient of s, and of h; of f */
+    stx_real *ds, *df;                      /* (N,C) */
     stx_real *dgain, *dshift, *dbias;       /* (C) */
-    int accumulate, accumulate_ds;                 /* df +=, ds += */
-    int deferred;                               /* the sums over rows are of parameters: see stx_linear_bwd_args */
+    int accumulate, accumulate_ds;          /* df +=, ds += */
+    int deferred;                           /* dgain, dshift and dbias belong to parameters,
+                                               see stx_linear_bwd_args */
 } stx_residual_norm_args;
+
 STX_KERNEL(stx_residual_norm_fwd, (stx_ctx *x, const stx_residual_norm_args *a))
 STX_KERNEL(stx_residual_norm_bwd, (stx_ctx *x, const stx_residual_norm_args *a))
 
-/* table (V,C), ids (B,T) -> (B,T,C). Ids outside [0,V) are an error. */
+/* Rows of table (V,C): ids (B,T) -> (B,T,C). An id outside [0,V) is an error. */
 STX_DEF stx_tensor *stx_embedding(stx_ctx *x, stx_tensor *table, const stx_ids *ids);
-/* y (N,C) = s table[ids], table (V,C), ids (N); dtable (V,C) += s dy (N,C) at ids */
-STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids, size_t N, size_t C, stx_real s))
-STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids, size_t N, size_t C,
-                               stx_real s))
 
-/* Rows idx[0..n) of a (..,C), flattened -> (n,C). Rows may repeat. */
+/* y (N,C) = s table[ids], with table (V,C) and ids (N); dtable[ids] += s dy (N,C) */
+STX_KERNEL(stx_embedding_fwd, (stx_ctx *x, stx_real *y, const stx_real *table, const int32_t *ids,
+                               size_t N, size_t C, stx_real s))
+STX_KERNEL(stx_embedding_bwd, (stx_ctx *x, stx_real *dtable, const stx_real *dy, const int32_t *ids,
+                               size_t N, size_t C, stx_real s))
+
+/* Rows idx[0..n) of a (N,C) -> (n,C). Rows can occur several times. */
 STX_DEF stx_tensor *stx_gather(stx_ctx *x, stx_tensor *a, const int32_t *idx, size_t n);
 
-/* Over time, dimension 1: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C), and rows [t0,t1) ->
-   (B,t1-t0,C). */
+/* Join and cut tensors.
+       stx_concat            over time: (B,Ta,C), (B,Tb,C) -> (B,Ta+Tb,C)
+       stx_slice             rows [t0,t1) over time: (B,T,C) -> (B,t1-t0,C)
+       stx_concat_channels   (..,Ca), (..,Cb) -> (..,Ca+Cb)
+       stx_slice_channels    channels [c0,c1): (..,C) -> (..,c1-c0) */
 STX_DEF stx_tensor *stx_concat(stx_ctx *x, stx_tensor *a, stx_tensor *b);
 STX_DEF stx_tensor *stx_slice(stx_ctx *x, stx_tensor *a, size_t t0, size_t t1);
-/* Last dimension: (..,Ca), (..,Cb) -> (..,Ca+Cb). */
 STX_DEF stx_tensor *stx_concat_channels(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-/* Channels [c0,c1) of the last dimension: (..,C) -> (..,c1-c0). */
 STX_DEF stx_tensor *stx_slice_channels(stx_ctx *x, stx_tensor *a, size_t c0, size_t c1);
-/* Rows [r0,r1) of a (N,C) -> (r1-r0,C), in place (shares memory): a part of a table,
-   of a stacked weight. */
+
+/* Views, which share the memory of a.
+       stx_view_rows   rows [r0,r1) of a (N,C) -> (r1-r0,C), such as a part of a table
+       stx_reshape     the same elements in another shape of the same size
+       stx_detach      the same tensor as a constant: no gradient reaches a */
 STX_DEF stx_tensor *stx_view_rows(stx_ctx *x, stx_tensor *a, size_t r0, size_t r1);
-/* The same numbers under another shape (shares memory). */
-STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2, size_t d3);
-/* A new value that no gradient passes (shares memory). */
+STX_DEF stx_tensor *stx_reshape(stx_ctx *x, stx_tensor *a, size_t d0, size_t d1, size_t d2,
+                                size_t d3);
 STX_DEF stx_tensor *stx_detach(stx_ctx *x, stx_tensor *a);
 
-/* op(a) op(b), op = transpose of the last two dimensions if ta / tb. a (..,M,K), b
-   (..,K,N), equal leading dimensions, or b with two dimensions only, used for every
-   batch entry -> (..,M,N). */
+/* op(a) op(b) -> (..,M,N); op transposes the last two dimensions if ta or tb is set. a is
+   (..,M,K) and b (..,K,N) after op. Their leading dimensions are equal, or b has only two
+   dimensions and is used for all matrices of a. */
 STX_DEF stx_tensor *stx_matmul(stx_ctx *x, stx_tensor *a, stx_tensor *b, int ta, int tb);
 
-/* A matrix product: C (M,N) = alpha op(A) op(B) + beta C for each matrix of a batch.
-   stx_gemm_init fills it in. */
+/* A GEMM: C (M,N) = alpha op(A) op(B) + beta C, for each matrix of a batch. op
+   transposes if ta or tb is set: A is (M,K), or (K,M) with ta; B is (K,N), or (N,K) with
+   tb. stx_gemm_init fills it in. */
 typedef struct stx_gemm_args {
     size_t batch, M, N, K;
-    int ta, tb;                             /* op = transpose: A is (K,M), B is (N,K); else (M,K), (K,N) */
-    stx_real alpha, beta;                   /* beta 0 overwrites C, whatever was in it */
+    int ta, tb;
+    stx_real alpha, beta;       /* beta 0: C is overwritten, whatever it contains */
     const stx_real *A, *B;
     stx_real *C;
-    size_t lda, ldb, ldc;                   /* numbers from row to row, as they stand in memory */
-    size_t sa, sb, sc;                      /* numbers from matrix to matrix of the batch; sa or sb 0: one for all; sc 0: there is one C,
-                                               to which the products of all are summed (on a GPU a C of
-                                               bfloat16 is rounded after each that is not A^T B) */
+    size_t lda, ldb, ldc;       /* row strides in memory */
+    size_t sa, sb, sc;          /* strides between matrices. sa or sb 0: one matrix for the
+                                   whole batch. sc 0: one C, the sum over the batch. On a
+                                   GPU, a bfloat16 C is then rounded after each matrix,
+                                   except with ta and not tb */
 } stx_gemm_args;
-/* C = op(A) op(B), one matrix: alpha 1, beta 0, no gaps between rows, nor between
-   matrices if batch is then set. */
-STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K, const stx_real *A, const stx_real *B, stx_real *C);
+
+/* Arguments of C = op(A) op(B) for one matrix: alpha 1, beta 0, dense rows. The strides
+   are also those of a dense batch, if batch is then set. */
+STX_DEF stx_gemm_args stx_gemm_init(int ta, int tb, size_t M, size_t N, size_t K,
+                                    const stx_real *A, const stx_real *B, stx_real *C);
 STX_KERNEL(stx_gemm, (stx_ctx *x, const stx_gemm_args *g))
-/* What stx_gemm computes: number (i,j) of op(A) op(B) for matrix e of the batch,
-   summed in double. For reading, and for tests. */
+
+/* The definition of stx_gemm, for readers and tests: element (i,j) of op(A) op(B) for
+   matrix e of the batch, summed in double. */
 STX_DEF double stx_gemm_plain(const stx_gemm_args *g, size_t e, size_t i, size_t j);
 
-/* act(x W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). */
+/* act(in W^T + b): in (..,Ci), W (O,Ci), b (O) or NULL -> (..,O). act is STX_ACT_.. */
 STX_DEF stx_tensor *stx_linear(stx_ctx *x, stx_tensor *in, stx_tensor *W, stx_tensor *b, int act);
-/* y (N,O) = act(in W^T + b) in one pass: in (N,Ci), W (O,Ci), b (O) or NULL; pre (N,O)
-   or NULL gets in W^T + b */
-STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in, const stx_real *W, const stx_real *b,
-                            size_t N, size_t Ci, size_t O, int act))
-/* Backward of linear_fwd. dx, dW, db: NULL if not wanted. */
+
+/* y (N,O) = act(in W^T + b) in one pass, with in (N,Ci), W (O,Ci), b (O) or NULL. pre
+   (N,O), unless NULL, receives in W^T + b. */
+STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *in,
+                            const stx_real *W, const stx_real *b, size_t N, size_t Ci, size_t O,
+                            int act))
+
+/* Arguments of stx_linear_bwd. It replaces da, which contains dy, with dy act', and
+   computes the gradients that are not NULL:
+       dx = da W, or += with accumulate
+       dW += da^T in
+       db += sum of the rows of da
+
+   padding: the last so many of the O outputs do not exist. da and W have zeros there; dW
+   and db end before.
+
+   batch > 1: only dW, as a sum over `batch` pairs of matrices (N,O) and (N,Ci).
+
+   deferred: db or dW is the gradient of a parameter, which the backward pass does not
+   read. During stx_backward, a GPU can add to it later and process many such sums in one
+   launch, before stx_backward returns. */
 enum { STX_DEFER_DB = 1, STX_DEFER_DW = 2 };
+
 typedef struct stx_linear_bwd_args {
     size_t N, Ci, O;
-    size_t padding;                             /* of the O outputs the last pad are none: zeros in da and W; dW and db do not have them */
-    int act, accumulate;                    /* accumulate: dx += */
-    stx_real *da;                           /* (N,O): holds dy, and is overwritten by dy act' */
-    const stx_real *y, *pre;                /* (N,O): read for act; pre for gelu only */
-    const stx_real *in, *W;                 /* (N,Ci), (O,Ci) */
-    stx_real *dx, *dW, *db;                 /* (N,Ci) = or += da W; (O-pad,Ci) += da^T in; (O-pad) += the sum of da's rows */
-    size_t batch, sda, sin;                 /* batch above 1: dW alone, of `batch` pairs of matrices (N,O) and (N,Ci), so far apart */
-    int deferred;                               /* STX_DEFER_DB, _DW: db, dW is a parameter's gradient, which backward itself does not read:
-                                               inside of stx_backward a GPU may add to it later, many such sums in one launch, before
-                                               stx_backward returns */
+    size_t padding;
+    int act, accumulate;
+    stx_real *da;               /* (N,O) */
+    const stx_real *y, *pre;    /* (N,O): y is read if act is set, pre for gelu only */
+    const stx_real *in, *W;     /* (N,Ci), (O,Ci) */
+    stx_real *dx, *dW, *db;     /* (N,Ci), (O-padding,Ci), (O-padding) */
+    size_t batch, sda, sin;     /* number of matrices; strides between those of da and in */
+    int deferred;               /* STX_DEFER_DB | STX_DEFER_DW */
 } stx_linear_bwd_args;
+
 STX_KERNEL(stx_linear_bwd, (stx_ctx *x, const stx_linear_bwd_args *a))
-/* y (N,C) = act(y + b), in place; b (C) or NULL; pre (N,C) or NULL gets y + b */
-STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N, size_t C, int act))
 
-/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O), where the last T rows of
-   X are a copy of h (B,T,Ci): gradients reach h, W and b, and cost nothing for the S -
-   T rows before, which are memory. X itself gets none. */
-STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W, stx_tensor *b);
+/* y (N,C) = act(y + b), in place, with b (C) or NULL. pre (N,C), unless NULL, receives
+   y + b. */
+STX_KERNEL(stx_bias_act_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_real *b, size_t N,
+                              size_t C, int act))
 
-/* Several in one: in (..,Ci), W[i] (O_i,Ci) -> (..,O), O the sum of the count O_i: in
-   W[i]^T + b[i] side by side in each row; b NULL: no biases. One product where
-   weights, and biases, stand side by side (stx_params_make_contiguous); else one each, and a
-   copy. */
-STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W, stx_tensor *const *b, int count);
-/* Rows of B streams where they stand, constants: a memory (stx_memory_view), or a
-   constant tensor (B,rows,width), stride rows * width. They must stay as they are
-   until stx_backward. */
+/* X W^T + b, X (B,S,Ci), W (O,Ci), b (O) or NULL -> (B,S,O). The last T rows of X are a
+   copy of h (B,T,Ci). Gradients reach h, W and b; the first S - T rows are memory, and X
+   receives none. */
+STX_DEF stx_tensor *stx_linear_memory(stx_ctx *x, stx_tensor *X, stx_tensor *h, stx_tensor *W,
+                                      stx_tensor *b);
+
+/* Several linear layers with one input: in (..,Ci), W[i] (O_i,Ci), b[i] (O_i), i <
+   count -> (..,O), O = sum O_i. Each row contains the results in W[i]^T + b[i] one after
+   the other. b NULL: no biases. It is one matmul if the weights, and the biases, are
+   contiguous in memory (stx_params_make_contiguous); otherwise one each, and a copy. */
+STX_DEF stx_tensor *stx_linear_concat(stx_ctx *x, stx_tensor *in, stx_tensor *const *W,
+                                      stx_tensor *const *b, int count);
+
+/* Rows of B streams that are read in place: those of a memory (stx_memory_view), or of a
+   constant tensor (B,rows,width) with stride rows width. They are constants and must not
+   change until stx_backward has run. */
 typedef struct stx_cached_rows {
-    const stx_real *data;       /* (B,rows,width), on the device: */
-    size_t rows, stride;        /* rows follow each other; numbers from one stream's first row to the next one's */
+    const stx_real *data;       /* (B,rows,width) in device memory, dense rows */
+    size_t rows, stride;        /* stride: elements from one stream to the next */
 } stx_cached_rows;
-/* stx_linear_concat of memory: past[0], .., past[pieces-1], at most STX_MAX_CACHED, one
-   after the other, rows of Ci -> (B,m,O), m the sum of their rows. Gradients reach
-   weights and biases. They are read where they stand, not copied. NULL, without an
-   error, when m is 0. */
-enum { STX_MAX_CACHED = 4 };
-STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces, size_t B, stx_tensor *const *W, stx_tensor *const *b,
-                                    int count);
 
-/* Heads that see a short way back need no keys and values from further: groups of
-   heads, each with its own window over the past. */
+/* stx_linear_concat of cached rows: past[0], .., past[pieces-1], at most STX_MAX_CACHED,
+   one after the other, each with Ci channels -> (B,m,O), m the sum of their rows.
+   Gradients reach weights and biases. NULL without an error if m is 0. */
+enum { STX_MAX_CACHED = 4 };
+
+STX_DEF stx_tensor *stx_linear_cached(stx_ctx *x, const stx_cached_rows *past, int pieces,
+                                      size_t B, stx_tensor *const *W, stx_tensor *const *b,
+                                      int count);
+
+/* Groups of heads, each with its own window over the cached rows. A head with a short
+   span needs no keys and values beyond it. */
 enum { STX_HEAD_GROUPS = 3 };
+
 typedef struct stx_head_groups {
     size_t count;                       /* 1 to STX_HEAD_GROUPS */
-    size_t rows[STX_HEAD_GROUPS];       /* the newest rows that a group has, falling; group 0 has all that there are */
-    uint8_t of[256];                    /* head h's group; within a group heads stand in their order */
+    size_t rows[STX_HEAD_GROUPS];       /* newest rows of each group, decreasing; group 0
+                                           has all rows */
+    uint8_t of[256];                    /* group of each head; heads keep their order
+                                           within a group */
 } stx_head_groups;
-/* The groups with the fewest numbers to project, of `heads` heads that need the newest
-   need[h] of m rows each. Windows are rounded up to 64 rows, so that they, and a
-   step's key, change seldom; a further group has to save as much as 64 rows of all
-   heads, for it costs a product each way. */
+
+/* Chooses the groups with the fewest elements to project, for heads that need the newest
+   need[h] of m rows. Windows are rounded up to 64 rows, so that they, and the key of a
+   step, rarely change. Another group must save at least 64 rows of all heads, because it
+   costs an additional matmul forward and backward. */
 STX_DEF void stx_head_groups_choose(const size_t *need, size_t heads, size_t m, stx_head_groups *g);
-/* Keys and values by groups of heads: out[g] = (B,rows[g],2 D heads of g), keys first,
-   of the newest rows[g] rows of past, which has at least rows[0]: what
-   stx_attention_in.past wants. wk, wv (C,Ci), D = C / heads. One product a group, over
-   weights in the groups' order and short groups' rows of all streams together (one
-   kernel each way). Gradients reach wk and wv. 1, or 0 and an error. */
-STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk, stx_tensor *wv, size_t heads,
-                             const stx_head_groups *g, stx_tensor **out);
-/* Blocks of n numbers: y's i-th of `count` is a's of[i]-th, or b's, for those from
-   half on (half: blocks of a, and of b). And rows of memory together: to[k] (B,len[k])
-   = the B pieces at from[k], `stride` apart. Backward: da, db += blocks of dy; NULL:
-   not wanted. */
+
+/* Projects cached rows to keys and values by groups of heads: out[g] = (B,rows[g],2 D
+   heads of g), keys first, from the newest rows[g] rows of past, which has at least
+   rows[0]. This is the format of stx_attention_in.cached. wk, wv (C,Ci), D = C / heads.
+   One matmul per group. Gradients reach wk and wv. Returns 1, or sets an error and
+   returns 0. */
+STX_DEF int stx_linear_heads(stx_ctx *x, const stx_cached_rows *past, size_t B, stx_tensor *wk,
+                             stx_tensor *wv, size_t heads, const stx_head_groups *g,
+                             stx_tensor **out);
+
+/* Arguments of the kernels of stx_linear_heads. forward collects blocks of n elements:
+   block i of y is block of[i] of a, or block of[i] - half of b; a and b have `half`
+   blocks each. In the same call, it copies rows: to[k] (B,len[k]) = the rows at from[k],
+   `stride` elements apart. backward adds blocks of dy to da and db; each may be NULL. */
 typedef struct stx_heads_args {
     size_t n, count, half;
     const stx_real *a, *b, *dy;
     stx_real *y, *da, *db;
     uint16_t of[512];
-    size_t B, stride, len[STX_HEAD_GROUPS];                 /* len 0: none */
+    size_t B, stride, len[STX_HEAD_GROUPS];     /* len 0: nothing to copy */
     const stx_real *from[STX_HEAD_GROUPS];
     stx_real *to[STX_HEAD_GROUPS];
 } stx_heads_args;
+
 STX_KERNEL(stx_heads_fwd, (stx_ctx *x, const stx_heads_args *h))
 STX_KERNEL(stx_heads_bwd, (stx_ctx *x, const stx_heads_args *h))
 
-/* Mean and sum of all numbers -> (1). */
+/* Mean and sum of all elements -> (1). */
 STX_DEF stx_tensor *stx_mean(stx_ctx *x, stx_tensor *a);
 STX_DEF stx_tensor *stx_sum(stx_ctx *x, stx_tensor *a);
-/* y (1) = mean of a (n) */
+
+/* y (1) = mean of a (n); da (n) += dy[0] / n */
 STX_KERNEL(stx_mean_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_mean_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
+
 /* y (1) = sum of a (n); da (n) += dy[0] */
 STX_KERNEL(stx_sum_fwd, (stx_ctx *x, stx_real *y, const stx_real *a, size_t n))
 STX_KERNEL(stx_sum_bwd, (stx_ctx *x, stx_real *da, const stx_real *dy, size_t n))
-/* y + s times the sum of the means of a[0], .., a[count-1] -> (1), y (1): a loss and a
-   penalty on many small parameters, in few kernels. */
-STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count, double s);
+
+/* y + s sum_k mean(a[k]), y (1), k < count -> (1): adds a penalty on many small
+   parameters to a loss, in few kernels. */
+STX_DEF stx_tensor *stx_add_means(stx_ctx *x, stx_tensor *y, stx_tensor *const *a, size_t count,
+                                  double s);
+
+/* Arguments of the kernels, which process up to STX_MEANS tensors. If da[k] is the same
+   tensor for several k, they are added in order. */
 enum { STX_MEANS = 8 };
-typedef struct stx_means_args {             /* up to STX_MEANS of them */
+
+typedef struct stx_means_args {
     size_t count, n[STX_MEANS];
     stx_real s;
-    const stx_real *a[STX_MEANS];           /* (n[k]) */
-    const stx_real *y0, *dy;                /* (1) */
-    stx_real *y;                            /* (1) = y0 + s sum of mean a[k] */
-    stx_real *da[STX_MEANS];                /* (n[k]) += s dy / n[k], NULL where not wanted; may be one tensor: in order */
-    int overwrite;                              /* bit k: da[k] is written, whatever was there */
+    const stx_real *a[STX_MEANS];       /* (n[k]) */
+    const stx_real *y0, *dy;            /* (1) */
+    stx_real *y;                        /* (1) = y0 + s sum of mean a[k] */
+    stx_real *da[STX_MEANS];            /* (n[k]) += s dy / n[k]; each can be NULL */
+    int overwrite;                      /* bit k: da[k] is overwritten instead */
 } stx_means_args;
+
 STX_KERNEL(stx_add_means_fwd, (stx_ctx *x, const stx_means_args *m))
 STX_KERNEL(stx_add_means_bwd, (stx_ctx *x, const stx_means_args *m))
 
-/* Sum of -log softmax(logits)[target] over the rows, divided by divisor (0: by the
-   number of rows) -> (1). logits (..,V), targets with one id a row. */
-STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* The same, but backward leaves the gradient in the logits' own memory, which nothing
-   may read afterwards. It does so where the op that made them lets it (stx_linear
-   without activation, stx_matmul, stx_scale); otherwise this is stx_cross_entropy. */
-STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, double divisor);
-/* What a loss over tokens may be told beyond its targets. All zero: the mean over all
-   rows. */
-typedef struct stx_token_loss {
-    stx_tensor *weights;   /* (N), a number a row; no gradient reaches it. NULL: 1 each */
-    int         ignore;    /* 1: a row whose target is `ignored` has no loss and passes no gradient. That id may lie outside the classes */
-    int32_t     ignored_id;
-    double      divisor;   /* of the sum; 0: the number of rows, also of ignored ones */
-    int         mean;      /* 1: divided by the sum of the weights of the rows that count (made on the device), 0 where that is 0; without
-                              divisor */
-    stx_tensor *nll;       /* out: (N) -log p(target) of each row, unweighted, 0 in ignored rows; a constant, float in every precision */
-} stx_token_loss;
-/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits
-   (..,V), one target a row. */
-STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets, stx_token_loss *how);
-/* loss (1); top, inv (N) are saved; logits (N,V), targets (N); dlogits (N,V), dloss
-   (1). dlogits may be logits, without accumulate. Rows of logits and dlogits are ld >=
-   V apart; what stands between is not read, and backward without accumulate makes it
-   0. */
-STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv, const stx_real *logits,
-                                   const int32_t *targets, size_t N, size_t V, size_t ld, double divisor))
-STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                   const stx_real *logits, const int32_t *targets, size_t N, size_t V, size_t ld, double divisor,
-                                   int accumulate))
-/* The rows' part in a loss: w (N) = weights[n] / divisor, weights NULL: 1, divisor 0:
-   N mean[0], or with mean NULL the sum of those that count (w = 0 if that is 0), and
-   known (N) = targets[n]; w = 0 and known = -1 in rows with ignore whose target is
-   ignored. */
-STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets, const stx_real *weights, size_t N,
-                               int ignore, int32_t ignored, double divisor, const stx_real *mean))
-/* cross_entropy with a weight a row: loss (1) = sum of w[n] nll[n]; nll, w (N), the
-   rest as in cross_entropy. Rows with a negative target have nll = 0 and dlogits = 0. */
-STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top, stx_real *inv, const stx_real *logits,
-                                const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld))
-STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss, const stx_real *top, const stx_real *inv,
-                                const stx_real *logits, const int32_t *targets, const stx_real *w, size_t N, size_t V, size_t ld,
-                                int accumulate))
+/* Sum of -log softmax(logits)[target] over the rows, in nats, divided by divisor -> (1).
+   logits (..,V), one target per row. divisor 0: the number of rows, which gives the mean.
+   A target outside [0,V) is an error. */
+STX_DEF stx_tensor *stx_cross_entropy(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
+                                      double divisor);
 
-/* Mean of (a-b)^2 -> (1). */
+/* The same, but the backward pass writes the gradient over the logits, which must not be
+   read afterwards. This saves memory where the op that computed them permits it
+   (stx_linear without activation, stx_matmul, stx_scale); otherwise it is
+   stx_cross_entropy. */
+STX_DEF stx_tensor *stx_cross_entropy_inplace(stx_ctx *x, stx_tensor *logits,
+                                              const stx_ids *targets, double divisor);
+
+/* Options of a loss over tokens. All zero: the mean over all rows. */
+typedef struct stx_token_loss {
+    stx_tensor *weights;    /* (N), a weight per row, without gradient; NULL: 1 each */
+    int         ignore;     /* 1: rows with target ignored_id have no loss and no gradient.
+                               This id can be outside of the classes */
+    int32_t     ignored_id;
+    double      divisor;    /* of the sum; 0: the number of rows, ignored ones included */
+    int         mean;       /* 1: the divisor is the sum of the weights of the rows that are
+                               not ignored, computed on the device; the loss is 0 if that
+                               is 0. Not with divisor */
+    stx_tensor *nll;        /* out: (N), -log p(target) of each row, unweighted, 0 in
+                               ignored rows. A constant, float in every precision */
+} stx_token_loss;
+
+/* sum over rows of weight (-log softmax(logits)[target]) / divisor -> (1). logits
+   (..,V), one target per row. */
+STX_DEF stx_tensor *stx_cross_entropy_tokens(stx_ctx *x, stx_tensor *logits, const stx_ids *targets,
+                                             stx_token_loss *how);
+
+/* loss (1); saved: top, inv (N), the row max and 1 / sum e^(logits - top); logits (N,V),
+   targets (N). Backward: dlogits (N,V), which may be logits without accumulate; dloss
+   (1). The row stride of logits and dlogits is ld >= V; the elements between the rows are
+   not read, and backward sets them to 0 without accumulate. */
+STX_KERNEL(stx_cross_entropy_fwd, (stx_ctx *x, stx_real *loss, stx_real *top, stx_real *inv,
+                                   const stx_real *logits, const int32_t *targets, size_t N,
+                                   size_t V, size_t ld, double divisor))
+STX_KERNEL(stx_cross_entropy_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
+                                   const stx_real *top, const stx_real *inv, const stx_real *logits,
+                                   const int32_t *targets, size_t N, size_t V, size_t ld,
+                                   double divisor, int accumulate))
+
+/* Prepares stx_token_loss_fwd: w (N) = weights / divisor and known (N) = targets; in
+   ignored rows, w = 0 and known = -1. weights NULL: 1 each. divisor 0: N mean[0], or, if
+   mean is NULL, the sum of the weights of the rows that are not ignored (w = 0 if that is
+   0). */
+STX_KERNEL(stx_token_weights, (stx_ctx *x, stx_real *w, int32_t *known, const int32_t *targets,
+                               const stx_real *weights, size_t N, int ignore, int32_t ignored,
+                               double divisor, const stx_real *mean))
+
+/* Cross entropy with a weight per row: loss (1) = sum w nll; w, nll (N); the rest as in
+   stx_cross_entropy_fwd. Rows with a negative target have nll = 0 and dlogits = 0. */
+STX_KERNEL(stx_token_loss_fwd, (stx_ctx *x, stx_real *loss, stx_real *nll, stx_real *top,
+                                stx_real *inv, const stx_real *logits, const int32_t *targets,
+                                const stx_real *w, size_t N, size_t V, size_t ld))
+STX_KERNEL(stx_token_loss_bwd, (stx_ctx *x, stx_real *dlogits, const stx_real *dloss,
+                                const stx_real *top, const stx_real *inv, const stx_real *logits,
+                                const int32_t *targets, const stx_real *w, size_t N, size_t V,
+                                size_t ld, int accumulate))
+
+/* Mean of (a - b)^2 -> (1), for a and b of one shape. */
 STX_DEF stx_tensor *stx_mse(stx_ctx *x, stx_tensor *a, stx_tensor *b);
-/* loss (1) = mean (a - b)^2, a, b (n) */
-STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b, size_t n))
-STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss, const stx_real *a, const stx_real *b,
+
+/* loss (1) = mean (a - b)^2; a, b, da, db (n); dloss (1) */
+STX_KERNEL(stx_mse_fwd, (stx_ctx *x, stx_real *loss, const stx_real *a, const stx_real *b,
                          size_t n))
+STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real *dloss,
+                         const stx_real *a, const stx_real *b, size_t n))
+
 
 // >>api: attention -----------------------------------------------------------------------------------------
 
