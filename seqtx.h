@@ -1230,165 +1230,270 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
                          const stx_real *a, const stx_real *b, size_t n))
 
 
-// >>api: attention -----------------------------------------------------------------------------------------
+// >>api: attention
 
-/* The one fused attention. Query i of T is key row C+i of S, C = S-T; the distance to key
-   j is delta = C+i-j.
-       s_ij = scale ((q_i + u).k_j + (q_i + vb).pe_p)       p = P - 1 + delta_min - delta
-       m    = clamp((z max_span + ramp + 1 - delta) / ramp, 0, 1)     learned span of a head (1905.07799, eq. 7)
-       a_ij = m e^s_ij / (sum_j m e^s_ij + eps sum_j e^s_ij)
+/* Causal multi-head attention with relative positions, windows, learned spans, persistent
+   vectors and biases, in one fused op. Query i of T belongs to key S - T + i of S, and
+   the distance from it to key j is delta = S - T + i - j.
+
+       s_ij = scale ((q_i + content_bias) . k_j + (q_i + position_bias) . pe_p)
+              p = P - 1 + delta_min - delta
+       m_ij = clamp((z max_span + ramp + 1 - delta) / ramp, 0, 1)
+              z = span_fraction, learned per head (Sukhbaatar et al. 2019, 1905.07799)
+       a_ij = m_ij e^s_ij / (sum_j m_ij e^s_ij + eps sum_j e^s_ij)
        y_i  = sum_j a_ij v_j
-   over the keys with delta_min <= delta <= span, plus N persistent vectors (1907.01470)
-   with key sqrt(D) pk, value sqrt(N) pv, m = 1 and no position. A key that pad marks does
-   not exist for its batch row, whatever else would let it be seen (it may hold anything;
-   its gradients are exactly zero). A query without any key has y = 0 and passes no
-   gradient. Scores are made tile by tile under a running softmax and never stored; keys
-   that a head's span does not reach are skipped; backward recomputes the tiles. With
-   no_renorm the mask is not normalised away, as in fairseq's form of 1905.07799:
-       a_ij = m e^s_ij / sum_j e^s_ij      rows sum to less than 1; both sums run over every key within span */
+
+   j runs over the keys with delta_min <= delta <= span and over N persistent vectors
+   (Sukhbaatar et al. 2019, 1907.01470) with keys sqrt(D) persistent_k, values sqrt(N)
+   persistent_v, m = 1 and no position. The biases and pe are those of Transformer-XL (Dai
+   et al. 2019, 1901.02860). With no_renorm, the mask is not part of the normaliser, as in
+   fairseq's form of the adaptive span:
+
+       a_ij = m_ij e^s_ij / sum_j e^s_ij       sum over all keys within span
+
+   A key that is marked in pad does not exist for its stream. It may contain anything, and
+   its gradients are exactly zero. A query without any key has y = 0 and no gradient.
+
+   Scores are computed tile by tile with a running softmax (Milakov and Gimelshein 2018,
+   1805.02867) and are never stored; the backward pass recomputes the tiles. Keys that the
+   span of a head does not reach are skipped. */
 typedef struct stx_attention_desc {
-    size_t heads;          /* H; C = H D */
-    size_t span;           /* largest distance seen (all heads); 0: every key */
-    int    delta_min;      /* 0: a query sees its own key. 1: the nearest is the key before (1905.07799) */
-    int    not_causal;     /* every query sees every key; no span, no positions */
-    double scale;          /* 0: 1/sqrt(D) */
-    double max_span, ramp; /* of the learned span; needed with z */
-    double eps;            /* 0 (default): cost follows each head's span. With more (the authors' code has 1e-8) every key
-                              within span counts in the normaliser, also those with m = 0, and costs */
-    int    no_renorm;      /* see above; without eps. With z every key within span counts, and costs, as with eps */
-    double dropout;        /* on the attention weights, after normalisation */
-    ptrdiff_t first_key;   /* keys j < first_key do not exist. Negative: rows first_key..-1 before the first are
-                              zero keys with zero values (the references' zero memory). Default 0: none */
+    size_t heads;           /* H, 1 to 256; C = H D */
+    size_t span;            /* largest distance of a key, for all heads; 0: no limit */
+    int    delta_min;       /* 0: a query attends to its own key; 1: only to earlier keys, as
+                               in 1905.07799 */
+    int    not_causal;      /* 1: every query attends to every key; without span, learned
+                               spans and positions */
+    double scale;           /* 0: 1 / sqrt(D) */
+    double max_span, ramp;  /* in tokens, of the learned span; required with span_fraction */
+    double eps;             /* 0: the time depends on the span of each head. > 0: every key
+                               within span is part of the normaliser, also where m = 0, and
+                               takes time. The authors' code has 1e-8 */
+    int    no_renorm;       /* 1: see above; not with eps. Every key within span takes time */
+    double dropout;         /* in [0,1), of the weights, after normalisation */
+    ptrdiff_t first_key;    /* > 0: keys before this one do not exist. < 0: there are zero
+                               keys with zero values at positions first_key to -1 */
 } stx_attention_desc;
 
-/* Inputs of stx_attention; unused ones NULL: begin with all of it zero. */
+/* Inputs of stx_attention. Unused ones are NULL. Queries, keys and values are given in
+   one of three ways:
+       q, k, v     separate tensors
+       q, kv       keys and values next to each other in each row, as one matmul computes
+                   them. kv_first and kv_rows select rows of a constant kv
+       qkv         all three in each row, for the T new rows. Keys and values of the m
+                   earlier rows are in cached, so that S = m + T. With kv, qkv gives the
+                   queries only, and must be a constant
+
+   With groups, cached[g] contains the heads of group g only, as stx_linear_heads computes
+   it, for the newest m_g of m = m_0 rows. It must contain every key that these heads can
+   reach, and one more, where the ramp becomes 0. groups->rows is not read. */
 typedef struct stx_attention_in {
-    stx_tensor *q, *k, *v;   /* (B,T,C), (B,S,C), (B,S,C) */
-    stx_tensor *kv;          /* (B,S,2C): k and v side by side, as one product gives them; then k and v are NULL */
-    size_t kv_first, kv_rows;              /* of kv only the rows from kv_first on, kv_rows of them (S), where it needs no gradient;
-                                              both 0: all */
-    stx_tensor *qkv;         /* (B,T,3C): q, k and v of the T new rows, as one product gives them; then q, k and v are NULL, and so is
-                                kv. With kv, where qkv needs no gradient: the queries alone are qkv's */
-    stx_tensor *cached[STX_HEAD_GROUPS];     /* with qkv: keys and values of the m rows before those, (B,m,2C) side by side; S = m + T.
-                                              past[0] NULL: there are none */
-    const stx_head_groups *groups;         /* past[g] has the heads of group g alone, (B,m_g,2 D heads of g): the newest m_g of the m rows,
-                                              m the largest m_g. All that a head sees must be there, and one key more, where its ramp
-                                              comes down to 0. Its `rows` are not read. NULL: past[0] has all heads */
-    stx_tensor *pe;          /* (P,D) shared by the heads, or (P,C) one slice a head */
-    stx_tensor *content_bias, *position_bias;      /* (C): Transformer-XL's r_w_bias and r_r_bias (1901.02860) */
-    stx_tensor *span_fraction;           /* (H): learned span as a fraction of max_span; (1): one for all heads */
-    stx_tensor *persistent_k, *persistent_v;     /* (H,N,D) persistent keys and values */
-    const stx_ids *pad;      /* (B,S): not 0 where a batch row has no such key; must stay as it is until stx_backward. The zero keys
-                                before the first and the persistent vectors always exist */
-    struct stx_attention_args **args_out;   /* out, unless NULL: what the forward kernel was given, with top and inv, for ops that want the
-                                           weights themselves. Of this step; inside stx_recompute, of this call */
+    stx_tensor *q, *k, *v;              /* (B,T,C), (B,S,C), (B,S,C) */
+    stx_tensor *kv;                     /* (B,S,2C) */
+    size_t kv_first, kv_rows;           /* both 0: all rows */
+    stx_tensor *qkv;                    /* (B,T,3C) */
+    stx_tensor *cached[STX_HEAD_GROUPS];    /* (B,m,2C), or (B,m_g,2 D heads of g) */
+    const stx_head_groups *groups;      /* NULL: cached[0] has all heads */
+    stx_tensor *pe;                     /* (P,D), shared by the heads, or (P,C) */
+    stx_tensor *content_bias;           /* (C), r_w_bias of 1901.02860 */
+    stx_tensor *position_bias;          /* (C), r_r_bias; requires pe */
+    stx_tensor *span_fraction;          /* (H) or, for all heads, (1): z, the learned span as a
+                                           fraction of max_span */
+    stx_tensor *persistent_k, *persistent_v;    /* (H,N,D), both or none */
+    const stx_ids *pad;                 /* (B,S), not 0 where a key does not exist. Must not
+                                           change until stx_backward. Zero keys and
+                                           persistent vectors always exist */
+    struct stx_attention_args **args_out;   /* out, or NULL: the arguments of the forward
+                                           kernel, with row_max and inv_sum, for ops that
+                                           use the weights; valid in this step (inside
+                                           stx_recompute, in this call) */
 } stx_attention_in;
 
-STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d);
-/* How many steps back a head with the span z max_span sees: keys with delta beyond it
-   have m = 0, also in the kernels' rounding. It is ceil(z max_span) + ceil(ramp), at
-   most `most`, and at most one more than the last key with m > 0. */
+/* Attention -> (B,T,C). Differentiable in all inputs except pad. NULL after an error. */
+STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
+                                  const stx_attention_desc *d);
+
+/* The distance beyond which a head with span z max_span has m = 0, also with the rounding
+   of the kernels: ceil(z max_span) + ceil(ramp), limited to `most`. It exceeds the
+   distance of the last key with m > 0 by at most 1. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most);
 
-/* Everything that stx_attention's kernels need; see stx_attention for the formulas and
-   shapes. Row strides ld* and batch strides st* count numbers, so that q, k, v may be
-   slices of larger buffers. */
-typedef struct stx_attention_kv {         /* keys and values that do not stand in k and v: of a group of heads */
-    const stx_real *k, *v;                  /* (B,rows,heads of the group D): the newest `rows` keys of those before the block */
-    stx_real *dk, *dv;                      /* their gradients, or NULL */
-    size_t rows, row_stride, batch_stride;                    /* numbers from row to row, and from batch to batch, of all four */
+/* Cached keys and values of a group of heads, outside of k and v. The strides are those
+   of all four buffers. */
+typedef struct stx_attention_kv {
+    const stx_real *k, *v;      /* (B,rows,D heads of the group): the newest rows */
+    stx_real *dk, *dv;          /* their gradients, or NULL */
+    size_t rows, row_stride, batch_stride;
 } stx_attention_kv;
-enum { STX_OVERWRITE_DQ = 1, STX_OVERWRITE_DK = 2, STX_OVERWRITE_DV = 4, STX_OVERWRITE_CACHED = 8 };     /* bits of stx_attention_args.fresh */
+
+/* Bits of stx_attention_args.overwrite. */
+enum {
+    STX_OVERWRITE_DQ = 1,
+    STX_OVERWRITE_DK = 2,
+    STX_OVERWRITE_DV = 4,
+    STX_OVERWRITE_CACHED = 8    /* << g: dk and dv of cached[g] */
+};
+
+/* Arguments of the attention kernels. Strides are in elements, so that q, k and v can be
+   parts of larger buffers.
+
+   Keys 0 .. cached_rows-1 are in cached[], and k, v, dk and dv start with key
+   cached_rows; 0: all keys are in k and v. With groups > 1, the heads of group g are in
+   cached[g]; otherwise all heads are in cached[0].
+
+   forward writes y, row_max and inv_sum. backward adds to the gradients that are not
+   NULL, or overwrites those selected by `overwrite`. */
 typedef struct stx_attention_args {
-    size_t B, T, S, H, D, P, N;             /* P rows of pe (0: none), N persistent vectors; H at most 256 */
-    int    pe_heads;                        /* 1: shared (P,D); H: (P,H D) */
-    int    span_shared;                        /* z and dz hold one number, not H */
-    size_t q_row_stride, kv_row_stride, q_batch_stride, kv_batch_stride;              /* rows and batches of q and y's gradient dq; of k, v, dk, dv */
-    size_t cached_rows, groups;                    /* keys 0 .. past-1 stand in old[], and k, v, dk, dv begin with key `past`; 0: all are theirs.
-                                               groups > 1: heads of group g have old[g]; else all have old[0] */
+    size_t B, T, S, H, D;
+    size_t P, N;                            /* rows of pe, 0: none; persistent vectors */
+    int    pe_heads;                        /* 1: pe is (P,D), shared; H: (P,H D) */
+    int    span_shared;                     /* 1: span_fraction has one element, not H */
+    size_t q_row_stride, kv_row_stride;     /* of q, dq; of k, v, dk, dv */
+    size_t q_batch_stride, kv_batch_stride;
+    size_t cached_rows, groups;
     stx_attention_kv cached[STX_HEAD_GROUPS];
-    uint16_t head_place[256];                     /* groups > 1: 4 times head h's place in its group, and the group */
-    int overwrite;                              /* gradients that backward writes, whatever was there, where it adds to others: STX_FRESH_*,
-                                               STX_OVERWRITE_CACHED << g of old[g]'s */
-    size_t span;                            /* resolved: the largest distance that any key has */
+    uint16_t head_place[256];               /* groups > 1: 4 times the index of the head in
+                                               its group, plus the group */
+    int overwrite;                          /* STX_OVERWRITE_.. */
+    size_t span;                            /* the largest distance that any key has */
     int    delta_min, not_causal, no_renorm;
     ptrdiff_t first_key;
     stx_real scale, max_span, ramp, eps, drop;
-    uint64_t seed, stream, rng_first;           /* of the dropout; first: its first Philox call (0 but in a group) */
-    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D) twice */
-    const stx_real *pe, *content_bias, *position_bias, *span_fraction;        /* (P,D) or (P,H D); (H D) twice; (H): NULL where unused */
-    const stx_real *persistent_k, *persistent_v;                /* (H,N,D) */
-    const int32_t *pad;                   /* (B,S), batches stpad apart, on the device: not 0 where there is no such key; NULL: all exist */
+    uint64_t seed, stream, rng_first;       /* of the dropout; rng_first: first Philox call
+                                               of this rank */
+    const stx_real *q, *k, *v;              /* (B,T,H D), (B,S,H D), (B,S,H D) */
+    const stx_real *pe;                     /* (P,D) or (P,H D); NULL: no positions */
+    const stx_real *content_bias, *position_bias;   /* (H D), or NULL */
+    const stx_real *span_fraction;          /* (H) or (1); NULL: no learned spans */
+    const stx_real *persistent_k, *persistent_v;    /* (H,N,D), or NULL */
+    const int32_t *pad;                     /* (B,S) on the device; NULL: all keys exist */
     size_t pad_batch_stride;
-    stx_real *y, *row_max, *inv_sum;                /* (B,T,H D); (B,H,T): largest logit of a row, 1 / its normaliser (0: no key) */
+    stx_real *y;                            /* (B,T,H D) */
+    stx_real *row_max, *inv_sum;            /* (B,H,T): largest score of a query and 1 over
+                                               its normaliser, 0 if it has no key */
     const stx_real *dy;                     /* as y */
-    stx_real *dq, *dk, *dv, *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction, *dpersistent_k, *dpersistent_v;      /* as what they are the gradients of; NULL: not wanted */
-    void *work;                             /* stx_attention_work bytes, for the call only */
+    stx_real *dq, *dk, *dv;                 /* gradients, with the shapes of the inputs */
+    stx_real *dpe, *dcontent_bias, *dposition_bias, *dspan_fraction;
+    stx_real *dpersistent_k, *dpersistent_v;
+    void *work;                             /* stx_attention_work bytes, for the call */
 } stx_attention_args;
+
+/* Bytes of scratch memory that the forward or backward kernel needs. */
 STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int backward);
 #ifdef SEQTX_CUDA
 extern size_t stx_attention_work_cuda(stx_ctx *x, const stx_attention_args *a, int backward);
 #endif
-/* Shapes: stx_attention_args. forward writes y, top, inv; backward adds to the
-   gradients that are not NULL, or writes them (fresh). */
+
 STX_KERNEL(stx_attention_fwd, (stx_ctx *x, const stx_attention_args *a))
 STX_KERNEL(stx_attention_bwd, (stx_ctx *x, const stx_attention_args *a))
-/* What stx_attention_fwd computes, number by number and in double, a in host memory: y
-   from its other inputs. For reading, and for tests. work: two numbers for each of
-   stx_attention_keys. stx_attention_weights has the softmax of one query: before the
-   mask and dropout, w[n] = e^s / normaliser (0: the query does not see it), and
-   ramp[n] = m before it is cut to [0, 1] (2 where there is no ramp). */
-STX_DEF size_t stx_attention_keys(const stx_attention_args *a);        /* zero keys, the S keys, persistent vectors: n runs over them in
-                                                                          this order */
-STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i, double *w, double *ramp);
+
+/* Runs the forward kernel of the context's device, with work from the step arena. */
+STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);
+
+/* The definition of attention, for readers and tests; a is in host memory.
+
+   stx_attention_keys counts what a query attends to: zero keys, the S keys and the
+   persistent vectors. n runs over them in this order.
+
+   stx_attention_weights computes the softmax of query i of head h in stream b, before the
+   mask and dropout: w[n] = e^s / normaliser, 0 if the query does not see the key; ramp[n]
+   = m before it is clamped to [0, 1], or 2 without a ramp.
+
+   stx_attention_plain computes y in double; work has 2 stx_attention_keys elements. */
+STX_DEF size_t stx_attention_keys(const stx_attention_args *a);
+STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
+                                   double *w, double *ramp);
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work);
-STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a);     /* the forward kernel of the context's device, with work from the
-                                                                          step arena */
 
-// >>api: adaptive input and output -------------------------------------------------------------------------
 
-/* Adaptive embedding (Baevski & Auli 2018, 1809.10853) and adaptive softmax (Grave et
-   al. 2016, 1609.04309) for large vocabularies sorted by frequency. K cutoffs give K+1
-   clusters; cluster i holds words [cutoff[i-1], cutoff[i]) with width d_i = floor(d /
-   divval^i). */
+// >>api: adaptive input and output
+
+/* Adaptive input (Baevski and Auli 2018, 1809.10853) and adaptive softmax (Grave et al.
+   2016, 1609.04309), for large vocabularies sorted by decreasing frequency. A cluster is
+   a range of ids. Cluster 0 has the frequent words, and later clusters have rarer words
+   in narrower tables.
+
+   Letters: cluster i has V_i ids, starts at id start_i and has C_i channels. T_i, P_i,
+   p_i and b_i are its table, projection and biases. D is dropout.
+
+       input      scale P_i D(T_i[id - start_i])
+       logits     T_i D(P_i^T h + p_i) + b_i
+
+   The head is the softmax of cluster 0, with one more column for each of the other
+   clusters. log p of an id in another cluster is the sum of log p of the cluster in the
+   head and log p of the id within the cluster. The columns for the clusters use the D of
+   cluster 0. */
 #define STX_MAX_CLUSTERS 8
+
 typedef struct stx_adaptive {
-    size_t clusters;                           /* K+1 */
-    size_t end[STX_MAX_CLUSTERS];              /* end of each cluster; the last is V */
-    stx_tensor *table[STX_MAX_CLUSTERS];       /* (size_i, d_i) */
-    stx_tensor *proj[STX_MAX_CLUSTERS];        /* (d, d_i), or NULL: none (then d_i = d) */
-    stx_tensor *bias[STX_MAX_CLUSTERS];        /* (size_i): output only */
-    stx_tensor *cluster_w, *cluster_b;         /* (K, d_0), (K): output only, K > 0 */
-    int forward_columns;                       /* head column of cluster i: 0 = c_1 + K - i, the order of the
-                                                  PyTorch references; 1 = c_1 + i - 1, that of TF and HF */
-    double scale;                              /* of the input; 0: sqrt(d), SRU++ has 1 */
-    double dropout;                            /* D below, as in stx_dropout: each number by itself, in STX_TRAIN alone */
-    stx_tensor *proj_bias[STX_MAX_CLUSTERS];   /* (d_i), added to P_i^T h, or NULL: output only, where there is a projection */
+    size_t clusters;                            /* 1 to STX_MAX_CLUSTERS */
+    size_t end[STX_MAX_CLUSTERS];               /* end of each cluster; the last is V */
+    stx_tensor *table[STX_MAX_CLUSTERS];        /* (V_i,C_i) */
+    stx_tensor *proj[STX_MAX_CLUSTERS];         /* (C,C_i); NULL: none, requires C_i = C */
+    stx_tensor *bias[STX_MAX_CLUSTERS];         /* (V_i), output only */
+    stx_tensor *cluster_w, *cluster_b;          /* (clusters-1,C_0), (clusters-1): the
+                                                   columns for the clusters, output only */
+    int forward_columns;                        /* order of these columns: 0: the last
+                                                   cluster first, as in PyTorch references;
+                                                   1: cluster 1 first, as in TensorFlow and
+                                                   Hugging Face */
+    double scale;                               /* of the input; 0: sqrt(C) */
+    double dropout;                             /* D: probability, see stx_dropout */
+    stx_tensor *proj_bias[STX_MAX_CLUSTERS];    /* (C_i), p_i; NULL: none. Output only,
+                                                   requires proj */
 } stx_adaptive;
 
-/* scale P_i D(T_i[id - start_i]) -> (B,T,d) */
+/* Embeds ids (B,T) -> (B,T,C). */
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids);
-/* Mean over rows of -log p(target). h (..,d), one target a row -> (1). Logits of
-   cluster i: T_i D(P_i^T h + p_i) + b_i; the head's columns of the other clusters see
-   the D of cluster 0. */
-STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets);
-/* The same with weights, ignored rows, divisor and the rows' losses, as
-   stx_cross_entropy_tokens. */
-STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, const stx_ids *targets,
-                                                stx_token_loss *how);
-/* For the key of a step (stx_step_run) with adaptive input or (output = 1; how as
-   there, or NULL) softmax of these ids. On a GPU each cluster has room for its ids in
-   steps of 1/16 of all, which its matrix products are made for: a step may be replayed
-   while the rooms are the same. Without it a replayed step whose ids do not fit gives
-   NaN, and its update is left out. On a CPU nothing depends on it. */
-STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids, int output, const stx_token_loss *how);
-/* log p of every word, no tape, no dropout: h (..,d) -> (N,V). For generation. */
+
+/* Mean of -log p(target) over the rows of h (..,C), in nats, one target per row -> (1).
+   */
+STX_DEF stx_tensor *stx_adaptive_softmax(stx_ctx *x, const stx_adaptive *a, stx_tensor *h,
+                                         const stx_ids *targets);
+
+/* The same with the options of stx_cross_entropy_tokens. */
+STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *a, stx_tensor *h,
+                                                const stx_ids *targets, stx_token_loss *how);
+
+/* log p of every id, without dropout and without gradient: h (..,C) -> (N,V). */
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h);
-/* Adaptive softmax, cluster c of K: log p of the words start .. start+size-1 into out (N,V), from the cluster's logits (N,w). For c = 0 the
-   columns size .. w-1 are the other clusters', gate (N,K) gets their log p (cluster i: column size + K-1-i, or size + i-1 if forward);
-   for c > 0 gate[n,c] is added. */
-STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate, const stx_real *logits, size_t N, size_t V,
-                                   size_t start, size_t size, size_t w, size_t K, size_t c, int forward))
+
+/* Adds adaptive input, or softmax (output = 1, with how as there), of these ids to the
+   key of a step; see stx_step_run. On a GPU, the matmuls of a cluster are captured for a
+   capacity that is its number of ids, rounded up in steps of 1/16 of all ids, and the
+   step can be replayed while all capacities stay the same. Without this key, a replayed
+   step whose ids exceed a capacity computes NaN, and its update is skipped. On a CPU,
+   nothing depends on it. */
+STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
+                                  int output, const stx_token_loss *how);
+
+/* Writes log p of the ids of cluster c, start .. start+size-1, to out (N,V), given the
+   cluster's logits (N,w). K is the number of clusters. For c = 0, the columns size .. w-1
+   are those of the other clusters i, at size + K - 1 - i, or at size + i - 1 with
+   `forward`; their log p are written to gate (N,K). For c > 0, gate[n,c] is added. */
+STX_KERNEL(stx_cluster_log_probs, (stx_ctx *x, stx_real *out, stx_real *gate,
+                                   const stx_real *logits, size_t N, size_t V, size_t start,
+                                   size_t size, size_t w, size_t K, size_t c, int forward))
+
+/* Sorts ids by cluster and keeps their order within a cluster. The ids of cluster c have
+   the slots first[c] .. first[c+1]-1. Slot r contains the position of the id in place[r]
+   and its index within the cluster in local[r]; unused slots contain 0 and `leftover`.
+   at (n) is the slot of each id. With head, at is the class in the head instead, which is
+   the id itself or the column of its cluster, and cluster 0 needs no slots. Negative ids
+   are skipped: at = -1. over (1) = 1 if a cluster has more ids than slots. */
+typedef struct stx_clusters {
+    size_t  count, end[STX_MAX_CLUSTERS];       /* clusters, and the end of each */
+    size_t  first[STX_MAX_CLUSTERS + 1];        /* first slot of each, and the end */
+    int     head, forward_columns;
+    int32_t leftover;
+} stx_clusters;
+
+STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at,
+                              int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k))
+
+/* y (n) = NaN if flag[0] is not 0 */
+STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
+
 
 // >>api: optimisers ----------------------------------------------------------------------------------------
 
@@ -1516,21 +1621,6 @@ STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s,
 STX_DEF double stx_metric_get(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
 /* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
 STX_KERNEL(stx_metric_accumulate, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
-/* Ids sorted by cluster, stably. Cluster c has the places first[c] .. first[c+1]-1 of
-   local and place, of which place[r] gets where its r-th id stood and local[r] the id
-   within the cluster; places left over get 0 and `leftover`. at (n): where each id
-   went, or (head = 1; then cluster 0 needs no places) its class in the head: the id,
-   or its cluster's column. Negative ids go nowhere: at = -1. over (1): 1 if a cluster
-   has more ids than places. */
-typedef struct stx_clusters {
-    size_t  count, end[STX_MAX_CLUSTERS], first[STX_MAX_CLUSTERS + 1];
-    int     head, forward_columns;
-    int32_t leftover;
-} stx_clusters;
-STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_t *at, int32_t *over, const int32_t *ids, size_t n,
-                              const stx_clusters *k))
-/* y (n) = NaN if flag[0] */
-STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 /* A small tensor that outlives steps (a parameter) whose values the host needs between
    them: the host's copy, current. Waits for the last step. All of a context's
    together: at most 512 tensors of 8192 numbers. */
