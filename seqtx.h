@@ -1260,14 +1260,14 @@ STX_KERNEL(stx_mse_bwd, (stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 typedef struct stx_attention_desc {
     size_t heads;           /* H, 1 to 256; C = H D */
     size_t span;            /* largest distance of a key, for all heads; 0: no limit */
-    int    delta_min;       /* 0: a query attends to its own key; 1: only to earlier keys, as
-                               in 1905.07799 */
+    int    delta_min;       /* 0: a query attends to its own key; 1: only to earlier ones,
+                               as in 1905.07799 */
     int    not_causal;      /* 1: every query attends to every key; without span, learned
                                spans and positions */
     double scale;           /* 0: 1 / sqrt(D) */
     double max_span, ramp;  /* in tokens, of the learned span; required with span_fraction */
     double eps;             /* 0: the time depends on the span of each head. > 0: every key
-                               within span is part of the normaliser, also where m = 0, and
+                               within span is part of the normaliser, even if m = 0, and
                                takes time. The authors' code has 1e-8 */
     int    no_renorm;       /* 1: see above; not with eps. Every key within span takes time */
     double dropout;         /* in [0,1), of the weights, after normalisation */
@@ -1431,11 +1431,11 @@ typedef struct stx_adaptive {
     stx_tensor *table[STX_MAX_CLUSTERS];        /* (V_i,C_i) */
     stx_tensor *proj[STX_MAX_CLUSTERS];         /* (C,C_i); NULL: none, requires C_i = C */
     stx_tensor *bias[STX_MAX_CLUSTERS];         /* (V_i), output only */
-    stx_tensor *cluster_w, *cluster_b;          /* (clusters-1,C_0), (clusters-1): the
-                                                   columns for the clusters, output only */
-    int forward_columns;                        /* order of these columns: 0: the last
-                                                   cluster first, as in PyTorch references;
-                                                   1: cluster 1 first, as in TensorFlow and
+    stx_tensor *cluster_w, *cluster_b;          /* (clusters-1,C_0), (clusters-1): columns
+                                                   for the clusters, output only */
+    int forward_columns;                        /* 0: the columns start with the last
+                                                   cluster, as in PyTorch references; 1:
+                                                   with cluster 1, as in TensorFlow and
                                                    Hugging Face */
     double scale;                               /* of the input; 0: sqrt(C) */
     double dropout;                             /* D: probability, see stx_dropout */
@@ -1495,362 +1495,535 @@ STX_KERNEL(stx_cluster_sort, (stx_ctx *x, int32_t *local, int32_t *place, int32_
 STX_KERNEL(stx_nan_if, (stx_ctx *x, stx_real *y, size_t n, const int32_t *flag))
 
 
-// >>api: optimisers ----------------------------------------------------------------------------------------
+// >>api: optimisers
 
 enum { STX_SGD = 1, STX_ADAGRAD, STX_ADAM, STX_ADAMW, STX_RADAM, STX_LAMB };
-typedef struct stx_optim_desc {
-    int    kind;            /* 0: STX_ADAM */
-    double momentum;        /* SGD: buf = momentum buf + g, theta -= lr buf */
-    double beta1, beta2;    /* Adam, RAdam, LAMB: 0 means 0.9, 0.999; -1 means 0, no memory of the gradients before (or of their squares) */
-    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad. There is no way to ask for 0, and where all
-                               gradients of a parameter were 0 it would divide by 0: give a very small number */
-    double weight_decay;    /* SGD, Adam: added to the gradient. AdamW, RAdam: decoupled (1711.05101). LAMB: part of the direction */
-    double clip;            /* 0: none. Adagrad: per tensor, scales the step and not what is accumulated (the
-                               references' rule; the other order would cancel: Adagrad divides by the root of the sum of
-                               squares, so a factor in both is a factor in neither); others: global norm, factor
-                               clip / (norm + 1e-6) if < 1 */
-    int    radam_skip;      /* RAdam: 1: its first updates change m and v alone, without even decay (its authors' package since
-                               July 2021); 0: they are steps along m (before) */
-    int    eps_hat;         /* Adam, AdamW: 1: eps stands beside sqrt(v) as it is, see below (TensorFlow's and Keras's form) */
-    double clip_value;      /* 0: none. Each number of the gradient into [-clip_value, clip_value], before clip; infinities stay */
-    double trust_max;       /* LAMB: the largest |theta| that counts (10 in NVIDIA's); 0: any */
-    int    no_correction;   /* LAMB: 1: m and v are not divided by 1 - beta^t (as NVIDIA's of Transformer-XL) */
-} stx_optim_desc;
-/* Adam (Kingma & Ba 2015, 1412.6980, algorithm 1), at update t = 1, 2, .., with m and v
-   as below:
-       theta -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
-   and with eps_hat (end of its section 2): theta -= lr sqrt(1 - beta2^t) / (1 -
-   beta1^t) m / (sqrt(v) + eps). */
-/* LAMB (You et al. 2020, 1904.00962, algorithm 2), for each parameter tensor theta, norms
-   over all of it:
-       r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)          u = r + weight_decay theta
-       theta -= lr phi u        phi = min(|theta|, trust_max) / |u|, 1 where either norm is 0 */
-/* RAdam (Liu et al. 2019, 1908.03265), at update t = 1, 2, .. (those left out do not
-   count):
-       rho_inf = 2 / (1 - beta2) - 1        rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
-       m = beta1 m + (1 - beta1) g          v = beta2 v + (1 - beta2) g^2          theta -= lr weight_decay theta
-       rho >= 5:  r = sqrt((1 - beta2^t) (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho))
-                  theta -= lr r m / (1 - beta1^t) / (sqrt(v) + eps)       eps stands beside v as it is: (1 - beta2^t) is in r
-       rho < 5:   theta -= lr m / (1 - beta1^t)                           t = 1 .. 5 with beta2 = 0.999; see radam_skip */
 
-/* A part of a parameter, as the optimisers' kernels want it */
+/* Configuration of an optimiser. With theta a parameter, g its gradient, lr the learning
+   rate and t = 1, 2, .. the number of the update:
+
+       SGD      buf = momentum buf + g
+                theta -= lr buf
+
+       Adagrad  sum += g^2
+                theta -= lr g / (sqrt(sum) + eps)
+
+       Adam     (Kingma and Ba 2015, 1412.6980, algorithm 1)
+                m = beta1 m + (1 - beta1) g
+                v = beta2 v + (1 - beta2) g^2
+                theta -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+                with eps_hat (end of section 2 of the paper):
+                theta -= lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps)
+
+       AdamW    (Loshchilov and Hutter 2017, 1711.05101) Adam, and
+                theta -= lr weight_decay theta
+
+       RAdam    (Liu et al. 2019, 1908.03265) m and v as in Adam; skipped updates do not
+                count in t
+                rho_inf = 2 / (1 - beta2) - 1
+                rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
+                r = sqrt((1 - beta2^t) (rho - 4) (rho - 2) rho_inf
+                         / ((rho_inf - 4) (rho_inf - 2) rho))
+                theta -= lr weight_decay theta
+                rho >= 5:  theta -= lr r m / (1 - beta1^t) / (sqrt(v) + eps)
+                rho < 5:   theta -= lr m / (1 - beta1^t)
+                rho < 5 for t <= 5 with beta2 = 0.999; see radam_skip. r contains
+                the bias correction of v
+
+       LAMB     (You et al. 2020, 1904.00962, algorithm 2) m and v as in Adam; for each
+                parameter tensor, with L2 norms of the whole tensor
+                u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+                    + weight_decay theta
+                phi = min(|theta|, trust_max) / |u|, or 1 if either norm is 0
+                theta -= lr phi u
+
+   Clipping. clip_value limits each element of the gradient, before clip. clip limits a
+   norm. Adagrad: the norm of each tensor; it scales the step and not what is accumulated,
+   as in the authors' code of 1905.07799. (A factor in both would cancel, because Adagrad
+   divides by the root of the sum of squares.) Other optimisers: the norm of all gradients
+   together; the factor is clip / (norm + 1e-6) if that is less than 1. */
+typedef struct stx_optim_desc {
+    int    kind;            /* STX_SGD ..; 0: STX_ADAM */
+    double momentum;        /* SGD; 0: none */
+    double beta1, beta2;    /* Adam, RAdam, LAMB. 0: 0.9 and 0.999; -1: 0, no average over
+                               earlier gradients (or their squares) */
+    double eps;             /* 0: 1e-8 for Adam and RAdam, 1e-6 for LAMB, 1e-10 for Adagrad.
+                               An eps of 0 is not available, because it would divide by 0
+                               where all gradients were 0; use a very small value */
+    double weight_decay;    /* SGD, Adam: added to the gradient as weight_decay theta.
+                               AdamW, RAdam, LAMB: as above. Adagrad: must be 0 */
+    double clip;            /* largest norm of the gradient; 0: no limit */
+    int    radam_skip;      /* RAdam with rho < 5. 1: update m and v only, without weight
+                               decay, as in the authors' package since July 2021. 0: as
+                               above, as in earlier versions */
+    int    eps_hat;         /* Adam, AdamW. 1: the form with eps_hat, as in TensorFlow and
+                               Keras */
+    double clip_value;      /* limits elements of the gradient to [-clip_value, clip_value];
+                               infinities and NaN stay. 0: no limit */
+    double trust_max;       /* LAMB, 10 in NVIDIA's code; 0: no limit */
+    int    no_correction;   /* LAMB. 1: without the factors 1 - beta^t, as in NVIDIA's
+                               Transformer-XL */
+} stx_optim_desc;
+
+/* A chunk of a parameter tensor, at most 4096 elements, on which the kernels work. */
 typedef struct stx_optim_chunk {
-    stx_real *p, *g, *s[2];       /* (n): parameter, gradient; momentum | sum of squares | m, v of the Adams; NULL where unused */
-    size_t    n, tensor;
+    stx_real *p, *g;        /* (n): parameter and gradient */
+    stx_real *s[2];         /* (n): state, see stx_optim.state; NULL if unused */
+    size_t    n, tensor;    /* elements; index of the parameter in the list */
     stx_real  lr;
 } stx_optim_chunk;
-/* What one update needs to know beyond the pieces. It stands in the memory of the
-   device, which decides by itself whether to update: the host does not wait for the
-   norm of a gradient. */
+
+/* State of the updates, in device memory. The device itself decides whether to update, so
+   the host does not wait for the norm of a gradient. */
 typedef struct stx_update {
-    double   lr;                  /* of the next update */
-    double   norm;                /* global L2 norm of the last gradient, before clipping */
-    uint64_t step, skipped;       /* updates made, and left out because a gradient was not finite */
-    int      ok;                  /* 1: the last one was made */
-    stx_real factor;              /* the gradient is multiplied by it: global clipping */
-    stx_real correction1, correction2;      /* what m and v are divided by. Adam: 1 - beta^step; RAdam: (1 - beta1^step) / r, and 1 */
-    int      plain;               /* RAdam, rho < 5: m is not divided by the root of v */
+    double   lr;                        /* of the next update */
+    double   norm;                      /* L2 norm of the last gradient, before clipping */
+    uint64_t step, skipped;             /* updates made; skipped because a gradient was not
+                                           finite */
+    int      ok;                        /* 1: the last update was made */
+    stx_real factor;                    /* of the gradient, from clip */
+    stx_real correction1, correction2;  /* divisors of m and v. Adam: 1 - beta^t; RAdam:
+                                           (1 - beta1^t) / r, and 1 */
+    int      plain;                     /* RAdam, rho < 5: no division by sqrt(v) */
 } stx_update;
+
+/* An optimiser, owned by the context. step, skipped and grad_norm are valid as of the
+   last stx_optim_sync; on a CPU, they are always current. */
 typedef struct stx_optim {
     stx_params    *params;
-    stx_optim_desc desc;
-    size_t         count;         /* parameters when it was made */
-    stx_tensor   **state[2];      /* per parameter: momentum | sum of squares | m, v of the Adams and LAMB; NULL where unused. With
-                                     stx_group_desc.shard: (n) of this rank's numbers, NULL where it has none */
-    uint64_t       step;          /* updates made;                                          these three are as old as the last */
-    uint64_t       skipped;       /* updates left out because a gradient was not finite;    stx_optim_sync (on a CPU: always */
-    double         grad_norm;     /* global L2 norm of the last gradient, before clipping   current) */
-    size_t         pieces;        /* all parameters cut in pieces of 4096 numbers, in order: what the threads share (and with
-                                     stx_group_desc.shard the ranks: those of others have n = 0 here) */
-    stx_optim_chunk     *piece;
-    double        *squares;       /* (pieces): of each one's gradient; LAMB: then (pieces,2) of p and of its direction */
-    stx_update    *update;        /* these three on the device */
-    int            slot;
-    double         lr;          /* the learning rate that was set last */
+    stx_optim_desc desc;        /* with the defaults filled in */
+    size_t         count;       /* parameters when it was created */
+    stx_tensor   **state[2];    /* [count]: momentum; sum of squares; or m and v. NULL where
+                                   unused. With stx_group_desc.shard, each is (n), the
+                                   share of this rank, or NULL if it has none */
+    uint64_t       step;        /* updates made */
+    uint64_t       skipped;     /* updates skipped because a gradient was not finite */
+    double         grad_norm;   /* L2 norm of the last gradient, before clipping */
+    size_t         pieces;      /* number of chunks of all parameters, in order. With
+                                   stx_group_desc.shard, those of other ranks have n = 0 */
+    stx_optim_chunk *piece;     /* [pieces], on the device */
+    double        *squares;     /* (pieces): sums of g^2; LAMB: then (pieces,2) of theta^2
+                                   and u^2; on the device */
+    stx_update    *update;      /* on the device */
+    int            slot;        /* index of the optimiser in the context */
+    double         lr;          /* learning rate that was set last */
 } stx_optim;
 
+/* Creates an optimiser for all parameters of the list, valid until stx_destroy. The desc
+   is copied; NULL means Adam with defaults. Parameters that are added later are an error
+   in stx_optim_step. NULL and an error if the desc is invalid or memory runs out. */
 STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d);
-/* Updates the parameters with learning rate lr from their accumulated gradients and
-   zeroes the gradients. Returns 1, or 0 when a gradient is not finite (nothing changes
-   but the gradients, which are zeroed) or in error. On a GPU the device decides, the
-   host does not wait, and 1 says no more than that the update is under way: ask
-   stx_optim_sync. */
+
+/* Updates the parameters from their gradients with learning rate lr >= 0, then zeroes the
+   gradients. Returns 1; or 0 if a gradient is not finite, and then the update is skipped
+   and the gradients are zeroed; or 0 after an error. On a GPU, the device decides without
+   waiting: 1 means only that the update was launched, see stx_optim_sync. */
 STX_DEF int stx_optim_step(stx_optim *o, double lr);
-/* The learning rate of the steps that stx_step_run repeats: stx_optim_step is not
-   called for them. */
+
+/* Sets the learning rate of steps that stx_step_run replays, in which stx_optim_step is
+   not called. */
 STX_DEF void stx_optim_set_lr(stx_optim *o, double lr);
-/* Waits for the last update; o->step, skipped and grad_norm are current then. What
-   stx_optim_step would have returned. */
+
+/* Waits for the last update, makes o->step, skipped and grad_norm current, and returns
+   what stx_optim_step would have returned on a CPU. */
 STX_DEF int stx_optim_sync(stx_optim *o);
 
-/* out (count) = sum of g^2 of each piece. Then optim_plan decides: u's norm, ok,
-   factor (clip, kinds other than Adagrad), step or skipped, corrections, plain, and
-   each piece's lr (Adagrad clips per tensor; tensors have their pieces together; 0
-   where radam_skip leaves the parameters alone). The updates do it: if u->ok, and in
-   any case g is zeroed. adam_update is all Adams'. */
-STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count))
-STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares, const stx_optim_desc *d))
-STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real momentum, stx_real decay))
-STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real eps))
-STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, stx_real beta1, stx_real rest1,
-                             stx_real beta2, stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
-/* LAMB, if u->ok. First g = direction of each piece, m and v; squares (2 count) get
-   the sums of p^2 and g^2 of each piece. Then each tensor's phi from them, which
-   becomes its pieces' lr; p -= lr g. In any case g is zeroed by the second. */
-STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece, size_t count, double *squares,
-                                stx_real beta1, stx_real rest1, stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
-STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count, const double *squares, double trust_max))
-/* g of each piece into [-c, c]; infinities and NaN stay */
-STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c))
+/* One update runs, in this order: stx_clip_values with clip_value, stx_sum_squares,
+   stx_optim_prepare, and the kernel of the optimiser. They process count chunks.
 
-/* All parameters of a list into [lo, hi], in one go: stx_params_subset makes the list
-   (it lives as long as the context), before the first step. */
+       stx_clip_values      limits g to [-c, c]
+       stx_sum_squares      out (count) = sum of g^2 of each chunk
+       stx_optim_prepare    computes the fields of u from squares, and lr of each chunk:
+                            Adagrad clips per tensor, whose chunks are contiguous; 0 where
+                            radam_skip does not update
+       stx_.._update        if u->ok, updates p and the state; in any case zeroes g */
+STX_KERNEL(stx_clip_values, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real c))
+STX_KERNEL(stx_sum_squares, (stx_ctx *x, double *out, const stx_optim_chunk *piece, size_t count))
+STX_KERNEL(stx_optim_prepare, (stx_ctx *x, stx_update *u, stx_optim_chunk *piece, size_t count,
+                               const double *squares, const stx_optim_desc *d))
+STX_KERNEL(stx_sgd_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                            size_t count, stx_real momentum, stx_real decay))
+STX_KERNEL(stx_adagrad_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                                size_t count, stx_real eps))
+
+/* Adam, AdamW and RAdam. rest1 = 1 - beta1, rest2 = 1 - beta2. decay is added to the
+   gradient, decoupled is the separate weight decay. */
+STX_KERNEL(stx_adam_update, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                             size_t count, stx_real beta1, stx_real rest1, stx_real beta2,
+                             stx_real rest2, stx_real eps, stx_real decay, stx_real decoupled))
+
+/* LAMB has two kernels. The first updates m and v, replaces g with u, and writes the sums
+   of theta^2 and u^2 of each chunk to squares (2 count). The second computes phi of each
+   tensor from these sums, multiplies lr of its chunks by it, and updates. */
+STX_KERNEL(stx_lamb_direction, (stx_ctx *x, const stx_update *u, const stx_optim_chunk *piece,
+                                size_t count, double *squares, stx_real beta1, stx_real rest1,
+                                stx_real beta2, stx_real rest2, stx_real eps, stx_real decay))
+STX_KERNEL(stx_lamb_update, (stx_ctx *x, const stx_update *u, stx_optim_chunk *piece, size_t count,
+                             const double *squares, double trust_max))
+
+/* A list of parameters that are clamped together. Create it before the first step; it is
+   valid until stx_destroy. NULL and an error if a tensor is not a parameter or memory
+   runs out. stx_clamp_params limits all elements to [lo, hi]. */
 typedef struct stx_param_subset stx_param_subset;
+
 STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, size_t count);
 STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, double hi);
-/* p of each piece into [lo, hi] */
-STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo, stx_real hi))
 
-// >>api: steps ---------------------------------------------------------------------------------------------
+/* Limits p of each chunk to [lo, hi]. */
+STX_KERNEL(stx_clamp, (stx_ctx *x, const stx_optim_chunk *piece, size_t count, stx_real lo,
+                       stx_real hi))
 
-/* What a step leaves behind. Device memory is not for reading while a step runs, and
-   waiting for it costs the time that the host is ahead. So a step may note scalars:
-   slot = or += s t[0], in double; and the host asks for them afterwards. */
+
+// >>api: steps
+
+/* Metrics. On a GPU, waiting for a result costs the time by which the host is ahead of
+   the device. A step can store scalars instead: stx_metric_set enqueues metric[slot] = s
+   t[0], or += with add, in double. stx_metric_get returns the value after the step. It
+   waits for the device; NaN after an error. slot < STX_MAX_METRICS. A context can have
+   STX_MAX_OPTIMS optimisers. */
 enum { STX_MAX_METRICS = 128, STX_MAX_OPTIMS = 64 };
+
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add);
-STX_DEF double stx_metric_get(stx_ctx *x, int slot);             /* waits for the last step; NaN in error */
-/* meter[0] = or += s a[0], in double: what a step leaves behind to be read */
-STX_KERNEL(stx_metric_accumulate, (stx_ctx *x, double *meter, const stx_real *a, double s, int accumulate))
-/* A small tensor that outlives steps (a parameter) whose values the host needs between
-   them: the host's copy, current. Waits for the last step. All of a context's
-   together: at most 512 tensors of 8192 numbers. */
+STX_DEF double stx_metric_get(stx_ctx *x, int slot);
+
+/* meter[0] = s a[0], or += with accumulate, in double */
+STX_KERNEL(stx_metric_accumulate, (stx_ctx *x, double *meter, const stx_real *a, double s,
+                                   int accumulate))
+
+/* The host's copy of a small parameter whose values the host needs between steps, such as
+   learned spans. It is current: the call waits for the last step. All mirrored parameters
+   of a context: at most 512 tensors with 8192 elements together. NULL after an error. */
 STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
 
-/* Runs fn(user): one step, from stx_begin to stx_optim_step. On a GPU a step that
-   comes again and again is captured, once, as a CUDA graph and then replayed: fn is
-   not called, the host launches the whole step at once. key: a number for all that the
-   host decides in fn (shapes, memories' sizes and addresses, which branches): when it
-   is the same, fn would do the same. A step is captured after one with the same key in
-   which nothing went between host and device: then fn is called once more, to be
-   recorded. Steps that take turns (one goes from memory a to b, the next from b to a,
-   say) are not captured, for a replay leaves the host as it is: let one fn do both.
-   What may change from one replay to the next: tokens (stx_tokens_set), learning rates
-   (stx_optim_set_lr), scalars (stx_scalar_set), and random numbers, which go on as if fn
-   had run. A step that takes anything else from the host (stx_input, stx_tokens,
-   stx_set, a learning rate that stx_optim_set_lr did not set, a scalar of another
-   value), asks it for something (stx_get, stx_item, stx_metric_get, stx_optim_sync) or
-   allocates is run anew each time. New parameters and optimisers end all replays.
-   Returns stx_ok(x). */
+/* Runs one step, fn(user), which makes all calls from stx_begin to stx_optim_step. On a
+   GPU, repeated steps are captured as a CUDA graph and then replayed: the host launches
+   the whole step at once, without calling fn. Returns stx_ok(x).
+
+   key identifies everything that the host decides in fn: shapes, sizes and addresses of
+   memories, branches. If two steps have the same key, fn must do the same in both. See
+   stx_step_key.
+
+   A step is captured when the previous step had the same key and exchanged nothing with
+   the host; fn is then called once more, to be recorded. Alternating steps, for example
+   from memory a to b and then from b to a, are not captured, because a replay does not
+   change anything on the host: do both in one fn.
+
+   Only these may differ between replays: tokens (stx_tokens_set), learning rates
+   (stx_optim_set_lr), scalars (stx_scalar_set) and random numbers, which continue as if
+   fn had run. A step that reads anything else from the host (stx_input, stx_tokens,
+   stx_set, a learning rate not set by stx_optim_set_lr, a changed scalar), copies to it
+   (stx_get, stx_item, stx_metric_get, stx_optim_sync) or allocates memory is not
+   replayed. New parameters and optimisers discard all captured steps. */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
-/* Why the steps of stx_step_run are launched anew instead of replayed, which gives the
-   same numbers but is slower: one sentence for whoever started the run. "" while there is
-   nothing to say: steps are replayed, or were too few so far; always on a CPU and with
+
+/* Why steps of stx_step_run are not replayed, which makes them slower: one sentence for
+   the user, or "" if they are replayed, if there were too few steps, on a CPU, and with
    desc.no_graph. There is a sentence
-     - when CUDA or NCCL could not capture a step, or CUDA could not make a graph of it: with their error;
-     - when three steps in a row with one key took something from the host, asked it for something, or allocated: with the first such thing;
-     - when in 16 steps in a row keys took turns: each step's key was that of one of the last 8 steps, but not of the last one;
-     - when 64 steps in a row each had another key than the step before (a memory that
-       fills: so many that it should be full).
-   It stays until a step is replayed, or until new parameters or optimisers end all
-   replays. The text is in memory of x, and the next step may change it. */
+     - if CUDA or NCCL could not capture a step or create its graph, with their error;
+     - if three consecutive steps with one key exchanged data with the host or allocated
+       memory, with the first such call;
+     - if keys alternated in 16 consecutive steps: each key was that of one of the last 8
+       steps, but not of the last one;
+     - if each of 64 consecutive steps had a new key. A memory that fills up has that many
+       steps at most.
+   It remains until a step is replayed, or new parameters or optimisers discard the
+   captured steps. The text belongs to x; the next step can change it. */
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x);
-/* Such a number: of the model and the tokens (shapes and addresses; each NULL: none),
-   and then of each thing more that decides. FNV-1a. */
-STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets, uint64_t salt);
+
+/* Keys (FNV-1a hashes). stx_step_key hashes salt, the model and the shapes and addresses
+   of the tokens; each pointer can be NULL. stx_key_add adds a value: call it for
+   everything else that the host decides. */
+STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
+                              uint64_t salt);
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
 
-// >>api: group ---------------------------------------------------------------------------------------------
 
-/* Data parallel training: a program runs N times, as the ranks 0 .. N-1 of a group, on
-   one machine or many. All have the same model; rank r works on its share of every batch,
-   the streams [r B/N, (r+1) B/N) of B. In a group
-     - a loss is the mean over this rank's rows, and stx_optim_step begins with the mean of the ranks' gradients: clipping, skipping what is
-       not finite and the update are then those of the whole batch, the same at all ranks. A loss that leaves rows out
-       (stx_token_loss.mean) divides by the mean number of rows of the ranks, so that the mean of the ranks' losses is that of all rows;
-     - random numbers are those that one rank would draw for the whole batch: what is dropped out belongs to the streams, and
-       each rank draws for its own (but see stx_dropout_replicated);
-     - parameters are drawn alike from one seed; after loading, or a draw of your own, stx_group_broadcast_params makes them equal;
-     - STX_EVAL exchanges nothing: ranks may evaluate each its part, or one of them alone.
-   So N ranks do what one does with the whole batch, but for the order of sums. The same N
-   give the same bits.
+// >>api: group
 
-   Where it says "all ranks", each of them has to make the call, in the same order and
-   with equal sizes; one that does not leaves the others waiting. A program looks alone at
-   errors: one that ends, or is killed, without stx_group_leave takes the others with it
-   (mpirun's part, which says which rank on which host it was).
+/* Data-parallel training. A program is started N times, as ranks 0 .. N-1 of a group, on
+   one machine or several. All ranks have the same model. Rank r computes its share of
+   every batch, the streams [r B/N, (r+1) B/N) of B. In a group
+     - a loss is the mean over the rows of this rank. stx_optim_step first computes the
+       mean of the gradients of all ranks, so clipping, skipped updates and the update
+       itself are those of the whole batch and equal in all ranks. A loss that ignores
+       rows (stx_token_loss.mean) divides by the mean number of rows per rank, so that
+       the mean of the ranks' losses is the mean over all rows;
+     - random numbers are those of one process with the whole batch: dropout masks belong
+       to streams, and each rank draws those of its own streams (see
+       stx_dropout_replicated for the exception);
+     - the same seed gives the same initial parameters in all ranks. After loading or
+       changing parameters in one rank, call stx_group_broadcast_params;
+     - with STX_EVAL nothing is exchanged: each rank can evaluate a part of the data, or
+       one rank all of it.
+   So N ranks compute the same as one process with the whole batch, up to the order of
+   sums. Repeated runs with the same N are bit-identical.
 
-   SEQTX_MPI: the engine is MPI, on a CPU (mpicc; see the options above). SEQTX_NCCL:
-   NCCL, on GPUs, started by MPI, or without it from what torchrun or srun leave in the
-   environment. Neither: there is no group but that of one. Guide: docs/distributed.md. */
+   Collective calls. Functions that are marked (all ranks) must be called by every rank,
+   in the same order and with equal sizes; if one rank does not, the others wait. Each
+   rank must check its own errors. If a rank ends without stx_group_leave, or is killed,
+   mpirun ends the others and reports which rank on which host failed.
 
-/* How this process was started, by the environment that mpirun, srun and torchrun make
-   (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with WORLD_SIZE): rank of ranks, and of
-   those on this machine. by: the variable that said so; NULL: alone, rank 0 of 1. */
-typedef struct stx_launch_info { int rank, ranks, local, locals; const char *by; } stx_launch_info;
+   With SEQTX_MPI, groups use MPI and run on CPUs. With SEQTX_NCCL, they use NCCL and run
+   on GPUs; the processes are started by MPI, or by torchrun or srun, whose environment
+   variables are read. Without either, the only group is a group of one. A guide is in
+   docs/distributed.md. */
+
+/* How this process was started, according to the environment variables that mpirun, srun
+   and torchrun set (OMPI_COMM_WORLD_*, PMI_*, SLURM_*, RANK with WORLD_SIZE). */
+typedef struct stx_launch_info {
+    int rank, ranks;        /* of the job; 0 and 1 if started alone */
+    int local, locals;      /* of those on this machine */
+    const char *by;         /* the variable that was found; NULL if started alone */
+} stx_launch_info;
+
 STX_DEF stx_launch_info stx_get_launch_info(void);
 
+/* Configuration of a group. Zero means the default. */
 typedef struct stx_group_desc {
-    size_t bucket;              /* numbers of a gradient that go out at once; 0: 1048576, on a GPU 4194304. Larger ones cost fewer messages,
-                                   smaller ones begin earlier */
-    int    shard;               /* 1: each rank holds the optimisers' state of its share of the parameters only, updates these, and gives
-                                   them to the others (ZeRO, Rajbhandari et al. 2020, 1910.02054, stage 1): less memory, as many bytes
-                                   sent */
+    size_t bucket;      /* gradient elements per all-reduce, at most 2^28; 0: 1048576, on a
+                           GPU 4194304. Large buckets need fewer messages, small ones
+                           start earlier */
+    int    shard;       /* 1: each rank stores the optimiser state of its share of the
+                           parameters only, updates them and sends them to the others
+                           (ZeRO stage 1, Rajbhandari et al. 2020, 1910.02054). Takes less
+                           memory and sends the same number of bytes */
 } stx_group_desc;
-/* The context joins the group that its process was started in; d NULL: zeros. All
-   ranks, before the first parameter. Started alone: a group of one. MPI is
-   initialised, unless the program has done that; with desc.threads 0 ranks that share
-   processors share them out. 1; or 0 and an error: of how it was started and what this
-   build has. */
-STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
-/* The end of it, when all is done: all ranks. With the last context MPI is finalised,
-   if stx_group_join had initialised it; then nobody can join any more. Not called: see
-   above. */
-STX_DEF void stx_group_leave(stx_ctx *x);
-/* For a rank that cannot go on. MPI ends the processes of all ranks, now, this one's,
-   too. NCCL alone gives up the group; this process then has to end with an error, and
-   who started the ranks (torchrun, srun --kill-on-bad-exit=1) ends the others. Without
-   a group: nothing. */
-STX_DEF void stx_group_abort(stx_ctx *x, int code);
-STX_DEF int stx_rank(const stx_ctx *x);                     /* 0 without a group */
-STX_DEF int stx_ranks(const stx_ctx *x);                    /* 1 without a group */
 
-/* Numbers and bytes on the host, all ranks. Sums and maxima (a NaN wins) are the same at all of them, to the bit. 1, or 0 and an error;
-   without a group v stays as it is. */
+/* Joins the group in which the process was started (all ranks). Call it before the first
+   stx_params_create. d NULL: defaults. If started alone, this is a group of one. MPI is
+   initialised unless the program has done so. With desc.threads = 0, ranks that share
+   processors divide them. Returns 1; or sets an error, which says how the process was
+   started and what this build supports, and returns 0. */
+STX_DEF int stx_group_join(stx_ctx *x, const stx_group_desc *d);
+
+/* Leaves the group at the end of the work (all ranks). When the last context leaves, MPI
+   is finalised if stx_group_join had initialised it; no context can join afterwards. */
+STX_DEF void stx_group_leave(stx_ctx *x);
+
+/* For a rank that cannot continue. With MPI, ends the processes of all ranks immediately,
+   this one included. With NCCL alone, gives up the group; this process must then end with
+   an error, and the launcher (torchrun, srun --kill-on-bad-exit=1) ends the others. Does
+   nothing without a group. */
+STX_DEF void stx_group_abort(stx_ctx *x, int code);
+
+/* Rank of this process and number of ranks; 0 and 1 without a group. */
+STX_DEF int stx_rank(const stx_ctx *x);
+STX_DEF int stx_ranks(const stx_ctx *x);
+
+/* Exchange host memory (all ranks). Return 1, or set an error and return 0. Without a
+   group, the data is unchanged.
+       stx_group_sum           v (n) = sum over the ranks, bit-identical in all of them
+       stx_group_max           v (n) = maximum over the ranks; NaN if one has NaN
+       stx_group_broadcast     n bytes of rank `from` to all ranks
+       stx_group_send_bytes    n bytes of rank `from` to rank `to`; no effect in others */
 STX_DEF int stx_group_sum(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_max(stx_ctx *x, double *v, size_t n);
 STX_DEF int stx_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
-/* n bytes of rank `from` into those of rank `to`; the others only pass by */
 STX_DEF int stx_group_send_bytes(stx_ctx *x, void *bytes, size_t n, int from, int to);
-/* Every rank gets rank 0's parameters. All ranks */
+
+/* Copies the parameters of rank 0 to all ranks (all ranks). Returns 1, or 0 after an
+   error. */
 STX_DEF int stx_group_broadcast_params(stx_params *p);
-/* In STX_TRAIN, all ranks: n over the mean of the ranks' n -> (1), on the device; 1
-   without a group, 0 where all have none. A mean over n of this rank's numbers, times
-   this, is a loss whose mean over the ranks is that over all their numbers
-   (stx_token_loss.mean does so by itself). */
+
+/* n over the mean of n over the ranks -> (1), on the device; 1 without a group, 0 if all
+   n are 0 (all ranks, STX_TRAIN). Multiply a mean over n elements of this rank by it: the
+   mean of the ranks' losses is then the mean over all elements. stx_token_loss.mean does
+   this itself. */
 STX_DEF stx_tensor *stx_group_loss_scale(stx_ctx *x, double n);
-/* Before the last stx_backward of an update: gradients of o's parameters go out while
-   it still makes those of earlier layers. Without this they go in stx_optim_step. All
-   ranks; one optimiser at a time. */
+
+/* Call it before the last stx_backward of an update (all ranks). Gradients of the
+   optimiser's parameters are then sent while those of earlier layers are being computed,
+   instead of in stx_optim_step. One optimiser at a time. */
 STX_DEF void stx_group_overlap(stx_optim *o);
 
-// >>api: schedules -----------------------------------------------------------------------------------------
 
-/* Learning rate at update n = 1, 2, .. */
-enum { STX_LR_CONSTANT = 0, STX_LR_COSINE, STX_LR_INV_SQRT,
-       STX_LR_RECURSIVE,         /* SRU++'s, its cosine goes on from where the warm-up of W updates ends:
-                                    lr_W (1 + cos(pi (n-1) / total)) / (1 + cos(pi (W-1) / total)) */
-       STX_LR_NOAM };            /* lr / sqrt(dim) min(n^-0.5, n warmup^-1.5)  (1706.03762, section 5.3) */
+// >>api: schedules
+
+/* Learning rate at update n = 1, 2, .., with W = warmup. All kinds but STX_LR_NOAM rise
+   linearly from lr_start to lr during the warm-up: lr_start + (lr - lr_start) n / W. */
+enum {
+    STX_LR_CONSTANT = 0,    /* lr */
+    STX_LR_COSINE,          /* lr_min + (lr - lr_min)
+                               (1 + cos(pi (n - W) / (total - W))) / 2 */
+    STX_LR_INV_SQRT,        /* lr sqrt(W / n) */
+    STX_LR_RECURSIVE,       /* lr_min + (lr - lr_min) (1 + cos(pi (n - 1) / total))
+                                                     / (1 + cos(pi (W - 1) / total)):
+                               SRU++, a cosine over all updates, scaled so that it is lr
+                               at the end of the warm-up */
+    STX_LR_NOAM             /* lr / sqrt(dim) min(n^-0.5, n W^-1.5), Vaswani et al. 2017,
+                               1706.03762, section 5.3 */
+};
+
 typedef struct stx_schedule {
     int      kind;
-    double   lr;         /* the peak */
-    double   lr_start;   /* warm-up rises linearly from here (at n = 0) */
-    double   lr_min;     /* cosines: the end */
-    uint64_t warmup;     /* updates: lr_start + (lr - lr_start) min(1, n / warmup) */
-    uint64_t total;      /* cosine: reaches lr_min at n = total, and stays; recursive: at n = total + 1. 0: no descent */
-    int      literal;    /* 1: Transformer-XL's own formulas: first update at full lr, cosine not shifted by the
-                            warm-up, constant stuck at lr (W-1)/W, inverse root lr s / W^1.5, with s = n - 1.
-                            Recursive: a warm-up of lr (n - 1) / warmup, as SRU++ has it for words: first update at lr 0, and the
-                            cosine starts from lr (W-1)/W; noam: nothing */
-    double   dim;        /* noam: width of the model; 0: 1 */
-    double   decay;      /* every kind: the rate is multiplied by this after decay_from updates, and again after each decay_every */
-    uint64_t decay_from, decay_every;            /* more (0: only once). decay 0: never */
+    double   lr;            /* the peak */
+    double   lr_start;      /* start of the warm-up, at n = 0 */
+    double   lr_min;        /* end of the cosines */
+    uint64_t warmup;        /* in updates */
+    uint64_t total;         /* cosines: lr_min is reached at n = total, for STX_LR_RECURSIVE
+                               at n = total + 1, and kept; 0: no descent */
+    int      literal;       /* 1: formulas of the original code, see below */
+    double   dim;           /* STX_LR_NOAM: model width; 0: 1 */
+    double   decay;         /* all kinds: the rate is multiplied by this after decay_from
+                               updates and again after each further decay_every; 0: never */
+    uint64_t decay_from, decay_every;   /* decay_every 0: only once */
 } stx_schedule;
+
+/* The learning rate at update n; 0 if s is NULL. literal selects accidental behaviour of
+   the original code:
+       Transformer-XL    with k = n - 1: the first update has the full lr; the warm-up is
+                         lr k / W; the cosine is not shifted by the warm-up, cos(pi k /
+                         total); a constant rate remains at lr (W - 1) / W; the inverse
+                         root is lr k / W^1.5 and then lr / sqrt(k)
+       STX_LR_RECURSIVE  the warm-up is lr k / W, as in SRU++ for words: the first update
+                         has rate 0 and the cosine starts at lr (W - 1) / W
+       STX_LR_NOAM       no effect */
 STX_DEF double stx_schedule_lr(const stx_schedule *s, uint64_t n);
 
-// >>api: sampling ------------------------------------------------------------------------------------------
 
-/* One token from logits (V) (any additive constant): softmax(logits / temperature) cut
-   to the top_k likeliest (0: all) and then to the smallest set with mass top_p (0 or
-   1: all). temperature 0: the likeliest. The draw is a function of (seed, counter). s
-   NULL: the likeliest. Returns -1 if the logits are NULL or not finite or V is 0.
-   work: V numbers of scratch, not needed at temperature 0; -1 where it is NULL and
-   needed. */
+// >>api: sampling
+
+/* How to sample a token from softmax(logits / temperature). */
 typedef struct stx_sampling {
-    double temperature, top_p;
-    size_t top_k;
+    double temperature;     /* 0: the most likely token */
+    double top_p;           /* keep the smallest set of tokens with this probability; 0 or
+                               1: all. Applied after top_k */
+    size_t top_k;           /* keep the most likely top_k tokens; 0: all */
     uint64_t seed;
 } stx_sampling;
-STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits, size_t V, stx_real *work);
 
-// >>api: the CUDA device -----------------------------------------------------------------------------------
+/* Samples a token from logits (V), up to an additive constant, or log p. The result is a
+   function of the arguments; use another counter for each token. s NULL: the most likely
+   token. work is scratch memory of V elements, not needed at temperature 0. Returns -1 if
+   V is 0, if logits is NULL or contains NaN or +infinity, or if work is NULL and needed.
+   Logits of -infinity have probability 0. */
+STX_DEF int32_t stx_sample(const stx_sampling *s, uint64_t counter, const stx_real *logits,
+                           size_t V, stx_real *work);
 
-/* What device memory holds. An address alone says how numbers are stored there: by the
-   allocation it lies in. */
-enum { STX_MEM_BYTES = 0,           /* floats, or anything */
-       STX_MEM_ACTIVATIONS,             /* activations: bfloat16 in STX_PREC_BF16, float otherwise */
-       STX_MEM_PARAMS };            /* float; in STX_PREC_BF16 with a bfloat16 copy that every kernel that writes keeps current */
+
+// >>api: the CUDA device
+
+/* What an allocation of device memory contains. It determines how the elements at an
+   address are stored. */
+enum {
+    STX_MEM_BYTES = 0,          /* floats, or anything else */
+    STX_MEM_ACTIVATIONS,        /* bfloat16 in STX_PREC_BF16, otherwise float */
+    STX_MEM_PARAMS              /* float; in STX_PREC_BF16 with a bfloat16 copy, which every
+                                   kernel that writes a parameter updates */
+};
 
 #ifdef SEQTX_CUDA
-/* The device below the kernels; bodies in seqtx_cuda.cu. All work goes to one stream
-   of the context, in order. Errors become the context's (STX_ERR_DEVICE,
+/* The device functions below the kernels, defined in seqtx_cuda.cu. All work is enqueued
+   in order on one stream of the context. Errors are set in the context (STX_ERR_DEVICE,
    STX_ERR_MEMORY). */
 typedef struct stx_gpu stx_gpu;
-extern stx_gpu *stx_cuda_open(stx_ctx *x);                                  /* NULL and an error: no device, or not one for this code */
-extern void   stx_cuda_close(stx_gpu *g);                                   /* waits, then frees all */
-extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);           /* 256-byte aligned; NULL without an error: no memory */
-extern void   stx_cuda_free(stx_ctx *x, void *p);                           /* after the work that uses it */
-extern size_t stx_cuda_bytes(const stx_ctx *x);                   /* in use on the device: also copies of parameters, scratch, cublasLt's */
-extern int    stx_cuda_is_bf16(const stx_ctx *x, const void *p);               /* are numbers stored as bfloat16 there? */
-extern void   stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes);           /* the host's memory is free on return */
-extern void   stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes);         /* waits */
-extern void   stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);       /* floats, stored as they are there */
-extern void   stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from, size_t n);
-extern void   stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
-extern void   stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);          /* on the device; must not overlap */
-extern void   stx_cuda_sync(stx_ctx *x);
-extern void   stx_cuda_defer_sums(stx_ctx *x, int by);             /* sums may wait: between 1 and -1, which may nest; 0, the last -1: made now */
-extern void  *stx_cuda_stream(const stx_ctx *x);                            /* the cudaStream_t */
-extern const char *stx_cuda_name(const stx_ctx *x);                         /* "NVIDIA H200, sm_90" */
-extern void   stx_cuda_set_f64(stx_ctx *x, double *p, double v);            /* one number, without waiting */
-extern void   stx_cuda_set_f32(stx_ctx *x, float *p, float v);
-extern void   stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);                   /* what is added to the streams of all random numbers */
-/* Copies pieces' p, one after the other, to the floats at `to`; then bytes of report
-   to the host. report_wait waits for the last one and gives its address. */
-extern void   stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count);
-extern void   stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
+
+/* open returns NULL and sets an error if there is no device, or none for this code. close
+   waits for all work and frees all memory. */
+extern stx_gpu *stx_cuda_open(stx_ctx *x);
+extern void     stx_cuda_close(stx_gpu *g);
+
+/* alloc: STX_MEM_.. memory, aligned to 256 bytes; NULL without an error if there is none.
+   free: once the work that uses p is complete. bytes: device memory in use, with copies
+   of parameters, scratch memory and that of cublasLt. is_bf16: 1 if elements at p are
+   stored as bfloat16. */
+extern void  *stx_cuda_alloc(stx_ctx *x, size_t bytes, int kind);
+extern void   stx_cuda_free(stx_ctx *x, void *p);
+extern size_t stx_cuda_bytes(const stx_ctx *x);
+extern int    stx_cuda_is_bf16(const stx_ctx *x, const void *p);
+
+/* Copies. After an upload, the host memory can be reused; downloads wait. The functions
+   for activations convert between n floats on the host and the format on the device.
+   copy is from device to device, without overlap. */
+extern void stx_cuda_upload(stx_ctx *x, void *to, const void *host, size_t bytes);
+extern void stx_cuda_download(stx_ctx *x, void *host, const void *from, size_t bytes);
+extern void stx_cuda_upload_activations(stx_ctx *x, stx_real *to, const stx_real *host, size_t n);
+extern void stx_cuda_download_activations(stx_ctx *x, stx_real *host, const stx_real *from,
+                                          size_t n);
+extern void stx_cuda_zero(stx_ctx *x, void *p, size_t bytes);
+extern void stx_cuda_copy(stx_ctx *x, void *to, const void *from, size_t bytes);
+extern void stx_cuda_sync(stx_ctx *x);      /* waits for all work */
+
+/* Between calls with by = 1 and by = -1, which can be nested, sums into gradients of
+   parameters can be deferred. The last -1, or 0, completes them. */
+extern void stx_cuda_defer_sums(stx_ctx *x, int by);
+
+extern void *stx_cuda_stream(const stx_ctx *x);         /* the cudaStream_t */
+extern const char *stx_cuda_name(const stx_ctx *x);     /* such as "NVIDIA H200, sm_90" */
+
+/* Enqueue the store of one value, without waiting. */
+extern void stx_cuda_set_f64(stx_ctx *x, double *p, double v);
+extern void stx_cuda_set_f32(stx_ctx *x, float *p, float v);
+
+/* Adds shift to the streams of all random numbers, for replays. */
+extern void stx_cuda_rng_shift(stx_ctx *x, uint64_t shift);
+
+/* gather copies p of all chunks, one after the other, to the floats at `to`. report then
+   enqueues a copy of `bytes` to the host; report_wait waits for the last one and returns
+   its address. */
+extern void stx_cuda_gather(stx_ctx *x, stx_real *to, const stx_optim_chunk *piece, size_t count);
+extern void stx_cuda_report(stx_ctx *x, const void *report, size_t bytes);
 extern const void *stx_cuda_report_wait(stx_ctx *x);
-/* Work between begin and end is recorded and not run. end: NULL if the step cannot be
-   repeated; launch runs it. */
+
+/* Work between capture_begin and capture_end is recorded and does not run. capture_end
+   returns NULL if the step cannot be replayed, and capture_error says why the last begin
+   or end failed ("" if it did not). graph_launch runs the graph. */
 typedef struct stx_graph stx_graph;
 extern int    stx_cuda_capture_begin(stx_ctx *x);
 extern stx_graph *stx_cuda_capture_end(stx_ctx *x);
 extern void   stx_cuda_graph_launch(stx_ctx *x, stx_graph *graph);
 extern void   stx_cuda_graph_free(stx_ctx *x, stx_graph *graph);
 extern int    stx_cuda_capturing(const stx_ctx *x);
-extern const char *stx_cuda_capture_error(const stx_ctx *x);                /* why the last begin or end gave nothing; "" if it did */
+extern const char *stx_cuda_capture_error(const stx_ctx *x);
+
 #ifdef SEQTX_NCCL
-/* A group of GPUs, one a rank. id: its name, STX_NCCL_ID bytes, which rank 0 makes and
-   all need; by_address: NCCL_COMM_ID is the name, and where that is not set,
-   MASTER_ADDR (SLURM: the first node of the step) and the port after MASTER_PORT. 1,
-   or 0 and an error. */
+/* A group of GPUs, one per rank. id names the group; it has STX_NCCL_ID bytes, which rank
+   0 creates and all ranks need. by_address: the group is found by the address in
+   NCCL_COMM_ID or, if that is not set, by MASTER_ADDR (in SLURM the first node of the
+   step) and the port after MASTER_PORT. Return 1, or set an error and return 0.
+   stx_cuda_close also leaves the group. */
 enum { STX_NCCL_ID = 128 };
-extern int    stx_cuda_group_id(stx_ctx *x, void *id, int by_address);
-extern int    stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks);
-extern void   stx_cuda_group_leave(stx_ctx *x);                             /* stx_cuda_close does it, too */
-extern void   stx_cuda_group_abort(stx_ctx *x);
-/* n floats on the device become the ranks' mean, at all of them, or (owner: 0 or more) at that rank, which leaves anything at the others;
-   spread: the owner's go to all (not the bfloat16 copies of parameters). Behind the work so far, on a stream of their own; also while
-   capturing. group_wait: work from here on comes behind all of these. sum: n doubles on the device, in the context's stream. */
-extern void   stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
-extern void   stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner);
-extern void   stx_cuda_group_wait(stx_ctx *x);
-extern void   stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
-/* Host memory, as stx_group_sum and _max, _broadcast, _send; they wait. A rank that
-   does not answer is an error and not a wait for ever. */
-extern int    stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
-extern int    stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
-extern int    stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
+
+extern int  stx_cuda_group_id(stx_ctx *x, void *id, int by_address);
+extern int  stx_cuda_group_join(stx_ctx *x, const void *id, int rank, int ranks);
+extern void stx_cuda_group_leave(stx_ctx *x);
+extern void stx_cuda_group_abort(stx_ctx *x);
+
+/* Exchange n floats in device memory, after the work enqueued so far, on a separate
+   stream; also while capturing. group_wait makes later work wait for them.
+       mean      p = mean over the ranks, in all ranks; with owner >= 0 only in that rank,
+                 and undefined in the others
+       spread    p of the owner is copied to all ranks, without bfloat16 copies
+       sum       n doubles, sum over the ranks, on the context's stream */
+extern void stx_cuda_group_mean(stx_ctx *x, stx_real *p, size_t n, int owner);
+extern void stx_cuda_group_spread(stx_ctx *x, stx_real *p, size_t n, int owner);
+extern void stx_cuda_group_wait(stx_ctx *x);
+extern void stx_cuda_group_sum(stx_ctx *x, double *p, size_t n);
+
+/* The same for host memory, as stx_group_sum and _max (most = 1), _broadcast and
+   _send_bytes. They wait. A rank that does not respond is an error; the others do not
+   wait forever. */
+extern int  stx_cuda_group_reduce(stx_ctx *x, double *v, size_t n, int most);
+extern int  stx_cuda_group_broadcast(stx_ctx *x, void *bytes, size_t n, int from);
+extern int  stx_cuda_group_send(stx_ctx *x, void *bytes, size_t n, int from, int to);
 #endif
-/* Which attention runs, for tests: 0 the fused kernels where they can, 1 version 0
-   (products and a kernel for the rows between them), 2 as 0, 3 version 0 in the
-   smallest pieces, as if there were no memory, 4 as 0 with tiles of 128 queries, where
-   else their number decides (bf16, heads of 64 and less), 5 and 6 as 0 with no room
-   for rows of dR, and with room for half of them, where else the memory that they take
-   decides (bf16, relative table). Not between a forward pass and its backward one. */
-extern void   stx_cuda_attention(stx_ctx *x, int version);
+
+/* Selects the implementation of attention, for tests. Not between a forward pass and its
+   backward pass.
+       0, 2    fused kernels where possible (the default)
+       1       GEMMs with a kernel for the rows of scores between them
+       3       the same in the smallest parts, as if memory were scarce
+       4       as 0, with tiles of 128 queries, where their number would decide (bf16,
+               heads of at most 64 channels)
+       5, 6    as 0, with no memory for rows of dR, or enough for half of them, where
+               their size would decide (bf16, relative table) */
+extern void stx_cuda_attention(stx_ctx *x, int version);
 #endif
-STX_DEF void *stx_ctx_gpu(const stx_ctx *x);                /* the stx_gpu of a context on a GPU, or NULL */
+
+/* The stx_gpu of a context on a GPU, otherwise NULL. */
+STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
+
 
 // >>api: files ---------------------------------------------------------------------------------------------
 
