@@ -1600,7 +1600,7 @@ typedef struct stx_optim {
     uint64_t       skipped;     /* updates skipped because a gradient was not finite */
     double         grad_norm;   /* L2 norm of the last gradient, before clipping */
     size_t         pieces;      /* number of chunks of all parameters, in order. With
-                                   stx_group_desc.shard, those of other ranks have n = 0 */
+                                   stx_group_desc.shard, n = 0 in those of other ranks */
     stx_optim_chunk *piece;     /* [pieces], on the device */
     double        *squares;     /* (pieces): sums of g^2; LAMB: then (pieces,2) of theta^2
                                    and u^2; on the device */
@@ -1866,7 +1866,8 @@ typedef struct stx_schedule {
     int      literal;       /* 1: formulas of the original code, see below */
     double   dim;           /* STX_LR_NOAM: model width; 0: 1 */
     double   decay;         /* all kinds: the rate is multiplied by this after decay_from
-                               updates and again after each further decay_every; 0: never */
+                               updates, and again after every further decay_every; 0:
+                               never */
     uint64_t decay_from, decay_every;   /* decay_every 0: only once */
 } stx_schedule;
 
@@ -2025,422 +2026,541 @@ extern void stx_cuda_attention(stx_ctx *x, int version);
 STX_DEF void *stx_ctx_gpu(const stx_ctx *x);
 
 
-// >>api: files ---------------------------------------------------------------------------------------------
+// >>api: files
 
-/*   8 bytes       N, little-endian
-     N bytes       JSON: {"__metadata__":{"key":"value",..}, "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},..}
-     the rest      the tensors' bytes, little-endian, row-major, one after the other without holes
+/* Files in the safetensors format:
 
-   A file is memory mapped and checked as a whole before the first number of it is
-   believed. Writing is atomic: a kill at any moment leaves the whole old or the whole
-   new file under the path. Everything opened or created here belongs to the caller and
-   must be closed before its context is destroyed. All functions accept NULL for their
-   object, and do nothing once the context is in error. */
+       8 bytes    N, little-endian
+       N bytes    JSON: {"__metadata__": {"key": "value", ..}, "name":
+                         {"dtype": "F32", "shape": [2,3], "data_offsets": [0,24]}, ..}
+       the rest   the data of the tensors, little-endian, row-major, without gaps
 
-/* Element types (stx_entry.dtype). STX_OTHER: a tensor that can be listed but not
-   read, of another type or with more than STX_MAX_DIM dimensions. */
+   A file is mapped into memory and fully validated before any of its data is used.
+   Writing is atomic: if the process is killed at any moment, the path has either the
+   complete old file or the complete new one. Files, maps and writers belong to the
+   caller, who must close them before the context is destroyed. All functions accept NULL
+   for their object and do nothing after an error. */
+
+/* Element types, stx_entry.dtype. STX_OTHER: a tensor of another type, or with more than
+   STX_MAX_DIM dimensions, which can be listed but not read. */
 enum { STX_F32, STX_F64, STX_BF16, STX_I32, STX_I64, STX_U8, STX_F16, STX_OTHER = -1 };
 
 typedef struct stx_file   stx_file;
 typedef struct stx_writer stx_writer;
 
-typedef struct stx_entry {                      /* one tensor of an open file; lives as long as the file is open */
+/* A tensor of an open file, valid until the file is closed. */
+typedef struct stx_entry {
     const char *name;
-    int         dtype, ndim;                    /* STX_F32 ..; ndim = 0 is a scalar */
-    size_t      dim[STX_MAX_DIM];               /* outermost first; unused ones are 0 */
-    const char *kind;                           /* dtype as the file names it */
-    size_t      dims;                           /* ndim; above STX_MAX_DIM, ndim and dim are 0 */
-    size_t      count, bytes;                   /* elements, and count * element size */
-    const void *data;                           /* in the map, little-endian, NOT aligned in files of other writers */
+    int         dtype, ndim;        /* STX_F32 ..; ndim 0 is a scalar */
+    size_t      dim[STX_MAX_DIM];   /* unused dimensions are 0 */
+    const char *kind;               /* the type as written in the file */
+    size_t      dims;               /* number of dimensions; above STX_MAX_DIM, ndim and dim
+                                       are 0 */
+    size_t      count, bytes;       /* elements, and their size */
+    const void *data;               /* little-endian; can be unaligned if another program
+                                       wrote the file */
     const stx_file *file;
 } stx_entry;
 
-/* Bytes of one element: 4, 8, 2, 4, 8, 1, 2; 0 for STX_OTHER and a number that is no
-   dtype. */
+/* Bytes per element: 4, 8, 2, 4, 8, 1, 2; 0 for STX_OTHER and anything else. */
 STX_DEF size_t stx_dtype_size(int dtype);
 
-/* Opens and validates a file: header length against the file (at most 100 MB), strict
-   JSON, no name twice, shape * element size = length of the data, data without
-   overlap, holes or left-over bytes. A tensor that cannot be read (STX_OTHER) is an
-   error only for the function that is to read it. NULL and the context's error
-   (STX_ERR_IO cannot read, STX_ERR_FORMAT is not what it should be) otherwise. While
-   it is open the file may be replaced (stx_writer does), but not be cut shorter in
-   place: the map would lose its pages. */
+/* Opens and validates a file: the length of the header (at most 100 MB), strict JSON,
+   unique names, shape times element size = length of the data, and no overlap, gap or
+   excess in the data. A tensor of type STX_OTHER is an error only when it is read. NULL
+   and an error if the file cannot be read (STX_ERR_IO) or is not valid (STX_ERR_FORMAT).
+   While it is open, the file can be replaced, as stx_writer does, but must not be
+   truncated. */
 STX_DEF stx_file *stx_file_open(stx_ctx *x, const char *path);
 STX_DEF void stx_file_close(stx_file *f);
 
-/* Entries in the order of the header. */
-STX_DEF size_t stx_file_count(const stx_file *f);
-STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);               /* NULL when i >= count */
-STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);        /* NULL when there is none, no error */
-STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);              /* NULL when there is none, no error */
+/* Opens n bytes in memory as a file. They must not change until it is closed. name is
+   used in errors. */
+STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n);
 
-/* Copies an entry of n elements to out, converted: f32 and f64 from F32, F64, F16,
-   BF16 (f32 rounds an F64 to nearest); i64 from I64, I32, U8. 1; or 0 and an error
-   when n is not the entry's count or the dtype is of the other sort. e = NULL gives 0
-   without an error (the caller knows which name it asked for). */
+/* The entries, in the order of the header, and the metadata. The functions return NULL,
+   without an error, if there is no such entry or key. */
+STX_DEF size_t stx_file_count(const stx_file *f);
+STX_DEF const stx_entry *stx_file_entry(const stx_file *f, size_t i);
+STX_DEF const stx_entry *stx_file_find(const stx_file *f, const char *name);
+STX_DEF const char *stx_file_meta(const stx_file *f, const char *key);
+
+/* Copy an entry of n elements to out, converted: f32 and f64 from F32, F64, F16 and BF16
+   (F64 is rounded to nearest for f32); i64 from I64, I32 and U8. Return 1; or set an
+   error and return 0 if the entry has another number of elements or another kind of
+   type. If e is NULL, they return 0 without an error, because only the caller knows the
+   name. */
 STX_DEF int stx_entry_get_f32(const stx_entry *e, float *out, size_t n);
 STX_DEF int stx_entry_get_f64(const stx_entry *e, double *out, size_t n);
 STX_DEF int stx_entry_get_i64(const stx_entry *e, int64_t *out, size_t n);
 
-/* Collects tensors and text, then writes them at once. Names and metadata are copied;
-   data is not and must stay where it is, unchanged, until finish. Each returns 1, or 0
-   and an error (name empty, given twice or not UTF-8; sizes that overflow). An add
-   that failed makes finish fail. The header lists the entries in the order given; the
-   data stand in that order within an element size, 8-byte elements first, so that
-   every tensor is aligned to its element. */
+/* A writer collects tensors and metadata. Names and metadata are copied; data is not, and
+   must not change until stx_writer_finish. The header lists the entries in the order in
+   which they were added. The data is sorted by element size, 8 bytes first, so that every
+   tensor is aligned. _add and _meta return 1; or set an error and return 0 (name empty,
+   used before or not UTF-8; size overflow), and stx_writer_finish then fails. */
 STX_DEF stx_writer *stx_writer_create(stx_ctx *x);
-STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim, const void *data);
+STX_DEF int stx_writer_add(stx_writer *w, const char *name, int dtype, int ndim, const size_t *dim,
+                           const void *data);
 STX_DEF int stx_writer_meta(stx_writer *w, const char *key, const char *value);
 
-/* Writes to a temporary file beside the target (PATH.<pid>.<n>.tmp, of a long name its
-   first 100 bytes), checks every write, fsyncs, renames it over the target and fsyncs
-   the directory. A symbolic link is followed: its target is replaced. The permission
-   bits of an existing file are kept, and its group and owner as far as the system
-   allows it (root: always). Other hard links to it keep the old contents; access
-   control lists and the set-user-id bit are lost. A write-protected file and anything
-   that is not a regular file is refused. On failure (STX_ERR_IO) the temporary is
-   removed and the old file is as it was. Only a kill in the middle can leave a *.tmp
-   behind: the next write to the same target removes it (by a lock it knows that no
-   process writes it any more). 1 on success; frees w in every case. */
-STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
-STX_DEF void stx_writer_free(stx_writer *w);                            /* gives up without writing */
-/* The same bytes in memory, *n of them, to be freed by stx_block_free: to send a file
-   instead of writing it. NULL in error; frees w in every case. */
-STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
-/* Opens such a file: n bytes that stay as they are until it is closed. name: what
-   errors call it. */
-STX_DEF stx_file *stx_file_in_memory(stx_ctx *x, const char *name, const void *bytes, size_t n);
+/* Writes the file and frees w, also after an error. Returns 1; or sets an error
+   (STX_ERR_IO) and returns 0, and the old file is unchanged.
 
-/* A whole file in memory, read only: mapped, or read where there is no mmap. An empty
-   file has size 0. 1; or 0 and an error when path is no regular file that can be read.
-   The file must not be cut shorter in place while it is open. */
-typedef struct stx_map { const unsigned char *data; size_t size; stx_ctx *ctx; } stx_map;
+   The data is written to a temporary file in the same directory (PATH.<pid>.<n>.tmp; of a
+   long name, its first 100 bytes). Every write is checked, the file is synced and renamed
+   to path, and the directory is synced. If path is a symbolic link, its target is
+   replaced. The permission bits of an existing file are kept, and its group and owner as
+   far as the system permits. Other hard links keep the old contents; access control lists
+   and the set-user-id bit are lost. A write-protected file, or anything that is not a
+   regular file, is an error. A *.tmp file remains only if the process is killed; the next
+   write to the same path removes it, if its lock shows that no process is writing it. */
+STX_DEF int stx_writer_finish(stx_writer *w, const char *path);
+
+/* The bytes of the file in memory, *n of them, for example to send them; free them with
+   stx_block_free. Frees w, also after an error. NULL after an error. */
+STX_DEF void *stx_writer_bytes(stx_writer *w, size_t *n);
+
+/* Frees w without writing. */
+STX_DEF void stx_writer_free(stx_writer *w);
+
+/* A whole file in memory, read-only: mapped, or read if there is no mmap. An empty file
+   has size 0. Returns 1; or sets an error and returns 0 if path is not a readable regular
+   file. The file must not be truncated while it is open. stx_map_close empties m. */
+typedef struct stx_map {
+    const unsigned char *data;
+    size_t size;
+    stx_ctx *ctx;
+} stx_map;
+
 STX_DEF int stx_map_open(stx_ctx *x, stx_map *m, const char *path);
-STX_DEF void stx_map_close(stx_map *m);                                 /* m is empty then; one of zeros is fine */
-/* The UTF-8 character at s, where n bytes are: its length 1 to 4, and its code point in *c. 0 when there is none: n = 0, cut
-   short, overlong, a surrogate, above U+10FFFF. */
+STX_DEF void stx_map_close(stx_map *m);
+
+/* Decodes the UTF-8 character at s, of which n bytes can be read. Returns its length, 1
+   to 4, and writes the code point to *c. Returns 0 if there is none: n = 0, incomplete,
+   overlong, a surrogate, or above U+10FFFF. */
 STX_DEF size_t stx_utf8(const void *s, size_t n, uint32_t *c);
 
-// >>api: checkpoints ---------------------------------------------------------------------------------------
 
+// >>api: checkpoints
+
+/* The dtype of stx_real, and stx_entry_get_f32 or _f64 for it. */
 #ifdef SEQTX_DOUBLE
-enum { STX_REAL_DTYPE = STX_F64 };      /* dtype of stx_real */
+enum { STX_REAL_DTYPE = STX_F64 };
 #else
 enum { STX_REAL_DTYPE = STX_F32 };
 #endif
-STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);     /* stx_entry_get_f32 or _f64 */
-/* Whole numbers in the metadata, as decimal text. Reading one that is missing or
-   malformed is an error that names it. */
+
+STX_DEF int stx_entry_get(const stx_entry *e, stx_real *out, size_t n);
+
+/* Integers in the metadata, as decimal text. It is an error if one is missing or
+   malformed. Return 1, or 0 after an error. */
 STX_DEF int stx_writer_meta_u64(stx_writer *w, const char *key, uint64_t value);
 STX_DEF int stx_file_meta_u64(stx_ctx *x, const stx_file *f, const char *key, uint64_t *out);
 
-/* A checksum: a 64-bit hash of all tensors and texts added so far, kept in the
-   metadata as "seal"; the last thing to add. stx_file_verify reads the whole file and
-   compares: 1, or 0 and an error when a bit has changed, or there is no checksum. It
-   finds damage, not forgery. */
+/* A checksum, to detect damage, not forgery. stx_writer_checksum stores a 64-bit hash of
+   all tensors and metadata that were added before, under the key "seal"; call it last.
+   stx_file_verify reads the whole file and compares. Returns 1; or sets an error and
+   returns 0 if a bit has changed or there is no checksum. */
 STX_DEF int stx_writer_checksum(stx_writer *w);
 STX_DEF int stx_file_verify(const stx_file *f);
 
-/* Numbers of the device, floats in the file: taken from the device now. */
-STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim, const stx_real *data);
-/* Fills n numbers of the device from an entry. */
+/* Device memory in files. stx_writer_add_device copies the elements now and stores them
+   as floats. stx_entry_upload fills n elements of device memory from an entry. Return 1,
+   or 0 after an error. */
+STX_DEF int stx_writer_add_device(stx_writer *w, const char *name, int ndim, const size_t *dim,
+                                  const stx_real *data);
 STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n);
 
-/* Adds every parameter under its name (after prefix, "" for none). The data must not
-   change until stx_writer_finish. Returns 1, or 0 in error. */
+/* Save and load all parameters of a list, under prefix + name; prefix can be "". The data
+   must not change until stx_writer_finish. Loading checks all names and shapes before
+   anything is copied: if the file lacks a parameter or has it in another shape, this is
+   an error (STX_ERR_FORMAT) and nothing changes. Other entries are ignored. Return 1, or
+   0 after an error. */
 STX_DEF int stx_params_save(stx_writer *w, const stx_params *p, const char *prefix);
-/* Fills the parameters from a file. All names and shapes are checked before the first
-   number is copied: a parameter that the file lacks or has in another shape is an
-   error (STX_ERR_FORMAT) that names it, and nothing changes. Entries that the list
-   does not have are left alone. */
 STX_DEF int stx_params_load(stx_params *p, const stx_file *f, const char *prefix);
-/* The same for an optimiser: entries "optim.<k>.<name>", metadata "optim.kind",
-   "optim.step", "optim.skipped". With stx_group_desc.shard all ranks save, and rank
-   0's file gets the state of all; the w of the others is NULL. */
+
+/* The same for the state of an optimiser: entries "optim.<k>.<name>", metadata
+   "optim.kind", "optim.step" and "optim.skipped". With stx_group_desc.shard, all ranks
+   call stx_optim_save, the file of rank 0 receives the whole state, and w of the other
+   ranks is NULL. stx_optim_save_as and _load_as put prefix, at most 64 bytes, in front of
+   all names, for several optimisers in one file. */
 STX_DEF int stx_optim_save(stx_writer *w, const stx_optim *o);
 STX_DEF int stx_optim_load(stx_optim *o, const stx_file *f);
-/* The same of another optimiser in the same file: prefix, at most 64 letters, stands
-   before the names of its numbers and entries. */
 STX_DEF int stx_optim_save_as(stx_writer *w, const stx_optim *o, const char *prefix);
 STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefix);
 
-// >>api: vocab_io ---------------------------------------------------------------------------------------------
 
-/* A first value as data: kind and a as in stx_param, where a follows a rule from the
-   rows and columns of the matrix (a bias: of the matrix that it belongs to). All of it
-   zero: zeros. */
-enum { STX_INIT_AS_IS = 0,      /* a */
-       STX_INIT_FAN_IN,         /* a / sqrt(columns) */
-       STX_INIT_XAVIER };       /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
-typedef struct stx_init { int kind; double a; int rule; } stx_init;
+// >>api: vocab_io
 
-enum { STX_VOCAB_PLAIN = 0, STX_VOCAB_TIED, STX_VOCAB_ADAPTIVE };      /* stx_vocab_io_desc.in (not tied) and .out */
-enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };        /* .direct_head and .no_projections */
-/* V words become vectors of emb channels; hidden states of d channels become
-   probabilities of V words. */
+/* Input and output of a language model: ids -> embeddings, and hidden states ->
+   probabilities of V ids. Both can be plain, tied or adaptive (stx_adaptive). */
+
+/* An initialiser: kind and a as in stx_param. Zero: zeros. With a rule, a is scaled by
+   the size of the matrix (for a bias, of the matrix that it belongs to). */
+enum {
+    STX_INIT_AS_IS = 0,     /* a */
+    STX_INIT_FAN_IN,        /* a / sqrt(columns) */
+    STX_INIT_XAVIER         /* a sqrt(6 / (rows + columns)), Glorot and Bengio 2010 */
+};
+
+typedef struct stx_init {
+    int    kind;
+    double a;
+    int    rule;
+} stx_init;
+
+enum { STX_VOCAB_PLAIN = 0, STX_VOCAB_TIED, STX_VOCAB_ADAPTIVE };
+enum { STX_VOCAB_BOTH = 1, STX_VOCAB_INPUT, STX_VOCAB_OUTPUT };
+
+/* Configuration. C is dim, and C_i the width of cluster i. The fields from cutoff to
+   cluster_major apply to adaptive inputs and outputs. */
 typedef struct stx_vocab_io_desc {
     size_t vocab;               /* V, required */
-    size_t dim;                 /* d, required */
-    size_t emb;                 /* 0: d. It is d with an adaptive input and with a tied output */
-    int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb). _ADAPTIVE: see stx_adaptive; words are sorted by falling frequency */
-    int    out;                 /* STX_VOCAB_PLAIN: W (V,d) and a bias. _TIED: W is the input's table. _ADAPTIVE, whatever the input is */
-    double scale;               /* of the embedding; 0: 1 of a plain table, sqrt(d) of adaptive ones */
+    size_t dim;                 /* C, required */
+    size_t emb;                 /* channels of the embedding; 0: C. It must be C with an
+                                   adaptive input or a tied output */
+    int    in;                  /* STX_VOCAB_PLAIN: a table (V,emb), or _ADAPTIVE, with ids
+                                   sorted by decreasing frequency */
+    int    out;                 /* STX_VOCAB_PLAIN: W (V,C) and a bias; _TIED: W is the table
+                                   of the input; _ADAPTIVE, with any input */
+    double scale;               /* of the embedding; 0: 1 if plain, sqrt(C) if adaptive */
     double dropout;             /* inside adaptive input and output, see stx_adaptive */
-    size_t cutoff[STX_MAX_CLUSTERS - 1], cutoffs;   /* 0 cutoffs: those of 20000, 40000, 200000 that are below V */
-    int    no_cutoffs;          /* ... or none: one cluster */
-    size_t width[STX_MAX_CLUSTERS];     /* of each cluster; 0: width[0] is d, width[i] floor(width[0] / divval^i) */
-    size_t out_width[STX_MAX_CLUSTERS];         /* of the output's where they are others; 0: width[i] */
+
+    size_t cutoff[STX_MAX_CLUSTERS - 1];    /* first ids of clusters 1, 2, .. */
+    size_t cutoffs;             /* how many; 0: those of 20000, 40000 and 200000 that are
+                                   below V */
+    int    no_cutoffs;          /* 1: one cluster only */
+    size_t width[STX_MAX_CLUSTERS];         /* C_i; 0: C for i = 0, and floor(C_0 / divval^i) */
+    size_t out_width[STX_MAX_CLUSTERS];     /* C_i of the output; 0: width[i] */
     double divval;              /* 0: 4 */
-    int    direct_head;         /* cluster 0 is d wide and has no projection; STX_VOCAB_BOTH, _INPUT or _OUTPUT: on that side */
-    int    no_projections;            /* all clusters are so, whatever divval is */
-    int    share_tables;        /* input and output adaptive: one set of tables */
-    int    share_projs;         /* ... and of projections */
-    int    separate_first;           /* ... but for the first cluster's, of which each side has its own */
-    int    one_proj;            /* the input's clusters, all of one width, have one
-                                   projection, in_emb.projs.0, as have those of the
-                                   output that share it. Not with cluster_major */
-    int    proj_biases;         /* the output's projections have biases: out_emb.proj_biases.<i> (d_i) */
-    int    forward_columns;     /* order of the head's columns for the other clusters, see stx_adaptive */
-    int    cluster_major;          /* order of the parameters, and whose name those have that are shared. 0: the input's, the
-                                   head's columns for the clusters, the output's; in_emb. 1: cluster by cluster, the head's columns
-                                   last; out_emb */
-    stx_init table, out_table, proj, bias, cluster, cluster_bias;      /* tables of the input (also plain), W or tables of the output,
-                                                                          projections, biases, the head's columns and their biases */
+    int    direct_head;         /* cluster 0 has C channels and no projection, on the sides
+                                   STX_VOCAB_BOTH, _INPUT or _OUTPUT; 0: on none */
+    int    no_projections;      /* the same for all clusters, whatever divval is */
+    int    share_tables;        /* 1: adaptive input and output share their tables */
+    int    share_projs;         /* 1: ... and their projections */
+    int    separate_first;      /* 1: ... except for the first projection */
+    int    one_proj;            /* 1: all clusters of the input, which have the same width,
+                                   and the clusters of the output that share it, have one
+                                   projection, in_emb.projs.0. Not with cluster_major */
+    int    proj_biases;         /* 1: projections of the output have biases,
+                                   out_emb.proj_biases.<i> (C_i) */
+    int    forward_columns;     /* order of the columns for clusters, see stx_adaptive */
+    int    cluster_major;       /* order of the parameters. 0: input, columns for clusters,
+                                   output; shared ones are named in_emb. 1: cluster by
+                                   cluster, then the columns; shared ones are out_emb */
+
+    stx_init table, out_table;          /* tables of the input; W or tables of the output */
+    stx_init proj, bias;                /* projections; biases of the output */
+    stx_init cluster, cluster_bias;     /* columns for clusters, and their biases */
     stx_init proj_bias;
 } stx_vocab_io_desc;
+
 typedef struct stx_vocab_io {
     stx_ctx       *ctx;
-    stx_vocab_io_desc desc;                    /* resolved */
-    stx_tensor    *in_emb;                  /* (V,emb); NULL with an adaptive input */
-    stx_tensor    *out_w, *out_b;           /* (V,d), (V); NULL with an adaptive output */
-    stx_adaptive   in, out;                 /* in: adaptive input only; out: of a plain one, out_w and out_b as one cluster */
+    stx_vocab_io_desc desc;     /* with the defaults filled in */
+    stx_tensor    *in_emb;      /* (V,emb); NULL with an adaptive input */
+    stx_tensor    *out_w;       /* (V,C); NULL with an adaptive output */
+    stx_tensor    *out_b;       /* (V); NULL with an adaptive output */
+    stx_adaptive   in;          /* an adaptive input */
+    stx_adaptive   out;         /* an adaptive output, or out_w and out_b as one cluster */
 } stx_vocab_io;
 
-/* Fills in the defaults and checks. 0 and an error (if x) when the desc makes no
-   sense; who: the function that the error names. */
-STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from, stx_vocab_io_desc *to);
-/* How many numbers the parameters of a resolved desc have, shared ones once; SIZE_MAX:
-   as many or more. */
+/* Copies the desc to `to`, with the defaults filled in. Returns 1; or 0 if it is invalid,
+   with an error unless x is NULL. who is the function that the error names. */
+STX_DEF int stx_vocab_io_resolve(stx_ctx *x, const char *who, const stx_vocab_io_desc *from,
+                                 stx_vocab_io_desc *to);
+
+/* Number of parameter elements of a resolved desc. Shared ones count once. SIZE_MAX if
+   the number does not fit in size_t. */
 STX_DEF size_t stx_vocab_io_count(const stx_vocab_io_desc *d);
-/* Adds the parameters of a desc, resolved or not, to p: in_emb.weight, out_emb.weight,
-   out_emb.bias; adaptive: in_emb.tables.<i>, in_emb.projs.<i>, out_emb.tables.<i>,
-   out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>,
-   out_emb.cluster.weight, out_emb.cluster.bias. Lives as long as p's context; NULL and
-   its error when there is no memory. */
+
+/* Adds the parameters of a desc to p:
+       plain       in_emb.weight, out_emb.weight, out_emb.bias
+       adaptive    in_emb.tables.<i>, in_emb.projs.<i>, out_emb.tables.<i>,
+                   out_emb.projs.<i>, out_emb.proj_biases.<i>, out_emb.biases.<i>,
+                   out_emb.cluster.weight, out_emb.cluster.bias
+   Valid until stx_destroy. NULL and an error if the desc is invalid or memory runs out.
+   */
 STX_DEF stx_vocab_io *stx_vocab_io_create(stx_params *p, const stx_vocab_io_desc *d);
-/* ids (B,T) -> (B,T,emb) */
+
+/* ids (B,T) -> embeddings (B,T,emb). */
 STX_DEF stx_tensor *stx_vocab_io_embed(const stx_vocab_io *w, const stx_ids *ids);
-/* Logits (..,V) of hidden states (..,d), on the tape. An adaptive output has none
-   (each cluster has its own softmax): an error. */
+
+/* Hidden states (..,C) -> logits (..,V). An error with an adaptive output, in which each
+   cluster has a separate softmax. */
 STX_DEF stx_tensor *stx_vocab_io_logits(const stx_vocab_io *w, stx_tensor *h);
-/* log p (B,T,V) of hidden states (B,T,d), or (N,V) of (N,d), of every kind of output:
-   rows of e^.. sum to 1. No gradient passes. */
+
+/* Hidden states (B,T,C) -> log p (B,T,V), or (N,C) -> (N,V), for all kinds of output.
+   Not differentiable. */
 STX_DEF stx_tensor *stx_vocab_io_log_probs(const stx_vocab_io *w, stx_tensor *h);
-/* What stx_sample wants, at the least cost: logits where there are any, else log p. */
+
+/* What stx_sample needs, at the lowest cost: logits, or log p of an adaptive output. */
 STX_DEF stx_tensor *stx_vocab_io_scores(const stx_vocab_io *w, stx_tensor *h);
-/* Mean nll of targets, one a row of h (..,d), nats per token -> (1). The gradient
-   takes the place of plain logits (stx_cross_entropy_inplace). how: token weights, an
-   ignored id, another divisor, the rows' own losses; NULL: none of these. */
-STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets, stx_token_loss *how);
-/* key and all that the host decides in a step with these ids (NULL: none) because of
-   adaptive words: see stx_adaptive_key. */
-STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids, const stx_ids *targets, const stx_token_loss *how);
 
-// >>api: memory ----------------------------------------------------------------------------------------------
+/* Mean negative log-likelihood of targets, one per row of h (..,C), in nats -> (1). how:
+   the options of stx_cross_entropy_tokens, or NULL. Without them, the gradient of plain
+   logits overwrites the logits (stx_cross_entropy_inplace). */
+STX_DEF stx_tensor *stx_vocab_io_loss(const stx_vocab_io *w, stx_tensor *h, const stx_ids *targets,
+                                      stx_token_loss *how);
 
-/* For each layer rows of numbers (B, rows, width): a cache of a layer's inputs, a
-   memory, a recurrent state. Rows are constants: no gradient passes from one step to
-   another. A step reads them (in) and pushes its own at their end (out, which may be
-   in); the oldest fall out. A row may be missing in some of the B streams, after one
-   of them was reset or where a segment was padding. */
+/* Adds to the key of a step what the host decides because of these ids, which can be
+   NULL; see stx_adaptive_key. */
+STX_DEF uint64_t stx_vocab_io_key(const stx_vocab_io *w, uint64_t key, const stx_ids *ids,
+                                  const stx_ids *targets, const stx_token_loss *how);
+
+
+// >>api: memory
+
+/* Memory from step to step: rows (B,rows,width) for each layer, such as a layer's inputs,
+   or a recurrent state. Rows are constants; no gradient passes from step to step. A step
+   reads the rows of one memory and pushes new rows to the end of another one, or of the
+   same. The oldest rows are evicted. Rows can be missing in some of the B streams, if a
+   stream was reset or part of a segment was padding. */
 typedef struct stx_memory_desc {
     size_t layers, B;
-    size_t width;               /* of every layer */
-    const size_t *widths;       /* of each one (copied), 0: it keeps nothing; NULL: width for all */
-    int    is_state;               /* a recurrent state: one row a layer, zeros at first, float in every precision, all layers in one block */
-    int    shared_layout;              /* all layers hold the rows of the same times: a checkpoint has one count and one mask for all */
-    int    always_f32;                /* float in every precision (a recurrent state is it anyway): sums, counts */
-    int    count_unwritten;               /* rows that were never written count, too: see stx_memory_layer.rows */
-    int    missing_as_zeros;               /* a stream's missing rows are rows of zeros; else they do not exist (stx_memory_mask) */
-    size_t max_rows;                /* more rows than this are refused by set and load, and buffers grow by half as much again up to
-                                   this; 0: any number, and buffers grow to what is asked */
+    size_t width;               /* channels of a row, in all layers */
+    const size_t *widths;       /* [layers], copied, or NULL: width. 0: no rows */
+    int    is_state;            /* 1: a recurrent state, with one row per layer, initially
+                                   zeros, float in every precision, in one block */
+    int    shared_layout;       /* 1: all layers have rows of the same times, so a checkpoint
+                                   has one count and one mask for all */
+    int    always_f32;          /* 1: float in every precision, as a state always is */
+    int    count_unwritten;     /* 1: logical_count includes rows that were never written */
+    int    missing_as_zeros;    /* 1: missing rows are rows of zeros; 0: they do not exist,
+                                   see stx_memory_mask */
+    size_t max_rows;            /* limit of rows in set and load. Buffers grow by half of
+                                   their size, up to this; 0: no limit, and they grow to
+                                   what is needed */
 } stx_memory_desc;
+
+/* The rows of a layer. Read-only; use the functions below to change them. */
 typedef struct stx_memory_layer {
     size_t    width;
-    size_t    count;             /* rows held */
-    size_t    logical_count;             /* the same; with desc.count_unwritten and those that were never written: a number for whoever counts them */
-    stx_real *data;             /* (real,width) of the first stream, oldest first, on the device; NULL before the first push */
-    size_t    stride;           /* numbers from a stream to the next */
-    int       masked;           /* is a row missing in a stream? Then */
-    int32_t  *pad;              /* ... (B,real), on the host, is not 0 for it; */
-    size_t    pad_capacity;     /* ... numbers that it has room for */
-    stx_real *base;             /* the arena that the rows slide through, (B,room,width): see >>memory: arena */
-    size_t    capacity, offset;      /* data begins `first` rows behind base */
-    size_t    pushed, max_pushed;     /* rows pushed behind the others in a step; the most in any step, of the last 32 to 64 */
-    size_t    recent_max_pushed, recent_steps;      /* the same of these last steps; how many they are */
-    uint64_t  pushed_step, viewed_step;  /* which step that was; and the last one that looked at the rows where they are */
-    int       viewed;           /* does stx_memory_view read this layer? */
+    size_t    count;            /* rows held */
+    size_t    logical_count;    /* the same, or with count_unwritten the length of the
+                                   memory, unwritten rows included */
+    stx_real *data;             /* (count,width) of the first stream, oldest first, in device
+                                   memory; NULL before the first push */
+    size_t    stride;           /* elements from one stream to the next */
+    int       masked;           /* 1: rows are missing in some stream */
+    int32_t  *pad;              /* (B,count) on the host, if masked: not 0 if missing */
+    size_t    pad_capacity;     /* elements allocated for pad */
+    stx_real *base;             /* the buffer (B,capacity,width), see >>memory: arena */
+    size_t    capacity, offset; /* rows of the buffer; rows before data */
+    size_t    pushed;           /* rows pushed in step pushed_step */
+    size_t    max_pushed;       /* largest number in the last 32 to 64 steps */
+    size_t    recent_max_pushed, recent_steps;  /* the same, over the last recent_steps steps */
+    uint64_t  pushed_step;      /* the last step that pushed rows */
+    uint64_t  viewed_step;      /* the last step that read rows in place */
+    int       viewed;           /* 1: stx_memory_view reads this layer */
 } stx_memory_layer;
+
 typedef struct stx_memory {
     stx_ctx        *ctx;
     stx_memory_desc   desc;
     size_t          B;
-    stx_memory_layer *layer;
-    stx_real       *all;        /* desc.is_state: (layers,B,width), the layers' data */
+    stx_memory_layer *layer;    /* [layers] */
+    stx_real       *all;        /* is_state: (layers,B,width), the data of all layers */
 } stx_memory;
 
-/* Empty. NULL and an error: no streams or no layers, no memory. It lives until it is
-   freed, or as long as x. */
+/* Creates an empty memory, valid until stx_memory_free or stx_destroy. NULL and an error
+   if layers or B is 0, is_state is combined with widths, or memory runs out. */
 STX_DEF stx_memory *stx_memory_create(stx_ctx *x, const stx_memory_desc *d);
 STX_DEF void stx_memory_free(stx_memory *s);
-/* Forgets all, or stream b alone: from then on it is as one that began now. In error
-   nothing. */
+
+/* Empties the memory, or stream b, which is then like the stream of a new memory. Do
+   nothing after an error. */
 STX_DEF void stx_memory_reset(stx_memory *s);
 STX_DEF void stx_memory_reset_stream(stx_memory *s, size_t b);
-/* Room for so many rows in every layer, whose buffers stay where they are then. Of
-   rows that stx_memory_view reads: as many as are kept, and those that a step pushes; of
-   rows that a step replaces after it has looked at them: as many for each time. 1, or
-   0 and an error. */
+
+/* Reserves this many rows in every layer; buffers then keep their addresses. Layers that
+   stx_memory_view reads need the rows that are kept plus those that a step pushes; rows
+   that a step replaces after it has viewed them count again each time. Returns 1, or sets
+   an error and returns 0. */
 STX_DEF int stx_memory_reserve(stx_memory *s, size_t rows);
-/* The most rows that a layer holds. */
+
+/* The largest number of rows in a layer. */
 STX_DEF size_t stx_memory_max_rows(const stx_memory *s);
 
-/* Layer l of out becomes the last `keep` of in's rows and h's, h (B,T,width); in NULL:
-   none before. pad (B,T): not 0 where h has no such row; NULL: all are there.
-   desc.is_state: h (B,width) is the row, keep 1. 1, or 0 and an error. */
-STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad);
-/* The newest m = min(n, real) rows of layer l as a constant of this step, (B,m,width),
-   desc.is_state: (B,width); NULL when there are none. */
-STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
-/* The same as a view, for ops that read rows where they stand: valid, with the numbers
-   of now, until the next stx_begin, whatever is pushed, set, reset or freed. To have
-   place for what will be pushed the rows may move within their buffer first (s is
-   const, for what it holds does not change; an address from layer[l].data may be of
-   before). out->rows is 0 when there are none, or s is NULL. 1, or 0 and an error. Not
-   of desc.is_state. */
-STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
-/* The same with a copy of h (B,T,width) behind, a constant (B,m+T,width): what
-   stx_linear_memory takes. h itself when there are none. */
-STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, stx_tensor *h);
-/* Which of the newest m rows, and of T rows behind them with the padding pad (B,T) or
-   NULL, are missing: (B,m+T), as stx_attention_in.pad. NULL when none is (or in
-   error), so that nothing is spent on a mask. s NULL, or no rows: pad. Numbers from
-   the host: such a step is not replayed. */
-STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad, size_t T);
-/* The rows (B,e,width), e = real + T - keep, that stx_memory_push(.., s, l, keep, h,
-   pad) will drop, a constant: what a second, compressed memory is made of. mask (NULL:
-   not wanted) gets which of them are missing, as stx_memory_mask. NULL when none falls
-   out. Not of desc.is_state. */
-STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep, const stx_tensor *h, const stx_ids *pad,
-    const stx_ids **mask);
+/* Layer l of out becomes the last `keep` rows of those of in followed by h (B,T,width).
+   in NULL: h only; in and out may be the same. pad (B,T) is not 0 where h has no row;
+   NULL: it has all. With is_state, h (B,width) replaces the row and keep is 1. Returns 1,
+   or sets an error and returns 0. */
+STX_DEF int stx_memory_push(stx_memory *out, const stx_memory *in, size_t l, size_t keep,
+                            const stx_tensor *h, const stx_ids *pad);
 
-/* n streams of `from`, from c on, become the streams from b on of `to`, which has the
-   same layers: splits a batch, joins parts, repeats a stream. Newest rows stay
-   together; what one has and the other has not is missing there. When all of to's
-   streams are meant it gets from's rows and no others. From one context only, and
-   without overlap where to is from. 1, or 0 and an error. */
+/* A copy of the newest m = min(n, count) rows of layer l as a constant of this step,
+   (B,m,width); with is_state (B,width). NULL if there are none. */
+STX_DEF stx_tensor *stx_memory_read(const stx_memory *s, size_t l, size_t n);
+
+/* The same rows in place, for ops that read stx_cached_rows. They are valid and keep
+   their values until the next stx_begin, whatever is pushed, set, reset or freed. The
+   call can first move the rows within their buffer, to make space for later pushes, so
+   an address taken from layer[l].data before is not valid any more. out->rows is 0 if
+   there are none or s is NULL. Returns 1, or sets an error and returns 0. Not with
+   is_state. */
+STX_DEF int stx_memory_view(const stx_memory *s, size_t l, size_t n, stx_cached_rows *out);
+
+/* The newest m rows, followed by a copy of h (B,T,width), as a constant (B,m+T,width),
+   for stx_linear_memory. Returns h itself if there are no rows. */
+STX_DEF stx_tensor *stx_memory_concat(const stx_memory *s, size_t l, size_t n, stx_tensor *h);
+
+/* A mask (B,m+T), in the format of stx_attention_in.pad: not 0 where one of the newest m
+   rows, or of T new rows with padding pad (B,T) or NULL, is missing. NULL if none is, or
+   after an error. If s is NULL or has no rows, pad. The mask is copied from the host, so
+   a step with a mask is not replayed. */
+STX_DEF const stx_ids *stx_memory_mask(const stx_memory *s, size_t l, size_t n, const stx_ids *pad,
+                                       size_t T);
+
+/* The rows that stx_memory_push(.., s, l, keep, h, pad) will evict, as a constant
+   (B,e,width), e = count + T - keep; for example to compress them. mask, unless NULL,
+   receives which of them are missing, or NULL. Returns NULL if no row is evicted. Not
+   with is_state. */
+STX_DEF stx_tensor *stx_memory_evicted(const stx_memory *s, size_t l, size_t keep,
+                                       const stx_tensor *h, const stx_ids *pad,
+                                       const stx_ids **mask);
+
+/* Copies n streams of `from`, starting with c, to the streams of `to` from b on, to
+   regroup batches. Both belong to the same context and have the same layers; if they are
+   the same memory, the ranges must not overlap. Newest rows are aligned; rows that one
+   memory has and the other has not are missing there. If all streams of `to` are
+   replaced, it has exactly the rows of `from`. Returns 1, or sets an error and returns
+   0. */
 STX_DEF int stx_memory_copy(stx_memory *to, size_t b, const stx_memory *from, size_t c, size_t n);
-/* Layer l in the caller's memory, on the host: its real rows, (B,real,width), oldest
-   first; and n <= rows of them in place of what it had, none missing. rows: with
-   desc.count_unwritten the other's rows; else n. 1, or 0 and an error, with the rows as they
-   were. */
+
+/* Copy layer l to and from host memory. get writes (B,count,width) to out, oldest row
+   first. set replaces the rows with n rows per stream, none missing; rows is n, or with
+   count_unwritten the logical_count of the source, n <= rows. Return 1, or set an error
+   and return 0. */
 STX_DEF int stx_memory_get(const stx_memory *s, size_t l, stx_real *out);
 STX_DEF int stx_memory_set(stx_memory *s, size_t l, size_t rows, const stx_real *in, size_t n);
-/* In a checkpoint: entries "<prefix><l>", "<prefix>pad.<l>" where rows are missing,
-   metadata "<prefix>rows.<l>", "<prefix>real.<l>"; with desc.shared_layout
-   "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"; with desc.is_state "<prefix>"
-   (layers,B,width) alone. prefix: at most 80 letters. What is saved must not change
-   until stx_writer_finish. load: all is checked before the first number is copied; 1,
-   or 0 and an error, with nothing remembered. */
+
+/* Save the memory to a checkpoint and load it. Names begin with prefix, at most 80 bytes:
+       entries "<prefix><l>" and, if rows are missing, "<prefix>pad.<l>"; metadata
+           "<prefix>rows.<l>" and "<prefix>real.<l>"
+       with shared_layout: "<prefix>memory.<l>", "<prefix>pad" and "<prefix>rows"
+       with is_state: "<prefix>" (layers,B,width) only
+   The memory must not change until stx_writer_finish. Loading validates everything first.
+   Return 1, or set an error and return 0; a failed load leaves the memory empty. */
 STX_DEF int stx_memory_save(stx_writer *w, const stx_memory *s, const char *prefix);
 STX_DEF int stx_memory_load(stx_memory *s, const stx_file *f, const char *prefix);
-/* Adds what the host decides by these rows to a step's key: counts, addresses, whether
-   rows are missing. */
+
+/* Adds to the key of a step what the host decides because of these rows: counts,
+   addresses, and whether rows are missing. */
 STX_DEF uint64_t stx_memory_key(const stx_memory *s, uint64_t key);
 
-// >>api: cache ---------------------------------------------------------------------------------------------
 
-/* Token by token a model needs the keys and values of the tokens before, not their
-   inputs: they are projected once and kept, for each layer the last `window` rows of
-   each of B streams. The buffer is longer, 2 windows and a chunk, so that moving down
-   costs one copy a token. */
+// >>api: cache
+
+/* A KV cache for generation: the keys and values of the last `window` tokens of B
+   streams, for each layer. The buffer has 2 windows and a chunk, so that moving rows to
+   its beginning costs one copied row per token. */
 typedef struct stx_cache_layer {
-    size_t    window, capacity, len;        /* rows that are seen; that there is room for; that are used */
-    size_t    width;                        /* channels of a row of k and of v; with both, of k and v side by side */
-    int       both;                         /* k holds k and v side by side, as stx_attention_in.kv, and v is NULL */
-    stx_real *k, *v;                        /* (B,capacity,width), on the device */
+    size_t    window;           /* rows that attention sees */
+    size_t    capacity, len;    /* rows of the buffer; rows in use */
+    size_t    width;            /* channels of a row of k, and of v */
+    int       both;             /* 1: a row of k has keys and values, width channels
+                                   together, as stx_attention_in.kv; v is NULL */
+    stx_real *k, *v;            /* (B,capacity,width), in device memory */
 } stx_cache_layer;
+
+/* Read-only; use the functions below to change it. */
 typedef struct stx_cache {
     stx_ctx         *ctx;
-    size_t           B, V, layers, chunk;   /* chunk: the most tokens of a stream at once. All four are to be read only */
-    stx_cache_layer *layer;
-    stx_real        *out;                   /* (B,V), on the host: see stx_cache_feed */
+    size_t           B, V, layers;
+    size_t           chunk;     /* the most tokens per stream and call */
+    stx_cache_layer *layer;     /* [layers] */
+    stx_real        *out;       /* (B,V), on the host: result of stx_cache_feed */
 } stx_cache;
+
+/* Creates a cache, valid until stx_cache_free or stx_destroy. Its layers have no window
+   yet. NULL and an error if memory runs out. */
 STX_DEF stx_cache *stx_cache_create(stx_ctx *x, size_t layers, size_t B, size_t V);
 STX_DEF void stx_cache_free(stx_cache *c);
-STX_DEF void stx_cache_reset(stx_cache *c);                 /* forgets all, and keeps the room */
-/* Layer l is empty and has room for this window of keys and values of C channels each;
-   both: they come side by side. 1, or 0 and an error. */
+
+/* Empties the cache and keeps its buffers. */
+STX_DEF void stx_cache_reset(stx_cache *c);
+
+/* Empties layer l and allocates it for a window of rows with C channels of keys and of
+   values; both: they are stored next to each other. Returns 1, or sets an error and
+   returns 0. */
 STX_DEF int stx_cache_window(stx_cache *c, size_t l, size_t window, size_t C, int both);
-/* stx_attention of t new tokens (t <= chunk) over the rows of layer l and their own,
-   which are added. in: q, k, v (B,t,C), or q and kv, or (of a layer that keeps both
-   side by side) qkv, of the new ones, and what else stx_attention takes (pad: of the
-   layer's last min(len, window) rows and the new ones; no past); d as there, but
-   causal, first_key at most 0, and no key further back than the window. In STX_EVAL
-   only: no gradient passes. After an error the rows of the failed call may be among
-   those that are kept: stx_cache_reset. */
-STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in, const stx_attention_desc *d);
-/* Feeds ids (B,n), n >= 1, to a model in chunks, each a step in STX_EVAL in which fn
-   makes the last hidden states (B,t,d) of ids (B,t). Returns log p (B,V) of the token
-   after the last, or, with scores, stx_vocab_io_scores of it: c->out, until the next
-   call. NULL in error. */
+
+/* Attention of T <= chunk new tokens to the cached rows of layer l and to themselves.
+   Appends their keys and values to the cache. in has q, k and v (B,T,C), q and kv, or, if
+   the layer stores both, qkv, of the new tokens, and the other inputs of stx_attention
+   except cached; pad is for the last min(len, window) rows and the new ones. d must be
+   causal with first_key <= 0; no key beyond the window is seen. Only in STX_EVAL. NULL
+   after an error, and the rows of the call can then be in the cache: call
+   stx_cache_reset. */
+STX_DEF stx_tensor *stx_cache_attention(stx_cache *c, size_t l, const stx_attention_in *in,
+                                        const stx_attention_desc *d);
+
+/* Feeds ids (B,n), n >= 1, to a model in chunks. Each chunk is a step in STX_EVAL, in
+   which fn(user, ids) computes the last hidden states (B,T,C) of ids (B,T). Returns log p
+   (B,V) of the token after the last one, or with scores the result of
+   stx_vocab_io_scores. It is c->out, valid until the next call. NULL after an error. */
 typedef stx_tensor *(*stx_feed_fn)(void *user, const stx_ids *ids);
-STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, const int32_t *ids, size_t n, int scores,
-    stx_feed_fn fn, void *user);
+STX_DEF const stx_real *stx_cache_feed(stx_cache *c, const stx_vocab_io *w, const int32_t *ids,
+                                       size_t n, int scores, stx_feed_fn fn, void *user);
 
-// >>api: lm ------------------------------------------------------------------------------------------------
 
-/* What programs that take any family need of one: a family fills in the table
-   (stx_span_as_lm, stx_sru_as_lm, ..), and trainers, evaluation and generation are
-   written once. model, state and gen are the family's own structs. */
+// >>api: lm
+
+/* A language model of any family, as a table of functions: stx_span_as_lm, stx_sru_as_lm,
+   stx_comp_as_lm, stx_par_as_lm. Trainers, evaluation and generation are written once for
+   all families. model, state and gen are the structs of the family.
+
+   in is the state to read (NULL: empty), out the state to write (NULL: none); they may be
+   the same. Functions that return int return 1, or set an error and return 0. */
 typedef struct stx_lm {
     void            *model;
     stx_ctx         *ctx;
     stx_params      *params;
     const stx_vocab_io *vocab_io;
-    /* Mean nll of targets (B,T), nats per token -> (1). in: what is remembered (NULL:
-       nothing); out: where it goes on (NULL: nowhere; may be in) */
-    stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in, void *out);
-    stx_tensor *(*total)(void *model, stx_tensor *nll);     /* what is minimised: nll and penalties */
-    void        (*updated)(void *model);                    /* to be called after each update */
-    /* From the next forward on the last n layers are recomputed (stx_recompute), the
-       others not; bits are the same. Returns n, at most the number of layers */
+
+    /* Mean negative log-likelihood of targets (B,T), in nats per token -> (1). */
+    stx_tensor *(*loss)(void *model, const stx_ids *ids, const stx_ids *targets, const void *in,
+                        void *out);
+
+    /* The training objective, nll plus penalties; the argument of stx_backward. */
+    stx_tensor *(*total)(void *model, stx_tensor *nll);
+
+    /* Must be called after each update. */
+    void        (*updated)(void *model);
+
+    /* From the next forward pass on, the last n layers are recomputed in the backward
+       pass (stx_recompute). Results are bit-identical. Returns n, or the number of layers
+       if that is smaller. */
     size_t      (*recompute)(void *model, size_t n);
-    /* of stx_step_run */
-    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets, const void *state, uint64_t salt);
-    /* What B streams remember. window: how far back attention sees, for evaluation; 0:
-       as in training, or as the model has it */
+
+    /* The key of a step, for stx_step_run. */
+    uint64_t    (*key)(const void *model, const stx_ids *ids, const stx_ids *targets,
+                       const void *state, uint64_t salt);
+
+    /* The memory of B streams. window: how far back attention sees, in tokens, for
+       evaluation; 0: as in training. state_copy copies n streams of `from`, starting with
+       c, to the streams of `to` from b on, see stx_memory_copy. */
     void       *(*state_create)(void *model, size_t B, size_t window);
     void        (*state_free)(void *state);
     void        (*state_reset)(void *state);
     void        (*state_reset_stream)(void *state, size_t b);
-    /* n streams of `from`, from c on, become those from b on of `to`, as
-       stx_memory_copy: 1, or 0 and an error */
     int         (*state_copy)(void *to, size_t b, const void *from, size_t c, size_t n);
     int         (*state_save)(stx_writer *w, const void *state, const char *prefix);
     int         (*state_load)(void *state, const stx_file *f, const char *prefix);
-    /* Generation of B streams: feed takes ids (B,n) and gives, for the token after,
-       log p (B,V) but for a number a row; window as above */
+
+    /* Generation of B streams. gen_feed takes ids (B,n) and returns log p (B,V) of the
+       next token, up to a constant per row, for stx_sample. */
     void       *(*gen_create)(void *model, size_t B, size_t window);
     void        (*gen_free)(void *gen);
     void        (*gen_reset)(void *gen);
     const stx_real *(*gen_feed)(void *gen, const int32_t *ids, size_t n);
 } stx_lm;
 
-/* For family headers: defines stx__FAMILY_lm_states(lm), which sets the state and
-   generation functions of a stx_lm (all but the two that create) to those of
-   stx_FAMILY_state and stx_FAMILY_gen. */
+/* For family headers: defines stx__FAMILY_lm_states(lm), which sets the functions for
+   states and generation, except the two that create, to those of stx_FAMILY_state and
+   stx_FAMILY_gen. */
 #define STX_LM_STATES(family) \
     static void stx__##family##_lm_state_free(void *s) { \
         stx_##family##_state_free((stx_##family##_state *)s); \
@@ -2487,17 +2607,20 @@ typedef struct stx_lm {
 }
 #endif
 
-/* Stop here if you only want the API. */
+/* Stop reading here if you only want the API. */
 #endif /* SEQTX_H */
 
-/* For kernels of one's own, and for those here: what inner loops are made of. Public, but
-   of no concern to programs that only use models. A file with kernels that is compiled
-   apart from the implementation defines STX_LOOPS and includes this file (again):
-       STX_INNER, STX_EACH_ISA, STX_CALL, STX_RESTRICT, STX_FMA     one loop in C, compiled for each instruction set (>>loops)
-       STX_STRICT_ON, STX_STRICT_OFF                                around code that -ffast-math must not reorder
-       stx_fast_exp, _tanh, _sqrt, _sigmoid                         scalar functions that loops over them become vector code of (>>maths)
-       stx_fast_sum, _dot, _lanes                                   sums over a row in a fixed order, as those of the layer norm
-       stx_prefetch */
+/* What inner loops are made of, for the kernels of this library and for new ones.
+   Programs that only use models need none of it. A file with kernels that is compiled
+   separately from the implementation defines STX_LOOPS and includes this file again.
+
+       STX_LOOP, STX_INNER, STX_EACH_ISA,   one loop in C, compiled for each instruction
+           STX_CALL, STX_RESTRICT, STX_FMA  set
+       STX_STRICT_ON, STX_STRICT_OFF        around code that -ffast-math must not reorder
+       stx_prefetch                         loads memory into the caches
+       stx_fast_exp, _tanh, _sqrt, _phi,    scalar functions that compilers vectorise
+           _sigmoid
+       stx_fast_sum, _dot, _lanes           sums of a row, in a fixed order */
 #if (defined(SEQTX_IMPLEMENTATION) || defined(STX_LOOPS)) && !defined(STX_LOOPS_DONE)
 #define STX_LOOPS_DONE
 
