@@ -2639,18 +2639,19 @@ typedef struct stx_lm {
   #define STX_RESTRICT
 #endif
 
-/* Options like -ffast-math let compilers reorder sums and take for granted that there
-   are no infinities and no NaN. Here masks are infinities, NaN is what a run that went
-   wrong is known by, and e^v is made by a sum in a fixed order. clang keeps to the
-   language between STX_STRICT_ON and STX_STRICT_OFF; gcc keeps sums as written in the
-   functions of STX_EACH_ISA (STX_VECTOR), but no pragma or attribute of gcc 12 brings
-   comparisons with NaN back, so there -ffinite-math-only is an error. stx__finite
-   tells by bits in any case. */
+/* Options like -ffast-math let compilers reorder sums and assume that there are no
+   infinities and no NaN. This library uses infinities as masks, detects a failed run by
+   NaN, and computes e^v with sums in a fixed order. Between STX_STRICT_ON and
+   STX_STRICT_OFF, clang follows the language. gcc keeps sums as written in the functions
+   of STX_EACH_ISA (STX_VECTOR), but no pragma or attribute of gcc 12 restores comparisons
+   with NaN, so -ffinite-math-only is an error there. stx__finite works in any case.
+
+   STX__EXACT_SUMS: (t + c) - c rounds t. Sums are not reordered, and values are not kept
+   in a wider format than float (x87). */
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD == 0 && !defined(__FAST_MATH__) \
     && !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) \
     && (!defined(__clang__) || defined(__x86_64__) || defined(__i386__))
-  #define STX__EXACT_SUMS \
-    1 /* (t + c) - c rounds t: no sums reordered, nor kept longer than a float (x87) */
+  #define STX__EXACT_SUMS 1
 #endif
 #if defined(__clang__) && __clang_major__ >= 12 && (defined(__x86_64__) || defined(__i386__))
   #define STX_STRICT_ON  _Pragma("float_control(precise, on, push)")
@@ -2663,32 +2664,38 @@ typedef struct stx_lm {
   #endif
   #if (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ + 0 > 0) \
       || (defined(__FAST_MATH__) && !defined(__FINITE_MATH_ONLY__))
-    #error \
-        "-ffinite-math-only (part of -ffast-math, -Ofast): add -fno-finite-math-only where the implementation of seqtx is compiled"
+    #error "-ffinite-math-only (part of -ffast-math, -Ofast): add -fno-finite-math-only for seqtx"
   #endif
   #ifdef _M_FP_FAST
-    #error "/fp:fast: compile the implementation with /fp:precise"
+    #error "/fp:fast: compile the implementation of seqtx with /fp:precise"
   #endif
 #endif
-/* By bits, whatever the compiler takes for granted: 0 for infinities and NaN */
+
+/* 0 for infinities and NaN. Tests the bits, so it does not depend on compiler options. */
 static inline int stx__finite(double v) {
     uint64_t bits;
     memcpy(&bits, &v, 8);
     return (bits >> 52 & 2047) != 2047;
 }
 
-/* The library computes in its own floating-point environment, and the caller's is back
-   when a function returns, its status flags included. Results therefore depend neither
-   on the caller's rounding mode nor on the thread, and a program that traps
-   floating-point exceptions gets none from here. Rounding is to nearest, no exception
-   traps. Loops flush denormals to zero as well (flush), since some processors take a
-   hundred cycles for one. A function that computes outside of loops begins with
-   STX__FP_SCOPE; tests/fenv.sh finds those that do not. Compilers may move a sum past
-   the end of the scope, where it is only returned: STX__FP_PIN(v) stops it. */
+/* The library computes in its own floating-point environment. The caller's environment,
+   including the status flags, is restored when a function returns. So results depend
+   neither on the caller's rounding mode nor on the thread, and programs that trap
+   floating-point exceptions receive none from here. Rounding is to nearest and exceptions
+   are masked. Loops also flush denormals to zero, because some processors need a hundred
+   cycles for one.
+
+   A function that computes outside of loops begins with STX__FP_SCOPE; tests/fenv.sh
+   finds those that do not. A compiler can move the computation of a returned value past
+   the end of the scope, and STX__FP_PIN(v) prevents that.
+
+   stx__fp_enter enters the environment (flush: with denormals flushed) and returns the
+   previous one; stx__fp_leave restores it. */
 #if (defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))) \
     || (defined(_MSC_VER) && defined(_M_X64))
-  #if defined(__cplusplus) && defined(__GNUC__) \
-      && !defined(__clang__) /* g++ 12 optimising: warnings of its own header */
+
+  /* g++ 12 with optimisation warns about its own header. */
+  #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
     #pragma GCC diagnostic push
     #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
     #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -2697,18 +2704,21 @@ static inline int stx__finite(double v) {
   #if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
     #pragma GCC diagnostic pop
   #endif
-typedef unsigned stx__fp; /* MXCSR: the status flags are in it */
+
+typedef unsigned stx__fp;   /* MXCSR, which includes the status flags */
 
 static inline stx__fp stx__fp_enter(int flush) {
     stx__fp was = _mm_getcsr();
-    _mm_setcsr(flush ? 0x9fc0u : 0x1f80u); /* all exceptions masked; FTZ, DAZ */
+    _mm_setcsr(flush ? 0x9fc0u : 0x1f80u);  /* all exceptions masked; with FTZ and DAZ */
     return was;
 }
 
 static inline void stx__fp_leave(const stx__fp *was) {
     _mm_setcsr(*was);
 }
+
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+
 typedef struct stx__fp {
     uint64_t control, status;
 } stx__fp;
@@ -2725,8 +2735,10 @@ static inline void stx__fp_leave(const stx__fp *was) {
     __asm__ volatile("msr fpcr, %0" : : "r"(was->control) : "memory");
     __asm__ volatile("msr fpsr, %0" : : "r"(was->status));
 }
+
 #else
   #include <fenv.h>
+
 typedef fenv_t stx__fp;
 
 static inline stx__fp stx__fp_enter(int flush) {
@@ -2741,15 +2753,19 @@ static inline void stx__fp_leave(const stx__fp *was) {
     (void)fesetenv(was);
 }
 #endif
+
 #if defined(__GNUC__) || defined(__clang__)
+
 static inline void stx__fp_end(stx__fp *was) {
     stx__fp_leave(was);
 }
 
   #define STX__FP_SCOPE \
-    stx__fp stx__fp_was __attribute__((cleanup(stx__fp_end), unused)) = stx__fp_enter(0)
+      stx__fp stx__fp_was __attribute__((cleanup(stx__fp_end), unused)) = stx__fp_enter(0)
   #define STX__FP_PIN(v) __asm__ volatile("" : "+m"(v) : : "memory")
+
 #elif defined(__cplusplus)
+
 struct stx__fp_scope {
     stx__fp was;
 
@@ -2762,18 +2778,24 @@ struct stx__fp_scope {
 
   #define STX__FP_SCOPE  stx__fp_scope stx__fp_was
   #define STX__FP_PIN(v) (void)(v)
-#else /* C by a compiler that has no such thing: loops alone */
+
+#else   /* C without a way to leave a scope: only loops have the environment */
+
   #define STX__FP_SCOPE  (void)0
   #define STX__FP_PIN(v) (void)(v)
+
 #endif
 
-/* Inner loops are plain C in STX_INNER functions, compiled once for each instruction set: STX_EACH_ISA(fn, (parameters), arguments)
-   makes fn_base, fn_avx2 and fn_avx512 of fn, and STX_CALL(x, fn, (arguments)) calls the one that the processor has. No -march
-   is needed, and no -O3: STX_VECTOR asks gcc for vector code, which it would make at -O2 only of loops whose length it knows.
-   fn's first parameter, which STX_EACH_ISA supplies, says whether there are fused multiply-adds: STX_FMA. STX_RESTRICT stands
-   in the parameters of STX_EACH_ISA, where the pointers that fn may assume to be apart are. */
-#if (defined(__GNUC__) || defined(__clang__)) \
-    && defined(__OPTIMIZE__) /* without -O it would only take six times as long to compile */
+/* Inner loops are plain C in STX_INNER functions, which are compiled for each instruction
+   set. STX_EACH_ISA(fn, (parameters), arguments) defines fn_base, fn_avx2 and fn_avx512,
+   and STX_CALL(x, fn, (arguments)) calls the one for this processor. Neither -march nor
+   -O3 is needed: STX_VECTOR enables vectorisation in gcc, which at -O2 applies it only to
+   loops of known length. The first parameter of fn, fma, which STX_EACH_ISA supplies, is
+   1 if the processor has fused multiply-adds; see STX_FMA. Pointers that do not alias are
+   marked with STX_RESTRICT in the parameters of STX_EACH_ISA.
+
+   Without -O, inlining has no effect except that compilation takes six times as long. */
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__OPTIMIZE__)
   #define STX_INNER static inline __attribute__((always_inline))
 #else
   #define STX_INNER static inline
@@ -2781,7 +2803,8 @@ struct stx__fp_scope {
 #if defined(__GNUC__) || defined(__clang__)
   #define STX__PREFETCHES
 #endif
-/* n numbers that will be read soon */
+
+/* Loads n elements, which will be read soon, into the caches. */
 STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
 #ifdef STX__PREFETCHES
     size_t i;
@@ -2791,19 +2814,24 @@ STX_INNER void stx_prefetch(const stx_real *a, size_t n) {
     (void)n;
 #endif
 }
+
 #if defined(__GNUC__) && !defined(__clang__)
   #define STX_VECTOR \
-    __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", \
-                            "no-unsafe-math-optimizations", "no-associative-math", \
-                            "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
+      __attribute__((optimize("O2", "tree-vectorize", "vect-cost-model=dynamic", \
+                              "no-unsafe-math-optimizations", "no-associative-math", \
+                              "no-reciprocal-math", "no-finite-math-only", "signed-zeros")))
 #else
   #define STX_VECTOR
 #endif
+
 enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
+
+/* All 64-bit ARM processors have NEON and fused multiply-adds. */
 #if defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(_WIN32)
-  #define STX__NEON 1 /* every such processor has it, and fused multiply-adds */
+  #define STX__NEON 1
   #include <arm_neon.h>
 #endif
+
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
   #define STX__X86 1
   #include <immintrin.h>
@@ -2812,18 +2840,26 @@ enum { STX__ISA_BASE, STX__ISA_AVX2, STX__ISA_AVX512 };
     #define STX__AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
   #else
     #define STX__AVX512 \
-      __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")))
+        __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma," \
+                              "prefer-vector-width=512")))
   #endif
+
   #if defined(_WIN32) && !defined(__clang__)
-/* gcc keeps vectors on the stack by aligned moves, but the stack of Windows is aligned to 16 bytes only (gcc's bug 54412): a crash, in some
-   runs. With -Wa,-muse-unaligned-vector-move (binutils 2.38) the assembler makes unaligned moves of all. Whether this file had it
-   shows in the code of the move below, which is jumped over: its third byte is 0x11, else 0x29. Without it no vector code is run. */
+
+/* gcc keeps vectors on the stack with aligned moves, but on Windows the stack is aligned
+   to 16 bytes only (gcc bug 54412), so some runs would crash. With
+   -Wa,-muse-unaligned-vector-move (binutils 2.38), the assembler makes all moves
+   unaligned. This function tests whether this file was assembled with that option, by the
+   code of a move that is jumped over: its third byte is 0x11, otherwise 0x29. Without the
+   option, no vector code runs. */
 STX_INNER int stx__moves_unaligned(void) {
     const unsigned char *code;
-    __asm__(
-        "jmp .Lstx_after%=\n.Lstx_move%=:\n\tvmovaps {%%ymm0, (%%rax)|YMMWORD PTR [rax], ymm0}\n.Lstx_after%=:\n\t"
-        "lea {.Lstx_move%=(%%rip), %0|%0, .Lstx_move%=[rip]}"
-        : "=r"(code));
+    __asm__("jmp .Lstx_after%=\n"
+            ".Lstx_move%=:\n"
+            "\tvmovaps {%%ymm0, (%%rax)|YMMWORD PTR [rax], ymm0}\n"
+            ".Lstx_after%=:\n"
+            "\tlea {.Lstx_move%=(%%rip), %0|%0, .Lstx_move%=[rip]}"
+            : "=r"(code));
     return code[2] == 0x11;
 }
 
@@ -2831,51 +2867,55 @@ STX_INNER int stx__moves_unaligned(void) {
   #else
     #define STX__VECTORS_SAFE 1
   #endif
+
   #define STX_EACH_ISA(fn, params, ...) \
-    STX_VECTOR static void fn##_base params { \
-      fn(0, __VA_ARGS__); \
-    } \
-    STX__AVX2 STX_VECTOR static void fn##_avx2 params { \
-      fn(1, __VA_ARGS__); \
-    } \
-    STX__AVX512 STX_VECTOR static void fn##_avx512 params { \
-      fn(1, __VA_ARGS__); \
-    }
-  #define STX_CALL(x, fn, args) \
-    do { \
-      switch (STX__VECTORS_SAFE ? stx_isa(x) : STX__ISA_BASE) { \
-      case STX__ISA_AVX512: fn##_avx512 args; break; \
-      case STX__ISA_AVX2: fn##_avx2 args; break; \
-      default: fn##_base args; \
+      STX_VECTOR static void fn##_base params { \
+          fn(0, __VA_ARGS__); \
       } \
-    } while (0)
+      STX__AVX2 STX_VECTOR static void fn##_avx2 params { \
+          fn(1, __VA_ARGS__); \
+      } \
+      STX__AVX512 STX_VECTOR static void fn##_avx512 params { \
+          fn(1, __VA_ARGS__); \
+      }
+  #define STX_CALL(x, fn, args) \
+      do { \
+          switch (STX__VECTORS_SAFE ? stx_isa(x) : STX__ISA_BASE) { \
+          case STX__ISA_AVX512: fn##_avx512 args; break; \
+          case STX__ISA_AVX2: fn##_avx2 args; break; \
+          default: fn##_base args; \
+          } \
+      } while (0)
 #else
   #ifdef STX__NEON
     #define STX_EACH_ISA(fn, params, ...) \
-      STX_VECTOR static void fn##_base params { \
-        fn(1, __VA_ARGS__); \
-      }
+        STX_VECTOR static void fn##_base params { \
+            fn(1, __VA_ARGS__); \
+        }
   #else
     #define STX_EACH_ISA(fn, params, ...) \
-      STX_VECTOR static void fn##_base params { \
-        fn(0, __VA_ARGS__); \
-      }
+        STX_VECTOR static void fn##_base params { \
+            fn(0, __VA_ARGS__); \
+        }
   #endif
   #define STX_CALL(x, fn, args) \
-    do { \
-      (void)(x); \
-      fn##_base args; \
-    } while (0)
+      do { \
+          (void)(x); \
+          fn##_base args; \
+      } while (0)
 #endif
+
 /* A parallel loop whose body is compiled for each instruction set. Define
        STX_INNER void fn(int fma, const stx_share *s, const void *job)
-   which does the iterations [s->begin, s->end); then STX_LOOP(fn) defines fn_run, a
+   which runs the iterations [s->begin, s->end). STX_LOOP(fn) then defines fn_run, a
    stx_part for stx_parallel. */
 #define STX_LOOP(fn) \
-  STX_EACH_ISA(fn, (const stx_share *s, const void *job), s, job) \
-  static void fn##_run(const stx_share *s, const void *job) { \
-    STX_CALL(s->x, fn, (s, job)); \
-  }
+    STX_EACH_ISA(fn, (const stx_share *s, const void *job), s, job) \
+    static void fn##_run(const stx_share *s, const void *job) { \
+        STX_CALL(s->x, fn, (s, job)); \
+    }
+
+/* a b + c, in one rounding if fma is 1. */
 #if defined(SEQTX_DOUBLE) && (defined(__GNUC__) || defined(__clang__))
   #define STX_FMA(fma, a, b, c) ((fma) ? __builtin_fma(a, b, c) : (a) * (b) + (c))
 #elif defined(__GNUC__) || defined(__clang__)
@@ -2888,9 +2928,12 @@ STX_INNER int stx__moves_unaligned(void) {
 // >>maths
 
 STX_STRICT_ON
-/* For inner loops: no calls and, by stx__pick, no branches, so that loops over these
-   become vector code. The double build, which checks gradients, has libm's. */
+
+/* Functions for inner loops. They contain no calls and, thanks to stx__pick, no branches,
+   so compilers vectorise loops over them. In double, for gradient checks, they are those
+   of libm. */
 #ifdef SEQTX_DOUBLE
+
 STX_INNER double stx_fast_exp(int fma, double v) {
     (void)fma;
     return exp(v);
@@ -2911,9 +2954,11 @@ STX_INNER double stx_fast_phi(int fma, double v, double *density) {
     *density = 0.39894228040143267794 * exp(-0.5 * v * v);
     return 0.5 * erfc(v * -0.70710678118654752440);
 }
+
 #else
-/* yes ? a : b by bits: compilers turn a ?: with sums in it into a branch, and then do
-   not find their way back. yes is 0 or 1. */
+
+/* yes ? a : b, on the bits; yes is 0 or 1. Compilers turn a ?: with sums in it into a
+   branch and then do not vectorise the loop. */
 STX_INNER float stx__pick(int yes, float a, float b) {
     uint32_t mask = 0u - (uint32_t)yes, i, k;
     memcpy(&i, &a, 4);
@@ -2923,18 +2968,19 @@ STX_INNER float stx__pick(int yes, float a, float b) {
     return a;
 }
 
-/* e^v to 1 ulp. Below -87.33 the result is 0, above 88.72 infinity, NaN stays NaN. v =
-   n ln 2 + r, |r| <= ln 2 / 2, and e^r by a polynomial (minimax, 3e-9). */
+/* e^v to 1 ulp; 0 below -87.33, infinity above 88.72, NaN for NaN. With v = n ln 2 + r
+   and |r| <= ln 2 / 2, e^v = 2^n e^r, and e^r is a minimax polynomial with error 3e-9. */
 STX_INNER float stx_fast_exp(int fma, float v) {
-    /* 1.5 2^23: the integer part lands in the low bits */
+    /* Adding 1.5 2^23 puts the integer part into the low bits. */
     float t = STX_FMA(fma, v, 1.44269504088896341f, 12582912.0f), n, r, p;
     uint32_t bits, power;
     memcpy(&power, &t, 4);
   #ifdef STX__EXACT_SUMS
     n = t - 12582912.0f;
   #else
-    n = (float)(int32_t)(power - 0x4b400000u); /* the same by integers, a little slower */
+    n = (float)(int32_t)(power - 0x4b400000u);      /* the same with integers, slower */
   #endif
+
     r = STX_FMA(fma, n, -0.693359375f, v);
     r = STX_FMA(fma, n, 2.12194440e-4f, r);
     p = STX_FMA(fma, 1.3814173990e-3f, r, 8.3689217968e-3f);
@@ -2943,26 +2989,28 @@ STX_INNER float stx_fast_exp(int fma, float v) {
     p = STX_FMA(fma, p, r, 4.9999993333e-1f);
     p = STX_FMA(fma, p, r, 1.0f);
     p = STX_FMA(fma, p, r, 1.0f);
+
     memcpy(&bits, &p, 4);
-    bits += power << 23; /* times 2^n; for n = 128 too, where p < 1 */
+    bits += power << 23;        /* times 2^n; also for n = 128, where p < 1 */
     memcpy(&p, &bits, 4);
     return stx__pick(v < -87.33f, 0, stx__pick(v <= 88.72f, p, v + (float)HUGE_VALF));
 }
 
-/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), 1 - 2 / (e^2|v| + 1) elsewhere */
+/* tanh v to 1.5 ulp: a polynomial near 0 (Cephes), otherwise 1 - 2 / (e^2|v| + 1). */
 STX_INNER float stx_fast_tanh(int fma, float v) {
-    float a = stx__pick(v < 0, -v, v), z = v * v, far_ = 1 - 2 / (stx_fast_exp(fma, 2 * a) + 1), p;
+    float a = stx__pick(v < 0, -v, v), z = v * v, p;
+    float large = 1 - 2 / (stx_fast_exp(fma, 2 * a) + 1);
     p = STX_FMA(fma, -5.70498872745e-3f, z, 2.06390887954e-2f);
     p = STX_FMA(fma, p, z, -5.37397155531e-2f);
     p = STX_FMA(fma, p, z, 1.33314422036e-1f);
     p = STX_FMA(fma, p, z, -3.33332819422e-1f);
     p = STX_FMA(fma, p * z, v, v);
-    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -far_, far_));
+    return stx__pick(a < 0.625f, p, stx__pick(v < 0, -large, large));
 }
 
-/* The root of v >= 0 to 1 ulp (sqrtf may set errno, so compilers do not make vector
-   code of it): 1/sqrt by its famous guess and two steps of Newton's, one more for the
-   root itself. Denormals come out too small, as 0 or nearly so. */
+/* The square root of v >= 0 to 1 ulp. (sqrtf can set errno, so compilers do not vectorise
+   it.) 1 / sqrt(v) is the well-known estimate from the bits, with two Newton steps, and
+   the root itself has a third. Denormals give a result that is too small, about 0. */
 STX_INNER float stx_fast_sqrt(int fma, float v) {
     float y, h = 0.5f * v, s;
     uint32_t bits;
@@ -2976,10 +3024,10 @@ STX_INNER float stx_fast_sqrt(int fma, float v) {
     return stx__pick(v <= FLT_MAX, s, v);
 }
 
-/* The normal distribution, Phi(v), and its density. The tail 1 - Phi(a), a = |v|, is
-   e^(-a^2/2) times a polynomial in a / (a + 1/0.33), which is 1/2 at 0 (like
-   Abramowitz and Stegun 26.2.17; minimax, 1e-8): so it keeps its digits where 1 + erf
-   would lose them. */
+/* The normal distribution Phi(v) and its density. With a = |v|, the tail 1 - Phi(a) is
+   e^(-a^2/2) times a polynomial in a / (a + 1/0.33) that is 1/2 at 0 (similar to
+   Abramowitz and Stegun 26.2.17; minimax, error 1e-8). So it keeps its digits where
+   1 + erf would cancel. */
 STX_INNER float stx_fast_phi(int fma, float v, float *density) {
     float a = stx__pick(v < 0, -v, v), u, e, p;
     a = stx__pick(a > 15, 15, a);
@@ -2997,13 +3045,15 @@ STX_INNER float stx_fast_phi(int fma, float v, float *density) {
     *density = 0.39894228040143267794f * e;
     return stx__pick(v < 0, p, 1 - p);
 }
+
 #endif
+
 STX_INNER stx_real stx_fast_sigmoid(int fma, stx_real v) {
     return 1 / (1 + stx_fast_exp(fma, -v));
 }
 
-/* Sums in 16 lanes, which the compiler may turn into vector code without reordering
-   anything. */
+/* Sums in 16 lanes, which compilers can vectorise without reordering. stx_fast_lanes adds
+   the lanes, stx_fast_sum is sum a, stx_fast_dot is sum a b. */
 STX_INNER stx_real stx_fast_lanes(stx_real *s) {
     size_t e;
     for (e = 0; e < 8; e++) s[e] += s[e + 8];
@@ -3029,10 +3079,11 @@ STX_INNER stx_real stx_fast_dot(int fma, const stx_real *a, const stx_real *b, s
     return t + stx_fast_lanes(s);
 }
 
+/* act(v), with act STX_ACT_... NaN stays NaN. */
 STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     stx_real density;
     switch (act) {
-    case STX_ACT_RELU: return v < 0 ? 0 : v; /* NaN stays NaN */
+    case STX_ACT_RELU: return v < 0 ? 0 : v;
     case STX_ACT_GELU: return v * stx_fast_phi(fma, v, &density);
     case STX_ACT_TANH: return stx_fast_tanh(fma, v);
     case STX_ACT_SIGMOID: return stx_fast_sigmoid(fma, v);
@@ -3040,7 +3091,7 @@ STX_INNER stx_real stx__act_any(int fma, stx_real v, int act) {
     }
 }
 
-/* g times d act / d a, given y = act(a) and, for gelu, a */
+/* g act'(a), given y = act(a) and, for gelu only, a. */
 STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real a, int act) {
     stx_real density, phi;
     switch (act) {
@@ -3056,8 +3107,8 @@ STX_INNER stx_real stx__act_slope_any(int fma, stx_real g, stx_real y, stx_real 
 
 STX_STRICT_OFF
 
-
 #endif /* STX_LOOPS */
+
 
 #if defined(SEQTX_IMPLEMENTATION) && !defined(SEQTX_IMPLEMENTATION_DONE)
 #define SEQTX_IMPLEMENTATION_DONE
