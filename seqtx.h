@@ -1021,7 +1021,7 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
        dW += da^T in
        db += sum of the rows of da
 
-   padding: the last so many of the O outputs do not exist. da and W have zeros there; dW
+   padding: the last `padding` of the O outputs do not exist. da and W have zeros there; dW
    and db end before.
 
    batch > 1: only dW, as a sum over `batch` pairs of matrices (N,O) and (N,Ci).
@@ -1704,7 +1704,7 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
    stx_step_key.
 
    A step is captured when the previous step had the same key and exchanged nothing with
-   the host; fn is then called once more, to be recorded. Alternating steps, for example
+   the host; fn is then called again, to be recorded. Alternating steps, for example
    from memory a to b and then from b to a, are not captured, because a replay does not
    change anything on the host: do both in one fn.
 
@@ -1750,7 +1750,7 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value);
        rows (stx_token_loss.mean) divides by the mean number of rows per rank, so that
        the mean of the ranks' losses is the mean over all rows;
      - random numbers are those of one process with the whole batch: dropout masks belong
-       to streams, and each rank draws those of its own streams (see
+       to streams, and each rank draws those of its streams (see
        stx_dropout_replicated for the exception);
      - the same seed gives the same initial parameters in all ranks. After loading or
        changing parameters in one rank, call stx_group_broadcast_params;
