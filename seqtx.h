@@ -42,11 +42,12 @@
 
    Kernels are plain functions, forward and backward. Read them to learn the algorithms,
    or call them directly. Ops (stx_linear, stx_attention, ..) check shapes, allocate their
-   result, run a kernel and record its backward function on a tape. A model is a chain of
-   ops that reads like the paper. One training step is
+   result, run a kernel and record a backward function on the tape. stx_backward walks the
+   tape from the loss back to the parameters and computes their gradients. A model is a
+   chain of ops that reads like the paper. One training step is
 
-       stx_begin(x, STX_TRAIN);                  rewind the step arena, start a new tape
-       stx_tensor *loss = .. ops ..;             the tape records the ops
+       stx_begin(x, STX_TRAIN);                  free old tensors, clear the tape
+       stx_tensor *loss = .. ops ..;             forward pass, recorded on the tape
        stx_backward(x, loss);                    compute the gradients of all parameters
        stx_optim_step(optim, lr);                update, then zero the gradients
        if (!stx_ok(x)) puts(stx_error(x));       one check per step is enough
@@ -113,9 +114,9 @@
    what was expected and what it got, and the option to change.
 
    Threads. A context may be used by one thread at a time. There is no global state, so
-   separate contexts can be used by several threads at the same time. Each context
-   has its own worker threads (desc.threads). Work is distributed dynamically, so that a
-   busy processor does not delay the others.
+   separate contexts can be used by several threads at the same time. Each context has
+   its own worker threads (desc.threads). Work is distributed dynamically, so that a busy
+   processor does not delay the others.
 
    Repeatability. The same device, build, precision and number of threads give
    bit-identical results. Sums have a fixed order, and no kernel adds floating-point
@@ -153,8 +154,8 @@
    Microsoft's, only loops are protected in this way.
 
    Adding an op. An op checks its inputs, allocates its result, computes it and records a
-   backward function. The function below adds to the gradients of the inputs, given the
-   gradient of the result. A test compiles and runs the program.
+   backward function, which is given the gradient of the result and adds to the gradients
+   of the inputs. A test compiles and runs this program.
 
    //>own_op
        #define SEQTX_IMPLEMENTATION
@@ -242,6 +243,7 @@
        >>attention    stx_attention_plain defines attention; stx__attn_fwd_unit computes
                       it tile by tile
        >>optimisers   stx_optim_step
+   docs/design.md explains why it was built this way.
 */
 
 #ifndef STX__LETTERS
