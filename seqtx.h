@@ -706,9 +706,9 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x);
 /* Recomputation, or gradient checkpointing (Chen et al. 2016, 1604.06174): returns
    fn(user, in). The memory that fn used is freed, and fn runs again in the backward pass,
    with the same random numbers. in has at most 8 tensors. fn must depend only on user, in
-   and the parameters, and must not change any state. All other tensors that it reads must
-   not require a gradient, which is an error in the backward pass: pass them in `in`, or
-   use stx_detach.
+   and the parameters, and must not change any state. If it reads any other tensor that
+   requires a gradient, the backward pass fails: pass such tensors in `in`, or use
+   stx_detach.
 
    fn can have `more` further results, at most STX_MAX_MORE. It puts them into out[0 ..
    more-1], which are NULL at first and may stay so, and stx_recompute returns them in its
