@@ -1023,8 +1023,8 @@ STX_KERNEL(stx_linear_fwd, (stx_ctx *x, stx_real *y, stx_real *pre, const stx_re
        dW += da^T in
        db += sum of the rows of da
 
-   padding: the last `padding` of the O outputs do not exist. da and W have zeros there; dW
-   and db end before.
+   padding: the last `padding` of the O outputs do not exist. da and W have zeros there;
+   dW and db end before.
 
    batch > 1: only dW, as a sum over `batch` pairs of matrices (N,O) and (N,Ci).
 
