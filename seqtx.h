@@ -4302,7 +4302,16 @@ static void stx__forget_steps(stx_ctx *x) {
     x->replay.status[0] = 0;
 }
 
-static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full);
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
+    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        stx_cuda_copy(x, to, from, bytes);
+        return;
+    }
+#endif
+    if (!x->desc.dry) memmove(to, from, bytes);
+}
 
 static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
     memset(a, 0, sizeof *a);
@@ -5010,17 +5019,6 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->tape.free_grads = free_grads;
     x->tape.free_entries = free_entries;
     stx__step_release(x, mark);
-}
-
-static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
-    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        stx_cuda_copy(x, to, from, bytes);
-        return;
-    }
-#endif
-    if (!x->desc.dry) memmove(to, from, bytes);
 }
 
 /* Room for the numbers of t in the step arena */
