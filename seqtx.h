@@ -3409,6 +3409,8 @@ struct stx_ctx {
     struct {
         stx__packed *matrix; /* (count), by address; each has a block for its values */
         size_t count;
+        /* unpacks the matrix that `written` points into; set when count > 0 */
+        void (*unpack)(stx_ctx *x, const stx_real *written);
     } packed;
 
     struct {
@@ -3531,6 +3533,19 @@ static int stx__on_gpu(const stx_ctx *x) {
 
 static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->replay.host_access) x->replay.host_access = what;
+}
+
+/* The host's copies of the report and of mirrored parameters are out of date. */
+static void stx__report_stale(stx_ctx *x) {
+    x->report.age = STX__STALE;
+    x->report.mirrors_stale = 1;
+}
+
+/* Must be called for each tensor that may be a parameter, before it is written: a packed
+   copy of the old values is freed, and the host's mirrors become stale. */
+static void stx__param_written(stx_ctx *x, const stx_real *p) {
+    if (x->packed.count) x->packed.unpack(x, p);
+    stx__report_stale(x);
 }
 
 /* Are activations 2 bytes each? */
@@ -3895,13 +3910,9 @@ STX_DEF stx_real *stx_offset_ptr(const stx_ctx *x, const stx_real *p, size_t i) 
     return p ? (stx_real *)(uintptr_t)(p + i) : NULL;
 }
 
-static void stx__unpack(stx_ctx *x, const stx_real *written);
-
 STX_DEF void stx_upload(stx_ctx *x, stx_real *to, const stx_real *host, size_t n) {
     if (!stx_ok(x) || !n) return;
-    stx__unpack(x, to);
-    x->report.age = STX__STALE;
-    x->report.mirrors_stale = 1;
+    stx__param_written(x, to);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         stx__host_access(x, STX__TO_GPU);
@@ -4113,20 +4124,12 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
     } \
   } while (0)
 
-/* Something that the host may have a copy of */
-static void stx__changed(stx_ctx *x) {
-    x->report.age = STX__STALE;
-    x->report.mirrors_stale = 1;
-}
-
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) {
     if (stx_ok(x) && t) stx_download(x, out, t->data, t->size);
 }
 
 STX_DEF void stx_set(stx_ctx *x, stx_tensor *t, const stx_real *in) {
-    if (!stx_ok(x) || !t) return;
-    stx_upload(x, t->data, in, t->size);
-    stx__changed(x);
+    if (stx_ok(x) && t) stx_upload(x, t->data, in, t->size);
 }
 
 STX_DEF double stx_item(stx_ctx *x, const stx_tensor *t) {
@@ -4561,13 +4564,12 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
                           : t->data;
     if (!host) return;
     if (host != t->data) stx_get(x, t, host);
-    stx__unpack(x, t->data);
+    stx__param_written(x, t->data);
     for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
     if (host != t->data) {
         stx_set(x, t, host);
         stx_block_free(x, host);
     }
-    stx__changed(x);
 }
 
 static double stx__times(void *user, size_t i, double was) {
@@ -9528,7 +9530,7 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
                 j, p->name[i], v);
             return 0;
         }
-    for (i = 0; i < p->count; i++) stx__unpack(x, p->tensor[i]->data);
+    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
     n = x->packed.count;
     list = (stx__packed *)stx_block(x, (n + p->count + 1) * sizeof *list);
     if (!list) return 0;
@@ -9576,8 +9578,8 @@ STX_DEF size_t stx_params_pack(stx_params *p, int kind) {
     stx_block_free(x, x->packed.matrix);
     x->packed.matrix = list;
     x->packed.count = n;
+    x->packed.unpack = stx__unpack;
     for (i = 0; i < n; i++) total += list[i].bytes;
-    if (kind) stx__changed(x);
     return total;
 }
 
@@ -14225,6 +14227,7 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
 // >>optimisers
 
 struct stx_param_subset {
+    stx_tensor **tensor; /* (count) */
     stx_optim_chunk *piece;
     size_t count;
 };
@@ -14237,7 +14240,8 @@ STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, si
     if (!p) return NULL;
     p->piece = (stx_optim_chunk *)stx__state(x, STX__STATE,
                                              stx_bytes_of(count, 1, sizeof *p->piece));
-    if (!p->piece) return NULL;
+    p->tensor = (stx_tensor **)stx_persist(x, stx_bytes_of(count, 1, sizeof *p->tensor));
+    if (!p->piece || !p->tensor) return NULL;
     for (i = 0; i < count; i++) {
         stx_optim_chunk piece;
         STX__NEED(x, t[i] && t[i]->is_param, STX_ERR_ARG,
@@ -14247,6 +14251,7 @@ STX_DEF stx_param_subset *stx_params_subset(stx_ctx *x, stx_tensor *const *t, si
         piece.p = t[i]->data;
         piece.n = t[i]->size;
         stx__put_bytes(x, p->piece + i, &piece, sizeof piece);
+        p->tensor[i] = t[i];
     }
     p->count = count;
     return p;
@@ -14256,9 +14261,8 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, 
     STX__FP_SCOPE;
     size_t i;
     if (!stx_ok(x) || !p || !p->count) return;
-    for (i = 0; x->packed.count && i < p->count; i++) stx__unpack(x, p->piece[i].p);
+    for (i = 0; i < p->count; i++) stx__param_written(x, p->tensor[i]->data);
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
-    stx__changed(x);
 }
 
 static int stx__make_report(stx_ctx *x);
@@ -14471,7 +14475,7 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
     if (!stx_ok(x) || !stx__state_here(x, "stx_optim_step")) return 0;
     stx__mean_grads(o->params);
     if (!stx_ok(x)) return 0;
-    for (i = 0; x->packed.count && i < o->count; i++) stx__unpack(x, o->params->tensor[i]->data);
+    for (i = 0; i < o->count; i++) stx__param_written(x, o->params->tensor[i]->data);
     if (d->clip_value > 0)
         STX_RUN(x, stx_clip_values, (x, o->piece, o->pieces, (stx_real)d->clip_value));
     STX_RUN(x, stx_sum_squares, (x, o->squares, o->piece, o->pieces));
@@ -14500,7 +14504,6 @@ STX_DEF int stx_optim_step(stx_optim *o, double lr) {
                  (stx_real)decoupled));
     }
     stx__spread_params(o);
-    stx__changed(x);
     return stx__on_gpu(x) ? stx_ok(x) : stx_optim_sync(o);
 }
 
@@ -14980,7 +14983,7 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
         x->report.mirror_offset[i] = x->report.mirror_values;
         x->report.mirror_values += t->size;
         x->report.mirrors++;
-        stx__changed(x);
+        stx__report_stale(x);
     }
     return !x->report.mirrors_stale || stx__reports(x)
                ? x->report.host->watch + x->report.mirror_offset[i]
@@ -15047,7 +15050,7 @@ static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user
         x->tape.last = NULL;
         x->replay.status[0] = 0;
         x->replay.alike = x->replay.fresh = x->replay.turns = 0;
-        stx__changed(x);
+        stx__report_stale(x);
     } else if (r || x->desc.no_graph || !x->replay.ran || x->replay.last_key != key
                || !x->replay.clean) {
         int same = x->replay.ran && x->replay.last_key == key, again = 0;
@@ -15698,7 +15701,7 @@ STX_DEF int stx_group_broadcast_params(stx_params *p) {
         stx_real *copy;
         n = t->size;
         if (!stx__on_gpu(x)) {
-            stx__unpack(x, t->data);
+            stx__param_written(x, t->data);
             if (!stx__engine_broadcast(x, t->data, n * sizeof *t->data, 0)) return 0;
             continue;
         }
@@ -17864,13 +17867,12 @@ STX_DEF int stx_entry_upload(const stx_entry *e, stx_real *to, size_t n) {
     stx_real *host;
     int ok;
     if (!e) return 0;
-    stx__unpack(x, to);
+    stx__param_written(x, to);
     if (!stx__on_gpu(x)) return stx_entry_get(e, to, n);
     host = (stx_real *)stx_block(x, stx_bytes_of(n, 1, sizeof *host));
     ok = host && stx_entry_get(e, host, n);
     if (ok) stx_upload(x, to, host, n);
     stx_block_free(x, host);
-    stx__changed(x);
     return ok && stx_ok(x);
 }
 
