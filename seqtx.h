@@ -14224,6 +14224,124 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
 }
 
 
+// >>report
+
+static int stx__make_report(stx_ctx *x) {
+    if (x->report.device) return 1;
+    if (stx__on_gpu(x)) {
+        x->report.host = (stx__report *)stx_persist(x, sizeof *x->report.host);
+        if (!x->report.host) return 0;
+    }
+    /* a CPU's watched values stay where they are */
+    x->report.device = (stx__report *)stx__state(x, STX__STATE,
+                                                 stx__on_gpu(x) ? sizeof *x->report.device
+                                                                : offsetof(stx__report, watch));
+    if (!stx__on_gpu(x)) x->report.host = x->report.device;
+    return x->report.device != NULL;
+}
+
+/* On a GPU: asks for the report, behind all work so far; without waiting. */
+#ifdef SEQTX_CUDA
+static void stx__ask(stx_ctx *x) {
+    if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
+    if (x->report.mirrors)
+        stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
+    stx_cuda_report(x, x->report.device,
+                    offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+    x->report.age = STX__PENDING;
+}
+#endif
+/* The host's copy is current: 1. On a CPU it always is, but for the watched values,
+   which are read where they are. */
+static int stx__reports(stx_ctx *x) {
+    if (!stx__make_report(x)) return 0;
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        /* nothing that is being captured has run: the copy is of before */
+        if (stx_cuda_capturing(x)) return 1;
+        if (x->report.age == STX__STALE) stx__ask(x);
+        if (x->report.age == STX__PENDING && stx_ok(x)) {
+            const void *r = stx_cuda_report_wait(x);
+            if (!r) return 0;
+            memcpy(x->report.host, r,
+                   offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+            x->report.age = STX__CURRENT;
+            x->report.mirrors_stale = 0;
+        }
+    }
+#endif
+    return stx_ok(x);
+}
+
+STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
+    if (!stx_ok(x) || !t) return;
+    if (slot < 0 || slot >= STX_MAX_METRICS) {
+        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot,
+                 STX_MAX_METRICS - 1);
+        return;
+    }
+    if (!stx__make_report(x)) return;
+    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->note[slot], t->data, s, add));
+    x->report.age = STX__STALE;
+}
+
+STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
+    if (!stx_ok(x) || slot < 0 || slot >= STX_MAX_METRICS) return (double)NAN;
+    stx__host_access(x, "stx_metric_get waits for the GPU");
+    if (!stx__reports(x)) return (double)NAN;
+    return x->report.host->note[slot];
+}
+
+STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
+    size_t i;
+    if (!stx_ok(x) || !t) return NULL;
+    if (!stx__on_gpu(x)) return t->data;
+    if (!stx__make_report(x)) return NULL;
+    for (i = 0; i < x->report.mirrors && x->report.mirror[i] != t; i++) {
+    }
+    if (i == x->report.mirrors) {
+        stx_optim_chunk piece;
+        STX__NEED(
+            x,
+            i < STX__MIRRORED && t->is_param
+                && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
+            STX_ERR_ARG,
+            "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
+            i, x->report.mirror_values, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
+        if (!x->report.mirror_chunk) {
+            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED
+                                                                       * sizeof *x->report.mirror);
+            x->report.mirror_offset =
+                (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
+            x->report.mirror_chunk =
+                x->report.mirror && x->report.mirror_offset
+                    ? (stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
+                    : NULL;
+        }
+        if (!x->report.mirror_chunk) return NULL;
+        memset(&piece, 0, sizeof piece);
+        piece.p = t->data;
+        piece.n = t->size;
+        stx__put_bytes(x, x->report.mirror_chunk + i, &piece, sizeof piece);
+        x->report.mirror[i] = t;
+        x->report.mirror_offset[i] = x->report.mirror_values;
+        x->report.mirror_values += t->size;
+        x->report.mirrors++;
+        stx__report_stale(x);
+    }
+    return !x->report.mirrors_stale || stx__reports(x)
+               ? x->report.host->watch + x->report.mirror_offset[i]
+               : NULL;
+}
+
+STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
+                                   int accumulate) {
+    STX__FP_SCOPE;
+    (void)x;
+    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
+}
+
+
 // >>optimisers
 
 struct stx_param_subset {
@@ -14265,8 +14383,6 @@ STX_DEF void stx_clamp_params(stx_ctx *x, const stx_param_subset *p, double lo, 
     STX_RUN(x, stx_clamp, (x, p->piece, p->count, (stx_real)lo, (stx_real)hi));
 }
 
-static int stx__make_report(stx_ctx *x);
-static int stx__reports(stx_ctx *x);
 static int stx__make_buckets(stx_params *p);
 static void stx__mean_grads(stx_params *p);
 static void stx__sum_squares(stx_ctx *x, double *squares, size_t n);
@@ -14882,114 +14998,6 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, s
 
 // >>steps
 
-static int stx__make_report(stx_ctx *x) {
-    if (x->report.device) return 1;
-    if (stx__on_gpu(x)) {
-        x->report.host = (stx__report *)stx_persist(x, sizeof *x->report.host);
-        if (!x->report.host) return 0;
-    }
-    /* a CPU's watched values stay where they are */
-    x->report.device = (stx__report *)stx__state(x, STX__STATE,
-                                                 stx__on_gpu(x) ? sizeof *x->report.device
-                                                                : offsetof(stx__report, watch));
-    if (!stx__on_gpu(x)) x->report.host = x->report.device;
-    return x->report.device != NULL;
-}
-
-/* On a GPU: asks for the report, behind all work so far; without waiting. */
-#ifdef SEQTX_CUDA
-static void stx__ask(stx_ctx *x) {
-    if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
-    if (x->report.mirrors)
-        stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
-    stx_cuda_report(x, x->report.device,
-                    offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
-    x->report.age = STX__PENDING;
-}
-#endif
-/* The host's copy is current: 1. On a CPU it always is, but for the watched values,
-   which are read where they are. */
-static int stx__reports(stx_ctx *x) {
-    if (!stx__make_report(x)) return 0;
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        /* nothing that is being captured has run: the copy is of before */
-        if (stx_cuda_capturing(x)) return 1;
-        if (x->report.age == STX__STALE) stx__ask(x);
-        if (x->report.age == STX__PENDING && stx_ok(x)) {
-            const void *r = stx_cuda_report_wait(x);
-            if (!r) return 0;
-            memcpy(x->report.host, r,
-                   offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
-            x->report.age = STX__CURRENT;
-            x->report.mirrors_stale = 0;
-        }
-    }
-#endif
-    return stx_ok(x);
-}
-
-STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
-    if (!stx_ok(x) || !t) return;
-    if (slot < 0 || slot >= STX_MAX_METRICS) {
-        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot,
-                 STX_MAX_METRICS - 1);
-        return;
-    }
-    if (!stx__make_report(x)) return;
-    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->note[slot], t->data, s, add));
-    x->report.age = STX__STALE;
-}
-
-STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
-    if (!stx_ok(x) || slot < 0 || slot >= STX_MAX_METRICS) return (double)NAN;
-    stx__host_access(x, "stx_metric_get waits for the GPU");
-    if (!stx__reports(x)) return (double)NAN;
-    return x->report.host->note[slot];
-}
-
-STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
-    size_t i;
-    if (!stx_ok(x) || !t) return NULL;
-    if (!stx__on_gpu(x)) return t->data;
-    if (!stx__make_report(x)) return NULL;
-    for (i = 0; i < x->report.mirrors && x->report.mirror[i] != t; i++) {
-    }
-    if (i == x->report.mirrors) {
-        stx_optim_chunk piece;
-        STX__NEED(
-            x,
-            i < STX__MIRRORED && t->is_param
-                && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
-            STX_ERR_ARG,
-            "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
-            i, x->report.mirror_values, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
-        if (!x->report.mirror_chunk) {
-            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED
-                                                                       * sizeof *x->report.mirror);
-            x->report.mirror_offset =
-                (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
-            x->report.mirror_chunk =
-                x->report.mirror && x->report.mirror_offset
-                    ? (stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
-                    : NULL;
-        }
-        if (!x->report.mirror_chunk) return NULL;
-        memset(&piece, 0, sizeof piece);
-        piece.p = t->data;
-        piece.n = t->size;
-        stx__put_bytes(x, x->report.mirror_chunk + i, &piece, sizeof piece);
-        x->report.mirror[i] = t;
-        x->report.mirror_offset[i] = x->report.mirror_values;
-        x->report.mirror_values += t->size;
-        x->report.mirrors++;
-        stx__report_stale(x);
-    }
-    return !x->report.mirrors_stale || stx__reports(x)
-               ? x->report.host->watch + x->report.mirror_offset[i]
-               : NULL;
-}
-
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
     return x ? x->replay.status : "";
 }
@@ -15126,13 +15134,6 @@ STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     (void)key;
     fn(user);
     return stx_ok(x);
-}
-
-STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
-                                   int accumulate) {
-    STX__FP_SCOPE;
-    (void)x;
-    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
 }
 
 
