@@ -1718,19 +1718,13 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
    replayed. New parameters and optimisers discard all captured steps. */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
-
-/* Why steps of stx_step_run are not replayed, which makes them slower: one sentence for
-   the user, or "" if they are replayed, if there were too few steps, on a CPU, and with
-   desc.no_graph. There is a sentence
-     - if CUDA or NCCL could not capture a step or create its graph, with their error;
-     - if three consecutive steps with one key exchanged data with the host or allocated
-       memory, with the first such call;
-     - if keys alternated in 16 consecutive steps: each key was that of one of the last 8
-       steps, but not of the last one;
-     - if each of 64 consecutive steps had a new key. A memory that fills up has that many
-       steps at most.
-   It remains until a step is replayed, or new parameters or optimisers discard the
-   captured steps. The text belongs to x; the next step can change it. */
+/* Why the last step of stx_step_run was neither captured nor replayed as a CUDA graph:
+   "not captured: " and the first reason, with the error of CUDA or NCCL if there was
+   one. Such a step gives the same results, but is slower. "" if the step was captured or
+   replayed, before the first step, on a CPU, and with desc.no_graph. The first steps
+   allocate memory, and keys differ while a memory fills, so a reason matters only if it
+   persists. The text belongs to x and is valid until the next step. New parameters and
+   optimisers clear it. */
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x);
 
 /* Keys (FNV-1a hashes). stx_step_key hashes salt, the model and the shapes and addresses
@@ -3322,23 +3316,26 @@ typedef struct stx__free_grad {
 /* What the host reads between steps, in one piece of the device's memory (and a copy
    of it on the host): notes, what the optimisers decided, and the watched tensors'
    values. */
-enum { STX__MIRRORED = 512, STX__MIRROR_VALUES = 8192 };
+enum { STX__MIRRORS = 512, STX__MIRROR_VALUES = 8192 };
 
 typedef struct stx__report {
-    double note[STX_MAX_METRICS];
+    double metric[STX_MAX_METRICS];
     stx_update update[STX_MAX_OPTIMS];
-    stx_real watch[STX__MIRROR_VALUES];
+    stx_real mirror[STX__MIRROR_VALUES];
 } stx__report;
 
 enum { STX__STALE, STX__PENDING, STX__CURRENT }; /* the host's copy */
 
-typedef struct stx__replay { /* a step captured as a graph */
-    /* stx_step_index before it and how many it takes; when it ran last */
-    uint64_t key, tick, ticks, used;
-    void *graph; /* NULL: cannot be repeated */
+/* A step that was captured as a CUDA graph. */
+typedef struct stx__replay {
+    uint64_t key;
+    uint64_t step, steps; /* stx_step_index before the step; by how much it grows */
+    uint64_t used;        /* replay.runs when it last ran; 0 if the entry is unused */
+    void *graph;          /* NULL if the capture failed */
+    char error[128];      /* then the reason */
 } stx__replay;
 
-enum { STX__REPLAYS = 8, STX__TURNS = 16, STX__NEW_KEYS = 64 };
+enum { STX__REPLAYS = 8 };
 
 /* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product
    (MC x KC, KC x NC). */
@@ -3419,7 +3416,7 @@ struct stx_ctx {
         int optims;
         int mirrors_stale; /* a parameter may have changed since the last copy */
         size_t mirrors, mirror_values;
-        const stx_tensor **mirror;     /* (mirrors), capacity STX__MIRRORED */
+        const stx_tensor **mirror;     /* (mirrors), capacity STX__MIRRORS */
         size_t *mirror_offset;         /* (mirrors): in the report */
         stx_optim_chunk *mirror_chunk; /* (mirrors), on the device */
     } report;
@@ -3427,16 +3424,11 @@ struct stx_ctx {
     struct {
         stx__replay entry[STX__REPLAYS];
         uint64_t last_key, runs;
-        int ran;   /* last_key is of a step */
-        int clean; /* that step neither read from nor wrote to the host */
-        /* on a GPU: the first host access or allocation of this step; NULL if none */
-        const char *host_access;
-        int alike;                   /* consecutive steps with one key that could not be captured */
-        int fresh;                   /* consecutive steps whose key differs from the previous one */
-        int turns;                   /* of these, consecutive ones whose key is in keys */
-        uint64_t keys[STX__REPLAYS]; /* ring: keys[n % STX__REPLAYS] of step n */
-        uint64_t steps;
-        char status[256];
+        int ran; /* last_key is that of a step */
+        /* on a GPU: the first host access or allocation of this step and of the last one
+           that was not captured; NULL if there was none */
+        const char *host_access, *last_access;
+        char status[256]; /* of stx_step_replay_status */
     } replay;
 
     struct {
@@ -3527,10 +3519,11 @@ static int stx__on_gpu(const stx_ctx *x) {
     return x->desc.device == STX_CUDA;
 }
 
-/* What keeps a step from being replayed: the first thing is told */
-#define STX__FROM_GPU "numbers are copied from the GPU (stx_get, stx_item)"
-#define STX__TO_GPU   "something is copied to the GPU (stx_tokens, stx_input, stx_set)"
+#define STX__FROM_GPU "the previous step copied data from the GPU (stx_get, stx_item)"
+#define STX__TO_GPU   "the previous step copied data to the GPU (stx_tokens, stx_input, stx_set)"
 
+/* Must be called where the host reads or writes device data, or waits for the device. A
+   step that does is not captured as a graph. `what` is for stx_step_replay_status. */
 static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->replay.host_access) x->replay.host_access = what;
 }
@@ -3666,7 +3659,7 @@ static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
             size = STX_MAX(want, STX_MIN(size, (left / 2) & ~(unit - 1)));
         }
         if (a->kind != STX__HOST) {
-            stx__host_access(x, "memory of the GPU is allocated");
+            stx__host_access(x, "the previous step allocated GPU memory");
             base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
             /* no room for more than is needed */
             if (!base && !x->error.code) base = stx__raw_alloc(x, size = want, a->name, a->kind);
@@ -4300,8 +4293,7 @@ STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay.entry[i].used = 0;
-    x->replay.ran = x->replay.alike = x->replay.fresh = x->replay.turns = 0;
-    x->replay.steps = 0;
+    x->replay.ran = 0;
     x->replay.status[0] = 0;
 }
 
@@ -10953,7 +10945,8 @@ STX_DEF void stx_scalar_set(stx_ctx *x, stx_tensor *scalar, double value) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (value != s->value) {
-            stx__host_access(x, "a scalar is set that had another value before");
+            stx__host_access(x, "the previous step set a scalar to a new value "
+                                "(call stx_scalar_set before the step)");
             stx_cuda_set_f32(x, s->t.data, (float)value);
         }
         s->value = value;
@@ -14226,45 +14219,50 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
 
 // >>report
 
-static int stx__make_report(stx_ctx *x) {
+/* Creates the report, a device buffer that the host reads between steps. On a CPU the
+   host's copy is the same buffer, without the mirrors: parameters are read where they
+   are. */
+static int stx__report_create(stx_ctx *x) {
+    size_t bytes = sizeof *x->report.device;
     if (x->report.device) return 1;
     if (stx__on_gpu(x)) {
         x->report.host = (stx__report *)stx_persist(x, sizeof *x->report.host);
         if (!x->report.host) return 0;
+    } else {
+        bytes = offsetof(stx__report, mirror);
     }
-    /* a CPU's watched values stay where they are */
-    x->report.device = (stx__report *)stx__state(x, STX__STATE,
-                                                 stx__on_gpu(x) ? sizeof *x->report.device
-                                                                : offsetof(stx__report, watch));
+    x->report.device = (stx__report *)stx__state(x, STX__STATE, bytes);
     if (!stx__on_gpu(x)) x->report.host = x->report.device;
     return x->report.device != NULL;
 }
 
-/* On a GPU: asks for the report, behind all work so far; without waiting. */
 #ifdef SEQTX_CUDA
-static void stx__ask(stx_ctx *x) {
+static size_t stx__report_bytes(const stx_ctx *x) {
+    return offsetof(stx__report, mirror) + x->report.mirror_values * sizeof(stx_real);
+}
+
+/* On a GPU: enqueues the copy of the report after all pending work. Does not wait. */
+static void stx__report_request(stx_ctx *x) {
     if (!stx__on_gpu(x) || !x->report.device || !stx_ok(x)) return;
     if (x->report.mirrors)
-        stx_cuda_gather(x, x->report.device->watch, x->report.mirror_chunk, x->report.mirrors);
-    stx_cuda_report(x, x->report.device,
-                    offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+        stx_cuda_gather(x, x->report.device->mirror, x->report.mirror_chunk, x->report.mirrors);
+    stx_cuda_report(x, x->report.device, stx__report_bytes(x));
     x->report.age = STX__PENDING;
 }
 #endif
-/* The host's copy is current: 1. On a CPU it always is, but for the watched values,
-   which are read where they are. */
-static int stx__reports(stx_ctx *x) {
-    if (!stx__make_report(x)) return 0;
+
+/* Waits until the host's copy of the report is current. During a capture nothing runs,
+   and the copy stays as it was before. On a CPU the copy always is current. */
+static int stx__report_sync(stx_ctx *x) {
+    if (!stx__report_create(x)) return 0;
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
-        /* nothing that is being captured has run: the copy is of before */
         if (stx_cuda_capturing(x)) return 1;
-        if (x->report.age == STX__STALE) stx__ask(x);
+        if (x->report.age == STX__STALE) stx__report_request(x);
         if (x->report.age == STX__PENDING && stx_ok(x)) {
-            const void *r = stx_cuda_report_wait(x);
-            if (!r) return 0;
-            memcpy(x->report.host, r,
-                   offsetof(stx__report, watch) + x->report.mirror_values * sizeof(stx_real));
+            const void *copy = stx_cuda_report_wait(x);
+            if (!copy) return 0;
+            memcpy(x->report.host, copy, stx__report_bytes(x));
             x->report.age = STX__CURRENT;
             x->report.mirrors_stale = 0;
         }
@@ -14273,72 +14271,83 @@ static int stx__reports(stx_ctx *x) {
     return stx_ok(x);
 }
 
+STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
+                                   int accumulate) {
+    STX__FP_SCOPE;
+    (void)x;
+    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
+}
+
 STX_DEF void stx_metric_set(stx_ctx *x, int slot, const stx_tensor *t, double s, int add) {
     if (!stx_ok(x) || !t) return;
     if (slot < 0 || slot >= STX_MAX_METRICS) {
-        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot %d, want 0 to %d", slot,
-                 STX_MAX_METRICS - 1);
+        stx_fail(x, STX_ERR_ARG, "stx_metric_set: slot: expected 0 to %d, got %d",
+                 STX_MAX_METRICS - 1, slot);
         return;
     }
-    if (!stx__make_report(x)) return;
-    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->note[slot], t->data, s, add));
+    if (!stx__report_create(x)) return;
+    STX_RUN(x, stx_metric_accumulate, (x, &x->report.device->metric[slot], t->data, s, add));
     x->report.age = STX__STALE;
 }
 
 STX_DEF double stx_metric_get(stx_ctx *x, int slot) {
     if (!stx_ok(x) || slot < 0 || slot >= STX_MAX_METRICS) return (double)NAN;
-    stx__host_access(x, "stx_metric_get waits for the GPU");
-    if (!stx__reports(x)) return (double)NAN;
-    return x->report.host->note[slot];
+    stx__host_access(x, "the previous step waited for the GPU (stx_metric_get)");
+    if (!stx__report_sync(x)) return (double)NAN;
+    return x->report.host->metric[slot];
+}
+
+/* Allocates the table of mirrors. */
+static int stx__mirrors_create(stx_ctx *x) {
+    const size_t n = STX__MIRRORS;
+    if (x->report.mirror_chunk) return 1;
+    x->report.mirror = (const stx_tensor **)stx_persist(x, n * sizeof *x->report.mirror);
+    x->report.mirror_offset = (size_t *)stx_persist(x, n * sizeof *x->report.mirror_offset);
+    if (!x->report.mirror || !x->report.mirror_offset) return 0;
+    x->report.mirror_chunk =
+        (stx_optim_chunk *)stx__state(x, STX__STATE, n * sizeof *x->report.mirror_chunk);
+    return x->report.mirror_chunk != NULL;
+}
+
+/* Adds a parameter to the mirrors. */
+static int stx__mirror_add(stx_ctx *x, const stx_tensor *t) {
+    const size_t i = x->report.mirrors, values = x->report.mirror_values;
+    stx_optim_chunk chunk;
+    if (!t->is_param) {
+        stx_fail(x, STX_ERR_ARG, "stx_param_mirror: t: expected a parameter, got another tensor");
+        return 0;
+    }
+    if (i == STX__MIRRORS || t->size > STX__MIRROR_VALUES - values) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_param_mirror: expected at most %d parameters with %d elements in total, got "
+                 "%zu with %zu", (int)STX__MIRRORS, (int)STX__MIRROR_VALUES, i + 1,
+                 stx_size_add(values, t->size, 1));
+        return 0;
+    }
+    if (!stx__mirrors_create(x)) return 0;
+
+    memset(&chunk, 0, sizeof chunk);
+    chunk.p = t->data;
+    chunk.n = t->size;
+    stx__put_bytes(x, x->report.mirror_chunk + i, &chunk, sizeof chunk);
+    x->report.mirror[i] = t;
+    x->report.mirror_offset[i] = values;
+    x->report.mirror_values += t->size;
+    x->report.mirrors++;
+    stx__report_stale(x);
+    return 1;
 }
 
 STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t) {
     size_t i;
     if (!stx_ok(x) || !t) return NULL;
     if (!stx__on_gpu(x)) return t->data;
-    if (!stx__make_report(x)) return NULL;
+    if (!stx__report_create(x)) return NULL;
     for (i = 0; i < x->report.mirrors && x->report.mirror[i] != t; i++) {
     }
-    if (i == x->report.mirrors) {
-        stx_optim_chunk piece;
-        STX__NEED(
-            x,
-            i < STX__MIRRORED && t->is_param
-                && t->size <= STX__MIRROR_VALUES - x->report.mirror_values,
-            STX_ERR_ARG,
-            "stx_param_mirror: %zu tensors of %zu numbers so far: want at most %d of %d together, and parameters",
-            i, x->report.mirror_values, (int)STX__MIRRORED, (int)STX__MIRROR_VALUES);
-        if (!x->report.mirror_chunk) {
-            x->report.mirror = (const stx_tensor **)stx_persist(x, STX__MIRRORED
-                                                                       * sizeof *x->report.mirror);
-            x->report.mirror_offset =
-                (size_t *)stx_persist(x, STX__MIRRORED * sizeof *x->report.mirror_offset);
-            x->report.mirror_chunk =
-                x->report.mirror && x->report.mirror_offset
-                    ? (stx_optim_chunk *)stx__state(x, STX__STATE, STX__MIRRORED * sizeof piece)
-                    : NULL;
-        }
-        if (!x->report.mirror_chunk) return NULL;
-        memset(&piece, 0, sizeof piece);
-        piece.p = t->data;
-        piece.n = t->size;
-        stx__put_bytes(x, x->report.mirror_chunk + i, &piece, sizeof piece);
-        x->report.mirror[i] = t;
-        x->report.mirror_offset[i] = x->report.mirror_values;
-        x->report.mirror_values += t->size;
-        x->report.mirrors++;
-        stx__report_stale(x);
-    }
-    return !x->report.mirrors_stale || stx__reports(x)
-               ? x->report.host->watch + x->report.mirror_offset[i]
-               : NULL;
-}
-
-STX_DEF void stx_metric_accumulate(stx_ctx *x, double *meter, const stx_real *a, double s,
-                                   int accumulate) {
-    STX__FP_SCOPE;
-    (void)x;
-    *meter = (accumulate ? *meter : 0) + s * (double)a[0];
+    if (i == x->report.mirrors && !stx__mirror_add(x, t)) return NULL;
+    if (x->report.mirrors_stale && !stx__report_sync(x)) return NULL;
+    return x->report.host->mirror + x->report.mirror_offset[i];
 }
 
 
@@ -14487,7 +14496,7 @@ STX_DEF stx_optim *stx_optim_create(stx_params *p, const stx_optim_desc *d) {
     pieces = stx__on_gpu(x)
                  ? (stx_optim_chunk *)stx_block(x, stx_bytes_of(o->pieces, 1, sizeof *o->piece))
                  : o->piece;
-    if (!o->piece || !o->squares || !pieces || !stx__make_report(x)) return NULL;
+    if (!o->piece || !o->squares || !pieces || !stx__report_create(x)) return NULL;
     STX__NEED(x, x->report.optims < STX_MAX_OPTIMS, STX_ERR_ARG,
               "stx_optim_create: a context has room for %d optimisers: use another context",
               (int)STX_MAX_OPTIMS);
@@ -14542,7 +14551,8 @@ STX_DEF void stx_optim_set_lr(stx_optim *o, double lr) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         if (lr != o->lr) {
-            stx__host_access(x, "a learning rate is set that stx_optim_set_lr had not set before");
+            stx__host_access(x, "the previous step set a new learning rate "
+                                "(call stx_optim_set_lr before the step)");
             /* while capturing: no, and then it is not repeated */
             stx_cuda_set_f64(x, &o->update->lr, lr);
         }
@@ -14558,8 +14568,8 @@ STX_DEF int stx_optim_sync(stx_optim *o) {
     stx_ctx *x = o ? o->params->ctx : NULL;
     const stx_update *u;
     if (!stx_ok(x)) return 0;
-    stx__host_access(x, "stx_optim_sync waits for the GPU");
-    if (!stx__reports(x)) return 0;
+    stx__host_access(x, "the previous step waited for the GPU (stx_optim_sync)");
+    if (!stx__report_sync(x)) return 0;
     u = &x->report.host->update[o->slot];
     o->step = u->step;
     o->skipped = u->skipped;
@@ -15001,102 +15011,101 @@ STX_DEF void stx_clamp(stx_ctx *x, const stx_optim_chunk *piece, size_t count, s
 STX_DEF const char *stx_step_replay_status(const stx_ctx *x) {
     return x ? x->replay.status : "";
 }
+
 #ifdef SEQTX_CUDA
-static void stx__step_note(stx_ctx *x, const char *why) {
-    snprintf(
-        x->replay.status, sizeof x->replay.status,
-        "stx_step_run launches each step anew instead of replaying a CUDA graph, which is slower: %s",
-        why);
+/* The entry of a key; NULL if there is none. */
+static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
+    int i;
+    for (i = 0; i < STX__REPLAYS; i++)
+        if (x->replay.entry[i].used && x->replay.entry[i].key == key) return &x->replay.entry[i];
+    return NULL;
 }
 
-/* Captures fn as a graph, which launches it the first time; 0 if it cannot be repeated
-   (then nothing has happened). */
+/* A new entry for a key, in place of the least recently used one. */
+static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
+    stx__replay *r = x->replay.entry;
+    int i;
+    for (i = 1; i < STX__REPLAYS; i++)
+        if (x->replay.entry[i].used < r->used) r = &x->replay.entry[i];
+    stx_cuda_graph_free(x, (stx_graph *)r->graph);
+    memset(r, 0, sizeof *r);
+    r->key = key;
+    return r;
+}
+
+/* Captures fn as a graph and launches it. Returns 0 and sets r->error if that is not
+   possible; then nothing has run. */
 static int stx__capture(stx_ctx *x, stx__replay *r, stx_step_fn fn, void *user) {
-    uint64_t tick = x->rng.step;
-    if (!stx__reports(x)) return 0; /* what fn may ask for must be known by now */
-    if (!stx_cuda_capture_begin(x)) {
-        stx__step_note(x, stx_cuda_capture_error(x));
-        return 0;
+    const uint64_t step = x->rng.step;
+    if (!stx__report_sync(x)) return 0; /* fn cannot wait for it during the capture */
+    if (stx_cuda_capture_begin(x)) {
+        fn(user);
+        r->graph = stx_cuda_capture_end(x);
+        r->step = step;
+        r->steps = x->rng.step - step;
     }
-    fn(user);
-    r->graph = stx_cuda_capture_end(x);
-    if (!r->graph) stx__step_note(x, stx_cuda_capture_error(x));
-    r->tick = tick;
-    r->ticks = x->rng.step - tick;
     if (r->graph && stx_ok(x)) {
         stx_cuda_graph_launch(x, (stx_graph *)r->graph);
-        x->replay.status[0] = 0;
         return 1;
     }
-    x->rng.step = tick;
+    if (!r->graph) snprintf(r->error, sizeof r->error, "%s", stx_cuda_capture_error(x));
+    x->rng.step = step;
     return 0;
 }
 
-/* Only a key that comes twice in a row lets a step be captured: then the step left
-   everything that the key is of as it was, and so does a replay, which does not call
-   fn and leaves the host's state alone. With two keys in turns each of the two steps
-   may well undo what the other did (rows from a to b, then from b to a; a flag of fn's
-   own that it turns over): replayed, nobody would do it, and the next key would be one
-   for data that the device no longer has. stx_step_replay_status therefore tells whoever lets
-   keys take turns: after STX__TURNS steps in a row whose key one of the last
-   STX__REPLAYS has, but not the last. While a memory fills no key comes back; where
-   sizes are drawn (rooms of adaptive words, lengths of texts) two equal ones in a row
-   come by and by: with three keys, each as likely, 16 steps without that are one case
-   in 650. Keys that never came before are told after STX__NEW_KEYS: a memory of 2048
-   rows by blocks of 64 has filled in half of that. */
+/* Replays a captured step. Random numbers continue as if fn had run. */
+static void stx__replay_launch(stx_ctx *x, const stx__replay *r) {
+    stx_cuda_rng_shift(x, (x->rng.step - r->step) << 24);
+    stx_cuda_graph_launch(x, (stx_graph *)r->graph);
+    stx_cuda_rng_shift(x, 0);
+    x->rng.step += r->steps;
+    x->tape.last = NULL;
+    stx__report_stale(x);
+}
+
+/* What keeps a step from being captured; NULL if nothing does, or if r is its graph.
+
+   A step is captured only if its key is that of the previous step. Then that step left
+   everything that the key describes as it was, and so does a replay, which neither calls
+   fn nor changes the state of the host. With two alternating keys, each step may undo
+   what the other one did: one moves rows from memory a to b, the next from b to a. A
+   replay would not change the host's state, and the next key would describe data that
+   the device no longer has. */
+static const char *stx__replay_obstacle(const stx_ctx *x, uint64_t key, const stx__replay *r) {
+    if (r) return r->graph ? NULL : r->error;
+    if (!x->replay.ran || x->replay.last_key != key)
+        return "its key is not that of the previous step";
+    return x->replay.last_access;
+}
+
 static void stx__run_on_gpu(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
-    stx__replay *r = NULL;
-    int i;
-    if (!x->desc.no_graph)
-        for (i = 0; i < STX__REPLAYS; i++)
-            if (x->replay.entry[i].used && x->replay.entry[i].key == key) r = &x->replay.entry[i];
+    const int graphs = !x->desc.no_graph;
+    stx__replay *r = graphs ? stx__replay_find(x, key) : NULL;
+    const char *obstacle = graphs ? stx__replay_obstacle(x, key, r) : NULL;
+
     if (r && r->graph) {
-        stx_cuda_rng_shift(x, (x->rng.step - r->tick) << 24);
-        stx_cuda_graph_launch(x, (stx_graph *)r->graph);
-        stx_cuda_rng_shift(x, 0);
-        x->rng.step += r->ticks;
-        x->tape.last = NULL;
-        x->replay.status[0] = 0;
-        x->replay.alike = x->replay.fresh = x->replay.turns = 0;
-        stx__report_stale(x);
-    } else if (r || x->desc.no_graph || !x->replay.ran || x->replay.last_key != key
-               || !x->replay.clean) {
-        int same = x->replay.ran && x->replay.last_key == key, again = 0;
-        for (i = 0; i < STX__REPLAYS; i++)
-            again |= (uint64_t)i < x->replay.steps && x->replay.keys[i] == key;
-        x->replay.host_access = NULL;
-        fn(user);
-        x->replay.clean = !x->replay.host_access; /* only then may it be captured */
-        x->replay.fresh = same ? 0 : STX_MIN(x->replay.fresh + 1, 1 << 20);
-        x->replay.turns = same || !again ? 0 : STX_MIN(x->replay.turns + 1, 1 << 20);
-        x->replay.alike = x->replay.clean ? 0 : same ? STX_MIN(x->replay.alike + 1, 1 << 20) : 1;
-        /* the first steps may well allocate */
-        if (!r && !x->desc.no_graph && x->replay.alike >= 3) {
-            char why[160];
-            snprintf(why, sizeof why, "in the step %s", x->replay.host_access);
-            stx__step_note(x, why);
-        } else if (!r && !x->desc.no_graph && x->replay.turns >= STX__TURNS) {
-            stx__step_note(
-                x,
-                "keys take turns, and only a step with the key of the one before is captured: let one step do what these do");
-        } else if (!r && !x->desc.no_graph && x->replay.fresh >= STX__NEW_KEYS) {
-            stx__step_note(x, "each step's key is another one than that of the step before");
+        stx__replay_launch(x, r);
+    } else if (graphs && !obstacle) {
+        r = stx__replay_new(x, key);
+        if (!stx__capture(x, r, fn, user)) {
+            obstacle = r->error;
+            if (stx_ok(x)) fn(user);
         }
     } else {
-        x->replay.alike = x->replay.fresh = x->replay.turns = 0;
-        /* the one that ran longest ago */
-        for (r = x->replay.entry, i = 1; i < STX__REPLAYS; i++)
-            if (x->replay.entry[i].used < r->used) r = &x->replay.entry[i];
-        stx_cuda_graph_free(x, (stx_graph *)r->graph);
-        r->graph = NULL;
-        r->key = key;
-        if (!stx__capture(x, r, fn, user) && stx_ok(x)) fn(user);
+        x->replay.host_access = NULL;
+        fn(user);
+        x->replay.last_access = x->replay.host_access;
     }
+
+    x->replay.status[0] = 0;
+    if (obstacle)
+        snprintf(x->replay.status, sizeof x->replay.status, "not captured: %s", obstacle);
     if (r) r->used = ++x->replay.runs;
-    x->replay.keys[x->replay.steps++ % STX__REPLAYS] = x->replay.last_key = key;
+    x->replay.last_key = key;
     x->replay.ran = 1;
 }
 #endif
+
 STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
     int i;
     for (i = 0; i < 8; i++) key = (key ^ ((value >> (8 * i)) & 255)) * 1099511628211u;
@@ -15105,15 +15114,18 @@ STX_DEF uint64_t stx_key_add(uint64_t key, uint64_t value) {
 
 STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_ids *targets,
                               uint64_t salt) {
-    const stx_ids *t[2];
-    uint64_t key = stx_key_add(stx_key_add(14695981039346656037u, salt),
-                               (uint64_t)(uintptr_t)model);
+    const stx_ids *tokens[2];
+    uint64_t key = 14695981039346656037u; /* FNV-1a */
     int i;
-    t[0] = ids;
-    t[1] = targets;
+    tokens[0] = ids;
+    tokens[1] = targets;
+    key = stx_key_add(key, salt);
+    key = stx_key_add(key, (uint64_t)(uintptr_t)model);
     for (i = 0; i < 2; i++) {
-        key = stx_key_add(stx_key_add(key, t[i] ? t[i]->B : 0), t[i] ? t[i]->T : 0);
-        key = stx_key_add(key, t[i] ? (uint64_t)(uintptr_t)t[i]->device : 0);
+        const stx_ids *t = tokens[i];
+        key = stx_key_add(key, t ? t->B : 0);
+        key = stx_key_add(key, t ? t->T : 0);
+        key = stx_key_add(key, t ? (uint64_t)(uintptr_t)t->device : 0);
     }
     return key;
 }
@@ -15121,13 +15133,13 @@ STX_DEF uint64_t stx_step_key(const void *model, const stx_ids *ids, const stx_i
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user) {
     if (!stx_ok(x)) return 0;
     if (!fn) {
-        stx_fail(x, STX_ERR_ARG, "stx_step_run: no function");
+        stx_fail(x, STX_ERR_ARG, "stx_step_run: fn: expected a function, got NULL");
         return 0;
     }
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         stx__run_on_gpu(x, key, fn, user);
-        stx__ask(x);
+        stx__report_request(x);
         return stx_ok(x);
     }
 #endif
@@ -18082,7 +18094,7 @@ STX_DEF int stx_optim_load_as(stx_optim *o, const stx_file *f, const char *prefi
                 return 0;
             if (copy && x->group.shard && !stx__load_shards(o, k, f, named)) return 0;
         }
-    if (!stx__reports(x)) return 0;
+    if (!stx__report_sync(x)) return 0;
     o->step = step;
     o->skipped = skipped;
     u = x->report.host->update[o->slot];

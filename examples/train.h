@@ -3511,7 +3511,8 @@ struct tr_lm {
     uint64_t     evaluated, blocks;     /* step and number of blocks of the last evaluation */
     int          last;          /* these evaluations are the run's results */
     char         result[200];   /* line of the last evaluation */
-    int          note_reported; /* the reason why steps are not replayed was reported */
+    int          not_replayed;  /* consecutive steps that ran without a CUDA graph */
+    int          note_reported; /* the reason was reported */
 
     /* files */
     int          begun;         /* log and event file are open: errors are now failures of
@@ -4968,18 +4969,26 @@ TR_DEF void tr_lm_show(tr_lm *t, double loss, int due) {
     tr_show(&t->term, &p, due);
 }
 
-/* Runs the step by stx_step_run. If steps cannot be replayed, reports the reason once. */
+/* The first steps of a run allocate, and the sizes of a step change while a memory fills:
+   so many consecutive steps without a CUDA graph are normal. */
+enum { TR_NOT_REPLAYED = 64 };
+
+/* Runs the step by stx_step_run. If steps persistently run without a CUDA graph, reports
+   the reason once. */
 TR_DEF int tr_lm_step(tr_lm *t, uint64_t key, stx_step_fn step, void *user) {
-    const char *note = stx_step_replay_status(t->x); /* about the previous step */
-    if (*note && !t->note_reported) {
+    const char *note;
+    if (!stx_step_run(t->x, key, step, user)) return 0;
+    note = stx_step_replay_status(t->x);
+    t->not_replayed = *note ? t->not_replayed + 1 : 0;
+    if (t->not_replayed >= TR_NOT_REPLAYED && !t->note_reported) {
         t->note_reported = 1;
-        tr_say(&t->term, "%s", note);
+        tr_say(&t->term, "steps run without a CUDA graph, which is slower; %s", note);
         tr_log_begin(&t->log, "note");
         tr_log_int(&t->log, "step", t->step);
         tr_log_str(&t->log, "note", note);
         tr_lm_note(t, t->log.err, tr_log_end(&t->log));
     }
-    return stx_step_run(t->x, key, step, user);
+    return 1;
 }
 
 /* Begins a "train" record; loss is the mean since the previous one. The trainer adds
