@@ -3117,6 +3117,7 @@ STX_STRICT_OFF
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 #if (defined(__unix__) || defined(__APPLE__)) && !defined(SEQTX_STDIO_FILES)
   #define STX__POSIX 1
   #include <dirent.h>
@@ -3128,15 +3129,15 @@ STX_STRICT_OFF
   #include <unistd.h>
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) \
       && !(defined(__GLIBC__) && defined(__USE_XOPEN2K8))
-/* -std=c99 hides these when a system header was included before this one; they are
-   there all the same */
+/* -std=c99 hides these declarations if a system header was included before this file;
+   the functions exist anyway. */
 int fsync(int fd);
 int fchmod(int fd, mode_t mode);
 int fchown(int fd, uid_t owner, gid_t group);
 ssize_t readlink(const char *path, char *buf, size_t n);
   #endif
   #if defined(__linux__)
-    #define STX__HUGE ((size_t)2 << 20)
+    #define STX__HUGE ((size_t)2 << 20) /* size of a huge page */
     #if !defined(__cplusplus) && !defined(__USE_MISC)
 int madvise(void *p, size_t n, int advice);
     #endif
@@ -3154,11 +3155,13 @@ int madvise(void *p, size_t n, int advice);
   #endif
   #include <windows.h>
 #endif
+
 #if defined(SEQTX_NCCL) && !defined(SEQTX_CUDA)
-  #error "SEQTX_NCCL is for builds with SEQTX_CUDA"
+  #error "SEQTX_NCCL requires SEQTX_CUDA"
 #endif
+
 #ifdef SEQTX_MPI
-  #define OMPI_SKIP_MPICXX  1 /* not the C++ interface of old */
+  #define OMPI_SKIP_MPICXX  1 /* without the old C++ interface */
   #define MPICH_SKIP_MPICXX 1
   #include <mpi.h>
   #ifndef _WIN32
@@ -3166,13 +3169,14 @@ int madvise(void *p, size_t n, int advice);
     #include <unistd.h>
   #endif
 #endif
+
 #if !defined(SEQTX_NO_THREADS) && (defined(__GNUC__) || defined(__clang__)) \
     && (defined(__unix__) || defined(__APPLE__)) \
     && !(defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__))
   #define STX__PTHREADS 1
   #include <pthread.h>
   #include <signal.h>
-  #include <sys/select.h> /* sigset_t, also where -std=c99 hides it in signal.h */
+  #include <sys/select.h> /* sigset_t, which -std=c99 hides in signal.h */
   #include <sys/time.h>
   #include <time.h>
   #include <unistd.h>
@@ -3182,8 +3186,8 @@ int madvise(void *p, size_t n, int advice);
   #endif
   #if defined(__STRICT_ANSI__) && !defined(__cplusplus) && !defined(__APPLE__) \
       && !(defined(__GLIBC__) && defined(__USE_POSIX199506))
-/* hidden by -std=c99 as those above (macOS hides nothing, and has macros of these
-   names) */
+/* Hidden by -std=c99, as above. macOS hides none of them and has macros with these
+   names. */
 int sigfillset(sigset_t *set);
 int sigdelset(sigset_t *set, int number);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
@@ -3191,12 +3195,13 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 #elif !defined(SEQTX_NO_THREADS) && defined(_WIN32)
   #define STX__WIN_THREADS 1
 #endif
+
 #ifdef SEQTX_CBLAS
   #ifdef __APPLE__
-    /* Accelerate, by the names in it, since its headers depend on a macro
-       (ACCELERATE_NEW_LAPACK) that a program may have set otherwise when it
-   included them. macOS 13.3 has a newer CBLAS, of other names, beside the older one.
-   Another BLAS has the older names: SEQTX_CBLAS=2. */
+    /* Accelerate. Its header is not included: its declarations depend on the macro
+       ACCELERATE_NEW_LAPACK, which the program may have set differently. macOS 13.3
+       added a newer CBLAS under other symbol names. SEQTX_CBLAS=2 selects the old
+       symbols, which other BLAS libraries have, too. */
     #ifdef SEQTX_DOUBLE
       #define STX__CBLAS_NAME "_cblas_dgemm"
     #else
@@ -3211,10 +3216,9 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
     #ifdef __cplusplus
 extern "C"
     #endif
-    void
-    stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real alpha,
-                    const stx_real *a, int lda, const stx_real *b, int ldb, stx_real beta,
-                    stx_real *c, int ldc) __asm__(STX__CBLAS_SYMBOL);
+void stx__cblas_gemm(int order, int ta, int tb, int m, int n, int k, stx_real alpha,
+                     const stx_real *a, int lda, const stx_real *b, int ldb, stx_real beta,
+                     stx_real *c, int ldc) __asm__(STX__CBLAS_SYMBOL);
     #define STX__CBLAS_ROWS     101
     #define STX__CBLAS_TRANS(t) ((t) ? 112 : 111)
   #else
@@ -3233,8 +3237,8 @@ STX_STRICT_ON
 
 // >>context
 
-/* Under AddressSanitizer every allocation of an arena stands between poisoned bytes,
-   so that an overrun is seen although the arena itself is one block. */
+/* Under AddressSanitizer, every allocation of an arena is surrounded by poisoned bytes,
+   so that overruns are detected although the arena itself is one block. */
 #if defined(__SANITIZE_ADDRESS__)
   #define STX__ASAN 1
 #elif defined(__has_feature)
@@ -3260,24 +3264,24 @@ void __asan_unpoison_memory_region(void const volatile *addr, size_t size);
   #define STX__RED_ZONE       0
 #endif
 
+/* Device memory cannot be poisoned, unless the host emulates the GPU
+   (tests/cuda_host). */
 #ifndef STX__DEVICE_SHADOW
-  #define STX__DEVICE_SHADOW \
-    0 /* device memory has no shadow, unless the GPU is the host (tests/cuda_host) */
+  #define STX__DEVICE_SHADOW 0
 #endif
 
+/* A chunk of an arena. Its head is in host memory, also on a GPU. */
 typedef struct stx__chunk {
     struct stx__chunk *next;
     size_t size, used;
     char *base; /* 64-byte aligned, size bytes */
 } stx__chunk;
 
-/* kind: STX__HOST, or one of STX_MEM_*: then the bytes are the GPU's and the chunks'
-   heads the host's */
 enum { STX__HOST = -1 };
 
 typedef struct stx__arena {
-    const char *name;
-    int kind;
+    const char *name; /* for error texts */
+    int kind;         /* STX__HOST, or one of STX_MEM_*: memory of the GPU */
     stx__chunk *first, *cur;
     size_t used, reserved;
 } stx__arena;
@@ -3286,36 +3290,36 @@ static int stx__guarded(const stx__arena *a) {
     return a->kind == STX__HOST || STX__DEVICE_SHADOW;
 }
 
-/* in front of every stx_block; one cache line, keeps the data aligned */
+/* Precedes the data of every stx_block. It takes one cache line, so that the data stay
+   aligned. */
 typedef struct stx__block_head {
     struct stx__block_head *prev, *next;
     void *raw;
     size_t size;
 } stx__block_head;
 
-enum { STX__INS = 12 }; /* an op's inputs, at most: attention has them */
+enum { STX__INS = 12 }; /* most inputs of an op; attention has that many */
 
-/* One op on the tape: what it made (most ops make y alone), from what, and how to go
-   back. */
+/* One op on the tape: its outputs, its inputs and its backward function. Most ops have
+   the single output y. */
 typedef struct stx__node {
     struct stx__node *prev;
     void (*back)(stx_ctx *x, struct stx__node *n);
     stx_tensor *y, *more[STX_MAX_MORE], *in[STX__INS];
-    void *save;
+    void *save; /* values that the backward function needs */
 } stx__node;
 
-/* a gradient buffer that backward is done with, or (in the other list) room for such
-   an entry */
+/* A gradient buffer that the backward pass no longer needs, or an unused entry of the
+   list of such buffers. */
 typedef struct stx__free_grad {
     struct stx__free_grad *next;
     void *p;
     size_t bytes;
-    int full;
+    int is_f32; /* allocated as f32 although activations are stored as bf16 */
 } stx__free_grad;
 
-/* What the host reads between steps, in one piece of the device's memory (and a copy
-   of it on the host): notes, what the optimisers decided, and the watched tensors'
-   values. */
+/* What the host reads between steps, in one device buffer and a copy of it on the host:
+   metrics, decisions of the optimisers, and values of mirrored parameters. */
 enum { STX__MIRRORS = 512, STX__MIRROR_VALUES = 8192 };
 
 typedef struct stx__report {
@@ -3324,7 +3328,8 @@ typedef struct stx__report {
     stx_real mirror[STX__MIRROR_VALUES];
 } stx__report;
 
-enum { STX__STALE, STX__PENDING, STX__CURRENT }; /* the host's copy */
+/* State of the host's copy of the report. */
+enum { STX__STALE, STX__PENDING, STX__CURRENT };
 
 /* A step that was captured as a CUDA graph. */
 typedef struct stx__replay {
@@ -3337,8 +3342,8 @@ typedef struct stx__replay {
 
 enum { STX__REPLAYS = 8 };
 
-/* Scratch of one thread, in numbers: packed blocks of A and B of the matrix product
-   (MC x KC, KC x NC). */
+/* Scratch of one thread, in elements: packed blocks of the GEMM operands A (MC x KC) and
+   B (KC x NC). */
 enum {
     STX__KC = 512,
     STX__MC = 112,
@@ -3346,25 +3351,25 @@ enum {
     STX__PACK = STX__MC * STX__KC + STX__KC * STX__NC
 };
 
-/* a matrix of stx_params_pack: what it was made of, (size / C, C) */
+/* A matrix (size / C, C) packed by stx_params_pack. */
 typedef struct stx__packed {
-    const stx_real *from;
+    const stx_real *from; /* the parameter */
     size_t size, C, bytes;
-    const uint16_t *h; /* STX_WEIGHTS_BF16: the same shape. STX_WEIGHTS_INT8: NULL */
-    const int8_t *q;   /* the same shape, */
-    const float *s;    /* and (size / C, C / 32 rounded up): what their 1 is */
+    const uint16_t *h; /* STX_WEIGHTS_BF16: (size / C, C). STX_WEIGHTS_INT8: NULL */
+    const int8_t *q;   /* STX_WEIGHTS_INT8: (size / C, C) */
+    const float *s;    /* STX_WEIGHTS_INT8: (size / C, ceil(C / 32)), the scales of q */
 } stx__packed;
 
 /* Each part of a context is named after the section that uses it. */
 struct stx_ctx {
     stx_desc desc;
-    int isa; /* STX__ISA_*: what the inner loops may use */
+    int isa; /* STX__ISA_*: instruction set of the inner loops */
     const struct stx__micro *micro;
     void *gpu;                   /* stx_gpu */
     struct stx__scalar *scalars; /* newest first */
     stx_params *lists;           /* newest first */
-    uint64_t params_made;
-    stx_ids *zero_id; /* (1,1): a zero */
+    uint64_t params_made;        /* parameters created so far, in all lists */
+    stx_ids *zero_id;            /* (1,1): a zero */
 
     struct {
         int code; /* STX_OK or STX_ERR_* */
@@ -3373,12 +3378,12 @@ struct stx_ctx {
 
     struct {
         stx__arena keep, step;
-        /* on a GPU: state, parameters, activations, the rest of a step */
+        /* on a GPU: state, parameters, activations, everything else of a step */
         stx__arena dev_keep, dev_params, dev_step, dev_bytes;
         struct stx__dev_block *dev_blocks;
         stx__block_head blocks; /* ring of stx_blocks */
         size_t block_bytes, peak;
-        /* buffers that backward may still read */
+        /* buffers that the backward pass may still read */
         struct stx__freed_at_step_end *freed_at_step_end;
     } mem;
 
@@ -3387,7 +3392,7 @@ struct stx_ctx {
         stx__node *last; /* the newest node */
         stx__free_grad *free_grads, *free_entries;
         uint64_t steps_begun; /* calls of stx_begin, plus one */
-        /* during the backward of a recomputed function: where its step memory begins */
+        /* during the backward pass of a recomputed function: where its memory begins */
         const struct stx__mark *inner;
         /* during its first run: the gradients that it will add to */
         struct stx__uses *uses;
@@ -3404,7 +3409,7 @@ struct stx_ctx {
     } threads;
 
     struct {
-        stx__packed *matrix; /* (count), by address; each has a block for its values */
+        stx__packed *matrix; /* (count), by address; the values of each are in a block */
         size_t count;
         /* unpacks the matrix that `written` points into; set when count > 0 */
         void (*unpack)(stx_ctx *x, const stx_real *written);
@@ -3435,7 +3440,7 @@ struct stx_ctx {
         void *engine;    /* stx__mpi, see >>group */
         int rank, ranks; /* 0, 0 without a group */
         size_t bucket;   /* elements */
-        int shard;       /* 1: a rank has its share of the optimisers' state */
+        int shard;       /* 1: each rank has a part of the optimisers' state */
         /* the list whose gradients are sent while stx_backward computes them, or NULL */
         stx_params *sending;
     } group;
@@ -3456,6 +3461,7 @@ STX_DEF int stx_isa(const stx_ctx *x) {
     return x ? x->isa : stx__find_isa();
 }
 
+/* malloc with advice to the kernel on the page size of large allocations. */
 static void *stx__pages_alloc(size_t n, int advice) {
     char *p = (char *)malloc(n);
     (void)advice;
@@ -3468,15 +3474,15 @@ static void *stx__pages_alloc(size_t n, int advice) {
     return p;
 }
 
-/* Large pieces in large pages, where the system has them to give: rows of a head lie a
-   page apart or so */
+/* The default allocator uses huge pages where possible: the rows of one head are about a
+   page apart. */
 static void *stx__sys_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 14 /* MADV_HUGEPAGE */);
 }
 
-/* In a dry run only the heads of tensors are written, far apart: in small pages, for
-   the system gives none that is not touched */
+/* A dry run writes only the heads of tensors, which are far apart. It uses small pages,
+   because the system provides only those that are written. */
 static void *stx__dry_alloc(void *user, size_t n) {
     (void)user;
     return stx__pages_alloc(n, 15 /* MADV_NOHUGEPAGE */);
@@ -3505,25 +3511,30 @@ STX_DEF int stx_error_code(const stx_ctx *x) {
 }
 
 STX_DEF const char *stx_error(const stx_ctx *x) {
-    return x ? x->error.text : "no context (stx_create found no memory)";
+    return x ? x->error.text : "the context is NULL: stx_create ran out of memory";
 }
 
 STX_DEF void stx_clear_error(stx_ctx *x) {
-    if (x) {
-        x->error.code = STX_OK;
-        x->error.text[0] = 0;
-    }
+    if (!x) return;
+    x->error.code = STX_OK;
+    x->error.text[0] = 0;
 }
 
 static int stx__on_gpu(const stx_ctx *x) {
     return x->desc.device == STX_CUDA;
 }
 
+/* Are activations stored as bf16? */
+static int stx__stores_bf16(const stx_ctx *x) {
+    return stx__on_gpu(x) && x->desc.precision == STX_PREC_BF16;
+}
+
 #define STX__FROM_GPU "the previous step copied data from the GPU (stx_get, stx_item)"
 #define STX__TO_GPU   "the previous step copied data to the GPU (stx_tokens, stx_input, stx_set)"
 
-/* Must be called where the host reads or writes device data, or waits for the device. A
-   step that does is not captured as a graph. `what` is for stx_step_replay_status. */
+/* Must be called where the host reads or writes device data, waits for the device or
+   allocates: such a step is not captured as a CUDA graph. `what` is a string constant for
+   stx_step_replay_status. */
 static void stx__host_access(stx_ctx *x, const char *what) {
     if (!x->replay.host_access) x->replay.host_access = what;
 }
@@ -3541,12 +3552,7 @@ static void stx__param_written(stx_ctx *x, const stx_real *p) {
     stx__report_stale(x);
 }
 
-/* Are activations 2 bytes each? */
-static int stx__stores_bf16(const stx_ctx *x) {
-    return x->desc.device == STX_CUDA && x->desc.precision == STX_PREC_BF16;
-}
-
-/* What the arenas of the lists' gradients have, or (reserved 0) use */
+/* Bytes of the gradient arenas of all parameter lists: used, or reserved. */
 static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     const stx_params *p;
     size_t n = 0;
@@ -3557,8 +3563,8 @@ static size_t stx__grads_bytes(const stx_ctx *x, int reserved) {
     return n;
 }
 
-/* Memory of the device; on a GPU the host's few kilobytes of heads and shapes are not
-   counted. */
+/* Memory of the device. On a GPU, the few kilobytes of host memory for heads and shapes
+   do not count. */
 static size_t stx__reserved(const stx_ctx *x) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) return stx_cuda_bytes(x);
@@ -3567,55 +3573,56 @@ static size_t stx__reserved(const stx_ctx *x) {
            + stx__grads_bytes(x, 1);
 }
 
-static void stx__note_peak(stx_ctx *x) {
+#ifdef SEQTX_CUDA
+static size_t stx__arena_unused(const stx__arena *a) {
+    return a->reserved - a->used;
+}
+#endif
+
+static void stx__update_peak(stx_ctx *x) {
     size_t now = x->mem.keep.used + x->mem.step.used + x->mem.block_bytes + stx__grads_bytes(x, 0);
 #ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) /* all but what the arenas have in hand */
-        now = stx_cuda_bytes(x) - (x->mem.dev_keep.reserved - x->mem.dev_keep.used)
-              - (x->mem.dev_params.reserved - x->mem.dev_params.used)
-              - (x->mem.dev_step.reserved - x->mem.dev_step.used)
-              - (x->mem.dev_bytes.reserved - x->mem.dev_bytes.used)
+    if (stx__on_gpu(x))
+        now = stx_cuda_bytes(x) - stx__arena_unused(&x->mem.dev_keep)
+              - stx__arena_unused(&x->mem.dev_params) - stx__arena_unused(&x->mem.dev_step)
+              - stx__arena_unused(&x->mem.dev_bytes)
               - (stx__grads_bytes(x, 1) - stx__grads_bytes(x, 0));
 #endif
     if (now > x->mem.peak) x->mem.peak = now;
 }
 
-/* n + room to align, from the user's allocator or (kind: not STX__HOST) the GPU, within the limit. what and knob go into the error text;
-   without what there is none. */
+/* Allocates n bytes, and enough more to align them, within the limit: from the user's
+   allocator, or on the GPU unless kind is STX__HOST. On failure returns NULL and sets an
+   error that begins with `what`; if `what` is NULL, it sets none, and the caller retries
+   with less. */
 static void *stx__raw_alloc(stx_ctx *x, size_t n, const char *what, int kind) {
     void *p = NULL;
-    size_t have = stx__reserved(x);
-    int limited = x->desc.max_bytes && (kind != STX__HOST || !stx__on_gpu(x));
-    /* the caller asks again, for less */
-    if (!what && limited && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) return NULL;
-    if (limited && (n > x->desc.max_bytes || have > x->desc.max_bytes - n)) {
-        stx_fail(
-            x, STX_ERR_MEMORY,
-            "%s: %zu more bytes would pass the limit of %zu (%zu in use): raise desc.max_bytes, or "
-            "use a smaller batch, block or model",
-            what, n, x->desc.max_bytes, have);
+    const size_t used = stx__reserved(x), limit = x->desc.max_bytes;
+    const int limited = limit && (kind != STX__HOST || !stx__on_gpu(x));
+    if (limited && (n > limit || used > limit - n)) {
+        if (what)
+            stx_fail(x, STX_ERR_MEMORY,
+                     "%s: %zu more bytes would exceed the limit of %zu (%zu in use): raise "
+                     "desc.max_bytes, or use a smaller batch, block or model",
+                     what, n, limit, used);
         return NULL;
     }
 #ifdef SEQTX_CUDA
     if (kind != STX__HOST) {
         p = n ? stx_cuda_alloc(x, n, kind) : NULL;
         if (!p && what)
-            stx_fail(
-                x, STX_ERR_MEMORY,
-                "%s: the GPU has no memory for %zu more bytes (%zu in use here): use a smaller "
-                "batch, block or model, "
-                "recomputation, or STX_PREC_BF16",
-                what, n, have);
+            stx_fail(x, STX_ERR_MEMORY,
+                     "%s: the GPU has no memory for %zu more bytes (%zu in use by this context): "
+                     "use a smaller batch, block or model, recomputation, or STX_PREC_BF16",
+                     what, n, used);
         return p;
     }
 #endif
     if (n < SIZE_MAX - 64) p = x->desc.alloc(x->desc.user, n + 64);
     if (!p)
-        stx_fail(
-            x, STX_ERR_MEMORY,
-            "%s: no memory for %zu more bytes (%zu in use): use a smaller batch, block or model, "
-            "or recomputation",
-            what, n, have);
+        stx_fail(x, STX_ERR_MEMORY,
+                 "%s: no memory for %zu more bytes (%zu in use): use a smaller batch, block or "
+                 "model, or recomputation", what, n, used);
     return p;
 }
 
@@ -3632,66 +3639,80 @@ static void stx__gpu_release(stx_ctx *x, void *p) {
 #endif
 }
 
-static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
-    size_t want;
+/* Granularity of allocations in an arena, in bytes: a power of two. */
+static size_t stx__arena_unit(const stx__arena *a) {
+    return a->kind == STX__HOST ? 64 : 256;
+}
+
+/* Appends a chunk of at least `need` bytes. Unless the limit prevents that, it has at
+   least half the size of the arena, so that there are few chunks. */
+static int stx__arena_grow(stx_ctx *x, stx__arena *a, size_t need) {
+    const size_t unit = stx__arena_unit(a);
+    size_t size = STX_MAX(need, STX_MAX(x->desc.chunk_bytes, a->reserved / 2));
+    void *raw, *base = NULL;
     stx__chunk *c;
-    size_t unit = a->kind == STX__HOST ? 64 : 256;
+
+    size = (size + unit - 1) & ~(unit - 1);
+    if (x->desc.max_bytes) { /* leave half of the remaining memory to others */
+        size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
+        size = STX_MAX(need, STX_MIN(size, (left / 2) & ~(unit - 1)));
+    }
+
+    if (a->kind != STX__HOST) {
+        stx__host_access(x, "the previous step allocated GPU memory");
+        base = stx__raw_alloc(x, size, size > need ? NULL : a->name, a->kind);
+        if (!base && stx_ok(x)) {
+            size = need;
+            base = stx__raw_alloc(x, size, a->name, a->kind);
+        }
+        if (!base) return 0;
+    }
+    raw = stx__raw_alloc(x, (base ? 0 : size) + sizeof(stx__chunk), a->name, STX__HOST);
+    if (!raw) {
+        stx__gpu_release(x, base);
+        return 0;
+    }
+
+    c = (stx__chunk *)raw;
+    c->base = base ? (char *)base : stx__align64((char *)raw + sizeof(stx__chunk));
+    c->size = size;
+    c->used = 0;
+    c->next = NULL;
+    if (stx__guarded(a)) STX__POISON(c->base, size);
+    if (a->cur)
+        a->cur->next = c;
+    else
+        a->first = c;
+    a->cur = c;
+    a->reserved += size + (base ? 0 : sizeof(stx__chunk));
+    return 1;
+}
+
+static void *stx__arena_alloc(stx_ctx *x, stx__arena *a, size_t n) {
+    const size_t unit = stx__arena_unit(a);
+    size_t need;
+    char *p;
     if (x->error.code) return NULL;
     if (n > SIZE_MAX - 4096) {
         stx_fail(x, STX_ERR_MEMORY, "%s: a size overflows: use smaller dimensions", a->name);
         return NULL;
     }
-    want = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
-    if (!want) want = unit;
-    while (a->cur && a->cur->size - a->cur->used < want && a->cur->next) {
+    need = ((n + unit - 1) & ~(unit - 1)) + (STX__RED_ZONE ? unit : 0);
+    if (!need) need = unit;
+
+    while (a->cur && a->cur->size - a->cur->used < need && a->cur->next) {
         a->cur = a->cur->next;
         a->cur->used = 0;
     }
-    if (!a->cur || a->cur->size - a->cur->used < want) {
-        size_t size = STX_MAX(want, x->desc.chunk_bytes);
-        void *raw, *base = NULL;
-        size = STX_MAX(size, a->reserved / 2); /* few chunks, whatever the final size */
-        size = (size + unit - 1) & ~(unit - 1);
-        /* what is more than is wanted: at most half of what the limit leaves, for
-           others want some, too */
-        if (x->desc.max_bytes) {
-            size_t left = x->desc.max_bytes - STX_MIN(stx__reserved(x), x->desc.max_bytes);
-            size = STX_MAX(want, STX_MIN(size, (left / 2) & ~(unit - 1)));
-        }
-        if (a->kind != STX__HOST) {
-            stx__host_access(x, "the previous step allocated GPU memory");
-            base = stx__raw_alloc(x, size, size > want ? NULL : a->name, a->kind);
-            /* no room for more than is needed */
-            if (!base && !x->error.code) base = stx__raw_alloc(x, size = want, a->name, a->kind);
-            if (!base) return NULL;
-        }
-        raw = stx__raw_alloc(x, (base ? 0 : size) + sizeof(stx__chunk), a->name, STX__HOST);
-        if (!raw) {
-            stx__gpu_release(x, base);
-            return NULL;
-        }
-        c = (stx__chunk *)raw;
-        c->base = base ? (char *)base : stx__align64((char *)raw + sizeof(stx__chunk));
-        c->size = size;
-        c->used = 0;
-        c->next = NULL;
-        if (stx__guarded(a)) STX__POISON(c->base, size);
-        if (a->cur)
-            a->cur->next = c;
-        else
-            a->first = c;
-        a->cur = c;
-        a->reserved += size + (base ? 0 : sizeof(stx__chunk));
-    }
-    c = a->cur;
-    {
-        char *p = c->base + c->used;
-        c->used += want;
-        a->used += want;
-        stx__note_peak(x);
-        if (stx__guarded(a)) STX__UNPOISON(p, n);
-        return p;
-    }
+    if (!a->cur || a->cur->size - a->cur->used < need)
+        if (!stx__arena_grow(x, a, need)) return NULL;
+
+    p = a->cur->base + a->cur->used;
+    a->cur->used += need;
+    a->used += need;
+    stx__update_peak(x);
+    if (stx__guarded(a)) STX__UNPOISON(p, n);
+    return p;
 }
 
 static void stx__arena_rewind(stx__arena *a) {
@@ -3725,7 +3746,7 @@ STX_DEF void *stx_step_alloc(stx_ctx *x, size_t n) {
     return x ? stx__arena_alloc(x, &x->mem.step, n) : NULL;
 }
 
-/* Not zeroed */
+/* stx_block without zeroing. */
 static void *stx__block_raw(stx_ctx *x, size_t n) {
     stx__block_head *h;
     void *raw;
@@ -3736,6 +3757,7 @@ static void *stx__block_raw(stx_ctx *x, size_t n) {
     }
     raw = stx__raw_alloc(x, n + 128, "block", STX__HOST);
     if (!raw) return NULL;
+
     h = (stx__block_head *)(void *)stx__align64(raw);
     h->raw = raw;
     h->size = n;
@@ -3744,7 +3766,7 @@ static void *stx__block_raw(stx_ctx *x, size_t n) {
     x->mem.blocks.prev->next = h;
     x->mem.blocks.prev = h;
     x->mem.block_bytes += n;
-    stx__note_peak(x);
+    stx__update_peak(x);
     return (char *)h + 64;
 }
 
@@ -3764,8 +3786,8 @@ STX_DEF void stx_block_free(stx_ctx *x, void *p) {
     x->desc.release(x->desc.user, h->raw);
 }
 
-/* On a GPU: blocks of device memory in a list, for their heads cannot stand before
-   them. */
+/* On a GPU, blocks of device memory are kept in a list, because a head in host memory
+   cannot precede them. */
 typedef struct stx__dev_block {
     struct stx__dev_block *next;
     void *p;
@@ -3782,29 +3804,48 @@ static void stx__zero(stx_ctx *x, void *p, size_t bytes) {
     memset(p, 0, bytes);
 }
 
-static stx_real *stx__block_of(stx_ctx *x, size_t n, int full) {
+/* The kinds of device memory: activations and f32 values of a step, parameters, and state
+   that lives as long as the context. A CPU has two arenas for all of them. */
+enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
+
+static stx__arena *stx__arena_of(stx_ctx *x, int where) {
+    if (!stx__on_gpu(x))
+        return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
+    switch (where) {
+    case STX__STEP: return &x->mem.dev_step;
+    case STX__STEP_FULL: return &x->mem.dev_bytes;
+    case STX__PARAM: return &x->mem.dev_params;
+    default: return &x->mem.dev_keep;
+    }
+}
+
+static size_t stx__element_size(const stx_ctx *x, int where) {
+    return where == STX__STEP && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
+}
+
+/* A zeroed device block of n elements: f32, or the type of activations. */
+static stx_real *stx__block_of(stx_ctx *x, size_t n, int is_f32) {
     stx__dev_block *b;
     size_t bytes;
     if (!x || x->error.code) return NULL;
-    bytes = n > SIZE_MAX / sizeof(stx_real)
-                ? SIZE_MAX
-                : n * (stx__stores_bf16(x) && !full ? 2 : sizeof(stx_real));
+    bytes = stx_bytes_of(n, stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP), 1);
     if (!stx__on_gpu(x)) {
         stx_real *p = (stx_real *)stx__block_raw(x, bytes);
         if (p && !x->desc.dry) memset(p, 0, bytes);
         return p;
     }
+
     b = (stx__dev_block *)stx_block(x, sizeof *b);
     if (!b) return NULL;
     b->p = stx__raw_alloc(x, bytes ? bytes : 256, "block",
-                          full ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
+                          is_f32 ? STX_MEM_BYTES : STX_MEM_ACTIVATIONS);
     if (!b->p) {
         stx_block_free(x, b);
         return NULL;
     }
     b->next = x->mem.dev_blocks;
     x->mem.dev_blocks = b;
-    stx__note_peak(x);
+    stx__update_peak(x);
     stx__zero(x, b->p, bytes);
     return (stx_real *)b->p;
 }
@@ -3818,68 +3859,55 @@ STX_DEF stx_real *stx_block_f32(stx_ctx *x, size_t n) {
 }
 
 STX_DEF void stx_block_activations_free(stx_ctx *x, stx_real *p) {
-    stx__dev_block **at, *b;
+    stx__dev_block **link, *b;
     if (!x || !p) return;
     if (!stx__on_gpu(x)) {
         stx_block_free(x, p);
         return;
     }
-    for (at = &x->mem.dev_blocks; *at && (*at)->p != (void *)p; at = &(*at)->next) {
+    for (link = &x->mem.dev_blocks; *link && (*link)->p != (void *)p; link = &(*link)->next) {
     }
-    b = *at;
+    b = *link;
     if (!b) return;
-    *at = b->next;
+    *link = b->next;
     stx__gpu_release(x, b->p);
     stx_block_free(x, b);
 }
 
-/* A block of numbers (NULL: none) that is freed when the next step begins, not before */
+/* A block of elements that is freed when the next step begins, because the backward pass
+   of this step may still read it. */
 typedef struct stx__freed_at_step_end {
     struct stx__freed_at_step_end *next;
     stx_real *p;
 } stx__freed_at_step_end;
 
 static void stx__free_at_step_end(stx_ctx *x, stx_real *p) {
-    stx__freed_at_step_end *r = p ? (stx__freed_at_step_end *)stx_block(x, sizeof *r) : NULL;
-    if (!r) return; /* no memory for a note of it: it goes with the context */
-    r->p = p;
-    r->next = x->mem.freed_at_step_end;
-    x->mem.freed_at_step_end = r;
+    stx__freed_at_step_end *entry;
+    if (!p) return;
+    entry = (stx__freed_at_step_end *)stx_block(x, sizeof *entry);
+    if (!entry) return; /* out of memory: stx_destroy frees p */
+    entry->p = p;
+    entry->next = x->mem.freed_at_step_end;
+    x->mem.freed_at_step_end = entry;
 }
 
-static void stx__retired_free(stx_ctx *x) {
+/* Frees the blocks of the previous step. */
+static void stx__free_from_last_step(stx_ctx *x) {
     while (x->mem.freed_at_step_end) {
-        stx__freed_at_step_end *r = x->mem.freed_at_step_end;
-        x->mem.freed_at_step_end = r->next;
-        stx_block_activations_free(x, r->p);
-        stx_block_free(x, r);
+        stx__freed_at_step_end *entry = x->mem.freed_at_step_end;
+        x->mem.freed_at_step_end = entry->next;
+        stx_block_activations_free(x, entry->p);
+        stx_block_free(x, entry);
     }
 }
 
-/* Where things stand. On a CPU there are two arenas for all. */
-enum { STX__STEP, STX__STEP_FULL, STX__PARAM, STX__STATE };
-
-static stx__arena *stx__arena_of(stx_ctx *x, int where) {
-    if (!stx__on_gpu(x))
-        return where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step : &x->mem.keep;
-    return where == STX__STEP        ? &x->mem.dev_step
-           : where == STX__STEP_FULL ? &x->mem.dev_bytes
-           : where == STX__PARAM     ? &x->mem.dev_params
-                                     : &x->mem.dev_keep;
-}
-
-static size_t stx__stored(const stx_ctx *x, int where) {
-    return where == STX__STEP && stx__stores_bf16(x) ? 2 : sizeof(stx_real);
-}
-
-static stx_real *stx__numbers(stx_ctx *x, int where, size_t n) {
+/* Allocates n elements, not zeroed. */
+static stx_real *stx__alloc_elements(stx_ctx *x, int where, size_t n) {
     return (stx_real *)stx__arena_alloc(x, stx__arena_of(x, where),
-                                        n > SIZE_MAX / sizeof(stx_real)
-                                            ? SIZE_MAX
-                                            : n * stx__stored(x, where));
+                                        stx_bytes_of(n, stx__element_size(x, where), 1));
 }
 
-/* The same of the kinds that live as long as the context, zeroed */
+/* Allocates zeroed bytes of STX__PARAM or STX__STATE. */
 static void *stx__state(stx_ctx *x, int where, size_t bytes) {
     void *p = stx__arena_alloc(x, stx__arena_of(x, where), bytes);
     if (p) stx__zero(x, p, bytes);
@@ -3887,7 +3915,7 @@ static void *stx__state(stx_ctx *x, int where, size_t bytes) {
 }
 
 STX_DEF stx_real *stx_step_activations(stx_ctx *x, size_t n) {
-    return x ? stx__numbers(x, STX__STEP, n) : NULL;
+    return x ? stx__alloc_elements(x, STX__STEP, n) : NULL;
 }
 
 STX_DEF void *stx_step_bytes(stx_ctx *x, size_t n) {
@@ -3928,7 +3956,7 @@ STX_DEF void stx_download(stx_ctx *x, stx_real *host, const stx_real *from, size
     memcpy(host, from, n * sizeof *host);
 }
 
-/* Bytes from the host to the device: identifiers, tables */
+/* Copies bytes, such as ids and tables, from the host to the device. */
 static void stx__put_bytes(stx_ctx *x, void *to, const void *host, size_t bytes) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
@@ -3989,8 +4017,8 @@ STX_DEF size_t stx_peak_bytes(const stx_ctx *x) {
 
 STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32), c2 = (uint32_t)hi,
-             c3 = (uint32_t)(hi >> 32);
+    uint32_t c0 = (uint32_t)lo, c1 = (uint32_t)(lo >> 32);
+    uint32_t c2 = (uint32_t)hi, c3 = (uint32_t)(hi >> 32);
     int r;
     for (r = 0; r < 10; r++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -4007,29 +4035,27 @@ STX_DEF void stx_philox(uint64_t seed, uint64_t hi, uint64_t lo, uint32_t out[4]
     out[3] = c3;
 }
 
-/* The stream of the next random op of this step. 2^24 ops a step, 2^39 steps;
-   parameters draw above them. */
+/* The stream of the next random op of this step. There is space for 2^24 ops per step and
+   2^39 steps; the streams of parameters are above. */
 static uint64_t stx__stream(stx_ctx *x) {
     return (x->rng.step << 24) | (x->rng.op++ & 0xffffffu);
 }
 
 #define STX__PARAM_STREAM ((uint64_t)1 << 63)
 
-/* In a group: the first Philox call of this rank's n of N n numbers. 0 and an error
-   where it would begin inside one. */
+/* In a group, where this rank draws n values of a total of ranks * n: the index of its
+   first Philox call. Returns 0 and sets an error if it would begin inside a call. */
 static int stx__first_call(stx_ctx *x, const char *op, size_t n, uint64_t *first) {
     *first = (uint64_t)x->group.rank * (n / 8);
     if (x->group.ranks < 2 || n % 8 == 0) return 1;
-    stx_fail(
-        x, STX_ERR_SHAPE,
-        "%s: a rank's share has %zu numbers; random numbers that do not depend on the number of ranks want a "
-        "multiple of 8: use a width of which 8 is a factor",
-        op, n);
+    stx_fail(x, STX_ERR_SHAPE,
+             "%s: expected a multiple of 8 elements per rank, got %zu: random values that do not "
+             "depend on the number of ranks require a width that is a multiple of 8", op, n);
     return 0;
 }
 
-/* Dropout takes 16 bits of a Philox call for each of 8 neighbours: those below keep16
-   are kept. */
+/* Dropout uses 16 bits of a Philox call for each of 8 adjacent elements. An element is
+   kept if its bits are below this threshold. */
 static uint32_t stx__keep16(stx_real p) {
     double k = floor((1.0 - (double)p) * 65536.0 + 0.5);
     return (uint32_t)(k < 1 ? 1 : k);
@@ -4065,7 +4091,7 @@ static stx_tensor *stx__tensor_with(stx_ctx *x, int where, int ndim, const size_
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
     t->padding = room;
-    t->data = stx__numbers(x, where, n + room);
+    t->data = stx__alloc_elements(x, where, n + room);
     return t->data ? t : NULL;
 }
 
@@ -4298,7 +4324,7 @@ static void stx__forget_steps(stx_ctx *x) {
 }
 
 static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
-    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    size_t bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) {
         stx_cuda_copy(x, to, from, bytes);
@@ -4435,7 +4461,7 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
     /* else there is nothing to stand beside it */
     if (!room && p->reserve_next > n && n % 64 == 0) {
-        p->reserve = stx__numbers(x, STX__PARAM, p->reserve_next);
+        p->reserve = stx__alloc_elements(x, STX__PARAM, p->reserve_next);
         p->reserve_grads = p->reserve
                                ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->reserve_next)
                                : NULL;
@@ -4653,17 +4679,17 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
    is there. Not zeroed. full: floats, whatever the precision. */
 static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
     stx__free_grad **at, *f;
-    size_t bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
+    size_t bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
     int kind = stx__stores_bf16(x) && full; /* one kind of memory serves for both otherwise */
     for (at = &x->tape.free_grads; *at; at = &(*at)->next)
-        if ((*at)->bytes == bytes && (*at)->full == kind) {
+        if ((*at)->bytes == bytes && (*at)->is_f32 == kind) {
             f = *at;
             *at = f->next;
             f->next = x->tape.free_entries;
             x->tape.free_entries = f;
             return (stx_real *)f->p;
         }
-    return stx__numbers(x, kind ? STX__STEP_FULL : STX__STEP, n);
+    return stx__alloc_elements(x, kind ? STX__STEP_FULL : STX__STEP, n);
 }
 
 static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
@@ -4675,8 +4701,8 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
         f = (stx__free_grad *)stx__arena_alloc(x, &x->mem.step, sizeof *f);
     if (!f) return;
     f->p = g;
-    f->bytes = n * stx__stored(x, full ? STX__STEP_FULL : STX__STEP);
-    f->full = stx__stores_bf16(x) && full;
+    f->bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
+    f->is_f32 = stx__stores_bf16(x) && full;
     f->next = x->tape.free_grads;
     x->tape.free_grads = f;
 }
@@ -5017,7 +5043,7 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
 
 /* Room for the numbers of t in the step arena */
 static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) {
-    return stx__numbers(x, t->is_f32 ? STX__STEP_FULL : STX__STEP, t->size);
+    return stx__alloc_elements(x, t->is_f32 ? STX__STEP_FULL : STX__STEP, t->size);
 }
 
 /* made[0..count): results that lie anywhere in what fn made. They become tensors of
@@ -6959,7 +6985,7 @@ static stx_tensor *stx__residual_norm(stx_ctx *x, stx_tensor *h, stx_tensor *f, 
     k->shift = shift->data;
     k->bias = b ? b->data : NULL;
     k->y = y->data;
-    k->s = stx__numbers(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
+    k->s = stx__alloc_elements(x, h->is_f32 ? STX__STEP_FULL : STX__STEP, h->size);
     k->mean = (stx_real *)stx_step_bytes(x, 2 * k->N * sizeof(stx_real));
     if (!k->s || !k->mean) return NULL;
     k->rstd = k->mean + k->N;
@@ -16172,7 +16198,7 @@ STX_DEF void stx_begin(stx_ctx *x, int mode) {
     stx__arena_rewind(&x->mem.step);
     stx__arena_rewind(&x->mem.dev_step);
     stx__arena_rewind(&x->mem.dev_bytes);
-    stx__retired_free(x);
+    stx__free_from_last_step(x);
     x->tape.last = NULL;
     x->tape.free_grads = x->tape.free_entries = NULL;
     x->tape.steps_begun++;

@@ -488,16 +488,15 @@ static void masks(void) {
         /* a share that begins inside a draw */
         if (ranks > 1) {
             CHECK(!stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) || !stx_ok(x), "35 numbers");
-            refused(x, STX_ERR_SHAPE, "stx_dropout: a rank's share has 35 numbers",
-                    "multiple of 8");
+            refused(x, STX_ERR_SHAPE, "stx_dropout: expected a multiple of 8",
+                    "got 35");
             stx_begin(x, STX_TRAIN);
             stx_dropout_variational(x, stx_input(x, a, 3, 8, 4, 0), 0.5);
-            refused(x, STX_ERR_SHAPE, "a rank's share has 12 numbers", "multiple of 8");
+            refused(x, STX_ERR_SHAPE, "expected a multiple of 8", "got 12");
             stx_begin(x, STX_TRAIN);
             stx_residual_norm(x, stx_input(x, a, 1, 4, 0, 0), stx_input(x, a, 1, 4, 0, 0), 0.5,
                               stx_input(x, a, 4, 0, 0, 0), stx_input(x, a, 4, 0, 0, 0), 0);
-            refused(x, STX_ERR_SHAPE, "stx_residual_norm: a rank's share has 4 numbers",
-                    "multiple of 8");
+            refused(x, STX_ERR_SHAPE, "stx_residual_norm: expected a multiple of 8", "got 4");
         }
         stx_begin(x, STX_EVAL);
         CHECK(stx_dropout(x, stx_input(x, a, 5, 7, 0, 0), 0.5) != NULL, "evaluation: %s",

@@ -604,7 +604,7 @@ refused 'max-memory' $t $tiny $new --max-memory 0.0009
 run . $t $tiny $new $too_much
 check "no memory for a step: refused, exit code 2 and not $rc" [ $rc -eq 2 ]
 check "no memory for a step: one complaint" one_complaint "$T/err"
-check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would pass the limit of [0-9]" "$T/err"
+check "no memory for a step: the option and the sizes are named: $(tail -n 1 "$T/err")" grep -q -e "^$prog: --max-memory: .*[0-9] more bytes would exceed the limit of [0-9]" "$T/err"
 check "no memory for a step: no checkpoint, no log, no events" [ ! -e C.st -a ! -e L.jsonl -a ! -e TB ]
 rm -rf L.jsonl TB C.st
 run . $t --checkpoint good.st --eval-only --threads 1 --log L.jsonl $too_much_eval
