@@ -4064,41 +4064,40 @@ static uint32_t stx__keep16(stx_real p) {
 
 // >>tensors
 
-/* where: STX__STEP ..; room: for so many numbers more behind it */
-static stx_tensor *stx__tensor_with(stx_ctx *x, int where, int ndim, const size_t *dim,
-                                    size_t room) {
+/* A tensor with `padding` more elements after its own. where: STX__STEP .. */
+static stx_tensor *stx__tensor_padded(stx_ctx *x, int where, int ndim, const size_t *dim,
+                                      size_t padding) {
+    const int of_step = where == STX__STEP || where == STX__STEP_FULL;
     stx_tensor *t;
     size_t n = 1;
     int i;
     for (i = 0; i < ndim; i++) {
-        if (dim[i] && n > (SIZE_MAX - room) / sizeof(stx_real) / dim[i]) {
-            stx_fail(
-                x, STX_ERR_MEMORY,
-                "a tensor of %d dimensions, the first %zu, is larger than memory can be: use smaller sizes",
-                ndim, dim[0]);
+        if (dim[i] && n > (SIZE_MAX - padding) / sizeof(stx_real) / dim[i]) {
+            stx_fail(x, STX_ERR_MEMORY,
+                     "a tensor with %d dimensions, the first of size %zu, exceeds the address "
+                     "space: use smaller sizes", ndim, dim[0]);
             return NULL;
         }
         n *= dim[i];
     }
-    t = (stx_tensor *)stx__arena_alloc(x,
-                                       where == STX__STEP || where == STX__STEP_FULL ? &x->mem.step
-                                                                                     : &x->mem.keep,
-                                       sizeof *t);
+
+    t = (stx_tensor *)stx__arena_alloc(x, of_step ? &x->mem.step : &x->mem.keep, sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
     t->is_f32 = where != STX__STEP;
     t->ndim = ndim;
     for (i = 0; i < ndim; i++) t->dim[i] = dim[i];
     t->size = n;
-    t->padding = room;
-    t->data = stx__alloc_elements(x, where, n + room);
+    t->padding = padding;
+    t->data = stx__alloc_elements(x, where, n + padding);
     return t->data ? t : NULL;
 }
 
 static stx_tensor *stx__tensor(stx_ctx *x, int where, int ndim, const size_t *dim) {
-    return stx__tensor_with(x, where, ndim, dim, 0);
+    return stx__tensor_padded(x, where, ndim, dim, 0);
 }
 
+/* A new tensor with the shape and type of a. */
 static stx_tensor *stx__like(stx_ctx *x, const stx_tensor *a) {
     return stx__tensor(x, a->is_f32 ? STX__STEP_FULL : STX__STEP, a->ndim, a->dim);
 }
@@ -4107,10 +4106,12 @@ static size_t stx__last(const stx_tensor *t) {
     return t->dim[t->ndim - 1];
 }
 
+/* Number of rows, if the last dimension is a row. */
 static size_t stx__rows(const stx_tensor *t) {
     return stx__last(t) ? t->size / stx__last(t) : 0;
 }
 
+/* Number of dimensions: they end at the first 0. */
 static int stx__dims(const size_t *d) {
     int n = 0;
     while (n < STX_MAX_DIM && d[n]) n++;
@@ -4125,7 +4126,7 @@ static int stx__same(const stx_tensor *a, const stx_tensor *b) {
     return 1;
 }
 
-/* "(2,3)" for error texts; buf of 96 */
+/* Writes a shape such as "(2,3)" to buf, which has 96 bytes, and returns buf. */
 static const char *stx__shape(const stx_tensor *t, char *buf) {
     int i, n = 0;
     n += snprintf(buf, 96, "(");
@@ -4135,6 +4136,7 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
     return buf;
 }
 
+/* Unless cond holds, sets an error and returns NULL from the calling function. */
 #define STX__NEED(x, cond, code, ...) \
   do { \
     if (!(cond)) { \
@@ -4142,6 +4144,19 @@ static const char *stx__shape(const stx_tensor *t, char *buf) {
       return NULL; \
     } \
   } while (0)
+
+/* Copies n elements within the device. is_f32: they are not stored as activations. The
+   ranges may overlap on a CPU, but not on a GPU. */
+static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int is_f32) {
+    size_t bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+#ifdef SEQTX_CUDA
+    if (stx__on_gpu(x)) {
+        stx_cuda_copy(x, to, from, bytes);
+        return;
+    }
+#endif
+    if (!x->desc.dry) memmove(to, from, bytes);
+}
 
 STX_DEF void stx_get(stx_ctx *x, const stx_tensor *t, stx_real *out) {
     if (stx_ok(x) && t) stx_download(x, out, t->data, t->size);
@@ -4166,34 +4181,32 @@ STX_DEF int stx_get_grad(stx_ctx *x, const stx_tensor *t, stx_real *out) {
     return stx_ok(x);
 }
 
-STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+static stx_tensor *stx__new(stx_ctx *x, const char *op, int where, size_t d0, size_t d1,
+                            size_t d2, size_t d3) {
     size_t d[STX_MAX_DIM];
     if (!stx_ok(x)) return NULL;
+    STX__NEED(x, d0, STX_ERR_ARG, "%s: d0: expected at least 1, got 0", op);
     d[0] = d0;
     d[1] = d1;
     d[2] = d2;
     d[3] = d3;
-    STX__NEED(x, d0, STX_ERR_ARG, "stx_new: no first dimension");
-    return stx__tensor(x, STX__STEP, stx__dims(d), d);
+    return stx__tensor(x, where, stx__dims(d), d);
+}
+
+STX_DEF stx_tensor *stx_new(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
+    return stx__new(x, "stx_new", STX__STEP, d0, d1, d2, d3);
 }
 
 STX_DEF stx_tensor *stx_new_f32(stx_ctx *x, size_t d0, size_t d1, size_t d2, size_t d3) {
-    size_t d[STX_MAX_DIM];
-    if (!stx_ok(x)) return NULL;
-    d[0] = d0;
-    d[1] = d1;
-    d[2] = d2;
-    d[3] = d3;
-    STX__NEED(x, d0, STX_ERR_ARG, "stx_new_f32: no first dimension");
-    return stx__tensor(x, STX__STEP_FULL, stx__dims(d), d);
+    return stx__new(x, "stx_new_f32", STX__STEP_FULL, d0, d1, d2, d3);
 }
 
 STX_DEF stx_tensor *stx_input(stx_ctx *x, const stx_real *data, size_t d0, size_t d1, size_t d2,
                               size_t d3) {
     stx_tensor *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_input: no data, or no first dimension");
-    t = stx_new(x, d0, d1, d2, d3);
+    STX__NEED(x, data, STX_ERR_ARG, "stx_input: data: expected the tensor's elements, got NULL");
+    t = stx__new(x, "stx_input", STX__STEP, d0, d1, d2, d3);
     if (t) stx_set(x, t, data);
     return t;
 }
@@ -4208,26 +4221,29 @@ STX_DEF stx_tensor *stx_variable(stx_ctx *x, const stx_real *data, size_t d0, si
 STX_DEF stx_tensor *stx_constant_create(stx_ctx *x, const stx_real *data, size_t d0, size_t d1,
                                         size_t d2, size_t d3) {
     stx_tensor *t;
-    size_t i;
+    int i;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, d0 && data, STX_ERR_ARG, "stx_constant_create: no data, or no first dimension");
+    STX__NEED(x, data, STX_ERR_ARG,
+              "stx_constant_create: data: expected the tensor's elements, got NULL");
+    STX__NEED(x, d0, STX_ERR_ARG, "stx_constant_create: d0: expected at least 1, got 0");
     t = (stx_tensor *)stx_persist(x, sizeof *t);
     if (!t) return NULL;
+
     t->dim[0] = d0;
     t->dim[1] = d1;
     t->dim[2] = d2;
     t->dim[3] = d3;
     t->ndim = stx__dims(t->dim);
-    for (i = (size_t)t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
-    for (t->size = 1, i = 0; i < (size_t)t->ndim; i++)
-        t->size = stx_bytes_of(t->size, t->dim[i], 1);
+    for (i = t->ndim; i < STX_MAX_DIM; i++) t->dim[i] = 0;
+    t->size = 1;
+    for (i = 0; i < t->ndim; i++) t->size = stx_bytes_of(t->size, t->dim[i], 1);
     t->data = stx_block_activations(x, t->size);
     if (!t->data) return NULL;
     stx_upload(x, t->data, data, t->size);
     return stx_ok(x) ? t : NULL;
 }
 
-/* A copy of n ids for kernels; on a CPU the ids themselves. The step arena's. */
+/* A copy of n ids for kernels, in the step arena. On a CPU, the ids themselves. */
 static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     int32_t *p = ids;
     if (!stx__on_gpu(x)) return p;
@@ -4236,12 +4252,13 @@ static int32_t *stx__ids_device(stx_ctx *x, int32_t *ids, size_t n) {
     return p;
 }
 
-static int stx__token_count(stx_ctx *x, const char *op, size_t B, size_t T) {
+static int stx__check_token_count(stx_ctx *x, const char *op, size_t B, size_t T) {
+    const size_t most = SIZE_MAX / sizeof(int32_t);
     if (!B || !T) {
-        stx_fail(x, STX_ERR_ARG, "%s: got %zu x %zu tokens, expected at least 1 x 1", op, B, T);
-    } else if (T > SIZE_MAX / sizeof(int32_t) / B) {
-        stx_fail(x, STX_ERR_ARG, "%s: got %zu x %zu tokens, expected at most %zu in all", op, B, T,
-                 SIZE_MAX / sizeof(int32_t));
+        stx_fail(x, STX_ERR_ARG, "%s: B x T: expected at least 1 x 1, got %zu x %zu", op, B, T);
+    } else if (T > most / B) {
+        stx_fail(x, STX_ERR_ARG, "%s: B x T: expected at most %zu tokens, got %zu x %zu", op, most,
+                 B, T);
     }
     return stx_ok(x);
 }
@@ -4249,12 +4266,13 @@ static int stx__token_count(stx_ctx *x, const char *op, size_t B, size_t T) {
 STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, data, STX_ERR_ARG, "stx_tokens: the tokens are NULL, expected B x T of them");
-    if (!stx__token_count(x, "stx_tokens", B, T)) return NULL;
+    STX__NEED(x, data, STX_ERR_ARG, "stx_tokens: data: expected B x T ids, got NULL");
+    if (!stx__check_token_count(x, "stx_tokens", B, T)) return NULL;
     t = (stx_ids *)stx__arena_alloc(x, &x->mem.step, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx__arena_alloc(x, &x->mem.step, B * T * sizeof *data);
     if (!t->data) return NULL;
+
     memcpy(t->data, data, B * T * sizeof *data);
     t->device = stx__ids_device(x, t->data, B * T);
     t->checked_max = 0;
@@ -4267,19 +4285,21 @@ STX_DEF stx_ids *stx_tokens(stx_ctx *x, const int32_t *data, size_t B, size_t T)
 STX_DEF stx_ids *stx_tokens_create(stx_ctx *x, size_t B, size_t T) {
     stx_ids *t;
     if (!stx_ok(x)) return NULL;
-    if (!stx__token_count(x, "stx_tokens_create", B, T)) return NULL;
+    if (!stx__check_token_count(x, "stx_tokens_create", B, T)) return NULL;
     t = (stx_ids *)stx_persist(x, sizeof *t);
     if (!t) return NULL;
     t->data = (int32_t *)stx_persist(x, B * T * sizeof *t->data);
-    t->device = stx__on_gpu(x) && t->data
-                    ? (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data)
-                    : t->data;
+    t->device = t->data;
+    if (stx__on_gpu(x) && t->data)
+        t->device = (int32_t *)stx__state(x, STX__STATE, B * T * sizeof *t->data);
     t->B = B;
     t->T = T;
     return t->device ? t : NULL;
 }
 
-/* An op uses them for n rows or classes; how: it may leave one id out */
+/* Notes that an op uses the ids as indices below n, for the checks of stx_tokens_set. how
+   (may be NULL) can name an id that the op ignores. An id is exempt only if all ops
+   ignore it. */
 static void stx__ids_used(const stx_ids *ids, size_t n, const stx_token_loss *how) {
     stx_ids *t = (stx_ids *)(uintptr_t)ids;
     if (!t->checked_max || n < t->checked_max) t->checked_max = n;
@@ -4298,40 +4318,29 @@ static int stx__left_out(const stx_token_loss *how, int32_t id) {
     return how && how->ignore && id == how->ignored_id;
 }
 
+/* The ids are checked here, because a replayed step runs no checks. */
 STX_DEF void stx_tokens_set(stx_ctx *x, stx_ids *ids, const int32_t *data) {
     size_t i;
     if (!stx_ok(x) || !ids || !data) return;
-    /* a step that is replayed does not look */
-    for (i = 0; ids->checked_max && i < ids->B * ids->T; i++)
-        if ((data[i] < 0 || (size_t)data[i] >= ids->checked_max)
-            && !(ids->ignores == 1 && data[i] == ids->ignored_id)) {
-            stx_fail(
-                x, STX_ERR_ARG,
-                "stx_tokens_set: id %ld at position %zu, want 0 to %zu: check the vocabulary size",
-                (long)data[i], i, ids->checked_max - 1);
-            return;
-        }
+    for (i = 0; ids->checked_max && i < ids->B * ids->T; i++) {
+        const int ignored = ids->ignores == 1 && data[i] == ids->ignored_id;
+        if (ignored || (data[i] >= 0 && (size_t)data[i] < ids->checked_max)) continue;
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_tokens_set: id at position %zu: expected 0 to %zu, got %ld: check the "
+                 "vocabulary size", i, ids->checked_max - 1, (long)data[i]);
+        return;
+    }
     memcpy(ids->data, data, ids->B * ids->T * sizeof *data);
     stx__put_bytes(x, ids->device, ids->data, ids->B * ids->T * sizeof *data);
 }
 
-/* What was captured knows nothing of a parameter or an optimiser that is made now. */
+/* Captured steps are not replayed after a parameter or an optimiser was created: they do
+   not include it. */
 static void stx__forget_steps(stx_ctx *x) {
     int i;
     for (i = 0; i < STX__REPLAYS; i++) x->replay.entry[i].used = 0;
     x->replay.ran = 0;
     x->replay.status[0] = 0;
-}
-
-static void stx__move(stx_ctx *x, stx_real *to, const stx_real *from, size_t n, int full) {
-    size_t bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
-#ifdef SEQTX_CUDA
-    if (stx__on_gpu(x)) {
-        stx_cuda_copy(x, to, from, bytes);
-        return;
-    }
-#endif
-    if (!x->desc.dry) memmove(to, from, bytes);
 }
 
 static void stx__grads_arena(stx_ctx *x, stx__arena *a) {
@@ -4352,46 +4361,56 @@ STX_DEF stx_params *stx_params_create(stx_ctx *x) {
     return p;
 }
 
+/* Size of a gradient in the buffer of stx_params_grads: a multiple of 64 elements. */
 static size_t stx__grad_padded(const stx_tensor *t) {
     return (t->size + 63) & ~(size_t)63;
 }
 
 static stx_real *stx__grads_alloc(stx_ctx *x, stx__arena *a, size_t n) {
-    size_t bytes = n > SIZE_MAX / sizeof(stx_real) ? SIZE_MAX : n * sizeof(stx_real);
+    const size_t bytes = stx_bytes_of(n, sizeof(stx_real), 1);
     stx_real *g = (stx_real *)stx__arena_alloc(x, a, bytes);
     if (g && !x->desc.dry) stx__zero(x, g, bytes);
     return g;
 }
 
-STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
-    stx_ctx *x = p ? p->ctx : NULL;
-    stx__arena one, *a;
+/* Moves all gradients of a list to one contiguous buffer. */
+static int stx__grads_join(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    stx__arena joined, *a = (stx__arena *)p->grads_memory;
     stx_real *g;
     size_t i, total = 0;
+    stx__grads_arena(x, &joined);
+    for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
+    g = stx__grads_alloc(x, &joined, total);
+    if (!g) return 0;
+
+    p->grads = g;
+    for (i = 0; i < p->count; i++) {
+        stx_tensor *t = p->tensor[i];
+        stx__move(x, g, t->grad, t->size, 1);
+        t->grad = g;
+        g += stx__grad_padded(t);
+    }
+    stx__arena_free(x, a);
+    *a = joined;
+    p->grads_size = total;
+    p->grads_count = p->count;
+    stx__forget_steps(x);
+    return 1;
+}
+
+STX_DEF stx_real *stx_params_grads(stx_params *p, size_t *n) {
+    stx_ctx *x = p ? p->ctx : NULL;
     if (n) *n = 0;
     if (!stx_ok(x)) return NULL;
     STX__NEED(x, p->count, STX_ERR_ARG,
-              "stx_params_grads: the list has no parameters: call it after the last stx_param");
+              "stx_params_grads: expected at least one parameter, got an empty list: call it "
+              "after the last stx_param");
     if (!p->grads || p->grads_count != p->count) {
-        STX__NEED(
-            x, !p->in_use, STX_ERR_ARG,
-            "stx_params_grads: an optimiser has the gradients' addresses: call it before stx_optim_create, "
-            "after the last stx_param");
-        stx__grads_arena(x, &one);
-        for (i = 0; i < p->count; i++) total += stx__grad_padded(p->tensor[i]);
-        g = stx__grads_alloc(x, &one, total);
-        if (!g) return NULL;
-        p->grads = g;
-        for (i = 0; i < p->count; g += stx__grad_padded(p->tensor[i++])) {
-            stx__move(x, g, p->tensor[i]->grad, p->tensor[i]->size, 1);
-            p->tensor[i]->grad = g;
-        }
-        a = (stx__arena *)p->grads_memory;
-        stx__arena_free(x, a);
-        *a = one;
-        p->grads_size = total;
-        p->grads_count = p->count;
-        stx__forget_steps(x);
+        STX__NEED(x, !p->in_use, STX_ERR_ARG,
+                  "stx_params_grads: an optimiser already uses the addresses of the gradients: "
+                  "call it after the last stx_param and before stx_optim_create");
+        if (!stx__grads_join(p)) return NULL;
     }
     if (n) *n = p->grads_size;
     return p->grads;
@@ -4419,24 +4438,24 @@ STX_DEF void stx_params_zero_grad(stx_params *p) {
         STX_RUN(p->ctx, stx_fill, (p->ctx, p->tensor[i]->grad, p->tensor[i]->size, 0));
 }
 
-/* Number i of a parameter's draw: uniform in [-a,a], or normal by Box and Muller
-   (1958), drawn again from counters of its own until it is within 2 a where that is
-   wanted. */
+/* Initial value of element i of a parameter: uniform in [-a,a], or normal with standard
+   deviation a (Box and Muller 1958). Two elements share a Philox call. With
+   STX_TRUNCATED, values beyond 2 a are redrawn with separate counters. */
 static double stx__draw(stx_ctx *x, uint64_t stream, size_t i, int init, double a) {
-    uint64_t again = 0;
-    double u, v, length, side;
+    uint64_t attempt = 0;
+    double u, v, radius, direction;
     do {
         uint32_t r[4];
-        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (again << 44), r);
+        stx_philox(x->desc.seed, stream, (uint64_t)i / 2 + (attempt << 44), r);
         /* in (0,1) */
         u = ((double)r[0] + ((double)r[1] + 0.5) / 4294967296.0) / 4294967296.0;
         v = ((double)r[2] + ((double)r[3] + 0.5) / 4294967296.0) / 4294967296.0;
         if (init == STX_UNIFORM) return a * (2 * (i & 1 ? v : u) - 1);
-        length = sqrt(-2 * log(u));
-        side = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
-        again++;
-    } while (init == STX_TRUNCATED && fabs(length * side) > 2);
-    return a * length * side;
+        radius = sqrt(-2 * log(u));
+        direction = i & 1 ? sin(6.283185307179586 * v) : cos(6.283185307179586 * v);
+        attempt++;
+    } while (init == STX_TRUNCATED && fabs(radius * direction) > 2);
+    return a * radius * direction;
 }
 
 STX_DEF int stx_params_make_contiguous(stx_params *p, size_t n) {
@@ -4451,31 +4470,12 @@ STX_DEF void stx_params_rng_offset(stx_params *p, ptrdiff_t ahead) {
     if (p) p->rng_offset = ahead;
 }
 
-/* A parameter's head, with room for its numbers and its gradient: from
-   stx_params_make_contiguous's room as long as there is some (then there is no other behind it) */
-static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t room) {
+/* Takes the next n elements, and their gradients, of the memory that
+   stx_params_make_contiguous reserved. */
+static stx_tensor *stx__param_of_reserve(stx_params *p, int ndim, const size_t *d, size_t n) {
     stx_ctx *x = p->ctx;
-    stx_tensor *t = NULL;
-    size_t n = 1;
+    stx_tensor *t = (stx_tensor *)stx__arena_alloc(x, &x->mem.keep, sizeof *t);
     int i;
-    for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
-    /* else there is nothing to stand beside it */
-    if (!room && p->reserve_next > n && n % 64 == 0) {
-        p->reserve = stx__alloc_elements(x, STX__PARAM, p->reserve_next);
-        p->reserve_grads = p->reserve
-                               ? stx__grads_alloc(x, (stx__arena *)p->grads_memory, p->reserve_next)
-                               : NULL;
-        if (!p->reserve_grads) return NULL;
-        p->reserve_left = p->reserve_next;
-    }
-    p->reserve_next = 0;
-    if (room || n > p->reserve_left || n % 64) {
-        p->reserve_left = 0;
-        t = stx__tensor_with(x, STX__PARAM, ndim, d, room);
-        if (t) t->grad = stx__grads_alloc(x, (stx__arena *)p->grads_memory, t->size);
-        return t && t->grad ? t : NULL;
-    }
-    t = (stx_tensor *)stx__arena_alloc(x, &x->mem.keep, sizeof *t);
     if (!t) return NULL;
     memset(t, 0, sizeof *t);
     t->is_f32 = 1;
@@ -4490,60 +4490,103 @@ static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, s
     return t;
 }
 
-/* stx_param, with room for that many numbers behind its own: zeros, as they stay */
-static stx_tensor *stx__param_with(stx_params *p, int init, double a, const char *name,
-                                   const size_t *d, size_t room) {
+/* The tensor of a parameter, with memory for its elements, its padding and its gradient.
+   It is taken from the reserve if it fits. */
+static stx_tensor *stx__param_tensor(stx_params *p, int ndim, const size_t *d, size_t padding) {
+    stx_ctx *x = p->ctx;
+    stx__arena *grads = (stx__arena *)p->grads_memory;
+    stx_tensor *t;
+    size_t n = 1;
+    int i;
+    for (i = 0; i < ndim; i++) n = stx_bytes_of(n, d[i], 1);
+
+    /* allocate a new reserve, unless this parameter alone would use it */
+    if (!padding && p->reserve_next > n && n % 64 == 0) {
+        p->reserve = stx__alloc_elements(x, STX__PARAM, p->reserve_next);
+        p->reserve_grads = p->reserve ? stx__grads_alloc(x, grads, p->reserve_next) : NULL;
+        if (!p->reserve_grads) return NULL;
+        p->reserve_left = p->reserve_next;
+    }
+    p->reserve_next = 0;
+    if (!padding && n <= p->reserve_left && n % 64 == 0)
+        return stx__param_of_reserve(p, ndim, d, n);
+
+    p->reserve_left = 0;
+    t = stx__tensor_padded(x, STX__PARAM, ndim, d, padding);
+    if (t) t->grad = stx__grads_alloc(x, grads, t->size);
+    return t && t->grad ? t : NULL;
+}
+
+/* Makes space for one more parameter. The old table stays in the arena: a few hundred
+   bytes. */
+static int stx__params_grow(stx_params *p) {
+    stx_ctx *x = p->ctx;
+    const size_t capacity = p->capacity ? 2 * p->capacity : 64;
+    stx_tensor **tensor;
+    const char **name;
+    if (p->count < p->capacity) return 1;
+    tensor = (stx_tensor **)stx_persist(x, capacity * sizeof *tensor);
+    name = (const char **)stx_persist(x, capacity * sizeof *name);
+    if (!tensor || !name) return 0;
+    if (p->count) {
+        memcpy(tensor, p->tensor, p->count * sizeof *tensor);
+        memcpy(name, p->name, p->count * sizeof *name);
+    }
+    p->tensor = tensor;
+    p->name = name;
+    p->capacity = capacity;
+    return 1;
+}
+
+/* Writes the initial values of a parameter; its padding is zero. In a dry run, only
+   constants are written: they may determine sizes, as spans do. */
+static int stx__param_init(stx_params *p, stx_tensor *t, int init, double a) {
+    stx_ctx *x = p->ctx;
+    const uint64_t stream = STX__PARAM_STREAM | (x->params_made + (uint64_t)p->rng_offset);
+    const size_t all = t->size + t->padding;
+    const int on_gpu = stx__on_gpu(x), random = init > STX_CONSTANT;
+    stx_real *host = on_gpu ? (stx_real *)stx_block(x, all * sizeof *host) : t->data;
+    size_t i;
+    if (!host) return 0;
+
+    for (i = 0; i < t->size && (!random || !x->desc.dry); i++) {
+        double v = init == STX_ZEROS ? 0 : a;
+        if (random) v = stx__draw(x, stream, i, init, a);
+        host[i] = (stx_real)v;
+    }
+    if (!x->desc.dry) memset(host + t->size, 0, t->padding * sizeof *host);
+    if (on_gpu) {
+        stx_upload(x, t->data, host, all);
+        stx_block_free(x, host);
+    }
+    return 1;
+}
+
+/* stx_param with padding, whose elements are and stay zero. */
+static stx_tensor *stx__param_padded(stx_params *p, int init, double a, const char *name,
+                                     const size_t *d, size_t padding) {
     STX__FP_SCOPE;
     stx_ctx *x = p ? p->ctx : NULL;
     stx_tensor *t;
-    stx_real *host;
-    size_t i, len;
     char *copy;
     if (!stx_ok(x)) return NULL;
-    STX__NEED(x, d[0] && name && name[0], STX_ERR_ARG,
-              "stx_param: parameter \"%s\" needs a name and a first dimension", name ? name : "");
-    STX__NEED(
-        x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
-        "stx_param: \"%s\": no initialiser has number %d: use STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM or STX_TRUNCATED",
-        name, init);
+    STX__NEED(x, name && name[0], STX_ERR_ARG, "stx_param: name: expected a name, got %s",
+              name ? "\"\"" : "NULL");
+    STX__NEED(x, d[0], STX_ERR_ARG, "stx_param: \"%s\": d0: expected at least 1, got 0", name);
+    STX__NEED(x, init >= STX_ZEROS && init <= STX_TRUNCATED, STX_ERR_ARG,
+              "stx_param: \"%s\": init: expected STX_ZEROS, STX_CONSTANT, STX_NORMAL, STX_UNIFORM "
+              "or STX_TRUNCATED, got %d", name, init);
     STX__NEED(x, !stx_params_find(p, name), STX_ERR_ARG,
-              "stx_param: there is a parameter \"%s\" already", name);
-    t = stx__param_tensor(p, stx__dims(d), d, room);
-    if (!t) return NULL;
+              "stx_param: name: expected a new name, but parameter \"%s\" already exists", name);
+
+    t = stx__param_tensor(p, stx__dims(d), d, padding);
+    if (!t || !stx__params_grow(p)) return NULL;
     t->needs_grad = t->is_param = t->is_leaf = 1;
-    if (p->count == p->capacity) { /* the old list stays in the arena: a few hundred bytes */
-        size_t cap = p->capacity ? 2 * p->capacity : 64;
-        stx_tensor **nt = (stx_tensor **)stx_persist(x, cap * sizeof *nt);
-        const char **nn = (const char **)stx_persist(x, cap * sizeof *nn);
-        if (!nt || !nn) return NULL;
-        if (p->count) {
-            memcpy(nt, p->tensor, p->count * sizeof *nt);
-            memcpy(nn, p->name, p->count * sizeof *nn);
-        }
-        p->tensor = nt;
-        p->name = nn;
-        p->capacity = cap;
-    }
-    len = strlen(name) + 1;
-    copy = (char *)stx_persist(x, len);
+    copy = (char *)stx_persist(x, strlen(name) + 1);
     if (!copy) return NULL;
-    memcpy(copy, name, len);
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, (t->size + room) * sizeof *host) : t->data;
-    if (!host) return NULL;
-    /* constants may decide sizes, as spans do */
-    for (i = 0; i < t->size && (!x->desc.dry || init <= STX_CONSTANT); i++)
-        host[i] = (stx_real)(init == STX_ZEROS ? 0
-                             : init == STX_CONSTANT
-                                 ? a
-                                 : stx__draw(x,
-                                             STX__PARAM_STREAM
-                                                 | (x->params_made + (uint64_t)p->rng_offset),
-                                             i, init, a));
-    if (!x->desc.dry) memset(host + t->size, 0, room * sizeof *host);
-    if (host != t->data) {
-        stx_upload(x, t->data, host, t->size + room);
-        stx_block_free(x, host);
-    }
+    strcpy(copy, name);
+    if (!stx__param_init(p, t, init, a)) return NULL;
+
     x->params_made++;
     p->rng_offset = 0;
     stx__forget_steps(x);
@@ -4559,10 +4602,10 @@ STX_DEF stx_tensor *stx_param(stx_params *p, int init, double a, const char *nam
     d[1] = d1;
     d[2] = d2;
     d[3] = d3;
-    return stx__param_with(p, init, a, name, d, 0);
+    return stx__param_padded(p, init, a, name, d, 0);
 }
 
-/* Numbers [from, to) of a parameter by fn */
+/* Sets each element v, at index i, of rows [r0,r1) of a parameter to fn(user, i, v). */
 static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0, size_t r1,
                             stx_init_fn fn, void *user) {
     STX__FP_SCOPE;
@@ -4570,18 +4613,29 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
     stx_real *host;
     char s[96];
     if (!stx_ok(x) || !t) return;
-    if (!t->is_param || !fn || r0 > r1 || r1 > t->dim[0]) {
-        stx_fail(x, STX_ERR_ARG, "%s: rows [%zu,%zu) of %s%s: want rows of a parameter%s", op, r0,
-                 r1, stx__shape(t, s), t->is_param ? "" : ", which is none",
-                 fn ? "" : ", and a function");
+    if (!t->is_param) {
+        stx_fail(x, STX_ERR_ARG, "%s: expected a parameter, got another tensor %s", op,
+                 stx__shape(t, s));
+        return;
+    }
+    if (!fn) {
+        stx_fail(x, STX_ERR_ARG, "%s: fn: expected a function, got NULL", op);
+        return;
+    }
+    if (r0 > r1 || r1 > t->dim[0]) {
+        stx_fail(x, STX_ERR_ARG, "%s: rows: expected a range within [0,%zu) of %s, got [%zu,%zu)",
+                 op, t->dim[0], stx__shape(t, s), r0, r1);
         return;
     }
     if (x->desc.dry) return;
+
     C = t->size / t->dim[0];
-    host = stx__on_gpu(x) ? (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host))
-                          : t->data;
-    if (!host) return;
-    if (host != t->data) stx_get(x, t, host);
+    host = t->data;
+    if (stx__on_gpu(x)) {
+        host = (stx_real *)stx_block(x, stx_bytes_of(t->size, 1, sizeof *host));
+        if (!host) return;
+        stx_get(x, t, host);
+    }
     stx__param_written(x, t->data);
     for (i = r0 * C; i < r1 * C; i++) host[i] = (stx_real)fn(user, i, (double)host[i]);
     if (host != t->data) {
@@ -4590,23 +4644,23 @@ static void stx__param_edit(stx_ctx *x, const char *op, stx_tensor *t, size_t r0
     }
 }
 
-static double stx__times(void *user, size_t i, double was) {
+static double stx__scale_value(void *user, size_t i, double v) {
     (void)i;
-    return was * *(double *)user;
+    return v * *(double *)user;
 }
 
-static double stx__value(void *user, size_t i, double was) {
+static double stx__fill_value(void *user, size_t i, double v) {
     (void)i;
-    (void)was;
+    (void)v;
     return *(double *)user;
 }
 
 STX_DEF void stx_param_scale(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double s) {
-    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__times, &s);
+    stx__param_edit(x, "stx_param_scale", param, r0, r1, stx__scale_value, &s);
 }
 
 STX_DEF void stx_param_fill(stx_ctx *x, stx_tensor *param, size_t r0, size_t r1, double v) {
-    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__value, &v);
+    stx__param_edit(x, "stx_param_fill", param, r0, r1, stx__fill_value, &v);
 }
 
 STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void *user) {
@@ -4616,22 +4670,23 @@ STX_DEF void stx_param_apply(stx_ctx *x, stx_tensor *param, stx_init_fn fn, void
 
 // >>tape
 
-/* A parameter, or a view of one, and where its gradient is now */
+/* Is t a parameter or a view of one? */
 static int stx__is_param(const stx_tensor *t) {
     return t->is_param || t->view_of;
 }
 
+/* The current address of a parameter's gradient; stx_params_grads moves gradients. */
 static stx_real *stx__param_grad(const stx_ctx *x, const stx_tensor *t) {
     return t->view_of ? stx_offset_ptr(x, t->view_of->grad, t->view_offset) : t->grad;
 }
 
-/* Which parameters' gradients stx_recompute's function will add to, when it is run
-   again: from the lowest to the highest */
+/* Range of parameter gradients that a function of stx_recompute will add to when it runs
+   again. */
 typedef struct stx__uses {
     const stx_real *lo, *hi;
 } stx__uses;
 
-static void stx__note_uses(stx__uses *u, stx_tensor *const *in, int count) {
+static void stx__add_uses(stx__uses *u, stx_tensor *const *in, int count) {
     int i;
     for (i = 0; i < count; i++) {
         if (!in[i] || !stx__is_param(in[i])) continue;
@@ -4640,16 +4695,17 @@ static void stx__note_uses(stx__uses *u, stx_tensor *const *in, int count) {
     }
 }
 
-/* Puts y on the tape if anything it was made from needs a gradient; NULL if not (or in
-   error). */
+/* Records y on the tape if one of its inputs requires a gradient. Returns NULL if none
+   does, or after an error. */
 static stx__node *stx__record(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *, stx__node *),
                               stx_tensor **in, int count) {
     stx__node *n;
     int i, need = 0;
-    if (x->tape.uses) stx__note_uses(x->tape.uses, in, count);
+    if (x->tape.uses) stx__add_uses(x->tape.uses, in, count);
     if (!x->tape.recording) return NULL;
     for (i = 0; i < count; i++) need |= in[i] && in[i]->needs_grad;
     if (!need) return NULL;
+
     n = (stx__node *)stx__arena_alloc(x, &x->mem.step, sizeof *n);
     if (!n) return NULL;
     memset(n, 0, sizeof *n);
@@ -4675,24 +4731,25 @@ static stx__node *stx__record2(stx_ctx *x, stx_tensor *y, void (*back)(stx_ctx *
     return stx__record(x, y, back, in, 2);
 }
 
-/* n numbers for a gradient, from those that backward is done with if one of that size
-   is there. Not zeroed. full: floats, whatever the precision. */
-static stx_real *stx__grad_take(stx_ctx *x, size_t n, int full) {
-    stx__free_grad **at, *f;
-    size_t bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
-    int kind = stx__stores_bf16(x) && full; /* one kind of memory serves for both otherwise */
-    for (at = &x->tape.free_grads; *at; at = &(*at)->next)
-        if ((*at)->bytes == bytes && (*at)->is_f32 == kind) {
-            f = *at;
-            *at = f->next;
-            f->next = x->tape.free_entries;
-            x->tape.free_entries = f;
-            return (stx_real *)f->p;
-        }
+/* Allocates a gradient of n elements, not zeroed. Reuses a free buffer of that size if
+   there is one. is_f32: f32, also if activations are stored as bf16. */
+static stx_real *stx__grad_take(stx_ctx *x, size_t n, int is_f32) {
+    stx__free_grad **link, *f;
+    const size_t bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+    const int kind = stx__stores_bf16(x) && is_f32; /* else all buffers are of one kind */
+    for (link = &x->tape.free_grads; *link; link = &(*link)->next) {
+        f = *link;
+        if (f->bytes != bytes || f->is_f32 != kind) continue;
+        *link = f->next;
+        f->next = x->tape.free_entries;
+        x->tape.free_entries = f;
+        return (stx_real *)f->p;
+    }
     return stx__alloc_elements(x, kind ? STX__STEP_FULL : STX__STEP, n);
 }
 
-static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
+/* Returns a gradient of n elements to the free buffers. */
+static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int is_f32) {
     stx__free_grad *f = x->tape.free_entries;
     if (!g) return;
     if (f)
@@ -4701,48 +4758,52 @@ static void stx__grad_give(stx_ctx *x, stx_real *g, size_t n, int full) {
         f = (stx__free_grad *)stx__arena_alloc(x, &x->mem.step, sizeof *f);
     if (!f) return;
     f->p = g;
-    f->bytes = n * stx__element_size(x, full ? STX__STEP_FULL : STX__STEP);
-    f->is_f32 = stx__stores_bf16(x) && full;
+    f->bytes = n * stx__element_size(x, is_f32 ? STX__STEP_FULL : STX__STEP);
+    f->is_f32 = stx__stores_bf16(x) && is_f32;
     f->next = x->tape.free_grads;
     x->tape.free_grads = f;
 }
 
+/* A position in the three arenas of a step. */
 typedef struct stx__mark {
     stx__chunk *cur[3];
     size_t chunk_used[3], used[3];
 } stx__mark;
 
-/* A first gradient for t inside stx_recompute's way back goes when that ends: 1 and an
-   error if t stands outside, and would lose it. */
-static int stx__outside(stx_ctx *x, const stx_tensor *t) {
-    const stx__mark *m = x->tape.inner;
+/* A gradient that is created during the backward pass of stx_recompute is freed when that
+   ends. Returns 1 and sets an error if t was created before, and would lose it. */
+static int stx__outside_recompute(stx_ctx *x, const stx_tensor *t) {
+    const stx__mark *mark = x->tape.inner;
     const stx__chunk *c;
-    const char *at = (const char *)t;
+    const char *p = (const char *)t;
     char s[96];
-    int later = 0;
-    for (c = m && m->cur[0] ? x->mem.step.first : NULL; c; later |= c == m->cur[0], c = c->next) {
-        if (at < c->base || at >= c->base + c->size) continue;
-        if (later || (c == m->cur[0] && (size_t)(at - c->base) >= m->chunk_used[0])) return 0;
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_recompute: a tensor %s that is not among the function's inputs wants a gradient: hand it over in "
-            "`in`, stx_detach it, or do not recompute",
-            stx__shape(t, s));
-        return 1;
+    int after_mark = 0;
+    if (!mark || !mark->cur[0]) return 0;
+    for (c = x->mem.step.first; c; c = c->next) {
+        const int at_mark = c == mark->cur[0];
+        if (p >= c->base && p < c->base + c->size) {
+            if (after_mark || (at_mark && (size_t)(p - c->base) >= mark->chunk_used[0])) return 0;
+            stx_fail(x, STX_ERR_ARG,
+                     "stx_recompute: a tensor %s that requires a gradient is not among the "
+                     "function's inputs: pass it in `in`, detach it with stx_detach, or do not "
+                     "recompute", stx__shape(t, s));
+            return 1;
+        }
+        after_mark |= at_mark;
     }
     return 0;
 }
 
-/* The one way by which a tensor of the tape gets a gradient: its buffer, to add to
-   (fresh = 0) or, when nothing is in it yet, to write (fresh = 1). Then it is `offer`,
-   unless that is NULL, else one that is taken. NULL: not wanted, or an error. */
+/* All gradient buffers on the tape are created here. Returns the buffer of t's gradient:
+   to add to (*fresh = 0), or to overwrite if this is its first use (*fresh = 1). The
+   first use takes `offer` as the buffer, or allocates one if that is NULL. Returns NULL
+   if t requires no gradient, or after an error. */
 static stx_real *stx__grad_to(stx_ctx *x, stx_tensor *t, stx_real *offer, int *fresh) {
     *fresh = 0;
     if (!t || !t->needs_grad) return NULL;
-    /* gradients of parameters move (stx_params_grads) */
     if (t->view_of) t->grad = stx__param_grad(x, t);
     if (!t->grad) {
-        if (stx__outside(x, t)) return NULL;
+        if (stx__outside_recompute(x, t)) return NULL;
         t->grad = offer ? offer : stx__grad_take(x, t->size, t->is_f32);
         *fresh = 1;
     }
@@ -4753,6 +4814,7 @@ static stx_real *stx__grad_fresh(stx_ctx *x, stx_tensor *t, int *fresh) {
     return stx__grad_to(x, t, NULL, fresh);
 }
 
+/* The buffer of t's gradient, to add to. A new one is zeroed. */
 static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     int fresh;
     stx_real *g = stx__grad_fresh(x, t, &fresh);
@@ -4760,30 +4822,31 @@ static stx_real *stx__grad(stx_ctx *x, stx_tensor *t) {
     return g;
 }
 
-/* As stx__grad_fresh for an op that nobody asks for dy after this: offers the buffer
-   of dy, which then is no longer the op's. */
+/* stx__grad_fresh for an op that does not read dy afterwards: t can take over the buffer
+   of dy. */
 static stx_real *stx__grad_reuse(stx_ctx *x, stx__node *n, stx_tensor *t, int *fresh) {
     stx_real *g = stx__grad_to(x, t, t->is_f32 == n->y->is_f32 ? n->y->grad : NULL, fresh);
     if (g && g == n->y->grad) n->y->grad = NULL;
     return g;
 }
 
-/* Adds dy to the gradient of t; last: nobody reads dy after this. */
+/* Adds dy to the gradient of t. last: dy is not read afterwards. */
 static void stx__grad_dy(stx_ctx *x, stx__node *n, stx_tensor *t, int last) {
     int fresh;
-    stx_real *dy = n->y->grad,
-             *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
+    stx_real *dy = n->y->grad;
+    stx_real *d = last ? stx__grad_reuse(x, n, t, &fresh) : stx__grad_fresh(x, t, &fresh);
     if (d && d != dy) STX_RUN(x, stx_axpy, (x, d, dy, n->y->size, 1, !fresh));
 }
 
-typedef struct stx__own_op {
+/* An op that was recorded by stx_record. */
+typedef struct stx__user_op {
     stx_back_fn back;
     void *save;
-} stx__own_op;
+} stx__user_op;
 
-static void stx__own_back(stx_ctx *x, stx__node *n) {
-    const stx__own_op *o = (const stx__own_op *)n->save;
-    o->back(x, n->y, n->in, o->save);
+static void stx__user_back(stx_ctx *x, stx__node *n) {
+    const stx__user_op *op = (const stx__user_op *)n->save;
+    op->back(x, n->y, n->in, op->save);
 }
 
 STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int count,
@@ -4791,37 +4854,48 @@ STX_DEF int stx_record(stx_ctx *x, stx_tensor *y, stx_tensor *const *in, int cou
     return stx_record_results(x, &y, 1, in, count, back, save);
 }
 
+enum { STX__USER_INS = 9 }; /* most inputs of stx_record */
+
+static int stx__check_record(stx_ctx *x, stx_tensor *const *in, int count, stx_back_fn back) {
+    if (count < 0 || count > STX__USER_INS) {
+        stx_fail(x, STX_ERR_ARG, "stx_record: count: expected 0 to %d inputs, got %d",
+                 (int)STX__USER_INS, count);
+    } else if (count && !in) {
+        stx_fail(x, STX_ERR_ARG, "stx_record: in: expected %d inputs, got NULL", count);
+    } else if (!back) {
+        stx_fail(x, STX_ERR_ARG, "stx_record: back: expected a function, got NULL");
+    }
+    return stx_ok(x);
+}
+
 STX_DEF int stx_record_results(stx_ctx *x, stx_tensor *const *y, int results, stx_tensor *const *in,
                                int count, stx_back_fn back, void *save) {
-    stx_tensor *ins[9];
+    stx_tensor *ins[STX__USER_INS];
     stx__node *n;
-    stx__own_op *o;
+    stx__user_op *op;
     int i;
     if (!stx_ok(x) || !y) return 0;
     if (results < 1 || results > 1 + STX_MAX_MORE) {
-        stx_fail(x, STX_ERR_ARG, "stx_record_results: %d results, want 1 to %d", results,
-                 1 + STX_MAX_MORE);
+        stx_fail(x, STX_ERR_ARG, "stx_record_results: results: expected 1 to %d, got %d",
+                 1 + STX_MAX_MORE, results);
         return 0;
     }
     for (i = 0; i < results; i++)
         if (!y[i]) return 0;
-    if (count < 0 || count > 9 || !back || (count && !in)) {
-        stx_fail(x, STX_ERR_ARG, "stx_record: %d inputs%s, want at most 9 and a backward function",
-                 count, back ? "" : " and no function");
-        return 0;
-    }
+    if (!stx__check_record(x, in, count, back)) return 0;
+
     for (i = 0; i < count; i++) ins[i] = in[i];
-    n = stx__record(x, y[0], stx__own_back, ins, count);
+    n = stx__record(x, y[0], stx__user_back, ins, count);
     if (!n) return 0;
     for (i = 1; i < results; i++) {
         n->more[i - 1] = y[i];
         y[i]->needs_grad = 1;
     }
-    o = (stx__own_op *)stx_step_alloc(x, sizeof *o);
-    if (!o) return 0;
-    o->back = back;
-    o->save = save;
-    n->save = o;
+    op = (stx__user_op *)stx_step_alloc(x, sizeof *op);
+    if (!op) return 0;
+    op->back = back;
+    op->save = save;
+    n->save = op;
     return 1;
 }
 
@@ -4835,21 +4909,24 @@ STX_DEF uint64_t stx_random_stream(stx_ctx *x) {
     return x ? stx__stream(x) : 0;
 }
 
-/* All readers of t's gradient came before: its memory is for others */
+/* The gradient of t is dead, because all its readers have run: its buffer is recycled. */
 static void stx__grad_done(stx_ctx *x, stx_tensor *t) {
     if (t->grad != t->data) stx__grad_give(x, t->grad, t->size, t->is_f32);
     t->grad = NULL;
 }
 
-static int stx__made(const stx__node *n, const stx_tensor *t) {
-    int i, made = n->y == t;
-    for (i = 0; i < STX_MAX_MORE; i++) made |= n->more[i] == t;
-    return made;
+/* Is t an output of n? */
+static int stx__is_output(const stx__node *n, const stx_tensor *t) {
+    int i, found = n->y == t;
+    for (i = 0; i < STX_MAX_MORE; i++) found |= n->more[i] == t;
+    return found;
 }
 
 static size_t stx__send_begin(stx_ctx *x);
 static void stx__send_ready(stx_ctx *x, size_t left);
 
+/* On a GPU: by = 1 defers the sums of gradients over rows, so that several run in one
+   kernel; -1 ends that. */
 static void stx__defer_sums(stx_ctx *x, int by) {
 #ifdef SEQTX_CUDA
     if (stx__on_gpu(x)) stx_cuda_defer_sums(x, by);
@@ -4859,56 +4936,62 @@ static void stx__defer_sums(stx_ctx *x, int by) {
 #endif
 }
 
+/* Runs the backward function of every node that has a gradient, newest first. In a group,
+   sends gradients that are complete; `left` is the number of nodes on the tape. */
 static void stx__run_backward(stx_ctx *x) {
-    int recording = x->tape.recording, sending = x->group.sending && !x->tape.inner;
-    size_t left = sending ? stx__send_begin(x) : 0; /* nodes on the tape */
+    const int recording = x->tape.recording;
+    const int sending = x->group.sending && !x->tape.inner;
+    size_t left = sending ? stx__send_begin(x) : 0;
     x->tape.recording = 0;
     stx__defer_sums(x, 1);
+
     for (; x->tape.last && !x->error.code; left--) {
         stx__node *n = x->tape.last;
-        int i, flowed = n->y->grad != NULL;
+        int i, has_grad = n->y->grad != NULL;
         if (sending) stx__send_ready(x, left);
         x->tape.last = n->prev;
-        for (i = 0; i < STX_MAX_MORE; i++) flowed |= n->more[i] && n->more[i]->grad;
-        if (!flowed) continue;
+        for (i = 0; i < STX_MAX_MORE; i++) has_grad |= n->more[i] && n->more[i]->grad;
+        if (!has_grad) continue;
+
         n->back(x, n);
         stx__grad_done(x, n->y);
         for (i = 0; i < STX_MAX_MORE; i++)
             if (n->more[i]) stx__grad_done(x, n->more[i]);
     }
+
     stx__defer_sums(x, -1);
     if (sending && !x->error.code) stx__send_ready(x, 0);
     if (sending) x->group.sending = NULL;
     x->tape.recording = recording;
 }
 
-/* Adds dy (host, NULL: ones) to the gradient of y, from which stx__run_backward then starts:
-   1, or 0 in error */
+/* Adds dy, in host memory, or ones if it is NULL, to the gradient of y, from which
+   stx__run_backward starts. Returns 1, or 0 after an error. */
 static int stx__seed_gradient(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
-    stx_real *g, *given;
+    stx_real *g, *seed;
     stx_tensor t;
     stx__node *n;
-    for (n = x->tape.last; n && !stx__made(n, y); n = n->prev) {
+    for (n = x->tape.last; n && !stx__is_output(n, y); n = n->prev) {
     }
     if (!n && !y->is_leaf) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_backward: the tape of this tensor was walked already: one backward a step; add the losses (stx_add), "
-            "or begin another step");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_backward: a backward pass already ran for this tensor: call stx_backward "
+                 "once per step, on the sum of the losses (stx_add), or begin another step");
         return 0;
     }
     if (!stx__not_sent(x, "stx_backward")) return 0;
+
     g = stx__grad(x, y);
-    given = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
-    if (!given) return 0;
+    seed = g ? stx__grad_take(x, y->size, y->is_f32) : NULL;
+    if (!seed) return 0;
     t = *y;
-    t.data = given;
+    t.data = seed;
     if (dy)
         stx_set(x, &t, dy);
     else
-        STX_RUN(x, stx_fill, (x, given, y->size, 1));
-    STX_RUN(x, stx_axpy, (x, g, given, y->size, 1, 1));
-    stx__grad_give(x, given, y->size, y->is_f32);
+        STX_RUN(x, stx_fill, (x, seed, y->size, 1));
+    STX_RUN(x, stx_axpy, (x, g, seed, y->size, 1, 1));
+    stx__grad_give(x, seed, y->size, y->is_f32);
     return 1;
 }
 
@@ -4916,10 +4999,9 @@ STX_DEF void stx_backward_from(stx_ctx *x, stx_tensor *y, const stx_real *dy) {
     STX__FP_SCOPE;
     if (!x || x->error.code || !y) return;
     if (!y->needs_grad) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_backward: the tensor depends on no parameter or variable, or nothing was recorded: call "
-            "stx_begin(x, STX_TRAIN) before the ops");
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_backward: the tensor depends on no parameter or variable, or nothing was "
+                 "recorded: call stx_begin(x, STX_TRAIN) before the ops");
         return;
     }
     if (stx__seed_gradient(x, y, dy)) stx__run_backward(x);
@@ -4930,31 +5012,27 @@ STX_DEF void stx_backward_many(stx_ctx *x, stx_tensor *const *y, const stx_real 
     STX__FP_SCOPE;
     int i, any = 0;
     if (!x || x->error.code) return;
-    for (i = 0; y && i < count; i++)
-        if (y[i] && y[i]->needs_grad) {
-            any = 1;
-            if (!stx__seed_gradient(x, y[i], dy ? dy[i] : NULL)) return;
-        }
-    if (any) {
-        stx__run_backward(x);
+    for (i = 0; y && i < count; i++) {
+        if (!y[i] || !y[i]->needs_grad) continue;
+        any = 1;
+        if (!stx__seed_gradient(x, y[i], dy ? dy[i] : NULL)) return;
+    }
+    if (!any) {
+        stx_fail(x, STX_ERR_ARG,
+                 "stx_backward_many: none of %d tensors depends on a parameter or variable, or "
+                 "nothing was recorded: call stx_begin(x, STX_TRAIN) before the ops", count);
         return;
     }
-    stx_fail(
-        x, STX_ERR_ARG,
-        "stx_backward_many: none of %d tensors depends on a parameter or variable, or nothing was recorded: call "
-        "stx_begin(x, STX_TRAIN) before the ops",
-        count);
+    stx__run_backward(x);
 }
 
 STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
     if (!x || x->error.code || !loss) return;
     if (loss->size != 1) {
         char s[96];
-        stx_fail(
-            x, STX_ERR_SHAPE,
-            "stx_backward: the loss has shape %s, want one number: reduce it with stx_mean, or use "
-            "stx_backward_from",
-            stx__shape(loss, s));
+        stx_fail(x, STX_ERR_SHAPE,
+                 "stx_backward: loss: expected one element, got shape %s: reduce it with stx_mean, "
+                 "or use stx_backward_from", stx__shape(loss, s));
         return;
     }
     stx_backward_from(x, loss, NULL);
@@ -4964,7 +5042,8 @@ STX_DEF void stx_backward(stx_ctx *x, stx_tensor *loss) {
 // >>recomputation
 
 static stx__arena *stx__step_arena(stx_ctx *x, int i) {
-    return i == 0 ? &x->mem.step : i == 1 ? &x->mem.dev_step : &x->mem.dev_bytes;
+    if (i == 0) return &x->mem.step;
+    return i == 1 ? &x->mem.dev_step : &x->mem.dev_bytes;
 }
 
 static stx__mark stx__step_mark(stx_ctx *x) {
@@ -4979,8 +5058,8 @@ static stx__mark stx__step_mark(stx_ctx *x) {
     return m;
 }
 
-/* Back to the mark. The memory stays readable until it is allocated again (poisoned
-   only by the caller's choice). */
+/* Rewinds the step arenas to the mark. The memory after it stays readable until it is
+   allocated again. */
 static void stx__step_release(stx_ctx *x, stx__mark m) {
     int i;
     for (i = 0; i < 3; i++) {
@@ -4991,29 +5070,44 @@ static void stx__step_release(stx_ctx *x, stx__mark m) {
     }
 }
 
+enum { STX__RECOMPUTE_INS = 8 }; /* most inputs of stx_recompute */
+
+/* What the backward pass needs to call a function again. */
 typedef struct stx__recompute_save {
     stx_recompute_fn fn;
     void *user;
-    uint64_t op;
+    uint64_t op; /* rng.op before the first run */
     int count, more;
     stx__uses uses;
 } stx__recompute_save;
 
+/* Adds the gradient of an output of the first run to that of the same output of the
+   second run. */
+static void stx__recompute_seed(stx_ctx *x, const stx_tensor *first, stx_tensor *again) {
+    stx_real *g;
+    if (!first || !first->grad || !again || !again->needs_grad || x->error.code) return;
+    g = stx__grad(x, again);
+    if (g) STX_RUN(x, stx_axpy, (x, g, first->grad, again->size, 1, 1));
+}
+
+/* Runs the function again with a separate tape, whose leaves share the gradient buffers
+   of the inputs, then the backward pass over that tape, and frees its memory. */
 static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     stx__recompute_save *s = (stx__recompute_save *)n->save;
-    stx_tensor leaf[8], *in[8], *y, *more[STX_MAX_MORE] = {NULL};
-    stx__node *tape = x->tape.last;
+    stx_tensor leaf[STX__RECOMPUTE_INS], *in[STX__RECOMPUTE_INS];
+    stx_tensor *y, *more[STX_MAX_MORE] = {NULL};
+    stx__node *outer_tape = x->tape.last;
+    const stx__mark *outer_inner = x->tape.inner;
     stx__free_grad *free_grads, *free_entries;
-    uint64_t op = x->rng.op;
+    const uint64_t op = x->rng.op;
     stx__mark mark;
-    const stx__mark *inner = x->tape.inner;
     int i;
-    /* leaves of the small tape write straight into the inputs' gradients */
     for (i = 0; i < s->count; i++) {
         leaf[i] = *n->in[i];
         leaf[i].grad = stx__grad(x, n->in[i]);
         in[i] = &leaf[i];
     }
+
     mark = stx__step_mark(x);
     x->tape.inner = &mark;
     free_grads = x->tape.free_grads;
@@ -5023,126 +5117,142 @@ static void stx__recompute_back(stx_ctx *x, stx__node *n) {
     x->rng.op = s->op;
     x->tape.recording = 1;
     y = s->fn(x, s->user, in, more);
-    for (i = -1; i < s->more; i++) {
-        const stx_tensor *made = i < 0 ? n->y : n->more[i];
-        stx_tensor *again = i < 0 ? y : more[i];
-        stx_real *g = made && made->grad && again && again->needs_grad && !x->error.code
-                          ? stx__grad(x, again)
-                          : NULL;
-        if (g) STX_RUN(x, stx_axpy, (x, g, made->grad, again->size, 1, 1));
-    }
+
+    stx__recompute_seed(x, n->y, y);
+    for (i = 0; i < s->more; i++) stx__recompute_seed(x, n->more[i], more[i]);
     if (x->tape.last && !x->error.code) stx__run_backward(x);
+
     x->tape.recording = 0;
     x->rng.op = op;
-    x->tape.last = tape;
-    x->tape.inner = inner;
+    x->tape.last = outer_tape;
+    x->tape.inner = outer_inner;
     x->tape.free_grads = free_grads;
     x->tape.free_entries = free_entries;
     stx__step_release(x, mark);
 }
 
-/* Room for the numbers of t in the step arena */
-static stx_real *stx__numbers_like(stx_ctx *x, const stx_tensor *t) {
+/* Memory for the elements of t in the step arena. */
+static stx_real *stx__alloc_like(stx_ctx *x, const stx_tensor *t) {
     return stx__alloc_elements(x, t->is_f32 ? STX__STEP_FULL : STX__STEP, t->size);
 }
 
-/* made[0..count): results that lie anywhere in what fn made. They become tensors of
-   the outer tape, at the mark, and all else goes. */
-static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **made, int count) {
-    stx_tensor head[1 + STX_MAX_MORE];
-    int i, above = count > 1 || stx__on_gpu(x);
+/* Turns result t, whose elements are at t->data, into a tensor of the outer tape. */
+static stx_tensor *stx__keep_result(stx_ctx *x, const stx_tensor *t) {
+    stx_tensor *out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
+    if (!out) return NULL;
+    *out = *t;
+    out->grad = NULL;
+    out->is_param = out->is_leaf = 0;
+    out->view_of = NULL;
+    out->padding = 0;
+    out->data = stx__alloc_like(x, t);
+    if (!out->data) return NULL;
+    stx__move(x, out->data, t->data, t->size, t->is_f32);
+    out->needs_grad = 1;
+    return out;
+}
+
+/* Moves the results result[0..count), which can be anywhere in the memory that fn
+   allocated after the mark, down to the mark, and frees everything else.
+
+   With several results, or on a GPU, they are first copied above that memory: the
+   destination of one result can contain another one, and copies on a GPU must not
+   overlap. A result can also be an input of fn or a view, for which fn allocated less
+   than the results need here. So that the copies are above the destinations in any case,
+   memory for each result is allocated before them, in the order of the destinations. */
+static int stx__keep_results(stx_ctx *x, stx__mark mark, stx_tensor **result, int count) {
+    stx_tensor copy[1 + STX_MAX_MORE];
+    const int copies = count > 1 || stx__on_gpu(x);
+    int i;
     for (i = 0; i < count; i++)
-        if (made[i]) head[i] = *made[i];
-    /* Copies above what fn made, then down: one result may lie where another one goes,
-       and a copy on a GPU must not overlap. A result may also be one that fn was
-       given, or a view, for which fn made less than it needs here: so there first has
-       to be a place of each one's size below the copies, in the order in which they
-       are placed */
-    if (count > 1)
-        for (i = 0; i < count; i++)
-            if (made[i]
-                && (!stx__arena_alloc(x, &x->mem.step, sizeof head[i])
-                    || !stx__numbers_like(x, &head[i])))
-                return 0;
-    for (i = 0; above && i < count; i++) {
-        if (!made[i]) continue;
-        head[i].data = stx__numbers_like(x, &head[i]);
-        if (!head[i].data) return 0;
-        stx__move(x, head[i].data, made[i]->data, head[i].size, head[i].is_f32);
+        if (result[i]) copy[i] = *result[i];
+
+    for (i = 0; count > 1 && i < count; i++) {
+        if (!result[i]) continue;
+        if (!stx__arena_alloc(x, &x->mem.step, sizeof copy[i])) return 0;
+        if (!stx__alloc_like(x, &copy[i])) return 0;
     }
+    for (i = 0; copies && i < count; i++) {
+        if (!result[i]) continue;
+        copy[i].data = stx__alloc_like(x, &copy[i]);
+        if (!copy[i].data) return 0;
+        stx__move(x, copy[i].data, result[i]->data, copy[i].size, copy[i].is_f32);
+    }
+
     stx__step_release(x, mark);
     for (i = 0; i < count; i++) {
-        stx_tensor *out = NULL, was;
-        if (!made[i]) continue;
-        was = head[i];
-        out = (stx_tensor *)stx__arena_alloc(x, &x->mem.step, sizeof *out);
-        if (!out) return 0;
-        *out = was;
-        out->grad = NULL;
-        out->is_param = out->is_leaf = 0;
-        out->view_of = NULL;
-        out->padding = 0;
-        out->data = stx__numbers_like(x, &was);
-        if (!out->data) return 0;
-        stx__move(x, out->data, was.data, was.size, was.is_f32);
-        out->needs_grad = 1;
-        made[i] = out;
+        if (!result[i]) continue;
+        result[i] = stx__keep_result(x, &copy[i]);
+        if (!result[i]) return 0;
     }
     return 1;
+}
+
+static int stx__check_recompute(stx_ctx *x, stx_recompute_fn fn, stx_tensor **in, int count,
+                                stx_tensor **out, int more) {
+    if (count < 0 || count > STX__RECOMPUTE_INS) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: count: expected 0 to %d inputs, got %d",
+                 (int)STX__RECOMPUTE_INS, count);
+    } else if (more < 0 || more > STX_MAX_MORE) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: more: expected 0 to %d results, got %d",
+                 (int)STX_MAX_MORE, more);
+    } else if (!fn) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: fn: expected a function, got NULL");
+    } else if (!in && count) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: in: expected %d inputs, got NULL", count);
+    } else if (!out && more) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: out: expected space for %d results, got NULL",
+                 more);
+    }
+    return stx_ok(x);
 }
 
 STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, stx_tensor **in,
                                   int count, stx_tensor **out, int more) {
     STX__FP_SCOPE;
-    stx_tensor *made[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
+    stx_tensor *result[1 + STX_MAX_MORE] = {NULL}, *none[STX_MAX_MORE] = {NULL};
     stx__recompute_save *s;
     stx__node *n;
     stx__mark mark;
-    uint64_t op;
     int i;
     for (i = 0; out && i < more; i++) out[i] = NULL;
-    if (!stx_ok(x)) return NULL;
-    STX__NEED(x, count >= 0 && count <= 8, STX_ERR_ARG, "stx_recompute: %d inputs, want 0 to 8",
-              count);
-    STX__NEED(x, more >= 0 && more <= STX_MAX_MORE, STX_ERR_ARG,
-              "stx_recompute: %d more results, want 0 to %d", more, STX_MAX_MORE);
-    STX__NEED(x, fn && (in || !count) && (out || !more), STX_ERR_ARG, "stx_recompute: %s is NULL",
-              !fn            ? "fn"
-              : in || !count ? "out"
-                             : "in");
+    if (!stx_ok(x) || !stx__check_recompute(x, fn, in, count, out, more)) return NULL;
     for (i = 0; i < count; i++)
         if (!in[i]) return NULL;
     if (!x->tape.recording) return fn(x, user, in, more ? out : none);
+
     n = (stx__node *)stx__arena_alloc(x, &x->mem.step, sizeof *n);
     s = (stx__recompute_save *)stx_step_alloc(x, sizeof *s);
     if (!n || !s) return NULL;
-    op = x->rng.op;
+    s->fn = fn;
+    s->user = user;
+    s->op = x->rng.op;
+    s->count = count;
+    s->more = more;
     s->uses.lo = s->uses.hi = NULL;
+
+    /* the first run, which records nothing */
     x->tape.uses = x->group.ranks > 1 ? &s->uses : NULL;
     mark = stx__step_mark(x);
     x->tape.recording = 0;
-    made[0] = fn(x, user, in, made + 1);
+    result[0] = fn(x, user, in, result + 1);
     x->tape.recording = 1;
     x->tape.uses = NULL;
-    if (!made[0]) {
-        stx_fail(x, STX_ERR_ARG, "stx_recompute: the function returned NULL");
+    if (!result[0]) {
+        stx_fail(x, STX_ERR_ARG, "stx_recompute: fn: expected it to return a tensor, got NULL");
         return NULL;
     }
-    if (!stx__keep_results(x, mark, made, 1 + more)) return NULL;
+    if (!stx__keep_results(x, mark, result, 1 + more)) return NULL;
+
     memset(n, 0, sizeof *n);
     for (i = 0; i < count; i++) n->in[i] = in[i];
-    for (i = 0; i < more; i++) out[i] = n->more[i] = made[1 + i];
-    s->fn = fn;
-    s->user = user;
-    s->op = op;
-    s->count = count;
-    s->more = more;
+    for (i = 0; i < more; i++) out[i] = n->more[i] = result[1 + i];
     n->save = s;
-    n->y = made[0];
+    n->y = result[0];
     n->back = stx__recompute_back;
     n->prev = x->tape.last;
     x->tape.last = n;
-    return made[0];
+    return result[0];
 }
 
 
@@ -18316,7 +18426,7 @@ static stx_tensor *stx__vocab_io_param(stx_params *p, const stx_init *init, cons
     d[0] = rows;
     d[1] = bias ? 0 : columns;
     d[2] = d[3] = 0;
-    return stx__param_with(p, init->kind, a, full, d,
+    return stx__param_padded(p, init->kind, a, full, d,
                            output ? stx__vocab_io_pad(p->ctx, rows) * (bias ? 1 : columns) : 0);
 }
 

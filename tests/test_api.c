@@ -471,11 +471,11 @@ static void errors(void) {
               && !stx_params_find(p, "w") && stx_params_size(p) == 20,
           "the list");
     /* leaves */
-    WANT(stx_input(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_input", "no data", "dimension");
-    WANT(stx_input(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_input", "no", "first dimension");
-    WANT(stx_variable(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_", "no data", "dimension");
+    WANT(stx_input(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_input", "NULL", "elements");
+    WANT(stx_input(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_input", "got 0", "d0");
+    WANT(stx_variable(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_", "NULL", "elements");
     WANT(stx_tokens(ex, NULL, 3, 1), STX_ERR_ARG, "stx_tokens", "NULL", "B x T");
-    WANT(stx_tokens(ex, id, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3 tokens", "at most");
+    WANT(stx_tokens(ex, id, SIZE_MAX / 2, 3), STX_ERR_ARG, "stx_tokens", "x 3", "at most");
     WANT(stx_tokens_create(ex, 3, SIZE_MAX / 2), STX_ERR_ARG, "stx_tokens_create", "got 3 x",
          "at most");
     WANT(stx_step_alloc(ex, SIZE_MAX), STX_ERR_MEMORY, "step arena: a size", "overflows",
@@ -487,7 +487,7 @@ static void errors(void) {
     WANT(stx_param(p, STX_NORMAL, 1, "", 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "", "name");
     WANT(stx_param(p, STX_NORMAL, 1, NULL, 5, 4, 0, 0), STX_ERR_ARG, "stx_param", "", "name");
     WANT(stx_param(p, STX_NORMAL, 1, "other", 0, 4, 0, 0), STX_ERR_ARG, "stx_param", "other",
-         "dimension");
+         "d0: expected at least 1");
     WANT(stx_param(p, 99, 1, "other", 3, 0, 0, 0), STX_ERR_ARG, "stx_param", "99", "STX_");
     CHECK(p->count == 1, "a parameter that failed is in the list");
     /* lookups */
@@ -584,20 +584,20 @@ static void errors(void) {
         WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 0), STX_ERR_ARG, "stx_recompute",
              "NULL", "");
     }
-    WANT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "no data",
-         "dimension");
-    WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "no",
-         "first dimension");
+    WANT(stx_constant_create(ex, NULL, 3, 0, 0, 0), STX_ERR_ARG, "stx_constant_create", "NULL",
+         "elements");
+    WANT(stx_constant_create(ex, zero, 0, 3, 0, 0), STX_ERR_ARG, "stx_constant_create", "got 0",
+         "d0");
     (void)stx_scalar_set(ex, w, 1);
     WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "no scalar of this context", "stx_scalar_create");
     (void)stx_scalar_create(ex, NAN);
     WANT(NULL, STX_ERR_ARG, "stx_scalar_set", "nan", "finite");
     stx_param_scale(ex, w, 2, 6, 1);
-    WANT(NULL, STX_ERR_ARG, "stx_param_scale", "[2,6) of (5,4)", "rows of a parameter");
+    WANT(NULL, STX_ERR_ARG, "stx_param_scale", "[2,6)", "within [0,5) of (5,4)");
     stx_param_fill(ex, T_(3, 0, 0, 0), 0, 1, 1);
-    WANT(NULL, STX_ERR_ARG, "stx_param_fill", "which is none", "parameter");
+    WANT(NULL, STX_ERR_ARG, "stx_param_fill", "another tensor (3)", "parameter");
     stx_param_apply(ex, w, NULL, NULL);
-    WANT(NULL, STX_ERR_ARG, "stx_param_apply", "(5,4)", "a function");
+    WANT(NULL, STX_ERR_ARG, "stx_param_apply", "NULL", "a function");
     {
         stx_optim_desc bad_;
         memset(&bad_, 0, sizeof bad_);
@@ -675,24 +675,24 @@ static void errors(void) {
             stx_tokens_set(ex, t, id);
             CHECK(stx_embedding(ex, T_(5, 4, 0, 0), t) != NULL, "%s", stx_error(ex));
             stx_tokens_set(ex, t, with);
-            WANT(NULL, STX_ERR_ARG, "stx_tokens_set", "id -100 at position 1", "0 to 4");
+            WANT(NULL, STX_ERR_ARG, "stx_tokens_set", "got -100", "position 1: expected 0 to 4");
         }
     }
     {
         stx_tensor *t = T_(3, 0, 0, 0), *o[4];
         WANT(stx_recompute(ex, gives_null, NULL, &t, 1, o, 4), STX_ERR_ARG, "stx_recompute",
-             "4 more", "0 to 3");
+             "got 4", "more: expected 0 to 3");
     }
     {
         stx_tensor *t = T_(3, 0, 0, 0);
         WANT(stx_recompute(ex, gives_null, NULL, &t, 1, NULL, 1), STX_ERR_ARG, "stx_recompute",
-             "out is NULL", "");
+             "NULL", "out: expected");
     }
     {
         stx_tensor *t[5];
         t[0] = t[1] = t[2] = t[3] = t[4] = T_(3, 0, 0, 0);
         (void)stx_record_results(ex, t, 5, t, 1, NULL, NULL);
-        WANT(NULL, STX_ERR_ARG, "stx_record_results", "5 results", "1 to 4");
+        WANT(NULL, STX_ERR_ARG, "stx_record_results", "got 5", "1 to 4");
     }
     WANT(stx_linear_memory(ex, T_(1, 3, 4, 0), T_(1, 2, 4, 0), T_(5, 4, 0, 0), T_(4, 0, 0, 0)),
          STX_ERR_SHAPE, "stx_linear_memory", "(4)", "5 outputs");
@@ -772,7 +772,7 @@ static void errors(void) {
         WANT(NULL, STX_ERR_ARG, "stx_linear_heads", "at NULL", "not to overlap");
     }
     stx_backward(ex, T_(3, 0, 0, 0));
-    WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one number");
+    WANT(NULL, STX_ERR_SHAPE, "stx_backward", "(3)", "one element");
     stx_backward(ex, stx_mean(ex, stx_input(ex, zero, 3, 0, 0, 0)));
     WANT(NULL, STX_ERR_ARG, "stx_backward", "no parameter", "STX_TRAIN");
     stx_begin(ex, STX_EVAL);
@@ -2459,7 +2459,7 @@ static void outliving(void) {
     CHECK(stx_get_grad(x, var, g) && g[0] == 4 && g[5] == 4, "twice the same tensor: %g",
           (double)g[0]);
     stx_backward_many(x, y, NULL, 1);
-    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "walked already"), "%s",
+    CHECK(stx_error_code(x) == STX_ERR_ARG && strstr(stx_error(x), "already ran"), "%s",
           stx_error(x));
     stx_destroy(x);
 }
@@ -2477,7 +2477,7 @@ static void grads_in_one(void) {
         stx_params *p = stx_params_create(x), *other = stx_params_create(x);
         stx_tensor *t[3], *loss;
         stx_optim *o;
-        CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "no parameters"), "%s",
+        CHECK(!stx_params_grads(p, &n) && n == 0 && strstr(stx_error(x), "at least one parameter"), "%s",
               stx_error(x));
         stx_clear_error(x);
         for (k = 0; k < 3; k++) t[k] = stx_param(p, STX_NORMAL, 1, name[k], size[k], 0, 0, 0);

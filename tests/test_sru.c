@@ -1884,7 +1884,7 @@ static void errors(void) {
     good.proj = 4;
     m = stx_sru_create(p, NULL, &good);
     CHECK(m && !stx_sru_create(p, "", &good)
-              && strstr(stx_error(x), "there is a parameter \"layers.0.w1\" already"),
+              && strstr(stx_error(x), "parameter \"layers.0.w1\" already exists"),
           "%s", stx_error(x));
     stx_clear_error(x);
     CHECK(!stx_sru_state_create(m, 0) && strstr(stx_error(x), "B >= 1"), "%s", stx_error(x));
