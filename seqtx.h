@@ -5258,46 +5258,61 @@ STX_DEF stx_tensor *stx_recompute(stx_ctx *x, stx_recompute_fn fn, void *user, s
 
 // >>threads
 
-/* The threads of a context. A loop of n iterations is cut into chunks, and each thread
-   has a range of chunks of its own: it takes them from the front, and when there are none
-   left it takes chunks from the back of the others' ranges. So nobody waits for a thread
-   that has not come yet (another program may have its processor): the caller does all the
-   work that nobody else takes, closes the loop, and waits only for those who are inside a
-   chunk.
+/* The threads of a context. A loop of n iterations is divided into chunks, and each
+   thread has a range of chunks. It takes chunks from the front of its range, and when
+   that is empty, from the back of the other threads' ranges. So no thread waits for one
+   that was preempted before it took a chunk: the caller does the work that no other
+   thread takes, closes the loop, and waits only for the threads inside a chunk.
 
        word    epoch, 15 bits | open, 1 bit | threads inside, 16 bits
-               caller:  writes the job and the ranges; word = next epoch, open; works; clears open; waits until nobody is inside
-               others:  see an open epoch that they have not seen; add 1 (only while it is open); work; subtract 1
 
-   Who has nothing to do looks again and again for STX__SPIN microseconds, for the next
-   loop usually comes at once, and then sleeps. A thread that finds that it lost its
-   processor while it looked, and a caller that waits long for one that lost it, know
-   that the machine has other work: for a while everybody sleeps at once, because a
-   thread that spins only uses up the time that the system would give it when there is
-   work. That it was lost to another thread the system says where it counts this
-   (Linux); a virtual machine's host takes processors away as well, and then to sleep
-   would only cost the time to wake. */
+       caller    writes the job and the ranges; sets word = next epoch, open; works;
+                 clears open; waits until no thread is inside
+       others    see an open epoch that is new to them; add 1, if it is still open; work;
+                 subtract 1
+
+   Idle threads spin for STX__SPIN us, because the next loop usually starts at once, and
+   then sleep.
+
+   When another program uses the processors, spinning takes time that the scheduler would
+   otherwise give to work. There are two signs of that: an idle thread was preempted while
+   it spun, or the caller waited long for a thread that was preempted. For a while, idle
+   threads then sleep at once. Linux reports whether a thread was preempted for another
+   one; elsewhere, every delay counts. Processors that the host of a virtual machine takes
+   away do not count on Linux: to sleep would only add the time to wake up. */
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
 
-/* microseconds */
-enum { STX__SPIN = 200, STX__SPIN_CALLER = 1000, STX__STOLEN = 500, STX__ASK = 100 };
+/* Times in microseconds. */
+enum {
+    STX__SPIN        = 200,     /* for how long an idle thread spins */
+    STX__SPIN_CALLER = 1000,    /* for how long the caller spins for the last threads */
+    STX__SPIN_BUSY   = 5,       /* the same while the machine is busy */
+    STX__DELAY       = 500,     /* a gap that suggests a preemption */
+    STX__POLL        = 100      /* interval between queries of the preemption count */
+};
 
-/* loops; work */
-enum { STX__BUSY = 1000, STX__BUSY_MOST = 4000, STX__WORTH_WAKING = 1 << 18 };
+/* pool.busy: 500 more for each sign that the machine is busy, 1 less for each loop. At
+   STX__BUSY or more, idle threads do not spin. */
+enum { STX__BUSY_SIGN = 500, STX__BUSY = 1000, STX__BUSY_MOST = 4000 };
 
+/* Loops with less work (see stx_parallel) do not wake sleeping threads. */
+enum { STX__WORTH_WAKING = 1 << 18 };
+
+/* Parts of pool.word. */
 enum { STX__OPEN = 0x10000, STX__INSIDE = 0xffff, STX__EPOCH = 0x20000 };
 
   #ifdef STX__PTHREADS
 typedef pthread_t stx__handle;
 typedef pthread_mutex_t stx__mutex;
 typedef pthread_cond_t stx__cond;
-    #define STX__PEEK(p)    __atomic_load_n(p, __ATOMIC_SEQ_CST)
-    #define STX__POKE(p, v) __atomic_store_n(p, v, __ATOMIC_SEQ_CST)
-    #define STX__ADD(p, v)  __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
+    #define STX__LOAD(p)     __atomic_load_n(p, __ATOMIC_SEQ_CST)
+    #define STX__STORE(p, v) __atomic_store_n(p, v, __ATOMIC_SEQ_CST)
+    #define STX__ADD(p, v)   __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST)
 
-/* *p = want if it is *have; else *have = *p */
-static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) {
-    return __atomic_compare_exchange_n(p, have, want, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+/* Compare and swap: if *p is *expected, sets *p = v and returns 1. Otherwise sets
+   *expected = *p and returns 0. */
+static int stx__swap(uint32_t *p, uint32_t *expected, uint32_t v) {
+    return __atomic_compare_exchange_n(p, expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
 static void stx__lock(stx__mutex *m) {
@@ -5316,8 +5331,10 @@ static void stx__wake(stx__cond *c) {
     pthread_cond_signal(c);
 }
 
+/* Microseconds of a clock. -std=c99 hides CLOCK_MONOTONIC on some systems, and
+   _POSIX_C_SOURCE hides gettimeofday. */
 static int64_t stx__now(void) {
-    #ifdef CLOCK_MONOTONIC /* -std=c99 hides it on some systems, and -D_POSIX_C_SOURCE the other one */
+    #ifdef CLOCK_MONOTONIC
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
@@ -5331,16 +5348,16 @@ static int64_t stx__now(void) {
 typedef HANDLE stx__handle;
 typedef SRWLOCK stx__mutex;
 typedef CONDITION_VARIABLE stx__cond;
-    #define STX__PEEK(p)    ((uint32_t)InterlockedCompareExchange((volatile LONG *)(p), 0, 0))
-    #define STX__POKE(p, v) ((void)InterlockedExchange((volatile LONG *)(p), (LONG)(v)))
+    #define STX__LOAD(p)     ((uint32_t)InterlockedCompareExchange((volatile LONG *)(p), 0, 0))
+    #define STX__STORE(p, v) ((void)InterlockedExchange((volatile LONG *)(p), (LONG)(v)))
     #define STX__ADD(p, v) \
       ((uint32_t)InterlockedExchangeAdd((volatile LONG *)(p), (LONG)(v)) + (uint32_t)(v))
 
-static int stx__swap(uint32_t *p, uint32_t *have, uint32_t want) {
-    uint32_t was = (uint32_t)InterlockedCompareExchange((volatile LONG *)p, (LONG)want,
-                                                        (LONG)*have);
-    if (was == *have) return 1;
-    *have = was;
+static int stx__swap(uint32_t *p, uint32_t *expected, uint32_t v) {
+    const uint32_t was = (uint32_t)InterlockedCompareExchange((volatile LONG *)p, (LONG)v,
+                                                              (LONG)*expected);
+    if (was == *expected) return 1;
+    *expected = was;
     return 0;
 }
 
@@ -5367,6 +5384,7 @@ static int64_t stx__now(void) {
     return (int64_t)((double)t.QuadPart * 1e6 / (double)f.QuadPart);
 }
   #endif
+
 static void stx__pause(void) {
   #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
     _mm_pause();
@@ -5377,158 +5395,171 @@ static void stx__pause(void) {
   #endif
 }
 
-/* first << 16 | end; a cache line each */
+/* The remaining chunks of a thread, first << 16 | end, in a separate cache line. */
 typedef struct stx__chunks {
     uint32_t chunks;
-    char apart[60];
+    char pad[60];
 } stx__chunks;
 
 typedef struct stx__worker {
     stx_ctx *x;
     struct stx__pool *pool;
-    size_t me;
+    size_t index;
     stx__handle handle;
 } stx__worker;
 
-/* Has the system taken the processor from this thread for another one since it was
-   asked, with this lost, the last time? 1 where it does not say */
-static int stx__turn_lost(uint32_t *lost) {
+/* Was this thread preempted for another one since the last call with this count? Always
+   1 where the system does not report it. */
+static int stx__preempted(uint32_t *count) {
   #if defined(STX__PTHREADS) && defined(__linux__)
     struct rusage use;
-    uint32_t was = *lost;
+    const uint32_t was = *count;
     memset(&use, 0, sizeof use);
     (void)getrusage(1, &use); /* RUSAGE_THREAD, which -std=c99 hides */
-    *lost = (uint32_t)use.ru_nivcsw;
-    return *lost != was;
+    *count = (uint32_t)use.ru_nivcsw;
+    return *count != was;
   #else
-    (void)lost;
+    (void)count;
     return 1;
   #endif
 }
 
 typedef struct stx__pool {
-    stx_part part; /* the loop: valid while it is open or somebody is inside */
+    stx_part part; /* the loop; valid while it is open or a thread is inside */
     const void *job;
     size_t n, chunk;
-    int in_order;
+    int in_order; /* all threads take chunks from the front of one range */
     uint32_t word, asleep, caller_asleep, quit;
-    /* 500 more for each sign of other work, 1 less for each loop; from STX__BUSY on
-       there is other work */
-    uint32_t busy;
-    /* how often a thread lost its processor in chunks that took long, or just before
-       them */
-    uint32_t late;
-    stx__chunks *range; /* (threads), the caller's first */
+    uint32_t busy;        /* see STX__BUSY */
+    uint32_t preemptions; /* of threads during chunks that took long, or just before them */
+    stx__chunks *range;   /* (threads), the caller's first */
     stx__mutex mutex;
     stx__cond work, done;
-    /* how many there may be with the caller; others that were started */
-    size_t threads, running;
-    long process;
-    stx__worker *worker; /* (threads) */
+    size_t threads, running; /* at most, with the caller; started, without the caller */
+    long process;            /* that started them */
+    stx__worker *worker;     /* (threads) */
 } stx__pool;
 
 static void stx__seen_busy(stx__pool *q) {
-    STX__POKE(&q->busy, STX_MIN(STX__PEEK(&q->busy) + 500, (uint32_t)STX__BUSY_MOST));
+    uint32_t busy = STX__LOAD(&q->busy) + STX__BUSY_SIGN;
+    STX__STORE(&q->busy, STX_MIN(busy, (uint32_t)STX__BUSY_MOST));
 }
 
-/* A chunk of range r, from its front or its back; 0 when there is none */
+/* Takes a chunk from the front or the back of a range. Returns 0 if it is empty. */
 static int stx__take(stx__chunks *r, int front, size_t *chunk) {
-    uint32_t have = STX__PEEK(&r->chunks), first, end;
+    uint32_t have = STX__LOAD(&r->chunks), rest;
     do {
-        first = have >> 16;
-        end = have & 0xffff;
+        const uint32_t first = have >> 16, end = have & 0xffff;
         if (first >= end) return 0;
         *chunk = front ? first : end - 1;
-    } while (
-        !stx__swap(&r->chunks, &have, front ? (first + 1) << 16 | end : first << 16 | (end - 1)));
+        rest = front ? (first + 1) << 16 | end : first << 16 | (end - 1);
+    } while (!stx__swap(&r->chunks, &have, rest));
     return 1;
 }
 
-static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t me) {
+static void stx__run_chunks(stx_ctx *x, stx__pool *q, size_t thread) {
     stx_share s;
     size_t k, c;
     s.x = x;
-    s.thread = me;
-    for (k = 0; k < q->threads; k++)
-        while (stx__take(q->range + (me + k) % q->threads, !k || q->in_order, &c)) {
+    s.thread = thread;
+    for (k = 0; k < q->threads; k++) {
+        stx__chunks *range = q->range + (thread + k) % q->threads;
+        while (stx__take(range, !k || q->in_order, &c)) {
             s.begin = c * q->chunk;
             s.end = STX_MIN(q->n, s.begin + q->chunk);
             q->part(&s, q->job);
         }
+    }
+}
+
+/* Is there a loop that a thread has not seen? */
+static int stx__new_loop(uint32_t word, uint32_t seen) {
+    return (word & STX__OPEN) && word / STX__EPOCH != seen;
+}
+
+/* Works in the loop that the thread has entered, and leaves it. */
+static void stx__work_in_loop(stx__worker *w, uint32_t *preemptions) {
+    stx__pool *q = w->pool;
+    const int64_t begun = stx__now();
+    stx__run_chunks(w->x, q, w->index);
+    if (stx__now() - begun > STX__DELAY && stx__preempted(preemptions))
+        (void)STX__ADD(&q->preemptions, 1);
+    if (STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE)) return;
+    if (STX__LOAD(&q->caller_asleep)) {
+        stx__lock(&q->mutex);
+        stx__unlock(&q->mutex);
+        stx__wake(&q->done);
+    }
+}
+
+static void stx__sleep_until_loop(stx__pool *q, uint32_t seen) {
+    stx__lock(&q->mutex);
+    (void)STX__ADD(&q->asleep, 1);
+    while (!STX__LOAD(&q->quit) && !stx__new_loop(STX__LOAD(&q->word), seen))
+        stx__sleep(&q->work, &q->mutex);
+    (void)STX__ADD(&q->asleep, (uint32_t)-1);
+    stx__unlock(&q->mutex);
 }
 
 static void stx__work(stx__worker *w) {
-    stx_ctx *x = w->x;
     stx__pool *q = w->pool;
-    uint32_t word, seen = 0, lost = 0;
-    int64_t since = stx__now(), before = since, asked = since, now;
+    uint32_t word, seen = 0, preemptions = 0;
+    int64_t idle_since = stx__now(), last = idle_since, polled = idle_since, now;
     int spins = 0;
-    (void)stx__turn_lost(&lost);
+    (void)stx__preempted(&preemptions);
     (void)stx__fp_enter(1);
     for (;;) {
-        word = STX__PEEK(&q->word);
-        if (STX__PEEK(&q->quit)) return;
-        if ((word & STX__OPEN) && word / STX__EPOCH != seen) {
+        word = STX__LOAD(&q->word);
+        if (STX__LOAD(&q->quit)) return;
+        if (stx__new_loop(word, seen)) {
             if (!stx__swap(&q->word, &word, word + 1)) continue;
             seen = word / STX__EPOCH;
-            since = stx__now();
-            stx__run_chunks(x, q, w->me);
-            if (stx__now() - since > STX__STOLEN && stx__turn_lost(&lost))
-                (void)STX__ADD(&q->late, 1);
-            if (!(STX__ADD(&q->word, (uint32_t)-1) & (STX__OPEN | STX__INSIDE))
-                && STX__PEEK(&q->caller_asleep)) {
-                stx__lock(&q->mutex);
-                stx__unlock(&q->mutex);
-                stx__wake(&q->done);
-            }
-            since = before = stx__now();
-            if (since - asked > STX__ASK) {
-                (void)stx__turn_lost(&lost);
-                asked = since;
+            stx__work_in_loop(w, &preemptions);
+            idle_since = last = stx__now();
+            if (idle_since - polled > STX__POLL) {
+                (void)stx__preempted(&preemptions);
+                polled = idle_since;
             }
             spins = 0;
             continue;
         }
+
         stx__pause();
         if (++spins & 15) continue;
         now = stx__now();
-        if (now - before > STX__STOLEN && stx__turn_lost(&lost)) stx__seen_busy(q);
-        before = now;
-        if (now - since < STX__SPIN && now >= since && STX__PEEK(&q->busy) < STX__BUSY) continue;
-        stx__lock(&q->mutex);
-        (void)STX__ADD(&q->asleep, 1);
-        while (word = STX__PEEK(&q->word),
-               !STX__PEEK(&q->quit) && !((word & STX__OPEN) && word / STX__EPOCH != seen))
-            stx__sleep(&q->work, &q->mutex);
-        (void)STX__ADD(&q->asleep, (uint32_t)-1);
-        stx__unlock(&q->mutex);
-        since = before = stx__now();
+        if (now - last > STX__DELAY && stx__preempted(&preemptions)) stx__seen_busy(q);
+        last = now;
+        if (now - idle_since < STX__SPIN && now >= idle_since && STX__LOAD(&q->busy) < STX__BUSY)
+            continue;
+        stx__sleep_until_loop(q, seen);
+        idle_since = last = stx__now();
     }
 }
+
   #ifdef STX__PTHREADS
     #if defined(SIG_SETMASK)
       #define STX__SETMASK SIG_SETMASK
-    #elif defined(__mips__) /* -std=c99 hides it: Linux's numbers */
+    #elif defined(__mips__) /* the value on Linux, which -std=c99 hides */
       #define STX__SETMASK 3
     #else
       #define STX__SETMASK 2
     #endif
+
 static void *stx__thread_main(void *w) {
     stx__work((stx__worker *)w);
     return NULL;
 }
 
+/* Starts a thread that handles no signals, except those of its own faults, for which the
+   program or a sanitizer can have a handler. */
 static int stx__start(stx__worker *w) {
     pthread_attr_t attr;
     sigset_t all, old;
-    int good;
+    int ok;
     if (pthread_attr_init(&attr)) return 0;
-    (void)pthread_attr_setstacksize(&attr, (size_t)1 << 20); /* some systems give 128 KB */
-    /* signals are for the caller's threads, */
+    (void)pthread_attr_setstacksize(&attr, (size_t)1 << 20); /* some systems default to 128 KB */
     sigfillset(&all);
-    /* but faults are for the thread that makes them: the program's */
     sigdelset(&all, SIGSEGV);
-    /* own handler, or a sanitizer's, is to see them */
     sigdelset(&all, SIGFPE);
     sigdelset(&all, SIGILL);
     sigdelset(&all, SIGABRT);
@@ -5539,17 +5570,17 @@ static int stx__start(stx__worker *w) {
     sigdelset(&all, SIGTRAP);
     #endif
     pthread_sigmask(STX__SETMASK, &all, &old);
-    good = !pthread_create(&w->handle, &attr, stx__thread_main, w);
+    ok = !pthread_create(&w->handle, &attr, stx__thread_main, w);
     pthread_sigmask(STX__SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
-    return good;
+    return ok;
 }
 
 static long stx__process(void) {
     return (long)getpid();
 }
 
-static void stx__wait_for(stx__handle h) {
+static void stx__thread_join(stx__handle h) {
     pthread_join(h, NULL);
 }
 
@@ -5565,9 +5596,8 @@ static void stx__pool_clear(stx__pool *q) {
     pthread_cond_destroy(&q->done);
 }
 
-/* How many processors this process may use */
-/* How many processors this process may use, and (which: not NULL) a number for which
-   ones, the same for processes that may use the same */
+/* Number of processors that this process may use. `which` (may be NULL) receives a hash
+   of the set, which is the same for processes with the same set. */
 static int stx__processors(uint64_t *which) {
     long n = 0;
     uint64_t key = 0;
@@ -5593,9 +5623,9 @@ static int stx__processors(uint64_t *which) {
     #ifdef _SC_NPROCESSORS_ONLN
     if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
     #elif defined(__FreeBSD__)
-    if (n < 1) n = sysconf(58); /* that, which -D_POSIX_C_SOURCE hides */
+    if (n < 1) n = sysconf(58); /* the same constant, which _POSIX_C_SOURCE hides */
     #endif
-    return n < 1 ? 1 : n > 4096 ? 4096 : (int)n;
+    return (int)STX_MAX(1, STX_MIN(n, 4096));
 }
   #else
 static DWORD WINAPI stx__thread_main(void *w) {
@@ -5611,7 +5641,7 @@ static long stx__process(void) {
     return (long)GetCurrentProcessId();
 }
 
-static void stx__wait_for(stx__handle h) {
+static void stx__thread_join(stx__handle h) {
     WaitForSingleObject(h, INFINITE);
     CloseHandle(h);
 }
@@ -5636,7 +5666,7 @@ static int stx__processors(uint64_t *which) {
 }
   #endif
 
-/* The first loop starts the threads. When the system gives fewer than asked for, those
+/* Starts the threads, in the first loop. If the system refuses some of them, the others
    do the work. */
 static void stx__start_all(stx_ctx *x, stx__pool *q) {
     q->process = stx__process();
@@ -5644,7 +5674,7 @@ static void stx__start_all(stx_ctx *x, stx__pool *q) {
         stx__worker *w = q->worker + q->running;
         w->x = x;
         w->pool = q;
-        w->me = q->running + 1;
+        w->index = q->running + 1;
         if (!stx__start(w)) break;
         q->running++;
     }
@@ -5669,26 +5699,23 @@ static void stx__pool_free(stx_ctx *x) {
     size_t i;
     if (!q) return;
     x->threads.pool = NULL;
-    /* a child after fork: the threads are its parent's */
+    /* after a fork, the threads belong to the parent process */
     if (q->running && q->process != stx__process()) return;
     stx__lock(&q->mutex);
-    STX__POKE(&q->quit, 1);
+    STX__STORE(&q->quit, 1);
     stx__unlock(&q->mutex);
     for (i = 0; i < q->running; i++) stx__wake(&q->work);
-    for (i = 0; i < q->running; i++) stx__wait_for(q->worker[i].handle);
+    for (i = 0; i < q->running; i++) stx__thread_join(q->worker[i].handle);
     stx__pool_clear(q);
 }
 
-/* chunks: how many, at least 2 */
-static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work,
-                          int in_order, stx_part part, const void *job) {
+/* Publishes the job and its ranges of chunks, opens the loop and wakes threads that are
+   asleep. */
+static void stx__open_loop(stx__pool *q, size_t n, size_t chunks, size_t work, int in_order,
+                           stx_part part, const void *job) {
+    const uint32_t word = STX__LOAD(&q->word);
+    uint32_t asleep;
     size_t i;
-    uint32_t word = STX__PEEK(&q->word), asleep, busy = STX__PEEK(&q->busy),
-             late = STX__PEEK(&q->late);
-    int64_t begun = stx__now(), done, waited = 0;
-    int spins = 0;
-    if (!q->running) stx__start_all(x, q);
-    if (busy) STX__POKE(&q->busy, busy - 1);
     q->part = part;
     q->job = job;
     q->n = n;
@@ -5697,36 +5724,59 @@ static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, siz
     chunks = (n + q->chunk - 1) / q->chunk;
     for (i = 0; i < q->threads; i++) {
         size_t first = chunks * i / q->threads, end = chunks * (i + 1) / q->threads;
-        if (in_order) {
+        if (in_order) { /* the caller's range is that of all threads */
             first = 0;
             end = i ? 0 : chunks;
-        } /* one range for all */
-        STX__POKE(&q->range[i].chunks, (uint32_t)(first << 16 | end));
+        }
+        STX__STORE(&q->range[i].chunks, (uint32_t)(first << 16 | end));
     }
-    word = (word / STX__EPOCH + 1) * STX__EPOCH | STX__OPEN;
-    STX__POKE(&q->word, word);
-    asleep = STX__PEEK(&q->asleep);
-    if (asleep && work >= STX__WORTH_WAKING && q->process == stx__process()) {
-        stx__lock(&q->mutex);
-        stx__unlock(&q->mutex);
-        for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
-    }
-    stx__run_chunks(x, q, 0);
-    if (!(STX__ADD(&q->word, (uint32_t)-STX__OPEN) & STX__INSIDE)) return;
-    for (done = stx__now(); STX__PEEK(&q->word) & STX__INSIDE;) {
+    STX__STORE(&q->word, (word / STX__EPOCH + 1) * STX__EPOCH | STX__OPEN);
+
+    asleep = STX__LOAD(&q->asleep);
+    if (!asleep || work < STX__WORTH_WAKING || q->process != stx__process()) return;
+    stx__lock(&q->mutex);
+    stx__unlock(&q->mutex);
+    for (i = 0; i < asleep && i + 1 < chunks; i++) stx__wake(&q->work);
+}
+
+/* Waits until no thread is inside the loop, which is closed, and returns for how long.
+   Spins for the first microseconds. */
+static int64_t stx__wait_for_threads(stx__pool *q, int64_t begun, int64_t spin) {
+    int64_t waited = 0;
+    int spins = 0;
+    while (STX__LOAD(&q->word) & STX__INSIDE) {
         stx__pause();
         if (++spins & 15) continue;
-        waited = stx__now() - done;
-        if (waited >= 0 && waited < (busy < STX__BUSY ? STX__SPIN_CALLER : 5)) continue;
+        waited = stx__now() - begun;
+        if (waited >= 0 && waited < spin) continue;
         stx__lock(&q->mutex);
-        STX__POKE(&q->caller_asleep, 1);
-        while (STX__PEEK(&q->word) & STX__INSIDE) stx__sleep(&q->done, &q->mutex);
-        STX__POKE(&q->caller_asleep, 0);
+        STX__STORE(&q->caller_asleep, 1);
+        while (STX__LOAD(&q->word) & STX__INSIDE) stx__sleep(&q->done, &q->mutex);
+        STX__STORE(&q->caller_asleep, 0);
         stx__unlock(&q->mutex);
-        waited = stx__now() - done;
+        waited = stx__now() - begun;
     }
-    /* longer than a chunk takes, and not only because there was more in that one */
-    if (waited > STX__STOLEN && waited > 2 * (done - begun) && STX__PEEK(&q->late) != late)
+    return waited;
+}
+
+/* Runs a loop with all threads, in at least 2 chunks. */
+static void stx__run_pool(stx_ctx *x, stx__pool *q, size_t n, size_t chunks, size_t work,
+                          int in_order, stx_part part, const void *job) {
+    const uint32_t busy = STX__LOAD(&q->busy), preemptions = STX__LOAD(&q->preemptions);
+    const int64_t begun = stx__now();
+    int64_t done, waited;
+    if (!q->running) stx__start_all(x, q);
+    if (busy) STX__STORE(&q->busy, busy - 1);
+
+    stx__open_loop(q, n, chunks, work, in_order, part, job);
+    stx__run_chunks(x, q, 0);
+    if (!(STX__ADD(&q->word, (uint32_t)-STX__OPEN) & STX__INSIDE)) return;
+    done = stx__now();
+    waited = stx__wait_for_threads(q, done, busy < STX__BUSY ? STX__SPIN_CALLER : STX__SPIN_BUSY);
+
+    /* longer than a chunk takes, even if the last chunks take longer than the others */
+    if (waited > STX__DELAY && waited > 2 * (done - begun)
+        && STX__LOAD(&q->preemptions) != preemptions)
         stx__seen_busy(q);
 }
 #else
@@ -5739,21 +5789,23 @@ static void stx__pool_free(stx_ctx *x) {
 }
 #endif
 
-/* chunks: in how many pieces the loop is given out; 1 or less: the caller does it */
+/* Runs a loop in this many chunks. With 1 or 0, the caller runs it alone. */
 static void stx__parallel(stx_ctx *x, size_t n, size_t chunks, size_t work, int in_order,
                           stx_part part, const void *job) {
     stx__fp was = stx__fp_enter(1);
+    int parallel = 0;
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
     if (chunks > 1 && n && x && x->threads.pool) {
         chunks = STX_MIN(n, STX_MIN(chunks, (size_t)0xffff));
         stx__run_pool(x, x->threads.pool, n, chunks, work, in_order, part, job);
-    } else
+        parallel = 1;
+    }
 #endif
-        if (n) {
+    (void)chunks;
+    (void)work;
+    (void)in_order;
+    if (n && !parallel) {
         stx_share s;
-        (void)chunks;
-        (void)work;
-        (void)in_order;
         s.x = x;
         s.begin = s.thread = 0;
         s.end = n;
@@ -5770,7 +5822,7 @@ STX_DEF void stx_parallel_units(stx_ctx *x, size_t n, stx_part part, const void 
     stx__parallel(x, n, n, SIZE_MAX, 1, part, job);
 }
 
-/* On a GPU the host computes nothing */
+/* A GPU's host computes nothing and needs no scratch and no threads. */
 static void stx__make_scratch(stx_ctx *x) {
     if (stx__on_gpu(x)) return;
     x->threads.scratch = (stx_real *)stx_persist(x, stx_bytes_of((size_t)x->desc.threads, STX__PACK,
@@ -15157,7 +15209,7 @@ static stx__replay *stx__replay_find(stx_ctx *x, uint64_t key) {
     return NULL;
 }
 
-/* A new entry for a key, in place of the least recently used one. */
+/* A new entry for a key, which replaces the least recently used one. */
 static stx__replay *stx__replay_new(stx_ctx *x, uint64_t key) {
     stx__replay *r = x->replay.entry;
     int i;
