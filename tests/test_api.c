@@ -3439,8 +3439,8 @@ static void packed_weights(void) {
         CHECK(stx_params_pack(p, kind) > 0, "again");
         for (i = bad = 0; i < 2000; i++) bad += !CLOSE(W->data[i], now[i], 1e-6);
         CHECK(!bad, "%s: what is rounded stays as it is: %zu do not", what, bad);
-        /* whoever writes makes the copy void */
-        for (e = 0; e < 5; e++) {
+        /* every function that writes parameters frees the packed copy */
+        for (e = 0; e < 6; e++) {
             memset(&od, 0, sizeof od);
             od.kind = STX_SGD;
             CHECK(stx_params_pack(p, kind) > 0 && packed_is_read(x, W), "%s: packed", what);
@@ -3452,6 +3452,7 @@ static void packed_weights(void) {
                 stx_optim_step(o, 0.5);
             }
             if (e == 3) stx_upload(x, W->data + 7, was, 1);
+            if (e == 5) stx_clamp_params(x, stx_params_subset(x, &W, 1), -0.5, 0.5);
             if (e == 4) {
                 stx_writer *w = stx_writer_create(x);
                 stx_file *file;
