@@ -1718,6 +1718,7 @@ STX_DEF const stx_real *stx_param_mirror(stx_ctx *x, const stx_tensor *t);
    replayed. New parameters and optimisers discard all captured steps. */
 typedef void (*stx_step_fn)(void *user);
 STX_DEF int stx_step_run(stx_ctx *x, uint64_t key, stx_step_fn fn, void *user);
+
 /* Why the last step of stx_step_run was neither captured nor replayed as a CUDA graph:
    "not captured: " and the first reason, with the error of CUDA or NCCL if there was
    one. Such a step gives the same results, but is slower. "" if the step was captured or
