@@ -11811,15 +11811,54 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 // >>attention
 
+enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_place */
+
 enum {
     STX__BQ = 128,
     STX__BK = 384,
     STX__GROUP = 4 * STX__BQ,
     STX__PAD = 96,
     STX__LDS = STX__BK + STX__PAD,
-    STX__LDK = STX__BK + 16,
-    STX__MAX_HEADS = 256
+    STX__LDK = STX__BK + 16
 };
+
+/* For functions that return 1, or 0 and an error. */
+#define STX__CHECK(x, cond, code, ...) \
+  do { \
+    if (!(cond)) { \
+      stx_fail(x, code, __VA_ARGS__); \
+      return 0; \
+    } \
+  } while (0)
+
+/* The group of head h, and its index among the heads of that group. Without groups, all
+   heads are in group 0. head_place packs the two numbers. */
+static size_t stx__head_group(const stx_attention_args *a, size_t h) {
+    return a->groups > 1 ? a->head_place[h] & 3u : 0;
+}
+
+static size_t stx__head_place(const stx_attention_args *a, size_t h) {
+    return a->groups > 1 ? (size_t)a->head_place[h] >> 2 : h;
+}
+
+static void stx__head_assign(stx_attention_args *a, size_t h, size_t group, size_t place) {
+    a->head_place[h] = (uint16_t)(4 * place + group);
+}
+
+/* Bits of stx_attention_args.overwrite: the gradients that the backward kernel
+   overwrites; it adds to the others. */
+static int stx__overwrite_cached(size_t group) {
+    return STX_OVERWRITE_CACHED << group;
+}
+
+static int stx__overwrites(const stx_attention_args *a, int bits) {
+    return (a->overwrite & bits) != 0;
+}
+
+/* Number of keys before key 0, whose keys and values are zero. */
+static size_t stx__zero_keys(ptrdiff_t first_key) {
+    return first_key < 0 ? (size_t) - (first_key + 1) + 1 : 0;
+}
 
 static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int backward) {
 #ifdef SEQTX_CUDA
@@ -11828,7 +11867,7 @@ static size_t stx__attention_bytes(stx_ctx *x, const stx_attention_args *a, int 
     return stx_attention_work(x, a, backward);
 }
 
-/* The forward kernel with room of the step arena that it gives back */
+/* The work buffer is in the step arena and is released when the kernel is done. */
 STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     STX__FP_SCOPE;
     stx__mark mark;
@@ -11839,310 +11878,461 @@ STX_DEF void stx_attention_run(stx_ctx *x, stx_attention_args *a) {
     stx__step_release(x, mark);
 }
 
-/* Inputs on the tape: q or qkv, k or kv, v, pe, u, vb, z, pk, pv, past[] */
-static void stx__attention_back(stx_ctx *x, stx__node *n) {
-    stx_attention_args *a = (stx_attention_args *)n->save;
-    stx_tensor *q = n->in[0], *k = n->in[1], *v = n->in[2];
-    stx_real *dq, *apart = NULL;
-    size_t bytes, g, C = a->H * a->D;
+/* Inputs of the op on the tape. K is NULL if q has the keys and values too (qkv), V if K
+   has the values too (kv). CACHED is the first of STX_HEAD_GROUPS. */
+enum {
+    STX__ATTN_Q,
+    STX__ATTN_K,
+    STX__ATTN_V,
+    STX__ATTN_PE,
+    STX__ATTN_CONTENT_BIAS,
+    STX__ATTN_POSITION_BIAS,
+    STX__ATTN_SPAN_FRACTION,
+    STX__ATTN_PERSISTENT_K,
+    STX__ATTN_PERSISTENT_V,
+    STX__ATTN_CACHED
+};
+
+/* The gradient buffer of t, or NULL if t requires none. If it is new, the kernel has to
+   overwrite it, which `bits` say. */
+static stx_real *stx__attention_grad(stx_ctx *x, stx_attention_args *a, stx_tensor *t, int bits) {
     int fresh;
-    a->dy = n->y->grad;
-    a->overwrite = 0;
-    if (k) {
-        a->dk = stx__grad_fresh(x, k, &fresh);
-        /* both are added to one */
-        if (a->dk && fresh && k == v) {
-            STX_RUN(x, stx_fill, (x, a->dk, k->size, 0));
-            fresh = 0;
-        }
-        if (fresh) a->overwrite |= v ? STX_OVERWRITE_DK : STX_OVERWRITE_DK | STX_OVERWRITE_DV;
-        a->dv = v ? stx__grad_fresh(x, v, &fresh) : stx_offset_ptr(x, a->dk, C); /* side by side */
-        if (v && fresh) a->overwrite |= STX_OVERWRITE_DV;
-    }
-    for (g = 0; g < a->groups; g++) {
-        stx_attention_kv *o = &a->cached[g];
-        o->dk = stx__grad_fresh(x, n->in[9 + g], &fresh);
-        o->dv = stx_offset_ptr(x, o->dk, o->row_stride / 2);
-        if (fresh) a->overwrite |= STX_OVERWRITE_CACHED << g;
-    }
-    /* queries that are the keys or values too: the kernel's threads add to dq and dk
-       at the same time, so dq is made apart */
-    a->dq = dq = stx__grad_fresh(x, q, &fresh);
-    if (dq && k && (q == k || q == v)) {
-        a->dq = apart = stx__grad_take(x, q->size, q->is_f32);
-        fresh = 1;
-    }
-    if (fresh) a->overwrite |= STX_OVERWRITE_DQ;
-    if (!k) {
-        a->dk = stx_offset_ptr(x, dq, C);
-        a->dv = stx_offset_ptr(x, dq, 2 * C);
-        if (fresh) a->overwrite |= STX_OVERWRITE_DK | STX_OVERWRITE_DV;
-    }
-    a->dpe = stx__grad(x, n->in[3]);
-    a->dcontent_bias = stx__grad(x, n->in[4]);
-    a->dposition_bias = stx__grad(x, n->in[5]);
-    a->dspan_fraction = stx__grad(x, n->in[6]);
-    a->dpersistent_k = stx__grad(x, n->in[7]);
-    a->dpersistent_v = stx__grad(x, n->in[8]);
-    bytes = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
-    a->work = stx__grad_take(x, bytes, 1);
-    if (!a->work || x->error.code) return;
-    STX_RUN(x, stx_attention_bwd, (x, a));
-    if (apart) {
-        STX_RUN(x, stx_axpy, (x, dq, apart, q->size, 1, 1));
-        stx__grad_give(x, apart, q->size, q->is_f32);
-    }
-    stx__grad_give(x, (stx_real *)a->work, bytes, 1);
+    stx_real *g = stx__grad_fresh(x, t, &fresh);
+    if (fresh) a->overwrite |= bits;
+    return g;
 }
 
-/* stk: numbers from one batch of k and v to the next, 0: as their shape says */
-/* Philox calls of a row of the dropout: one for 8 keys of the window, whose old end
-   need not be the first of 8, and for the others */
+/* Sets dq, dk and dv of the block. If the queries are also keys or values, the kernel's
+   threads would add to one buffer at the same time: then dq is a separate buffer, which
+   is returned, and the caller adds it to the gradient of q. Otherwise returns NULL. */
+static stx_real *stx__attention_block_grads(stx_ctx *x, stx__node *n, stx_attention_args *a) {
+    stx_tensor *q = n->in[STX__ATTN_Q], *k = n->in[STX__ATTN_K], *v = n->in[STX__ATTN_V];
+    const size_t C = a->H * a->D;
+    if (!k) {
+        a->dq = stx__attention_grad(x, a, q,
+                                    STX_OVERWRITE_DQ | STX_OVERWRITE_DK | STX_OVERWRITE_DV);
+        a->dk = stx_offset_ptr(x, a->dq, C);
+        a->dv = stx_offset_ptr(x, a->dq, 2 * C);
+        return NULL;
+    }
+
+    if (!v) {
+        a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK | STX_OVERWRITE_DV);
+        a->dv = stx_offset_ptr(x, a->dk, C);
+    } else if (k == v) {
+        a->dk = a->dv = stx__grad(x, k); /* both are added to one buffer */
+    } else {
+        a->dk = stx__attention_grad(x, a, k, STX_OVERWRITE_DK);
+        a->dv = stx__attention_grad(x, a, v, STX_OVERWRITE_DV);
+    }
+
+    a->dq = stx__attention_grad(x, a, q, STX_OVERWRITE_DQ);
+    if (!a->dq || (q != k && q != v)) return NULL;
+    a->overwrite |= STX_OVERWRITE_DQ;
+    a->dq = stx__grad_take(x, q->size, q->is_f32);
+    return a->dq;
+}
+
+static void stx__attention_back(stx_ctx *x, stx__node *n) {
+    stx_attention_args *a = (stx_attention_args *)n->save;
+    stx_tensor *q = n->in[STX__ATTN_Q];
+    stx_real *separate_dq;
+    size_t work, g;
+    a->dy = n->y->grad;
+    a->overwrite = 0;
+    separate_dq = stx__attention_block_grads(x, n, a);
+    for (g = 0; g < a->groups; g++) {
+        stx_attention_kv *c = &a->cached[g];
+        c->dk = stx__attention_grad(x, a, n->in[STX__ATTN_CACHED + g], stx__overwrite_cached(g));
+        c->dv = stx_offset_ptr(x, c->dk, c->row_stride / 2);
+    }
+    a->dpe = stx__grad(x, n->in[STX__ATTN_PE]);
+    a->dcontent_bias = stx__grad(x, n->in[STX__ATTN_CONTENT_BIAS]);
+    a->dposition_bias = stx__grad(x, n->in[STX__ATTN_POSITION_BIAS]);
+    a->dspan_fraction = stx__grad(x, n->in[STX__ATTN_SPAN_FRACTION]);
+    a->dpersistent_k = stx__grad(x, n->in[STX__ATTN_PERSISTENT_K]);
+    a->dpersistent_v = stx__grad(x, n->in[STX__ATTN_PERSISTENT_V]);
+
+    work = (stx__attention_bytes(x, a, 1) + sizeof(stx_real) - 1) / sizeof(stx_real);
+    a->work = stx__grad_take(x, work, 1);
+    if (!a->work || x->error.code) return;
+    STX_RUN(x, stx_attention_bwd, (x, a));
+    if (separate_dq) {
+        STX_RUN(x, stx_axpy, (x, q->grad, separate_dq, q->size, 1, 1));
+        stx__grad_give(x, separate_dq, q->size, q->is_f32);
+    }
+    stx__grad_give(x, (stx_real *)a->work, work, 1);
+}
+
+/* Philox calls per row of attention weights. One call serves 8 keys. The keys of the
+   window come first, from the oldest distance `span` on, then the rest. */
 static uint64_t stx__attn_calls(const stx_attention_args *a) {
     return ((uint64_t)a->S + a->span + a->N) / 8 + 2;
 }
 
-/* past[]: 1, or 0 and an error. B, D: of the call */
-static int stx__attention_past(stx_ctx *x, const stx_attention_in *in, const stx_attention_desc *d,
-                               size_t B, size_t D, stx_attention_args *a) {
-    size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0}, groups = in->groups ? in->groups->count : 1;
-    char s[96];
-    if (!in->cached[0]) return 1;
-    if (groups < 1 || groups > STX_HEAD_GROUPS || d->not_causal
-        || (groups > 1 && (!in->span_fraction || d->eps > 0 || d->no_renorm || d->first_key < 0))) {
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_attention: %zu groups of heads before the block: want causal attention, 1 to %d groups, and more "
-            "than one with a learned span alone, without eps, no_renorm and zero keys",
-            groups, (int)STX_HEAD_GROUPS);
-        return 0;
-    }
-    for (h = 0; h < d->heads; h++) {
-        g = in->groups ? in->groups->of[h] : 0;
-        if (g >= groups) {
-            stx_fail(x, STX_ERR_ARG, "stx_attention: head %zu in group %zu of %zu", h, g, groups);
-            return 0;
+/* A source of keys and values: `rows` rows of the tensors k and v from first_row on,
+   where k and v are the same tensor if a row has both. The key is at element k_offset of
+   a row, the value at v_offset. Strides are in elements. */
+typedef struct stx__kv_source {
+    stx_tensor *k, *v;
+    size_t first_row, rows, k_offset, v_offset, row_stride, batch_stride;
+} stx__kv_source;
+
+/* The queries, keys and values of a call, whichever fields of stx_attention_in they are
+   in. kv[0]: the block, the newest keys of all heads. kv[1 + g]: the cached rows before
+   the block, of the heads of group g. */
+typedef struct stx__attention_sources {
+    stx_tensor    *q;                    /* the queries are the first C channels */
+    size_t         C, S;                 /* S counts the cached rows and the block */
+    size_t         groups, cached_rows;  /* 0 without cached rows; the most that a group has */
+    stx__kv_source kv[1 + STX_HEAD_GROUPS];
+} stx__attention_sources;
+
+static stx__kv_source stx__kv_source_of(stx_tensor *k, stx_tensor *v, size_t k_offset,
+                                        size_t v_offset) {
+    stx__kv_source s;
+    s.k = k;
+    s.v = v;
+    s.first_row = 0;
+    s.rows = k->dim[1];
+    s.k_offset = k_offset;
+    s.v_offset = v_offset;
+    s.row_stride = k->dim[2];
+    s.batch_stride = s.rows * s.row_stride;
+    return s;
+}
+
+/* Maps the four forms of stx_attention_in to sources: q, k, v; q, kv; qkv; qkv and
+   cached. With qkv and kv, only the queries are in qkv. Shapes are not checked yet. */
+static stx__attention_sources stx__attention_sources_of(const stx_attention_in *in,
+                                                        size_t kv_batch_stride) {
+    stx__attention_sources s;
+    size_t g;
+    memset(&s, 0, sizeof s);
+    s.q = in->qkv ? in->qkv : in->q;
+    s.C = s.q->dim[2] / (in->qkv ? 3 : 1);
+
+    if (in->kv) {
+        s.kv[0] = stx__kv_source_of(in->kv, in->kv, 0, s.C);
+        if (in->kv_rows) {
+            s.kv[0].first_row = in->kv_first;
+            s.kv[0].rows = in->kv_rows;
         }
-        a->head_place[h] = (uint16_t)(4 * heads[g]++ + g);
+    } else if (in->qkv) {
+        s.kv[0] = stx__kv_source_of(in->qkv, in->qkv, s.C, 2 * s.C);
+    } else {
+        s.kv[0] = stx__kv_source_of(in->k, in->v, 0, 0);
     }
-    for (g = 0; g < groups; g++) {
-        const stx_tensor *t = in->cached[g];
-        stx_attention_kv *o = &a->cached[g];
-        if (!t || t->ndim != 3 || t->dim[0] != B || t->dim[2] != 2 * D * heads[g] || !heads[g]) {
-            stx_fail(
-                x, STX_ERR_SHAPE,
-                "stx_attention: past %zu is %s: want (%zu,m,%zu), keys and values of its group's %zu heads",
-                g, t ? stx__shape(t, s) : "NULL", B, 2 * D * heads[g], heads[g]);
-            return 0;
-        }
-        o->k = t->data;
-        o->v = stx_offset_ptr(x, t->data, D * heads[g]);
-        o->rows = t->dim[1];
-        o->row_stride = t->dim[2];
-        o->batch_stride = o->rows * o->row_stride;
-        a->cached_rows = STX_MAX(a->cached_rows, o->rows);
+    if (kv_batch_stride) s.kv[0].batch_stride = kv_batch_stride;
+
+    if (in->cached[0]) s.groups = in->groups ? in->groups->count : 1;
+    for (g = 0; g < STX_MIN(s.groups, (size_t)STX_HEAD_GROUPS); g++) {
+        stx_tensor *t = in->cached[g];
+        if (!t) continue;
+        s.kv[1 + g] = stx__kv_source_of(t, t, 0, t->dim[2] / 2);
+        s.cached_rows = STX_MAX(s.cached_rows, s.kv[1 + g].rows);
     }
-    a->groups = groups;
+    s.S = s.cached_rows + s.kv[0].rows;
+    return s;
+}
+
+/* Which fields are set. `cache`: a call of stx_cache_attention, which passes the queries
+   in qkv and the keys in kv; no gradient is computed then. */
+static int stx__attention_check_form(stx_ctx *x, const stx_attention_in *in, int cache) {
+    STX__CHECK(x, cache || !in->qkv || !in->kv || (!in->qkv->needs_grad && !in->cached[0]),
+               STX_ERR_ARG,
+               "stx_attention: kv with qkv: expected a constant qkv and no cached rows; "
+               "otherwise pass qkv alone");
+    STX__CHECK(x, !in->qkv || (!in->q && !in->k && !in->v), STX_ERR_ARG,
+               "stx_attention: q, k or v with qkv: expected qkv alone");
+    STX__CHECK(x, !in->kv || (!in->k && !in->v), STX_ERR_ARG,
+               "stx_attention: k or v with kv: expected q with kv, or q with k and v");
+    STX__CHECK(x, !in->cached[0] || (in->qkv && !in->kv), STX_ERR_ARG,
+               "stx_attention: cached: expected qkv, since k and v, or kv, have all keys");
+    STX__CHECK(x, in->kv_rows ? in->kv != NULL : !in->kv_first, STX_ERR_ARG,
+               "stx_attention: kv_first, kv_rows: expected both 0, or kv and at least one row, "
+               "got %zu, %zu%s", in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
+    STX__CHECK(x, !in->kv_rows || cache || !in->kv->needs_grad, STX_ERR_ARG,
+               "stx_attention: kv_rows: expected a constant kv, since its gradient covers all "
+               "rows: stx_detach kv, or pass 0 for all rows");
     return 1;
 }
 
-/* kv with qkv: the keys and values are those, q alone is qkv's (stx_cache_attention) */
-static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
-                                  const stx_attention_desc *d, size_t stk) {
-    STX__FP_SCOPE;
-    stx_tensor *y, *q, *k, *v, *ins[STX__INS];
-    stx_attention_args *a;
-    stx__node *node;
-    size_t C, H, D, dim[3], S, g;
-    /* own: keys and values are qkv's and the past's */
-    const int one = in && in->qkv, own = one && !in->kv;
-    char s[96], t[96];
-    if (!stx_ok(x) || !in || !d || (!one && (!in->q || (!in->kv && (!in->k || !in->v)))))
-        return NULL;
-    q = one ? in->qkv : in->q;
-    k = own ? q : in->kv ? in->kv : in->k;
-    v = own ? q : in->kv ? in->kv : in->v;
-    H = d->heads;
-    STX__NEED(x, (!in->kv || (!in->k && !in->v)) && (!one || (!in->q && !in->k && !in->v)),
-              STX_ERR_ARG,
-              "stx_attention: %s: give q with "
-              "kv, q with k and v, or qkv alone",
-              one ? "qkv and also q, k, v or kv" : "kv and also k or v");
-    STX__NEED(x, own || !in->cached[0], STX_ERR_ARG,
-              "stx_attention: past without qkv: k and v have all keys then");
-    STX__NEED(
-        x,
-        q->ndim == 3 && k->ndim == 3 && stx__same(k, v) && q->dim[0] == k->dim[0]
-            && (!one || q->dim[2] % 3 == 0)
-            && (own || (in->kv ? 2 : 1) * (q->dim[2] / (one ? 3 : 1)) == k->dim[2]),
-        STX_ERR_SHAPE,
-        "stx_attention: %s %s, %s %s: want q (B,T,C) and equal k, v (B,S,C), or kv (B,S,2C); or qkv (B,T,3C)",
-        one ? "qkv" : "q", stx__shape(q, s),
-        own      ? "qkv"
-        : in->kv ? "kv"
-                 : "k",
-        stx__shape(k, t));
-    C = q->dim[2] / (one ? 3 : 1);
-    STX__NEED(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE,
-              "stx_attention: %zu heads for %zu channels: want 1 to %d "
-              "heads that divide the channels",
-              H, C, (int)STX__MAX_HEADS);
-    D = C / H;
-    S = in->kv && in->kv_rows ? in->kv_rows : k->dim[1];
-    for (g = 0, dim[1] = 0;
-         g < (in->groups ? STX_MIN(in->groups->count, (size_t)STX_HEAD_GROUPS) : 1); g++)
-        if (in->cached[g] && in->cached[g]->ndim == 3)
-            dim[1] = STX_MAX(dim[1], in->cached[g]->dim[1]);
-    S += dim[1];
-    STX__NEED(x, d->not_causal || S >= q->dim[1], STX_ERR_SHAPE,
-              "stx_attention: %zu keys for %zu queries: causal attention "
-              "needs the queries' own keys at the end",
-              S, q->dim[1]);
-    STX__NEED(
-        x,
-        !in->span_fraction
-            || ((in->span_fraction->size == H || in->span_fraction->size == 1) && d->ramp > 0
-                && d->max_span > 0),
-        STX_ERR_ARG,
-        "stx_attention: the learned span wants one z a head (%zu) or one for all, max_span > 0 and ramp > 0 (got %zu, %g, %g)",
-        H, in->span_fraction ? in->span_fraction->size : 0, d->max_span, d->ramp);
-    STX__NEED(x, !d->not_causal || (!in->span_fraction && !in->pe && !d->span && d->first_key >= 0),
-              STX_ERR_ARG,
-              "stx_attention: without causality "
-              "there are no distances: no z, pe, span or zero keys");
-    STX__NEED(x, !in->pe || (in->pe->ndim == 2 && (in->pe->dim[1] == D || in->pe->dim[1] == C)),
-              STX_ERR_SHAPE, "stx_attention: pe %s, want (P,%zu) or (P,%zu)",
-              stx__shape(in->pe ? in->pe : q, s), D, C);
-    STX__NEED(x,
-              (!in->content_bias || in->content_bias->size == C)
-                  && (!in->position_bias || (in->position_bias->size == C && in->pe)),
-              STX_ERR_SHAPE, "stx_attention: u and vb have %zu numbers, and vb needs pe", C);
-    STX__NEED(x,
-              !in->persistent_k == !in->persistent_v
-                  && (!in->persistent_k
-                      || (in->persistent_k->ndim == 3 && in->persistent_k->dim[0] == H
-                          && in->persistent_k->dim[2] == D
-                          && stx__same(in->persistent_k, in->persistent_v))),
-              STX_ERR_SHAPE,
-              "stx_attention: persistent keys and values want (H,N,D) = (%zu,N,%zu), both or none",
-              H, D);
-    STX__NEED(x, !in->pad || (in->pad->B == k->dim[0] && in->pad->T == S), STX_ERR_SHAPE,
-              "stx_attention: pad (%zu,%zu) for keys "
-              "%s: want a number for each key, (B,S) = (%zu,%zu)",
-              in->pad ? in->pad->B : 0, in->pad ? in->pad->T : 0, stx__shape(k, t), k->dim[0], S);
-    STX__NEED(x, d->dropout >= 0 && d->dropout < 1, STX_ERR_ARG,
-              "stx_attention: dropout %g, want 0 <= p < 1", d->dropout);
-    STX__NEED(x, d->delta_min == 0 || d->delta_min == 1, STX_ERR_ARG,
-              "stx_attention: delta_min %d, want 0 or 1", d->delta_min);
-    STX__NEED(x, d->eps >= 0, STX_ERR_ARG, "stx_attention: eps %g, want 0 or more", d->eps);
-    STX__NEED(
-        x, !d->no_renorm || d->eps == 0, STX_ERR_ARG,
-        "stx_attention: no_renorm and eps %g: eps belongs to the normalisation that no_renorm leaves out, want 0",
-        d->eps);
-    dim[0] = q->dim[0];
-    dim[1] = q->dim[1];
-    dim[2] = C;
-    y = stx__tensor(x, q->is_f32 ? STX__STEP_FULL : STX__STEP, 3, dim);
-    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
-    if (!y || !a) return NULL;
-    memset(a, 0, sizeof *a);
-    if (!stx__attention_past(x, in, d, q->dim[0], D, a)) return NULL;
-    a->B = q->dim[0];
-    a->T = q->dim[1];
-    a->S = S;
-    a->H = H;
-    a->D = D;
-    a->q_row_stride = q->dim[2];
-    a->kv_row_stride = k->dim[2];
-    a->q_batch_stride = a->T * a->q_row_stride;
-    a->kv_batch_stride = stk ? stk : k->dim[1] * a->kv_row_stride;
-    /* S: none exists */
-    a->first_key = d->first_key < (ptrdiff_t)a->S ? d->first_key : (ptrdiff_t)a->S;
-    /* all there are */
-    a->span = a->S + (d->first_key < 0 ? (size_t) - (d->first_key + 1) + 1 : 0);
-    if (d->span && d->span < a->span) a->span = d->span;
-    if (d->first_key < 0 && (size_t) - (d->first_key + 1) + 1 > a->span)
-        a->first_key = -(ptrdiff_t)a->span;
-    if (in->pe) {
-        a->P = in->pe->dim[0];
-        a->pe_heads = in->pe->dim[1] == D && H != 1 ? 1 : (int)H;
-        a->pe = in->pe->data;
+/* Shapes of the queries, and of the keys and values of the block. */
+static int stx__attention_check_block(stx_ctx *x, const stx_attention_in *in,
+                                      const stx_attention_desc *d,
+                                      const stx__attention_sources *s) {
+    const stx_tensor *q = s->q, *k = s->kv[0].k, *v = s->kv[0].v;
+    const size_t C = s->C, kv_width = in->kv ? 2 * C : C, H = d->heads;
+    char of_q[96], of_k[96];
+    STX__CHECK(x,
+               q->ndim == 3 && k->ndim == 3 && q->dim[0] == k->dim[0]
+                   && q->dim[2] == (in->qkv ? 3 : 1) * C
+                   && ((in->qkv && !in->kv) || k->dim[2] == kv_width),
+               STX_ERR_SHAPE,
+               "stx_attention: expected q (B,T,C) with k and v (B,S,C) or with kv (B,S,2C), or "
+               "qkv (B,T,3C); got %s %s and keys %s", in->qkv ? "qkv" : "q",
+               stx__shape(q, of_q), stx__shape(k, of_k));
+    STX__CHECK(x, stx__same(k, v), STX_ERR_SHAPE,
+               "stx_attention: v: expected the shape of k, %s, got %s", stx__shape(k, of_k),
+               stx__shape(v, of_q));
+    STX__CHECK(x,
+               s->kv[0].rows <= k->dim[1] && s->kv[0].first_row <= k->dim[1] - s->kv[0].rows,
+               STX_ERR_ARG,
+               "stx_attention: kv_first, kv_rows: expected a range of the %zu rows of kv, "
+               "got %zu rows from row %zu on", k->dim[1], s->kv[0].rows, s->kv[0].first_row);
+    STX__CHECK(x, H >= 1 && H <= STX__MAX_HEADS && C % H == 0, STX_ERR_SHAPE,
+               "stx_attention: heads: expected 1 to %d that divide the %zu channels, got %zu",
+               (int)STX__MAX_HEADS, C, H);
+    STX__CHECK(x, d->not_causal || s->S >= q->dim[1], STX_ERR_SHAPE,
+               "stx_attention: expected at least as many keys as queries, since the last keys "
+               "of causal attention are those of the queries; got %zu keys, %zu queries", s->S,
+               q->dim[1]);
+    return 1;
+}
+
+static int stx__attention_check_cached(stx_ctx *x, const stx_attention_in *in,
+                                       const stx_attention_desc *d,
+                                       const stx__attention_sources *s) {
+    const size_t B = s->q->dim[0], D = s->C / d->heads, groups = s->groups;
+    size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0};
+    char shape[96];
+    if (!in->cached[0]) return 1;
+    STX__CHECK(x, !d->not_causal, STX_ERR_ARG,
+               "stx_attention: cached: expected causal attention, got not_causal = 1");
+    STX__CHECK(x, groups >= 1 && groups <= STX_HEAD_GROUPS, STX_ERR_ARG,
+               "stx_attention: groups: expected 1 to %d, got %zu", (int)STX_HEAD_GROUPS, groups);
+    STX__CHECK(x,
+               groups == 1
+                   || (in->span_fraction && !(d->eps > 0) && !d->no_renorm && d->first_key >= 0),
+               STX_ERR_ARG,
+               "stx_attention: groups: %zu groups require a learned span (span_fraction) "
+               "without eps, no_renorm and negative first_key", groups);
+    for (h = 0; h < d->heads; h++) {
+        g = in->groups ? in->groups->of[h] : 0;
+        STX__CHECK(x, g < groups, STX_ERR_ARG,
+                   "stx_attention: groups: head %zu: expected a group below %zu, got %zu", h,
+                   groups, g);
+        heads[g]++;
     }
-    /* no position, no key */
-    if (a->P && a->span > a->P + (size_t)d->delta_min - 1)
-        a->span = a->P + (size_t)d->delta_min - 1;
+    for (g = 0; g < groups; g++) {
+        const stx_tensor *t = in->cached[g];
+        STX__CHECK(x,
+                   t && t->ndim == 3 && t->dim[0] == B && t->dim[2] == 2 * D * heads[g] && heads[g],
+                   STX_ERR_SHAPE,
+                   "stx_attention: cached[%zu]: expected (%zu,m,%zu), keys and values of the "
+                   "group's %zu heads, got %s", g, B, 2 * D * heads[g], heads[g],
+                   t ? stx__shape(t, shape) : "NULL");
+    }
+    return 1;
+}
+
+/* The optional inputs, and the fields of the desc that go with them. */
+static int stx__attention_check_options(stx_ctx *x, const stx_attention_in *in,
+                                        const stx_attention_desc *d,
+                                        const stx__attention_sources *s) {
+    const size_t C = s->C, H = d->heads, D = C / H, B = s->q->dim[0];
+    const stx_tensor *z = in->span_fraction, *pe = in->pe, *bias[2];
+    const stx_tensor *pk = in->persistent_k, *pv = in->persistent_v;
+    char shape[96];
+    int i;
+    STX__CHECK(x, !z || z->size == H || z->size == 1, STX_ERR_ARG,
+               "stx_attention: span_fraction: expected (%zu), one element per head, or (1), "
+               "got %s", H, stx__shape(z, shape));
+    STX__CHECK(x, !z || (d->ramp > 0 && d->max_span > 0), STX_ERR_ARG,
+               "stx_attention: span_fraction requires max_span > 0 and ramp > 0, got %g and %g",
+               d->max_span, d->ramp);
+    STX__CHECK(x, !d->not_causal || (!z && !pe && !d->span && d->first_key >= 0), STX_ERR_ARG,
+               "stx_attention: not_causal: expected no span_fraction, pe, span or negative "
+               "first_key, since there are no distances");
+    STX__CHECK(x, !pe || (pe->ndim == 2 && (pe->dim[1] == D || pe->dim[1] == C)), STX_ERR_SHAPE,
+               "stx_attention: pe: expected (P,%zu) or (P,%zu), got %s", D, C,
+               stx__shape(pe, shape));
+    bias[0] = in->content_bias;
+    bias[1] = in->position_bias;
+    for (i = 0; i < 2; i++)
+        STX__CHECK(x, !bias[i] || bias[i]->size == C, STX_ERR_SHAPE,
+                   "stx_attention: %s: expected (%zu), got %s",
+                   i ? "position_bias" : "content_bias", C, stx__shape(bias[i], shape));
+    STX__CHECK(x, !in->position_bias || pe, STX_ERR_SHAPE,
+               "stx_attention: position_bias: expected pe, got pe = NULL");
+    STX__CHECK(x, !pk == !pv, STX_ERR_SHAPE,
+               "stx_attention: persistent_k, persistent_v: expected both or none, got only %s",
+               pk ? "persistent_k" : "persistent_v");
+    STX__CHECK(x,
+               !pk || (pk->ndim == 3 && pk->dim[0] == H && pk->dim[2] == D && stx__same(pk, pv)),
+               STX_ERR_SHAPE,
+               "stx_attention: persistent_k, persistent_v: expected equal shapes "
+               "(H,N,D) = (%zu,N,%zu), got persistent_k %s", H, D, stx__shape(pk, shape));
+    STX__CHECK(x, !in->pad || (in->pad->B == B && in->pad->T == s->S), STX_ERR_SHAPE,
+               "stx_attention: pad: expected one flag per key, (B,S) = (%zu,%zu), got (%zu,%zu)",
+               B, s->S, in->pad->B, in->pad->T);
+    return 1;
+}
+
+/* All checks of an attention call. Returns 1, or 0 and an error. */
+static int stx__attention_check(stx_ctx *x, const stx_attention_in *in,
+                                const stx_attention_desc *d, const stx__attention_sources *s,
+                                int cache) {
+    if (!stx__attention_check_form(x, in, cache) || !stx__attention_check_block(x, in, d, s)
+        || !stx__attention_check_cached(x, in, d, s)
+        || !stx__attention_check_options(x, in, d, s))
+        return 0;
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return stx_bad_value(x, "stx_attention", "dropout", d->dropout, "at least 0 and below 1");
+    if (d->delta_min != 0 && d->delta_min != 1)
+        return stx_bad_value(x, "stx_attention", "delta_min", d->delta_min, "0 or 1");
+    if (!(d->eps >= 0)) return stx_bad_value(x, "stx_attention", "eps", d->eps, "0 or more");
+    if (d->no_renorm && d->eps > 0)
+        return stx_bad_value(x, "stx_attention", "eps with no_renorm", d->eps,
+                             "0, since no_renorm omits the normalisation to which eps belongs");
+    return 1;
+}
+
+/* Pointers and strides of queries, keys and values. */
+static void stx__attention_resolve_sources(stx_ctx *x, const stx_attention_in *in,
+                                           const stx__attention_sources *s,
+                                           stx_attention_args *a) {
+    const stx__kv_source *kv = &s->kv[0];
+    size_t g, h, heads[STX_HEAD_GROUPS] = {0, 0, 0};
+    a->q = s->q->data;
+    a->q_row_stride = s->q->dim[2];
+    a->q_batch_stride = a->T * a->q_row_stride;
+    a->k = stx_offset_ptr(x, kv->k->data, kv->first_row * kv->row_stride + kv->k_offset);
+    a->v = stx_offset_ptr(x, kv->v->data, kv->first_row * kv->row_stride + kv->v_offset);
+    a->kv_row_stride = kv->row_stride;
+    a->kv_batch_stride = kv->batch_stride;
+
+    a->groups = s->groups;
+    a->cached_rows = s->cached_rows;
+    for (g = 0; g < s->groups; g++) {
+        stx_attention_kv *c = &a->cached[g];
+        kv = &s->kv[1 + g];
+        c->k = stx_offset_ptr(x, kv->k->data, kv->k_offset);
+        c->v = stx_offset_ptr(x, kv->v->data, kv->v_offset);
+        c->rows = kv->rows;
+        c->row_stride = kv->row_stride;
+        c->batch_stride = kv->batch_stride;
+    }
+    for (h = 0; s->groups && h < a->H; h++) {
+        g = in->groups ? in->groups->of[h] : 0;
+        stx__head_assign(a, h, g, heads[g]++);
+    }
+}
+
+/* The range of keys: zero keys, the largest distance, positions. */
+static void stx__attention_resolve_range(const stx_attention_in *in, const stx_attention_desc *d,
+                                         stx_attention_args *a) {
+    const size_t zero_keys = stx__zero_keys(d->first_key);
+    a->delta_min = d->delta_min;
+    a->not_causal = d->not_causal;
+    a->first_key = STX_MIN(d->first_key, (ptrdiff_t)a->S); /* S: no key exists */
+    a->span = a->S + zero_keys;                            /* all keys */
+    if (d->span && d->span < a->span) a->span = d->span;
+    if (zero_keys > a->span) a->first_key = -(ptrdiff_t)a->span;
+    if (!in->pe) return;
+
+    a->P = in->pe->dim[0];
+    a->pe_heads = in->pe->dim[1] == a->D && a->H != 1 ? 1 : (int)a->H;
+    a->pe = in->pe->data;
+    /* a key for whose distance pe has no row does not exist */
+    if (a->P) a->span = STX_MIN(a->span, a->P + (size_t)d->delta_min - 1);
+}
+
+/* Fills in all of *a that follows from the call; outputs, dropout and gradients are left
+   zero. */
+static void stx__attention_resolve(stx_ctx *x, const stx_attention_in *in,
+                                   const stx_attention_desc *d, const stx__attention_sources *s,
+                                   stx_attention_args *a) {
+    memset(a, 0, sizeof *a);
+    a->B = s->q->dim[0];
+    a->T = s->q->dim[1];
+    a->S = s->S;
+    a->H = d->heads;
+    a->D = s->C / d->heads;
+    stx__attention_resolve_sources(x, in, s, a);
+    stx__attention_resolve_range(in, d, a);
+    a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)a->D));
+    a->max_span = (stx_real)d->max_span;
+    a->ramp = (stx_real)d->ramp;
+    a->eps = (stx_real)d->eps;
+    if (in->content_bias) a->content_bias = in->content_bias->data;
+    if (in->position_bias) a->position_bias = in->position_bias->data;
+    if (in->span_fraction) {
+        a->span_fraction = in->span_fraction->data;
+        a->span_shared = in->span_fraction->size != a->H;
+        a->no_renorm = d->no_renorm != 0; /* without a mask it changes nothing */
+    }
     if (in->persistent_k) {
         a->N = in->persistent_k->dim[1];
         a->persistent_k = in->persistent_k->data;
         a->persistent_v = in->persistent_v->data;
     }
-    a->delta_min = d->delta_min;
-    a->not_causal = d->not_causal;
-    a->no_renorm = d->no_renorm && in->span_fraction; /* without a mask the two forms are one */
-    a->span_shared = in->span_fraction && in->span_fraction->size != H;
-    a->scale = (stx_real)(d->scale != 0 ? d->scale : 1 / sqrt((double)D));
-    a->max_span = (stx_real)d->max_span;
-    a->ramp = (stx_real)d->ramp;
-    a->eps = (stx_real)d->eps;
-    a->q = q->data;
-    a->k = own ? stx_offset_ptr(x, q->data, C) : k->data;
-    a->v = own      ? stx_offset_ptr(x, q->data, 2 * C)
-           : in->kv ? stx_offset_ptr(x, k->data, C)
-                    : v->data;
-    if (in->kv && in->kv_rows) {
-        a->k = stx_offset_ptr(x, a->k, in->kv_first * a->kv_row_stride);
-        a->v = stx_offset_ptr(x, a->v, in->kv_first * a->kv_row_stride);
-    }
-    a->content_bias = in->content_bias ? in->content_bias->data : NULL;
-    a->position_bias = in->position_bias ? in->position_bias->data : NULL;
-    a->span_fraction = in->span_fraction ? in->span_fraction->data : NULL;
     if (in->pad) {
         a->pad = in->pad->device;
         a->pad_batch_stride = a->S;
     }
+}
+
+static void stx__attention_record(stx_ctx *x, stx_tensor *y, const stx_attention_in *in,
+                                  const stx__attention_sources *s, stx_attention_args *a) {
+    stx_tensor *ins[STX__INS] = {0};
+    stx__node *node;
+    size_t g;
+    ins[STX__ATTN_Q] = s->q;
+    ins[STX__ATTN_K] = s->kv[0].k_offset ? NULL : s->kv[0].k;
+    ins[STX__ATTN_V] = s->kv[0].v_offset ? NULL : s->kv[0].v;
+    ins[STX__ATTN_PE] = in->pe;
+    ins[STX__ATTN_CONTENT_BIAS] = in->content_bias;
+    ins[STX__ATTN_POSITION_BIAS] = in->position_bias;
+    ins[STX__ATTN_SPAN_FRACTION] = in->span_fraction;
+    ins[STX__ATTN_PERSISTENT_K] = in->persistent_k;
+    ins[STX__ATTN_PERSISTENT_V] = in->persistent_v;
+    for (g = 0; g < s->groups; g++) ins[STX__ATTN_CACHED + g] = s->kv[1 + g].k;
+    node = stx__record(x, y, stx__attention_back, ins, STX__INS);
+    if (node) node->save = a;
+}
+
+/* kv_batch_stride: elements between the batch rows of k, v or kv, which are views of the
+   longer buffers of stx_cache_attention; 0 in all other calls. */
+static stx_tensor *stx__attention(stx_ctx *x, const stx_attention_in *in,
+                                  const stx_attention_desc *d, size_t kv_batch_stride) {
+    STX__FP_SCOPE;
+    stx__attention_sources s;
+    stx_attention_args *a;
+    stx_tensor *y;
+    size_t dim[3], rows;
+    if (!stx_ok(x) || !in || !d) return NULL;
+    if (!in->qkv && (!in->q || (!in->kv && (!in->k || !in->v)))) return NULL;
+    s = stx__attention_sources_of(in, kv_batch_stride);
+    if (!stx__attention_check(x, in, d, &s, kv_batch_stride != 0)) return NULL;
+
+    dim[0] = s.q->dim[0];
+    dim[1] = s.q->dim[1];
+    dim[2] = s.C;
+    y = stx__tensor(x, s.q->is_f32 ? STX__STEP_FULL : STX__STEP, 3, dim);
+    a = (stx_attention_args *)stx_step_alloc(x, sizeof *a);
+    if (!y || !a) return NULL;
+    stx__attention_resolve(x, in, d, &s, a);
+    rows = a->B * a->H * a->T;
     a->y = y->data;
-    a->row_max = (stx_real *)stx_step_bytes(x, 2 * a->B * H * a->T * sizeof(stx_real));
+    a->row_max = (stx_real *)stx_step_bytes(x, 2 * rows * sizeof(stx_real));
     if (!a->row_max) return NULL;
-    a->inv_sum = a->row_max + a->B * H * a->T;
+    a->inv_sum = a->row_max + rows;
     if (stx_training(x) && d->dropout > 0) {
         a->drop = (stx_real)d->dropout;
         a->seed = x->desc.seed;
         a->stream = stx__stream(x);
-        a->rng_first = (uint64_t)x->group.rank * a->B * H * a->T * stx__attn_calls(a);
+        a->rng_first = (uint64_t)x->group.rank * rows * stx__attn_calls(a);
     }
     stx_attention_run(x, a);
     if (in->args_out) *in->args_out = a;
-    ins[0] = q;
-    ins[1] = own ? NULL : k;
-    ins[2] = own || in->kv ? NULL : v;
-    ins[3] = in->pe;
-    ins[4] = in->content_bias;
-    ins[5] = in->position_bias;
-    ins[6] = in->span_fraction;
-    ins[7] = in->persistent_k;
-    ins[8] = in->persistent_v;
-    for (g = 0; g < STX_HEAD_GROUPS; g++) ins[9 + g] = g < a->groups ? in->cached[g] : NULL;
-    node = stx__record(x, y, stx__attention_back, ins, STX__INS);
-    if (node) node->save = a;
+    stx__attention_record(x, y, in, &s, a);
     return y;
 }
 
 STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
                                   const stx_attention_desc *d) {
-    if (stx_ok(x) && in && in->qkv && in->kv && (in->qkv->needs_grad || in->cached[0]))
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_attention: qkv and also kv: give qkv alone, or as a constant, without past");
-    if (stx_ok(x) && in && ((in->kv_first && !in->kv_rows) || (in->kv_rows && !in->kv)))
-        stx_fail(x, STX_ERR_ARG,
-                 "stx_attention: kv_first %zu, kv_rows %zu%s: want rows of kv, at least one",
-                 in->kv_first, in->kv_rows, in->kv ? "" : " without kv");
-    if (stx_ok(x) && in && in->kv && in->kv_rows
-        && (in->kv->needs_grad || in->kv->ndim != 3 || in->kv_rows > in->kv->dim[1]
-            || in->kv_first > in->kv->dim[1] - in->kv_rows))
-        stx_fail(
-            x, STX_ERR_ARG,
-            "stx_attention: %zu rows of kv from row %zu on: want rows that kv (B,S,2C) has, and a constant",
-            in->kv_rows, in->kv_first);
     return stx__attention(x, in, d, 0);
 }
 
@@ -12187,14 +12377,14 @@ static stx__attn_side stx__attn_side_of(const stx_attention_args *a, int what, s
     s.ldo = 0;
     s.first = s.cut = (ptrdiff_t)a->cached_rows;
     if (a->cached_rows) {
-        const stx_attention_kv *o = &a->cached[a->groups > 1 ? a->head_place[h] & 3 : 0];
+        const stx_attention_kv *o = &a->cached[stx__head_group(a, h)];
         const stx_real *old = what == STX__K    ? o->k
                               : what == STX__V  ? o->v
                               : what == STX__DK ? o->dk
                                                 : o->dv;
         if (old)
             s.old = (stx_real *)(uintptr_t)(old + b * o->batch_stride
-                                            + (a->groups > 1 ? a->head_place[h] >> 2 : h) * a->D);
+                                            + stx__head_place(a, h) * a->D);
         s.ldo = o->row_stride;
         s.first -= (ptrdiff_t)o->rows;
     }
@@ -13790,13 +13980,11 @@ static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_w
         dv = stx__attn_side_of(a, STX__DV, b, h),
         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * D : NULL, D),
         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * D : NULL, D);
-    const int fresh_old = a->overwrite / STX_OVERWRITE_CACHED
-                              >> (a->groups > 1 ? a->head_place[h] & 3 : 0)
-                          & 1,
-              fresh_k = (a->overwrite & STX_OVERWRITE_DK ? 1 : 0) + 2 * fresh_old,
-              fresh_v = (a->overwrite & STX_OVERWRITE_DV ? 1 : 0) + 2 * fresh_old;
+    const int fresh_old = stx__overwrites(a, stx__overwrite_cached(stx__head_group(a, h))),
+              fresh_k = stx__overwrites(a, STX_OVERWRITE_DK) + 2 * fresh_old,
+              fresh_v = stx__overwrites(a, STX_OVERWRITE_DV) + 2 * fresh_old;
     size_t lddq = a->q_row_stride;
-    int add_q = !(a->overwrite & STX_OVERWRITE_DQ);
+    int add_q = !stx__overwrites(a, STX_OVERWRITE_DQ);
     ptrdiff_t p, first, last;
     stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
     t.nt = stx__round_up(T, 32) + 16;

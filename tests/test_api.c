@@ -790,22 +790,22 @@ static void errors(void) {
     WANT(attend(Q, T_(1, 5, 8, 0), T_(1, 5, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d),
          STX_ERR_SHAPE, "stx_attention", "(1,5,8)", "(B,S,C)");
     WANT(attend(Q, K_, T_(2, 4, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE,
-         "stx_attention", "(2,5,8)", "equal k, v");
+         "stx_attention", "v: expected the shape of k, (2,5,8)", "got (2,4,8)");
     WANT(attend(Q, T_(2, 5, 4, 0), T_(2, 5, 4, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d),
          STX_ERR_SHAPE, "stx_attention", "(2,5,4)", "(B,S,C)");
     e = d;
     e.heads = 3;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention",
-         "3 heads", "8 channels");
+         "heads: expected 1 to 256", "8 channels, got 3");
     e = d;
     e.heads = 0;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_SHAPE, "stx_attention",
-         "0 heads", "divide");
+         "divide", "got 0");
     e = d;
     e.heads = 512;
     WANT(attend(T_(1, 1, 512, 0), T_(1, 1, 512, 0), T_(1, 1, 512, 0), NULL, NULL, NULL, NULL, NULL,
                 NULL, &e),
-         STX_ERR_SHAPE, "stx_attention", "512 heads", "256");
+         STX_ERR_SHAPE, "stx_attention", "1 to 256", "got 512");
     WANT(attend(Q, T_(2, 2, 8, 0), T_(2, 2, 8, 0), NULL, NULL, NULL, NULL, NULL, NULL, &d),
          STX_ERR_SHAPE, "stx_attention", "2 keys", "3 queries");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(2, 0, 0, 0), NULL, NULL, &d), STX_ERR_ARG,
@@ -814,29 +814,29 @@ static void errors(void) {
     e.max_span = 5;
     e.ramp = 2;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, T_(3, 0, 0, 0), NULL, NULL, &e), STX_ERR_ARG,
-         "stx_attention", "3", "one z a head");
+         "stx_attention", "span_fraction: expected (2)", "got (3)");
     e = d;
     e.not_causal = 1;
     e.span = 4;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "causality", "span");
+         "not_causal", "span");
     e = d;
     e.not_causal = 1;
     WANT(attend(Q, K_, K_, T_(5, 4, 0, 0), NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG,
-         "stx_attention", "causality", "pe");
+         "stx_attention", "not_causal", "pe");
     e = d;
     e.not_causal = 1;
     e.first_key = -1;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "causality", "zero keys");
+         "not_causal", "negative first_key");
     WANT(attend(Q, K_, K_, T_(5, 3, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE,
          "stx_attention", "(5,3)", "(P,4)");
     WANT(attend(Q, K_, K_, T_(5, 0, 0, 0), NULL, NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE,
          "stx_attention", "(5)", "(P,8)");
     WANT(attend(Q, K_, K_, NULL, T_(7, 0, 0, 0), NULL, NULL, NULL, NULL, &d), STX_ERR_SHAPE,
-         "stx_attention", "u", "8 numbers");
+         "stx_attention", "content_bias: expected (8)", "got (7)");
     WANT(attend(Q, K_, K_, NULL, NULL, T_(8, 0, 0, 0), NULL, NULL, NULL, &d), STX_ERR_SHAPE,
-         "stx_attention", "vb", "needs pe");
+         "stx_attention", "position_bias: expected pe", "pe = NULL");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), NULL, &d), STX_ERR_SHAPE,
          "stx_attention", "persistent", "both or none");
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, T_(2, 3, 4, 0), T_(2, 2, 4, 0), &d),
@@ -857,7 +857,16 @@ static void errors(void) {
         in.pad = stx_tokens(ex, flags, 2, 5);
         CHECK(stx_attention(ex, &in, &d) != NULL, "%s", stx_error(ex));
     }
-    for (i = 0; i < 9; i++) { /* q, k and v in one, the past apart */
+    for (i = 0; i < 9; i++) { /* qkv and cached rows */
+        static const char *const says[9][2] = {{"got (1,8)", "(B,S) = (2,8)"},
+                                               {"q, k or v with qkv", "qkv alone"},
+                                               {"kv with qkv", "qkv alone"},
+                                               {"(2,3,23)", "(B,T,3C)"},
+                                               {"cached[0]: expected (2,m,16)", "got (2,5,8)"},
+                                               {"cached: expected causal", "not_causal = 1"},
+                                               {"cached: expected qkv", ""},
+                                               {"2 groups", "learned span"},
+                                               {"head 1", "below 2, got 2"}};
         stx_attention_in in;
         stx_head_groups g;
         memset(&in, 0, sizeof in);
@@ -890,24 +899,17 @@ static void errors(void) {
         }
         WANT(stx_attention(ex, &in, &e), i == 0 || i == 3 || i == 4 ? STX_ERR_SHAPE : STX_ERR_ARG,
              "stx_attention",
-             i == 0   ? "(1,8)"
-             : i < 3  ? "qkv and also"
-             : i == 3 ? "(2,3,23)"
-             : i == 4 ? "past 0 is (2,5,8)"
-             : i == 5 ? "1 groups"
-             : i == 6 ? "past without qkv"
-             : i == 7 ? "2 groups"
-                      : "head 1 in group 2 of 2",
-             i == 0   ? "(2,8)"
-             : i < 3  ? "qkv alone"
-             : i == 3 ? "(B,T,3C)"
-             : i == 4 ? "want (2,m,16)"
-             : i == 5 ? "causal"
-             : i == 7 ? "learned span"
-                      : "");
+             says[i][0], says[i][1]);
     }
     /* queries of qkv and keys elsewhere, or a part of kv: constants alone */
     for (i = 0; i < 6; i++) {
+        static const char *const says[6][2] = {
+            {"kv with qkv", "a constant qkv"},
+            {"a range of the 5 rows", "4 rows from row 2"},
+            {"a range of the 5 rows", "6 rows from row 1"},
+            {"kv_rows: expected a constant kv", "stx_detach"},
+            {"kv_first, kv_rows: expected both 0", "got 1, 0"},
+            {"kv_first, kv_rows: expected both 0", "got 1, 4 without kv"}};
         stx_attention_in in;
         memset(&in, 0, sizeof in);
         e = d;
@@ -927,35 +929,29 @@ static void errors(void) {
             in.kv = NULL;
             in.qkv = T_(2, 3, 24, 0);
         }
-        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention",
-             i > 3 ? "want rows of kv"
-             : i   ? "rows of kv from row"
-                   : "qkv and also kv",
-             i == 5   ? "without kv"
-             : i == 4 ? "kv_rows 0"
-                      : "a constant");
+        WANT(stx_attention(ex, &in, &e), STX_ERR_ARG, "stx_attention", says[i][0], says[i][1]);
     }
     e = d;
     e.dropout = 1;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "dropout 1", "< 1");
+         "dropout: expected", "got 1");
     e = d;
     e.delta_min = 2;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "delta_min 2", "0 or 1");
+         "delta_min: expected 0 or 1", "got 2");
     e = d;
     e.eps = -1;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "eps -1", "0 or more");
+         "eps: expected 0 or more", "got -1");
     e = d;
     e.eps = 1e-8;
     e.no_renorm = 1;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "no_renorm", "want 0");
+         "eps with no_renorm: expected 0", "got 1e-08");
     e = d;
     e.eps = NAN;
     WANT(attend(Q, K_, K_, NULL, NULL, NULL, NULL, NULL, NULL, &e), STX_ERR_ARG, "stx_attention",
-         "nan", "0 or more");
+         "eps: expected 0 or more", "nan");
     /* adaptive */
     a = adaptive();
     WANT(stx_adaptive_softmax(ex, &a, T_(2, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE,
