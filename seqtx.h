@@ -11813,15 +11813,6 @@ STX_DEF void stx_mse_bwd(stx_ctx *x, stx_real *da, stx_real *db, const stx_real 
 
 enum { STX__MAX_HEADS = 256 }; /* entries of stx_attention_args.head_place */
 
-enum {
-    STX__BQ = 128,
-    STX__BK = 384,
-    STX__GROUP = 4 * STX__BQ,
-    STX__PAD = 96,
-    STX__LDS = STX__BK + STX__PAD,
-    STX__LDK = STX__BK + 16
-};
-
 /* For functions that return 1, or 0 and an error. */
 #define STX__CHECK(x, cond, code, ...) \
   do { \
@@ -12339,13 +12330,120 @@ STX_DEF stx_tensor *stx_attention(stx_ctx *x, const stx_attention_in *in,
 
 // >>attention: plain definition
 
-/* The formulas of stx_attention as they stand there; the kernels below compute the
-   same and never hold a row of scores. */
+/* What the one attention computes, for one batch row and one head with its D channels of
+   q, k, v and y. There are S keys: the cached rows, if any, and then those of the block.
+   Query i = 0 .. T-1 is at the position of key S - T + i. Its distance to key j, and the
+   row of pe for that distance, are
+
+       delta = S - T + i - j
+       p     = P - 1 + delta_min - delta
+
+       s_ij = scale ((q_i + content_bias) . k_j + (q_i + position_bias) . pe_p)
+       m_ij = clamp((span_fraction max_span + ramp + 1 - delta) / ramp, 0, 1)
+       a_ij = m_ij e^s_ij / (sum_j m_ij e^s_ij + eps sum_j e^s_ij)
+       y_i  = sum_j r_ij a_ij v_j
+
+   r is dropout: 0 or 1 / (1 - dropout), and 1 without dropout. Absent biases are 0,
+   without pe the second term of s is omitted, and without span_fraction m = 1. With
+   no_renorm,
+
+       a_ij = m_ij e^s_ij / sum_j e^s_ij
+
+   Query i sees the following keys, over which the sums run:
+
+       keys j = 0 .. S-1    if j >= first_key, pad[j] = 0 and delta_min <= delta <= span;
+                            with not_causal, at any delta
+       keys j = -1, -2, ..  down to first_key, if that is negative and delta <= span: zero
+                            keys, with k_j = v_j = 0. The pe term of s_ij remains
+       n = 0 .. N-1         persistent vectors: key sqrt(D) persistent_k_n, value sqrt(N)
+                            persistent_v_n, m = 1, and no biases and no position:
+                            s_in = scale sqrt(D) q_i . persistent_k_n
+
+   Keys with m = 0 are not seen, except with eps > 0 or no_renorm, where they count in the
+   denominator. A query that sees no key has y = 0.
+
+   The functions below evaluate this directly and in double. The kernels compute the same
+   without ever storing a row of scores. */
 STX_DEF size_t stx_attention_keys(const stx_attention_args *a) {
-    return a->S + a->N + (a->first_key < 0 ? (size_t) - (a->first_key + 1) + 1 : 0);
+    return a->S + a->N + stx__zero_keys(a->first_key);
 }
 
-/* (q + bias).k */
+/* Rows 0 .. S-1 of the keys of one head, or of its values, or of a gradient of these.
+   Rows from `cut` on are in the block, rows [first,cut) in the cache of the head's group.
+   Rows below `first` are not stored: no query of the group sees them. Without cached
+   rows, first = cut = 0. The pointers are NULL where a gradient is not required. */
+typedef struct stx__kv_rows {
+    stx_real *cached, *block;
+    size_t    cached_stride, block_stride;
+    ptrdiff_t first, cut;
+    int       overwrite_cached, overwrite_block;    /* for gradients; otherwise added to */
+} stx__kv_rows;
+
+/* Rows of head h of batch row b in the arrays of the block and of the head's group. */
+static stx__kv_rows stx__kv_rows_of(const stx_attention_args *a, size_t b, size_t h,
+                                    const stx_real *block, const stx_real *cached) {
+    const stx_attention_kv *c = &a->cached[stx__head_group(a, h)];
+    stx__kv_rows r;
+    memset(&r, 0, sizeof r);
+    if (block)
+        r.block = (stx_real *)(uintptr_t)(block + b * a->kv_batch_stride + h * a->D);
+    r.block_stride = a->kv_row_stride;
+    r.first = r.cut = (ptrdiff_t)a->cached_rows;
+    if (!a->cached_rows) return r;
+
+    if (cached)
+        r.cached = (stx_real *)(uintptr_t)(cached + b * c->batch_stride
+                                           + stx__head_place(a, h) * a->D);
+    r.cached_stride = c->row_stride;
+    r.first -= (ptrdiff_t)c->rows;
+    return r;
+}
+
+static stx__kv_rows stx__key_rows(const stx_attention_args *a, size_t b, size_t h) {
+    return stx__kv_rows_of(a, b, h, a->k, a->cached[stx__head_group(a, h)].k);
+}
+
+static stx__kv_rows stx__value_rows(const stx_attention_args *a, size_t b, size_t h) {
+    return stx__kv_rows_of(a, b, h, a->v, a->cached[stx__head_group(a, h)].v);
+}
+
+static stx__kv_rows stx__dkey_rows(const stx_attention_args *a, size_t b, size_t h) {
+    const size_t g = stx__head_group(a, h);
+    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dk, a->cached[g].dk);
+    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DK);
+    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
+    return r;
+}
+
+static stx__kv_rows stx__dvalue_rows(const stx_attention_args *a, size_t b, size_t h) {
+    const size_t g = stx__head_group(a, h);
+    stx__kv_rows r = stx__kv_rows_of(a, b, h, a->dv, a->cached[g].dv);
+    r.overwrite_block = stx__overwrites(a, STX_OVERWRITE_DV);
+    r.overwrite_cached = stx__overwrites(a, stx__overwrite_cached(g));
+    return r;
+}
+
+/* The rows of a single array, all in the block. */
+static stx__kv_rows stx__kv_rows_block(const stx_real *rows, size_t stride) {
+    stx__kv_rows r;
+    memset(&r, 0, sizeof r);
+    r.block = (stx_real *)(uintptr_t)rows;
+    r.block_stride = stride;
+    return r;
+}
+
+/* Row j >= 0, or NULL if it is not stored. */
+static stx_real *stx__kv_row(const stx__kv_rows *r, ptrdiff_t j) {
+    if (j >= r->cut) return r->block + (size_t)(j - r->cut) * r->block_stride;
+    return j >= r->first ? r->cached + (size_t)(j - r->first) * r->cached_stride : NULL;
+}
+
+/* span_fraction of head h. */
+static stx_real stx__attn_span_fraction(const stx_attention_args *a, size_t h) {
+    return a->span_fraction[a->span_shared ? 0 : h];
+}
+
+/* (q + bias) . k over D channels; bias may be NULL. */
 static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const stx_real *k,
                                   size_t D) {
     double s = 0;
@@ -12354,175 +12452,174 @@ static double stx__attn_plain_dot(const stx_real *q, const stx_real *bias, const
     return s;
 }
 
-/* Where the rows of keys, or of values, or of a gradient of theirs, stand for head h
-   of batch row b: [first,cut) in the past's memory, from cut on in the block's.
-   Without a past: cut is 0 */
-enum { STX__K, STX__V, STX__DK, STX__DV };
+static double stx__attn_plain_clamp(double m) {
+    if (m < 0) return 0;
+    return m > 1 ? 1 : m;
+}
 
-typedef struct stx__attn_side {
-    stx_real *old, *now;
-    size_t ldo, ldn;
-    ptrdiff_t first, cut;
-} stx__attn_side;
-
-static stx__attn_side stx__attn_side_of(const stx_attention_args *a, int what, size_t b, size_t h) {
-    stx__attn_side s;
-    const stx_real *now = what == STX__K    ? a->k
-                          : what == STX__V  ? a->v
-                          : what == STX__DK ? a->dk
-                                            : a->dv;
-    s.now = now ? (stx_real *)(uintptr_t)(now + b * a->kv_batch_stride + h * a->D) : NULL;
-    s.ldn = a->kv_row_stride;
-    s.old = NULL;
-    s.ldo = 0;
-    s.first = s.cut = (ptrdiff_t)a->cached_rows;
-    if (a->cached_rows) {
-        const stx_attention_kv *o = &a->cached[stx__head_group(a, h)];
-        const stx_real *old = what == STX__K    ? o->k
-                              : what == STX__V  ? o->v
-                              : what == STX__DK ? o->dk
-                                                : o->dv;
-        if (old)
-            s.old = (stx_real *)(uintptr_t)(old + b * o->batch_stride
-                                            + stx__head_place(a, h) * a->D);
-        s.ldo = o->row_stride;
-        s.first -= (ptrdiff_t)o->rows;
+/* s_ij / scale for key j, which may be negative, at distance delta. */
+static double stx__attn_plain_score(const stx_attention_args *a, const stx__kv_rows *keys,
+                                    const stx_real *q, size_t h, ptrdiff_t j, ptrdiff_t delta) {
+    const size_t D = a->D;
+    const stx_real *content_bias = a->content_bias ? a->content_bias + h * D : NULL;
+    const stx_real *position_bias = a->position_bias ? a->position_bias + h * D : NULL;
+    const stx_real *k = j < 0 ? NULL : stx__kv_row(keys, j);
+    double s = k ? stx__attn_plain_dot(q, content_bias, k, D) : 0;
+    if (a->P) {
+        size_t p = (size_t)((ptrdiff_t)a->P - 1 + a->delta_min - delta);
+        const stx_real *pe = a->pe + (a->pe_heads > 1 ? p * a->H + h : p) * D;
+        s += stx__attn_plain_dot(q, position_bias, pe, D);
     }
     return s;
-}
-
-/* Rows in one place alone */
-static stx__attn_side stx__attn_side_one(const stx_real *rows, size_t ld) {
-    stx__attn_side s;
-    s.now = (stx_real *)(uintptr_t)rows;
-    s.ldn = ld;
-    s.old = NULL;
-    s.ldo = 0;
-    s.first = s.cut = 0;
-    return s;
-}
-
-/* Row j >= 0; NULL where a group does not keep it */
-static stx_real *stx__attn_side_row(const stx__attn_side *s, ptrdiff_t j) {
-    if (j >= s->cut) return s->now + (size_t)(j - s->cut) * s->ldn;
-    return j >= s->first ? s->old + (size_t)(j - s->first) * s->ldo : NULL;
-}
-
-static double stx__attn_plain_mask(double ramp) {
-    return ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
 }
 
 STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t h, size_t i,
                                    double *w, double *ramp) {
     STX__FP_SCOPE;
-    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S,
-                 D = a->D;
-    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D,
-                   *u = a->content_bias ? a->content_bias + h * D : NULL,
-                   *vb = a->position_bias ? a->position_bias + h * D : NULL, *k;
-    const stx__attn_side side = stx__attn_side_of(a, STX__K, b, h);
-    double top = -HUGE_VAL, norm = 0, s,
-           z = a->span_fraction ? (double)a->span_fraction[a->span_shared ? 0 : h] : 0;
+    const size_t D = a->D, keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
+    const size_t persistent = zero + a->S; /* n of the first persistent vector */
+    const stx_real *q = a->q + b * a->q_batch_stride + i * a->q_row_stride + h * D;
+    const stx__kv_rows rows = stx__key_rows(a, b, h);
+    double span = 0, max = -HUGE_VAL, norm = 0;
     size_t n;
+    if (a->span_fraction)
+        span = (double)stx__attn_span_fraction(a, h) * (double)a->max_span;
+
     for (n = 0; n < keys; n++) {
-        ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j,
-                  p = (ptrdiff_t)a->P - 1 + a->delta_min - delta;
+        const ptrdiff_t j = (ptrdiff_t)(n - zero), delta = (ptrdiff_t)(a->S - a->T + i) - j;
         w[n] = -HUGE_VAL;
         ramp[n] = 2;
-        if (n >= first_pk)
-            s = sqrt((double)D)
-                * stx__attn_plain_dot(q, NULL, a->persistent_k + (h * a->N + n - first_pk) * D, D);
-        else {
-            /* no such key */
-            if (j < a->first_key
-                || (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]))
-                continue;
+        if (n >= persistent) {
+            const stx_real *pk = a->persistent_k + (h * a->N + n - persistent) * D;
+            w[n] = (double)a->scale * (sqrt((double)D) * stx__attn_plain_dot(q, NULL, pk, D));
+        } else {
+            if (j < a->first_key) continue;
+            if (j >= 0 && a->pad && a->pad[b * a->pad_batch_stride + (size_t)j]) continue;
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
-            k = j < 0 ? NULL : stx__attn_side_row(&side, j);
-            s = k ? stx__attn_plain_dot(q, u, k, D) : 0;
-            if (a->P)
-                s += stx__attn_plain_dot(
-                    q, vb, a->pe + (a->pe_heads > 1 ? ((size_t)p * a->H + h) * D : (size_t)p * D),
-                    D);
             if (a->span_fraction)
-                ramp[n] = (z * (double)a->max_span + (double)a->ramp + 1 - (double)delta)
-                          / (double)a->ramp;
-            /* m = 0, whatever its logit: it may be the largest by far */
+                ramp[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
+            /* with m = 0 a score must not count in the maximum: it can be far the largest
+               */
             if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
+            w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
-        w[n] = (double)a->scale * s;
-        if (w[n] > top) top = w[n];
+        if (w[n] > max) max = w[n];
     }
+
     for (n = 0; n < keys; n++) {
-        w[n] = w[n] > -HUGE_VAL ? exp(w[n] - top) : 0;
-        norm += (a->no_renorm ? 1 : stx__attn_plain_mask(ramp[n]) + (double)a->eps) * w[n];
+        w[n] = w[n] > -HUGE_VAL ? exp(w[n] - max) : 0;
+        norm += (a->no_renorm ? 1 : stx__attn_plain_clamp(ramp[n]) + (double)a->eps) * w[n];
     }
     for (n = 0; n < keys; n++) w[n] = norm > 0 ? w[n] / norm : 0;
 }
 
+/* w becomes r_ij a_ij, from the softmax w and ramp of stx_attention_weights. row: the row
+   of the (B,H,T) queries. Every weight has 16 random bits, counted from the oldest
+   distance `span` on. */
+static void stx__attn_plain_mask(const stx_attention_args *a, size_t row, double *w,
+                                 const double *ramp) {
+    const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key);
+    const uint32_t keep = stx__keep16(a->drop);
+    uint32_t bits[4];
+    size_t n;
+    for (n = 0; n < keys; n++) {
+        const size_t at = a->span + n - zero;
+        w[n] *= stx__attn_plain_clamp(ramp[n]);
+        if (!(a->drop > 0) || !(w[n] > 0)) continue;
+        stx_philox(a->seed, a->stream, a->rng_first + row * stx__attn_calls(a) + at / 8, bits);
+        w[n] *= (bits[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
+    }
+}
+
 STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
     STX__FP_SCOPE;
-    const size_t keys = stx_attention_keys(a), first_pk = keys - a->N, zero = first_pk - a->S,
-                 D = a->D;
+    const size_t keys = stx_attention_keys(a), zero = stx__zero_keys(a->first_key), D = a->D;
+    const size_t persistent = zero + a->S;
     double *w = work, *ramp = work + keys;
-    uint32_t r[4], keep = stx__keep16(a->drop);
     size_t row, n, d;
     for (row = 0; row < a->B * a->H * a->T; row++) {
-        size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
-        const stx__attn_side side = stx__attn_side_of(a, STX__V, b, h);
+        const size_t b = row / (a->H * a->T), h = row / a->T % a->H, i = row % a->T;
+        const stx__kv_rows values = stx__value_rows(a, b, h);
         stx_attention_weights(a, b, h, i, w, ramp);
-        for (n = 0; n < keys; n++) {
-            /* its 16 random bits are counted from the window's old end */
-            size_t at = a->span + n - zero;
-            w[n] *= stx__attn_plain_mask(ramp[n]);
-            if (!(a->drop > 0) || !(w[n] > 0)) continue;
-            stx_philox(a->seed, a->stream, a->rng_first + row * stx__attn_calls(a) + at / 8, r);
-            w[n] *= (r[at % 8 / 2] >> at % 2 * 16 & 0xffffu) < keep ? 65536.0 / keep : 0;
-        }
+        stx__attn_plain_mask(a, row, w, ramp);
         for (d = 0; d < D; d++) {
-            /* zero keys have zero values; a key that is not seen may hold NaN */
-            double y = 0;
-            for (n = zero; n < first_pk; n++) {
-                const stx_real *v = w[n] > 0 ? stx__attn_side_row(&side, (ptrdiff_t)(n - zero))
-                                             : NULL;
+            double y = 0; /* from key 0 on: the values of zero keys are 0 */
+            for (n = zero; n < persistent; n++) {
+                /* the value of a key that is not seen may be NaN */
+                const stx_real *v = w[n] > 0 ? stx__kv_row(&values, (ptrdiff_t)(n - zero)) : NULL;
                 if (v) y += w[n] * (double)v[d];
             }
-            for (; n < keys; n++)
-                y += w[n] * sqrt((double)a->N)
-                     * (double)a->persistent_v[(h * a->N + n - first_pk) * D + d];
+            for (; n < keys; n++) {
+                const stx_real *pv = a->persistent_v + (h * a->N + n - persistent) * D;
+                y += w[n] * sqrt((double)a->N) * (double)pv[d];
+            }
             a->y[((b * a->T + i) * a->H + h) * D + d] = (stx_real)y;
         }
     }
 }
 
 
-// >>attention: what a unit of work needs
+// >>attention: tiles
 
-/* One unit of work is a few tiles of STX__BQ queries of one head of one batch row. It
-   walks the keys in tiles of STX__BK, from the oldest that its head reaches to the
-   youngest that it may see, and for each tile of keys its tiles of queries. With the keys
-   packed once, tile (i0, j0) is a handful of small products whose operands stay in L2:
+/* How the kernels compute it. A work unit is a few tiles of up to BQ queries of one head
+   of one batch row. It walks through the keys in tiles of up to BK, from the oldest that
+   the head reaches to the youngest that its last query sees. Other keys are never read.
+   Each tile of keys is packed once and then meets all tiles of queries of the unit.
 
-       S[r][c]  = scale (q_r + u).k_c
-       S[r][c] += scale (q_r + vb).pe_p        p = pb + c - r, for p = P - 1 + delta_min - delta and delta = C + i - j
+   Keys that are seen (x) by T = 4 queries with S = 11, delta_min = 1 and a reach of 6:
 
-   The second product makes rows of R[r][p], and key c of query r meets p = pb + c - r:
-   a row of R lies one column further left than the row above. So R is written straight
-   to where it belongs in S, by giving the product S with rows lds + 1 apart: the skew
-   is a stride, and R is never stored. Backward the same: dR is dS seen through rows
-   lds + 1 apart. What the band leaves over at its edges falls into a margin of
-   STX__PAD columns between the rows. Strips of rows compute only the columns that some
-   row of theirs may see. Masks touch only the cells that need them: lo[r], hi[r] bound
-   the keys a query sees; outside, weights are zero. Easy to get wrong: the running
-   maximum must skip keys whose ramp weight is 0 (they may be the largest by far); a
-   row may see no key at all (y = 0), or none in a tile; a padded key counts nowhere,
-   its value may be NaN; with eps > 0 or no_renorm every key within span counts in the
-   normaliser, also those with m = 0; dz takes both ends of the ramp, 0 <= m' <= 1
-   inclusive, where m' is m before the clamp. */
+       key       0  1  2  3  4  5  6  7  8  9 10
+       query 0   .  x  x  x  x  x  x  .  .  .  .      lo = 1, hi = 7
+       query 1   .  .  x  x  x  x  x  x  .  .  .      lo = 2, hi = 8
+       query 2   .  .  .  x  x  x  x  x  x  .  .
+       query 3   .  .  .  .  x  x  x  x  x  x  .
+                 |-- keys j0.. --|-- next tile --
 
-/* Why no key beyond has weight: there 1 - delta + z L <= -ceil(R), so the quotient is
-   -1 or less, and rounding keeps the order. Numbers above 2^24 are no longer whole in
-   a float: the last term makes up for that. */
+   For a tile of queries (rows r) and a tile of keys (columns c), with the packed queries
+   q = scale (q + content_bias) and qv = scale (q + position_bias):
+
+       s[r][c]  = q_r . k_c                               GEMM s[r][c] += qv_r . pe_p,  p
+       = p0 + c - r            GEMM, skewed max'     = max(max, max_c s[r][c])
+       running softmax w[r][c]  = m e^(s[r][c] - max'),  f = e^(max - max') sum_r    = f
+       sum_r + sum_c w[r][c] y_r      = f y_r + sum_c w[r][c] v_c               GEMM; y /
+       sum after the last tile
+
+   All operands are in the L2 cache. Each strip of rows that the micro-kernel takes at a
+   time computes only the columns that one of its rows sees. [lo,hi) are the columns that
+   a row sees; its weights outside of them are set to zero.
+
+   The skew. The second GEMM yields R[r][p] = qv_r . pe_p, which belongs to column c = p -
+   p0 + r of s: each row of R is shifted by one column against the row above. It costs
+   nothing: the GEMM writes to s + (p - p0) with a row stride of LDS + 1 instead of LDS.
+
+       R                            s
+           p0  +1  +2                   c  0   1   2   3   4
+       r 0  a   b   c               r 0    a   b   c
+       r 1  d   e   f      ->       r 1        d   e   f
+       r 2  g   h   i               r 2            g   h   i
+
+   In the backward pass, dR is ds read with a row stride of LDS + 1. Elements that a strip
+   computes outside of the tile go to the PAD columns between the rows.
+
+   Easy to get wrong
+       - The running maximum must skip keys with m = 0: one of them can be far the
+       largest. - A row can see no key at all (y = 0), or none in one tile. - A padded key
+       must not be used anywhere: its value can be NaN. - With eps > 0 or no_renorm, all
+       keys within span count in the normaliser, also those
+         with m = 0.
+       - d span_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
+enum {
+    STX__BQ  = 128,                  /* queries of a tile */
+    STX__BK  = 384,                  /* keys of a tile */
+    STX__GROUP = 4 * STX__BQ,        /* most queries of a unit in the forward pass */
+    STX__PAD = 96,                   /* margin between the rows of a tile */
+    STX__LDS = STX__BK + STX__PAD,   /* row stride of a tile */
+    STX__LDK = STX__BK + 16          /* row stride of transposed gradients of keys */
+};
+
+/* Keys at a distance of more than the reach have m = 0: there 1 - delta + z max_span <=
+   -ceil(ramp), so the quotient is at most -1, also after rounding. Above 2^24, not every
+   integer is a float: the last term covers this. */
 STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_t most) {
     STX__FP_SCOPE;
     double e = ceil(z * max_span) + ceil(ramp);
@@ -12534,97 +12631,92 @@ STX_DEF size_t stx_attention_reach(double z, double max_span, double ramp, size_
     return e < (double)most ? (size_t)e : most;
 }
 
-/* Keys that the loops visit for a head: those with a ramp weight and one more, for dz
-   counts the key at which the ramp has just come down to 0. The whole window when the
-   normaliser counts it all. */
+/* Whether the normaliser includes the keys of the whole window, also those with m = 0. */
 static int stx__attn_whole(const stx_attention_args *a) {
     return a->eps > 0 || a->no_renorm;
 }
 
-static stx_real stx__attn_z(const stx_attention_args *a, size_t h) {
-    return a->span_fraction[a->span_shared ? 0 : h];
-}
-
+/* The largest distance that the loops visit for head h: the reach and one more, because
+   the key at which m has just become 0 counts in d span_fraction. */
 static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     size_t e;
     if (!a->span_fraction || stx__attn_whole(a)) return a->span;
-    e = stx_attention_reach((double)stx__attn_z(a, h), (double)a->max_span, (double)a->ramp,
-                            a->span);
+    e = stx_attention_reach((double)stx__attn_span_fraction(a, h), (double)a->max_span,
+                            (double)a->ramp, a->span);
     return e < a->span ? e + 1 : a->span;
 }
 
-/* What all tiles of a call share */
+/* What all tiles of a call share. Operands of matmuls are packed in words of the size of
+   an stx_real: one element, or two of bf16. */
 typedef struct stx__attn {
     const stx_attention_args *a;
     const stx_ctx *x;
     const stx__micro *mk;
-    /* numbers to a unit of 4 bytes in packed operands: 1, or 2 for bf16 */
-    size_t u;
-    /* D rounded up to the k and the columns that a product takes at a time */
-    size_t Dk, Dp;
-    /* heads by falling reach, and the reach of order[i] */
-    size_t order[STX__MAX_HEADS], reach[STX__MAX_HEADS];
-    /* rows p0 .. p0+np-1 of pe are packed: those that a head reaches */
-    ptrdiff_t p0;
-    size_t np;
-    /* (heads, np/NR, Dk/u, NR) for q.pe; (heads, Dp/NR, np/u, NR) for ds pe */
-    stx_real *pe_t, *pe_r;
-    size_t tables; /* 1 or H */
-    int two;       /* u or vb: two different queries */
+    size_t    per_word;          /* elements per word of a packed operand: 1, or 2 for bf16 */
+    size_t    Dk, Dp;            /* D rounded up to the steps of the micro-kernel in k and in n */
+    size_t    order[STX__MAX_HEADS];    /* heads by decreasing reach */
+    size_t    reach[STX__MAX_HEADS];    /* of order[i] */
+    size_t    tables;            /* tables of pe: 0, 1 shared by all heads, or H */
+    ptrdiff_t pe_first;          /* rows pe_first .. pe_first + pe_rows - 1 of pe are packed: */
+    size_t    pe_rows;           /* those that a head reaches, rounded up */
+    stx_real *pe_columns;        /* (tables, pe_rows/NR, Dk/per_word, NR), for q . pe */
+    stx_real *pe_packed_rows;    /* (tables, Dp/NR, pe_rows/per_word, NR), for sum ds pe */
+    int       two_queries;       /* q and qv differ: there is a bias */
 } stx__attn;
 
-/* One thread's room. Sizes in numbers, of which a bf16 takes 2 bytes; n queries of a
-   unit, nt = n rounded up and padded. */
+/* Buffers of one thread. n: queries of the unit, ldt: n rounded up and padded. An operand
+   has elements of 2 bytes in bf16. */
 typedef struct stx__attn_scratch {
-    /* (n,Dk): scale (q+u), scale (q+vb); the same when neither is there */
-    void *q, *qv;
-    void *qt, *qvt, *dyt; /* (D,nt): the same and dy, transposed; backward */
-    void *dyr;            /* (n,Dk): dy; backward */
-    stx_real *stage;      /* (BQ,D), BQ or less: as many rows as a unit has */
-    /* (BK,D): rows of a tile that stand in two places; with a past */
-    stx_real *gather;
-    stx_real *o, *o2; /* (n,Dp): forward y; backward sum ds k, sum ds pe */
-    stx_real *s,
-        *g; /* (BQ,LDS), BQ likewise, between margins: logits, then weights; dy.v, then ds. s is also
-                                        room for BK rows of NR, when keys' gradients are transposed back */
-    void *h; /* bf16 only: (BQ,LDS) weights, or ds */
-    /* bf16 only, backward: (BQ/2,LDS) pairs of rows of s, of g, of g skewed */
-    uint32_t *zs, *zg, *zr;
-    stx_real *kt, *vt; /* units (BK/NR,Dk/u,NR): k, v as columns */
-    stx_real *kv;      /* units (Dp/NR,BK/u,NR): v forward, k backward, as rows */
-    /* (D,LDK): gradients of the tile's keys and values, transposed */
-    stx_real *dkt, *dvt;
-    stx_real *state;    /* (n,3): largest logit, sum m e, sum e; backward dy.y */
-    stx_real *ramp, *m; /* ramp weights by distance; (BK): dropout of a row */
+    void     *q, *qv;            /* operands (n,Dk): scale (q + content_bias), scale (q +
+                                    position_bias); the same buffer without biases */
+    void     *dy;                /* operand (n,Dk): dy; backward */
+    void     *q_t, *qv_t, *dy_t; /* operands (D,ldt): their transposes; backward */
+    stx_real *stage;             /* (BQ,D): queries before they are packed */
+    stx_real *gather;            /* (BK,D): rows of a tile that are not contiguous; with cached
+                                    rows only */
+    stx_real *out, *out_pe;      /* (n,Dp): forward y; backward sum ds k, sum ds pe */
+    stx_real *s, *g;             /* (BQ,LDS) with margins: scores, then weights; dy . v, then ds.
+                                    s also serves as BK rows of NR for transposes */
+    void     *half;              /* bf16: operand (BQ,LDS) with margins: weights, or ds */
+    uint32_t *s_pairs, *g_pairs; /* bf16, backward: (BQ/2,LDS) pairs of rows of s and g, */
+    uint32_t *skewed_pairs;      /* and of g skewed */
+    stx_real *k_columns;         /* words (BK/NR,Dk/per_word,NR): keys as columns */
+    stx_real *v_columns;         /* the same of values; backward */
+    stx_real *rows;              /* words (Dp/NR,BK/per_word,NR): forward values, backward keys,
+                                    as rows */
+    stx_real *dk_t, *dv_t;       /* (D,LDK): gradients of the keys and values of the tile */
+    stx_real *state;             /* (n,3): max, sum m e^(s - max), sum e^(s - max); backward
+                                    (n): dy . y */
+    stx_real *ramp;              /* m by distance: see stx__attn_ramp */
+    stx_real *drop;              /* (BK): dropout masks of a row */
 } stx__attn_scratch;
 
 typedef struct stx__attn_tile {
     const stx__attn *A;
     stx__attn_scratch R;
-    /* queries i0 .. i0+nb-1 of head h, row b; they are rows q0 .. of the room */
-    size_t b, h, i0, nb;
-    size_t q0, nt;
-    /* first key of the tile, a multiple of NR; may be negative (zero keys) */
-    ptrdiff_t j0;
-    /* keys in the tile, a multiple of NR (padded with zero keys that no query sees) */
-    size_t bk;
-    size_t wide;        /* bk of the tile before, whose margins are clear; 0: none */
-    int persistent;     /* keys are the persistent vectors j0 .. */
-    const int32_t *pad; /* (S) of batch row b, or NULL */
-    /* columns of the first key that exists and past the last one; 0, bk without pad */
-    ptrdiff_t live0, live1;
-    int holes;            /* is a key between them padded? */
-    char masked[STX__BK]; /* with pad: which columns are no keys */
-    size_t reach;
-    /* weights below 1, zeros first among them; [ramp_0, ramp_1): 0 <= m' <= 1 */
-    size_t ramp_n, ramp_zeros, ramp_0, ramp_1;
-    ptrdiff_t lo[STX__BQ], hi[STX__BQ]; /* columns [lo,hi) that each query sees */
-    /* column of distance reach: lo, unless the tile begins later */
-    ptrdiff_t off[STX__BQ];
+    size_t    b, h;              /* batch row and head */
+    size_t    i0, nb;            /* queries i0 .. i0+nb-1 */
+    size_t    q0;                /* row of query i0 in the buffers of the unit */
+    size_t    ldt;
+    ptrdiff_t j0;                /* first key, a multiple of NR; negative for zero keys */
+    size_t    bk;                /* keys, a multiple of NR; those past the last are not seen */
+    size_t    clear_bk;          /* bk for which the margins of g are zero; 0: none */
+    int       persistent;        /* the keys are the persistent vectors j0 .. */
+    const int32_t *pad;          /* (S), of batch row b, or NULL */
+    ptrdiff_t live0, live1;      /* columns of the first key that exists and past the last */
+    int       holes;             /* a key between them is padded */
+    char      masked[STX__BK];   /* with pad: columns that are no keys */
+    size_t    reach;
+    size_t    ramp_count;        /* distances with m < 1, from the reach on; */
+    size_t    ramp_zeros;        /* the first of them have m = 0; */
+    size_t    ramp_begin, ramp_end;    /* those with 0 <= m <= 1 before clamping */
+    ptrdiff_t lo[STX__BQ], hi[STX__BQ];    /* columns [lo,hi) that each query sees */
+    ptrdiff_t reach_column[STX__BQ];       /* column at distance reach; can be negative */
 } stx__attn_tile;
 
-static const void *stx__num(const stx__attn *A, const void *base, ptrdiff_t i) {
-    return (const char *)base + i * (ptrdiff_t)(A->u == 2 ? 2 : sizeof(stx_real));
+/* Element i of an operand. */
+static const void *stx__operand(const stx__attn *A, const void *base, ptrdiff_t i) {
+    return (const char *)base + i * (ptrdiff_t)(A->per_word == 2 ? 2 : sizeof(stx_real));
 }
 
 static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a) {
@@ -12632,12 +12724,12 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
     A->a = a;
     A->x = x;
     A->mk = stx__micro_kernel(x);
-    A->u = stx__unit(A->mk);
+    A->per_word = stx__unit(A->mk);
     A->Dk = stx__round_up(a->D, A->mk->kr);
     A->Dp = stx__round_up(a->D, A->mk->nr);
-    A->two = a->content_bias || a->position_bias;
+    A->two_queries = a->content_bias || a->position_bias;
     A->tables = a->P ? (size_t)a->pe_heads : 0;
-    A->reach[0] = 0; /* of no heads, too */
+    A->reach[0] = 0; /* also without heads */
     for (h = 0; h < a->H; h++) {
         size_t e = stx__attn_reach(a, h);
         for (i = h; i > 0 && A->reach[i - 1] < e; i--) {
@@ -12647,14 +12739,17 @@ static void stx__attn_plan(stx__attn *A, stx_ctx *x, const stx_attention_args *a
         A->reach[i] = e;
         A->order[i] = h;
     }
+
     oldest = A->reach[0] + 1;
-    A->p0 = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
-    A->np = a->P ? stx__round_up(a->P - (size_t)A->p0, STX_MAX(A->mk->nr, A->mk->kr)) : 0;
-    A->pe_t = A->pe_r = NULL;
+    A->pe_first = (ptrdiff_t)(a->P > oldest ? (a->P - oldest) / STX__NR_MAX * STX__NR_MAX : 0);
+    A->pe_rows = 0;
+    if (a->P)
+        A->pe_rows = stx__round_up(a->P - (size_t)A->pe_first, STX_MAX(A->mk->nr, A->mk->kr));
+    A->pe_columns = A->pe_packed_rows = NULL;
 }
 
-/* Cuts an allocation in parts that begin at multiples of 64 bytes; base NULL: gives
-   NULL, and only their sizes are counted. */
+/* Cuts an allocation into parts that begin at multiples of 64 bytes. With base = NULL,
+   only counts their sizes. */
 typedef struct stx__cursor {
     char *base;
     size_t at;
@@ -12666,192 +12761,199 @@ static void *stx__cut(stx__cursor *c, size_t bytes) {
     return p;
 }
 
-/* .. with 64 bytes behind each, and `skip` of its bytes before what is given */
+/* The same with 64 bytes after the part. The result points `skip` bytes into it. */
 static void *stx__cut_padded(stx__cursor *c, size_t bytes, size_t skip) {
     char *p = (char *)stx__cut(c, bytes + 64);
     return p ? p + skip : NULL;
 }
 
-/* Room for one thread at `base` (NULL: only its size is wanted) */
-static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int back,
+static stx_real *stx__cut_reals(stx__cursor *c, size_t n) {
+    return (stx_real *)stx__cut_padded(c, n * sizeof(stx_real), 0);
+}
+
+/* Lays out the buffers of one thread for n queries at `base`. Returns their size in
+   bytes. */
+static size_t stx__attn_scratch_layout(const stx__attn *A, char *base, size_t n, int backward,
                                        stx__attn_scratch *R) {
     const stx_attention_args *a = A->a;
-    size_t r4 = sizeof(stx_real), num = A->u == 2 ? 2 : r4, bf = A->u == 2;
-    size_t n1 = stx__round_up(n, 32), nt = n1 + 16, Dk = stx__round_up(A->Dk, 32),
-           D1 = stx__round_up(a->D, 32), rows = STX_MIN(n1, (size_t)STX__BQ),
-           tile = rows * STX__LDS + 2 * STX__PAD;
+    const int bf16 = A->per_word == 2;
+    const size_t real = sizeof(stx_real), element = bf16 ? 2 : real;
+    const size_t n32 = stx__round_up(n, 32), ldt = n32 + 16;
+    const size_t Dk = stx__round_up(A->Dk, 32), D32 = stx__round_up(a->D, 32);
+    const size_t rows = STX_MIN(n32, (size_t)STX__BQ), tile = rows * STX__LDS + 2 * STX__PAD;
+    const size_t pairs = tile / 2 * 4 + 4 * STX__PAD; /* bytes */
     stx__cursor c;
     c.base = base;
     c.at = 0;
     memset(R, 0, sizeof *R);
-    R->q = stx__cut_padded(&c, n1 * Dk * num, 0);
-    if (A->two)
-        R->qv = stx__cut_padded(&c, n1 * Dk * num, 0);
-    else
-        R->qv = R->q;
-    R->stage = (stx_real *)stx__cut_padded(&c, rows * a->D * r4, 0);
-    if (a->cached_rows) R->gather = (stx_real *)stx__cut_padded(&c, STX__BK * a->D * r4, 0);
-    R->o = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
-    R->s = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
-    if (bf) R->h = stx__cut_padded(&c, tile * num, STX__PAD * num);
-    R->kt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
-    R->kv = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * num, 0);
-    R->state = (stx_real *)stx__cut_padded(&c, 3 * n1 * r4, 0);
-    R->ramp = (stx_real *)stx__cut_padded(&c, (a->span_fraction ? A->reach[0] + 2 : 1) * r4, 0);
-    R->m = (stx_real *)stx__cut_padded(&c, STX__BK * r4, 0);
-    if (back) {
-        R->qt = stx__cut_padded(&c, D1 * nt * num, 0);
-        if (A->two)
-            R->qvt = stx__cut_padded(&c, D1 * nt * num, 0);
-        else
-            R->qvt = R->qt;
-        R->dyt = stx__cut_padded(&c, D1 * nt * num, 0);
-        R->dyr = stx__cut_padded(&c, n1 * Dk * num, 0);
-        R->o2 = (stx_real *)stx__cut_padded(&c, n1 * A->Dp * r4, 0);
-        R->g = (stx_real *)stx__cut_padded(&c, tile * r4, STX__PAD * r4);
-        R->vt = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * num, 0);
-        R->dkt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
-        R->dvt = (stx_real *)stx__cut_padded(&c, D1 * STX__LDK * r4, 0);
-        if (bf) {
-            R->zs = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            R->zg = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-            R->zr = (uint32_t *)stx__cut_padded(&c, tile / 2 * 4 + 4 * STX__PAD, STX__PAD * 4);
-        }
+
+    R->q = R->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
+    if (A->two_queries) R->qv = stx__cut_padded(&c, n32 * Dk * element, 0);
+    R->stage = stx__cut_reals(&c, rows * a->D);
+    if (a->cached_rows) R->gather = stx__cut_reals(&c, STX__BK * a->D);
+    R->out = stx__cut_reals(&c, n32 * A->Dp);
+    R->s = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
+    if (bf16) R->half = stx__cut_padded(&c, tile * element, STX__PAD * element);
+    R->k_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    R->rows = (stx_real *)stx__cut_padded(&c, STX__BK * A->Dp * element, 0);
+    R->state = stx__cut_reals(&c, 3 * n32);
+    R->ramp = stx__cut_reals(&c, a->span_fraction ? A->reach[0] + 2 : 1);
+    R->drop = stx__cut_reals(&c, STX__BK);
+    if (!backward) return c.at;
+
+    R->q_t = R->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    if (A->two_queries) R->qv_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    R->dy_t = stx__cut_padded(&c, D32 * ldt * element, 0);
+    R->dy = stx__cut_padded(&c, n32 * Dk * element, 0);
+    R->out_pe = stx__cut_reals(&c, n32 * A->Dp);
+    R->g = (stx_real *)stx__cut_padded(&c, tile * real, STX__PAD * real);
+    R->v_columns = (stx_real *)stx__cut_padded(&c, STX__BK * Dk * element, 0);
+    R->dk_t = stx__cut_reals(&c, D32 * STX__LDK);
+    R->dv_t = stx__cut_reals(&c, D32 * STX__LDK);
+    if (bf16) {
+        R->s_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
+        R->g_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
+        R->skewed_pairs = (uint32_t *)stx__cut_padded(&c, pairs, STX__PAD * 4);
     }
     return c.at;
 }
 
-STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) {
-    *s = stx_fast_dot(fma, a, b, n);
-}
-STX_EACH_ISA(stx__row_dot, (stx_real * s, const stx_real *a, const stx_real *b, size_t n), s, a, b,
-             n)
-
-/* Operands of the products: numbers, rounded to bf16 where the product wants it. from
-   (n,cols) -> (n,ld), filled up with zeros */
-static void stx__attn_rows(const stx__attn *A, void *to, size_t ld, const stx_real *from,
-                           size_t ldf, size_t n, size_t cols) {
+/* from (n,cols), rows ldf apart -> an operand (n,ld); bf16: rounded, and filled up with
+   zeros. Otherwise ld = cols. */
+static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx_real *from,
+                              size_t ldf, size_t n, size_t cols) {
     size_t r, c;
     for (r = 0; r < n; r++)
-        if (A->u == 2) {
+        if (A->per_word == 2) {
             uint16_t *t = (uint16_t *)to + r * ld;
             A->mk->to_bf16(t, from + r * ldf, cols);
             for (c = cols; c < ld; c++) t[c] = 0;
         } else {
-            /* ld is cols: nothing to fill up */
             memcpy((stx_real *)to + r * ld, from + r * ldf, cols * sizeof(stx_real));
         }
 }
 
-/* from (n,cols), n <= BQ -> columns at .. at+n-1 of (cols,ld); zeros follow up to the
-   next multiple of 32. By pieces of NR units of columns: bf16s are paired with the row
-   below first, so that the transpose moves units of 4 bytes */
+/* from (n,cols), rows ldf apart, n <= BQ -> columns at .. at+n-1 of an operand (cols,ld),
+   followed by zeros up to the next multiple of 32. Transposes NR words of columns at a
+   time; bf16 elements are first paired with those of the next row, so that words are
+   moved. */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at,
                                 const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
-    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE], columns[STX__NR_MAX * STX__TRANSPOSE_PIECE];
-    size_t c, r, d, i, u = A->u, nr = mk->nr, size = u == 2 ? 2 : sizeof(stx_real),
-                       end = stx__round_up(n, 32);
+    const size_t u = A->per_word, nr = mk->nr, element = u == 2 ? 2 : sizeof(stx_real);
+    const size_t end = stx__round_up(n, 32);
+    stx_real pairs[STX__NR_MAX * STX__TRANSPOSE_PIECE];
+    stx_real columns[STX__NR_MAX * STX__TRANSPOSE_PIECE];
+    size_t c, r, d, i;
     for (c = 0; c < cols; c += STX__TRANSPOSE_PIECE)
         for (r = 0; r < end; r += u * nr) {
-            size_t w = STX_MIN((size_t)STX__TRANSPOSE_PIECE, cols - c),
-                   rows = r < n ? STX_MIN(u * nr, n - r) : 0;
+            const size_t w = STX_MIN((size_t)STX__TRANSPOSE_PIECE, cols - c);
+            const size_t rows = r < n ? STX_MIN(u * nr, n - r) : 0;
             const stx_real *f = from + r * ldf + c;
-            if (u == 2)
+            if (u == 2) {
                 for (i = 0; i < rows; i += 2)
                     mk->pair((uint32_t *)(void *)pairs + i / 2 * STX__TRANSPOSE_PIECE, f + i * ldf,
                              i + 1 < rows ? f + (i + 1) * ldf : NULL, w);
-            stx__transpose_for(mk, columns, u == 2 ? pairs : f,
-                               u == 2 ? (size_t)STX__TRANSPOSE_PIECE : ldf, (rows + u - 1) / u, w);
+                stx__transpose_for(mk, columns, pairs, STX__TRANSPOSE_PIECE, (rows + 1) / 2, w);
+            } else {
+                stx__transpose_for(mk, columns, f, ldf, rows, w);
+            }
             for (d = 0; d < w; d++)
-                memcpy((char *)to + ((c + d) * ld + at + r) * size, columns + d * nr,
-                       STX_MIN(u * nr, end - r) * size);
+                memcpy((char *)to + ((c + d) * ld + at + r) * element, columns + d * nr,
+                       STX_MIN(u * nr, end - r) * element);
         }
 }
 
-/* The relative table, once for all units: by strips of rows as columns (forward) and
-   by strips of columns (backward) */
-static void stx__attn_pack_rows(const stx_share *s, const void *job) {
+/* Packs pe for all units: strips of rows as columns, and in the backward pass strips of
+   columns as rows. */
+static void stx__attn_pe_columns_part(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
-    size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, strips = A->np / nr,
-              ldp = A->tables * a->D;
+    const size_t nr = A->mk->nr, rows = a->P - (size_t)A->pe_first, strips = A->pe_rows / nr;
+    const size_t ldp = A->tables * a->D;
+    size_t i;
     for (i = s->begin; i < s->end; i++) {
-        size_t h = i / strips, j = i % strips * nr;
-        stx__pack_b(A->mk, A->pe_t + (h * A->np + j) * A->Dk / A->u, nr,
-                    a->pe + ((size_t)A->p0 + j) * ldp + h * a->D, ldp, 1, a->D,
+        const size_t h = i / strips, j = i % strips * nr;
+        stx__pack_b(A->mk, A->pe_columns + (h * A->pe_rows + j) * A->Dk / A->per_word, nr,
+                    a->pe + ((size_t)A->pe_first + j) * ldp + h * a->D, ldp, 1, a->D,
                     STX_MIN(nr, rows - j));
     }
 }
 
-static void stx__attn_pack_columns(const stx_share *s, const void *job) {
+static void stx__attn_pe_rows_part(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
-    size_t i, nr = A->mk->nr, rows = a->P - (size_t)A->p0, wide = A->Dp / nr,
-              ldp = A->tables * a->D, done = stx__round_up(rows, A->mk->kr);
+    const size_t nr = A->mk->nr, rows = a->P - (size_t)A->pe_first, strips = A->Dp / nr;
+    const size_t ldp = A->tables * a->D, done = stx__round_up(rows, A->mk->kr);
+    size_t i;
     for (i = s->begin; i < s->end; i++) {
-        size_t h = i / wide, j = i % wide * nr;
-        stx_real *to = A->pe_r + (h * A->Dp + j) * A->np / A->u;
-        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->p0 * ldp + h * a->D + j, ldp, 0, rows,
+        const size_t h = i / strips, j = i % strips * nr;
+        stx_real *to = A->pe_packed_rows + (h * A->Dp + j) * A->pe_rows / A->per_word;
+        stx__pack_b(A->mk, to, nr, a->pe + (size_t)A->pe_first * ldp + h * a->D + j, ldp, 0, rows,
                     STX_MIN(nr, a->D - j));
-        /* met by zeros of ds, so it must not be NaN */
-        memset(to + done / A->u * nr, 0, (A->np - done) / A->u * nr * sizeof *to);
+        /* multiplied by zeros of ds, so it must not be NaN */
+        memset(to + done / A->per_word * nr, 0,
+               (A->pe_rows - done) / A->per_word * nr * sizeof *to);
     }
 }
 
-static void stx__attn_pack_table(stx_ctx *x, const stx__attn *A, int back) {
-    size_t work = A->tables * (A->a->P - (size_t)A->p0) * A->a->D;
+static void stx__attn_pack_pe(stx_ctx *x, const stx__attn *A, int backward) {
+    size_t work = A->tables * (A->a->P - (size_t)A->pe_first) * A->a->D;
     if (!A->tables) return;
-    stx_parallel(x, A->tables * (A->np / A->mk->nr), work, stx__attn_pack_rows, A);
-    if (back) stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pack_columns, A);
+    stx_parallel(x, A->tables * (A->pe_rows / A->mk->nr), work, stx__attn_pe_columns_part, A);
+    if (backward)
+        stx_parallel(x, A->tables * (A->Dp / A->mk->nr), work, stx__attn_pe_rows_part, A);
 }
 
-/* Ramp weights by distance: ramp[t] for distance reach - t, in the references' order
-   of operations; those that are 1 are not kept */
+/* ramp[n] = m at distance reach - n, in the order of operations of the original. Entries
+   with m = 1, which follow, are not stored. */
 static void stx__attn_ramp(stx__attn_tile *t) {
     const stx_attention_args *a = t->A->a;
     size_t n;
-    stx_real zl;
-    t->ramp_n = t->ramp_zeros = t->ramp_0 = t->ramp_1 = 0;
+    stx_real span;
+    t->ramp_count = t->ramp_zeros = t->ramp_begin = t->ramp_end = 0;
     if (!a->span_fraction) return;
-    zl = stx__attn_z(a, t->h) * a->max_span;
+    span = stx__attn_span_fraction(a, t->h) * a->max_span;
     for (n = 0; n <= t->reach; n++) {
-        stx_real w = ((1 - (stx_real)(t->reach - n)) + zl) / a->ramp + 1;
-        if (w < 0) t->ramp_0 = n + 1;
-        if (w <= 1) t->ramp_1 = n + 1;
-        if (w >= 1) break;
-        if (w <= 0) t->ramp_zeros = n + 1;
-        t->R.ramp[n] = w <= 0 ? 0 : w; /* NaN stays NaN */
+        stx_real m = ((1 - (stx_real)(t->reach - n)) + span) / a->ramp + 1;
+        if (m < 0) t->ramp_begin = n + 1;
+        if (m <= 1) t->ramp_end = n + 1;
+        if (m >= 1) break;
+        if (m <= 0) t->ramp_zeros = n + 1;
+        t->R.ramp[n] = m <= 0 ? 0 : m; /* NaN stays NaN */
     }
-    t->ramp_n = n;
+    t->ramp_count = n;
 }
 
+/* Starts the tiles of head h of batch row b. */
 static void stx__attn_open(const stx__attn *A, stx__attn_tile *t, size_t b, size_t h) {
     t->A = A;
     t->b = b;
     t->h = h;
-    t->wide = 0;
+    t->clear_bk = 0;
     t->persistent = 0;
     t->pad = A->a->pad ? A->a->pad + b * A->a->pad_batch_stride : NULL;
     t->reach = stx__attn_reach(A->a, h);
     stx__attn_ramp(t);
 }
 
-/* Zeros in ds and what is made of it, also in the margins before and behind each row,
-   where nothing is written until the tiles change their width. Rows that are no
-   queries are read by twos (32 with AMX). */
+/* Zeros ds and its copies including the margins, which nothing writes until bk changes.
+   Rows that are no queries are read too: 2, or 32 with AMX, at a time. */
 static void stx__attn_clear(stx__attn_tile *t) {
-    size_t r, rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ),
-              n = t->bk + 2 * STX__PAD;
+    const size_t rows = STX_MIN(stx__round_up(t->A->a->T, 32), (size_t)STX__BQ);
+    const size_t n = t->bk + 2 * STX__PAD;
+    uint16_t *half = (uint16_t *)t->R.half;
+    size_t r;
     for (r = 0; r < rows; r++) {
         memset(t->R.g + r * STX__LDS - STX__PAD, 0, n * sizeof *t->R.g);
-        if (t->R.h) memset((uint16_t *)t->R.h + r * STX__LDS - STX__PAD, 0, n * sizeof(uint16_t));
-        if (t->R.zr && r % 2 == 0)
-            memset(t->R.zr + r / 2 * STX__LDS - STX__PAD, 0, n * sizeof *t->R.zr);
+        if (half) memset(half + r * STX__LDS - STX__PAD, 0, n * sizeof *half);
+        if (t->R.skewed_pairs && r % 2 == 0)
+            memset(t->R.skewed_pairs + r / 2 * STX__LDS - STX__PAD, 0,
+                   n * sizeof *t->R.skewed_pairs);
     }
 }
 
-/* to (n,D) = scale (q + bias), without bias if that is NULL */
+/* to (n,D) = scale (q + bias); bias may be NULL */
 STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_real *STX_RESTRICT q,
                                 size_t ldq, const stx_real *STX_RESTRICT bias, stx_real scale,
                                 size_t n, size_t D) {
@@ -12863,30 +12965,32 @@ STX_INNER void stx__attn_scaled(int fma, stx_real *STX_RESTRICT to, const stx_re
         else
             for (d = 0; d < D; d++) to[d] = scale * q[d];
 }
+
 STX_EACH_ISA(stx__attn_scaled,
              (stx_real * STX_RESTRICT to, const stx_real *STX_RESTRICT q, size_t ldq,
               const stx_real *STX_RESTRICT bias, stx_real scale, size_t n, size_t D),
              to, q, ldq, bias, scale, n, D)
 
-/* scale (q + bias) of n queries from i0 to rows q0.. of q and, if it is wanted, to
-   columns of its transpose */
+/* Packs scale (q + bias) of the n queries from i0 on into the operand `to` (n,Dk) and,
+   unless it is NULL, into its transpose (D,ldt). bias (H D) may be NULL. */
 static void stx__attn_queries(stx__attn_tile *t, void *to, void *transposed, const stx_real *bias,
                               stx_real scale, size_t i0, size_t n) {
     const stx_attention_args *a = t->A->a;
-    size_t q0, D = a->D;
+    const size_t D = a->D, Dk = t->A->Dk;
+    const stx_real *q = a->q + t->b * a->q_batch_stride + i0 * a->q_row_stride + t->h * D;
+    size_t q0;
+    if (bias) bias += t->h * D;
     for (q0 = 0; q0 < n; q0 += STX__BQ) {
-        size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
+        const size_t nb = STX_MIN((size_t)STX__BQ, n - q0);
         STX_CALL(t->A->x, stx__attn_scaled,
-                 (t->R.stage,
-                  a->q + t->b * a->q_batch_stride + (i0 + q0) * a->q_row_stride + t->h * D,
-                  a->q_row_stride, bias ? bias + t->h * D : NULL, scale, nb, D));
-        stx__attn_rows(t->A, (void *)(uintptr_t)stx__num(t->A, to, (ptrdiff_t)(q0 * t->A->Dk)),
-                       t->A->Dk, t->R.stage, D, nb, D);
-        if (transposed) stx__attn_transpose(t->A, transposed, t->nt, q0, t->R.stage, D, nb, D);
+                 (t->R.stage, q + q0 * a->q_row_stride, a->q_row_stride, bias, scale, nb, D));
+        stx__attn_operand(t->A, (void *)(uintptr_t)stx__operand(t->A, to, (ptrdiff_t)(q0 * Dk)),
+                          Dk, t->R.stage, D, nb, D);
+        if (transposed) stx__attn_transpose(t->A, transposed, t->ldt, q0, t->R.stage, D, nb, D);
     }
 }
 
-/* Which keys of the tile exist; 0: none */
+/* Finds the keys of the tile that exist. Returns 0 if there are none. */
 static int stx__attn_live(stx__attn_tile *t) {
     ptrdiff_t c, j;
     t->live0 = 0;
@@ -12903,97 +13007,134 @@ static int stx__attn_live(stx__attn_tile *t) {
     return t->live0 < t->live1;
 }
 
-/* Logits of padded keys among columns [lo,hi) of a row become -inf, their cells of g
-   (unless NULL) 0: e^-inf = 0. 0: no other key is there
-   */
+/* For padded keys among the columns [lo,hi) of a row, sets the score to -inf, since
+   e^-inf = 0, and g, unless it is NULL, to 0. Returns 0 if all are padded. */
 static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, ptrdiff_t lo,
                            ptrdiff_t hi) {
     ptrdiff_t c;
     int any = 0;
-    for (c = lo; c < hi; c++)
-        if (!t->masked[c])
+    for (c = lo; c < hi; c++) {
+        if (!t->masked[c]) {
             any = 1;
-        else {
-            s[c] = -(stx_real)HUGE_VAL;
-            if (g) g[c] = 0;
+            continue;
         }
+        s[c] = -(stx_real)HUGE_VAL;
+        if (g) g[c] = 0;
+    }
     return any;
 }
 
-/* A tile of keys j0 .. : k and v as columns, k or v as rows. NULL rows: not wanted. */
-static void stx__attn_keys(stx__attn_tile *t, const stx__attn_side *side, ptrdiff_t end,
-                           stx_real *columns, stx_real *rows) {
-    const stx__attn *A = t->A;
-    size_t nr = A->mk->nr, u = A->u, D = A->a->D, Dk = A->Dk, j, i;
-    ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk),
-              missing = t->persistent ? 0 : A->a->first_key - t->j0;
-    size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk)
-                                : 0; /* keys that do not exist share a step of k with
-                                                                                          those that do */
-    /* zero keys first */
-    size_t n = to > from ? (size_t)(to - from) : 0, skip = n ? (size_t)(from - t->j0) : t->bk;
-    const stx_real *real = side->now;
-    size_t ld = from >= side->cut ? side->ldn : side->ldo;
-    if (n && (from >= side->cut || (from >= side->first && to <= side->cut)))
-        real = stx__attn_side_row(side, from);
-    /* from both places, or rows that the group does not keep, which nothing sees:
-       together, as they follow */
-    else if (n) {
-        for (i = 0; i < n; i++) {
-            const stx_real *row = stx__attn_side_row(side, from + (ptrdiff_t)i);
-            if (row)
-                memcpy(t->R.gather + i * D, row, D * sizeof *row);
-            else
-                memset(t->R.gather + i * D, 0, D * sizeof *t->R.gather);
-        }
-        real = t->R.gather;
-        ld = D;
+/* Rows of a tile of keys in one array: n rows, stride elements apart, for the columns
+   from `skip` on. The columns before them are zero keys, those after them do not exist.
+   */
+typedef struct stx__attn_tile_rows {
+    const stx_real *row;
+    size_t n, stride, skip;
+} stx__attn_tile_rows;
+
+/* The keys of the tile that are below `end`. They are copied if they are not contiguous:
+   if some are cached and some in the block, or if older ones are not stored. No query
+   sees the latter: they become zeros. */
+static stx__attn_tile_rows stx__attn_collect(stx__attn_tile *t, const stx__kv_rows *rows,
+                                             ptrdiff_t end) {
+    const ptrdiff_t from = STX_MAX(t->j0, 0), to = STX_MIN(end, t->j0 + (ptrdiff_t)t->bk);
+    const size_t D = t->A->a->D;
+    stx__attn_tile_rows r;
+    size_t i;
+    r.n = to > from ? (size_t)(to - from) : 0;
+    r.skip = r.n ? (size_t)(from - t->j0) : t->bk;
+    r.row = rows->block;
+    r.stride = from >= rows->cut ? rows->block_stride : rows->cached_stride;
+    if (!r.n) return r;
+    if (from >= rows->cut || (from >= rows->first && to <= rows->cut)) {
+        r.row = stx__kv_row(rows, from);
+        return r;
     }
-    if (columns) {
-        size_t done = stx__round_up(skip + n, nr);
-        memset(columns, 0, skip * Dk / u * sizeof *columns);
-        if (n) stx__pack_b(A->mk, columns + skip * Dk / u, nr * Dk / u, real, ld, 1, D, n);
-        memset(columns + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *columns);
+
+    for (i = 0; i < r.n; i++) {
+        const stx_real *row = stx__kv_row(rows, from + (ptrdiff_t)i);
+        if (row)
+            memcpy(t->R.gather + i * D, row, D * sizeof *row);
+        else
+            memset(t->R.gather + i * D, 0, D * sizeof *row);
     }
-    if (rows)
-        for (j = 0; j < D; j += nr) {
-            stx_real *r = rows + j * (STX__BK / u);
-            size_t done = stx__round_up(skip + n, A->mk->kr);
-            memset(r, 0, skip / u * nr * sizeof *r);
-            if (n)
-                stx__pack_b(A->mk, r + skip / u * nr, nr, real + j, ld, 0, n, STX_MIN(nr, D - j));
-            memset(r, 0, hidden / u * nr * sizeof *r);
-            if (hidden % u)
-                for (i = 0; i < nr; i++)
-                    ((uint32_t *)(void *)r)[hidden / u * nr + i] &= 0xffff0000u;
-            memset(r + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *r);
-            if (!t->pad || t->persistent) continue;
-            for (i = 0; i < t->bk; i++) { /* a weight of 0 meets them all the same */
-                size_t e;
-                if (!t->masked[i]) continue;
-                if (u == 1)
-                    memset(r + i * nr, 0, nr * sizeof *r);
-                else
-                    for (e = 0; e < nr; e++)
-                        ((uint32_t *)(void *)r)[i / u * nr + e] &= i % u ? 0x0000ffffu
-                                                                         : 0xffff0000u;
-            }
-        }
+    r.row = t->R.gather;
+    r.stride = D;
+    return r;
 }
 
-/* Asks for n rows of a head, which lie too far apart for the processor to guess, while
-   a tile is worked on */
-static void stx__attn_prefetch(const stx__attn_side *s, ptrdiff_t from, ptrdiff_t to, size_t D) {
+/* The rows as columns of words (BK/NR,Dk/per_word,NR), with zeros around them. */
+static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile_rows *r,
+                                   stx_real *to) {
+    const stx__attn *A = t->A;
+    const size_t nr = A->mk->nr, u = A->per_word, Dk = A->Dk;
+    const size_t done = stx__round_up(r->skip + r->n, nr);
+    memset(to, 0, r->skip * Dk / u * sizeof *to);
+    if (r->n)
+        stx__pack_b(A->mk, to + r->skip * Dk / u, nr * Dk / u, r->row, r->stride, 1, A->a->D,
+                    r->n);
+    memset(to + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *to);
+}
+
+/* Zeros row i of a strip of packed rows. In bf16, a word has rows i and i + 1 for even i.
+   */
+static void stx__attn_zero_row(const stx__attn *A, stx_real *strip, size_t i) {
+    const size_t nr = A->mk->nr;
+    uint32_t *words = (uint32_t *)(void *)strip + i / 2 * nr;
+    size_t e;
+    if (A->per_word == 1)
+        memset(strip + i * nr, 0, nr * sizeof *strip);
+    else
+        for (e = 0; e < nr; e++) words[e] &= i % 2 ? 0x0000ffffu : 0xffff0000u;
+}
+
+/* The rows as rows of words (Dp/NR,BK/per_word,NR). Rows before first_key and padded rows
+   become zeros, since they are multiplied by weights of 0 and must not be NaN. */
+static void stx__attn_pack_rows(const stx__attn_tile *t, const stx__attn_tile_rows *r,
+                                stx_real *to) {
+    const stx__attn *A = t->A;
+    const size_t nr = A->mk->nr, u = A->per_word, D = A->a->D;
+    const size_t done = stx__round_up(r->skip + r->n, A->mk->kr);
+    const ptrdiff_t missing = t->persistent ? 0 : A->a->first_key - t->j0;
+    const size_t hidden = missing > 0 ? (size_t)STX_MIN(missing, (ptrdiff_t)t->bk) : 0;
+    size_t j, i;
+    for (j = 0; j < D; j += nr) {
+        stx_real *strip = to + j * (STX__BK / u);
+        memset(strip, 0, r->skip / u * nr * sizeof *strip);
+        if (r->n)
+            stx__pack_b(A->mk, strip + r->skip / u * nr, nr, r->row + j, r->stride, 0, r->n,
+                        STX_MIN(nr, D - j));
+        memset(strip, 0, hidden / u * nr * sizeof *strip);
+        if (hidden % u) stx__attn_zero_row(A, strip, hidden - 1);
+        memset(strip + done / u * nr, 0, (t->bk - done) / u * nr * sizeof *strip);
+        if (!t->pad || t->persistent) continue;
+        for (i = 0; i < t->bk; i++)
+            if (t->masked[i]) stx__attn_zero_row(A, strip, i);
+    }
+}
+
+/* Packs the keys or values of the tile that are below `end`, as columns and as rows,
+   unless these are NULL. */
+static void stx__attn_pack(stx__attn_tile *t, const stx__kv_rows *rows, ptrdiff_t end,
+                           stx_real *columns, stx_real *packed_rows) {
+    const stx__attn_tile_rows r = stx__attn_collect(t, rows, end);
+    if (columns) stx__attn_pack_columns(t, &r, columns);
+    if (packed_rows) stx__attn_pack_rows(t, &r, packed_rows);
+}
+
+/* Prefetches rows from .. to-1 of a head while a tile is computed. Their stride is too
+   large for the hardware prefetcher. */
+static void stx__attn_prefetch(const stx__kv_rows *r, ptrdiff_t from, ptrdiff_t to, size_t D) {
 #ifdef STX__PREFETCHES
     ptrdiff_t j;
     size_t d;
-    if (!s->now) return;
-    for (j = STX_MAX(from, s->old ? s->first : s->cut); j < to; j++) {
-        const stx_real *row = stx__attn_side_row(s, j);
+    if (!r->block) return;
+    for (j = STX_MAX(from, r->cached ? r->first : r->cut); j < to; j++) {
+        const stx_real *row = stx__kv_row(r, j);
         for (d = 0; d < D; d += 64 / sizeof *row) __builtin_prefetch(row + d, 0, 2);
     }
 #else
-    (void)s;
+    (void)r;
     (void)from;
     (void)to;
     (void)D;
@@ -13001,41 +13142,42 @@ static void stx__attn_prefetch(const stx__attn_side *s, ptrdiff_t from, ptrdiff_
 }
 
 
-// >>attention: logits and weights of a tile
+// >>attention: scores and weights of a tile
 
-/* First and one-past-last key that any of the queries i0 .. i0+n-1 may see. */
+/* The first key that any of the queries i0 .. i0+n-1 sees, and one past the last. */
 static void stx__attn_range(const stx_attention_args *a, size_t reach, size_t i0, size_t n,
                             ptrdiff_t *first, ptrdiff_t *last) {
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T;
+    const ptrdiff_t i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0; /* key of query i0 */
     if (a->not_causal) {
         *first = STX_MAX(a->first_key, 0);
         *last = (ptrdiff_t)a->S;
         return;
     }
-    *first = STX_MAX(a->first_key, C + (ptrdiff_t)i0 - (ptrdiff_t)reach);
-    *last = C + (ptrdiff_t)(i0 + n) - a->delta_min;
+    *first = STX_MAX(a->first_key, i - (ptrdiff_t)reach);
+    *last = i + (ptrdiff_t)n - a->delta_min;
 }
 
-/* down to a multiple, also below zero */
+/* j rounded down to a multiple of unit; j may be negative. */
 static ptrdiff_t stx__attn_floor(ptrdiff_t j, size_t unit) {
     ptrdiff_t u = (ptrdiff_t)unit, m = j % u;
     return m < 0 ? j - m - u : j - m;
 }
 
-/* What each query of the tile sees of its keys; 0: nothing at all. lo and hi rise with
-   r, lo - r and hi - r fall. */
+/* Sets the columns [lo[r],hi[r]) that each query sees of a tile of which `keys` keys
+   exist. Returns 0 if no query sees any. With r, lo and hi increase, lo - r and hi - r
+   decrease. */
 static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     const stx_attention_args *a = t->A->a;
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
+    const ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, bk = (ptrdiff_t)t->bk;
     size_t r;
     int any = 0;
     for (r = 0; r < t->nb; r++) {
         ptrdiff_t lo = 0, hi = STX_MIN(bk, (ptrdiff_t)keys), i = C + (ptrdiff_t)(t->i0 + r);
-        t->off[r] = 0;
+        t->reach_column[r] = 0;
         if (!t->persistent) {
             if (!a->not_causal) {
-                t->off[r] = i - (ptrdiff_t)t->reach - t->j0;
-                lo = STX_MAX(lo, t->off[r]);
+                t->reach_column[r] = i - (ptrdiff_t)t->reach - t->j0;
+                lo = STX_MAX(lo, t->reach_column[r]);
                 hi = STX_MIN(hi, i - a->delta_min + 1 - t->j0);
             }
             lo = STX_MAX(lo, a->first_key - t->j0);
@@ -13049,73 +13191,82 @@ static int stx__attn_bounds(stx__attn_tile *t, size_t keys) {
     return any;
 }
 
-/* to[r][c] = q_r . column c, for the columns that a strip of rows sees */
-static void stx__attn_score(const stx__attn_tile *t, const void *q, const stx_real *columns,
-                            stx_real *to) {
+/* to[r][c] = q_r . column c, for the columns that a strip of rows sees. q: operand
+   (n,Dk), columns: k_columns or v_columns, to (BQ,LDS). */
+static void stx__attn_dot_columns(const stx__attn_tile *t, const void *q, const stx_real *columns,
+                                  stx_real *to) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
-    size_t r0, Dk = A->Dk, u = A->u;
+    const size_t Dk = A->Dk, u = A->per_word;
+    size_t r0;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX_MIN(mk->mr, t->nb - r0), c = (size_t)t->lo[r0] / mk->nr * mk->nr,
-               end = (size_t)t->hi[r0 + h - 1];
+        const size_t h = STX_MIN(mk->mr, t->nb - r0), end = (size_t)t->hi[r0 + h - 1];
+        size_t c = (size_t)t->lo[r0] / mk->nr * mk->nr;
         for (; c < end; c += mk->nr)
-            mk->run(h, Dk / u, stx__num(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
+            mk->run(h, Dk / u, stx__operand(A, q, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
                     columns + c * Dk / u, mk->nr, to + r0 * STX__LDS + c, STX__LDS, 0);
     }
 }
 
-/* The row of the table that key 0 and query 0 of the tile meet at */
-static ptrdiff_t stx__attn_meet(const stx__attn_tile *t) {
+/* p0: the row of pe for query i0 and key j0 of the tile, counted from pe_first. Row r and
+   column c meet at row p0 + c - r. */
+static ptrdiff_t stx__attn_p0(const stx__attn_tile *t) {
     const stx_attention_args *a = t->A->a;
     return (ptrdiff_t)a->P - 1 + a->delta_min - ((ptrdiff_t)a->S - (ptrdiff_t)a->T) + t->j0
-           - (ptrdiff_t)t->i0;
+           - (ptrdiff_t)t->i0 - t->A->pe_first;
 }
 
+/* The table of pe for head h. */
 static size_t stx__attn_table(const stx__attn *A, size_t h) {
     return A->tables > 1 ? h : 0;
 }
 
-/* Logits of the tile into s */
-static void stx__attn_logits(const stx__attn_tile *t) {
+/* s = q . k + qv . pe, the second by its skew. */
+static void stx__attn_scores(const stx__attn_tile *t) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
-    size_t r0, Dk = A->Dk, u = A->u;
+    const size_t Dk = A->Dk, u = A->per_word;
+    const ptrdiff_t nr = (ptrdiff_t)mk->nr, p0 = stx__attn_p0(t);
     const stx_real *pe;
-    ptrdiff_t pb;
-    stx__attn_score(t, t->R.q, t->R.kt, t->R.s);
+    size_t r0;
+    stx__attn_dot_columns(t, t->R.q, t->R.k_columns, t->R.s);
     if (!A->tables || t->persistent) return;
-    pe = A->pe_t + stx__attn_table(A, t->h) * A->np * Dk / u;
-    pb = stx__attn_meet(t) - A->p0;
+
+    pe = A->pe_columns + stx__attn_table(A, t->h) * A->pe_rows * Dk / u;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
-        ptrdiff_t from = pb + t->lo[last] - (ptrdiff_t)last, to = pb + t->hi[r0] - (ptrdiff_t)r0, p;
-        if (to > (ptrdiff_t)A->np) to = (ptrdiff_t)A->np;
-        for (p = from < 0 ? 0 : from / (ptrdiff_t)mk->nr * (ptrdiff_t)mk->nr; p < to;
-             p += (ptrdiff_t)mk->nr)
-            mk->run(h, Dk / u, stx__num(A, t->R.qv, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
+        const size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        const ptrdiff_t row = (ptrdiff_t)r0, from = p0 + t->lo[last] - (ptrdiff_t)last;
+        const ptrdiff_t to = STX_MIN(p0 + t->hi[r0] - row, (ptrdiff_t)A->pe_rows);
+        ptrdiff_t p = from < 0 ? 0 : from / nr * nr;
+        for (; p < to; p += nr)
+            mk->run(h, Dk / u, stx__operand(A, t->R.qv, (ptrdiff_t)((t->q0 + r0) * Dk)), Dk, u,
                     pe + (size_t)p * Dk / u, mk->nr,
-                    t->R.s + (ptrdiff_t)(r0 * STX__LDS) + (p - pb + (ptrdiff_t)r0), STX__LDS + 1,
-                    1);
+                    t->R.s + row * STX__LDS + (p - p0 + row), STX__LDS + 1, 1);
     }
 }
 
-/* to[r] += weights of row r (numbers, rows LDS apart) times the tile's rows kv */
-static void stx__attn_gather(const stx__attn_tile *t, const void *weights, stx_real *to) {
+/* to[r] += sum_c weights[r][c] row c, over the packed rows of the tile. weights: operand
+   (BQ,LDS), to (n,Dp). */
+static void stx__attn_sum_rows(const stx__attn_tile *t, const void *weights, stx_real *to) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
-    size_t r0, j, u = A->u;
+    const size_t u = A->per_word;
+    size_t r0, j;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t h = STX_MIN(mk->mr, t->nb - r0), from = (size_t)t->lo[r0] / mk->kr * mk->kr,
-               end = stx__round_up((size_t)t->hi[r0 + h - 1], mk->kr);
+        const size_t h = STX_MIN(mk->mr, t->nb - r0);
+        const size_t from = (size_t)t->lo[r0] / mk->kr * mk->kr;
+        const size_t end = stx__round_up((size_t)t->hi[r0 + h - 1], mk->kr);
         if (from >= end) continue;
         for (j = 0; j < A->Dp; j += mk->nr)
-            mk->run(h, (end - from) / u, stx__num(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)),
-                    STX__LDS, u, t->R.kv + j * (STX__BK / u) + from / u * mk->nr, mk->nr,
+            mk->run(h, (end - from) / u,
+                    stx__operand(A, weights, (ptrdiff_t)(r0 * STX__LDS + from)), STX__LDS, u,
+                    t->R.rows + j * (STX__BK / u) + from / u * mk->nr, mk->nr,
                     to + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
     }
 }
 
-/* m = f times the masks of lanes [at,end), counted from group base on, of 8 lanes each */
+/* m = f times the dropout masks of elements [at,end), counted from Philox call `base` on,
+   8 elements per call */
 STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uint64_t end,
                              uint64_t seed, uint64_t stream, uint64_t base, uint32_t keep,
                              stx_real f) {
@@ -13130,46 +13281,46 @@ STX_INNER void stx__mask_row(int fma, stx_real *STX_RESTRICT m, uint64_t at, uin
         at = stop;
     }
 }
+
 STX_EACH_ISA(stx__mask_row,
              (stx_real * STX_RESTRICT m, uint64_t at, uint64_t end, uint64_t seed, uint64_t stream,
               uint64_t base, uint32_t keep, stx_real f),
              m, at, end, seed, stream, base, keep, f)
 
-/* Dropout masks (0 or 1/keep) of query r for columns [lo,hi) into m. Keyed by (row,
-   distance from the window's old end), so that tiles do not matter; the persistent
-   vectors come after the window, and their values are sqrt(N) pv. */
+/* Returns the factors of query r for columns [lo,hi) after normalisation: dropout, 0 or
+   1/keep, and for persistent vectors sqrt(N), since their values are sqrt(N)
+   persistent_v. NULL if all are 1. The random bits depend on the query and the distance
+   only, so that tiles do not matter; those of the persistent vectors follow the window's.
+   */
 static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->A->a;
-    uint64_t S = (uint64_t)a->S + (uint64_t)a->span,
-             row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
-    uint64_t at = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->lo[r]),
-             end = (uint64_t)((ptrdiff_t)a->span + t->j0 + t->hi[r]);
-    stx_real *m = t->R.m, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
-    size_t n = (size_t)(t->hi[r] - t->lo[r]), i;
-    if (t->persistent) {
-        at = S + (uint64_t)(t->j0 + t->lo[r]);
-        end = S + (uint64_t)(t->j0 + t->hi[r]);
-    }
+    const uint64_t row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
+    const uint64_t first = (uint64_t)a->span + (t->persistent ? (uint64_t)a->S : 0)
+                           + (uint64_t)t->j0;
+    const size_t n = (size_t)(t->hi[r] - t->lo[r]);
+    stx_real *m = t->R.drop, f = t->persistent ? (stx_real)sqrt((double)a->N) : 1;
+    size_t i;
     if (a->drop > 0) {
-        uint32_t keep = stx__keep16(a->drop);
+        const uint32_t keep = stx__keep16(a->drop);
         f *= (stx_real)(65536.0 / keep);
         STX_CALL(x, stx__mask_row,
-                 (m, at, end, a->seed, a->stream, a->rng_first + row * stx__attn_calls(a), keep,
-                  f));
-    } else if (t->persistent) {
-        for (i = 0; i < n; i++) m[i] = f;
-    } else {
-        return NULL;
+                 (m, first + (uint64_t)t->lo[r], first + (uint64_t)t->hi[r], a->seed, a->stream,
+                  a->rng_first + row * stx__attn_calls(a), keep, f));
+        return m;
     }
+    if (!t->persistent) return NULL;
+    for (i = 0; i < n; i++) m[i] = f;
     return m;
 }
 
-/* One row of n logits under the running softmax: s becomes m e^(s - top). state: top,
-   sum of m e, sum of e. f: what earlier results must be scaled by. */
+/* One row of n scores under the running softmax: s becomes m e^(s - max). state: max, sum
+   m e^(s - max), sum e^(s - max) so far. *f: the factor for results so far. ramp (nramp):
+   m of the first columns, 1 for the others. drop (n): factors of s after the sums, or
+   NULL. */
 STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
                               const stx_real *STX_RESTRICT ramp, size_t nramp, const stx_real *drop,
                               stx_real *state, stx_real *f) {
-    stx_real m[16], lane[16], old = state[0], top, sum, all;
+    stx_real m[16], lane[16], old = state[0], max, sum, all;
     size_t c, e, n16 = n / 16 * 16;
     for (e = 0; e < 16; e++) m[e] = old;
     for (c = 0; c < n16; c += 16)
@@ -13178,178 +13329,201 @@ STX_INNER void stx__attn_soft(int fma, stx_real *STX_RESTRICT s, size_t n,
     for (e = 0; e < 8; e++) m[e] = m[e] > m[e + 8] ? m[e] : m[e + 8];
     for (e = 0; e < 4; e++) m[e] = m[e] > m[e + 4] ? m[e] : m[e + 4];
     for (e = 0; e < 2; e++) m[e] = m[e] > m[e + 2] ? m[e] : m[e + 2];
-    top = m[0] > m[1] ? m[0] : m[1];
+    max = m[0] > m[1] ? m[0] : m[1];
+
     for (e = 0; e < 16; e++) lane[e] = 0;
     for (c = 0; c < n16; c += 16)
         for (e = 0; e < 16; e++) {
-            stx_real w = stx_fast_exp(fma, s[c + e] - top);
+            stx_real w = stx_fast_exp(fma, s[c + e] - max);
             s[c + e] = w;
             lane[e] += w;
         }
     for (; c < n; c++) {
-        s[c] = stx_fast_exp(fma, s[c] - top);
+        s[c] = stx_fast_exp(fma, s[c] - max);
         lane[c - n16] += s[c];
     }
     sum = all = stx_fast_lanes(lane);
-    if (nramp) { /* the ramp's few columns again, and the sum anew */
+
+    if (nramp) { /* few columns: applied afterwards, and the sum recomputed */
         if (nramp > n) nramp = n;
         for (c = 0; c < nramp; c++) s[c] *= ramp[c];
         sum = stx_fast_sum(s, n);
     }
-    *f = top > old ? stx_fast_exp(fma, old - top) : 1; /* first tile: e^-inf = 0 */
-    state[0] = top;
+    *f = max > old ? stx_fast_exp(fma, old - max) : 1; /* first tile: e^-inf = 0 */
+    state[0] = max;
     state[1] = state[1] * *f + sum;
     state[2] = state[2] * *f + all;
     if (drop)
         for (c = 0; c < n; c++) s[c] *= drop[c];
 }
+
 STX_EACH_ISA(stx__attn_soft,
              (stx_real * s, size_t n, const stx_real *ramp, size_t nramp, const stx_real *drop,
               stx_real *state, stx_real *f),
              s, n, ramp, nramp, drop, state, f)
 
-/* Softmax over the tile's logits, rows scaled on as the largest logit rises; then y +=
-   weights times values */
-static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
+/* Row r of s becomes weights, zero in the columns [begin,end) outside of those that the
+   query sees; out of the row is scaled where the maximum rises. */
+static void stx__attn_soft_row(stx_ctx *x, stx__attn_tile *t, size_t r, ptrdiff_t begin,
+                               ptrdiff_t end) {
     const stx__attn *A = t->A;
-    const stx_attention_args *a = A->a;
-    const stx__micro *mk = A->mk;
-    size_t r0, r, d;
+    stx_real *s = t->R.s + r * STX__LDS, *out = t->R.out + (t->q0 + r) * A->Dp, f;
+    ptrdiff_t from = t->lo[r], to = t->hi[r], c;
+    size_t at, d; /* at: the distance of column `from`, counted from the reach */
+    if (!stx__attn_whole(A->a) && !t->persistent) /* without those with m = 0 */
+        from = STX_MAX(from, t->reach_column[r] + (ptrdiff_t)t->ramp_zeros);
+    from = STX_MIN(from, to);
+    if (t->holes && !stx__attn_holes(t, s, NULL, from, to)) from = to;
+    if (from < to) {
+        const stx_real *drop = stx__attn_drop(x, t, r);
+        at = t->ramp_count;
+        if (!t->persistent) at = STX_MIN(at, (size_t)(from - t->reach_column[r]));
+        STX_CALL(x, stx__attn_soft,
+                 (s + from, (size_t)(to - from), t->R.ramp + at, t->ramp_count - at,
+                  drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r), &f));
+        if (f != 1)
+            for (d = 0; d < A->Dp; d++) out[d] *= f;
+    } else {
+        from = to = end;
+    }
+    for (c = begin; c < from; c++) s[c] = 0;
+    for (c = to; c < end; c++) s[c] = 0;
+}
+
+/* Running softmax over the scores of the tile; then out += weights times values. */
+static void stx__attn_softmax(stx_ctx *x, stx__attn_tile *t) {
+    const stx__micro *mk = t->A->mk;
+    const ptrdiff_t kr = (ptrdiff_t)mk->kr;
+    uint16_t *half = (uint16_t *)t->R.half;
+    size_t r0, r;
     for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
-        size_t last = STX_MIN(r0 + mk->mr, t->nb) - 1;
-        ptrdiff_t first = t->lo[r0] / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr,
-                  end = (ptrdiff_t)stx__round_up((size_t)t->hi[last], mk->kr), c;
+        /* columns that the matmul takes for this strip */
+        const size_t last = STX_MIN(r0 + mk->mr, t->nb) - 1;
+        const ptrdiff_t begin = t->lo[r0] / kr * kr;
+        const ptrdiff_t end = (ptrdiff_t)stx__round_up((size_t)t->hi[last], mk->kr);
         for (r = r0; r <= last; r++) {
-            stx_real *s = t->R.s + r * STX__LDS, f, *o = t->R.o + (t->q0 + r) * A->Dp;
-            ptrdiff_t from = t->lo[r], at, hi = t->hi[r];
-            if (!stx__attn_whole(a) && !t->persistent)
-                from = STX_MAX(from, t->off[r] + (ptrdiff_t)t->ramp_zeros);
-            from = STX_MIN(from, hi);
-            if (t->holes && !stx__attn_holes(t, s, NULL, from, hi)) from = hi;
-            if (from < hi) {
-                const stx_real *drop = stx__attn_drop(x, t, r);
-                at = t->persistent ? (ptrdiff_t)t->ramp_n : from - t->off[r];
-                STX_CALL(x, stx__attn_soft,
-                         (s + from, (size_t)(hi - from),
-                          t->R.ramp + STX_MIN(at, (ptrdiff_t)t->ramp_n),
-                          t->ramp_n - (size_t)STX_MIN(at, (ptrdiff_t)t->ramp_n),
-                          drop ? drop + (from - t->lo[r]) : NULL, t->R.state + 3 * (t->q0 + r),
-                          &f));
-                if (f != 1)
-                    for (d = 0; d < A->Dp; d++) o[d] *= f;
-            } else {
-                from = hi = end;
-            }
-            for (c = first; c < from; c++) s[c] = 0;
-            for (c = hi; c < end; c++) s[c] = 0;
-            if (A->u == 2 && end > first) {
-                uint16_t *to = (uint16_t *)t->R.h + (ptrdiff_t)(r * STX__LDS) + first;
-                mk->to_bf16(to, s + first, (size_t)(end - first));
-            }
+            const ptrdiff_t at = (ptrdiff_t)(r * STX__LDS) + begin;
+            stx__attn_soft_row(x, t, r, begin, end);
+            if (half && end > begin) mk->to_bf16(half + at, t->R.s + at, (size_t)(end - begin));
         }
     }
-    stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.s, t->R.o);
+    stx__attn_sum_rows(t, half ? (const void *)half : t->R.s, t->R.out);
 }
 
 
 // >>attention: forward
 
-/* 1 / the normaliser of a row of state (top, sum of m e, sum of e); no key at all: 0,
-   so that y = 0 */
+/* 1 / normaliser of a row of state (max, sum m e^(s - max), sum e^(s - max)), or 0 if the
+   query sees no key, so that y = 0. */
 static stx_real stx__attn_inv(const stx_attention_args *a, const stx_real *state) {
     stx_real norm = a->no_renorm ? state[2] : state[1] + a->eps * state[2];
     return norm == 0 ? 0 : 1 / norm;
 }
 
-/* All n queries of a unit, from i0 on, past the tile of keys, of which `keys` are
-   there */
+/* All n queries of a unit, from i0 on, with a packed tile of which `keys` keys exist. */
 static void stx__attn_fwd_keys(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n, ptrdiff_t keys) {
     for (t->q0 = 0; t->q0 < n; t->q0 += STX__BQ) {
         t->i0 = i0 + t->q0;
         t->nb = STX_MIN((size_t)STX__BQ, n - t->q0);
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
-        stx__attn_logits(t);
+        stx__attn_scores(t);
         stx__attn_softmax(x, t);
     }
 }
 
-/* Forward of n queries from i0 */
-static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_scratch *room,
+/* The persistent vectors. Their keys are sqrt(D) persistent_k: the factor is applied to
+   q, without content_bias. */
+static void stx__attn_fwd_persistent(stx_ctx *x, stx__attn_tile *t, size_t i0, size_t n) {
+    const stx_attention_args *a = t->A->a;
+    const ptrdiff_t N = (ptrdiff_t)a->N;
+    stx__kv_rows k, v;
+    if (!N) return;
+    k = stx__kv_rows_block(a->persistent_k + t->h * a->N * a->D, a->D);
+    v = stx__kv_rows_block(a->persistent_v + t->h * a->N * a->D, a->D);
+    t->persistent = 1;
+    stx__attn_queries(t, t->R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)a->D), i0, n);
+    for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
+        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0), 32);
+        (void)stx__attn_live(t);
+        stx__attn_pack(t, &k, N, t->R.k_columns, NULL);
+        stx__attn_pack(t, &v, N, NULL, t->R.rows);
+        stx__attn_fwd_keys(x, t, i0, n, N - t->j0);
+    }
+}
+
+/* y, row_max and inv_sum of the n queries from i0 on of head h of batch row b. */
+static void stx__attn_fwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_scratch *scratch,
                                size_t b, size_t h, size_t i0, size_t n) {
     const stx_attention_args *a = A->a;
-    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
-                         v = stx__attn_side_of(a, STX__V, b, h),
-                         pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * a->D
-                                                                 : NULL,
-                                                 a->D),
-                         pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * a->D
-                                                                 : NULL,
-                                                 a->D);
+    const stx__kv_rows k = stx__key_rows(a, b, h), v = stx__value_rows(a, b, h);
+    const ptrdiff_t S = (ptrdiff_t)a->S;
+    const size_t D = a->D;
     stx__attn_tile t;
-    size_t D = a->D, r, c;
-    ptrdiff_t first, last, p;
-    t.R = *room;
-    t.nt = 0;
+    ptrdiff_t first, last, ahead;
+    size_t r, c;
+    t.R = *scratch;
+    t.ldt = 0;
     stx__attn_open(A, &t, b, h);
     for (r = 0; r < n; r++) {
         t.R.state[3 * r] = -(stx_real)HUGE_VAL;
         t.R.state[3 * r + 1] = t.R.state[3 * r + 2] = 0;
     }
-    memset(t.R.o, 0, n * A->Dp * sizeof *t.R.o);
+    memset(t.R.out, 0, n * A->Dp * sizeof *t.R.out);
     stx__attn_queries(&t, t.R.q, NULL, a->content_bias, a->scale, i0, n);
-    if (A->two) stx__attn_queries(&t, t.R.qv, NULL, a->position_bias, a->scale, i0, n);
+    if (A->two_queries) stx__attn_queries(&t, t.R.qv, NULL, a->position_bias, a->scale, i0, n);
+
     stx__attn_range(a, t.reach, i0, n, &first, &last);
     for (t.j0 = stx__attn_floor(first, 32); t.j0 < last; t.j0 += STX__BK) {
         t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t.j0), 32);
         if (!stx__attn_live(&t)) continue;
-        stx__attn_keys(&t, &k, (ptrdiff_t)a->S, t.R.kt, NULL);
-        stx__attn_keys(&t, &v, (ptrdiff_t)a->S, NULL, t.R.kv);
-        stx__attn_prefetch(&k, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
-        stx__attn_prefetch(&v, t.j0 + STX__BK, STX_MIN(last, t.j0 + 2 * STX__BK), D);
-        stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->S - t.j0);
+        stx__attn_pack(&t, &k, S, t.R.k_columns, NULL);
+        stx__attn_pack(&t, &v, S, NULL, t.R.rows);
+        ahead = STX_MIN(last, t.j0 + 2 * STX__BK);
+        stx__attn_prefetch(&k, t.j0 + STX__BK, ahead, D);
+        stx__attn_prefetch(&v, t.j0 + STX__BK, ahead, D);
+        stx__attn_fwd_keys(x, &t, i0, n, S - t.j0);
     }
-    /* keys sqrt(D) pk: the factor goes into q, in which u has no part */
-    t.persistent = 1;
-    if (a->N) stx__attn_queries(&t, t.R.q, NULL, NULL, a->scale * (stx_real)sqrt((double)D), i0, n);
-    for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
-        t.j0 = p;
-        t.bk = stx__round_up(STX_MIN((size_t)STX__BK, a->N - (size_t)p), 32);
-        (void)stx__attn_live(&t);
-        stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, NULL);
-        stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, NULL, t.R.kv);
-        stx__attn_fwd_keys(x, &t, i0, n, (ptrdiff_t)a->N - p);
-    }
+    stx__attn_fwd_persistent(x, &t, i0, n);
+
     for (r = 0; r < n; r++) {
-        const stx_real *state = t.R.state + 3 * r, *o = t.R.o + r * A->Dp;
-        stx_real f = stx__attn_inv(a, state);
-        stx_real *y = a->y + ((b * a->T + i0 + r) * a->H + h) * D;
-        for (c = 0; c < D; c++) y[c] = o[c] * f;
-        a->row_max[(b * a->H + h) * a->T + i0 + r] = state[0];
-        a->inv_sum[(b * a->H + h) * a->T + i0 + r] = f;
+        const stx_real *state = t.R.state + 3 * r, *out = t.R.out + r * A->Dp;
+        const size_t i = i0 + r, row = (b * a->H + h) * a->T + i;
+        const stx_real inv = stx__attn_inv(a, state);
+        stx_real *y = a->y + ((b * a->T + i) * a->H + h) * D;
+        for (c = 0; c < D; c++) y[c] = out[c] * inv;
+        a->row_max[row] = state[0];
+        a->inv_sum[row] = inv;
     }
 }
 
 
 // >>attention: few queries
 
-/* A query or three (generation): keys are read once, so packing them would cost as
-   much as the products. Rows of a head lie too far apart for the processor to guess:
-   those STX__ROWS_AHEAD further are asked for. */
-enum { STX__ROWS_AHEAD = 16 };
+/* For up to 3 queries (generation) every key is used only that often, so that packing
+   would cost as much as the matmuls: rows are read in place. Their stride is too large
+   for the hardware prefetcher. */
+enum {
+    STX__FEW_QUERIES = 3,
+    STX__ROWS_AHEAD  = 16            /* rows that are prefetched ahead */
+};
 
-/* the four that are read then */
-STX_INNER void stx__attn_ask(const stx_real *rows, size_t ld, size_t left, size_t D) {
+static int stx__attn_is_few(const stx_attention_args *a) {
+    return a->T <= STX__FEW_QUERIES && !(a->drop > 0);
+}
+
+/* Prefetches the four of `left` rows that follow STX__ROWS_AHEAD rows later. */
+STX_INNER void stx__attn_prefetch_rows(const stx_real *rows, size_t ld, size_t left, size_t D) {
     size_t e;
     for (e = STX__ROWS_AHEAD; e < STX_MIN(left, (size_t)STX__ROWS_AHEAD + 4); e++)
         stx_prefetch(rows + e * ld, D);
 }
 
-/* Scores of n keys, whose rows of the table follow each other; k or pe NULL: zeros.
-   The last one to three keys are each taken four times over, so that a sum does not
-   depend on their number. */
-STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q,
-                                    const stx_real *qv, const stx_real *k, size_t ldk,
-                                    const stx_real *pe, size_t ldp, size_t n, size_t D) {
+/* s (n) = q . k_j + qv . pe_j for n rows of k and n rows of pe; either may be NULL and
+   counts as zeros. The last n % 4 rows go through the same kernel, each four times, so
+   that a sum does not depend on n. */
+STX_INNER void stx__attn_few_score(int fma, stx_real *STX_RESTRICT s, const stx_real *q,
+                                   const stx_real *qv, const stx_real *k, size_t ldk,
+                                   const stx_real *pe, size_t ldp, size_t n, size_t D) {
     size_t j, e;
     for (j = 0; j < n; j += 4) {
         const size_t w = STX_MIN((size_t)4, n - j);
@@ -13361,252 +13535,339 @@ STX_INNER void stx__attn_gemv_score(int fma, stx_real *STX_RESTRICT s, const stx
         }
         if (w < 4) break;
         if (k) {
-            stx__attn_ask(k, ldk, n - j, D);
+            stx__attn_prefetch_rows(k, ldk, n - j, D);
             stx__dot4_ahead(fma, t, q, k, ldk, D, NULL);
             k += 4 * ldk;
         }
         if (pe) {
-            stx__attn_ask(pe, ldp, n - j, D);
+            stx__attn_prefetch_rows(pe, ldp, n - j, D);
             stx__dot4_ahead(fma, u, qv, pe, ldp, D, NULL);
             pe += 4 * ldp;
         }
         for (e = 0; e < 4; e++) s[j + e] = t[e] + u[e];
     }
 }
-STX_EACH_ISA(stx__attn_gemv_score,
+
+STX_EACH_ISA(stx__attn_few_score,
              (stx_real * STX_RESTRICT s, const stx_real *q, const stx_real *qv, const stx_real *k,
               size_t ldk, const stx_real *pe, size_t ldp, size_t n, size_t D),
              s, q, qv, k, ldk, pe, ldp, n, D)
 
-/* o (D) += f sum_j w_j v_j, four values at a time */
-STX_INNER void stx__attn_gemv_sum(int fma, stx_real *STX_RESTRICT o, const stx_real *w,
-                                  const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
+/* out (D) += f sum_j w_j v_j over n rows of v, four at a time */
+STX_INNER void stx__attn_few_sum(int fma, stx_real *STX_RESTRICT out, const stx_real *w,
+                                 const stx_real *v, size_t ldv, size_t n, size_t D, stx_real f) {
     size_t j, d;
     for (j = 0; j + 4 <= n; j += 4, v += 4 * ldv) {
-        stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
-        stx__attn_ask(v, ldv, n - j, D);
-        for (d = 0; d < D; d++)
-            o[d] = STX_FMA(fma, w3, v[3 * ldv + d],
-                           STX_FMA(fma, w2, v[2 * ldv + d],
-                                   STX_FMA(fma, w1, v[ldv + d], STX_FMA(fma, w0, v[d], o[d]))));
+        const stx_real w0 = f * w[j], w1 = f * w[j + 1], w2 = f * w[j + 2], w3 = f * w[j + 3];
+        const stx_real *v1 = v + ldv, *v2 = v + 2 * ldv, *v3 = v + 3 * ldv;
+        stx__attn_prefetch_rows(v, ldv, n - j, D);
+        for (d = 0; d < D; d++) {
+            const stx_real t = STX_FMA(fma, w1, v1[d], STX_FMA(fma, w0, v[d], out[d]));
+            out[d] = STX_FMA(fma, w3, v3[d], STX_FMA(fma, w2, v2[d], t));
+        }
     }
     for (; j < n; j++, v += ldv)
-        for (d = 0; d < D; d++) o[d] = STX_FMA(fma, f * w[j], v[d], o[d]);
-}
-STX_EACH_ISA(stx__attn_gemv_sum,
-             (stx_real * STX_RESTRICT o, const stx_real *w, const stx_real *v, size_t ldv, size_t n,
-              size_t D, stx_real f),
-             o, w, v, ldv, n, D, f)
-
-enum { STX__THIN = 3 };
-
-static int stx__attn_is_gemv(const stx_attention_args *a) {
-    return a->T <= STX__THIN && !(a->drop > 0);
+        for (d = 0; d < D; d++) out[d] = STX_FMA(fma, f * w[j], v[d], out[d]);
 }
 
-/* numbers of room: ramp, scores, two queries, output */
-static size_t stx__attn_gemv_scratch(const stx__attn *A) {
+STX_EACH_ISA(stx__attn_few_sum,
+             (stx_real * STX_RESTRICT out, const stx_real *w, const stx_real *v, size_t ldv,
+              size_t n, size_t D, stx_real f),
+             out, w, v, ldv, n, D, f)
+
+/* One query of one head. The buffers are parts of the thread's scratch. */
+typedef struct stx__attn_few {
+    stx_ctx        *x;
+    const stx__attn *A;
+    stx__attn_tile  t;               /* for its reach and ramp */
+    stx__kv_rows    k, v;
+    const int32_t  *pad;             /* (S), or NULL */
+    const stx_real *query;           /* (D) */
+    ptrdiff_t       i;               /* the key of the query */
+    ptrdiff_t       edge[4];         /* keys [edge[0],edge[3]) are visited: zero keys up to
+                                        edge[1], then cached ones up to edge[2], then the
+                                        block */
+    stx_real       *q, *qv, *out;    /* (D): scale (query + content_bias), scale (query +
+                                        position_bias), output */
+    stx_real       *s;               /* scores, then weights, of the keys from edge[0] on */
+    stx_real        state[3];        /* max, sum m e^(s - max), sum e^(s - max) */
+} stx__attn_few;
+
+/* Size of the scratch: q, qv, out, s and the ramp. */
+static size_t stx__attn_few_reals(const stx__attn *A) {
     return stx__round_up(2 * (A->a->S + A->a->span) + A->a->N + 2 + 3 * A->a->D, 16);
 }
 
-static void stx__attn_gemv(stx_ctx *x, const stx__attn *A, stx_real *room, size_t b, size_t h,
-                           size_t i0) {
+static void stx__attn_few_open(stx_ctx *x, const stx__attn *A, stx_real *scratch, size_t b,
+                               size_t h, size_t i0, stx__attn_few *f) {
     const stx_attention_args *a = A->a;
-    size_t D = a->D, d, row = (b * a->H + h) * a->T + i0;
-    stx_real *q = room, *qv = q + D, *o = qv + D, *s = o + D,
-             *y = a->y + ((b * a->T + i0) * a->H + h) * D, state[3], f;
-    const stx__attn_side k = stx__attn_side_of(a, STX__K, b, h),
-                         v = stx__attn_side_of(a, STX__V, b, h);
-    const stx_real *query = a->q + b * a->q_batch_stride + i0 * a->q_row_stride + h * D;
-    const int32_t *pad = a->pad ? a->pad + b * a->pad_batch_stride : NULL;
-    ptrdiff_t C = (ptrdiff_t)a->S - (ptrdiff_t)a->T, first, last, from, p;
-    stx__attn_tile t;
-    memset(&t, 0, sizeof t);
-    t.A = A;
-    t.h = h;
-    t.reach = stx__attn_reach(a, h);
-    t.R.ramp = s + a->S + a->span + a->N;
-    stx__attn_ramp(&t);
-    state[0] = -(stx_real)HUGE_VAL;
-    state[1] = state[2] = 0;
+    const size_t D = a->D;
+    size_t d;
+    memset(f, 0, sizeof *f);
+    f->x = x;
+    f->A = A;
+    f->k = stx__key_rows(a, b, h);
+    f->v = stx__value_rows(a, b, h);
+    f->query = a->q + b * a->q_batch_stride + i0 * a->q_row_stride + h * D;
+    f->i = (ptrdiff_t)a->S - (ptrdiff_t)a->T + (ptrdiff_t)i0;
+    f->q = scratch;
+    f->qv = f->q + D;
+    f->out = f->qv + D;
+    f->s = f->out + D;
+    f->t.R.ramp = f->s + a->S + a->span + a->N;
+    stx__attn_open(A, &f->t, b, h);
+    f->pad = f->t.pad;
+    f->state[0] = -(stx_real)HUGE_VAL;
     for (d = 0; d < D; d++) {
-        q[d] = a->scale * (query[d] + (a->content_bias ? a->content_bias[h * D + d] : 0));
-        qv[d] = a->scale * (query[d] + (a->position_bias ? a->position_bias[h * D + d] : 0));
-        o[d] = 0;
+        const stx_real content_bias = a->content_bias ? a->content_bias[h * D + d] : 0;
+        const stx_real position_bias = a->position_bias ? a->position_bias[h * D + d] : 0;
+        f->q[d] = a->scale * (f->query[d] + content_bias);
+        f->qv[d] = a->scale * (f->query[d] + position_bias);
+        f->out[d] = 0;
     }
-    stx__attn_range(a, t.reach, i0, 1, &first, &last);
-    from = first;
+}
+
+/* Sets the edges, without keys with m = 0 and padded keys at either end. Returns the
+   number of keys. */
+static size_t stx__attn_few_range(stx__attn_few *f, size_t i0) {
+    const stx_attention_args *a = f->A->a;
+    ptrdiff_t from, to;
+    stx__attn_range(a, f->t.reach, i0, 1, &from, &to);
     if (a->span_fraction && !stx__attn_whole(a))
-        from = STX_MAX(from, C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach + (ptrdiff_t)t.ramp_zeros);
-    while (pad && from < last && from >= 0 && pad[from]) from++;
-    while (pad && from < last && last > 0 && pad[last - 1]) last--;
-    if (from < last) {
-        size_t n = (size_t)(last - from),
-               skip = a->not_causal ? 0 : (size_t)(from - (C + (ptrdiff_t)i0 - (ptrdiff_t)t.reach)),
-               ldp = A->tables * D, zeros, i;
-        ptrdiff_t edge[4];
-        /* zero keys, then those of the past, then the block's */
-        edge[0] = from;
-        edge[3] = last;
-        edge[1] = STX_MIN(last, STX_MAX(from, STX_MAX(k.first, 0)));
-        edge[2] = STX_MIN(last, STX_MAX(edge[1], k.cut));
-        zeros = (size_t)(edge[1] - from);
-        /* row of the table for key `from`; below 0 there is none */
-        p = (ptrdiff_t)a->P - 1 + a->delta_min - (C + (ptrdiff_t)i0 - from);
-        for (i = 0; i < 3; i++) {
-            size_t at = (size_t)(edge[i] - from), m = (size_t)(edge[i + 1] - edge[i]), none,
-                   ld = i < 2 ? k.ldo : k.ldn;
-            const stx_real *key = i && m ? stx__attn_side_row(&k, edge[i]) : NULL,
-                           *pe = a->pe ? a->pe + stx__attn_table(A, h) * D : NULL;
-            ptrdiff_t r = p + (ptrdiff_t)at;
-            none = !pe ? m : r < 0 ? STX_MIN((size_t)-r, m) : 0;
-            STX_CALL(x, stx__attn_gemv_score, (s + at, q, qv, key, ld, NULL, 0, none, D));
-            if (none < m)
-                STX_CALL(x, stx__attn_gemv_score,
-                         (s + at + none, q, qv, key ? key + none * ld : NULL, ld,
-                          pe + (size_t)(r + (ptrdiff_t)none) * ldp, ldp, m - none, D));
-        }
-        /* e^-inf = 0; key `from` exists */
-        for (d = zeros; pad && d < n; d++)
-            if (pad[(size_t)(from + (ptrdiff_t)d)]) s[d] = -(stx_real)HUGE_VAL;
-        STX_CALL(x, stx__attn_soft,
-                 (s, n, t.R.ramp + STX_MIN(skip, t.ramp_n), t.ramp_n - STX_MIN(skip, t.ramp_n),
-                  NULL, state, &f));
-        for (i = 1; i < 3; i++)
-            for (d = (size_t)(edge[i] - from);
-                 d < (size_t)(edge[i + 1] - from);) { /* by runs of keys that exist */
-                const size_t end = (size_t)(edge[i + 1] - from), ld = i < 2 ? v.ldo : v.ldn,
-                             begin = d;
-                const stx_real *value = stx__attn_side_row(&v, from + (ptrdiff_t)d);
-                if (!pad) d = end;
-                for (; d < end && !pad[(size_t)(from + (ptrdiff_t)d)]; d++) {
-                }
-                if (d > begin)
-                    STX_CALL(x, stx__attn_gemv_sum, (o, s + begin, value, ld, d - begin, D, 1));
-                for (; d < end && pad[(size_t)(from + (ptrdiff_t)d)]; d++) {
-                }
-            }
+        from = STX_MAX(from, f->i - (ptrdiff_t)f->t.reach + (ptrdiff_t)f->t.ramp_zeros);
+    while (f->pad && from < to && from >= 0 && f->pad[from]) from++;
+    while (f->pad && from < to && to > 0 && f->pad[to - 1]) to--;
+    if (from >= to) return 0;
+    f->edge[0] = from;
+    f->edge[1] = STX_MIN(to, STX_MAX(from, STX_MAX(f->k.first, 0)));
+    f->edge[2] = STX_MIN(to, STX_MAX(f->edge[1], f->k.cut));
+    f->edge[3] = to;
+    return (size_t)(to - from);
+}
+
+/* Scores of the keys between two edges. k: the first of their rows, or NULL for zero
+   keys. */
+static void stx__attn_few_scores(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, const stx_real *k,
+                                 size_t ldk) {
+    const stx_attention_args *a = f->A->a;
+    const size_t D = a->D, ldp = f->A->tables * D, n = (size_t)(to - from);
+    const stx_real *pe = a->pe ? a->pe + stx__attn_table(f->A, f->t.h) * D : NULL;
+    const ptrdiff_t p = (ptrdiff_t)a->P - 1 + a->delta_min - (f->i - from); /* row of pe */
+    stx_real *s = f->s + (from - f->edge[0]);
+    size_t none = pe ? 0 : n; /* keys without a row of pe */
+    if (pe && p < 0) none = STX_MIN((size_t)-p, n);
+    STX_CALL(f->x, stx__attn_few_score, (s, f->q, f->qv, k, ldk, NULL, 0, none, D));
+    if (none == n) return;
+    pe += (size_t)(p + (ptrdiff_t)none) * ldp;
+    STX_CALL(f->x, stx__attn_few_score,
+             (s + none, f->q, f->qv, k ? k + none * ldk : NULL, ldk, pe, ldp, n - none, D));
+}
+
+/* out += weights times values of the keys between two edges, in runs of keys that are not
+   padded. */
+static void stx__attn_few_values(stx__attn_few *f, ptrdiff_t from, ptrdiff_t to, size_t ldv) {
+    const size_t D = f->A->a->D;
+    ptrdiff_t j = from;
+    while (j < to) {
+        const ptrdiff_t begin = j;
+        const stx_real *v = stx__kv_row(&f->v, begin);
+        if (!f->pad) j = to;
+        while (j < to && !f->pad[j]) j++;
+        if (j > begin)
+            STX_CALL(f->x, stx__attn_few_sum,
+                     (f->out, f->s + (begin - f->edge[0]), v, ldv, (size_t)(j - begin), D, 1));
+        while (j < to && f->pad[j]) j++;
     }
-    if (a->N) {
-        for (d = 0; d < D; d++) q[d] = a->scale * (stx_real)sqrt((double)D) * query[d];
-        STX_CALL(x, stx__attn_gemv_score,
-                 (s, q, q, a->persistent_k + h * a->N * D, D, NULL, 0, a->N, D));
-        STX_CALL(x, stx__attn_soft, (s, a->N, t.R.ramp, 0, NULL, state, &f));
-        for (d = 0; d < D; d++) o[d] *= f;
-        STX_CALL(x, stx__attn_gemv_sum,
-                 (o, s, a->persistent_v + h * a->N * D, D, a->N, D, (stx_real)sqrt((double)a->N)));
+}
+
+/* All keys but the persistent vectors. */
+static void stx__attn_few_keys(stx__attn_few *f, size_t i0) {
+    const size_t n = stx__attn_few_range(f, i0);
+    size_t at = 0; /* distance of the first key, counted from the reach */
+    stx_real scaled;
+    ptrdiff_t j;
+    int e;
+    if (!n) return;
+    for (e = 0; e < 3; e++) {
+        const ptrdiff_t from = f->edge[e], to = f->edge[e + 1];
+        const stx_real *k = e && to > from ? stx__kv_row(&f->k, from) : NULL;
+        stx__attn_few_scores(f, from, to, k, e < 2 ? f->k.cached_stride : f->k.block_stride);
     }
-    f = stx__attn_inv(a, state);
-    for (d = 0; d < D; d++) y[d] = o[d] * f;
-    a->row_max[row] = state[0];
-    a->inv_sum[row] = f;
+    for (j = f->edge[1]; f->pad && j < f->edge[3]; j++)
+        if (f->pad[j]) f->s[j - f->edge[0]] = -(stx_real)HUGE_VAL; /* e^-inf = 0 */
+
+    if (!f->A->a->not_causal) at = (size_t)(f->edge[0] - (f->i - (ptrdiff_t)f->t.reach));
+    at = STX_MIN(at, f->t.ramp_count);
+    STX_CALL(f->x, stx__attn_soft,
+             (f->s, n, f->t.R.ramp + at, f->t.ramp_count - at, NULL, f->state, &scaled));
+    stx__attn_few_values(f, f->edge[1], f->edge[2], f->v.cached_stride);
+    stx__attn_few_values(f, f->edge[2], f->edge[3], f->v.block_stride);
+}
+
+static void stx__attn_few_persistent(stx__attn_few *f) {
+    const stx_attention_args *a = f->A->a;
+    const size_t D = a->D, N = a->N, at = f->t.h * N * D;
+    stx_real scaled;
+    size_t d;
+    if (!N) return;
+    for (d = 0; d < D; d++) f->q[d] = a->scale * (stx_real)sqrt((double)D) * f->query[d];
+    STX_CALL(f->x, stx__attn_few_score,
+             (f->s, f->q, f->q, a->persistent_k + at, D, NULL, 0, N, D));
+    STX_CALL(f->x, stx__attn_soft, (f->s, N, f->t.R.ramp, 0, NULL, f->state, &scaled));
+    for (d = 0; d < D; d++) f->out[d] *= scaled;
+    STX_CALL(f->x, stx__attn_few_sum,
+             (f->out, f->s, a->persistent_v + at, D, N, D, (stx_real)sqrt((double)N)));
+}
+
+/* y, row_max and inv_sum of query i0 of head h of batch row b. */
+static void stx__attn_few_query(stx_ctx *x, const stx__attn *A, stx_real *scratch, size_t b,
+                                size_t h, size_t i0) {
+    const stx_attention_args *a = A->a;
+    const size_t D = a->D, row = (b * a->H + h) * a->T + i0;
+    stx_real *y = a->y + ((b * a->T + i0) * a->H + h) * D, inv;
+    stx__attn_few f;
+    size_t d;
+    stx__attn_few_open(x, A, scratch, b, h, i0, &f);
+    stx__attn_few_keys(&f, i0);
+    stx__attn_few_persistent(&f);
+    inv = stx__attn_inv(a, f.state);
+    for (d = 0; d < D; d++) y[d] = f.out[d] * inv;
+    a->row_max[row] = f.state[0];
+    a->inv_sum[row] = inv;
 }
 
 
 // >>attention: units and work
 
-/* What one call works on: the units, the packed table, a room for each thread;
-   backward also what threads or units sum apart */
+/* A work unit: queries i0 .. i0+n-1 of head h of batch row b. In the backward pass, all
+   queries with keys first .. last-1, computed by `owner`; part >= 0 numbers the units
+   that share their queries with the first unit of the head. */
 typedef struct stx__attn_unit {
-    size_t b, h, i0, n;
+    size_t    b, h, i0, n;
     ptrdiff_t first, last;
-    int owner, part;
+    int       owner, part;
 } stx__attn_unit;
 
+/* What a call works on: its units, and buffers in `work`. An owner is a list of units
+   that one thread computes one after the other. The number of owners depends only on the
+   number of threads of the context, so that sums have a fixed order. */
 typedef struct stx__attn_work {
     stx__attn_unit *unit;
-    size_t count, most; /* units, and queries of the largest one */
-    char *rooms;
-    size_t room; /* bytes of one */
-    /* of units, in backward: a function of the number of threads, so that sums keep
-       their order */
-    size_t owners;
-    stx_real *dpe, *dpk, *dpv; /* one copy an owner: (tables,D,ldpe) and (H,N,D) */
-    size_t npe, npk, ldpe;     /* numbers in a copy */
-    stx_real *du, *dvb, *dz;   /* one entry a unit: (D), (D), 1 */
-    /* (parts,T,D): dq of the units that share their queries with another one */
-    stx_real *part;
-    double *load; /* work given to each owner so far */
-    size_t bytes;
+    size_t    count;                 /* units */
+    size_t    max_queries;           /* queries of the largest unit */
+    char     *scratch;               /* of threads, scratch_bytes each */
+    size_t    scratch_bytes;
+    size_t    owners;                /* backward, as all that follows */
+    stx_real *dpe;                   /* per owner: (tables,D,ldpe), dpe_size elements */
+    stx_real *dpk, *dpv;             /* per owner: (H,N,D), dpk_size elements each */
+    size_t    dpe_size, dpk_size, ldpe;
+    stx_real *dcontent_bias;         /* per unit: (D) */
+    stx_real *dposition_bias;        /* per unit: (D) */
+    stx_real *dspan;                 /* per unit: 1 */
+    stx_real *part;                  /* per part: (T,D), its dq */
+    double   *load;                  /* per owner: cost of its units so far */
+    size_t    bytes;                 /* of all */
 } stx__attn_work;
 
-/* Cuts the call into units, by falling cost. Forward a unit is a group of queries;
-   backward all queries and, of a head that costs more than half of a thread's share, a
-   part of the keys. w->unit NULL: only counts. */
-static void stx__attn_units(const stx__attn *A, size_t threads, int back, stx__attn_work *w) {
-    const stx_attention_args *a = A->a;
-
-    /* groups of queries are whole half tiles: threads find more of them */
-    enum { HALF = STX__BQ / 2, MOST = STX__GROUP / HALF };
-
-    size_t i, b, tiles = (a->T + HALF - 1) / HALF;
-    double total = 0;
-    int part = 0;
-    for (i = 0; i < a->H; i++)
-        total += (double)a->B * (double)(STX_MIN(A->reach[i], a->span) + STX__BQ + a->N);
-    w->count = 0;
-    for (i = 0; i < a->H; i++) {
-        double cost = (double)(STX_MIN(A->reach[i], a->span) + STX__BQ + a->N);
-        size_t pieces = threads > 1 ? (size_t)ceil(cost * 2 * (double)threads / total) : 1, k, per,
-               n;
-        ptrdiff_t first, last, wide;
-        stx__attn_range(a, A->reach[i], 0, a->T, &first, &last);
-        first = stx__attn_floor(first, 32);
-        if (last < first) last = first;
-        if (!back) pieces = STX_MIN(STX_MAX(pieces, (tiles + MOST - 1) / MOST), tiles);
-        per = (tiles + pieces - 1) / pieces * HALF;
-        wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
-        for (b = 0; b < a->B; b++)
-            for (k = 0, n = 0; back ? k == 0 || first + (ptrdiff_t)k * wide < last : n < a->T;
-                 k++, n += per) {
-                stx__attn_unit *t = w->unit ? w->unit + w->count : NULL;
-                w->count++;
-                if (!t) continue;
-                t->b = b;
-                t->h = A->order[i];
-                t->owner = 0;
-                t->part = -1;
-                t->i0 = back ? 0 : n;
-                t->n = back ? a->T : STX_MIN(per, a->T - n);
-                t->first = first + (ptrdiff_t)k * wide;
-                t->last = STX_MIN(last, t->first + wide);
-                if (k) t->part = part++;
-            }
-    }
-    w->most = back ? a->T : STX_MIN(a->T, (size_t)STX__GROUP);
+/* Cost of the head with the i-th largest reach. */
+static double stx__attn_cost(const stx__attn *A, size_t i) {
+    return (double)(STX_MIN(A->reach[i], A->a->span) + STX__BQ + A->a->N);
 }
 
-static void stx__attn_layout(stx__attn *A, size_t threads, int back, char *base,
+/* The keys of the head with the i-th largest reach that any query sees, from a multiple
+   of 32 on. */
+static void stx__attn_unit_range(const stx__attn *A, size_t i, ptrdiff_t *first, ptrdiff_t *last) {
+    stx__attn_range(A->a, A->reach[i], 0, A->a->T, first, last);
+    *first = stx__attn_floor(*first, 32);
+    *last = STX_MAX(*last, *first);
+}
+
+/* Appends the units of head order[i] in one batch row: n queries each forward, `wide`
+   keys each backward. Returns the number of parts. */
+static int stx__attn_units_of(const stx__attn *A, size_t b, size_t i, int backward, size_t n,
+                              ptrdiff_t wide, int part, stx__attn_work *w) {
+    const stx_attention_args *a = A->a;
+    ptrdiff_t first, last;
+    size_t k, i0;
+    stx__attn_unit_range(A, i, &first, &last);
+    for (k = i0 = 0; backward ? k == 0 || first + (ptrdiff_t)k * wide < last : i0 < a->T;
+         k++, i0 += n) {
+        stx__attn_unit *u = w->unit ? w->unit + w->count : NULL;
+        w->count++;
+        if (!u) continue;
+        u->b = b;
+        u->h = A->order[i];
+        u->owner = 0;
+        u->part = k ? part++ : -1;
+        u->i0 = backward ? 0 : i0;
+        u->n = backward ? a->T : STX_MIN(n, a->T - i0);
+        u->first = first + (ptrdiff_t)k * wide;
+        u->last = STX_MIN(last, u->first + wide);
+    }
+    return part;
+}
+
+/* Cuts the call into units, by decreasing cost. Forward, a unit is a group of queries.
+   Backward, it has all queries and the keys of a head, or a range of them if the head
+   costs more than half of a thread's share. With w->unit = NULL, only counts. */
+static void stx__attn_units(const stx__attn *A, size_t threads, int backward, stx__attn_work *w) {
+    const stx_attention_args *a = A->a;
+    const size_t half = STX__BQ / 2, most = STX__GROUP / half; /* units of half tiles */
+    const size_t tiles = (a->T + half - 1) / half;
+    double total = 0;
+    size_t i, b;
+    int part = 0;
+    w->count = 0;
+    w->max_queries = backward ? a->T : STX_MIN(a->T, (size_t)STX__GROUP);
+    for (i = 0; i < a->H; i++) total += (double)a->B * stx__attn_cost(A, i);
+
+    for (i = 0; i < a->H; i++) {
+        size_t pieces = 1, n;
+        ptrdiff_t first, last, wide;
+        if (threads > 1)
+            pieces = (size_t)ceil(stx__attn_cost(A, i) * 2 * (double)threads / total);
+        stx__attn_unit_range(A, i, &first, &last);
+        if (!backward) pieces = STX_MIN(STX_MAX(pieces, (tiles + most - 1) / most), tiles);
+        n = (tiles + pieces - 1) / pieces * half;
+        wide = ((last - first) / (ptrdiff_t)pieces + STX__BK) / STX__BK * STX__BK;
+        for (b = 0; b < a->B; b++) part = stx__attn_units_of(A, b, i, backward, n, wide, part, w);
+    }
+}
+
+/* Lays out `work` at base; with base = NULL, only counts its bytes. */
+static void stx__attn_layout(stx__attn *A, size_t threads, int backward, char *base,
                              stx__attn_work *w) {
     const stx_attention_args *a = A->a;
-    stx__attn_scratch room;
+    const size_t real = sizeof(stx_real);
+    stx__attn_scratch scratch;
     stx__cursor c;
-    size_t r4 = sizeof(stx_real), extra;
+    size_t parts;
     c.base = base;
     c.at = 0;
     memset(w, 0, sizeof *w);
-    stx__attn_units(A, threads, back, w);
+    stx__attn_units(A, threads, backward, w);
     w->unit = (stx__attn_unit *)stx__cut(&c, w->count * sizeof *w->unit);
-    A->pe_t = (stx_real *)stx__cut(&c, A->tables * A->np * A->Dk / A->u * r4);
-    if (back) {
-        extra = w->count - a->B * a->H;
-        w->npk = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
-        w->ldpe = A->np + 16;
-        w->npe = a->dpe ? A->tables * a->D * w->ldpe : 0;
-        A->pe_r = (stx_real *)stx__cut(&c, A->tables * A->Dp * A->np / A->u * r4);
-        /* two each: who comes late has one left */
+    A->pe_columns = (stx_real *)stx__cut(&c, A->tables * A->pe_rows * A->Dk / A->per_word * real);
+    if (backward) {
+        parts = w->count - a->B * a->H;
+        w->dpk_size = a->N && (a->dpersistent_k || a->dpersistent_v) ? a->H * a->N * a->D : 0;
+        w->ldpe = A->pe_rows + 16;
+        w->dpe_size = a->dpe ? A->tables * a->D * w->ldpe : 0;
+        A->pe_packed_rows =
+            (stx_real *)stx__cut(&c, A->tables * A->Dp * A->pe_rows / A->per_word * real);
+        /* two per thread: a thread that starts late still gets one */
         w->owners = threads > 1 && threads <= 16 ? 2 * threads : threads;
-        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->npe * r4);
-        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
-        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->npk * r4);
-        w->du = (stx_real *)stx__cut(&c, w->count * a->D * r4);
-        w->dvb = (stx_real *)stx__cut(&c, w->count * a->D * r4);
-        w->dz = (stx_real *)stx__cut(&c, w->count * r4);
-        w->part = (stx_real *)stx__cut(&c, extra * a->T * a->D * r4);
+        w->dpe = (stx_real *)stx__cut(&c, w->owners * w->dpe_size * real);
+        w->dpk = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
+        w->dpv = (stx_real *)stx__cut(&c, w->owners * w->dpk_size * real);
+        w->dcontent_bias = (stx_real *)stx__cut(&c, w->count * a->D * real);
+        w->dposition_bias = (stx_real *)stx__cut(&c, w->count * a->D * real);
+        w->dspan = (stx_real *)stx__cut(&c, w->count * real);
+        w->part = (stx_real *)stx__cut(&c, parts * a->T * a->D * real);
         w->load = (double *)stx__cut(&c, w->owners * sizeof(double));
     }
-    w->room = stx__attn_scratch_layout(A, NULL, w->most, back, &room);
-    w->rooms = (char *)stx__cut(&c, threads * w->room);
+    w->scratch_bytes = stx__attn_scratch_layout(A, NULL, w->max_queries, backward, &scratch);
+    w->scratch = (char *)stx__cut(&c, threads * w->scratch_bytes);
     w->bytes = c.at + 64;
 }
 
@@ -13614,21 +13875,27 @@ STX_DEF size_t stx_attention_work(stx_ctx *x, const stx_attention_args *a, int b
     STX__FP_SCOPE;
     stx__attn A;
     stx__attn_work w;
-    if (a->H > STX__MAX_HEADS) return 0; /* the kernels refuse it */
+    if (a->H > STX__MAX_HEADS) return 0; /* refused by the kernels */
     stx__attn_plan(&A, x, a);
-    if (!backward && stx__attn_is_gemv(a))
-        return (size_t)stx_threads(x) * stx__attn_gemv_scratch(&A) * sizeof(stx_real);
+    if (!backward && stx__attn_is_few(a))
+        return (size_t)stx_threads(x) * stx__attn_few_reals(&A) * sizeof(stx_real);
     stx__attn_layout(&A, (size_t)stx_threads(x), backward, NULL, &w);
     return w.bytes;
 }
 
-static void stx__attn_start(stx_ctx *x, stx__attn *A, const stx_attention_args *a, int back,
-                            stx__attn_work *w) {
-    char *base = stx__align64(a->work);
+/* The start of a forward or backward call. Returns 0 and sets an error if there are too
+   many heads. */
+static int stx__attn_start(stx_ctx *x, const char *op, stx__attn *A, const stx_attention_args *a,
+                           int backward, stx__attn_work *w) {
+    const size_t threads = (size_t)stx_threads(x);
+    STX__CHECK(x, a->H <= STX__MAX_HEADS, STX_ERR_SHAPE, "%s: H: expected at most %d, got %zu", op,
+               (int)STX__MAX_HEADS, a->H);
     stx__attn_plan(A, x, a);
-    stx__attn_layout(A, (size_t)stx_threads(x), back, base, w);
-    stx__attn_units(A, (size_t)stx_threads(x), back, w);
-    stx__attn_pack_table(x, A, back);
+    if (!backward && stx__attn_is_few(a)) return 1;
+    stx__attn_layout(A, threads, backward, stx__align64(a->work), w);
+    stx__attn_units(A, threads, backward, w);
+    stx__attn_pack_pe(x, A, backward);
+    return 1;
 }
 
 typedef struct stx__attn_job {
@@ -13636,25 +13903,28 @@ typedef struct stx__attn_job {
     const stx__attn_work *w;
 } stx__attn_job;
 
-static void stx__attn_fwd_gemv(const stx_share *s, const void *job) {
+static void stx__attn_few_part(const stx_share *s, const void *job) {
     const stx__attn *A = (const stx__attn *)job;
     const stx_attention_args *a = A->a;
-    stx_real *room = (stx_real *)a->work + s->thread * stx__attn_gemv_scratch(A);
+    stx_real *scratch = (stx_real *)a->work + s->thread * stx__attn_few_reals(A);
     size_t i;
     for (i = s->begin; i < s->end; i++)
-        stx__attn_gemv(s->x, A, room, i / (a->H * a->T), i / a->T % a->H, i % a->T);
+        stx__attn_few_query(s->x, A, scratch, i / (a->H * a->T), i / a->T % a->H, i % a->T);
 }
 
 static void stx__attn_fwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn *A = j->A;
     const stx__attn_work *w = j->w;
-    stx__attn_scratch room;
+    stx__attn_scratch scratch;
     size_t i;
-    stx__attn_scratch_layout(A, w->rooms + s->thread * w->room, w->most, 0, &room);
+    stx__attn_scratch_layout(A, w->scratch + s->thread * w->scratch_bytes, w->max_queries, 0,
+                             &scratch);
     if (A->mk->enter) A->mk->enter();
-    for (i = s->begin; i < s->end; i++)
-        stx__attn_fwd_unit(s->x, A, &room, w->unit[i].b, w->unit[i].h, w->unit[i].i0, w->unit[i].n);
+    for (i = s->begin; i < s->end; i++) {
+        const stx__attn_unit *u = &w->unit[i];
+        stx__attn_fwd_unit(s->x, A, &scratch, u->b, u->h, u->i0, u->n);
+    }
     if (A->mk->leave) A->mk->leave();
 }
 
@@ -13663,18 +13933,12 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
     stx__attn_job j;
-    if (a->H > STX__MAX_HEADS) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_attention_fwd: %zu heads, want at most %d", a->H,
-                 (int)STX__MAX_HEADS);
-        return;
-    }
-    if (stx__attn_is_gemv(a)) {
-        stx__attn_plan(&A, x, a);
+    if (!stx__attn_start(x, "stx_attention_fwd", &A, a, 0, &w)) return;
+    if (stx__attn_is_few(a)) {
         stx_parallel(x, a->B * a->H * a->T, 2 * a->B * a->T * A.reach[0] * a->H * a->D,
-                     stx__attn_fwd_gemv, &A);
+                     stx__attn_few_part, &A);
         return;
     }
-    stx__attn_start(x, &A, a, 0, &w);
     j.A = &A;
     j.w = &w;
     stx_parallel_units(x, w.count, stx__attn_fwd_part, &j);
@@ -13683,183 +13947,234 @@ STX_DEF void stx_attention_fwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>attention: backward
 
-/* Backward. For each cell, with w = e^(s - top) inv and a = m w recomputed (inv is 1 /
-   the row's normaliser, 0 for a row without keys):
-       y = sum_j r_j a_j v_j            r: dropout, 0 or 1/keep; 1 without it
-       g_j = r_j dy.v_j ; D = dy.y
-       ds_j = a_j (g_j - D) - eps D w_j
-       dv_j += r_j a_j dy ; dk_j += ds_j scale (q+u) ; dpe_p += ds_j scale (q+vb) ; dq = scale sum_j ds_j (k_j + pe_p)
-       du = scale sum ds_j k_j ; dvb = scale sum ds_j pe_p
-       dz = max_span/ramp sum over 0 <= ramp <= 1 of w_j (g_j - D)
-   With no_renorm the normaliser does not depend on m:
-       ds_j = a_j g_j - D w_j ; dz = max_span/ramp sum of w_j g_j
-   so that one loop serves both, with (D, eps D) or (0, D) for the two D's. dv, dk and
-   dpe are made transposed, (D, keys): then the weights, as they stand, are the right
-   factor of the product. A unit owns its keys and, unless its head is cut, its
-   queries: no locks. What is shared (pe, u, vb, z, pk, pv, the queries of a head that
-   is cut) is summed by thread or by unit in `work` and added up in a fixed order. */
+/* Gradients for one query, from the lines of the forward pass. w_j = e^(s_j - row_max)
+   inv_sum is recomputed tile by tile; a_j = m_j w_j.
 
-/* One row of n cells: s becomes r a (what multiplied v), g becomes ds. ramp (nramp), 1
-   behind it; cells [z0, z1) count for dz; drop (n) or NULL. */
-/* ed: eps D */
+       y = sum_j r_j a_j v_j
+           dv_j += r_j a_j dy
+           g_j   = r_j dy . v_j                        the gradient of a_j
+       a_j = m_j e^s_j / (sum_j m_j e^s_j + eps sum_j e^s_j)
+           ds_j  = a_j (g_j - dot) - eps dot w_j       dot = dy . y = sum_j a_j g_j
+           dm_j  = w_j (g_j - dot)
+       a_j = m_j e^s_j / sum_j e^s_j                   with no_renorm
+           ds_j  = a_j g_j - dot w_j
+           dm_j  = w_j g_j
+       s_j = scale ((q + content_bias) . k_j + (q + position_bias) . pe_p)
+           dk_j           += ds_j scale (q + content_bias)
+           dpe_p          += ds_j scale (q + position_bias)
+           dcontent_bias  += scale sum_j ds_j k_j
+           dposition_bias += scale sum_j ds_j pe_p
+           dq             += scale sum_j ds_j (k_j + pe_p)
+       m_j = clamp((span_fraction max_span + ramp + 1 - delta) / ramp, 0, 1)
+           dspan_fraction += max_span / ramp sum_j dm_j over 0 <= m <= 1 before clamping
+
+   dv, dk and dpe are computed transposed, (D, keys): then s and g, as stored, are the
+   right operands of the matmuls. A unit has its keys for itself and, unless its head is
+   divided, its queries: no locks are needed. Gradients that units share (of pe, biases,
+   span_fraction, persistent vectors, and of the queries of a divided head) are summed per
+   owner or per unit in `work`, and then added up in a fixed order. */
+
+/* One row of n keys of a tile. */
 typedef struct stx__attn_row {
-    size_t n, nramp, z0, z1;
-    stx_real top, inv, D, ed;
+    size_t n, ramp_count;            /* the first ramp_count have m < 1 */
+    size_t begin, end;               /* columns that count in dspan_fraction */
+    stx_real row_max, inv_sum;
+    stx_real dot, eps_dot;           /* dot and eps dot; 0 and dot with no_renorm */
 } stx__attn_row;
 
+/* s becomes r a, g = dy . v becomes ds. ramp: m of the first columns. drop (n), or NULL.
+   */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT ramp,
                                   const stx_real *STX_RESTRICT drop, const stx__attn_row *row,
-                                  stx_real *dz) {
-    const size_t n = row->n, nramp = row->nramp, z0 = row->z0, z1 = row->z1;
-    const stx_real top = row->top, inv = row->inv, D = row->D, ed = row->ed;
-    size_t c, end = STX_MIN(nramp, n);
+                                  stx_real *dspan) {
+    const size_t n = row->n, ramp_count = row->ramp_count, begin = row->begin;
+    const size_t dm_end = row->end;
+    const stx_real max = row->row_max, inv = row->inv_sum, dot = row->dot, eps_dot = row->eps_dot;
+    size_t c, end = STX_MIN(ramp_count, n);
     stx_real sum = 0;
     if (drop)
         for (c = 0; c < n; c++) g[c] *= drop[c];
-    if (end < z1) end = STX_MIN(z1, n);
+    if (end < dm_end) end = STX_MIN(dm_end, n);
+
     for (c = 0; c < end; c++) {
-        /* m w <= 1, but w alone may not fit */
-        stx_real v = s[c] - top,
-                 w = stx_fast_exp(fma, v < 80   ? v
-                                       : v > 80 ? 80
-                                                : v)
-                     * inv,
-                 m = c < nramp ? ramp[c] : 1;
-        stx_real gd = g[c] - D;
-        if (c >= z0 && c < z1) sum += w * gd;
+        /* m w <= 1, but w alone can overflow; NaN stays NaN */
+        const stx_real over_max = s[c] - max, v = over_max > 80 ? 80 : over_max;
+        const stx_real w = stx_fast_exp(fma, v) * inv, m = c < ramp_count ? ramp[c] : 1;
+        const stx_real dm = g[c] - dot;
+        if (c >= begin && c < dm_end) sum += w * dm;
         s[c] = m * w;
-        g[c] = s[c] * gd - ed * w;
+        g[c] = s[c] * dm - eps_dot * w;
     }
     for (; c < n; c++) {
-        stx_real w = stx_fast_exp(fma, s[c] - top) * inv;
+        const stx_real w = stx_fast_exp(fma, s[c] - max) * inv;
         s[c] = w;
-        g[c] = w * (g[c] - D) - ed * w;
+        g[c] = w * (g[c] - dot) - eps_dot * w;
     }
     if (drop)
         for (c = 0; c < n; c++) s[c] *= drop[c];
-    *dz += sum;
+    *dspan += sum;
 }
+
 STX_EACH_ISA(stx__attn_soft_bwd,
              (stx_real * s, stx_real *g, const stx_real *ramp, const stx_real *drop,
-              const stx__attn_row *row, stx_real *dz),
-             s, g, ramp, drop, row, dz)
+              const stx__attn_row *row, stx_real *dspan),
+             s, g, ramp, drop, row, dspan)
 
-/* s and g of the tile: weights and ds; zero where nothing is seen */
-static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *tops,
-                              const stx_real *invs, stx_real *dz) {
+/* Row r of s and g: scores and dy . v become weights and ds, in the columns that the
+   query sees. */
+static void stx__attn_bwd_row(stx_ctx *x, stx__attn_tile *t, size_t r, stx_real row_max,
+                              stx_real inv_sum, stx_real *dspan) {
+    const stx_attention_args *a = t->A->a;
+    const stx_real *drop = stx__attn_drop(x, t, r), dot = t->R.state[t->q0 + r];
+    const size_t lo = (size_t)t->lo[r], count = t->ramp_count;
+    const size_t end = t->persistent ? 0 : t->ramp_end;
+    stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
+    stx__attn_row row;
+    size_t at = count; /* distance of column lo, counted from the reach */
+    if (!t->persistent) at = STX_MIN((size_t)(t->lo[r] - t->reach_column[r]), count + 1);
+    if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
+    row.n = (size_t)t->hi[r] - lo;
+    row.ramp_count = at < count ? count - at : 0;
+    row.begin = t->ramp_begin > at ? t->ramp_begin - at : 0;
+    row.end = end > at ? end - at : 0;
+    row.row_max = row_max;
+    row.inv_sum = inv_sum;
+    row.dot = a->no_renorm ? 0 : dot;
+    row.eps_dot = a->no_renorm ? dot : a->eps * dot;
+    STX_CALL(x, stx__attn_soft_bwd,
+             (s + lo, g + lo, t->R.ramp + STX_MIN(at, count), drop, &row, dspan));
+}
+
+/* bf16: ds in `half`, and pairs of rows r and r+1 of s and of g. For pe, row r+1 is one
+   column further. */
+static void stx__attn_bwd_pairs(stx_ctx *x, stx__attn_tile *t, size_t rows) {
     const stx__attn *A = t->A;
-    size_t r, rows = stx__round_up(t->nb, A->mk->kr > 1 ? 32 : 1);
+    size_t r;
+    for (r = 0; r < rows; r++)
+        A->mk->to_bf16((uint16_t *)t->R.half + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
+    for (r = 0; r < rows; r += 2) {
+        const size_t at = r * STX__LDS, pair = r / 2 * STX__LDS;
+        const uint16_t *half = (const uint16_t *)t->R.half + at;
+        A->mk->pair(t->R.s_pairs + pair, t->R.s + at, t->R.s + at + STX__LDS, t->bk);
+        STX_CALL(x, stx__zip_rows, (t->R.g_pairs + pair, half, half + STX__LDS, t->bk));
+        if (A->tables && !t->persistent)
+            STX_CALL(x, stx__zip_rows,
+                     (t->R.skewed_pairs + pair - 1, half - 1, half + STX__LDS, t->bk + 1));
+    }
+}
+
+/* s and g of the tile become weights and ds, zero where a query sees no key. row_max,
+   inv_sum: of the tile's queries. */
+static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row_max,
+                              const stx_real *inv_sum, stx_real *dspan) {
+    const size_t rows = stx__round_up(t->nb, t->A->mk->kr > 1 ? 32 : 1);
+    size_t r;
     for (r = 0; r < rows; r++) {
         stx_real *s = t->R.s + r * STX__LDS, *g = t->R.g + r * STX__LDS;
         size_t lo = 0, hi = 0;
-        if (r < t->nb && t->hi[r] > t->lo[r] && invs[r] != 0) {
-            stx__attn_row row;
-            const stx_real *drop = stx__attn_drop(x, t, r), D = t->R.state[t->q0 + r];
-            size_t at = t->persistent ? t->ramp_n
-                                      : STX_MIN((size_t)(t->lo[r] - t->off[r]), t->ramp_n + 1),
-                   z1 = t->persistent ? 0 : t->ramp_1;
+        if (r < t->nb && t->hi[r] > t->lo[r] && inv_sum[r] != 0) {
             lo = (size_t)t->lo[r];
             hi = (size_t)t->hi[r];
-            if (t->holes) (void)stx__attn_holes(t, s, g, t->lo[r], t->hi[r]);
-            row.n = hi - lo;
-            row.nramp = at < t->ramp_n ? t->ramp_n - at : 0;
-            row.z0 = t->ramp_0 > at ? t->ramp_0 - at : 0;
-            row.z1 = z1 > at ? z1 - at : 0;
-            row.top = tops[r];
-            row.inv = invs[r];
-            row.D = A->a->no_renorm ? 0 : D;
-            row.ed = A->a->no_renorm ? D : A->a->eps * D;
-            STX_CALL(x, stx__attn_soft_bwd,
-                     (s + lo, g + lo, t->R.ramp + STX_MIN(at, t->ramp_n), drop, &row, dz));
+            stx__attn_bwd_row(x, t, r, row_max[r], inv_sum[r], dspan);
         }
         memset(s, 0, lo * sizeof *s);
         memset(g, 0, lo * sizeof *g);
         memset(s + hi, 0, (t->bk - hi) * sizeof *s);
         memset(g + hi, 0, (t->bk - hi) * sizeof *g);
     }
-    if (A->u == 1) return;
-    for (r = 0; r < rows; r++) {
-        A->mk->to_bf16((uint16_t *)t->R.h + r * STX__LDS, t->R.g + r * STX__LDS, t->bk);
-    }
-    /* rows r and r+1, side by side; and as pe sees them, the second one column further */
-    for (r = 0; r < rows; r += 2) {
-        size_t o = r * STX__LDS, z = r / 2 * STX__LDS;
-        const uint16_t *h = (const uint16_t *)t->R.h + o;
-        A->mk->pair(t->R.zs + z, t->R.s + o, t->R.s + o + STX__LDS, t->bk);
-        STX_CALL(x, stx__zip_rows, (t->R.zg + z, h, h + STX__LDS, t->bk));
-        if (A->tables && !t->persistent)
-            STX_CALL(x, stx__zip_rows, (t->R.zr + z - 1, h - 1, h + STX__LDS, t->bk + 1));
-    }
+    if (t->A->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
-/* to (D,LDK)[d][c] += sum over the tile's queries of transposed[d][r] weights[r][c] */
-static void stx__attn_scatter(const stx__attn_tile *t, const void *transposed,
-                              const stx_real *weights, const uint32_t *pairs, stx_real *to) {
+/* to[d][c] += sum_r transposed[d][r] weights[r][c] over the tile's queries: dk_t and
+   dv_t. transposed: operand (D,ldt); weights (BQ,LDS), or in bf16 pairs; to (D,LDK). */
+static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
+                                  const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
-    size_t c, d, ra, rb, u = A->u, D = A->a->D;
+    const size_t u = A->per_word, D = A->a->D;
+    size_t c, d, from, end;
     for (c = 0; c < t->bk; c += mk->nr) {
-        const void *b;
-        for (ra = 0; ra < t->nb && t->hi[ra] <= (ptrdiff_t)c; ra++) {
-        }
-        for (rb = t->nb; rb > ra && t->lo[rb - 1] >= (ptrdiff_t)(c + mk->nr); rb--) {
-        }
-        if (ra == rb) continue;
-        ra = ra / mk->kr * mk->kr;
-        rb = stx__round_up(rb, mk->kr);
-        b = u == 2 ? (const void *)(pairs + ra / 2 * STX__LDS + c)
-                   : (const void *)(weights + ra * STX__LDS + c);
+        const void *right;
+        /* rows that see a key of this strip of columns */
+        from = 0;
+        while (from < t->nb && t->hi[from] <= (ptrdiff_t)c) from++;
+        end = t->nb;
+        while (end > from && t->lo[end - 1] >= (ptrdiff_t)(c + mk->nr)) end--;
+        if (from == end) continue;
+        from = from / mk->kr * mk->kr;
+        end = stx__round_up(end, mk->kr);
+        right = weights + from * STX__LDS + c;
+        if (u == 2) right = pairs + from / 2 * STX__LDS + c;
         for (d = 0; d < D; d += mk->mr)
-            mk->run(STX_MIN(mk->mr, D - d), (rb - ra) / u,
-                    stx__num(A, transposed, (ptrdiff_t)(d * t->nt + t->q0 + ra)), t->nt, u, b,
-                    STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
+            mk->run(STX_MIN(mk->mr, D - d), (end - from) / u,
+                    stx__operand(A, transposed, (ptrdiff_t)(d * t->ldt + t->q0 + from)), t->ldt, u,
+                    right, STX__LDS, to + d * STX__LDK + c, STX__LDK, 1);
     }
 }
 
-/* The same through the skew: dpe (D,ldpe)[d][p], and sum ds pe into o2 */
-static void stx__attn_table_bwd(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
+/* dpe[d][p] += sum_r qv_t[d][r] ds[r][c] with c = p - p0 + r: ds read by its skew. dpe
+   (D,ldpe). */
+static void stx__attn_dpe(const stx__attn_tile *t, stx_real *dpe, size_t ldpe) {
     const stx__attn *A = t->A;
     const stx__micro *mk = A->mk;
-    size_t nr = mk->nr, d, r0, j, u = A->u, D = A->a->D, nb = t->nb;
-    ptrdiff_t pb = stx__attn_meet(t) - A->p0, from = pb + t->lo[nb - 1] - (ptrdiff_t)(nb - 1),
-              to = pb + t->hi[0], p, np = (ptrdiff_t)A->np;
-    const stx_real *pe = A->pe_r + stx__attn_table(A, t->h) * A->Dp * A->np / u;
-    if (to > np) to = np;
-    if (dpe)
-        for (p = from < 0 ? 0 : from / (ptrdiff_t)nr * (ptrdiff_t)nr; p < to; p += (ptrdiff_t)nr) {
-            ptrdiff_t ra, rb, o;
-            const void *b;
-            for (ra = 0; ra < (ptrdiff_t)nb && pb + t->lo[ra] - ra >= p + (ptrdiff_t)nr; ra++) {
-            }
-            for (rb = (ptrdiff_t)nb; rb > ra && pb + t->hi[rb - 1] - (rb - 1) <= p; rb--) {
-            }
-            if (ra == rb) continue;
-            ra = ra / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
-            rb = (ptrdiff_t)stx__round_up((size_t)rb, mk->kr);
-            o = p - pb + ra; /* column of row ra */
-            b = u == 2 ? (const void *)(t->R.zr + ra / 2 * STX__LDS + o)
-                       : (const void *)(t->R.g + ra * STX__LDS + o);
-            for (d = 0; d < D; d += mk->mr)
-                mk->run(STX_MIN(mk->mr, D - d), (size_t)(rb - ra) / u,
-                        stx__num(A, t->R.qvt, (ptrdiff_t)(d * t->nt + t->q0) + ra), t->nt, u, b,
-                        STX__LDS + u, dpe + d * ldpe + (size_t)p, ldpe, 1);
-        }
-    for (r0 = 0; r0 < nb; r0 += mk->mr) {
-        size_t h = STX_MIN(mk->mr, nb - r0), last = r0 + h - 1;
-        ptrdiff_t a0 = STX_MAX(pb + t->lo[last] - (ptrdiff_t)last, 0),
-                  a1 = STX_MIN(pb + t->hi[r0] - (ptrdiff_t)r0, np);
-        if (a0 >= a1) continue;
-        a0 = a0 / (ptrdiff_t)mk->kr * (ptrdiff_t)mk->kr;
-        a1 = (ptrdiff_t)stx__round_up((size_t)a1, mk->kr);
-        for (j = 0; j < A->Dp; j += nr)
-            mk->run(h, (size_t)(a1 - a0) / u,
-                    stx__num(A, u == 2 ? t->R.h : (const void *)t->R.g,
-                             (ptrdiff_t)(r0 * STX__LDS) + a0 - pb + (ptrdiff_t)r0),
-                    STX__LDS + 1, u, pe + j * (A->np / u) + (size_t)a0 / u * nr, nr,
-                    t->R.o2 + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
+    const size_t u = A->per_word, D = A->a->D;
+    const ptrdiff_t nr = (ptrdiff_t)mk->nr, kr = (ptrdiff_t)mk->kr, nb = (ptrdiff_t)t->nb;
+    const ptrdiff_t p0 = stx__attn_p0(t), lowest = p0 + t->lo[nb - 1] - (nb - 1);
+    const ptrdiff_t last = STX_MIN(p0 + t->hi[0], (ptrdiff_t)A->pe_rows);
+    ptrdiff_t p = lowest < 0 ? 0 : lowest / nr * nr, from, end;
+    size_t d;
+    for (; p < last; p += nr) {
+        const void *right;
+        /* rows that meet this strip of pe */
+        from = 0;
+        while (from < nb && p0 + t->lo[from] - from >= p + nr) from++;
+        end = nb;
+        while (end > from && p0 + t->hi[end - 1] - (end - 1) <= p) end--;
+        if (from == end) continue;
+        from = from / kr * kr;
+        end = (ptrdiff_t)stx__round_up((size_t)end, mk->kr);
+        right = t->R.g + from * STX__LDS + (p - p0 + from);
+        if (u == 2) right = t->R.skewed_pairs + from / 2 * STX__LDS + (p - p0 + from);
+        for (d = 0; d < D; d += mk->mr)
+            mk->run(STX_MIN(mk->mr, D - d), (size_t)(end - from) / u,
+                    stx__operand(A, t->R.qv_t, (ptrdiff_t)(d * t->ldt + t->q0) + from), t->ldt, u,
+                    right, STX__LDS + u, dpe + d * ldpe + (size_t)p, ldpe, 1);
     }
 }
+
+/* out_pe[r] += sum_p ds[r][p - p0 + r] pe_p, ds read by its skew. */
+static void stx__attn_sum_pe(const stx__attn_tile *t) {
+    const stx__attn *A = t->A;
+    const stx__micro *mk = A->mk;
+    const size_t u = A->per_word, nr = mk->nr;
+    const ptrdiff_t p0 = stx__attn_p0(t), kr = (ptrdiff_t)mk->kr;
+    const stx_real *pe =
+        A->pe_packed_rows + stx__attn_table(A, t->h) * A->Dp * A->pe_rows / u;
+    const void *ds = u == 2 ? t->R.half : (const void *)t->R.g;
+    size_t r0, j;
+    for (r0 = 0; r0 < t->nb; r0 += mk->mr) {
+        const size_t h = STX_MIN(mk->mr, t->nb - r0), last = r0 + h - 1;
+        const ptrdiff_t row = (ptrdiff_t)r0;
+        ptrdiff_t from = STX_MAX(p0 + t->lo[last] - (ptrdiff_t)last, 0);
+        ptrdiff_t end = STX_MIN(p0 + t->hi[r0] - row, (ptrdiff_t)A->pe_rows);
+        if (from >= end) continue;
+        from = from / kr * kr;
+        end = (ptrdiff_t)stx__round_up((size_t)end, mk->kr);
+        for (j = 0; j < A->Dp; j += nr)
+            mk->run(h, (size_t)(end - from) / u,
+                    stx__operand(A, ds, row * STX__LDS + from - p0 + row), STX__LDS + 1, u,
+                    pe + j * (A->pe_rows / u) + (size_t)from / u * nr, nr,
+                    t->R.out_pe + (t->q0 + r0) * A->Dp + j, A->Dp, 1);
+    }
+}
+
+STX_INNER void stx__row_dot(int fma, stx_real *s, const stx_real *a, const stx_real *b, size_t n) {
+    *s = stx_fast_dot(fma, a, b, n);
+}
+
+STX_EACH_ISA(stx__row_dot, (stx_real * s, const stx_real *a, const stx_real *b, size_t n), s, a, b,
+             n)
 
 /* to (n,w) += from */
 STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt,
@@ -13869,42 +14184,53 @@ STX_INNER void stx__attn_add(int fma, stx_real *STX_RESTRICT to, size_t ldt,
     for (r = 0; r < n; r++, to += ldt, from += ldf)
         for (i = 0; i < w; i++) to[i] += from[i];
 }
+
 STX_EACH_ISA(stx__attn_add,
              (stx_real * STX_RESTRICT to, size_t ldt, const stx_real *STX_RESTRICT from, size_t ldf,
               size_t n, size_t w),
              to, ldt, from, ldf, n, w)
 
-/* dq (n,D) += scale (o + o2), or = that, unless it is NULL; du and dvb (D) += the sums
-   over rows of scale o and scale o2 */
-STX_INNER void stx__attn_dq(int fma, stx_real *STX_RESTRICT dq, size_t ldq,
-                            stx_real *STX_RESTRICT du, stx_real *STX_RESTRICT dvb,
-                            const stx_real *STX_RESTRICT o, const stx_real *STX_RESTRICT o2,
-                            size_t ldo, stx_real scale, size_t n, size_t D, int accumulate) {
+typedef struct stx__attn_dq_args {
+    stx_real *dq;                    /* (n,D), or NULL */
+    size_t    ldq;
+    int       accumulate;            /* 0: dq is overwritten */
+    stx_real *dcontent_bias, *dposition_bias;    /* (D) */
+    const stx_real *out, *out_pe;    /* (n,D), rows ldo apart */
+    size_t    ldo, n, D;
+    stx_real  scale;
+} stx__attn_dq_args;
+
+/* dq += scale (out + out_pe); dcontent_bias += the sum over rows of scale out,
+   dposition_bias of scale out_pe */
+STX_INNER void stx__attn_dq(int fma, const stx__attn_dq_args *a) {
+    const stx_real *STX_RESTRICT out = a->out, *STX_RESTRICT out_pe = a->out_pe, scale = a->scale;
+    stx_real *STX_RESTRICT dcontent = a->dcontent_bias, *STX_RESTRICT dposition = a->dposition_bias;
+    const size_t n = a->n, D = a->D;
+    const int accumulate = a->accumulate;
     size_t r, d;
     (void)fma;
-    for (r = 0; r < n; r++, o += ldo, o2 += ldo)
+    for (r = 0; r < n; r++, out += a->ldo, out_pe += a->ldo) {
+        stx_real *STX_RESTRICT dq = a->dq ? a->dq + r * a->ldq : NULL;
         for (d = 0; d < D; d++) {
-            const stx_real k = scale * o[d], e = scale * o2[d];
-            du[d] += k;
-            dvb[d] += e;
-            if (dq) dq[r * ldq + d] = accumulate ? dq[r * ldq + d] + (k + e) : k + e;
+            const stx_real k = scale * out[d], e = scale * out_pe[d];
+            dcontent[d] += k;
+            dposition[d] += e;
+            if (dq) dq[d] = accumulate ? dq[d] + (k + e) : k + e;
         }
+    }
 }
-STX_EACH_ISA(stx__attn_dq,
-             (stx_real * STX_RESTRICT dq, size_t ldq, stx_real *STX_RESTRICT du,
-              stx_real *STX_RESTRICT dvb, const stx_real *STX_RESTRICT o,
-              const stx_real *STX_RESTRICT o2, size_t ldo, stx_real scale, size_t n, size_t D,
-              int accumulate),
-             dq, ldq, du, dvb, o, o2, ldo, scale, n, D, accumulate)
 
-/* to (n,D), rows ldt apart, = or += the transpose of from (D,LDK), columns c..; work:
-   BK rows of NR numbers */
+STX_EACH_ISA(stx__attn_dq, (const stx__attn_dq_args *a), a)
+
+/* to (n,D), rows ldt apart, += or = the transpose of columns c .. c+n-1 of from (D,LDK).
+   work: BK rows of NR elements. */
 static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ldt,
                                      const stx_real *from, size_t c, size_t n, stx_real *work,
                                      int accumulate) {
-    size_t d, r, nr = A->mk->nr, D = A->a->D;
+    const size_t nr = A->mk->nr, D = A->a->D;
+    size_t d, r;
     for (d = 0; d < D; d += nr) {
-        size_t w = STX_MIN(nr, D - d);
+        const size_t w = STX_MIN(nr, D - d);
         stx__transpose_for(A->mk, work, from + d * STX__LDK + c, STX__LDK, w, n);
         if (accumulate)
             STX_CALL(A->x, stx__attn_add, (to + d, ldt, work, nr, n, w));
@@ -13913,205 +14239,339 @@ static void stx__attn_transpose_back(const stx__attn *A, stx_real *to, size_t ld
     }
 }
 
-/* A gradient of keys or of values, for keys from .. to-1: what stands in t (D,LDK),
-   whose column 0 is key j0; t NULL: zeros, which are written where a gradient is
-   fresh. fresh: of the block's rows, 2: of the past's */
-static void stx__attn_give(const stx__attn *A, const stx__attn_side *side, int fresh,
-                           const stx_real *t, ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to,
-                           stx_real *work) {
-    int old;
-    for (old = 0; old < 2; old++) {
-        ptrdiff_t lo = STX_MAX(from, old ? side->first : side->cut),
-                  hi = old ? STX_MIN(to, side->cut) : to, j;
-        stx_real *rows;
-        if (lo >= hi || !(old ? side->old : side->now)) continue;
-        rows = stx__attn_side_row(side, lo);
-        if (t)
-            stx__attn_transpose_back(A, rows, old ? side->ldo : side->ldn, t, (size_t)(lo - j0),
-                                     (size_t)(hi - lo), work, !(fresh >> old & 1));
-        else if (fresh >> old & 1)
-            for (j = lo; j < hi; j++)
-                memset(stx__attn_side_row(side, j), 0, A->a->D * sizeof *rows);
-    }
+/* Stores the gradient of n rows: columns c .. c+n-1 of t (D,LDK); with t = NULL, it is
+   zero. */
+static void stx__attn_store_rows(const stx__attn *A, stx_real *rows, size_t stride, int overwrite,
+                                 const stx_real *t, size_t c, size_t n, stx_real *work) {
+    size_t r;
+    if (t)
+        stx__attn_transpose_back(A, rows, stride, t, c, n, work, !overwrite);
+    else if (overwrite)
+        for (r = 0; r < n; r++) memset(rows + r * stride, 0, A->a->D * sizeof *rows);
 }
 
-/* All queries past the tile of keys, of which `keys` are there: gradients of its keys
-   into dkt, of its values into dvt */
-static void stx__attn_bwd_keys(stx_ctx *x, stx__attn_tile *t, ptrdiff_t keys, int want_k,
-                               int want_v, stx_real *dz, stx_real *dpe, size_t ldpe) {
+/* Stores the gradient of keys or of values from .. to-1, from t (D,LDK), whose column 0
+   is key j0, or zero with t = NULL. work: BK rows of NR elements. */
+static void stx__attn_store(const stx__attn *A, const stx__kv_rows *r, const stx_real *t,
+                            ptrdiff_t j0, ptrdiff_t from, ptrdiff_t to, stx_real *work) {
+    const ptrdiff_t cached = STX_MAX(from, r->first), cached_end = STX_MIN(to, r->cut);
+    const ptrdiff_t block = STX_MAX(from, r->cut);
+    if (r->block && block < to)
+        stx__attn_store_rows(A, stx__kv_row(r, block), r->block_stride, r->overwrite_block, t,
+                             (size_t)(block - j0), (size_t)(to - block), work);
+    if (r->cached && cached < cached_end)
+        stx__attn_store_rows(A, stx__kv_row(r, cached), r->cached_stride, r->overwrite_cached, t,
+                             (size_t)(cached - j0), (size_t)(cached_end - cached), work);
+}
+
+/* The backward pass of one unit. */
+typedef struct stx__attn_bwd {
+    stx_ctx *x;
+    const stx__attn      *A;
+    const stx__attn_work *w;
+    const stx__attn_unit *unit;
+    stx__attn_tile t;
+    stx__kv_rows   k, v, dk, dv;
+    size_t         owner;
+    stx_real      *dq;               /* (T,D), rows dq_stride apart, or NULL */
+    size_t         dq_stride;
+    int            add_dq;           /* 0: dq is overwritten */
+    stx_real      *dpe;              /* (D,ldpe), of the owner, or NULL */
+    stx_real      *dspan;            /* of the unit */
+} stx__attn_bwd;
+
+/* All queries with the packed tile of keys, of which `keys` exist. dk_t and dv_t become
+   the gradients of its keys and values, unless they are not needed. */
+static void stx__attn_bwd_tile(stx__attn_bwd *u, ptrdiff_t keys, int needs_dk, int needs_dv) {
+    stx__attn_tile *t = &u->t;
     const stx__attn *A = t->A;
     const stx_attention_args *a = A->a;
-    size_t row = (t->b * a->H + t->h) * a->T, d;
-    if (t->bk != t->wide) stx__attn_clear(t);
-    t->wide = t->bk;
+    const size_t row = (t->b * a->H + t->h) * a->T;
+    size_t d;
+    if (t->bk != t->clear_bk) stx__attn_clear(t);
+    t->clear_bk = t->bk;
     for (d = 0; d < a->D; d++) {
-        memset(t->R.dkt + d * STX__LDK, 0, t->bk * sizeof *t->R.dkt);
-        memset(t->R.dvt + d * STX__LDK, 0, t->bk * sizeof *t->R.dvt);
+        memset(t->R.dk_t + d * STX__LDK, 0, t->bk * sizeof *t->R.dk_t);
+        memset(t->R.dv_t + d * STX__LDK, 0, t->bk * sizeof *t->R.dv_t);
     }
     for (t->q0 = 0; t->q0 < a->T; t->q0 += STX__BQ) {
         t->i0 = t->q0;
         t->nb = STX_MIN((size_t)STX__BQ, a->T - t->q0);
         if (!stx__attn_bounds(t, (size_t)keys)) continue;
-        stx__attn_logits(t);
-        stx__attn_score(t, t->R.dyr, t->R.vt, t->R.g);
-        stx__attn_weights(x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0, dz);
-        if (want_v) stx__attn_scatter(t, t->R.dyt, t->R.s, t->R.zs, t->R.dvt);
-        if (want_k) stx__attn_scatter(t, t->R.qt, t->R.g, t->R.zg, t->R.dkt);
-        stx__attn_gather(t, A->u == 2 ? t->R.h : t->R.g, t->R.o);
-        if (A->tables && !t->persistent) stx__attn_table_bwd(t, dpe, ldpe);
+        stx__attn_scores(t);
+        stx__attn_dot_columns(t, t->R.dy, t->R.v_columns, t->R.g);
+        stx__attn_weights(u->x, t, a->row_max + row + t->i0, a->inv_sum + row + t->i0, u->dspan);
+        if (needs_dv) stx__attn_sum_queries(t, t->R.dy_t, t->R.s, t->R.s_pairs, t->R.dv_t);
+        if (needs_dk) stx__attn_sum_queries(t, t->R.q_t, t->R.g, t->R.g_pairs, t->R.dk_t);
+        stx__attn_sum_rows(t, A->per_word == 2 ? t->R.half : (const void *)t->R.g, t->R.out);
+        if (!A->tables || t->persistent) continue;
+        if (u->dpe) stx__attn_dpe(t, u->dpe, u->w->ldpe);
+        stx__attn_sum_pe(t);
     }
 }
 
-/* wide: stx__attn_tile's, of the unit before in the same room */
-static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w,
-                               size_t thread, size_t owner, size_t unit, size_t *wide) {
+/* Packs the queries and dy of the unit, and computes dy . y. clear_bk: of the last unit
+   that used the thread's scratch. */
+static void stx__attn_bwd_open(stx__attn_bwd *u, size_t thread, size_t clear_bk) {
+    const stx__attn *A = u->A;
     const stx_attention_args *a = A->a;
-    const stx__attn_unit *U = w->unit + unit;
-    stx__attn_tile t;
-    size_t D = a->D, T = a->T, b = U->b, h = U->h, r, c, ldy = a->H * D;
+    const stx__attn_work *w = u->w;
+    const stx__attn_unit *unit = u->unit;
+    const size_t D = a->D, T = a->T, b = unit->b, h = unit->h, ldy = a->H * D;
     const stx_real *dy = a->dy + b * T * ldy + h * D, *y = a->y + b * T * ldy + h * D;
-    stx_real *dpe = w->npe ? w->dpe + owner * w->npe + stx__attn_table(A, h) * D * w->ldpe : NULL,
-             *dz = w->dz + unit;
-    stx_real *dq = a->dq ? a->dq + b * a->q_batch_stride + h * D : NULL,
-             sd = (stx_real)sqrt((double)D);
-    const stx__attn_side
-        k = stx__attn_side_of(a, STX__K, b, h),
-        v = stx__attn_side_of(a, STX__V, b, h), dk = stx__attn_side_of(a, STX__DK, b, h),
-        dv = stx__attn_side_of(a, STX__DV, b, h),
-        pk = stx__attn_side_one(a->persistent_k ? a->persistent_k + h * a->N * D : NULL, D),
-        pv = stx__attn_side_one(a->persistent_v ? a->persistent_v + h * a->N * D : NULL, D);
-    const int fresh_old = stx__overwrites(a, stx__overwrite_cached(stx__head_group(a, h))),
-              fresh_k = stx__overwrites(a, STX_OVERWRITE_DK) + 2 * fresh_old,
-              fresh_v = stx__overwrites(a, STX_OVERWRITE_DV) + 2 * fresh_old;
-    size_t lddq = a->q_row_stride;
-    int add_q = !stx__overwrites(a, STX_OVERWRITE_DQ);
-    ptrdiff_t p, first, last;
-    stx__attn_scratch_layout(A, w->rooms + thread * w->room, w->most, 1, &t.R);
-    t.nt = stx__round_up(T, 32) + 16;
-    stx__attn_open(A, &t, b, h);
-    t.wide = *wide;
-    memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
-    memset(t.R.o2, 0, T * A->Dp * sizeof *t.R.o);
-    stx__attn_queries(&t, t.R.q, t.R.qt, a->content_bias, a->scale, 0, T);
-    if (A->two) stx__attn_queries(&t, t.R.qv, t.R.qvt, a->position_bias, a->scale, 0, T);
-    stx__attn_rows(A, t.R.dyr, A->Dk, dy, ldy, T, D);
+    stx__attn_tile *t = &u->t;
+    size_t r;
+    stx__attn_scratch_layout(A, w->scratch + thread * w->scratch_bytes, w->max_queries, 1, &t->R);
+    t->ldt = stx__round_up(T, 32) + 16;
+    stx__attn_open(A, t, b, h);
+    t->clear_bk = clear_bk;
+    memset(t->R.out, 0, T * A->Dp * sizeof *t->R.out);
+    memset(t->R.out_pe, 0, T * A->Dp * sizeof *t->R.out_pe);
+    stx__attn_queries(t, t->R.q, t->R.q_t, a->content_bias, a->scale, 0, T);
+    if (A->two_queries)
+        stx__attn_queries(t, t->R.qv, t->R.qv_t, a->position_bias, a->scale, 0, T);
+    stx__attn_operand(A, t->R.dy, A->Dk, dy, ldy, T, D);
     for (r = 0; r < T; r += STX__BQ)
-        stx__attn_transpose(A, t.R.dyt, t.nt, r, dy + r * ldy, ldy, STX_MIN((size_t)STX__BQ, T - r),
-                            D);
+        stx__attn_transpose(A, t->R.dy_t, t->ldt, r, dy + r * ldy, ldy,
+                            STX_MIN((size_t)STX__BQ, T - r), D);
     for (r = 0; r < T; r++)
-        STX_CALL(x, stx__row_dot, (t.R.state + r, dy + r * ldy, y + r * ldy, D));
-    if (U->part >= 0) { /* another unit has these queries too */
-        dq = dq ? w->part + (size_t)U->part * T * D : NULL;
-        lddq = D;
-        add_q = 0;
+        STX_CALL(u->x, stx__row_dot, (t->R.state + r, dy + r * ldy, y + r * ldy, D));
+
+    u->k = stx__key_rows(a, b, h);
+    u->v = stx__value_rows(a, b, h);
+    u->dk = stx__dkey_rows(a, b, h);
+    u->dv = stx__dvalue_rows(a, b, h);
+    u->dspan = w->dspan + (unit - w->unit);
+    if (w->dpe_size)
+        u->dpe = w->dpe + u->owner * w->dpe_size + stx__attn_table(A, h) * D * w->ldpe;
+    if (!a->dq) return;
+    u->dq = a->dq + b * a->q_batch_stride + h * D;
+    u->dq_stride = a->q_row_stride;
+    u->add_dq = !stx__overwrites(a, STX_OVERWRITE_DQ);
+    if (unit->part >= 0) { /* another unit has the same queries */
+        u->dq = w->part + (size_t)unit->part * T * D;
+        u->dq_stride = D;
+        u->add_dq = 0;
     }
-    /* keys that no query reaches, before the first unit of the head and behind its
-       last */
-    stx__attn_range(a, t.reach, 0, T, &first, &last);
-    if (U->part < 0) {
-        stx__attn_give(A, &dk, fresh_k, NULL, 0, 0, STX_MIN(U->first, (ptrdiff_t)a->S), NULL);
-        stx__attn_give(A, &dv, fresh_v, NULL, 0, 0, STX_MIN(U->first, (ptrdiff_t)a->S), NULL);
+}
+
+/* Zero gradients for the keys that no query reaches: those before the first unit of a
+   head, and those after its last. */
+static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
+    const stx_attention_args *a = u->A->a;
+    const ptrdiff_t S = (ptrdiff_t)a->S, before = STX_MIN(u->unit->first, S);
+    const ptrdiff_t after = STX_MAX(u->unit->last, 0);
+    ptrdiff_t first, last;
+    if (u->unit->part < 0) {
+        stx__attn_store(u->A, &u->dk, NULL, 0, 0, before, NULL);
+        stx__attn_store(u->A, &u->dv, NULL, 0, 0, before, NULL);
     }
-    if (U->last >= last) {
-        stx__attn_give(A, &dk, fresh_k, NULL, 0, STX_MAX(U->last, 0), (ptrdiff_t)a->S, NULL);
-        stx__attn_give(A, &dv, fresh_v, NULL, 0, STX_MAX(U->last, 0), (ptrdiff_t)a->S, NULL);
+    stx__attn_range(a, u->t.reach, 0, a->T, &first, &last);
+    if (u->unit->last >= last) {
+        stx__attn_store(u->A, &u->dk, NULL, 0, after, S, NULL);
+        stx__attn_store(u->A, &u->dv, NULL, 0, after, S, NULL);
     }
-    for (t.j0 = U->first; t.j0 < U->last; t.j0 += STX__BK) {
-        ptrdiff_t from = STX_MAX(t.j0, 0), to;
+}
+
+/* All keys of the unit; then dq and the biases. */
+static void stx__attn_bwd_keys(stx__attn_bwd *u) {
+    const stx__attn *A = u->A;
+    const stx_attention_args *a = A->a;
+    const ptrdiff_t S = (ptrdiff_t)a->S, first = u->unit->first, last = u->unit->last;
+    const size_t D = a->D, index = (size_t)(u->unit - u->w->unit);
+    const int needs_dk = u->dk.block || u->dk.cached, needs_dv = u->dv.block || u->dv.cached;
+    stx__attn_tile *t = &u->t;
+    stx__attn_dq_args q;
+    for (t->j0 = first; t->j0 < last; t->j0 += STX__BK) {
+        const ptrdiff_t from = STX_MAX(t->j0, 0), next = t->j0 + STX__BK;
+        ptrdiff_t to;
         int live;
-        t.bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, U->last - t.j0), 32);
-        to = STX_MIN((ptrdiff_t)a->S, t.j0 + (ptrdiff_t)t.bk);
-        live = stx__attn_live(&t);
+        t->bk = stx__round_up((size_t)STX_MIN((ptrdiff_t)STX__BK, last - t->j0), 32);
+        to = STX_MIN(S, t->j0 + (ptrdiff_t)t->bk);
+        live = stx__attn_live(t);
         if (live) {
-            stx__attn_keys(&t, &k, (ptrdiff_t)a->S, t.R.kt, t.R.kv);
-            stx__attn_keys(&t, &v, (ptrdiff_t)a->S, t.R.vt, NULL);
-            stx__attn_prefetch(&dk, t.j0, to, D);
-            stx__attn_prefetch(&dv, t.j0, to, D);
-            stx__attn_prefetch(&k, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
-            stx__attn_prefetch(&v, t.j0 + STX__BK, STX_MIN(U->last, t.j0 + 2 * STX__BK), D);
-            stx__attn_bwd_keys(x, &t, STX_MIN((ptrdiff_t)a->S, U->last) - t.j0, dk.now || dk.old,
-                               dv.now || dv.old, dz, dpe, w->ldpe);
+            stx__attn_pack(t, &u->k, S, t->R.k_columns, t->R.rows);
+            stx__attn_pack(t, &u->v, S, t->R.v_columns, NULL);
+            stx__attn_prefetch(&u->dk, t->j0, to, D);
+            stx__attn_prefetch(&u->dv, t->j0, to, D);
+            stx__attn_prefetch(&u->k, next, STX_MIN(last, next + STX__BK), D);
+            stx__attn_prefetch(&u->v, next, STX_MIN(last, next + STX__BK), D);
+            stx__attn_bwd_tile(u, STX_MIN(S, last) - t->j0, needs_dk, needs_dv);
         }
-        stx__attn_give(A, &dk, fresh_k, live ? t.R.dkt : NULL, t.j0, from, to, t.R.s);
-        stx__attn_give(A, &dv, fresh_v, live ? t.R.dvt : NULL, t.j0, from, to, t.R.s);
+        stx__attn_store(A, &u->dk, live ? t->R.dk_t : NULL, t->j0, from, to, t->R.s);
+        stx__attn_store(A, &u->dv, live ? t->R.dv_t : NULL, t->j0, from, to, t->R.s);
     }
-    STX_CALL(x, stx__attn_dq,
-             (dq, lddq, w->du + unit * D, w->dvb + unit * D, t.R.o, t.R.o2, A->Dp, a->scale, T, D,
-              add_q));
-    *wide = t.wide;
-    if (!a->N || U->part >= 0) return;
-    t.persistent = 1;
-    stx__attn_queries(&t, t.R.q, t.R.qt, NULL, a->scale * sd, 0, T);
-    memset(t.R.o, 0, T * A->Dp * sizeof *t.R.o);
-    for (p = 0; p < (ptrdiff_t)a->N; p += STX__BK) {
-        size_t n = STX_MIN((size_t)STX__BK, a->N - (size_t)p), o = h * a->N * D;
-        t.j0 = p;
-        t.bk = stx__round_up(n, 32);
-        (void)stx__attn_live(&t);
-        stx__attn_keys(&t, &pk, (ptrdiff_t)a->N, t.R.kt, t.R.kv);
-        stx__attn_keys(&t, &pv, (ptrdiff_t)a->N, t.R.vt, NULL);
-        stx__attn_bwd_keys(x, &t, (ptrdiff_t)n, w->npk > 0, w->npk > 0, dz, NULL, 0);
-        if (w->npk) {
-            stx__attn_transpose_back(A, w->dpk + owner * w->npk + o + (size_t)p * D, D, t.R.dkt, 0,
-                                     n, t.R.s, 1);
-            stx__attn_transpose_back(A, w->dpv + owner * w->npk + o + (size_t)p * D, D, t.R.dvt, 0,
-                                     n, t.R.s, 1);
-        }
-    }
-    *wide = t.wide;
-    for (r = 0; r < T && dq; r++)
-        for (c = 0; c < D; c++) dq[r * lddq + c] += a->scale * sd * t.R.o[r * A->Dp + c];
+
+    q.dq = u->dq;
+    q.ldq = u->dq_stride;
+    q.accumulate = u->add_dq;
+    q.dcontent_bias = u->w->dcontent_bias + index * D;
+    q.dposition_bias = u->w->dposition_bias + index * D;
+    q.out = t->R.out;
+    q.out_pe = t->R.out_pe;
+    q.ldo = A->Dp;
+    q.n = a->T;
+    q.D = D;
+    q.scale = a->scale;
+    STX_CALL(u->x, stx__attn_dq, (&q));
 }
 
-/* y[i] += sum over N parts of a[part C + i], parts in order */
-static void stx__add_parts_part(const stx_share *s, const void *job) {
-    const stx__loop *l = (const stx__loop *)job;
-    size_t at, n = stx__numbers_of(s, l->n, &at), i, k;
-    for (i = at; i < at + n; i++) {
-        stx_real t = 0;
-        for (k = 0; k < l->N; k++) t += l->a[k * l->C + i];
-        l->y[i] += t;
+/* The persistent vectors of the head, which its first unit computes. */
+static void stx__attn_bwd_persistent(stx__attn_bwd *u) {
+    const stx__attn *A = u->A;
+    const stx_attention_args *a = A->a;
+    const stx__attn_work *w = u->w;
+    const size_t D = a->D, T = a->T, head = u->unit->h * a->N * D;
+    const ptrdiff_t N = (ptrdiff_t)a->N;
+    const stx_real sqrt_D = (stx_real)sqrt((double)D);
+    const int needed = w->dpk_size > 0;
+    stx__attn_tile *t = &u->t;
+    stx__kv_rows k, v;
+    size_t r, c;
+    if (!N || u->unit->part >= 0) return;
+    k = stx__kv_rows_block(a->persistent_k + head, D);
+    v = stx__kv_rows_block(a->persistent_v + head, D);
+    t->persistent = 1;
+    stx__attn_queries(t, t->R.q, t->R.q_t, NULL, a->scale * sqrt_D, 0, T);
+    memset(t->R.out, 0, T * A->Dp * sizeof *t->R.out);
+    for (t->j0 = 0; t->j0 < N; t->j0 += STX__BK) {
+        const size_t n = (size_t)STX_MIN((ptrdiff_t)STX__BK, N - t->j0);
+        const size_t at = u->owner * w->dpk_size + head + (size_t)t->j0 * D;
+        t->bk = stx__round_up(n, 32);
+        (void)stx__attn_live(t);
+        stx__attn_pack(t, &k, N, t->R.k_columns, t->R.rows);
+        stx__attn_pack(t, &v, N, t->R.v_columns, NULL);
+        stx__attn_bwd_tile(u, (ptrdiff_t)n, needed, needed);
+        if (!needed) continue;
+        stx__attn_transpose_back(A, w->dpk + at, D, t->R.dk_t, 0, n, t->R.s, 1);
+        stx__attn_transpose_back(A, w->dpv + at, D, t->R.dv_t, 0, n, t->R.s, 1);
     }
+    if (!u->dq) return;
+    for (r = 0; r < T; r++)
+        for (c = 0; c < D; c++)
+            u->dq[r * u->dq_stride + c] += a->scale * sqrt_D * t->R.out[r * A->Dp + c];
 }
 
-static void stx__add_parts(stx_ctx *x, stx_real *to, const stx_real *from, size_t size, size_t n,
-                           size_t stride) {
-    stx__loop l = stx__loop_of(size, n, stride);
-    l.y = to;
-    l.a = from;
-    stx__elementwise(x, size * n, stx__add_parts_part, &l);
+/* clear_bk: see stx__attn_bwd_open; updated. */
+static void stx__attn_bwd_unit(stx_ctx *x, const stx__attn *A, const stx__attn_work *w,
+                               size_t thread, size_t owner, const stx__attn_unit *unit,
+                               size_t *clear_bk) {
+    stx__attn_bwd u;
+    u.x = x;
+    u.A = A;
+    u.w = w;
+    u.unit = unit;
+    u.owner = owner;
+    u.dq = u.dpe = NULL;
+    u.dq_stride = 0;
+    u.add_dq = 0;
+    stx__attn_bwd_open(&u, thread, *clear_bk);
+    stx__attn_bwd_unreached(&u);
+    stx__attn_bwd_keys(&u);
+    stx__attn_bwd_persistent(&u);
+    *clear_bk = u.t.clear_bk;
 }
 
-/* What an owner owns of the units, longest first; what they share is summed by owner */
+/* The units of an owner, the longest first. */
 static void stx__attn_bwd_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn_work *w = j->w;
-    size_t i, k, wide = 0;
+    size_t i, k, clear_bk = 0;
     if (j->A->mk->enter) j->A->mk->enter();
     for (i = s->begin; i < s->end; i++) {
-        memset(w->dpe + i * w->npe, 0, w->npe * sizeof(stx_real));
-        memset(w->dpk + i * w->npk, 0, w->npk * sizeof(stx_real));
-        memset(w->dpv + i * w->npk, 0, w->npk * sizeof(stx_real));
+        memset(w->dpe + i * w->dpe_size, 0, w->dpe_size * sizeof(stx_real));
+        memset(w->dpk + i * w->dpk_size, 0, w->dpk_size * sizeof(stx_real));
+        memset(w->dpv + i * w->dpk_size, 0, w->dpk_size * sizeof(stx_real));
         for (k = 0; k < w->count; k++)
             if (w->unit[k].owner == (int)i)
-                stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, k, &wide);
+                stx__attn_bwd_unit(s->x, j->A, w, s->thread, i, &w->unit[k], &clear_bk);
     }
     if (j->A->mk->leave) j->A->mk->leave();
 }
 
-/* dpe[p] += the owners' sums, (D,ldpe) a table */
-static void stx__attn_dpe_part(const stx_share *s, const void *job) {
+/* dpe[p] += the sum of the owners' copies (tables,D,ldpe). */
+static void stx__attn_add_dpe_part(const stx_share *s, const void *job) {
     const stx__attn_job *j = (const stx__attn_job *)job;
     const stx__attn *A = j->A;
     const stx__attn_work *w = j->w;
-    size_t p, h, d, k, D = A->a->D, ldp = A->tables * D;
+    const size_t D = A->a->D, ldp = A->tables * D;
+    size_t p, c, k;
     for (p = s->begin; p < s->end; p++)
-        for (h = 0; h < A->tables; h++)
-            for (d = 0; d < D; d++) {
-                stx_real t = 0;
-                for (k = 0; k < w->owners; k++) t += w->dpe[k * w->npe + (h * D + d) * w->ldpe + p];
-                A->a->dpe[((size_t)A->p0 + p) * ldp + h * D + d] += t;
-            }
+        for (c = 0; c < ldp; c++) {
+            stx_real t = 0;
+            for (k = 0; k < w->owners; k++) t += w->dpe[k * w->dpe_size + c * w->ldpe + p];
+            A->a->dpe[((size_t)A->pe_first + p) * ldp + c] += t;
+        }
+}
+
+/* to (n) += the sum of `copies` arrays of n elements. */
+typedef struct stx__add_copies_args {
+    stx_real *to;
+    const stx_real *from;            /* (copies,n) */
+    size_t n, copies;
+} stx__add_copies_args;
+
+STX_INNER void stx__add_copies(int fma, const stx_share *s, const void *job) {
+    const stx__add_copies_args *a = (const stx__add_copies_args *)job;
+    size_t i, k, e;
+    (void)fma;
+    for (i = 64 * s->begin; i < STX_MIN(a->n, 64 * s->end); i += 64) {
+        const size_t w = STX_MIN((size_t)64, a->n - i);
+        stx_real t[64] = {0};
+        for (k = 0; k < a->copies; k++)
+            for (e = 0; e < w; e++) t[e] += a->from[k * a->n + i + e];
+        for (e = 0; e < w; e++) a->to[i + e] += t[e];
+    }
+}
+
+STX_LOOP(stx__add_copies)
+
+static void stx__attn_add_persistent(stx_ctx *x, const stx__attn_work *w, stx_real *to,
+                                     const stx_real *from) {
+    stx__add_copies_args a;
+    if (!w->dpk_size || !to) return;
+    a.to = to;
+    a.from = from;
+    a.n = w->dpk_size;
+    a.copies = w->owners;
+    stx_parallel(x, (a.n + 63) / 64, a.n * a.copies, stx__add_copies_run, &a);
+}
+
+/* Gives each unit to the owner with the least cost so far. */
+static void stx__attn_assign(const stx_attention_args *a, stx__attn_work *w) {
+    size_t i, k;
+    for (k = 0; k < w->owners; k++) w->load[k] = 0;
+    for (i = 0; i < w->count; i++) {
+        stx__attn_unit *u = &w->unit[i];
+        size_t best = 0;
+        for (k = 1; k < w->owners; k++)
+            if (w->load[k] < w->load[best]) best = k;
+        u->owner = (int)best;
+        w->load[best] += (double)(u->last - u->first) + (u->part < 0 ? (double)a->N : 0)
+                         + (double)STX__BQ;
+    }
+}
+
+/* Adds what was summed per unit: biases, span_fraction, and dq of divided heads. */
+static void stx__attn_add_units(const stx_attention_args *a, const stx__attn_work *w) {
+    const size_t D = a->D;
+    size_t i, c, r;
+    for (i = 0; i < w->count; i++) {
+        const stx__attn_unit *u = &w->unit[i];
+        const size_t o = u->h * D;
+        if (a->dcontent_bias)
+            for (c = 0; c < D; c++) a->dcontent_bias[o + c] += w->dcontent_bias[i * D + c];
+        if (a->dposition_bias)
+            for (c = 0; c < D; c++) a->dposition_bias[o + c] += w->dposition_bias[i * D + c];
+        if (a->dspan_fraction)
+            a->dspan_fraction[a->span_shared ? 0 : u->h] += w->dspan[i] * (a->max_span / a->ramp);
+        if (u->part < 0 || !a->dq) continue;
+        for (r = 0; r < a->T; r++) {
+            const stx_real *part = w->part + ((size_t)u->part * a->T + r) * D;
+            stx_real *dq = a->dq + u->b * a->q_batch_stride + r * a->q_row_stride + o;
+            for (c = 0; c < D; c++) dq[c] += part[c];
+        }
+    }
 }
 
 STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
@@ -14119,51 +14579,21 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
     stx__attn A;
     stx__attn_work w;
     stx__attn_job j;
-    size_t i, c, D = a->D;
-    if (a->H > STX__MAX_HEADS) {
-        stx_fail(x, STX_ERR_SHAPE, "stx_attention_bwd: %zu heads, want at most %d", a->H,
-                 (int)STX__MAX_HEADS);
-        return;
-    }
-    stx__attn_start(x, &A, a, 1, &w);
-    memset(w.du, 0, w.count * D * sizeof(stx_real));
-    memset(w.dvb, 0, w.count * D * sizeof(stx_real));
-    memset(w.dz, 0, w.count * sizeof(stx_real));
-    /* each unit to the owner with the least work so far */
-    for (i = 0; i < w.owners; i++) w.load[i] = 0;
-    for (i = 0; i < w.count; i++) {
-        size_t k, best = 0;
-        for (k = 1; k < w.owners; k++)
-            if (w.load[k] < w.load[best]) best = k;
-        w.unit[i].owner = (int)best;
-        w.load[best] += (double)(w.unit[i].last - w.unit[i].first)
-                        + (w.unit[i].part < 0 ? (double)a->N : 0) + (double)STX__BQ;
-    }
+    if (!stx__attn_start(x, "stx_attention_bwd", &A, a, 1, &w)) return;
+    memset(w.dcontent_bias, 0, w.count * a->D * sizeof(stx_real));
+    memset(w.dposition_bias, 0, w.count * a->D * sizeof(stx_real));
+    memset(w.dspan, 0, w.count * sizeof(stx_real));
+    stx__attn_assign(a, &w);
     j.A = &A;
     j.w = &w;
     stx_parallel_units(x, w.owners, stx__attn_bwd_part, &j);
-    if (w.npe)
-        stx_parallel(x, a->P - (size_t)A.p0, A.tables * A.np * D * w.owners, stx__attn_dpe_part,
-                     &j);
-    if (w.npk && a->dpersistent_k)
-        stx__add_parts(x, a->dpersistent_k, w.dpk, w.npk, w.owners, w.npk);
-    if (w.npk && a->dpersistent_v)
-        stx__add_parts(x, a->dpersistent_v, w.dpv, w.npk, w.owners, w.npk);
-    for (i = 0; i < w.count; i++) {
-        const stx__attn_unit *U = w.unit + i;
-        size_t r, o = U->h * D;
-        if (a->dcontent_bias)
-            for (c = 0; c < D; c++) a->dcontent_bias[o + c] += w.du[i * D + c];
-        if (a->dposition_bias)
-            for (c = 0; c < D; c++) a->dposition_bias[o + c] += w.dvb[i * D + c];
-        if (a->dspan_fraction)
-            a->dspan_fraction[a->span_shared ? 0 : U->h] += w.dz[i] * (a->max_span / a->ramp);
-        if (U->part >= 0 && a->dq)
-            for (r = 0; r < a->T; r++)
-                for (c = 0; c < D; c++)
-                    a->dq[U->b * a->q_batch_stride + r * a->q_row_stride + o + c] +=
-                        w.part[((size_t)U->part * a->T + r) * D + c];
-    }
+
+    if (w.dpe_size)
+        stx_parallel(x, a->P - (size_t)A.pe_first, A.tables * A.pe_rows * a->D * w.owners,
+                     stx__attn_add_dpe_part, &j);
+    stx__attn_add_persistent(x, &w, a->dpersistent_k, w.dpk);
+    stx__attn_add_persistent(x, &w, a->dpersistent_v, w.dpv);
+    stx__attn_add_units(a, &w);
 }
 
 
