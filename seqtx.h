@@ -14599,39 +14599,51 @@ STX_DEF void stx_attention_bwd(stx_ctx *x, const stx_attention_args *a) {
 
 // >>adaptive input and output
 
-/* Which cluster holds id; count when none does. */
+/* The cluster that has id, or `count` if none does. */
 static size_t stx__cluster(const size_t *end, size_t count, int32_t id) {
     size_t c = 0;
-    while (c < count && (id < 0 || (size_t)id >= end[c])) c++;
-    return id < 0 ? count : c;
+    if (id < 0) return count;
+    while (c < count && (size_t)id >= end[c]) c++;
+    return c;
+}
+
+/* The first id of cluster c. */
+static size_t stx__cluster_start(const size_t *end, size_t c) {
+    return c ? end[c - 1] : 0;
+}
+
+/* Column of cluster c >= 1 in the head, after its `words` columns of words, for K
+   clusters. */
+static size_t stx__cluster_column(size_t words, size_t K, size_t c, int forward) {
+    return words + (forward ? c - 1 : K - 1 - c);
 }
 
 STX_DEF void stx_cluster_sort(stx_ctx *x, int32_t *local, int32_t *place, int32_t *at,
                               int32_t *over, const int32_t *ids, size_t n, const stx_clusters *k) {
-    size_t next[STX_MAX_CLUSTERS], i, c;
+    size_t next[STX_MAX_CLUSTERS], i, c; /* next free slot of each cluster */
     (void)x;
     memcpy(next, k->first, sizeof next);
     for (i = 0; i < k->first[k->count]; i++) {
         local[i] = k->leftover;
         place[i] = 0;
     }
-    for (*over = 0, i = 0; i < n; i++) {
+    *over = 0;
+    for (i = 0; i < n; i++) {
         c = stx__cluster(k->end, k->count, ids[i]);
-        if (c == k->count) {
-            at[i] = -1;
-            continue;
+        at[i] = -1;
+        if (c == k->count) continue;
+        if (k->head) {
+            at[i] = ids[i];
+            if (c == 0) continue;
+            at[i] = (int32_t)stx__cluster_column(k->end[0], k->count, c, k->forward_columns);
         }
-        if (k->head)
-            at[i] = c == 0 ? ids[i]
-                           : (int32_t)(k->end[0] + (k->forward_columns ? c - 1 : k->count - 1 - c));
-        if (k->head && c == 0) continue;
         if (next[c] == k->first[c + 1]) {
             *over = 1;
             if (!k->head) at[i] = 0;
             continue;
         }
         if (!k->head) at[i] = (int32_t)next[c];
-        local[next[c]] = ids[i] - (int32_t)(c ? k->end[c - 1] : 0);
+        local[next[c]] = ids[i] - (int32_t)stx__cluster_start(k->end, c);
         place[next[c]++] = (int32_t)i;
     }
 }
@@ -14643,80 +14655,63 @@ STX_DEF void stx_nan_if(stx_ctx *x, stx_real *y, size_t n, const int32_t *flag) 
         for (i = 0; i < n; i++) y[i] = (stx_real)NAN;
 }
 
-static size_t stx__cluster_start(const stx_adaptive *a, size_t c) {
-    return c ? a->end[c - 1] : 0;
-}
-
-/* Is the set sound? Everything after this trusts its sizes. */
-static int stx__adaptive_ok(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d,
-                            int output) {
-    STX__FP_SCOPE;
-    size_t c;
+/* Checks cluster c. d: the width of the model, 0 if it is unknown. */
+static int stx__adaptive_check_cluster(stx_ctx *x, const char *op, const stx_adaptive *a, size_t c,
+                                       size_t d, int output) {
+    const size_t start = stx__cluster_start(a->end, c);
+    const stx_tensor *T = a->table[c], *P = a->proj[c];
+    const stx_tensor *bias = output ? a->bias[c] : NULL;
+    const stx_tensor *proj_bias = output ? a->proj_bias[c] : NULL;
     char s[96];
-    if (a->clusters < 1 || a->clusters > STX_MAX_CLUSTERS) {
-        stx_fail(x, STX_ERR_ARG, "%s: %zu clusters, want 1 to %d", op, a->clusters,
-                 STX_MAX_CLUSTERS);
-        return 0;
-    }
-    if (!(a->dropout >= 0 && a->dropout < 1)) {
-        stx_fail(x, STX_ERR_ARG, "%s: dropout %g, want 0 <= dropout < 1", op, a->dropout);
-        return 0;
-    }
-    if (!output && !stx__finite(a->scale)) {
-        stx_fail(x, STX_ERR_ARG, "%s: scale %g, want a finite one (0: sqrt(d))", op, a->scale);
-        return 0;
-    }
-    for (c = 0; c < a->clusters; c++) {
-        size_t start = c ? a->end[c - 1] : 0;
-        const stx_tensor *t = a->table[c], *p = a->proj[c], *b = a->bias[c];
-        if (a->end[c] <= start || a->end[c] > INT32_MAX) {
-            stx_fail(x, STX_ERR_ARG, "%s: cluster %zu is [%zu,%zu): the ends must rise", op, c,
-                     start, a->end[c]);
-            return 0;
-        }
-        if (!t || t->ndim != 2 || t->dim[0] != a->end[c] - start) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: table %zu is %s, want (%zu,width)", op, c,
-                     t ? stx__shape(t, s) : "NULL", a->end[c] - start);
-            return 0;
-        }
-        if (p && (p->ndim != 2 || p->dim[1] != t->dim[1] || (d && p->dim[0] != d))) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: projection %zu is %s, want (%zu,%zu)", op, c,
-                     stx__shape(p, s), d, t->dim[1]);
-            return 0;
-        }
-        if (!p && d && t->dim[1] != d) {
-            stx_fail(x, STX_ERR_SHAPE,
-                     "%s: table %zu is %s, without a projection its width must be %zu", op, c,
-                     stx__shape(t, s), d);
-            return 0;
-        }
-        if (output && a->proj_bias[c] && (!p || a->proj_bias[c]->size != p->dim[1])) {
-            stx_fail(x, STX_ERR_SHAPE,
-                     "%s: projection bias %zu is %s, want (%zu), and a projection", op, c,
-                     stx__shape(a->proj_bias[c], s), t->dim[1]);
-            return 0;
-        }
-        if (output && b && b->size != t->dim[0]) {
-            stx_fail(x, STX_ERR_SHAPE, "%s: bias %zu is %s, want (%zu)", op, c, stx__shape(b, s),
-                     t->dim[0]);
-            return 0;
-        }
-    }
-    if (output && a->clusters > 1) {
-        const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
-        if (!w || w->ndim != 2 || w->dim[0] != a->clusters - 1 || w->dim[1] != a->table[0]->dim[1]
-            || (b && b->size != w->dim[0])) {
-            stx_fail(x, STX_ERR_SHAPE,
-                     "%s: cluster_w is %s, want (%zu,%zu), and cluster_b one number a row", op,
-                     w ? stx__shape(w, s) : "NULL", a->clusters - 1, a->table[0]->dim[1]);
-            return 0;
-        }
-    }
+    STX__CHECK(x, a->end[c] > start && a->end[c] <= INT32_MAX, STX_ERR_ARG,
+               "%s: end[%zu]: expected more than %zu, where the cluster begins, and less than "
+               "2^31, got %zu", op, c, start, a->end[c]);
+    STX__CHECK(x, T && T->ndim == 2 && T->dim[0] == a->end[c] - start, STX_ERR_SHAPE,
+               "%s: table[%zu]: expected (%zu,width), got %s", op, c, a->end[c] - start,
+               T ? stx__shape(T, s) : "NULL");
+    STX__CHECK(x, !P || (P->ndim == 2 && P->dim[1] == T->dim[1] && (!d || P->dim[0] == d)),
+               STX_ERR_SHAPE, "%s: proj[%zu]: expected (%zu,%zu), got %s", op, c, d, T->dim[1],
+               stx__shape(P, s));
+    STX__CHECK(x, P || !d || T->dim[1] == d, STX_ERR_SHAPE,
+               "%s: table[%zu]: expected width %zu, since there is no projection, got %s", op, c,
+               d, stx__shape(T, s));
+    STX__CHECK(x, !proj_bias || (P && proj_bias->size == P->dim[1]), STX_ERR_SHAPE,
+               "%s: proj_bias[%zu]: expected (%zu) and a projection, got %s and %s", op, c,
+               T->dim[1], stx__shape(proj_bias, s), P ? "a projection" : "no projection");
+    STX__CHECK(x, !bias || bias->size == T->dim[0], STX_ERR_SHAPE,
+               "%s: bias[%zu]: expected (%zu), got %s", op, c, T->dim[0], stx__shape(bias, s));
     return 1;
 }
 
-/* m[c]: how many of the ids each cluster holds, those that are left out apart. 0 and
-   an error (op NULL: without) when one is in none */
+/* Checks everything that the functions below rely on. */
+static int stx__adaptive_check(stx_ctx *x, const char *op, const stx_adaptive *a, size_t d,
+                               int output) {
+    STX__FP_SCOPE;
+    const stx_tensor *w = a->cluster_w, *b = a->cluster_b;
+    size_t c, K, width;
+    char s[96];
+    STX__CHECK(x, a->clusters >= 1 && a->clusters <= STX_MAX_CLUSTERS, STX_ERR_ARG,
+               "%s: clusters: expected 1 to %d, got %zu", op, STX_MAX_CLUSTERS, a->clusters);
+    if (!(a->dropout >= 0 && a->dropout < 1))
+        return stx_bad_value(x, op, "dropout", a->dropout, "at least 0 and below 1");
+    if (!output && !stx__finite(a->scale))
+        return stx_bad_value(x, op, "scale", a->scale, "a finite number, or 0 for sqrt(d)");
+    for (c = 0; c < a->clusters; c++)
+        if (!stx__adaptive_check_cluster(x, op, a, c, d, output)) return 0;
+    if (!output || a->clusters == 1) return 1;
+
+    K = a->clusters - 1;
+    width = a->table[0]->dim[1];
+    STX__CHECK(x, w && w->ndim == 2 && w->dim[0] == K && w->dim[1] == width, STX_ERR_SHAPE,
+               "%s: cluster_w: expected (%zu,%zu), got %s", op, K, width,
+               w ? stx__shape(w, s) : "NULL");
+    STX__CHECK(x, !b || b->size == K, STX_ERR_SHAPE, "%s: cluster_b: expected (%zu), got %s", op,
+               K, stx__shape(b, s));
+    return 1;
+}
+
+/* m[c]: how many of the ids cluster c has, without the ignored ones. Returns 0 and,
+   unless op is NULL, sets an error if an id is in no cluster. */
 static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a,
                                const stx_ids *ids, const stx_token_loss *how, size_t *m) {
     size_t c, i, n = ids->B * ids->T;
@@ -14724,22 +14719,23 @@ static int stx__cluster_counts(stx_ctx *x, const char *op, const stx_adaptive *a
     for (i = 0; i < n; i++) {
         if (stx__left_out(how, ids->data[i])) continue;
         c = stx__cluster(a->end, a->clusters, ids->data[i]);
-        if (c < a->clusters)
+        if (c < a->clusters) {
             m[c]++;
-        else if (op) {
-            stx_fail(x, STX_ERR_ARG, "%s: id %ld at position %zu is outside the vocabulary of %zu",
-                     op, (long)ids->data[i], i, a->end[a->clusters - 1]);
-            return 0;
+            continue;
         }
+        STX__CHECK(x, !op, STX_ERR_ARG,
+                   "%s: id at position %zu: expected at least 0 and below the vocabulary of %zu, "
+                   "got %ld", op, i, a->end[a->clusters - 1], (long)ids->data[i]);
     }
     return 1;
 }
 
-/* Places for m of n ids: as many, or on a GPU the next multiple of n/16, so that steps
-   whose counts differ little are the same */
+/* Slots for m of the ids: m, or on a GPU m rounded up to a multiple of 1/16 of all ids,
+   so that steps with similar counts have the same shapes. */
 static size_t stx__cluster_capacity(const stx_ids *ids, size_t m) {
     size_t n = ids->B * ids->T, each = (n + 15) / 16;
-    return ids->data == ids->device || !m ? m : STX_MIN(n, (m + each - 1) / each * each);
+    if (ids->data == ids->device || !m) return m;
+    return STX_MIN(n, (m + each - 1) / each * each);
 }
 
 STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx_ids *ids,
@@ -14752,16 +14748,20 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
     return key;
 }
 
-/* The ids of each cluster, sorted on the device: see stx_cluster_sort. known: the ids
-   there, or with -1 for those that are left out */
-typedef struct stx__sorted {
+/* Ids sorted by cluster on the device, see stx_cluster_sort. Cluster c has size[c] slots.
+   */
+typedef struct stx__sorted_ids {
     stx_clusters k;
-    int32_t *local, *place, *at, *over;
-} stx__sorted;
+    size_t   size[STX_MAX_CLUSTERS];
+    int32_t *local, *place;          /* of all clusters, one after the other */
+    int32_t *at;                     /* (n) */
+    int32_t *over;                   /* (1) */
+} stx__sorted_ids;
 
+/* known: the ids on the device, with -1 for ignored ones. */
 static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, const stx_ids *ids,
                          const int32_t *known, const stx_token_loss *how, int head,
-                         stx__sorted *s) {
+                         stx__sorted_ids *s) {
     size_t m[STX_MAX_CLUSTERS], n = ids->B * ids->T, c, all;
     if (!stx__cluster_counts(x, op, a, ids, how, m)) return 0;
     stx__ids_used(ids, a->end[a->clusters - 1], how);
@@ -14771,8 +14771,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     s->k.leftover = head ? -1 : 0;
     s->k.forward_columns = a->forward_columns;
     for (c = 0; c < a->clusters; c++) {
+        if (!head || c) s->size[c] = stx__cluster_capacity(ids, m[c]);
         s->k.end[c] = a->end[c];
-        s->k.first[c + 1] = s->k.first[c] + (head && c == 0 ? 0 : stx__cluster_capacity(ids, m[c]));
+        s->k.first[c + 1] = s->k.first[c] + s->size[c];
     }
     all = s->k.first[a->clusters];
     s->at = (int32_t *)stx_step_bytes(x, (n + 2 * all + 1) * sizeof *s->at);
@@ -14784,9 +14785,9 @@ static int stx__sort_ids(stx_ctx *x, const char *op, const stx_adaptive *a, cons
     return 1;
 }
 
-/* A dropout of rows (m,C) that belong to the tokens place[0..m) of n: what to multiply
-   them by, or NULL. It is drawn for all tokens, for which rows a rank has in a
-   cluster, and in what order, depends on its share of the batch. */
+/* Dropout masks (m,C) for rows that belong to the tokens place[0..m) of n, or NULL
+   without dropout. They are drawn for all tokens, because the rows that a rank has in a
+   cluster, and their order, depend on its share of the batch. */
 static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, const int32_t *place,
                                    size_t m) {
     stx_tensor *all, *mask;
@@ -14800,131 +14801,170 @@ static stx_tensor *stx__token_mask(stx_ctx *x, size_t n, size_t C, double p, con
     return all ? mask : NULL;
 }
 
+/* Rows of all clusters, one after the other: P_c dropout(T_c[id]), (1,all,d). */
+static stx_tensor *stx__adaptive_rows(stx_ctx *x, const stx_adaptive *a, size_t n,
+                                      const stx__sorted_ids *s) {
+    stx_tensor *all = NULL;
+    size_t c;
+    for (c = 0; c < a->clusters; c++) {
+        const int32_t *local = s->local + s->k.first[c], *place = s->place + s->k.first[c];
+        stx_tensor *rows, *mask;
+        size_t dim[3];
+        dim[0] = 1;
+        dim[1] = s->size[c];
+        dim[2] = stx__last(a->table[c]);
+        mask = stx__token_mask(x, n, dim[2], a->dropout, place, dim[1]);
+        if (!dim[1]) continue;
+        rows = stx__memory_of(x, a->table[c], local, dim[1], 3, dim);
+        if (mask) rows = stx_mul(x, rows, mask);
+        if (a->proj[c]) rows = stx_linear(x, rows, a->proj[c], NULL, STX_ACT_NONE);
+        if (!rows) return NULL;
+        all = all ? stx_concat(x, all, rows) : rows;
+    }
+    return all;
+}
+
 STX_DEF stx_tensor *stx_adaptive_input(stx_ctx *x, const stx_adaptive *a, const stx_ids *ids) {
     STX__FP_SCOPE;
-    size_t n, c, d = 0, dim[3];
-    stx__sorted s;
-    stx_tensor *all = NULL, *y;
+    size_t n, d = 0, dim[3];
+    stx__sorted_ids s;
+    stx_tensor *rows, *y;
     if (!stx_ok(x) || !a || !ids) return NULL;
     n = ids->B * ids->T;
     if (a->clusters && a->table[0]) d = a->proj[0] ? a->proj[0]->dim[0] : stx__last(a->table[0]);
-    if (!stx__adaptive_ok(x, "stx_adaptive_input", a, d, 0)) return NULL;
+    if (!stx__adaptive_check(x, "stx_adaptive_input", a, d, 0)) return NULL;
     STX__NEED(x, n <= INT32_MAX / 2, STX_ERR_ARG,
-              "stx_adaptive_input: %zu tokens at once, want fewer than 2^30", n);
+              "stx_adaptive_input: ids: expected fewer than 2^30 tokens, got %zu", n);
     if (!stx__sort_ids(x, "stx_adaptive_input", a, ids, ids->device, NULL, 0, &s)) return NULL;
-    for (c = 0; c < a->clusters; c++) {
-        stx_tensor *e, *mask;
-        dim[0] = 1;
-        dim[1] = s.k.first[c + 1] - s.k.first[c];
-        dim[2] = stx__last(a->table[c]);
-        mask = stx__token_mask(x, n, dim[2], a->dropout, s.place + s.k.first[c], dim[1]);
-        if (!dim[1]) continue;
-        e = stx__memory_of(x, a->table[c], s.local + s.k.first[c], dim[1], 3, dim);
-        if (mask) e = stx_mul(x, e, mask);
-        if (a->proj[c]) e = stx_linear(x, e, a->proj[c], NULL, STX_ACT_NONE);
-        if (!e) return NULL;
-        d = stx__last(e);
-        all = all ? stx_concat(x, all, e) : e;
-    }
-    if (!all) return NULL;
+    rows = stx__adaptive_rows(x, a, n, &s);
+    if (!rows) return NULL;
+
     dim[0] = ids->B;
     dim[1] = ids->T;
-    dim[2] = d;
-    y = stx__memory_of(x, all, s.at, n, 3, dim);
-    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)d));
+    dim[2] = stx__last(rows);
+    y = stx__memory_of(x, rows, s.at, n, 3, dim);
+    if (y && a->scale != 1) y = stx_scale(x, y, a->scale != 0 ? a->scale : sqrt((double)dim[2]));
     if (y && stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, y->data, y->size, s.over));
     return y;
 }
 
-/* PADDED LOGITS. Tensor cores read and write rows from multiples of 16 bytes on, and
-   an odd vocabulary has others. So on a GPU a table whose rows are no multiple of 8
-   has room behind it for as many zeros as make them one of 64: 128 bytes of bfloat16,
-   less than a tile of the product, which computes them anyway. The logits then have
-   columns that are no words: losses do not read them and give them gradients of 0, so
-   that the product by the table and that of its gradient may run over them; the
-   parameters, their gradients and all that takes them by their size never see them. */
-enum { STX__ALIGNED = 8, STX__PADDED = 64 };
+/* Padded logits. Tensor cores access rows at multiples of 16 bytes, which an odd
+   vocabulary does not have. On a GPU, a table whose number of rows is not a multiple of 8
+   is therefore followed by zero rows up to a multiple of 64: 128 bytes of bf16, less than
+   a tile of the GEMM, which computes them anyway. The logits then have columns that are
+   not words. Losses do not read them and set their gradients to 0, so that GEMMs with the
+   table and with its gradient can include them. The parameters, their gradients and
+   whatever uses their size do not. */
+enum {
+    STX__ALIGNED = 8,
+    STX__PADDED  = 64
+};
 
 static size_t stx__vocab_io_pad(const stx_ctx *x, size_t rows) {
     return stx__on_gpu(x) && rows % STX__ALIGNED ? STX__PADDED - rows % STX__PADDED : 0;
 }
 
-/* h (..,d) -> T h + b, with as many columns more as the table and its bias have room
-   for */
+/* h (..,d) -> T h + b, with the padding columns for which the table and its bias have
+   space. */
 static stx_tensor *stx__logits(stx_ctx *x, stx_tensor *h, stx_tensor *T, stx_tensor *b) {
     size_t pad = T && T->ndim == 2 ? stx__vocab_io_pad(x, T->dim[0]) : 0;
     if (pad && (T->padding < pad * T->dim[1] || (b && b->padding < pad))) pad = 0;
     return stx__linear_padded(x, h, T, b, STX_ACT_NONE, pad);
 }
 
-/* Logits of cluster c for rows h (n,d): x_c = dropout(P_c^T h + p_c) ; T_c x_c + b_c,
-   and for the head also the clusters' columns in ascending order of column. mask: of
-   the dropout of a cluster's rows; NULL: by `dropout`. *w: how many columns are logits */
+/* Logits of cluster c for rows h (n,d): T_c dropout(P_c^T h + p_c) + b_c. For the head,
+   followed by the columns of the other clusters. mask: dropout masks of a cluster's rows,
+   or NULL for dropout with probability `dropout`. *w: the number of columns that are
+   logits. */
 static stx_tensor *stx__adaptive_logits(stx_ctx *x, const stx_adaptive *a, stx_tensor *h, size_t c,
                                         double dropout, stx_tensor *mask, size_t *w) {
-    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *l;
+    stx_tensor *e = a->proj[c] ? stx_matmul(x, h, a->proj[c], 0, 0) : h, *logits;
     if (a->proj_bias[c]) e = stx_add(x, e, a->proj_bias[c]);
     e = mask ? stx_mul(x, e, mask) : stx_dropout(x, e, dropout);
-    l = stx__logits(x, e, a->table[c], a->bias[c]);
+    logits = stx__logits(x, e, a->table[c], a->bias[c]);
     *w = a->table[c]->dim[0];
-    if (c || a->clusters == 1) return l;
+    if (c || a->clusters == 1) return logits;
     *w += a->clusters - 1;
-    return stx__join_columns(x, l, a->table[c]->dim[0],
+    return stx__join_columns(x, logits, a->table[c]->dim[0],
                              stx__logits(x, e, a->cluster_w, a->cluster_b), a->clusters - 1);
 }
 
-/* The loss of the head, and of each cluster for its rows. With how, and on a GPU,
-   where there may be rows left over: by weights. */
+/* A call of the adaptive softmax. The loss is that of the head for all n rows plus that
+   of each cluster for its rows. It is weighted if `how` is given, and on a GPU, where
+   clusters have slots without a row. */
+typedef struct stx__adaptive_loss {
+    const stx_adaptive *a;
+    stx_token_loss *how;             /* or NULL */
+    stx_tensor     *h;               /* (n,d) */
+    size_t          n;
+    stx__sorted_ids s;
+    stx_real       *weight;          /* (n), on the device; NULL if not weighted */
+    stx_tensor     *nll;             /* (n), likewise */
+} stx__adaptive_loss;
+
+/* The loss of cluster c >= 1, added to loss. */
+static stx_tensor *stx__adaptive_add_cluster(stx_ctx *x, const stx__adaptive_loss *l, size_t c,
+                                             stx_tensor *loss) {
+    const stx_adaptive *a = l->a;
+    const int32_t *local = l->s.local + l->s.k.first[c], *place = l->s.place + l->s.k.first[c];
+    const size_t d = stx__last(l->h), m = l->s.size[c];
+    stx_tensor *mask, *rows, *logits;
+    stx_real *weight, *nll;
+    size_t dim[2], V;
+    mask = stx__token_mask(x, l->n, a->proj[c] ? a->proj[c]->dim[1] : d, a->dropout, place, m);
+    if (!m) return loss;
+    dim[0] = m;
+    dim[1] = d;
+    rows = stx__memory_of(x, l->h, place, m, 2, dim);
+    logits = stx__adaptive_logits(x, a, rows, c, 0, mask, &V);
+    if (!l->weight)
+        return stx_add(x, loss, stx__cross_entropy_of(x, logits, V, local, (double)l->n, 0));
+
+    weight = (stx_real *)stx_step_bytes(x, 2 * m * sizeof *weight);
+    if (!weight) return NULL;
+    nll = weight + m;
+    STX_RUN(x, stx_embedding_fwd, (x, weight, l->weight, place, m, 1, 1));
+    loss = stx_add(x, loss, stx__token_loss(x, logits, V, local, weight, nll));
+    if (loss && l->how) STX_RUN(x, stx_embedding_bwd, (x, l->nll->data, nll, place, m, 1, 1));
+    return loss;
+}
+
 static stx_tensor *stx__adaptive_softmax(stx_ctx *x, const char *op, const stx_adaptive *a,
                                          stx_tensor *h, const stx_ids *targets,
                                          stx_token_loss *how) {
-    size_t n, c, dim[2], V;
-    stx__sorted s;
-    stx_real *w = NULL, *wc, *nc;
+    stx__adaptive_loss l;
+    stx_tensor *loss, *logits;
     int32_t *known;
-    stx_tensor *loss, *nll = NULL, *l;
-    int weighted;
+    size_t c, V;
     if (how) how->nll = NULL;
     if (!stx_ok(x) || !a || !h || !targets) return NULL;
-    n = targets->B * targets->T;
+    memset(&l, 0, sizeof l);
+    l.a = a;
+    l.how = how;
+    l.n = targets->B * targets->T;
     known = targets->device;
-    weighted = how || stx__on_gpu(x);
-    if (!stx__adaptive_ok(x, op, a, stx__last(h), 1)) return NULL;
-    STX__NEED(x, stx__rows(h) == n && n <= INT32_MAX / 2, STX_ERR_SHAPE,
-              "%s: %zu rows for %zu targets: want one target a row", op, stx__rows(h), n);
-    if (weighted && !stx__token_weights(x, op, targets, how, &w, &known)) return NULL;
-    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &s)) return NULL;
-    h = stx_reshape(x, h, n, stx__last(h), 0, 0);
-    if (!h) return NULL;
-    if (weighted) {
-        nll = stx_new_f32(x, n, 0, 0, 0);
-        if (!nll) return NULL;
-        if (stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, w, n, s.over));
+    if (!stx__adaptive_check(x, op, a, stx__last(h), 1)) return NULL;
+    STX__NEED(x, stx__rows(h) == l.n && l.n <= INT32_MAX / 2, STX_ERR_SHAPE,
+              "%s: expected one target per row and fewer than 2^30, got %zu rows, %zu targets",
+              op, stx__rows(h), l.n);
+    if ((how || stx__on_gpu(x)) && !stx__token_weights(x, op, targets, how, &l.weight, &known))
+        return NULL;
+    if (!stx__sort_ids(x, op, a, targets, known, how, 1, &l.s)) return NULL;
+    l.h = stx_reshape(x, h, l.n, stx__last(h), 0, 0);
+    if (!l.h) return NULL;
+    if (l.weight) {
+        l.nll = stx_new_f32(x, l.n, 0, 0, 0);
+        if (!l.nll) return NULL;
+        if (stx__on_gpu(x)) STX_RUN(x, stx_nan_if, (x, l.weight, l.n, l.s.over));
     }
-    l = stx__adaptive_logits(x, a, h, 0, a->dropout, NULL, &V);
-    loss = weighted ? stx__token_loss(x, l, V, s.at, w, nll->data)
-                    : stx__cross_entropy_of(x, l, V, s.at, (double)n, 0);
-    for (c = 1; c < a->clusters; c++) {
-        const int32_t *local = s.local + s.k.first[c], *place = s.place + s.k.first[c];
-        stx_tensor *mask;
-        dim[0] = s.k.first[c + 1] - s.k.first[c];
-        dim[1] = stx__last(h);
-        mask = stx__token_mask(x, n, a->proj[c] ? a->proj[c]->dim[1] : dim[1], a->dropout, place,
-                               dim[0]);
-        if (!dim[0]) continue;
-        l = stx__adaptive_logits(x, a, stx__memory_of(x, h, place, dim[0], 2, dim), c, 0, mask, &V);
-        if (!weighted) {
-            loss = stx_add(x, loss, stx__cross_entropy_of(x, l, V, local, (double)n, 0));
-            continue;
-        }
-        wc = (stx_real *)stx_step_bytes(x, 2 * dim[0] * sizeof *wc);
-        if (!wc) return NULL;
-        nc = wc + dim[0];
-        STX_RUN(x, stx_embedding_fwd, (x, wc, w, place, dim[0], 1, 1));
-        loss = stx_add(x, loss, stx__token_loss(x, l, V, local, wc, nc));
-        if (loss && how) STX_RUN(x, stx_embedding_bwd, (x, nll->data, nc, place, dim[0], 1, 1));
-    }
-    if (how && loss) how->nll = nll;
+
+    logits = stx__adaptive_logits(x, a, l.h, 0, a->dropout, NULL, &V);
+    if (l.weight)
+        loss = stx__token_loss(x, logits, V, l.s.at, l.weight, l.nll->data);
+    else
+        loss = stx__cross_entropy_of(x, logits, V, l.s.at, (double)l.n, 0);
+    for (c = 1; c < a->clusters; c++) loss = stx__adaptive_add_cluster(x, &l, c, loss);
+    if (how && loss) how->nll = l.nll;
     return loss;
 }
 
@@ -14942,48 +14982,46 @@ STX_DEF stx_tensor *stx_adaptive_softmax_tokens(stx_ctx *x, const stx_adaptive *
 }
 
 STX_DEF stx_tensor *stx_adaptive_log_probs(stx_ctx *x, const stx_adaptive *a, stx_tensor *h) {
-    size_t N, V, c, d[2];
+    size_t N, V, c, dim[2];
     stx_tensor *out;
-    stx_real *gate;
+    stx_real *gate; /* (N,clusters): log p of cluster c for row n */
     int recording;
     if (!stx_ok(x) || !a || !h) return NULL;
-    if (!stx__adaptive_ok(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
-    N = stx__rows(h);
-    V = a->end[a->clusters - 1];
-    d[0] = N;
-    d[1] = V;
+    if (!stx__adaptive_check(x, "stx_adaptive_log_probs", a, stx__last(h), 1)) return NULL;
+    dim[0] = N = stx__rows(h);
+    dim[1] = V = a->end[a->clusters - 1];
     recording = x->tape.recording;
     x->tape.recording = 0;
     h = stx_reshape(x, h, N, stx__last(h), 0, 0);
-    out = stx__tensor(x, STX__STEP_FULL, 2, d);
-    /* log p of cluster c for row n */
+    out = stx__tensor(x, STX__STEP_FULL, 2, dim);
     gate = (stx_real *)stx_step_bytes(x, N * a->clusters * sizeof *gate);
     for (c = 0; c < a->clusters; c++) {
-        size_t start = stx__cluster_start(a, c), w;
-        stx_tensor *l = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
-        l = stx__join_columns(x, l, w, NULL, 0);
-        if (!l || !out || !gate) {
+        const size_t start = stx__cluster_start(a->end, c);
+        size_t w;
+        stx_tensor *logits = stx__adaptive_logits(x, a, h, c, 0, NULL, &w);
+        logits = stx__join_columns(x, logits, w, NULL, 0); /* without padding */
+        if (!logits || !out || !gate) {
             out = NULL;
             break;
         }
         STX_RUN(x, stx_cluster_log_probs,
-                (x, out->data, gate, l->data, N, V, start, a->end[c] - start, stx__last(l),
-                 a->clusters, c, a->forward_columns));
+                (x, out->data, gate, logits->data, N, V, start, a->end[c] - start,
+                 stx__last(logits), a->clusters, c, a->forward_columns));
     }
     x->tape.recording = recording;
     return out;
 }
 
+/* log sum_i e^a_i, summed in double. */
 static double stx__row_lse(const stx_real *a, size_t n) {
-    stx_real m = stx__max(a, n);
+    stx_real max = stx__max(a, n);
     double s = 0;
     size_t i;
-    for (i = 0; i < n; i++) s += exp((double)(a[i] - m));
-    return (double)m + log(s);
+    for (i = 0; i < n; i++) s += exp((double)(a[i] - max));
+    return (double)max + log(s);
 }
 
-/* log p(word) = logit - log sum e^logits, plus the log p of its cluster; sums in
-   double */
+/* The arguments of stx_cluster_log_probs. */
 typedef struct stx__cluster_job {
     stx_real *out, *gate;
     const stx_real *logits;
@@ -14991,18 +15029,19 @@ typedef struct stx__cluster_job {
     int forward;
 } stx__cluster_job;
 
-static void stx__cluster_part(const stx_share *s, const void *job) {
+/* log p(word) = logit - log sum e^logits, plus the log p of its cluster. */
+static void stx__cluster_log_probs_part(const stx_share *s, const void *job) {
     const stx__cluster_job *k = (const stx__cluster_job *)job;
-    size_t n, j, K = k->K;
+    size_t n, j;
     for (n = s->begin; n < s->end; n++) {
         const stx_real *row = k->logits + n * k->w;
-        stx_real *to = k->out + n * k->V + k->start, *g = k->gate + n * K;
-        double z = stx__row_lse(row, k->w), add = k->c ? (double)g[k->c] : 0;
-        if (!k->c)
-            for (j = 1; j < K; j++)
-                g[j] = (stx_real)((double)row[k->forward ? k->size + j - 1 : k->size + K - 1 - j]
-                                  - z);
-        for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - z + add);
+        stx_real *to = k->out + n * k->V + k->start, *gate = k->gate + n * k->K;
+        const double lse = stx__row_lse(row, k->w), add = k->c ? (double)gate[k->c] : 0;
+        for (j = 1; !k->c && j < k->K; j++) {
+            const size_t column = stx__cluster_column(k->size, k->K, j, k->forward);
+            gate[j] = (stx_real)((double)row[column] - lse);
+        }
+        for (j = 0; j < k->size; j++) to[j] = (stx_real)((double)row[j] - lse + add);
     }
 }
 
@@ -15020,7 +15059,7 @@ STX_DEF void stx_cluster_log_probs(stx_ctx *x, stx_real *out, stx_real *gate,
     k.K = K;
     k.c = c;
     k.forward = forward;
-    stx_parallel(x, N, 16 * N * w, stx__cluster_part, &k);
+    stx_parallel(x, N, 16 * N * w, stx__cluster_log_probs_part, &k);
 }
 
 

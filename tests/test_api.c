@@ -656,11 +656,11 @@ static void errors(void) {
              STX_ERR_SHAPE, "stx_adaptive_softmax_tokens", "4 weights for 3", "one number a row");
         a.proj_bias[1] = T_(3, 0, 0, 0);
         WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE,
-             "stx_adaptive_softmax", "projection bias 1 is (3)", "(2)");
+             "stx_adaptive_softmax", "proj_bias[1]: expected (2)", "got (3)");
         a.proj_bias[1] = NULL;
         a.proj_bias[0] = T_(4, 0, 0, 0);
         WANT(stx_adaptive_softmax(ex, &a, T_(3, 4, 0, 0), stx_tokens(ex, id, 1, 3)), STX_ERR_SHAPE,
-             "stx_adaptive_softmax", "projection bias 0", "and a projection");
+             "stx_adaptive_softmax", "proj_bias[0]: expected", "and no projection");
         { /* tokens that outlive steps: the left out id may be set as long as every op leaves it out */
             static const int32_t with[3] = {1, -100, 4};
             stx_ids *t = stx_tokens_create(ex, 1, 3);
@@ -959,12 +959,12 @@ static void errors(void) {
     {
         int32_t big = 12;
         WANT(stx_adaptive_softmax(ex, &a, T_(1, 4, 0, 0), stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG,
-             "stx_adaptive_softmax", "id 12", "12");
+             "stx_adaptive_softmax", "vocabulary of 12", "got 12");
     }
     {
         int32_t big = -1;
         WANT(stx_adaptive_input(ex, &a, stx_tokens(ex, &big, 1, 1)), STX_ERR_ARG,
-             "stx_adaptive_input", "id -1", "vocabulary of 12");
+             "stx_adaptive_input", "vocabulary of 12", "got -1");
     }
     for (broken = 0; broken < 12; broken++)
         CHECK(survives(broken_adaptive),
