@@ -72,6 +72,9 @@ typedef struct inner_fused_kernel {
 } inner_fused_kernel;
 
 extern int inner_fused(stx_ctx *x, size_t D, int two, inner_fused_kernel *k);
+
+/* With NCCL: from now on this rank waits so many seconds for the others. */
+extern void inner_group_timeout(stx_ctx *x, double seconds);
 #endif
 
 #ifdef SEQTX_ATTN_SPAN_H

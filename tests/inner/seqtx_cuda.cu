@@ -19,6 +19,12 @@ size_t inner_pieces_of(size_t M, size_t N, size_t K, int late) {
     return stx__pieces_of(M, N, K, late);
 }
 
+#ifdef SEQTX_NCCL
+void inner_group_timeout(stx_ctx *x, double seconds) {
+    stx__gpu(x)->group->timeout = seconds;
+}
+#endif
+
 static void inner_fused_of(inner_fused_kernel *k, const char *form, int D, int a, int b, int c,
                            int threads, size_t shared, size_t more) {
     snprintf(k->name, sizeof k->name, form, D, a, b, c);
