@@ -94,7 +94,7 @@ uint32_t inner_bf16(stx_real v) {
 #endif
 uint32_t inner_busy(const stx_ctx *x) {
 #if defined(STX__PTHREADS) || defined(STX__WIN_THREADS)
-    return x->threads.pool ? STX__PEEK(&x->threads.pool->busy) : 0;
+    return x->threads.pool ? STX__LOAD(&x->threads.pool->busy) : 0;
 #else
     (void)x;
     return 0;
