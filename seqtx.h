@@ -12498,8 +12498,7 @@ STX_DEF void stx_attention_weights(const stx_attention_args *a, size_t b, size_t
             if (!a->not_causal && (delta < a->delta_min || delta > (ptrdiff_t)a->span)) continue;
             if (a->span_fraction)
                 ramp[n] = (span + (double)a->ramp + 1 - (double)delta) / (double)a->ramp;
-            /* with m = 0 a score must not count in the maximum: it can be far the largest
-               */
+            /* with m = 0, a score does not count in the maximum: it can be far larger */
             if (ramp[n] < 0 && !(a->eps > 0) && !a->no_renorm) continue;
             w[n] = (double)a->scale * stx__attn_plain_score(a, &rows, q, h, j, delta);
         }
@@ -12576,17 +12575,21 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
                  |-- keys j0.. --|-- next tile --
 
    For a tile of queries (rows r) and a tile of keys (columns c), with the packed queries
-   q = scale (q + content_bias) and qv = scale (q + position_bias):
+   q = scale (q + content_bias) and qv = scale (q + position_bias), and with p0, the row
+   of pe for the distance between row 0 and column 0:
 
-       s[r][c]  = q_r . k_c                               GEMM s[r][c] += qv_r . pe_p,  p
-       = p0 + c - r            GEMM, skewed max'     = max(max, max_c s[r][c])
-       running softmax w[r][c]  = m e^(s[r][c] - max'),  f = e^(max - max') sum_r    = f
-       sum_r + sum_c w[r][c] y_r      = f y_r + sum_c w[r][c] v_c               GEMM; y /
-       sum after the last tile
+       s[r][c]  = q_r . k_c                              GEMM
+       s[r][c] += qv_r . pe_p,  p = p0 + c - r           GEMM, skewed
+       max'     = max(max, max_c s[r][c])                running softmax
+       w[r][c]  = m e^(s[r][c] - max'),  f = e^(max - max')
+       sum_r    = f sum_r + sum_c w[r][c]
+       y_r      = f y_r + sum_c w[r][c] v_c              GEMM
 
-   All operands are in the L2 cache. Each strip of rows that the micro-kernel takes at a
-   time computes only the columns that one of its rows sees. [lo,hi) are the columns that
-   a row sees; its weights outside of them are set to zero.
+   After the last tile, y_r is divided by sum_r. All operands fit in the L2 cache.
+
+   The micro-kernel computes MR rows and NR columns at a time, only in columns that one of
+   the MR rows sees. [lo,hi) are the columns that a row sees; its weights outside of them
+   are set to zero.
 
    The skew. The second GEMM yields R[r][p] = qv_r . pe_p, which belongs to column c = p -
    p0 + r of s: each row of R is shifted by one column against the row above. It costs
@@ -12598,23 +12601,23 @@ STX_DEF void stx_attention_plain(const stx_attention_args *a, double *work) {
        r 1  d   e   f      ->       r 1        d   e   f
        r 2  g   h   i               r 2            g   h   i
 
-   In the backward pass, dR is ds read with a row stride of LDS + 1. Elements that a strip
-   computes outside of the tile go to the PAD columns between the rows.
+   In the backward pass, the gradient of R is ds read with a row stride of LDS + 1.
+   Elements that are computed outside of the tile go to the PAD columns between the rows.
 
    Easy to get wrong
-       - The running maximum must skip keys with m = 0: one of them can be far the
-       largest. - A row can see no key at all (y = 0), or none in one tile. - A padded key
-       must not be used anywhere: its value can be NaN. - With eps > 0 or no_renorm, all
-       keys within span count in the normaliser, also those
-         with m = 0.
-       - d span_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
+       - The running maximum must skip keys with m = 0: its score can exceed all others.
+       - A row can see no key at all (y = 0), or none in one tile.
+       - A padded key must not be used anywhere: its value can be NaN.
+       - With eps > 0 or no_renorm, all keys within span count in the normaliser, also
+         those with m = 0.
+       - dspan_fraction includes both ends of the ramp: 0 <= m <= 1 before clamping. */
 enum {
-    STX__BQ  = 128,                  /* queries of a tile */
-    STX__BK  = 384,                  /* keys of a tile */
+    STX__BQ    = 128,                /* queries of a tile */
+    STX__BK    = 384,                /* keys of a tile */
     STX__GROUP = 4 * STX__BQ,        /* most queries of a unit in the forward pass */
-    STX__PAD = 96,                   /* margin between the rows of a tile */
-    STX__LDS = STX__BK + STX__PAD,   /* row stride of a tile */
-    STX__LDK = STX__BK + 16          /* row stride of transposed gradients of keys */
+    STX__PAD   = 96,                 /* margin between the rows of a tile */
+    STX__LDS   = STX__BK + STX__PAD, /* row stride of a tile */
+    STX__LDK   = STX__BK + 16        /* row stride of transposed gradients of keys */
 };
 
 /* Keys at a distance of more than the reach have m = 0: there 1 - delta + z max_span <=
@@ -12637,7 +12640,7 @@ static int stx__attn_whole(const stx_attention_args *a) {
 }
 
 /* The largest distance that the loops visit for head h: the reach and one more, because
-   the key at which m has just become 0 counts in d span_fraction. */
+   the key at which m has just become 0 counts in dspan_fraction. */
 static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
     size_t e;
     if (!a->span_fraction || stx__attn_whole(a)) return a->span;
@@ -12647,7 +12650,7 @@ static size_t stx__attn_reach(const stx_attention_args *a, size_t h) {
 }
 
 /* What all tiles of a call share. Operands of matmuls are packed in words of the size of
-   an stx_real: one element, or two of bf16. */
+   an stx_real, which have one element, or two of bf16. NR is mk->nr. */
 typedef struct stx__attn {
     const stx_attention_args *a;
     const stx_ctx *x;
@@ -12835,8 +12838,8 @@ static void stx__attn_operand(const stx__attn *A, void *to, size_t ld, const stx
 
 /* from (n,cols), rows ldf apart, n <= BQ -> columns at .. at+n-1 of an operand (cols,ld),
    followed by zeros up to the next multiple of 32. Transposes NR words of columns at a
-   time; bf16 elements are first paired with those of the next row, so that words are
-   moved. */
+   time; bf16 elements are first paired with those of the next row, so that words
+   are moved. */
 static void stx__attn_transpose(const stx__attn *A, void *to, size_t ld, size_t at,
                                 const stx_real *from, size_t ldf, size_t n, size_t cols) {
     const stx__micro *mk = A->mk;
@@ -13025,8 +13028,7 @@ static int stx__attn_holes(const stx__attn_tile *t, stx_real *s, stx_real *g, pt
 }
 
 /* Rows of a tile of keys in one array: n rows, stride elements apart, for the columns
-   from `skip` on. The columns before them are zero keys, those after them do not exist.
-   */
+   from `skip` on. The columns before them are zero keys, those after them no keys. */
 typedef struct stx__attn_tile_rows {
     const stx_real *row;
     size_t n, stride, skip;
@@ -13076,8 +13078,7 @@ static void stx__attn_pack_columns(const stx__attn_tile *t, const stx__attn_tile
     memset(to + done * Dk / u, 0, (t->bk - done) * Dk / u * sizeof *to);
 }
 
-/* Zeros row i of a strip of packed rows. In bf16, a word has rows i and i + 1 for even i.
-   */
+/* Zeros row i of a strip of packed rows. In bf16, a word has rows i and i + 1, i even. */
 static void stx__attn_zero_row(const stx__attn *A, stx_real *strip, size_t i) {
     const size_t nr = A->mk->nr;
     uint32_t *words = (uint32_t *)(void *)strip + i / 2 * nr;
@@ -13289,9 +13290,8 @@ STX_EACH_ISA(stx__mask_row,
 
 /* Returns the factors of query r for columns [lo,hi) after normalisation: dropout, 0 or
    1/keep, and for persistent vectors sqrt(N), since their values are sqrt(N)
-   persistent_v. NULL if all are 1. The random bits depend on the query and the distance
-   only, so that tiles do not matter; those of the persistent vectors follow the window's.
-   */
+   persistent_v. NULL if all are 1. The random bits depend only on the query and the
+   distance, so that tiles do not matter. Persistent vectors follow the window. */
 static const stx_real *stx__attn_drop(stx_ctx *x, const stx__attn_tile *t, size_t r) {
     const stx_attention_args *a = t->A->a;
     const uint64_t row = ((uint64_t)t->b * a->H + t->h) * a->T + t->i0 + r;
@@ -13577,20 +13577,20 @@ STX_EACH_ISA(stx__attn_few_sum,
 
 /* One query of one head. The buffers are parts of the thread's scratch. */
 typedef struct stx__attn_few {
-    stx_ctx        *x;
+    stx_ctx         *x;
     const stx__attn *A;
-    stx__attn_tile  t;               /* for its reach and ramp */
-    stx__kv_rows    k, v;
-    const int32_t  *pad;             /* (S), or NULL */
-    const stx_real *query;           /* (D) */
-    ptrdiff_t       i;               /* the key of the query */
-    ptrdiff_t       edge[4];         /* keys [edge[0],edge[3]) are visited: zero keys up to
+    stx__attn_tile   t;              /* for its reach and ramp */
+    stx__kv_rows     k, v;
+    const int32_t   *pad;            /* (S), or NULL */
+    const stx_real  *query;          /* (D) */
+    ptrdiff_t        i;              /* the key of the query */
+    ptrdiff_t        edge[4];        /* keys [edge[0],edge[3]) are visited: zero keys up to
                                         edge[1], then cached ones up to edge[2], then the
                                         block */
-    stx_real       *q, *qv, *out;    /* (D): scale (query + content_bias), scale (query +
+    stx_real        *q, *qv, *out;   /* (D): scale (query + content_bias), scale (query +
                                         position_bias), output */
-    stx_real       *s;               /* scores, then weights, of the keys from edge[0] on */
-    stx_real        state[3];        /* max, sum m e^(s - max), sum e^(s - max) */
+    stx_real        *s;              /* scores, then weights, of the keys from edge[0] on */
+    stx_real         state[3];       /* max, sum m e^(s - max), sum e^(s - max) */
 } stx__attn_few;
 
 /* Size of the scratch: q, qv, out, s and the ramp. */
@@ -13982,8 +13982,10 @@ typedef struct stx__attn_row {
     stx_real dot, eps_dot;           /* dot and eps dot; 0 and dot with no_renorm */
 } stx__attn_row;
 
-/* s becomes r a, g = dy . v becomes ds. ramp: m of the first columns. drop (n), or NULL.
-   */
+/* g = dy . v becomes ds, s becomes r a:
+       a = m w,  w = e^(s - row_max) inv_sum
+           ds = a (r g - dot) - eps_dot w,  dspan += w (r g - dot)
+   ramp: m of the first columns, 1 for the others. drop (n): r, or NULL. */
 STX_INNER void stx__attn_soft_bwd(int fma, stx_real *STX_RESTRICT s, stx_real *STX_RESTRICT g,
                                   const stx_real *STX_RESTRICT ramp,
                                   const stx_real *STX_RESTRICT drop, const stx__attn_row *row,
@@ -14086,8 +14088,9 @@ static void stx__attn_weights(stx_ctx *x, stx__attn_tile *t, const stx_real *row
     if (t->A->per_word == 2) stx__attn_bwd_pairs(x, t, rows);
 }
 
-/* to[d][c] += sum_r transposed[d][r] weights[r][c] over the tile's queries: dk_t and
-   dv_t. transposed: operand (D,ldt); weights (BQ,LDS), or in bf16 pairs; to (D,LDK). */
+/* dk_t[d][c] += sum_r q_t[d][r] ds[r][c], or dv_t[d][c] += sum_r dy_t[d][r] (r a)[r][c],
+   over the tile's queries. transposed: operand (D,ldt); weights (BQ,LDS), or in bf16
+   pairs of its rows; to (D,LDK). */
 static void stx__attn_sum_queries(const stx__attn_tile *t, const void *transposed,
                                   const stx_real *weights, const uint32_t *pairs, stx_real *to) {
     const stx__attn *A = t->A;
@@ -14373,7 +14376,8 @@ static void stx__attn_bwd_unreached(stx__attn_bwd *u) {
     }
 }
 
-/* All keys of the unit; then dq and the biases. */
+/* All keys of the unit: dk, dv, dpe; then dq and the biases, from sum_j ds_j k_j and
+   sum_j ds_j pe_p. */
 static void stx__attn_bwd_keys(stx__attn_bwd *u) {
     const stx__attn *A = u->A;
     const stx_attention_args *a = A->a;
@@ -14748,8 +14752,7 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
     return key;
 }
 
-/* Ids sorted by cluster on the device, see stx_cluster_sort. Cluster c has size[c] slots.
-   */
+/* Ids sorted by cluster on the device by stx_cluster_sort. Cluster c has size[c] slots. */
 typedef struct stx__sorted_ids {
     stx_clusters k;
     size_t   size[STX_MAX_CLUSTERS];
