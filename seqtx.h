@@ -14752,7 +14752,7 @@ STX_DEF uint64_t stx_adaptive_key(uint64_t key, const stx_adaptive *a, const stx
     return key;
 }
 
-/* Ids sorted by cluster on the device by stx_cluster_sort. Cluster c has size[c] slots. */
+/* Ids sorted by cluster, see stx_cluster_sort. Cluster c has size[c] slots. */
 typedef struct stx__sorted_ids {
     stx_clusters k;
     size_t   size[STX_MAX_CLUSTERS];
